@@ -35,11 +35,11 @@ from apps.big_images import PIXELS, BigImages, pictures
 from benchmarks.measure import ROOT, run_child, table
 from ddlf import Cluster
 from ddlf.algorithms.reading import portions
+from ddlf.data.manifest import Column
+from ddlf.data.place import Folder
+from ddlf.data.sources import Rows, row_type
+from ddlf.data.split import sizes_of, split
 from ddlf.events import WorkerLost
-from ddlf.storage.manifest import Column
-from ddlf.storage.place import Folder
-from ddlf.storage.sources import Rows, row_type
-from ddlf.storage.split import sizes_of, split
 
 MIB = 2**20
 PICTURE = PIXELS * PIXELS * 3 + 8
@@ -96,7 +96,7 @@ def trained(folder: str, cap_mib: int) -> dict[str, int]:
     """Train one epoch in this process, and say how much memory it had at most."""
     import tensorflow as tf
 
-    from ddlf.roles.file_feed import FileFeed
+    from ddlf.training.roles.file_feed import FileFeed
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)

@@ -22,7 +22,7 @@ from ddlf import Cluster
 
 def reset_peak() -> int:
     """Set this process's high-water mark back and return its memory in bytes."""
-    from ddlf.net.buffers import POOL  # in here, because each process has its own
+    from ddlf.rpc.buffers import POOL  # in here, because each process has its own
 
     gc.collect()
     POOL.clear()

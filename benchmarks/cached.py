@@ -27,14 +27,14 @@ import numpy as np
 
 from benchmarks.measure import Spread, table, turns
 from ddlf.algorithms.reading import portions
-from ddlf.storage.bucket import Bucket
-from ddlf.storage.cache import Cache
-from ddlf.storage.opened import DataSet
-from ddlf.storage.place import Folder
-from ddlf.storage.sources import open_source
-from ddlf.storage.split import sizes_of, split
-from ddlf.storage.store import Store
-from ddlf.storage.stream import Stream
+from ddlf.data.bucket import Bucket
+from ddlf.data.cache import Cache
+from ddlf.data.opened import DataSet
+from ddlf.data.place import Folder
+from ddlf.data.sources import open_source
+from ddlf.data.split import sizes_of, split
+from ddlf.data.store import Store
+from ddlf.data.stream import Stream
 
 CASES = ("none", "part", "oldest")
 ROW = 784

@@ -21,11 +21,11 @@ from typing import Any
 
 from benchmarks.echo import LENGTH
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.net.buffers import POOL
-from ddlf.net.channel import Channel
-from ddlf.net.connection import Connection
-from ddlf.wire.frame import Limits
-from ddlf.wire.messages import Request
+from ddlf.rpc.buffers import POOL
+from ddlf.rpc.channel import Channel
+from ddlf.rpc.connection import Connection
+from ddlf.rpc.frame import Limits
+from ddlf.rpc.messages import Request
 from ddlf.worker.activity import Activity
 from ddlf.worker.executor import Executor
 

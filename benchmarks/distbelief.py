@@ -30,7 +30,7 @@ from typing import Any
 
 from benchmarks.measure import ROOT, Spread, busy_s, machine, some_of, table
 from benchmarks.network import Network, computed_s, counted, resident
-from ddlf.tokens import new_token
+from ddlf.rpc.tokens import new_token
 
 PORT = 9000
 REST_S = 0.3

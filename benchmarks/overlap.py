@@ -28,10 +28,10 @@ from benchmarks.network import Network
 from benchmarks.stand_in import PushingStandIn, StandInRun, nothing
 from ddlf import Cluster
 from ddlf.algorithms.pushed import Cadence
-from ddlf.roles.downpour import batches_of
-from ddlf.roles.serving import record, shares
-from ddlf.roles.task import Task
-from ddlf.tokens import new_token
+from ddlf.rpc.tokens import new_token
+from ddlf.training.roles.downpour import batches_of
+from ddlf.training.roles.serving import record, shares
+from ddlf.training.roles.task import Task
 
 SLOWER = 3
 LEFT_OUT = 2

@@ -28,7 +28,7 @@ from typing import Any
 from benchmarks.distbelief import rate_of, started, workers_of
 from benchmarks.measure import machine, some_of, table
 from benchmarks.network import Network
-from ddlf.tokens import new_token
+from ddlf.rpc.tokens import new_token
 
 WAYS = ("downpour", "torch", "ray")
 START_S = 120.0

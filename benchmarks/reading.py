@@ -66,9 +66,9 @@ def write(source: Path, folder: Path, decoding: bool) -> None:
         folder: Where to.
         decoding: Whether pictures stay JPEG, and are decoded when they are read; else ``split`` does it.
     """
-    from ddlf.storage.place import Folder
-    from ddlf.storage.sources import open_source
-    from ddlf.storage.split import USUAL_FILE_BYTES, sizes_of, split
+    from ddlf.data.place import Folder
+    from ddlf.data.sources import open_source
+    from ddlf.data.split import USUAL_FILE_BYTES, sizes_of, split
 
     if source.stem == "pictures":
         images = source.with_suffix("")
@@ -104,7 +104,7 @@ def _order(data: Any, epoch: int) -> Any:
 
 
 def _batches(data: Any, batch: int) -> Callable[[int], Iterator[Any]]:
-    from ddlf.storage.stream import Stream
+    from ddlf.data.stream import Stream
 
     def begun(epoch: int) -> Iterator[Any]:
         for chunk in Stream(data, _order(data, epoch), batch, MEMORY):
@@ -118,7 +118,7 @@ def _tensors(data: Any, batch: int) -> Callable[[int], Iterator[Any]]:
     import tensorflow as tf
 
     import ddlf
-    from ddlf.roles.file_feed import FileFeed
+    from ddlf.training.roles.file_feed import FileFeed
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)

@@ -48,7 +48,7 @@ class Replicas(Mnist):
     def create_model(self) -> None:
         """On a worker also say whose turn it is: of all runs there, so each says it anew."""
         from ddlf.algorithms import turns
-        from ddlf.roles import serving
+        from ddlf.training.roles import serving
 
         super().create_model()
         self.callbacks = []

@@ -33,8 +33,8 @@ from benchmarks.distbelief import PORT, rate_of, started, workers_of
 from benchmarks.measure import some_of, table
 from benchmarks.network import Network
 from ddlf.errors import DDLFError
-from ddlf.roles import REPLICA
-from ddlf.tokens import new_token
+from ddlf.rpc.tokens import new_token
+from ddlf.training.roles import REPLICA
 
 PLAIN = {"push_rule": "sgd:rate=1", "staleness": "constant"}
 

@@ -82,7 +82,7 @@ def _model(
     """A model, which labels it takes, and a list that is longer each time that its step is traced."""
     import keras
 
-    from ddlf.stabilisers import Masked, Uncertain
+    from ddlf.extras.stabilisers import Masked, Uncertain
 
     layers, traced = keras.layers, []
     plain = keras.losses.SparseCategoricalCrossentropy()
@@ -114,10 +114,10 @@ def _adam(rate: Any = 1e-3) -> Any:
 
 
 def _kind(optimizer: Callable[[Any, Any], Any], **how: Any) -> Callable[[int], Any]:
-    """A model of a width, with the optimizer that is made of a model and ``ddlf.stabilisers``."""
+    """A model of a width, with the optimizer that is made of a model and ``ddlf.extras.stabilisers``."""
 
     def make(width: int) -> Any:
-        from ddlf import stabilisers
+        from ddlf.extras import stabilisers
 
         return _model(width, lambda model: optimizer(model, stabilisers), **how)
 
@@ -190,7 +190,7 @@ def _regression(seed: int, size: float, kind: str, clips: bool, options: argpars
     """The test loss; NaN or infinite where a weight is."""
     import keras
 
-    from ddlf.stabilisers import RollingClip
+    from ddlf.extras.stabilisers import RollingClip
 
     random = np.random.default_rng(seed)
     slope = random.normal(size=(8, 1))
@@ -314,7 +314,7 @@ def _points(seed: int, way: str, options: argparse.Namespace) -> tuple[float, fl
 def _trained(seed: int, heads: tuple[str, ...], way: str, options: argparse.Namespace) -> dict[str, float]:
     import keras
 
-    from ddlf.stabilisers import RunSchedule, Uncertain
+    from ddlf.extras.stabilisers import RunSchedule, Uncertain
 
     (x, y), (x_test, y_test) = (
         (x.reshape(len(x), -1).astype("float32"), labels.argmax(axis=1)) for x, labels in load_digits()

@@ -16,17 +16,17 @@ import numpy as np
 
 from ddlf.algorithms.pushed import Cadence
 from ddlf.algorithms.rows import Rows
-from ddlf.roles import REPLICA
-from ddlf.roles.downpour import DownpourReplica, batches_of
-from ddlf.roles.exchange import read_weights, send_update
-from ddlf.roles.metrics import NOTHING_COUNTED
-from ddlf.roles.serving import record, shares
-from ddlf.roles.sharded import ShardedReplica
-from ddlf.roles.task import Reply, Task
 from ddlf.testing import FakeRun
 from ddlf.training import start
 from ddlf.training.crew import Crew
 from ddlf.training.reporting import hooked
+from ddlf.training.roles import REPLICA
+from ddlf.training.roles.downpour import DownpourReplica, batches_of
+from ddlf.training.roles.exchange import read_weights, send_update
+from ddlf.training.roles.metrics import NOTHING_COUNTED
+from ddlf.training.roles.serving import record, shares
+from ddlf.training.roles.sharded import ShardedReplica
+from ddlf.training.roles.task import Reply, Task
 
 
 def tensors(parameters: int) -> list[int]:

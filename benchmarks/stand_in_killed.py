@@ -14,11 +14,11 @@ import numpy as np
 from benchmarks.stand_in import PushingStandIn, StandInRun, like, nothing, tensors
 from ddlf.algorithms.pushed import Cadence
 from ddlf.algorithms.rows import Rows
-from ddlf.roles.downpour import batches_of
-from ddlf.roles.generation import Unreached
-from ddlf.roles.serving import record
-from ddlf.roles.shard import Shard
-from ddlf.roles.task import Task
+from ddlf.training.roles.downpour import batches_of
+from ddlf.training.roles.generation import Unreached
+from ddlf.training.roles.serving import record
+from ddlf.training.roles.shard import Shard
+from ddlf.training.roles.task import Task
 from ddlf.worker.methods import concurrent
 
 

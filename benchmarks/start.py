@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import machine, run_child, table
-from ddlf.roles import PRELOADED
+from ddlf.training.roles import PRELOADED
 
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 600.0

@@ -118,9 +118,9 @@ def bucket(folder: Path) -> Iterator[dict[str, str]]:
 
 def make(folder: Path, samples: int) -> int:
     """Write the digits as partition files; returns their bytes."""
-    from ddlf.storage.place import Folder
-    from ddlf.storage.sources import open_source
-    from ddlf.storage.split import split
+    from ddlf.data.place import Folder
+    from ddlf.data.sources import open_source
+    from ddlf.data.split import split
 
     (x, y), _ = ddlf.load_mnist()
     np.savez(folder / "a.npz", x=x[:samples], y=y[:samples])

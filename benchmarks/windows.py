@@ -27,9 +27,9 @@ from apps.mnist_cnn import MNISTCNN
 from benchmarks.measure import mean_and_deviation, some_of, table
 from ddlf import Cluster
 from ddlf.algorithms.reading import portions
-from ddlf.storage.place import Folder
-from ddlf.storage.sources import open_source
-from ddlf.storage.split import split
+from ddlf.data.place import Folder
+from ddlf.data.sources import open_source
+from ddlf.data.split import split
 
 BATCH, SLOTS = 64, 2
 WHOLE = "arrays"

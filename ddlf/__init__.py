@@ -12,9 +12,12 @@ from ddlf.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from ddlf.app import IApp as IApp
+    from ddlf.cli.script import main as main
+    from ddlf.cli.script import run as run
     from ddlf.cluster.cluster import Cluster as Cluster
+    from ddlf.cluster.config.cluster_file import read_config as read_config
+    from ddlf.cluster.pool.executor import Pool as Pool
     from ddlf.cluster.proxy import ProxyWorker as ProxyWorker
-    from ddlf.config.cluster_file import read_config as read_config
     from ddlf.data.datasets import load_cifar10 as load_cifar10
     from ddlf.data.datasets import load_digits as load_digits
     from ddlf.data.datasets import load_mnist as load_mnist
@@ -24,13 +27,10 @@ if TYPE_CHECKING:
     from ddlf.errors import RemoteError as RemoteError
     from ddlf.errors import RequestTimeout as RequestTimeout
     from ddlf.errors import WorkerLost as WorkerLost
-    from ddlf.iworker import IWorker as IWorker
-    from ddlf.pool.executor import Pool as Pool
-    from ddlf.script import main as main
-    from ddlf.script import run as run
-    from ddlf.texts.loaded import load_notation as load_notation
-    from ddlf.wire.messages import Request as Request
-    from ddlf.wire.messages import Response as Response
+    from ddlf.extras.text.texts.loaded import load_notation as load_notation
+    from ddlf.rpc.iworker import IWorker as IWorker
+    from ddlf.rpc.messages import Request as Request
+    from ddlf.rpc.messages import Response as Response
     from ddlf.worker.methods import concurrent as concurrent
     from ddlf.worker.worker import Worker as Worker
 
@@ -38,13 +38,13 @@ _HOMES = {
     "ddlf.app": ("IApp",),
     "ddlf.cluster.cluster": ("Cluster",),
     "ddlf.cluster.proxy": ("ProxyWorker",),
-    "ddlf.config.cluster_file": ("read_config",),
+    "ddlf.cluster.config.cluster_file": ("read_config",),
     "ddlf.errors": ("DDLFError", "ExecutorCrashed", "LeaseError", "RemoteError", "RequestTimeout", "WorkerLost"),
-    "ddlf.iworker": ("IWorker",),
-    "ddlf.pool.executor": ("Pool",),
-    "ddlf.script": ("main", "run"),
-    "ddlf.texts.loaded": ("load_notation",),
-    "ddlf.wire.messages": ("Request", "Response"),
+    "ddlf.rpc.iworker": ("IWorker",),
+    "ddlf.cluster.pool.executor": ("Pool",),
+    "ddlf.cli.script": ("main", "run"),
+    "ddlf.extras.text.texts.loaded": ("load_notation",),
+    "ddlf.rpc.messages": ("Request", "Response"),
     "ddlf.data.datasets": ("load_cifar10", "load_digits", "load_mnist"),
     "ddlf.worker.methods": ("concurrent",),
     "ddlf.worker.worker": ("Worker",),

@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Any
 
 from ddlf.errors import AppError, RemoteError
 from ddlf.events import Event
-from ddlf.history import History
-from ddlf.observe.lines import line_without_hook, training_event
-from ddlf.record import RoundRecord, TrainingEvent, put
-from ddlf.roles import PRELOADED
-from ddlf.settings import SETTINGS, Settings
-from ddlf.sinks import Events, Sink
-from ddlf.ui import shown
+from ddlf.events.history import History
+from ddlf.events.record import RoundRecord, TrainingEvent, put
+from ddlf.events.sinks import Events, Sink
+from ddlf.monitor.observe.lines import line_without_hook, training_event
+from ddlf.monitor.ui import shown
+from ddlf.training.roles import PRELOADED
+from ddlf.training.settings.settings import SETTINGS, Settings
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ddlf.advice.advise import Answer
-    from ddlf.advice.rule import Level
     from ddlf.cluster.cluster import Cluster
-    from ddlf.observe.display import Display
-    from ddlf.roles.replica import Replica
-    from ddlf.runs.recording import Recording
+    from ddlf.extras.advice.advise import Answer
+    from ddlf.extras.advice.rule import Level
+    from ddlf.monitor.observe.display import Display
+    from ddlf.monitor.runs.recording import Recording
     from ddlf.training.ledger import Ledger
     from ddlf.training.progress import Progress
+    from ddlf.training.roles.replica import Replica
     from ddlf.worker.worker import Worker
 
 
@@ -39,7 +39,7 @@ class IApp(Settings):
     """Subclass it, write ``load_dataset`` and ``create_model``, and train.
 
     Class attributes are the defaults of a run; attributes of the object win over them, arguments and command-line flags over both. What can be
-    set is in ``ddlf.settings.Settings``, and ``ddlf config show`` lists it.
+    set is in ``ddlf.training.settings.settings.Settings``, and ``ddlf config show`` lists it.
 
     Args:
         cluster: The workers. By default those of ``$DDLF_CONFIG`` or ``./cluster.yaml``, else two new ones on this machine.
@@ -304,7 +304,7 @@ class IApp(Settings):
         return await self._train("downpour", None, None, None, None, fresh=fresh)
 
     async def _train(self, mode: str, *given: int | None, fresh: bool) -> History:
-        from ddlf.runs.recording import recorded
+        from ddlf.monitor.runs.recording import recorded
         from ddlf.training.start import train
 
         await self._check_written()
@@ -333,7 +333,7 @@ class IApp(Settings):
         check(self, self.mode)
 
     async def _check_written(self) -> None:
-        from ddlf.texts.in_app import check_written
+        from ddlf.extras.text.texts.in_app import check_written
 
         await check_written(self, IApp)
 
@@ -358,7 +358,7 @@ class IApp(Settings):
         Args:
             level: ``"quick"``: settings, arrays and the model; ``"batch"``: also some batches on a copy; ``"cluster"``: a fresh process, labels.
         """
-        from ddlf.advice.advise import advise
+        from ddlf.extras.advice.advise import advise
 
         await self._check_written()
         return await advise(self, level)
@@ -395,6 +395,6 @@ class IApp(Settings):
             await load(self, path)
 
     def __getstate__(self) -> dict[str, Any]:
-        from ddlf.roles.travels import travels
+        from ddlf.training.roles.travels import travels
 
         return travels(self, IApp)

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ddlf.launch import local
+from ddlf.cluster.launch import local
 from tests.templates import Standing
 
 

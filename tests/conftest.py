@@ -30,10 +30,10 @@ import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, settings
 
-from ddlf import tokens
 from ddlf.cluster.cluster import Cluster
-from ddlf.launch import local
-from ddlf.tokens import new_token
+from ddlf.cluster.launch import local
+from ddlf.rpc import tokens
+from ddlf.rpc.tokens import new_token
 from tests import unasked
 from tests.daemons import RunningDaemon
 from tests.patience import PATIENCE_S
@@ -43,15 +43,15 @@ from tests.trials.workers import Workers
 SLOW = {Path(__file__).parent / name for name in ("benchmarks", "trials")}
 USE_KERAS = (
     (
-        *("tests/roles/", "tests/training/test_keras_user.py", "tests/training/test_sync.py"),
+        *("tests/training/roles/", "tests/training/test_keras_user.py", "tests/training/test_sync.py"),
         *("tests/test_app.py", "tests/test_research.py"),
         *("tests/test_bad_inputs/test_api.py", "tests/test_bad_inputs/test_datasets.py"),
     ),
     (
         *("tests/training/", "tests/data/test_parts.py", "tests/end_to_end/test_template.py"),
         *(
-            "tests/models/",
-            "tests/texts/",
+            "tests/extras/text/models/",
+            "tests/extras/text/texts/",
             "tests/testing/test_in_process.py",
             "tests/testing/test_plan.py",
             "tests/cli/test_dry_run.py",
@@ -62,14 +62,21 @@ USE_KERAS = (
 the second, and they begin with them."""
 LONG = (
     *(
-        "tests/advice/test_programs.py",
+        "tests/extras/advice/test_programs.py",
         "tests/test_docs.py",
-        "tests/stabilisers/",
+        "tests/extras/stabilisers/",
         "tests/notebooks/",
         "tests/test_site.py",
     ),
-    *("tests/trials/", "tests/benchmarks/", "tests/end_to_end/", "tests/dashboard/", "tests/test_readme.py"),
-    *("tests/cli/", "tests/worker/", "tests/launch/", "tests/testing/", "tests/checkpoints/", "tests/storage/"),
+    *("tests/trials/", "tests/benchmarks/", "tests/end_to_end/", "tests/monitor/dashboard/", "tests/test_readme.py"),
+    *(
+        "tests/cli/",
+        "tests/worker/",
+        "tests/cluster/launch/",
+        "tests/testing/",
+        "tests/training/checkpoints/",
+        "tests/data/",
+    ),
 )
 """Begun in this order and before the others, so that all processes end at about the same time."""
 LEFT = pytest.StashKey[int]()

@@ -11,8 +11,8 @@ from typing import Any
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import DDLFError
+from ddlf.rpc.tokens import new_token
 from ddlf.testing.in_process import InProcessDaemon
-from ddlf.tokens import new_token
 from ddlf.worker.daemon import Daemon, Options
 from tests.patience import PATIENCE_S
 

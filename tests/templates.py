@@ -1,7 +1,7 @@
 """One process that has imported Keras, for all tests of a process of ``scripts/test``: executors of their workers are forks of it.
 
 Each import takes seconds of a processor, and a cluster makes one. That clusters and daemons do is tried in ``tests/worker/test_template.py``,
-``tests/launch/test_local.py`` and by every test that starts a command.
+``tests/cluster/launch/test_local.py`` and by every test that starts a command.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from ddlf.launch.local import SET_BY_IMPORTS
-from ddlf.roles import PRELOADED
+from ddlf.cluster.launch.local import SET_BY_IMPORTS
+from ddlf.training.roles import PRELOADED
 from ddlf.worker.process import Template, child_environment
 
 ALONE = {"PYTEST_CURRENT_TEST", *SET_BY_IMPORTS}
@@ -43,7 +43,7 @@ class Standing(Template):
         return _without(self.environment) == _without(environment)
 
     def instead(self, usual: Callable[[Sequence[str]], Template | None]) -> Callable[[Sequence[str]], Template | None]:
-        """What takes the place of ``ddlf.launch.local.start_template``."""
+        """What takes the place of ``ddlf.cluster.launch.local.start_template``."""
         return lambda modules: self if self.suits(child_environment()) else usual(modules)
 
 

@@ -18,8 +18,8 @@ import yaml
 import ddlf
 from ddlf.algorithms.named import Family
 from ddlf.cli import main, worker
-from ddlf.config.models import ClusterConfig
-from ddlf.settings import SETTINGS
+from ddlf.cluster.config.models import ClusterConfig
+from ddlf.training.settings.settings import SETTINGS
 from tests.commands import several
 from tests.test_readme import environment  # noqa: F401
 

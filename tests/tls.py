@@ -19,11 +19,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from ddlf.net import tls
-from ddlf.net.dial import open_socket
-from ddlf.net.listen import listening_socket
-from ddlf.net.stream import WOULD_BLOCK, ready, receive_exactly, send_all
-from ddlf.net.tls import TOKEN_ONLY, WorkerTLS, client_context, make_certificate, worker_tls
+from ddlf.rpc import tls
+from ddlf.rpc.dial import open_socket
+from ddlf.rpc.listen import listening_socket
+from ddlf.rpc.stream import WOULD_BLOCK, ready, receive_exactly, send_all
+from ddlf.rpc.tls import TOKEN_ONLY, WorkerTLS, client_context, make_certificate, worker_tls
 from tests.sockets import socket_pair
 
 YEAR = datetime.timedelta(days=365)

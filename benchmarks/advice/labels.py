@@ -19,8 +19,8 @@ import numpy as np
 from benchmarks.advice.defects import healthy
 from benchmarks.advice.trial import app_of
 from benchmarks.measure import table
-from ddlf.advice.advise import advise
 from ddlf.cluster.cluster import Cluster
+from ddlf.extras.advice.advise import advise
 
 SHARE = 0.02
 PROGRAMS = {  # each with what is put in before a line, once labels are there

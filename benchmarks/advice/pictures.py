@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measure import table
-from ddlf.advice import near
 from ddlf.data.datasets import load_cifar10, load_mnist
+from ddlf.extras.advice import near
 
 DRAWN, IN_A_ROW, SIDE = 100, 10, 96
 

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.advice.defects import Defect, healthy
-from ddlf.advice.advise import Answer, advise
-from ddlf.advice.changes import changed, diff
+from ddlf.extras.advice.advise import Answer, advise
+from ddlf.extras.advice.changes import changed, diff
 
 SEEDS = (1, 2, 3)
 POINT = 0.01
@@ -108,8 +108,8 @@ def scores(path: Path, base: str, truth: Any, enough: float = 0.0) -> list[float
     """
     import keras
 
-    from ddlf.advice.collect import build, load
     from ddlf.data.parts import batches
+    from ddlf.extras.advice.collect import build, load
 
     found: list[float] = []
     keras.backend.clear_session()

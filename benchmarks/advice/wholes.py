@@ -95,7 +95,7 @@ def of_whole(kind: str, name: str, path: Path, folder: Path) -> dict[str, Any]:
 
 
 def _text_app(path: Path, folder: Path) -> Any:
-    from ddlf.text_app import app_of as app_of_text
+    from ddlf.extras.text.text_app import app_of as app_of_text
 
     data = TEXTS[path.stem]
     if data.endswith(".npz"):

@@ -54,9 +54,9 @@ def advise(options: argparse.Namespace) -> int:
 
 
 def _explain(id: str) -> int:
-    from ddlf.advice.rule import named
-    from ddlf.advice.rules import RULES
-    from ddlf.advice.told import explained
+    from ddlf.extras.advice.rule import named
+    from ddlf.extras.advice.rules import RULES
+    from ddlf.extras.advice.told import explained
 
     print(explained(named(RULES, id, "--explain")), end="")
     return 0
@@ -79,13 +79,13 @@ def _end(error: AppError, *, whole: bool) -> None:
 
 
 async def _advise(target: Any, options: argparse.Namespace, stop: Stop) -> int:
-    from ddlf.advice.advise import advise as ask
-    from ddlf.advice.changes import changed, diff
-    from ddlf.advice.limits import held
-    from ddlf.advice.rule import LEVELS, Level
-    from ddlf.advice.rules import RULES
-    from ddlf.advice.told import as_json, as_sarif, lines
     from ddlf.cluster.cluster import Cluster
+    from ddlf.extras.advice.advise import advise as ask
+    from ddlf.extras.advice.changes import changed, diff
+    from ddlf.extras.advice.limits import held
+    from ddlf.extras.advice.rule import LEVELS, Level
+    from ddlf.extras.advice.rules import RULES
+    from ddlf.extras.advice.told import as_json, as_sarif, lines
 
     if not (inspect.isclass(target) and issubclass(target, IApp)):
         raise AppError(f"{target.__name__} is no app: there is nothing to look at", hint="name a subclass of ddlf.IApp")

@@ -22,8 +22,8 @@ import numpy as np
 from ddlf.cli.options import named_cluster
 from ddlf.cli.pairs import taken
 from ddlf.errors import ConfigError, ConnectError, DDLFError
-from ddlf.roles.ways import WAYS, Ways
-from ddlf.wire.messages import Request
+from ddlf.rpc.messages import Request
+from ddlf.training.roles.ways import WAYS, Ways
 
 if TYPE_CHECKING:
     from ddlf.cluster.proxy import ProxyWorker

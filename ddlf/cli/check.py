@@ -14,9 +14,9 @@ from ddlf.cli.run import execute
 from ddlf.cli.stopping import Stop
 from ddlf.cli.target import find_target, prepare_app
 from ddlf.errors import AppError
-from ddlf.facts import to_data
+from ddlf.events.facts import to_data
+from ddlf.monitor.ui import attached, opened
 from ddlf.training.plain import Compared, compare
-from ddlf.ui import attached, opened
 
 
 def check(options: argparse.Namespace) -> int:

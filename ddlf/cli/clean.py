@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddlf.cli.options import named_cluster
 from ddlf.errors import DDLFError, LeaseError, RequestTimeout
-from ddlf.wire.messages import Request
+from ddlf.rpc.messages import Request
 
 if TYPE_CHECKING:
     from ddlf.cluster.proxy import ProxyWorker

@@ -14,7 +14,7 @@ from ddlf.errors import ConfigError, ConnectError, DDLFError
 if TYPE_CHECKING:
     from ddlf.cli.stopping import Stop
     from ddlf.cluster.cluster import Cluster
-    from ddlf.observe.display import Display
+    from ddlf.monitor.observe.display import Display
 
 VARIABLE = "DDLF_DASHBOARD"
 WORDS = {
@@ -92,8 +92,8 @@ async def shown(
 
 def dashboard(options: argparse.Namespace) -> int:
     """Print where the pages of this user's runs are, the newest first, and open that one if there is a screen."""
-    from ddlf.dashboard.address import tunnel
-    from ddlf.dashboard.places import found
+    from ddlf.monitor.dashboard.address import tunnel
+    from ddlf.monitor.dashboard.places import found
 
     pages = found()
     if not pages:

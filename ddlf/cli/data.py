@@ -13,20 +13,20 @@ from pathlib import Path
 
 from ddlf.algorithms.reading import SHUFFLE, Global, Window
 from ddlf.cli.options import named_cluster
+from ddlf.data.again import Placed
+from ddlf.data.again import repartition as rewritten
+from ddlf.data.manifest import Manifest
+from ddlf.data.place import Folder, Place, open_place
+from ddlf.data.sources import Source, open_source, state_of
+from ddlf.data.split import sizes_of
+from ddlf.data.split import split as written
+from ddlf.data.spread import send as spread
+from ddlf.data.spread import shares
+from ddlf.data.verify import Moved, damage
+from ddlf.data.verify import export as exported
 from ddlf.errors import ConfigError, DatasetError
-from ddlf.machine import memory
-from ddlf.record import size
-from ddlf.storage.again import Placed
-from ddlf.storage.again import repartition as rewritten
-from ddlf.storage.manifest import Manifest
-from ddlf.storage.place import Folder, Place, open_place
-from ddlf.storage.sources import Source, open_source, state_of
-from ddlf.storage.split import sizes_of
-from ddlf.storage.split import split as written
-from ddlf.storage.spread import send as spread
-from ddlf.storage.spread import shares
-from ddlf.storage.verify import Moved, damage
-from ddlf.storage.verify import export as exported
+from ddlf.events.record import size
+from ddlf.worker.machine import memory
 
 USUAL_MEMORY = 2**30
 EVERY_S = 0.2

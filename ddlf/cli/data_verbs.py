@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddlf.checks import count_of_bytes as size_of
 from ddlf.cli.parsing import Parser, addresses, examples_of, number, verb
 from ddlf.errors import ConfigError
+from ddlf.training.settings.checks import count_of_bytes as size_of
 
 if TYPE_CHECKING:
     from ddlf.cli.parsing import Verbs

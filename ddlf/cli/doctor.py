@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from ddlf.cli.findings import FAST_MBS, Finding, joined, of_clock, of_error, of_machine, of_pair, of_speeds, of_versions
 from ddlf.cli.options import named_cluster
 from ddlf.cli.pairs import without_way
-from ddlf.config.addresses import DEFAULT_PORT, find_config
+from ddlf.cluster.config.addresses import DEFAULT_PORT, find_config
 from ddlf.errors import ConnectError, DDLFError, ProtocolError
-from ddlf.machine import TENSORFLOWS, about
-from ddlf.tokens import find_tokens
+from ddlf.rpc.tokens import find_tokens
+from ddlf.worker.machine import TENSORFLOWS, about
 
 if TYPE_CHECKING:
     from ddlf.cluster.cluster import Cluster
@@ -48,7 +48,7 @@ class Answer:
         name: As people know it.
         error: Why it cannot be asked; None if it can.
         status: As of ``ddlf status``.
-        machine: As of ``ddlf.machine.about``.
+        machine: As of ``ddlf.worker.machine.about``.
         round_trip_s: The quickest of some small questions.
         clock_s: How far its clock is ahead of this one's.
         there_mbs: Speed to it, in MB/s; None if it was not measured.
@@ -70,7 +70,7 @@ class Report:
     """What was seen and found.
 
     Args:
-        machine: This one, as of ``ddlf.machine.about``.
+        machine: This one, as of ``ddlf.worker.machine.about``.
         token: Where the token is, with its fingerprint; empty without one.
         cluster: Which one was looked at; empty without one.
         launcher: What each run starts its workers with, if the cluster file says so; empty if they run anyway.
@@ -145,7 +145,7 @@ def _cluster(options: argparse.Namespace, report: Report) -> Cluster | None:
     path = None if options.hosts else find_config(options.config)
     token_file = options.token_file
     if path is not None:
-        from ddlf.config.cluster_file import load_config
+        from ddlf.cluster.config.cluster_file import load_config
 
         config = load_config(options.config)
         token_file = token_file or config.security.token_file

@@ -16,13 +16,13 @@ from ddlf.cli.findings import joined, of_machine
 from ddlf.cli.needs import needs_of
 from ddlf.cli.options import new_workers
 from ddlf.cli.show import rows
+from ddlf.cluster.config.addresses import find_config
+from ddlf.cluster.config.cluster_file import load_config
 from ddlf.cluster.link import CONNECT_TIMEOUT_S
 from ddlf.cluster.sources import find, script_folder
-from ddlf.config.addresses import find_config
-from ddlf.config.cluster_file import load_config
 from ddlf.errors import LeaseError, VersionError
-from ddlf.machine import about
-from ddlf.wire.code import own_modules
+from ddlf.rpc.code import own_modules
+from ddlf.worker.machine import about
 
 if TYPE_CHECKING:
     from ddlf.cluster.cluster import Cluster

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import ddlf
-from ddlf import tokens
 from ddlf.app import IApp
 from ddlf.cli.doctor import size
 from ddlf.cli.show import rows
 from ddlf.cli.target import find_target, prepare_app
-from ddlf.config.addresses import find_config
+from ddlf.cluster.config.addresses import find_config
 from ddlf.errors import ConfigError, DDLFError
-from ddlf.machine import PACKAGES, about, packages
+from ddlf.rpc import tokens
+from ddlf.worker.machine import PACKAGES, about, packages
 
 PREFIXES = (
     *("DDLF_", "KERAS_", "XLA_", "JAX_", "OMP_", "PYTHON", "XDG_", "CUDA_VISIBLE_DEVICES", "TMPDIR"),
@@ -88,7 +88,7 @@ def _cluster(options: argparse.Namespace) -> str:
         return f"--launcher {options.launcher.partition(':')[0]}"
     if options.local or not (path := find_config(options.config)):
         return f"{options.local or 2} workers on this machine"
-    from ddlf.config.cluster_file import load_config
+    from ddlf.cluster.config.cluster_file import load_config
 
     try:
         config = load_config(options.config)

@@ -11,12 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ddlf.errors import ConfigError
-from ddlf.export.export import Written, loadable, plan, write
-from ddlf.export.formats import BACKENDS, installed_backends, read, to_install
-from ddlf.export.source import find
-from ddlf.export.steps import Steps
-from ddlf.export.verify import BATCHES, TOLERANCE, Comparison, Layers, Row, all_agree, compare
-from ddlf.record import size
+from ddlf.events.record import size
+from ddlf.extras.export.export import Written, loadable, plan, write
+from ddlf.extras.export.formats import BACKENDS, installed_backends, read, to_install
+from ddlf.extras.export.source import find
+from ddlf.extras.export.steps import Steps
+from ddlf.extras.export.verify import BATCHES, TOLERANCE, Comparison, Layers, Row, all_agree, compare
 
 OF_VERIFY = {"--inputs": "inputs", "--tolerance": "tolerance", "--json": "json"}
 """Options that mean nothing unless something is compared."""

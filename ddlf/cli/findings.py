@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ddlf.errors import ConfigError, DDLFError
-from ddlf.machine import TENSORFLOWS
+from ddlf.worker.machine import TENSORFLOWS
 
 LITTLE_MEMORY = 10**9
 """An executor with TensorFlow takes about as much."""
@@ -66,7 +66,7 @@ def of_machine(facts: dict[str, Any], where: str) -> Iterator[Finding]:
     """What is wrong with a machine by itself.
 
     Args:
-        facts: As of ``ddlf.machine.about``.
+        facts: As of ``ddlf.worker.machine.about``.
         where: What people call it.
     """
 

@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Iterable
 
 from ddlf.cli.recording import runs_of
-from ddlf.observe.echo import harmless
-from ddlf.runs import folder
-from ddlf.runs.logs import Line, Reader
+from ddlf.monitor.observe.echo import harmless
+from ddlf.monitor.runs import folder
+from ddlf.monitor.runs.logs import Line, Reader
 
 LOOK_S = 0.3
 """How often it is looked for more."""

@@ -44,7 +44,10 @@ def _main(argv: list[str]) -> NoReturn:
     _check_verb(top, argv)
     options = top.parse_args(argv)
     if options.schema:
-        print((Path(__file__).parents[1] / "cluster.schema.json").read_text(encoding="utf-8"), end="")
+        print(
+            (Path(__file__).parents[1] / "cluster" / "config" / "cluster.schema.json").read_text(encoding="utf-8"),
+            end="",
+        )
         sys.exit(0)
     if options.command is None:
         top.print_help()

@@ -11,15 +11,15 @@ from typing import Any
 from ddlf.cli.model_files import opened
 from ddlf.cli.output import write_whole
 from ddlf.errors import ConfigError, NotationError
-from ddlf.notation.drawing import drawn
-from ddlf.notation.graph import Graph, Node, distances
-from ddlf.notation.known import shown
-from ddlf.notation.model import Model, load, read_bytes
-from ddlf.notation.printer import format as formatted
-from ddlf.notation.printer import spelled
-from ddlf.notation.svg import picture
-from ddlf.notation.values import Number
-from ddlf.texts.block import check_train
+from ddlf.extras.text.notation.drawing import drawn
+from ddlf.extras.text.notation.graph import Graph, Node, distances
+from ddlf.extras.text.notation.known import shown
+from ddlf.extras.text.notation.model import Model, load, read_bytes
+from ddlf.extras.text.notation.printer import format as formatted
+from ddlf.extras.text.notation.printer import spelled
+from ddlf.extras.text.notation.svg import picture
+from ddlf.extras.text.notation.values import Number
+from ddlf.extras.text.texts.block import check_train
 
 
 def check(options: argparse.Namespace) -> int:

@@ -15,8 +15,8 @@ from typing import Any
 
 from ddlf.cli.output import native_output_to_log
 from ddlf.errors import ConfigError
-from ddlf.notation.diff import differences
-from ddlf.notation.model import Model, load, read
+from ddlf.extras.text.notation.diff import differences
+from ddlf.extras.text.notation.model import Model, load, read
 
 KERAS, WEIGHTS = ".keras", ".safetensors"
 OTHERS = {
@@ -38,7 +38,7 @@ def opened(path: Path, layers: Path | None = None) -> Model:
         NotationError: Something is wrong in its text, or no text can say it.
     """
     if path.suffix == WEIGHTS:
-        from ddlf.models.weights import load as load_weights
+        from ddlf.extras.text.models.weights import load as load_weights
 
         return read(load_weights(path)[0], str(path))
     _check_kind(path)
@@ -46,7 +46,7 @@ def opened(path: Path, layers: Path | None = None) -> Model:
         _check_layers(layers)
         return load(path)
     with native_output_to_log():
-        from ddlf.models.describe import describe
+        from ddlf.extras.text.models.describe import describe
 
         return read(describe(_loaded(path, layers)), str(path))
 
@@ -83,7 +83,7 @@ def convert(options: argparse.Namespace) -> int:
     if not target.parent.is_dir():
         raise ConfigError(f"there is no folder {target.parent}", hint="make it first, or name another")
     if source.suffix == WEIGHTS and target.suffix != KERAS:
-        from ddlf.models.weights import load as load_weights
+        from ddlf.extras.text.models.weights import load as load_weights
 
         text = load_weights(source)[0]
         _write(target, lambda beside: beside.write_text(text, encoding="utf-8"))
@@ -92,7 +92,7 @@ def convert(options: argparse.Namespace) -> int:
     with native_output_to_log():
         text, made = _made(source, options)
     if target.suffix == WEIGHTS:
-        from ddlf.models.weights import save
+        from ddlf.extras.text.models.weights import save
 
         save(made, text, target)
     elif target.suffix == KERAS:
@@ -103,7 +103,7 @@ def convert(options: argparse.Namespace) -> int:
         f"wrote     {target}: {made.count_params():,} parameters{'' if kinds[1] != 'a text' else ', without their values'}"
     )
     if target.suffix == KERAS and "ddlf>" in str(made.get_config()):
-        print("load      keras.saving.load_model, after: import ddlf.models.operator")
+        print("load      keras.saving.load_model, after: import ddlf.extras.text.models.operator")
     if source.suffix == KERAS and made.compiled:
         print("note      what it is compiled with (optimizer, loss, metrics) is not in there")
     return 0
@@ -112,12 +112,12 @@ def convert(options: argparse.Namespace) -> int:
 def _made(source: Path, options: argparse.Namespace) -> tuple[str, Any]:
     """The text of a model, and the model of Keras."""
     if source.suffix == KERAS:
-        from ddlf.models.describe import describe
+        from ddlf.extras.text.models.describe import describe
 
         made = _loaded(source, options.layers)
         return describe(made), made
-    from ddlf.models import weights
-    from ddlf.models.build import build
+    from ddlf.extras.text.models import weights
+    from ddlf.extras.text.models.build import build
 
     _register(options.layers)
     tensors = None
@@ -141,7 +141,7 @@ def _loaded(path: Path, layers: Path | None) -> Any:
     """The model of a file of Keras."""
     import keras
 
-    importlib.import_module("ddlf.models.operator")  # whose layer is known then
+    importlib.import_module("ddlf.extras.text.models.operator")  # whose layer is known then
     _register(layers)
     if not path.is_file():
         raise ConfigError(f"{path} cannot be read: there is no such file")

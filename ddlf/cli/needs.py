@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ddlf.errors import DDLFError, VersionError
-from ddlf.machine import unmet
+from ddlf.worker.machine import unmet
 
 if TYPE_CHECKING:
     from ddlf.cluster.cluster import Cluster

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import ddlf
 from ddlf.errors import ConfigError
-from ddlf.machine import has_module, keras_backend
 from ddlf.version import __version__
+from ddlf.worker.machine import has_module, keras_backend
 
 PACKAGE = Path(ddlf.__file__).parent
 PLACES = (PACKAGE / "templates", PACKAGE.parent / "apps")

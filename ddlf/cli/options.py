@@ -7,11 +7,11 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddlf.checks import OneOf, Whole
 from ddlf.cli.parsing import Parser, addresses, number
 from ddlf.errors import ConfigError
-from ddlf.setting import Setting
-from ddlf.settings import SETTINGS, Settings, option
+from ddlf.training.settings.checks import OneOf, Whole
+from ddlf.training.settings.setting import Setting
+from ddlf.training.settings.settings import SETTINGS, Settings, option
 
 if TYPE_CHECKING:
     from ddlf.app import IApp
@@ -148,7 +148,7 @@ def check_app_options(options: argparse.Namespace, app: IApp) -> None:
     Raises:
         ConfigError: The text names them.
     """
-    from ddlf.runs.folder import is_wanted
+    from ddlf.monitor.runs.folder import is_wanted
 
     is_in_folder = is_wanted(app.out)
     if app.checkpoint is None and app.resume is None and options.checkpoint_every is not None and not is_in_folder:
@@ -164,7 +164,7 @@ def check_app_options(options: argparse.Namespace, app: IApp) -> None:
 
 def new_workers(options: argparse.Namespace) -> bool:
     """Whether a run starts its workers itself."""
-    from ddlf.config.addresses import find_config
+    from ddlf.cluster.config.addresses import find_config
 
     return bool(options.local) or not (options.hosts or options.launcher or find_config(options.config))
 
@@ -180,10 +180,10 @@ def named_cluster(options: argparse.Namespace, **more: Any) -> Cluster:
         ConfigError: The cluster file says what starts them for each run, so that none runs now.
     """
     from ddlf.cluster.cluster import Cluster
-    from ddlf.config.addresses import parse_address
+    from ddlf.cluster.config.addresses import parse_address
 
     if not options.hosts:
-        from ddlf.config.cluster_file import load_config
+        from ddlf.cluster.config.cluster_file import load_config
 
         if (launcher := load_config(options.config).launcher) is not None:
             raise ConfigError(

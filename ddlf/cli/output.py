@@ -13,9 +13,8 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddlf import frames
-from ddlf.errors import AppError, ConfigError, DDLFError, RemoteError
-from ddlf.raised import parts
+from ddlf.errors import AppError, ConfigError, DDLFError, RemoteError, frames
+from ddlf.errors.raised import parts
 
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 INDENT = " " * 7

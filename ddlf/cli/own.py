@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from ddlf.settings import SETTINGS
+from ddlf.training.settings.settings import SETTINGS
 
 PLAIN = (bool, int, float, str)
 """Types of values that can be given as text."""

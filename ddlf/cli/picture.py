@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ddlf.observe.phrases import duration, number, rate
-from ddlf.record import size
+from ddlf.events.record import size
+from ddlf.monitor.observe.phrases import duration, number, rate
 
 COLORS = {"busy": "cyan", "idle": "green", "suspect": "yellow", "lost": "red", "gone": "red"}
 BARS = "▁▂▃▄▅▆▇█"
@@ -25,7 +25,7 @@ def draw(known: dict[str, Any], columns: int, rows: int) -> RenderableType:
     """Draw it.
 
     Args:
-        known: As ``ddlf.dashboard.viewer.watch`` yields it.
+        known: As ``ddlf.monitor.dashboard.viewer.watch`` yields it.
         columns: Columns of the terminal.
         rows: Rows of the terminal.
     """

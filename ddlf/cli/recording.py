@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from ddlf.cli.target import told
 from ddlf.errors import ConfigError
-from ddlf.runs import folder
-from ddlf.runs.recording import recorded
+from ddlf.monitor.runs import folder
+from ddlf.monitor.runs.recording import recorded
 
 if TYPE_CHECKING:
     from ddlf.app import IApp

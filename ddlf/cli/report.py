@@ -6,9 +6,9 @@ import argparse
 import sys
 
 from ddlf.cli.recording import runs_of
-from ddlf.runs import folder, report, table
-from ddlf.runs.behind import reason
-from ddlf.runs.past import read
+from ddlf.monitor.runs import folder, report, table
+from ddlf.monitor.runs.behind import reason
+from ddlf.monitor.runs.past import read
 
 
 def make(options: argparse.Namespace) -> int:

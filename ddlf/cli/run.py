@@ -14,7 +14,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddlf.chosen import read
 from ddlf.cli.dashboard import shown
 from ddlf.cli.needs import check_needs
 from ddlf.cli.options import check_app_options, check_cluster_options, named_cluster, new_workers
@@ -24,14 +23,15 @@ from ddlf.cli.target import find_target, function_arguments, prepare_app, takes_
 from ddlf.data.parts import has
 from ddlf.errors import ConfigError, DDLFError, LeaseError
 from ddlf.events import Evaluated
-from ddlf.observe.display import Display
-from ddlf.observe.lines import line
-from ddlf.roles import PRELOADED, begin_import
-from ddlf.runs.behind import reason
-from ddlf.runs.folder import MODEL, STATE
-from ddlf.sinks import Sink
-from ddlf.texts.shipped import SUFFIX
-from ddlf.ui import LongMaps, attached, choice, chosen, heard, opened
+from ddlf.events.sinks import Sink
+from ddlf.extras.text.texts.shipped import SUFFIX
+from ddlf.monitor.observe.display import Display
+from ddlf.monitor.observe.lines import line
+from ddlf.monitor.runs.behind import reason
+from ddlf.monitor.runs.folder import MODEL, STATE
+from ddlf.monitor.ui import LongMaps, attached, choice, chosen, heard, opened
+from ddlf.training.roles import PRELOADED, begin_import
+from ddlf.training.settings.chosen import read
 
 if TYPE_CHECKING:
     from ddlf.app import IApp
@@ -48,7 +48,7 @@ def run_file(options: argparse.Namespace) -> int:
 
     def find() -> Any:
         if _will_train_here(path, options):
-            from ddlf.launch.local import start_template_early
+            from ddlf.cluster.launch.local import start_template_early
 
             start_template_early(PRELOADED)
         return find_target(path, options.target, options)
@@ -56,7 +56,7 @@ def run_file(options: argparse.Namespace) -> int:
     try:
         return execute(find, options)
     finally:
-        if local := sys.modules.get("ddlf.launch.local"):
+        if local := sys.modules.get("ddlf.cluster.launch.local"):
             local.end_early_template()
 
 
@@ -310,19 +310,19 @@ async def _connect(
 def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
     """The cluster that the options name, and how to describe it."""
     from ddlf.cluster.cluster import Cluster
-    from ddlf.config.addresses import find_config
+    from ddlf.cluster.config.addresses import find_config
 
     more = {"takeover": options.takeover, "pickle_results": options.pickle_results, "guest": options.dry_run}
     if options.hosts:
         cluster = named_cluster(options, **more)
         return cluster, f"--hosts ({_workers(cluster.N)})"
     if options.launcher:
-        from ddlf.launch.launcher import installed
+        from ddlf.cluster.launch.launcher import installed
 
         cluster = Cluster(installed(options.launcher), token_file=options.token_file, **more)
         return cluster, f"--launcher {options.launcher} ({_workers(cluster.N)})"
     if not options.local and (path := find_config(options.config)):
-        from ddlf.config.cluster_file import load_config
+        from ddlf.cluster.config.cluster_file import load_config
 
         cluster = Cluster.from_config(options.config, token_file=options.token_file, **more)
         name = load_config(options.config).name

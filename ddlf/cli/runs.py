@@ -10,8 +10,8 @@ from typing import Any
 
 from ddlf.cli.recording import runs_of
 from ddlf.errors import ConfigError
-from ddlf.facts import to_data
-from ddlf.runs import folder, past, report, table
+from ddlf.events.facts import to_data
+from ddlf.monitor.runs import folder, past, report, table
 
 USUAL_LAST = 20
 

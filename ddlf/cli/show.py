@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddlf.app import IApp
-from ddlf.chosen import read
 from ddlf.cli.options import check_app_options
 from ddlf.cli.target import find_target, prepare_app, told
-from ddlf.config.addresses import find_config
-from ddlf.config.cluster_file import lines_of_run, load_config
+from ddlf.cluster.config.addresses import find_config
+from ddlf.cluster.config.cluster_file import lines_of_run, load_config
 from ddlf.errors import ConfigError
-from ddlf.runs.summary import settings_of
-from ddlf.settings import SETTINGS
+from ddlf.monitor.runs.summary import settings_of
+from ddlf.training.settings.chosen import read
+from ddlf.training.settings.settings import SETTINGS
 
 
 def show(options: argparse.Namespace) -> int:

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-from ddlf.observe.display import Display
-from ddlf.roles import is_importing
+from ddlf.monitor.observe.display import Display
+from ddlf.training.roles import is_importing
 
 
 def interruptible(find: Callable[[], Any]) -> Any:

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddlf.checks import FOLDER
 from ddlf.cli.dashboard import said
 from ddlf.cli.options import OF_A_CLUSTER, OF_AN_APP, OF_SETTINGS, given
 from ddlf.errors import AppError, ConfigError
-from ddlf.settings import SETTINGS, option
-from ddlf.texts.shipped import SUFFIX
+from ddlf.extras.text.texts.shipped import SUFFIX
+from ddlf.training.settings.checks import FOLDER
+from ddlf.training.settings.settings import SETTINGS, option
 
 if TYPE_CHECKING:
     from ddlf.app import IApp
@@ -102,7 +102,7 @@ def find_target(path: Path, name: str | None = None, options: argparse.Namespace
     if path.suffix == SUFFIX:
         if name is not None:
             raise ConfigError(f"--target {name} has no effect: {path} is the text of one model", hint="leave it out")
-        from ddlf.text_app import app_of
+        from ddlf.extras.text.text_app import app_of
 
         return app_of(path, data)
     if data is not None:
@@ -215,10 +215,10 @@ def told(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple[str,
         ConfigError: A parameter is no attribute of the app, or has another type; the cluster file cannot be used.
     """
     if not (options.local or options.hosts or options.launcher):
-        from ddlf.config.addresses import find_config
+        from ddlf.cluster.config.addresses import find_config
 
         if path := find_config(options.config):
-            from ddlf.config.cluster_file import load_config
+            from ddlf.cluster.config.cluster_file import load_config
 
             run = load_config(path).run
             yield from ((name, value, str(path)) for name, value in run if name in SETTINGS and value is not None)
@@ -253,7 +253,7 @@ def told(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple[str,
 def _near(target: type[IApp], key: str) -> str:
     """What was meant; else the attributes that the app itself has, not all settings there are."""
     from ddlf.app import IApp
-    from ddlf.texts.block import ALIASES
+    from ddlf.extras.text.texts.block import ALIASES
 
     if key in ALIASES:
         return f", did you mean {ALIASES[key]!r}?"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ddlf import tokens
 from ddlf.errors import AuthError
+from ddlf.rpc import tokens
 
 
 def new(options: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from ddlf.cli.options import named_cluster
-from ddlf.config.addresses import find_config
+from ddlf.cluster.config.addresses import find_config
 from ddlf.errors import ConnectError
 
 LOOK_S = 1.0
@@ -63,8 +63,8 @@ def _print(known: dict[str, Any]) -> None:
 
 def _source(options: argparse.Namespace) -> AsyncGenerator[dict[str, Any], None]:
     """The newest run of this user on this machine, unless a cluster is named; without one the daemons of the cluster file."""
-    from ddlf.dashboard.places import found
-    from ddlf.dashboard.viewer import watch
+    from ddlf.monitor.dashboard.places import found
+    from ddlf.monitor.dashboard.viewer import watch
 
     if not (options.config or options.hosts):
         if pages := found():

@@ -92,8 +92,8 @@ def _main(argv: list[str] | None) -> NoReturn:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from ddlf.net.tls import Security
-    from ddlf.tokens import Tokens, find_tokens, loopback_tokens
+    from ddlf.rpc.tls import Security
+    from ddlf.rpc.tokens import Tokens, find_tokens, loopback_tokens
     from ddlf.worker.daemon import Options
 
     def say(line: str) -> None:
@@ -219,7 +219,7 @@ def _token_from_stdin() -> bytes:
 
 
 def _advertised(text: str | None) -> tuple[str, int] | None:
-    from ddlf.config.addresses import parse_advertised
+    from ddlf.cluster.config.addresses import parse_advertised
 
     if text is None:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddlf.errors import ExecutorCrashed
-from ddlf.net.channel import Channel
+from ddlf.rpc.channel import Channel
 
 
 class DataChannel(Channel):

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ddlf.liveness import Timing
-from ddlf.wire.messages import Request
+from ddlf.rpc.liveness import Timing
+from ddlf.rpc.messages import Request
 
 
 class Claim:

@@ -11,23 +11,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ddlf.cluster.behaviour import is_number
+from ddlf.cluster.config.addresses import parse_advertised
 from ddlf.cluster.group import Group
 from ddlf.cluster.hosted import Hosted
 from ddlf.cluster.introduce import introduce, introduced
+from ddlf.cluster.launch.launcher import Given, Launcher, addresses, installed, machine
 from ddlf.cluster.link import CONNECT_TIMEOUT_S
 from ddlf.cluster.look import look
 from ddlf.cluster.members import Members
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.config.addresses import parse_advertised
 from ddlf.errors import ConfigError
-from ddlf.launch.launcher import Given, Launcher, addresses, installed, machine
-from ddlf.liveness import Timing
-from ddlf.net.tls import Security, client_context
-from ddlf.observe.echo import Echo
-from ddlf.sinks import Events
+from ddlf.events.sinks import Events
+from ddlf.monitor.observe.echo import Echo
+from ddlf.rpc.liveness import Timing
+from ddlf.rpc.tls import Security, client_context
 
 if TYPE_CHECKING:
-    from ddlf.dashboard.server import Dashboard
+    from ddlf.monitor.dashboard.server import Dashboard
 
 
 class Cluster(Group):
@@ -164,7 +164,7 @@ class Cluster(Group):
         Raises:
             ConfigError: There is none, or it has mistakes; the text has line and column of each.
         """
-        from ddlf.config.cluster_file import load_config
+        from ddlf.cluster.config.cluster_file import load_config
 
         config = load_config(path)
         security = dict(config.security)
@@ -197,7 +197,7 @@ class Cluster(Group):
             n: 1 to 1,024.
             options: As in ``Cluster``: ``threads``, ``pickle_results``, ``dead_after_s`` and the like.
         """
-        from ddlf.launch.local import Local
+        from ddlf.cluster.launch.local import Local
 
         return cls(Local(n), **options)
 
@@ -305,7 +305,7 @@ class Cluster(Group):
                 print(page.url)
                 await cluster.run_method(calculate, a=10, b=8, c=2)
         """
-        from ddlf.dashboard.server import Dashboard
+        from ddlf.monitor.dashboard.server import Dashboard
 
         stop = stop or (None if app is None else app.stop_training)
         follow = [self] if app is None else [app, self]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddlf.cluster.cluster import Cluster
-from ddlf.config.addresses import find_config
+from ddlf.cluster.config.addresses import find_config
 
 
 def default_cluster() -> Cluster:

@@ -24,7 +24,7 @@ from ddlf.errors import (
     VersionError,
     WorkerLost,
 )
-from ddlf.wire.messages import Request
+from ddlf.rpc.messages import Request
 
 LOSS = (WorkerLost, ExecutorCrashed, LeaseError, ConnectError, AuthError, VersionError)
 """What says something about a worker, and nothing about the call."""

@@ -19,10 +19,10 @@ from ddlf.cluster.proxy import ProxyWorker
 from ddlf.cluster.shown import workers_table
 from ddlf.errors import ConfigError, DDLFError, NotPicklable, RemoteError
 from ddlf.events import Event
-from ddlf.iworker import checked_function, method_name
-from ddlf.sinks import Events, Sink
-from ddlf.wire.code import PickleOnce, Snapshot
-from ddlf.wire.messages import Request
+from ddlf.events.sinks import Events, Sink
+from ddlf.rpc.code import PickleOnce, Snapshot
+from ddlf.rpc.iworker import checked_function, method_name
+from ddlf.rpc.messages import Request
 
 
 class Group:

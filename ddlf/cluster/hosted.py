@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.iworker import method_name
-from ddlf.wire.code import Snapshot
-from ddlf.wire.messages import Request
+from ddlf.rpc.code import Snapshot
+from ddlf.rpc.iworker import method_name
+from ddlf.rpc.messages import Request
 
 _GONE = object()
 

@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from ddlf.cluster.config.addresses import parse_advertised, same_host
+from ddlf.cluster.launch.launcher import LOOPBACK, machine
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.config.addresses import parse_advertised, same_host
 from ddlf.errors import AppMissing, ConfigError, ConnectError, ProtocolError, VersionError
-from ddlf.launch.launcher import LOOPBACK, machine
-from ddlf.wire.messages import Request
+from ddlf.rpc.messages import Request
 from ddlf.worker.lease import peer_pass
 
 PAIRS_SHOWN = 5

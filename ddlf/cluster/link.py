@@ -33,19 +33,19 @@ from ddlf.errors import (
     VersionError,
 )
 from ddlf.events import Event
-from ddlf.liveness import Liveness, Timing
-from ddlf.net.channel import Channel, said
-from ddlf.net.connection import Connection
-from ddlf.net.deadline import Deadline
-from ddlf.net.dial import dial
-from ddlf.net.heartbeats import ControlChannel
-from ddlf.net.silence import end_when_silent
-from ddlf.net.tls import Security
-from ddlf.wire.code import load_result
-from ddlf.wire.frame import CONTROL_LIMITS, Frame, Limits
-from ddlf.wire.handshake import Role
-from ddlf.wire.messages import Request
-from ddlf.wire.values import loads, refuse_loading
+from ddlf.rpc.channel import Channel, said
+from ddlf.rpc.code import load_result
+from ddlf.rpc.connection import Connection
+from ddlf.rpc.deadline import Deadline
+from ddlf.rpc.dial import dial
+from ddlf.rpc.frame import CONTROL_LIMITS, Frame, Limits
+from ddlf.rpc.handshake import Role
+from ddlf.rpc.heartbeats import ControlChannel
+from ddlf.rpc.liveness import Liveness, Timing
+from ddlf.rpc.messages import Request
+from ddlf.rpc.silence import end_when_silent
+from ddlf.rpc.tls import Security
+from ddlf.rpc.values import loads, refuse_loading
 
 CONNECT_TIMEOUT_S = 10.0
 BUSY_RETRY_S = 0.1
@@ -247,7 +247,7 @@ class Link:
         self._open_to_ask()
         crash_before = self.standing.crash
         sock, hello = await self._dial_executor(timeout_s)
-        from ddlf.net.buffers import POOL  # imports NumPy, which a cluster's first steps need not wait for
+        from ddlf.rpc.buffers import POOL  # imports NumPy, which a cluster's first steps need not wait for
 
         limits, theirs = Limits(max_body_bytes=self.max_message_bytes), Limits(max_body_bytes=hello.max_message_bytes)
         self.data = data = DataChannel(

@@ -14,9 +14,9 @@ from ddlf.cluster.dispatch import Dispatch, Job
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import DDLFError, ExecutorCrashed, NotPicklable, RemoteError, ResultNotData, WorkerLost
 from ddlf.events import Event, HowMapped, MapBegan, MapEnded, MapMoved
-from ddlf.iworker import checked_function
-from ddlf.wire.code import Pickled, pickle_object
-from ddlf.wire.messages import Request
+from ddlf.rpc.code import Pickled, pickle_object
+from ddlf.rpc.iworker import checked_function
+from ddlf.rpc.messages import Request
 from ddlf.worker.timed import Timed
 
 BUFFER_BYTES = 64 * 1024 * 1024

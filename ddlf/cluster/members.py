@@ -10,12 +10,12 @@ from contextlib import nullcontext
 from operator import attrgetter
 from typing import Any
 
+from ddlf.cluster.launch.launcher import Launcher
 from ddlf.cluster.proxy import MAX_ATTEMPTS, ProxyWorker
 from ddlf.errors import ConfigError, ConnectError, DDLFError, ExecutorCrashed, LeaseError, WorkerLost
 from ddlf.events import Event
-from ddlf.launch.launcher import Launcher
-from ddlf.net.deadline import Deadline
-from ddlf.phases import Phase
+from ddlf.events.phase import Phase
+from ddlf.rpc.deadline import Deadline
 
 log = logging.getLogger(__name__)
 

@@ -22,12 +22,12 @@ from ddlf.errors import (
     WorkerLost,
 )
 from ddlf.events import Event
-from ddlf.iworker import IWorker, checked_function, method_name
-from ddlf.liveness import State, Timing
-from ddlf.net.deadline import NEVER, Deadline
-from ddlf.net.tls import TOKEN_ONLY, Security
-from ddlf.wire.frame import MAX_BODY_BYTES
-from ddlf.wire.messages import Request
+from ddlf.rpc.deadline import NEVER, Deadline
+from ddlf.rpc.frame import MAX_BODY_BYTES
+from ddlf.rpc.iworker import IWorker, checked_function, method_name
+from ddlf.rpc.liveness import State, Timing
+from ddlf.rpc.messages import Request
+from ddlf.rpc.tls import TOKEN_ONLY, Security
 
 RECONNECT_S = 30.0
 """How long an idempotent request waits for a worker that was lost."""

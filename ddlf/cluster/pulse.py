@@ -18,10 +18,10 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from ddlf.errors import DDLFError
-from ddlf.net.connection import Connection
-from ddlf.wire.frame import CONTROL_LIMITS
-from ddlf.wire.messages import Kind
-from ddlf.wire.values import dumps
+from ddlf.rpc.connection import Connection
+from ddlf.rpc.frame import CONTROL_LIMITS
+from ddlf.rpc.messages import Kind
+from ddlf.rpc.values import dumps
 
 LATE_HEARTBEATS = 2
 """So many heartbeats without one mean that the loop is held up."""

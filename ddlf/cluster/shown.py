@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ddlf.observe.html import table
-from ddlf.record import size
+from ddlf.events.record import size
+from ddlf.monitor.observe.html import table
 
 if TYPE_CHECKING:
     from ddlf.cluster.proxy import ProxyWorker

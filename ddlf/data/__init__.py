@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ddlf.storage.opened import DataSet
+    from ddlf.data.opened import DataSet
 
 
 def open(place: str | Path, decode: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None) -> DataSet:
@@ -21,8 +21,8 @@ def open(place: str | Path, decode: Callable[[dict[str, Any]], Mapping[str, Any]
     Raises:
         DatasetError: There is no data set.
     """
+    from ddlf.data.opened import DataSet
     from ddlf.data.trees import named
-    from ddlf.storage.opened import DataSet
 
     return DataSet(place, None if decode is None else lambda sample: named(decode(sample)))
 
@@ -59,6 +59,6 @@ def pixels(data: Any, size: tuple[int, int] | None = None) -> Any:
     """
     from io import BytesIO
 
-    from ddlf.storage.images import Decoder
+    from ddlf.data.images import Decoder
 
     return Decoder("" if size is None else f"{size[0]}x{size[1]}").pixels(BytesIO(bytes(data)), "an image")

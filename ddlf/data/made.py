@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from ddlf.data.files import Arrays
+from ddlf.data.manifest import KINDS, Column, Manifest, PartitionFile, check_columns
+from ddlf.data.opened import DataSet
 from ddlf.data.trees import named
 from ddlf.errors import AppError, DatasetError
-from ddlf.storage.files import Arrays
-from ddlf.storage.manifest import KINDS, Column, Manifest, PartitionFile, check_columns
-from ddlf.storage.opened import DataSet
 
 Read = Callable[[int], Arrays]
 MOST_BATCHES = 10**7

@@ -12,9 +12,9 @@ import numpy as np
 
 from ddlf.data.datasets import fingerprint
 from ddlf.data.made import taken
+from ddlf.data.opened import DataSet
 from ddlf.data.trees import first_array, grown, leaves
 from ddlf.errors import AppError, DatasetError
-from ddlf.storage.opened import DataSet
 
 ONE_BY_ONE = "set what gives batches as self.train_data, in the place of x_train and y_train"
 """What to do with a PyDataset and the like."""

@@ -1,6 +1,7 @@
 """What happens in a run and on a cluster, as values with facts only; whoever shows it, writes it down or reacts to it subscribes.
 
-Rounds, slots and workers count from 1. Sentences are made of events in ``ddlf/observe``; only reasons (``why``) are texts here, as errors give them.
+Rounds, slots and workers count from 1. Sentences are made of events in ``ddlf/monitor/observe``; only reasons (``why``) are texts here, as
+errors give them.
 """
 
 from ddlf.events import checkpoints, cluster, maps, phases, run, slots, workers

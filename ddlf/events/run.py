@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import Literal
 
 from ddlf.events.event import Event
-from ddlf.record import RoundRecord
+from ddlf.events.record import RoundRecord
 
 How = Literal["complete", "converged", "stopped", "cancelled", "failed"]
 """How a run can end."""

@@ -12,10 +12,10 @@ import numpy as np
 from ddlf.algorithms.pushed import Cadence
 from ddlf.algorithms.rows import Row, Rows
 from ddlf.errors import WorkerLost
-from ddlf.roles.generation import Unreached
-from ddlf.roles.metrics import NOTHING_COUNTED
-from ddlf.roles.serving import End, planned, record, shares
-from ddlf.roles.task import Reply, Task
+from ddlf.training.roles.generation import Unreached
+from ddlf.training.roles.metrics import NOTHING_COUNTED
+from ddlf.training.roles.serving import End, planned, record, shares
+from ddlf.training.roles.task import Reply, Task
 
 RESTORED = ("look_at", "read_slice", "take_slice")
 """What the master asks of both, when a run goes on from a checkpoint."""

@@ -21,16 +21,8 @@ from ddlf.algorithms.weights import Weights, is_float
 from ddlf.app import IApp
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ConfigError, WorkerLost
-from ddlf.history import History
-from ddlf.roles import apart, fragments
-from ddlf.roles.ahead import parts
-from ddlf.roles.around import Around
-from ddlf.roles.exchange import read_weights, send_update
-from ddlf.roles.metrics import NOTHING_COUNTED
-from ddlf.roles.serving import End
-from ddlf.roles.shards import ShardEnd
-from ddlf.roles.statistics import moving
-from ddlf.roles.task import APART, CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, KeptStates, Reply, Task
+from ddlf.events.history import History
+from ddlf.rpc.messages import Request
 from ddlf.testing.fake_downpour import SHARDED, VERBS, answered, carried_until_lost, gradient, leave, rows_of
 from ddlf.testing.files import MadeUp
 from ddlf.testing.turns import Turns
@@ -38,7 +30,15 @@ from ddlf.training import start
 from ddlf.training.arrivals import MEASURED
 from ddlf.training.crew import Crew
 from ddlf.training.reporting import hooked
-from ddlf.wire.messages import Request
+from ddlf.training.roles import apart, fragments
+from ddlf.training.roles.ahead import parts
+from ddlf.training.roles.around import Around
+from ddlf.training.roles.exchange import read_weights, send_update
+from ddlf.training.roles.metrics import NOTHING_COUNTED
+from ddlf.training.roles.serving import End
+from ddlf.training.roles.shards import ShardEnd
+from ddlf.training.roles.statistics import moving
+from ddlf.training.roles.task import APART, CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, KeptStates, Reply, Task
 
 
 class FakeRun(IApp):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddlf.storage.manifest import Column, Manifest, PartitionFile
+from ddlf.data.manifest import Column, Manifest, PartitionFile
 
 
 class MadeUp:

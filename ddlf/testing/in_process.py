@@ -31,15 +31,15 @@ from typing import Any, NoReturn
 
 import cloudpickle
 
+from ddlf.cluster.launch.launcher import Address
+from ddlf.cluster.launch.local import Local
 from ddlf.errors import ConfigError
-from ddlf.launch.launcher import Address
-from ddlf.launch.local import Local
-from ddlf.net.listen import answer, close_if_cancelled
-from ddlf.net.tls import TOKEN_ONLY, worker_tls
+from ddlf.rpc.code import unpickle
+from ddlf.rpc.frame import Limits
+from ddlf.rpc.listen import answer, close_if_cancelled
+from ddlf.rpc.tls import TOKEN_ONLY, worker_tls
 from ddlf.testing.cluster import FaultyCluster, Machine, Part
 from ddlf.testing.network import FaultProxy
-from ddlf.wire.code import unpickle
-from ddlf.wire.frame import Limits
 from ddlf.worker.activity import Activity
 from ddlf.worker.daemon import Daemon, Options
 from ddlf.worker.executor import Executor

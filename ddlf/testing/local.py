@@ -9,9 +9,9 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from ddlf.cluster.launch.launcher import Address
+from ddlf.cluster.launch.local import Local
 from ddlf.errors import ConfigError, ConnectError
-from ddlf.launch.launcher import Address
-from ddlf.launch.local import Local
 from ddlf.testing.cluster import FaultyCluster, Machine, Part
 from ddlf.testing.network import FaultProxy
 from ddlf.worker.process import executor_name

@@ -17,9 +17,9 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from ddlf.net.dial import open_socket
-from ddlf.net.listen import listening_socket
-from ddlf.wire.handshake import MAGIC, PREAMBLE, Role
+from ddlf.rpc.dial import open_socket
+from ddlf.rpc.handshake import MAGIC, PREAMBLE, Role
+from ddlf.rpc.listen import listening_socket
 
 Direction = Literal["to_worker", "to_master"]
 Kind = Literal["control", "data"]

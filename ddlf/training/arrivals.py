@@ -17,8 +17,8 @@ from ddlf.algorithms.partition import steps_by_speed
 from ddlf.algorithms.reading import Samples
 from ddlf.algorithms.weights import Weights
 from ddlf.events import PartsChanged, UpdateRejected
-from ddlf.roles.task import Reply, Task
 from ddlf.training.gather import judged_alone
+from ddlf.training.roles.task import Reply, Task
 from ddlf.training.versions import go_over
 
 if TYPE_CHECKING:

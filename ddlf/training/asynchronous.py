@@ -25,8 +25,8 @@ from ddlf.algorithms.arrived import Arrival, Arrived
 from ddlf.algorithms.outer import OuterOptimizer, Subtract
 from ddlf.algorithms.staleness import Constant, Staleness
 from ddlf.events import Warned
-from ddlf.record import accuracy
-from ddlf.roles.task import Reply
+from ddlf.events.record import accuracy
+from ddlf.training.roles.task import Reply
 from ddlf.training.run import Run
 
 

@@ -20,11 +20,13 @@ import numpy as np
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import BadUpdate
 from ddlf.events import Warned
-from ddlf.record import RoundRecord
-from ddlf.roles.callbacks import CallbackStates, check, look_at_tests, warnings_of_master
-from ddlf.roles.describe import describe_optimizer
-from ddlf.roles.metrics import scalars
-from ddlf.roles.optimizer_state import (
+from ddlf.events.record import RoundRecord
+from ddlf.training.evaluation import compute
+from ddlf.training.progress import Progress
+from ddlf.training.roles.callbacks import CallbackStates, check, look_at_tests, warnings_of_master
+from ddlf.training.roles.describe import describe_optimizer
+from ddlf.training.roles.metrics import scalars
+from ddlf.training.roles.optimizer_state import (
     final_weights,
     rate_variables,
     read_optimizer,
@@ -32,10 +34,8 @@ from ddlf.roles.optimizer_state import (
     write_optimizer,
     write_rates,
 )
-from ddlf.roles.rate_decay import callbacks_of
-from ddlf.roles.task import OPTIMIZER
-from ddlf.training.evaluation import compute
-from ddlf.training.progress import Progress
+from ddlf.training.roles.rate_decay import callbacks_of
+from ddlf.training.roles.task import OPTIMIZER
 from ddlf.training.rounds import Elsewhere
 
 

@@ -23,7 +23,7 @@ from ddlf.algorithms.outer import OUTER, Streaming
 from ddlf.algorithms.shards import fits
 from ddlf.algorithms.weights import Tensor
 from ddlf.errors import AppError, CheckpointMismatch, ConfigError
-from ddlf.settings import SETTINGS
+from ddlf.training.settings.settings import SETTINGS
 
 TRAINING = ("tensorflow", "jax", "torch")
 SIMILAR = 0.84

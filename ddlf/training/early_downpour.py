@@ -7,7 +7,7 @@ from typing import Any
 
 from ddlf.algorithms.clips import Adaptive
 from ddlf.errors import ConfigError
-from ddlf.settings import SETTINGS, Settings
+from ddlf.training.settings.settings import SETTINGS, Settings
 
 USELESS = {
     "worker_epochs": "a round is one epoch of a replica, or worker_steps of it",

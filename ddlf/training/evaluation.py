@@ -15,12 +15,12 @@ from ddlf.data.parts import has, place_of, samples_of
 from ddlf.data.trees import leaves
 from ddlf.errors import AppError, ConfigError, DDLFError
 from ddlf.events import Evaluated, ModelSaved, Warned, What
-from ddlf.iworker import awaited
-from ddlf.phases import Phase
-from ddlf.roles.build import fresh_names, ready_model
-from ddlf.roles.evaluable import check_test, wrong_with_test
-from ddlf.roles.evaluation import EVALUATION_BATCH, Moved, end_reading, evaluate
-from ddlf.stabilisers.chain import bare
+from ddlf.events.phase import Phase
+from ddlf.extras.stabilisers.chain import bare
+from ddlf.rpc.iworker import awaited
+from ddlf.training.roles.build import fresh_names, ready_model
+from ddlf.training.roles.evaluable import check_test, wrong_with_test
+from ddlf.training.roles.evaluation import EVALUATION_BATCH, Moved, end_reading, evaluate
 from ddlf.training.rounds import Elsewhere
 
 WEIGHTS = ".safetensors"
@@ -150,8 +150,8 @@ async def save(app: Any, path: str | Path) -> None:
 
 
 def _save_with_text(model: Any, path: Path) -> None:
-    from ddlf.models.describe import describe
-    from ddlf.models.weights import save
+    from ddlf.extras.text.models.describe import describe
+    from ddlf.extras.text.models.weights import save
 
     notation = getattr(model, "notation", None)
     try:

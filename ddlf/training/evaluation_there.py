@@ -18,11 +18,11 @@ from ddlf.cluster.proxy import ProxyWorker
 from ddlf.data.parts import content_of, has, place_of, samples_of
 from ddlf.errors import ConfigError
 from ddlf.events import Warned
-from ddlf.phases import Phase
-from ddlf.roles.evaluation import fitting
-from ddlf.roles.metrics import MetricMerge
+from ddlf.events.phase import Phase
 from ddlf.training.crew import Crew
 from ddlf.training.recovery import LOSS
+from ddlf.training.roles.evaluation import fitting
+from ddlf.training.roles.metrics import MetricMerge
 from ddlf.training.rounds import end_all
 
 NAMES = {"test": "test data", "val": "validation data"}

@@ -18,7 +18,7 @@ from ddlf.algorithms.merge import Merge
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import BadUpdate
 from ddlf.events import UpdateClipped
-from ddlf.roles.task import Reply, Task
+from ddlf.training.roles.task import Reply, Task
 from ddlf.training.rounds import Elsewhere
 
 if TYPE_CHECKING:

@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from ddlf.checkpoints.checkpoint import CheckpointFolder
-from ddlf.checkpoints.contents import Checkpoint
-from ddlf.checkpoints.slices import Slices
 from ddlf.errors import CheckpointError, LeaseError
 from ddlf.events import CheckpointFailed, CheckpointWritten, Event
-from ddlf.phases import Phase
-from ddlf.record import RoundRecord
-from ddlf.roles.task import SlotState
+from ddlf.events.phase import Phase
+from ddlf.events.record import RoundRecord
+from ddlf.training.checkpoints.checkpoint import CheckpointFolder
+from ddlf.training.checkpoints.contents import Checkpoint
+from ddlf.training.checkpoints.slices import Slices
 from ddlf.training.progress import Progress
+from ddlf.training.roles.task import SlotState
 from ddlf.training.states import SlotStates
 from ddlf.training.stored import with_states
 

@@ -14,26 +14,26 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from ddlf.advice.advise import of_run
-from ddlf.advice.watch import blamed, watched
 from ddlf.cluster.default import default_cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.data import parts
 from ddlf.data.datasets import not_finite
 from ddlf.errors import AppError, DatasetMismatch
 from ddlf.events import Advised, DataLoaded, Event, ModelBuilt, Warned
-from ddlf.iworker import awaited
-from ddlf.phases import Phase, PhasesInTurn
-from ddlf.roles import PRELOADED, REPLICA, have_keras
-from ddlf.roles.build import describe_weights, fresh_names, ready_model
-from ddlf.roles.downpour import DownpourReplica
-from ddlf.roles.replica import Replica
-from ddlf.roles.sharded import ShardedReplica
+from ddlf.events.phase import Phase, PhasesInTurn
+from ddlf.extras.advice.advise import of_run
+from ddlf.extras.advice.watch import blamed, watched
+from ddlf.rpc.code import PickleOnce
+from ddlf.rpc.iworker import awaited
 from ddlf.training.crew import Crew
 from ddlf.training.nearby import check_all_there, held
 from ddlf.training.reading import files_of
 from ddlf.training.reporting import hooked
-from ddlf.wire.code import PickleOnce
+from ddlf.training.roles import PRELOADED, REPLICA, have_keras
+from ddlf.training.roles.build import describe_weights, fresh_names, ready_model
+from ddlf.training.roles.downpour import DownpourReplica
+from ddlf.training.roles.replica import Replica
+from ddlf.training.roles.sharded import ShardedReplica
 
 ASKED_S = 10.0
 """How long this side waits with its own work for workers to say that they have the app."""

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 from ddlf.algorithms.codec import CODEC
 from ddlf.algorithms.weights import Weights, digest
-from ddlf.checkpoints.checkpoint import CheckpointFolder
-from ddlf.checkpoints.contents import is_checkpoint
 from ddlf.errors import ConfigError
-from ddlf.facts import from_data
-from ddlf.record import RoundRecord
+from ddlf.events.facts import from_data
+from ddlf.events.record import RoundRecord
+from ddlf.training.checkpoints.checkpoint import CheckpointFolder
+from ddlf.training.checkpoints.contents import is_checkpoint
 from ddlf.training.progress import Progress
 
 EVENTS = "events.jsonl"

@@ -12,10 +12,10 @@ import numpy as np
 from ddlf.algorithms.shards import Slice, cut, pieces, put, within
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import ClusterTooSmall, ConfigError
-from ddlf.roles.copies import arrays_of, empty_of, left_parts
-from ddlf.roles.means import MeanPlan
-from ddlf.roles.task import CONTROL, OPTIMIZER, Reply
 from ddlf.training.recovery import LOSS
+from ddlf.training.roles.copies import arrays_of, empty_of, left_parts
+from ddlf.training.roles.means import MeanPlan
+from ddlf.training.roles.task import CONTROL, OPTIMIZER, Reply
 from ddlf.training.run import Run
 from ddlf.training.slices import AT_ONCE, Writing
 from ddlf.training.states import SlotStates

@@ -20,24 +20,24 @@ from ddlf.algorithms.codec import CODEC
 from ddlf.algorithms.partition import shuffled
 from ddlf.algorithms.reading import Portion, Samples
 from ddlf.algorithms.weights import Weights, difference, is_float
-from ddlf.chosen import read
 from ddlf.data.parts import batches as data_of
 from ddlf.data.parts import content, contents, has_own_train, place_of, rows
+from ddlf.data.stream import Stream, usual_memory
 from ddlf.data.trees import tree_map
 from ddlf.errors import ConfigError
-from ddlf.roles import have_keras
-from ddlf.roles.build import describe_weights
-from ddlf.roles.describe import describe_optimizer
-from ddlf.roles.keras_model import KerasModel
-from ddlf.roles.optimizer_state import no_final_averages
-from ddlf.roles.precision import set_precision
-from ddlf.roles.randomness import keeps_a_seed
-from ddlf.roles.task import Reply, Task
-from ddlf.storage.stream import Stream, usual_memory
 from ddlf.training.crew import Crew
 from ddlf.training.early import check_app, check_backend, check_together
 from ddlf.training.exchange import Exchange, WeightsOut
 from ddlf.training.opening import crew_of
+from ddlf.training.roles import have_keras
+from ddlf.training.roles.build import describe_weights
+from ddlf.training.roles.describe import describe_optimizer
+from ddlf.training.roles.keras_model import KerasModel
+from ddlf.training.roles.optimizer_state import no_final_averages
+from ddlf.training.roles.precision import set_precision
+from ddlf.training.roles.randomness import keeps_a_seed
+from ddlf.training.roles.task import Reply, Task
+from ddlf.training.settings.chosen import read
 from ddlf.training.states import SlotStates
 
 Update = Callable[[int], Awaitable[Weights]]

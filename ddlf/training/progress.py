@@ -20,13 +20,13 @@ import numpy as np
 
 from ddlf.algorithms.uneven import Owners
 from ddlf.algorithms.weights import Weights
-from ddlf.checkpoints.contents import Checkpoint
-from ddlf.checkpoints.slices import Slices
 from ddlf.errors import ConfigError
-from ddlf.facts import from_data
-from ddlf.record import RoundRecord
-from ddlf.roles.task import OPTIMIZER, SlotState
+from ddlf.events.facts import from_data
+from ddlf.events.record import RoundRecord
+from ddlf.training.checkpoints.contents import Checkpoint
+from ddlf.training.checkpoints.slices import Slices
 from ddlf.training.ledger import FileLedger, Ledger
+from ddlf.training.roles.task import OPTIMIZER, SlotState
 from ddlf.training.stored import KEPT, SLOTS, as_of_now, numbered, with_states
 
 MOST_ROUNDS = 5_000_000

@@ -12,8 +12,8 @@ from ddlf.events import Warned
 from ddlf.training.parts import LEAST_SHARE
 
 if TYPE_CHECKING:
-    from ddlf.roles.task import Reply
-    from ddlf.storage.opened import DataSet
+    from ddlf.data.opened import DataSet
+    from ddlf.training.roles.task import Reply
     from ddlf.training.run import Run
 
 USUAL = "window:8"

@@ -1,4 +1,5 @@
-"""Moving statistics of the merged weights, which the workers compute after each merge. Runs on the master; ``ddlf.roles.statistics`` says how."""
+"""Moving statistics of the merged weights, which the workers compute after each merge. Runs on the master;
+``ddlf.training.roles.statistics`` says how."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ from ddlf.algorithms.merge import Rule
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ConfigError
-from ddlf.roles.apart import batch_norms
-from ddlf.roles.statistics import moving
-from ddlf.roles.task import Reply, Task
+from ddlf.training.roles.apart import batch_norms
+from ddlf.training.roles.statistics import moving
+from ddlf.training.roles.task import Reply, Task
 from ddlf.training.rounds import end_all
 from ddlf.training.run import Run
 

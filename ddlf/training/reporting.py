@@ -20,14 +20,14 @@ from ddlf.algorithms.weights import Weights
 from ddlf.data.parts import has
 from ddlf.errors import AppError, ConfigError
 from ddlf.events import Committed, Event
-from ddlf.history import metrics
-from ddlf.iworker import awaited
-from ddlf.record import RoundRecord
-from ddlf.roles.evaluation import evaluate
-from ddlf.settings import SETTINGS
+from ddlf.events.history import metrics
+from ddlf.events.record import RoundRecord
+from ddlf.rpc.iworker import awaited
 from ddlf.training.callbacks import Callbacks
 from ddlf.training.evaluation import measured, validate
 from ddlf.training.evaluation_there import EvaluationThere
+from ddlf.training.roles.evaluation import evaluate
+from ddlf.training.settings.settings import SETTINGS
 
 
 def check_convergence(app: Any) -> None:

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from ddlf.algorithms.weights import Weights
-from ddlf.checkpoints import tensors
-from ddlf.checkpoints.contents import Checkpoint
-from ddlf.checkpoints.restored import numbers_of, place_of, raised
-from ddlf.checkpoints.slices import WEIGHTS, Slices
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.events import Warned
+from ddlf.training.checkpoints import tensors
+from ddlf.training.checkpoints.contents import Checkpoint
+from ddlf.training.checkpoints.restored import numbers_of, place_of, raised
+from ddlf.training.checkpoints.slices import WEIGHTS, Slices
 from ddlf.training.crew import Crew
 from ddlf.training.progress import Progress
 from ddlf.training.recovery import LOSS

@@ -17,15 +17,10 @@ from typing import Any
 
 from ddlf.algorithms.codec import Outward
 from ddlf.algorithms.named import Named
-from ddlf.checkpoints.checkpoint import CheckpointFolder
-from ddlf.checkpoints.contents import Checkpoint, is_checkpoint
 from ddlf.errors import CheckpointCorrupt, CheckpointMismatch, ConfigError
 from ddlf.events import CheckpointDamaged
-from ddlf.roles.build import describe_weights
-from ddlf.roles.describe import describe, describe_optimizer
-from ddlf.roles.task import APART, CONTROL, HELD, OPTIMIZER, OWN
-from ddlf.setting import Use
-from ddlf.settings import SETTINGS
+from ddlf.training.checkpoints.checkpoint import CheckpointFolder
+from ddlf.training.checkpoints.contents import Checkpoint, is_checkpoint
 from ddlf.training.early import check_same_model, check_slots
 from ddlf.training.keeper import Keeper
 from ddlf.training.ledger import FileLedger, Ledger
@@ -34,7 +29,12 @@ from ddlf.training.parts import owners_of
 from ddlf.training.progress import Progress
 from ddlf.training.reading import files_of
 from ddlf.training.restoring import Restoring, names_of
+from ddlf.training.roles.build import describe_weights
+from ddlf.training.roles.describe import describe, describe_optimizer
+from ddlf.training.roles.task import APART, CONTROL, HELD, OPTIMIZER, OWN
 from ddlf.training.rounds import shapes
+from ddlf.training.settings.setting import Use
+from ddlf.training.settings.settings import SETTINGS
 
 SAME_TRAINING = ("samples", "data", "model", "precision", "optimizer")
 """Settings that cannot change when an app is trained on; those of the optimizer cannot, either."""

@@ -10,10 +10,10 @@ from typing import Any
 
 from ddlf.algorithms.local import LocalRule
 from ddlf.algorithms.weights import Weights
-from ddlf.checkpoints.slices import Slices
 from ddlf.errors import ConfigError
 from ddlf.events import UpdateArrived
-from ddlf.roles.task import Reply, Task
+from ddlf.training.checkpoints.slices import Slices
+from ddlf.training.roles.task import Reply, Task
 
 
 class Elsewhere(list[Any]):

@@ -19,9 +19,7 @@ from ddlf.algorithms.partition import smooth_speed
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.cluster import Cluster
 from ddlf.events import Converged, SlotsChanged
-from ddlf.record import RoundRecord
-from ddlf.roles.metrics import MetricMerge
-from ddlf.roles.task import CONTROL, Reply, Task
+from ddlf.events.record import RoundRecord
 from ddlf.training.arrivals import Arrivals, Begin, Gate, always, global_weights
 from ddlf.training.crew import Crew
 from ddlf.training.exchange import Exchange
@@ -33,6 +31,8 @@ from ddlf.training.parts import parts_of, speeds_in
 from ddlf.training.progress import Progress
 from ddlf.training.reading import left_out
 from ddlf.training.reporting import Reporter
+from ddlf.training.roles.metrics import MetricMerge
+from ddlf.training.roles.task import CONTROL, Reply, Task
 from ddlf.training.rounds import Elsewhere, Ended, Facts, Round, arrived, end_all
 from ddlf.training.versions import go_over
 

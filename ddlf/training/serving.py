@@ -14,16 +14,16 @@ import numpy as np
 
 from ddlf.algorithms.rows import Rows
 from ddlf.algorithms.weights import Weights
-from ddlf.checkpoints.slices import PUSHED, WEIGHTS
 from ddlf.errors import ClusterTooSmall, ConfigError, ConnectError, DDLFError
 from ddlf.events import UpdateRejected, Warned
-from ddlf.roles.evaluation import EVALUATION_BATCH
-from ddlf.roles.serving import shard_parts, shares
-from ddlf.roles.task import Reply
+from ddlf.training.checkpoints.slices import PUSHED, WEIGHTS
 from ddlf.training.early_downpour import check_replicas
 from ddlf.training.holding import Holding
 from ddlf.training.order import of_shards
 from ddlf.training.recovery import first_line
+from ddlf.training.roles.evaluation import EVALUATION_BATCH
+from ddlf.training.roles.serving import shard_parts, shares
+from ddlf.training.roles.task import Reply
 from ddlf.training.rounds import Elsewhere, come_home, nowhere, shapes, snapshot
 from ddlf.training.run import Run
 from ddlf.training.shard_state import META, STATE, facts_of_meta, joined, last_life, meta_of

@@ -25,17 +25,17 @@ from ddlf.algorithms.outer import OuterOptimizer, Streaming, Subtract
 from ddlf.algorithms.robust import WholeRule
 from ddlf.algorithms.shards import PIECE, cut
 from ddlf.algorithms.weights import Weights
-from ddlf.checkpoints.slices import OUTER, WEIGHTS
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import BadUpdate, ConfigError, DDLFError
 from ddlf.events import Warned
-from ddlf.roles.generation import Plan
-from ddlf.roles.means import MeanPlan
-from ddlf.roles.task import OPTIMIZER, Reply, Task
+from ddlf.training.checkpoints.slices import OUTER, WEIGHTS
 from ddlf.training.evaluation import to_its_end
 from ddlf.training.places import Place, Places, means_of
 from ddlf.training.recalibration import measured_there
 from ddlf.training.recovery import LOSS, first_line
+from ddlf.training.roles.generation import Plan
+from ddlf.training.roles.means import MeanPlan
+from ddlf.training.roles.task import OPTIMIZER, Reply, Task
 from ddlf.training.rounds import Elsewhere, Ended, Round, come_home, nowhere, shapes, snapshot
 from ddlf.training.run import Run
 from ddlf.training.slices import OnWorkers, Writing, reading, reading_left, sliced

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from ddlf.algorithms.shards import PIECE, Slice, pieces
 from ddlf.algorithms.weights import Weights
-from ddlf.checkpoints.slices import OUTER, WEIGHTS, Arrays, Slices, parts_of, write
 from ddlf.errors import CheckpointError
 from ddlf.events import Warned
-from ddlf.roles.copies import left_of
+from ddlf.training.checkpoints.slices import OUTER, WEIGHTS, Arrays, Slices, parts_of, write
 from ddlf.training.recovery import LOSS
+from ddlf.training.roles.copies import left_of
 
 if TYPE_CHECKING:
-    from ddlf.roles.task import Reply
+    from ddlf.training.roles.task import Reply
     from ddlf.training.run import Run
     from ddlf.training.there import Member, WeightsThere
 

@@ -16,20 +16,10 @@ import numpy as np
 from ddlf.algorithms.outer import Streaming
 from ddlf.algorithms.rate_decay import Never
 from ddlf.algorithms.weights import digest, is_float_type
-from ddlf.chosen import read
 from ddlf.errors import AppError, BadUpdate, ConfigError, LeaseError
 from ddlf.events import ExchangeChosen, How, NothingToTrain, Replayed, RunBegan, RunEnded, TrainingBegan, Warned
-from ddlf.history import History
-from ddlf.roles import REPLICA
-from ddlf.roles.apart import batch_norms, warning
-from ddlf.roles.build import left_behind
-from ddlf.roles.callbacks import warnings
-from ddlf.roles.gradient import Step, check_model
-from ddlf.roles.metrics import MetricMerge
-from ddlf.roles.optimizer_state import final_weights, keeps_averages
-from ddlf.roles.stepper import check_optimizer
-from ddlf.roles.task import HELD
-from ddlf.stabilisers.place import followers
+from ddlf.events.history import History
+from ddlf.extras.stabilisers.place import followers
 from ddlf.training.asynchronous import Asynchronous
 from ddlf.training.callbacks import Callbacks
 from ddlf.training.crew import Crew
@@ -55,8 +45,18 @@ from ddlf.training.reading import check_rounds, files_of, settle
 from ddlf.training.recalibration import norms_of
 from ddlf.training.reporting import Reporter, check_convergence
 from ddlf.training.resume import begin, check_folders, check_settings, rules_of
+from ddlf.training.roles import REPLICA
+from ddlf.training.roles.apart import batch_norms, warning
+from ddlf.training.roles.build import left_behind
+from ddlf.training.roles.callbacks import warnings
+from ddlf.training.roles.gradient import Step, check_model
+from ddlf.training.roles.metrics import MetricMerge
+from ddlf.training.roles.optimizer_state import final_weights, keeps_averages
+from ddlf.training.roles.stepper import check_optimizer
+from ddlf.training.roles.task import HELD
 from ddlf.training.rounds import Ended, Facts, come_home
 from ddlf.training.run import Run
+from ddlf.training.settings.chosen import read
 from ddlf.training.states import states_of
 from ddlf.training.steps import PlannedSteps
 from ddlf.training.sync import Synchronous

@@ -1,4 +1,4 @@
-"""What slots have left for their next rounds, and where it is. Runs on the master; ``ddlf.roles.task`` says what it is.
+"""What slots have left for their next rounds, and where it is. Runs on the master; ``ddlf.training.roles.task`` says what it is.
 
 Some groups come back with each reply. The others, as the residuals of biased codecs, are as large as the weights, so they stay on the worker that
 made them, and are fetched when they are needed elsewhere: when the slot moves to another worker while its own one lives, when a checkpoint is due,
@@ -17,17 +17,17 @@ from ddlf.algorithms.codec import Codec
 from ddlf.algorithms.local import mean_control
 from ddlf.algorithms.streaming import Streaming
 from ddlf.algorithms.weights import Weights, digest, mean_of
-from ddlf.checkpoints.slices import Slices
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import CheckpointError, DDLFError
 from ddlf.events import ResidualDropped
-from ddlf.roles import REPLICA
-from ddlf.roles.copies import left_of, left_parts
-from ddlf.roles.task import APART, CALLBACKS, CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, Reply, SlotState
+from ddlf.training.checkpoints.slices import Slices
 from ddlf.training.crew import Crew
 from ddlf.training.early import keeps_little
 from ddlf.training.recovery import LOSS
 from ddlf.training.restoring import Restoring
+from ddlf.training.roles import REPLICA
+from ddlf.training.roles.copies import left_of, left_parts
+from ddlf.training.roles.task import APART, CALLBACKS, CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, Reply, SlotState
 from ddlf.training.slices import Writing
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import itertools
 
 import numpy as np
 
-from ddlf.stabilisers.place import Steps
+from ddlf.extras.stabilisers.place import Steps
 from ddlf.training.progress import Progress
 
 

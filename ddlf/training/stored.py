@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddlf.checkpoints.contents import Checkpoint
-from ddlf.roles.task import HELD, OPTIMIZER, RESIDUAL, SlotState
+from ddlf.training.checkpoints.contents import Checkpoint
+from ddlf.training.roles.task import HELD, OPTIMIZER, RESIDUAL, SlotState
 
 KEPT, SLOTS = "state_", "slots_"
 """How names of files in a checkpoint begin: of groups that the algorithm keeps, and of those that slots have left."""

@@ -11,14 +11,14 @@ from ddlf.algorithms.weights import Weights
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.data.parts import content_of
-from ddlf.roles import REPLICA
-from ddlf.roles.evaluation import EVALUATION_BATCH
-from ddlf.roles.task import Reply
 from ddlf.training.crew import Crew
 from ddlf.training.early import chosen_exchange
 from ddlf.training.links import Links
 from ddlf.training.recovery import LOSS
 from ddlf.training.restoring import Restoring
+from ddlf.training.roles import REPLICA
+from ddlf.training.roles.evaluation import EVALUATION_BATCH
+from ddlf.training.roles.task import Reply
 
 Member = tuple[int, int]
 """A worker's number, and how often it was given the app: when that has changed, what it held before is gone."""

@@ -11,9 +11,9 @@ from ddlf.algorithms.check import Fault
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import BadUpdate, ClusterTooSmall, ConnectError, DDLFError
-from ddlf.roles.task import Reply, Task
 from ddlf.training.gather import check, unfit
 from ddlf.training.recovery import LOSS
+from ddlf.training.roles.task import Reply, Task
 from ddlf.training.rounds import end_all
 from ddlf.training.run import Run
 from ddlf.training.there import Member, WeightsThere

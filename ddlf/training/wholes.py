@@ -18,9 +18,9 @@ from ddlf.algorithms.robust import WholeRule
 from ddlf.algorithms.shards import PIECE
 from ddlf.algorithms.weights import is_float
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.roles.task import Reply
-from ddlf.roles.wholes import Pairs
 from ddlf.training.recovery import LOSS
+from ddlf.training.roles.task import Reply
+from ddlf.training.roles.wholes import Pairs
 from ddlf.training.rounds import end_all
 from ddlf.training.there import Member
 from ddlf.training.together import Gone, Together

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from ddlf.errors import RequestCancelled, RequestTimeout
-from ddlf.iworker import awaited
-from ddlf.wire.messages import Request, Response
+from ddlf.rpc.iworker import awaited
+from ddlf.rpc.messages import Request, Response
 from ddlf.worker.activity import Activity
 from ddlf.worker.methods import Method
 

@@ -10,12 +10,12 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from ddlf.errors import LeaseError, ProtocolError
-from ddlf.liveness import Liveness, Timing
-from ddlf.net.connection import Connection
-from ddlf.net.silence import end_when_silent
-from ddlf.wire.frame import CONTROL_LIMITS, Frame
-from ddlf.wire.messages import Kind, describe, read_arguments
-from ddlf.wire.values import dumps, loads
+from ddlf.rpc.connection import Connection
+from ddlf.rpc.frame import CONTROL_LIMITS, Frame
+from ddlf.rpc.liveness import Liveness, Timing
+from ddlf.rpc.messages import Kind, describe, read_arguments
+from ddlf.rpc.silence import end_when_silent
+from ddlf.rpc.values import dumps, loads
 from ddlf.worker.lease import MASTER_ID_BYTES, Holder, Lease
 
 if TYPE_CHECKING:

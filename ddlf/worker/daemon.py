@@ -21,19 +21,19 @@ from pathlib import Path
 from typing import Any
 
 from ddlf.errors import AuthError, ConfigError, DDLFError, LeaseError, ProtocolError, VersionError
-from ddlf.machine import cores
-from ddlf.net.admission import Admission
-from ddlf.net.interfaces import addresses_of, same_machine
-from ddlf.net.listen import HTTP_ANSWER, accepted, answer, close_if_cancelled, listening_socket, refusal_of_preamble
-from ddlf.net.stream import receive_exactly, send_all
-from ddlf.net.tls import Security, make_certificate, worker_tls
-from ddlf.wire.frame import MAX_BODY_BYTES
-from ddlf.wire.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE, Role, is_http, read_preamble, short_answer
+from ddlf.rpc.admission import Admission
+from ddlf.rpc.frame import MAX_BODY_BYTES
+from ddlf.rpc.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE, Role, is_http, read_preamble, short_answer
+from ddlf.rpc.interfaces import addresses_of, same_machine
+from ddlf.rpc.listen import HTTP_ANSWER, accepted, answer, close_if_cancelled, listening_socket, refusal_of_preamble
+from ddlf.rpc.stream import receive_exactly, send_all
+from ddlf.rpc.tls import Security, make_certificate, worker_tls
 from ddlf.worker.control import Control
 from ddlf.worker.executor_process import CANCEL_GRACE_S, ExecutorProcess
 from ddlf.worker.folder import DaemonFolder, remove_abandoned
 from ddlf.worker.footprint import footprint
 from ddlf.worker.lease import Holder, Lease
+from ddlf.worker.machine import cores
 from ddlf.worker.questions import Questions
 from ddlf.worker.stopped import LOOK_S, StoppedFor
 
@@ -339,7 +339,7 @@ class Daemon:
 
     async def machine(self, needs: Sequence[str] = ()) -> dict[str, Any]:
         """What this machine is and has installed, as data. Looked up in a thread: the disk may be slow, or on another machine."""
-        from ddlf.machine import about
+        from ddlf.worker.machine import about
 
         folders = [self._folder.path, *([self._options.state_dir] if self._options.state_dir else [])]
         return await asyncio.to_thread(about, folders, list(map(str, needs)))

@@ -25,14 +25,14 @@ from typing import Any
 
 from ddlf.data.held import HeldData
 from ddlf.errors import DDLFError, ProtocolError
-from ddlf.net.admission import Admission
-from ddlf.net.buffers import POOL
-from ddlf.net.listen import answer
-from ddlf.net.tls import Security, worker_tls
-from ddlf.texts import shipped
-from ddlf.wire.code import CodeCache, unpickle
-from ddlf.wire.frame import Limits
-from ddlf.wire.messages import Request
+from ddlf.extras.text.texts import shipped
+from ddlf.rpc.admission import Admission
+from ddlf.rpc.buffers import POOL
+from ddlf.rpc.code import CodeCache, unpickle
+from ddlf.rpc.frame import Limits
+from ddlf.rpc.listen import answer
+from ddlf.rpc.messages import Request
+from ddlf.rpc.tls import Security, worker_tls
 from ddlf.worker.activity import Activity
 from ddlf.worker.calls import Asker, Calls
 from ddlf.worker.executor_process import HAND_OVER, LEASE_CHANGED

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from ddlf.errors import ConnectError, ProtocolError
-from ddlf.net.tls import Security
+from ddlf.rpc.tls import Security
 from ddlf.worker.activity import Activity
 from ddlf.worker.endings import Reason, reason_of
 from ddlf.worker.process import UNKNOWN, Forked, Forks, child_environment, executor_name

@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from ddlf.machine import memory
+from ddlf.worker.machine import memory
 
 
 def footprint(*pids: int | None) -> dict[str, int | None]:

@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ddlf.errors import DDLFError
-from ddlf.wire.values import loads
+from ddlf.rpc.values import loads
 from ddlf.worker.questions import MAX_QUESTION_BYTES
 
 LENGTH = struct.Struct("<Q")

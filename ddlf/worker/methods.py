@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddlf.iworker import NAME
-from ddlf.wire.code import pickle_object, unpickle
+from ddlf.rpc.code import pickle_object, unpickle
+from ddlf.rpc.iworker import NAME
 
 
 @dataclass(slots=True)

@@ -19,19 +19,19 @@ from ddlf.errors import (
     RequestTimeout,
     WorkerLost,
 )
-from ddlf.liveness import Timing
-from ddlf.net.buffers import POOL
-from ddlf.net.channel import Channel
-from ddlf.net.connection import Connection
-from ddlf.net.deadline import Deadline
-from ddlf.net.dial import dial
-from ddlf.net.heartbeats import ControlChannel
-from ddlf.net.silence import end_when_silent
-from ddlf.net.tls import TOKEN_ONLY, Security
-from ddlf.wire.frame import CONTROL_LIMITS, MAX_BODY_BYTES, Frame, Limits
-from ddlf.wire.handshake import Role
-from ddlf.wire.messages import Request
-from ddlf.wire.values import refuse_loading
+from ddlf.rpc.buffers import POOL
+from ddlf.rpc.channel import Channel
+from ddlf.rpc.connection import Connection
+from ddlf.rpc.deadline import Deadline
+from ddlf.rpc.dial import dial
+from ddlf.rpc.frame import CONTROL_LIMITS, MAX_BODY_BYTES, Frame, Limits
+from ddlf.rpc.handshake import Role
+from ddlf.rpc.heartbeats import ControlChannel
+from ddlf.rpc.liveness import Timing
+from ddlf.rpc.messages import Request
+from ddlf.rpc.silence import end_when_silent
+from ddlf.rpc.tls import TOKEN_ONLY, Security
+from ddlf.rpc.values import refuse_loading
 
 ADDRESS_S = 3.0
 """How long one address may take to answer, before the next one is tried."""

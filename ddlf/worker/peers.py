@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from ddlf.errors import AppMissing, DDLFError, LeaseError, ProtocolError
-from ddlf.wire.values import Tag
+from ddlf.rpc.values import Tag
 from ddlf.worker.lease import peer_pass
 from ddlf.worker.peer import Dialling, Peer
 

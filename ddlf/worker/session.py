@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ddlf.errors import DDLFError, LeaseError, NotPicklable, ProtocolError, RequestCancelled
-from ddlf.net.buffers import POOL
-from ddlf.net.connection import Connection
-from ddlf.wire.code import CodeMissing, dump_result
-from ddlf.wire.frame import Frame, Limits
-from ddlf.wire.messages import DOING, Kind, Request, Response, describe, read_arguments
-from ddlf.wire.values import dumps, loads, refuse_objects
+from ddlf.rpc.buffers import POOL
+from ddlf.rpc.code import CodeMissing, dump_result
+from ddlf.rpc.connection import Connection
+from ddlf.rpc.frame import Frame, Limits
+from ddlf.rpc.messages import DOING, Kind, Request, Response, describe, read_arguments
+from ddlf.rpc.values import dumps, loads, refuse_objects
 from ddlf.worker.activity import Activity
 from ddlf.worker.calls import Call, Calls
 from ddlf.worker.lease import MASTER_ID_BYTES

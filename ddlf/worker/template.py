@@ -293,7 +293,7 @@ def freeze() -> None:
 
     Nor does this process's own collector, which is off while it imports: it would take a fifth of the time, for a hundredth of the memory.
     """
-    from ddlf.wire.code import own_modules
+    from ddlf.rpc.code import own_modules
 
     own_modules()
     gc.freeze()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ddlf.iworker import awaited
+from ddlf.rpc.iworker import awaited
 from ddlf.worker.methods import takes_self
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.data.held import HeldData
-from ddlf.iworker import IWorker, awaited
+from ddlf.rpc.iworker import IWorker, awaited
 from ddlf.worker.activity import Shard
 from ddlf.worker.methods import Method, Methods, once
 from ddlf.worker.peers import Peers

@@ -14,11 +14,11 @@ from PIL import Image  # noqa: E402  # matplotlib needs it, too
 
 from ddlf import IApp  # noqa: E402
 from ddlf import events as e  # noqa: E402
-from ddlf.dashboard.server import Dashboard  # noqa: E402
-from ddlf.runs import folder, report  # noqa: E402
-from ddlf.runs.writer import FolderWriter  # noqa: E402
-from tests.dashboard import made_up  # noqa: E402
-from tests.dashboard.browser import chromium, opened  # noqa: E402
+from ddlf.monitor.dashboard.server import Dashboard  # noqa: E402
+from ddlf.monitor.runs import folder, report  # noqa: E402
+from ddlf.monitor.runs.writer import FolderWriter  # noqa: E402
+from tests.monitor.dashboard import made_up  # noqa: E402
+from tests.monitor.dashboard.browser import chromium, opened  # noqa: E402
 
 ROUNDS, DONE, WORKERS = 40, 23, 4
 TEST = {"loss": 0.0453, "accuracy": 0.9861}

@@ -12,9 +12,6 @@ from itertools import pairwise
 from pathlib import Path
 
 from ddlf import errors
-from ddlf.advice.rule import CLASSES, SEVERITIES
-from ddlf.advice.rules import RULES as ADVICE
-from ddlf.advice.told import explained
 from ddlf.algorithms.arrival import ARRIVAL
 from ddlf.algorithms.clips import CLIP
 from ddlf.algorithms.codec import CODEC, Outward
@@ -33,12 +30,15 @@ from ddlf.algorithms.uneven import PARTITION
 from ddlf.cli import verbs
 from ddlf.cli.completion import FOLDER as COMPLETIONS
 from ddlf.cli.completion import SHELLS
-from ddlf.config.models import schema
+from ddlf.cluster.config.models import schema
 from ddlf.events import KINDS
-from ddlf.record import RoundRecord
-from ddlf.setting import Use
-from ddlf.settings import SETTINGS, Settings, option
-from ddlf.training_settings import TrainingSettings
+from ddlf.events.record import RoundRecord
+from ddlf.extras.advice.rule import CLASSES, SEVERITIES
+from ddlf.extras.advice.rules import RULES as ADVICE
+from ddlf.extras.advice.told import explained
+from ddlf.training.settings.setting import Use
+from ddlf.training.settings.settings import SETTINGS, Settings, option
+from ddlf.training.settings.training_settings import TrainingSettings
 
 ROOT = Path(__file__).parents[2]
 
@@ -196,7 +196,7 @@ def _table(what: str, text: str) -> str:
 HEAD = """\
 # Settings
 
-Made from `ddlf/settings.py` and `ddlf/training_settings.py` by `python docs/reference`.
+Made from `ddlf/training/settings/settings.py` and `ddlf/training/settings/training_settings.py` by `python docs/reference`.
 
 Settings are attributes of an app's class or object. Those of the object win over those of the class, `run:` of cluster.yaml over both, and options of
 `ddlf run` and arguments of `train_sync` over all; `-p NAME=VALUE` sets any of them. `ddlf config show app.py --origin` says which values a run would
@@ -209,7 +209,8 @@ Made from `ddlf/events/` by `python docs/reference`.
 
 What happens in a run is told as values, to all that `app.subscribe(sink)` was called with, in the order in which it happens, on the master. Those on
 workers as such, from `WorkerConnected` on, go to all that `cluster.subscribe(sink)` was called with, and to the app's during its run. Rounds, slots
-and workers count from 1. `ddlf.sinks.to_json` and `from_json` turn each into JSON data and back; numbers that JSON lacks are the texts `"NaN"`,
+and workers count from 1. `ddlf.events.sinks.to_json` and `from_json` turn each into JSON data and back; numbers that JSON lacks are the
+texts `"NaN"`,
 `"Infinity"` and `"-Infinity"`. An event tells no time: who wants it takes it when the event comes.
 """
 
@@ -310,7 +311,7 @@ FAMILIES: dict[str, tuple[str, Family | dict[str, object]]] = {
 ADVICE_HEAD = """\
 # Rules of the adviser
 
-Made from `ddlf/advice` by `python docs/reference`. `ddlf advise --explain L02` prints a page in the terminal;
+Made from `ddlf/extras/advice` by `python docs/reference`. `ddlf advise --explain L02` prints a page in the terminal;
 [Advice before training](../advice.md) says how they are asked.
 """
 PAGES = {
@@ -321,7 +322,7 @@ PAGES = {
     ROOT / "docs/reference/rules.md": rules,
     ROOT / "docs/reference/settings.md": settings,
     **{COMPLETIONS / f"ddlf.{shell}": partial(completion, shell) for shell in SHELLS},
-    ROOT / "ddlf/cluster.schema.json": lambda: json.dumps(schema(), indent=2) + "\n",
+    ROOT / "ddlf/cluster/config/cluster.schema.json": lambda: json.dumps(schema(), indent=2) + "\n",
 }
 
 if __name__ == "__main__":

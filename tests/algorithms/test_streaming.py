@@ -10,9 +10,9 @@ from ddlf.algorithms.outer import OUTER, Streaming
 from ddlf.algorithms.streaming import deal, tensors_of
 from ddlf.errors import ConfigError
 from ddlf.events import Warned
-from ddlf.roles.fragments import begin, end, exchanged
 from ddlf.testing import FakeCluster, FakeRun
 from ddlf.training.exchange import WeightsOut
+from ddlf.training.roles.fragments import begin, end, exchanged
 
 START = {f"layer/{i}": np.random.default_rng(i).normal(size=(30, 20 + i)).astype(np.float32) for i in range(8)}
 

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.advice import __main__ as advice
 from benchmarks.advice import table
 from benchmarks.advice.corpus import DEFECTS
-from ddlf.advice.rules import RULES
+from ddlf.extras.advice.rules import RULES
 
 
 def test_each_defect_is_another_program_and_is_named_by_rules_that_there_are():

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import learning
 from ddlf import IApp
 from ddlf.algorithms.local import LOCAL
-from ddlf.chosen import read
+from ddlf.training.settings.chosen import read
 
 
 @pytest.mark.parametrize("base", [IApp, learning.Text])

@@ -32,7 +32,7 @@ def test_rounds_are_measured_with_real_and_with_simulated_workers(tmp_path, caps
     monkeypatch.setenv(
         "DDLF_TOKEN", ""
     )  # the benchmark sets one; what was there comes back, here and in what was read of it
-    monkeypatch.setattr("ddlf.tokens._FROM_ENVIRONMENT", {})
+    monkeypatch.setattr("ddlf.rpc.tokens._FROM_ENVIRONMENT", {})
     file = tmp_path / "scale.json"
     scale.main(["--workers", "2", "--simulated", "3,5", "--rounds", "1", "--json", str(file)])
     found = json.loads(file.read_text())

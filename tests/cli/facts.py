@@ -6,7 +6,7 @@ GB = 10**9
 
 
 def machine(**changes: Any) -> dict[str, Any]:
-    """As ``ddlf.machine.about`` returns them."""
+    """As ``ddlf.worker.machine.about`` returns them."""
     return {
         "ddlf": "0.1.0",
         "python": "3.11.7",

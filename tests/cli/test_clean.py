@@ -9,7 +9,7 @@ from ddlf.cli.clean import clean
 from ddlf.cli.status import describe
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import LeaseError
-from ddlf.wire.messages import Request
+from ddlf.rpc.messages import Request
 from tests.cluster.test_membership import Machines
 from tests.daemons import TOKEN
 from tests.processes import command

@@ -12,11 +12,11 @@ import pytest
 from ddlf.cli import doctor as module
 from ddlf.cli import verbs
 from ddlf.cli.doctor import doctor, examine
-from ddlf.net.dial import dial
+from ddlf.rpc.dial import dial
+from ddlf.rpc.handshake import MAGIC, PREAMBLE, Role
+from ddlf.rpc.tokens import new_token
 from ddlf.testing.in_process import InProcessDaemon
 from ddlf.testing.network import Fault, FaultProxy
-from ddlf.tokens import new_token
-from ddlf.wire.handshake import MAGIC, PREAMBLE, Role
 from ddlf.worker import control
 from tests.cli.facts import GB, machine
 from tests.daemons import TOKEN, DaemonWithoutProcesses, connected
@@ -34,7 +34,7 @@ def well(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DDLF_CONFIG", raising=False)
     monkeypatch.setattr(module, "about", lambda folders=(): machine())
-    monkeypatch.setattr("ddlf.machine.about", lambda folders=(), needs=(): machine())
+    monkeypatch.setattr("ddlf.worker.machine.about", lambda folders=(), needs=(): machine())
     monkeypatch.setattr(module, "MOST_PIECES", 4)
     (tmp_path / "token").write_bytes(TOKEN)
     (tmp_path / "token").chmod(0o600)
@@ -215,7 +215,7 @@ async def test_a_worker_with_its_default_port_is_no_other_program(daemons, monke
     ],
 )
 async def test_what_is_wrong_with_a_workers_machine_comes_from_its_daemon(daemons, monkeypatch, facts, what):
-    monkeypatch.setattr("ddlf.machine.about", lambda folders=(), needs=(): machine(**facts))
+    monkeypatch.setattr("ddlf.worker.machine.about", lambda folders=(), needs=(): machine(**facts))
     (finding,) = await findings(*(daemon.port for daemon in daemons))
     assert what in finding.what
     assert finding.where == tuple(f"worker {n} (127.0.0.1:{daemon.port})" for n, daemon in enumerate(daemons, 1))
@@ -223,7 +223,7 @@ async def test_what_is_wrong_with_a_workers_machine_comes_from_its_daemon(daemon
 
 async def test_what_is_wrong_here_and_there_is_said_once(daemons, monkeypatch):
     monkeypatch.setattr(module, "about", lambda folders=(): machine(memory_free=1))
-    monkeypatch.setattr("ddlf.machine.about", lambda folders=(), needs=(): machine(memory_free=2))
+    monkeypatch.setattr("ddlf.worker.machine.about", lambda folders=(), needs=(): machine(memory_free=2))
     (finding,) = await findings(daemons[0].port)
     assert finding.where == ("this machine", f"worker 1 (127.0.0.1:{daemons[0].port})")
 

@@ -49,7 +49,7 @@ def folder(tmp_path, monkeypatch):
     before = set(sys.modules)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr("ddlf.cli.dry_run.about", lambda folders=(), needs=(): machine())
-    monkeypatch.setattr("ddlf.machine.about", lambda folders=(), needs=(): machine())
+    monkeypatch.setattr("ddlf.worker.machine.about", lambda folders=(), needs=(): machine())
     yield tmp_path
     for name in {*sys.modules} - before:  # the next test's modules of these names are others
         if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
@@ -89,7 +89,7 @@ async def test_workers_are_asked_as_a_guest_and_their_versions_shown(folder, cap
         assert await planned(*hosts, "--takeover") == 0
         assert (await master.status())["lease"]["state"] == "alive"
     capsys.readouterr()
-    monkeypatch.setattr("ddlf.machine.about", lambda folders=(), needs=(): machine(python="3.12.0"))
+    monkeypatch.setattr("ddlf.worker.machine.about", lambda folders=(), needs=(): machine(python="3.12.0"))
     assert await planned(hosts[0], f"{hosts[1]},127.0.0.1:{free_port}", *hosts[2:]) == 3
     text = capsys.readouterr().out
     assert f"worker 2 (127.0.0.1:{free_port})  no answer, see below" in text
@@ -108,7 +108,7 @@ async def test_what_the_script_says_it_needs_is_looked_for_here_and_on_each_work
         return machine(unmet=["pandas>=2 (not installed)"])
 
     monkeypatch.setattr("ddlf.cli.dry_run.about", about)
-    monkeypatch.setattr("ddlf.machine.about", about)
+    monkeypatch.setattr("ddlf.worker.machine.about", about)
     daemon = DaemonWithoutProcesses(TOKEN)
     assert await planned("--hosts", f"127.0.0.1:{daemon.port}", "--token-file", "token") == 4
     await daemon.end()
@@ -132,7 +132,7 @@ async def test_a_run_says_which_workers_lack_what_the_script_says_it_needs(folde
     options = parser().parse_args(["run", "app.py", "--target", name])
     target = find_target(options.app, name, options)
     answers = [["pandas>=2 (not installed)"], []]
-    monkeypatch.setattr("ddlf.machine.about", lambda folders, needs: {"unmet": answers.pop(0)})
+    monkeypatch.setattr("ddlf.worker.machine.about", lambda folders, needs: {"unmet": answers.pop(0)})
     daemons, said = [DaemonWithoutProcesses(TOKEN) for _ in range(2)], []
     async with Cluster(["127.0.0.1"] * 2, [daemon.port for daemon in daemons], token_file="token") as cluster:
         await check_needs(cluster, target, said.append, here=False)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ddlf.cli import main
-from ddlf.tokens import new_token
+from ddlf.rpc.tokens import new_token
 
 
 @pytest.fixture

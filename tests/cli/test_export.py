@@ -10,11 +10,11 @@ import pytest
 
 from ddlf.cli import export, main
 from ddlf.errors import ConfigError
-from ddlf.export.export import Wanted, Written
-from ddlf.export.formats import FORMATS
-from ddlf.export.steps import Refused
-from ddlf.export.verify import Layers, Row
-from tests.notation.texts import DIGITS, HEADS
+from ddlf.extras.export.export import Wanted, Written
+from ddlf.extras.export.formats import FORMATS
+from ddlf.extras.export.steps import Refused
+from ddlf.extras.export.verify import Layers, Row
+from tests.extras.text.notation.texts import DIGITS, HEADS
 from tests.patience import PATIENCE_S
 
 MINE = """import keras

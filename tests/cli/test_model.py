@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from ddlf.cli import main
-from ddlf.notation.model import read
+from ddlf.extras.text.notation.model import read
+from tests.extras.text.notation.texts import DIGITS, HEADS
 from tests.later import Later
-from tests.notation.texts import DIGITS, HEADS
 
 keras = Later("keras")
 

@@ -17,7 +17,7 @@ from ddlf.cli.parsing import Parser
 from ddlf.cli.run import _slots, resolve_cluster
 from ddlf.cli.target import find_target, function_arguments, prepare_app
 from ddlf.errors import AppError, ConfigError
-from ddlf.tokens import new_token
+from ddlf.rpc.tokens import new_token
 from tests.patience import PATIENCE_S
 from tests.processes import command
 

@@ -10,9 +10,9 @@ from ddlf.cli.parsing import Parser
 from ddlf.cli.recording import resumed
 from ddlf.cli.target import told
 from ddlf.errors import ConfigError
-from ddlf.runs import folder
+from ddlf.monitor.runs import folder
 from ddlf.testing import FakeRun
-from tests.runs.made import events_of, run
+from tests.monitor.runs.made import events_of, run
 
 
 @pytest.fixture

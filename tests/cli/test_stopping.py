@@ -15,7 +15,7 @@ APP = """
 import asyncio
 import pathlib
 import ddlf
-from ddlf.record import RoundRecord
+from ddlf.events.record import RoundRecord
 
 class A(ddlf.IApp):
     async def load_dataset(self): pass
@@ -218,7 +218,7 @@ def test_a_signal_while_the_model_is_saved_lets_it_be_saved(train, tmp_path, num
 
 IMPORTS = """
 import time
-from ddlf import roles
+from ddlf.training import roles
 from ddlf.cli.stopping import leave_an_import, run_until_signal
 
 async def run(stop):

@@ -10,9 +10,9 @@ from rich.console import Console
 from ddlf import events as e
 from ddlf.cli.picture import draw, spark
 from ddlf.cli.top import top
-from ddlf.dashboard.viewer import take
-from ddlf.observe.board import Board, Seen
-from tests.dashboard.made_up import NAMES, answers, beginning, one_round
+from ddlf.monitor.dashboard.viewer import take
+from ddlf.monitor.observe.board import Board, Seen
+from tests.monitor.dashboard.made_up import NAMES, answers, beginning, one_round
 
 
 def shown(*, workers=4, columns=80, rows=24, run=True, rounds=2, more=(), app="MnistCNN"):

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from ddlf.sinks import from_json
+from ddlf.events.sinks import from_json
 from tests.processes import command
 
 CALLS = """

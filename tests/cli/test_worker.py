@@ -10,7 +10,7 @@ import sys
 import psutil
 import pytest
 
-from ddlf.tokens import new_token
+from ddlf.rpc.tokens import new_token
 from tests.patience import PATIENCE_S
 from tests.processes import command, end_of, is_listening
 

@@ -29,7 +29,7 @@ from ddlf.errors import (
     ResultNotData,
     WorkerLost,
 )
-from ddlf.tokens import new_token
+from ddlf.rpc.tokens import new_token
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -582,7 +582,7 @@ async def test_close_ends_open_calls_and_what_runs_of_them(start_worker, token_f
 async def test_workers_that_do_not_answer_are_listed_in_one_table_within_one_timeout(
     start_worker, token_file, monkeypatch
 ):
-    monkeypatch.setattr("ddlf.net.dial.HANDSHAKE_TIMEOUT_S", 1)
+    monkeypatch.setattr("ddlf.rpc.dial.HANDSHAKE_TIMEOUT_S", 1)
     worker = start_worker()
     silent = [await asyncio.start_server(say_nothing, "127.0.0.1", 0) for _ in range(30)]
     ports = [worker.port, 9, *(server.sockets[0].getsockname()[1] for server in silent)]
@@ -664,7 +664,7 @@ async def test_another_token_is_one_sentence_with_what_to_do(start_worker, tmp_p
 
 
 async def test_a_worker_that_is_busy_says_with_what(start_worker, token_file, monkeypatch):
-    monkeypatch.setattr("ddlf.net.dial.HANDSHAKE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("ddlf.rpc.dial.HANDSHAKE_TIMEOUT_S", 0.5)
     worker = start_worker()
     async with Cluster(["127.0.0.1"], worker.port, token_file=token_file) as first:
         call = asyncio.ensure_future(first.run_code("import time; time.sleep(3600)"))

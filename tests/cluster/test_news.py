@@ -12,8 +12,8 @@ from ddlf.events import (
     WorkerDisconnected,
     WorkerNotReached,
 )
+from ddlf.rpc.messages import Request
 from ddlf.testing import in_process_cluster
-from ddlf.wire.messages import Request
 from tests.patience import PATIENCE_S
 
 

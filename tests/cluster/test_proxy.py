@@ -7,9 +7,9 @@ import pytest
 
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import AppMissing, ConnectError, RemoteError, RequestTimeout, VersionError, WorkerLost
-from ddlf.iworker import IWorker
-from ddlf.tokens import new_token
-from ddlf.wire.messages import Request
+from ddlf.rpc.iworker import IWorker
+from ddlf.rpc.messages import Request
+from ddlf.rpc.tokens import new_token
 from ddlf.worker.worker import Worker
 from tests.patience import PATIENCE_S
 

@@ -27,12 +27,12 @@ from ddlf.algorithms.streaming import deal
 from ddlf.algorithms.uneven import PARTITION
 from ddlf.algorithms.weights import is_float
 from ddlf.errors import WorkerLost
-from ddlf.roles.exchange import send_update
-from ddlf.roles.statistics import moving
-from ddlf.setting import MODES
-from ddlf.settings import SETTINGS
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.testing.fake_run import accuracy_of
+from ddlf.training.roles.exchange import send_update
+from ddlf.training.roles.statistics import moving
+from ddlf.training.settings.setting import MODES
+from ddlf.training.settings.settings import SETTINGS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -8,8 +8,8 @@ import pytest
 import ddlf.data
 from ddlf.algorithms.reading import portions
 from ddlf.data.parts import check_data, take_made
+from ddlf.data.stream import Stream
 from ddlf.errors import AppError, ConfigError, DatasetError
-from ddlf.storage.stream import Stream
 from ddlf.training.ledger import FileLedger
 
 SIZES = [50, 30, 40]

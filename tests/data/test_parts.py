@@ -7,15 +7,15 @@ import pytest
 
 from ddlf.data.datasets import fingerprint, not_finite
 from ddlf.data.held import HeldData
+from ddlf.data.opened import DataSet
 from ddlf.data.parts import batches, check_data, class_weights, content, contents, look_alikes
+from ddlf.data.place import Folder
+from ddlf.data.sources import open_source
+from ddlf.data.split import split
 from ddlf.data.trees import leaves
 from ddlf.errors import AppError, DatasetError
-from ddlf.roles.feed import make_feed
-from ddlf.roles.replica import Replica
-from ddlf.storage.opened import DataSet
-from ddlf.storage.place import Folder
-from ddlf.storage.sources import open_source
-from ddlf.storage.split import split
+from ddlf.training.roles.feed import make_feed
+from ddlf.training.roles.replica import Replica
 from tests.training.models import Blobs, blobs
 
 Pair = collections.namedtuple("Pair", ("left", "right"))
@@ -211,7 +211,7 @@ def test_earlier_data_leaves_at_once_when_all_is_more_than_a_part_of_the_memory(
 
 
 def test_evaluations_of_the_same_data_share_one_feed():
-    from ddlf.roles.evaluation import _feed
+    from ddlf.training.roles.evaluation import _feed
 
     app = made(x_test=np.zeros((3, 2)), y_test=np.zeros(3))
     first = _feed(app, "test", 2)

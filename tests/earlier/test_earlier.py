@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ddlf import events
-from ddlf.runs import past
+from ddlf.monitor.runs import past
 from tests.earlier.trainings import SLICED, TRAININGS, WHOLE, make
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

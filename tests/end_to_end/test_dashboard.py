@@ -10,7 +10,7 @@ from subprocess import PIPE
 import pytest
 from websockets.asyncio.client import connect
 
-from ddlf.dashboard.viewer import watch
+from ddlf.monitor.dashboard.viewer import watch
 from tests.patience import PATIENCE_S
 from tests.processes import command
 

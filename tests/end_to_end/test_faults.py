@@ -19,7 +19,7 @@ import pytest
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import MAX_ATTEMPTS, ProxyWorker
 from ddlf.errors import ConnectError, ExecutorCrashed, LeaseError, RemoteError, WorkerLost
-from ddlf.wire.messages import Request
+from ddlf.rpc.messages import Request
 from ddlf.worker.session import MAX_QUEUED_BYTES
 from tests.patience import PATIENCE_S
 from tests.processes import command, end_of
@@ -430,7 +430,7 @@ async def test_a_method_that_raises_the_error_of_missing_code_is_not_sent_again(
     _, port = workers.start()
 
     def miss(path):
-        from ddlf.wire.code import CodeMissing
+        from ddlf.rpc.code import CodeMissing
 
         note(path)
         raise CodeMissing("of another worker")

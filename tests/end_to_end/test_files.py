@@ -8,13 +8,13 @@ import pytest
 import ddlf
 import ddlf.data
 from ddlf.algorithms.weights import digest
+from ddlf.data import spread
+from ddlf.data.again import Placed, repartition
+from ddlf.data.place import Folder
+from ddlf.data.sources import open_source
+from ddlf.data.split import split
 from ddlf.errors import DatasetError
 from ddlf.events import FilesChanged, UpdateArrived, Warned
-from ddlf.storage import spread
-from ddlf.storage.again import Placed, repartition
-from ddlf.storage.place import Folder
-from ddlf.storage.sources import open_source
-from ddlf.storage.split import split
 from ddlf.testing import FaultPlan, local_cluster
 from tests.training.models import Blobs, blobs
 

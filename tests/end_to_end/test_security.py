@@ -20,14 +20,14 @@ import pytest
 
 from ddlf.cluster.cluster import Cluster
 from ddlf.errors import AuthError, ConnectError
-from ddlf.net.dial import dial, open_socket
-from ddlf.net.stream import receive_exactly
-from ddlf.net.tls import make_certificate
-from ddlf.tokens import new_token
-from ddlf.wire.frame import Limits, encode_frame
-from ddlf.wire.handshake import HELLO, Hello, Role
-from ddlf.wire.messages import Kind
-from ddlf.wire.values import dumps
+from ddlf.rpc.dial import dial, open_socket
+from ddlf.rpc.frame import Limits, encode_frame
+from ddlf.rpc.handshake import HELLO, Hello, Role
+from ddlf.rpc.messages import Kind
+from ddlf.rpc.stream import receive_exactly
+from ddlf.rpc.tls import make_certificate
+from ddlf.rpc.tokens import new_token
+from ddlf.rpc.values import dumps
 from tests.patience import PATIENCE_S
 from tests.tls import Relay, far_apart
 
@@ -268,7 +268,7 @@ async def test_a_connection_above_the_limit_is_refused_with_a_sentence(worker_wi
 
 
 def test_proofs_are_compared_in_constant_time_wherever_they_are():
-    tree = ast.parse((ROOT / "ddlf" / "wire" / "handshake.py").read_text())
+    tree = ast.parse((ROOT / "ddlf" / "rpc" / "handshake.py").read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}

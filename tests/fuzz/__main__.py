@@ -36,7 +36,7 @@ def fuzz(target: str, runs: int, arguments: list[str]) -> None:
     """Run libFuzzer, which ends the process."""
     import atheris
 
-    with atheris.instrument_imports(include=["ddlf.wire", "ddlf.net", "ddlf.errors"]):
+    with atheris.instrument_imports(include=["ddlf.rpc", "ddlf.errors"]):
         from tests.fuzz.targets import TARGETS
     count = blocks = descriptors = 0
 

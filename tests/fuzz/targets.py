@@ -24,13 +24,13 @@ import ml_dtypes
 import numpy as np
 
 from ddlf.errors import DDLFError
-from ddlf.net.dial import EncryptionWanted, shake_hands
-from ddlf.net.listen import answer
-from ddlf.net.stream import receive_exactly
-from ddlf.wire.frame import PREFIX, FrameDecoder, Limits, encode_frame
-from ddlf.wire.handshake import HELLO, PREAMBLE, ClientHandshake, Role, Verdict, WorkerHandshake, read_preamble
-from ddlf.wire.messages import read_arguments, rebuild
-from ddlf.wire.values import dumps, loads
+from ddlf.rpc.dial import EncryptionWanted, shake_hands
+from ddlf.rpc.frame import PREFIX, FrameDecoder, Limits, encode_frame
+from ddlf.rpc.handshake import HELLO, PREAMBLE, ClientHandshake, Role, Verdict, WorkerHandshake, read_preamble
+from ddlf.rpc.listen import answer
+from ddlf.rpc.messages import read_arguments, rebuild
+from ddlf.rpc.stream import receive_exactly
+from ddlf.rpc.values import dumps, loads
 
 TOKEN = b"t" * 43
 LIMITS = Limits(max_header_bytes=4096, max_body_bytes=256 * 1024, max_buffers=64)

@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from ddlf.wire.handshake import HELLO, PROOF_BYTES
+from ddlf.rpc.handshake import HELLO, PROOF_BYTES
 from tests.fuzz.__main__ import LEAK_BLOCKS, corpus
 from tests.fuzz.targets import TARGETS, nothing_happens, seeds
 from tests.processes import python
@@ -86,6 +86,6 @@ def test_the_audit_notices_what_it_is_there_for():
 
 
 def test_a_target_notices_a_side_that_lets_everybody_in(monkeypatch):
-    monkeypatch.setattr("ddlf.wire.handshake.hmac.compare_digest", lambda a, b: True)
+    monkeypatch.setattr("ddlf.rpc.handshake.hmac.compare_digest", lambda a, b: True)
     with pytest.raises(AssertionError, match="an altered client was accepted"):
         TARGETS["handshake"](b"\x02" + bytes(HELLO.size + PROOF_BYTES - 1) + b"\x01")

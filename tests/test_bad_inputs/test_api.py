@@ -27,7 +27,7 @@ from ddlf.errors import (
     ResultNotData,
     WorkerLost,
 )
-from ddlf.wire import code
+from ddlf.rpc import code
 from tests.patience import PATIENCE_S
 from tests.training.models import Blobs, Quick, app, small_model
 
@@ -54,7 +54,7 @@ async def test_B39_workers_that_cannot_be_reached_are_a_table_after_one_timeout_
     silent = [socket.create_server(("127.0.0.1", 0)) for _ in range(40)]
     ports = [9, *(sock.getsockname()[1] for sock in silent)]
     begin = time.monotonic()
-    monkeypatch.setattr("ddlf.net.dial.HANDSHAKE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("ddlf.rpc.dial.HANDSHAKE_TIMEOUT_S", 1.0)
     with pytest.raises(ConnectError) as refused:
         await ddlf.Cluster(["127.0.0.1"] * 41, ports, token_file=token_file, connect_timeout_s=1.0).connect()
     assert time.monotonic() - begin < 20 * 1.0

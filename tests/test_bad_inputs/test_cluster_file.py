@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddlf.config.cluster_file import load_config
+from ddlf.cluster.config.cluster_file import load_config
 from ddlf.errors import ConfigError
 
 ONE = "workers: [a:9000]\n"

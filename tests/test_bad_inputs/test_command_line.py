@@ -11,7 +11,7 @@ import pytest
 from ddlf.cli import main as ddlf
 from ddlf.cli import worker
 from ddlf.errors import ListenError
-from ddlf.net.listen import listening_socket
+from ddlf.rpc.listen import listening_socket
 from tests.patience import PATIENCE_S
 from tests.processes import command
 

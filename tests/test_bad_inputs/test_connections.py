@@ -1,7 +1,7 @@
 """B60-B71: who comes to a worker's port without the token reaches no parser, hears no more than a hello, costs one line, and stops nobody.
 
 Each row is said to a real port, on which masters get in afterwards: a control connection by the daemon, in this process, and a data connection by its
-executor. Each bit of the handshake is altered in tests/wire/test_handshake.py; tests/end_to_end/test_security.py looks into a worker's processes for
+executor. Each bit of the handshake is altered in tests/rpc/test_handshake.py; tests/end_to_end/test_security.py looks into a worker's processes for
 code that was sent without the token.
 """
 
@@ -15,15 +15,11 @@ import msgpack
 import pytest
 
 from ddlf.errors import AuthError, VersionError
-from ddlf.net.admission import MAX_HALF_OPEN_PER_ADDRESS
-from ddlf.net.dial import dial, open_socket
-from ddlf.net.listen import HTTP_ANSWER
-from ddlf.net.stream import receive_exactly
-from ddlf.net.tls import TOKEN_ONLY
-from ddlf.tokens import new_token
-from ddlf.wire import handshake
-from ddlf.wire.frame import CONTROL_LIMITS, FrameDecoder, encode_frame
-from ddlf.wire.handshake import (
+from ddlf.rpc import handshake
+from ddlf.rpc.admission import MAX_HALF_OPEN_PER_ADDRESS
+from ddlf.rpc.dial import dial, open_socket
+from ddlf.rpc.frame import CONTROL_LIMITS, FrameDecoder, encode_frame
+from ddlf.rpc.handshake import (
     FLAG_TLS,
     HELLO,
     PREAMBLE,
@@ -35,8 +31,12 @@ from ddlf.wire.handshake import (
     proof,
     short_answer,
 )
-from ddlf.wire.messages import Kind
-from ddlf.wire.values import dumps
+from ddlf.rpc.listen import HTTP_ANSWER
+from ddlf.rpc.messages import Kind
+from ddlf.rpc.stream import receive_exactly
+from ddlf.rpc.tls import TOKEN_ONLY
+from ddlf.rpc.tokens import new_token
+from ddlf.rpc.values import dumps
 from tests.daemons import TOKEN, RunningDaemon
 from tests.patience import PATIENCE_S
 from tests.tls import far_apart
@@ -71,7 +71,7 @@ def no_parser(monkeypatch):
 @pytest.fixture
 def log(running, monkeypatch):
     """What the daemon logs from here on, with no line left out."""
-    monkeypatch.setattr("ddlf.net.admission.LOG_EVERY_S", 0)
+    monkeypatch.setattr("ddlf.rpc.admission.LOG_EVERY_S", 0)
     before = len(running.lines)
     return lambda: running.lines[before:]
 

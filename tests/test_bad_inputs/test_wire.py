@@ -1,7 +1,7 @@
 """B72-B95: bytes that are no message, from somebody who holds the token. The connection ends with a sentence, and the worker goes on with others.
 
 The rows are said to real ports: data connections are the executor's, control connections the daemon's, which is in this process. The headers are
-those of tests/wire/test_frame.py, where nothing is allocated for them.
+those of tests/rpc/test_frame.py, where nothing is allocated for them.
 """
 
 import asyncio
@@ -13,16 +13,16 @@ import pytest
 import pytest_asyncio
 
 from ddlf.errors import NotPicklable, ProtocolError, WorkerLost
-from ddlf.net.dial import dial
-from ddlf.net.heartbeats import HEARTBEAT_ID
-from ddlf.wire.code import CodeSender
-from ddlf.wire.frame import PREFIX, FrameDecoder, Limits, encode_frame
-from ddlf.wire.handshake import Role
-from ddlf.wire.messages import Kind
-from ddlf.wire.values import Tag, dumps, loads
+from ddlf.rpc.code import CodeSender
+from ddlf.rpc.dial import dial
+from ddlf.rpc.frame import PREFIX, FrameDecoder, Limits, encode_frame
+from ddlf.rpc.handshake import Role
+from ddlf.rpc.heartbeats import HEARTBEAT_ID
+from ddlf.rpc.messages import Kind
+from ddlf.rpc.values import Tag, dumps, loads
 from tests.daemons import TOKEN, connected
 from tests.patience import PATIENCE_S
-from tests.wire.test_frame import REFUSED, header, raw
+from tests.rpc.test_frame import REFUSED, header, raw
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -249,7 +249,7 @@ async def test_B92_thousands_of_tiny_requests_are_all_answered_in_order(running,
 
 # -- bytes for the master -----------------------------------------------------------------------------------------------
 
-SEND_PICKLES = "import ddlf.worker.session as module, ddlf.wire.code as code\nmodule.refuse_objects = code.dump_result"
+SEND_PICKLES = "import ddlf.worker.session as module, ddlf.rpc.code as code\nmodule.refuse_objects = code.dump_result"
 SEND_CODE = SEND_PICKLES.replace("refuse_objects = code.dump_result", "dump_result = code.CodeSender().dump")
 
 

@@ -9,10 +9,10 @@ import time
 import numpy as np
 import pytest
 
-from ddlf.net.dial import open_socket, receive_exactly
-from ddlf.net.listen import listening_socket
+from ddlf.rpc.dial import open_socket, receive_exactly
+from ddlf.rpc.handshake import Role, new_hello
+from ddlf.rpc.listen import listening_socket
 from ddlf.testing.network import Fault, FaultProxy
-from ddlf.wire.handshake import Role, new_hello
 from tests.patience import PATIENCE_S
 
 PREAMBLE = b"x" * 8

@@ -7,7 +7,7 @@ import pytest
 
 from ddlf.errors import AppError, ConfigError, WorkerLost
 from ddlf.events import RunEnded, Warned
-from ddlf.observe.plain import Lines
+from ddlf.monitor.observe.plain import Lines
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training import reporting
 
@@ -98,7 +98,7 @@ async def test_no_slot_begins_a_round_further_ahead_than_the_bound(bound):
             await FakeWorker.rpc(cluster.workers[0], request_of_nothing)
         return await usual(request, timeout_s)
 
-    from ddlf.wire.messages import Request
+    from ddlf.rpc.messages import Request
 
     request_of_nothing = Request("call", "", "", "stop")
     slow.rpc = rpc

@@ -13,14 +13,14 @@ from ddlf.algorithms.turns import turns
 from ddlf.algorithms.weights import digest
 from ddlf.errors import AppMissing, BadUpdate, ClusterTooSmall, ConfigError, ConnectError, ProtocolError, WorkerLost
 from ddlf.events import Replayed, Warned
-from ddlf.roles.callbacks import warnings_of_master
-from ddlf.roles.serving import End
-from ddlf.roles.shard import Shard
-from ddlf.roles.task import OPTIMIZER
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.testing.fake_downpour import gradient
 from ddlf.testing.files import MadeUp
 from ddlf.training import resume
+from ddlf.training.roles.callbacks import warnings_of_master
+from ddlf.training.roles.serving import End
+from ddlf.training.roles.shard import Shard
+from ddlf.training.roles.task import OPTIMIZER
 from ddlf.training.serving import Serving
 
 CHANCE = np.random.default_rng(1)
@@ -199,7 +199,7 @@ async def test_of_partition_files_only_ranges_travel_and_a_replay_is_the_same_bi
 
 
 async def test_of_partition_files_a_replica_that_is_lost_leaves_the_ledger_exact(monkeypatch, tmp_path):
-    monkeypatch.setattr("ddlf.roles.owners.NOTICED_S", 0.1)
+    monkeypatch.setattr("ddlf.training.roles.owners.NOTICED_S", 0.1)
     run = run_of(4, slots=4, shards=1, n_push=2, checkpoint=tmp_path, checkpoint_keep=99, **FILES, **PLAIN)
     worker, count = run.cluster.workers[2], itertools.count(1)
 
@@ -227,7 +227,7 @@ async def test_of_batches_that_a_program_makes_each_slot_is_one_replica():
 
 
 async def test_a_replay_with_too_few_workers_or_that_loses_one_ends_with_a_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr("ddlf.roles.owners.NOTICED_S", 0.1)
+    monkeypatch.setattr("ddlf.training.roles.owners.NOTICED_S", 0.1)
     await trained(checkpoint=tmp_path, shards=1)
     with pytest.raises(ConfigError, match=r"a replay of 3 slots, .* needs as many workers, and there are 2"):
         await run_of(2, replay=tmp_path, shards=1).train_model()
@@ -259,7 +259,7 @@ async def test_resumed_after_any_commit_each_push_counts_once(tmp_path):
 
 
 async def test_a_replica_that_is_lost_is_carried_by_another_worker_from_its_last_push_on(monkeypatch):
-    monkeypatch.setattr("ddlf.roles.owners.NOTICED_S", 0.1)
+    monkeypatch.setattr("ddlf.training.roles.owners.NOTICED_S", 0.1)
     run = run_of(4, slots=4, shards=1, n_push=2, master_epochs=3, **PLAIN)
     worker, count = run.cluster.workers[2], itertools.count(1)
 
@@ -322,7 +322,7 @@ async def test_a_shard_without_a_copy_and_without_a_checkpoint_ends_the_run_with
 
 
 async def test_a_link_between_two_workers_that_the_master_sees_is_named(monkeypatch):
-    monkeypatch.setattr("ddlf.roles.owners.NOTICED_S", 0.1)
+    monkeypatch.setattr("ddlf.training.roles.owners.NOTICED_S", 0.1)
     run = run_of(2, slots=2)
     first = run.cluster.workers[0]
 

@@ -5,9 +5,9 @@ import pytest
 
 import ddlf
 from ddlf.errors import AppError, CheckpointMismatch, ConfigError
-from ddlf.settings import SETTINGS, Settings
 from ddlf.training.early import check_backend, check_effect, check_same_model
 from ddlf.training.evaluation import check_path
+from ddlf.training.settings.settings import SETTINGS, Settings
 from ddlf.training.start import check
 
 

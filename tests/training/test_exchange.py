@@ -5,8 +5,8 @@ import pytest
 
 from ddlf.algorithms.encoding import decode_update
 from ddlf.errors import ConfigError
-from ddlf.roles.exchange import read_weights, send_update
 from ddlf.training.exchange import WeightsOut
+from ddlf.training.roles.exchange import read_weights, send_update
 
 
 def tensors(seed):

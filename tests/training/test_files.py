@@ -8,11 +8,11 @@ import pytest
 
 from ddlf.algorithms.reading import Portion, portions
 from ddlf.errors import ConfigError, WorkerLost
+from ddlf.rpc.values import dumps
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.ledger import FileLedger
 from ddlf.training.parts import FileParts
 from ddlf.training.progress import Progress, Span
-from ddlf.wire.values import dumps
 
 SEVEN = (31, 17, 40, 29, 28, 29, 29)
 """203 samples, as the arrays of a made-up run have."""

@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 
 from ddlf.algorithms.outer import Nesterov
-from ddlf.checkpoints import checkpoint as checkpoints
-from ddlf.checkpoints import tensors
-from ddlf.checkpoints.checkpoint import Checkpoint, CheckpointFolder
-from ddlf.checkpoints.durable import seal, unseal
-from ddlf.checkpoints.journal import JOURNAL
 from ddlf.errors import CheckpointError, CheckpointMismatch, ConfigError
-from ddlf.roles.describe import describe
 from ddlf.testing import FakeRun
+from ddlf.training.checkpoints import checkpoint as checkpoints
+from ddlf.training.checkpoints import tensors
+from ddlf.training.checkpoints.checkpoint import Checkpoint, CheckpointFolder
+from ddlf.training.checkpoints.durable import seal, unseal
+from ddlf.training.checkpoints.journal import JOURNAL
 from ddlf.training.keeper import Keeper
 from ddlf.training.ledger import Ledger
 from ddlf.training.progress import Progress
+from ddlf.training.roles.describe import describe
 from ddlf.training.states import SlotStates
 from tests.patience import PATIENCE_S
 from tests.training.models import equal

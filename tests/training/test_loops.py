@@ -12,9 +12,9 @@ from ddlf import Cluster
 from ddlf.algorithms.outer import Nesterov
 from ddlf.errors import AppError, RemoteError
 from ddlf.events import Warned
-from ddlf.roles.build import may_count
 from ddlf.testing import FakeRun, in_process_cluster
 from ddlf.training.evaluation import compute
+from ddlf.training.roles.build import may_count
 from tests.training.models import WIDE, Blobs, Quick, app, distance, equal
 from tests.training.test_failures import start_here  # noqa: F401  the same fixture
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from ddlf.data.spread import shares
 from ddlf.errors import ConfigError, ConnectError, DatasetError, WorkerLost
-from ddlf.storage.spread import shares
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.testing.files import MadeUp
 from ddlf.training.nearby import check_all_there, held

@@ -11,10 +11,10 @@ import pytest
 
 from ddlf.errors import AppError, LeaseError, NotPicklable
 from ddlf.events import PhaseBegan, PhaseEnded, WorkerReady
-from ddlf.roles.build import describe_weights
 from ddlf.testing import FakeRun, in_process_cluster
 from ddlf.training.exchange import Exchange
 from ddlf.training.opening import Opening, _check_models
+from ddlf.training.roles.build import describe_weights
 from ddlf.training.rounds import Elsewhere
 from ddlf.training.run import Run
 from tests.patience import PATIENCE_S

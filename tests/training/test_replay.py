@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from ddlf.errors import CheckpointMismatch, ConfigError, WorkerLost
 from ddlf.events import Replayed, SlotsChanged
-from ddlf.runs.recording import recorded
+from ddlf.monitor.runs.recording import recorded
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from ddlf.algorithms.rows import Rows
-from ddlf.checkpoints import contents, restored
-from ddlf.checkpoints.checkpoint import CheckpointFolder
-from ddlf.checkpoints.durable import seal, unseal
-from ddlf.checkpoints.restored import found_at, place_of
-from ddlf.checkpoints.slices import Slices
 from ddlf.errors import CheckpointCorrupt, CheckpointError, WorkerLost
 from ddlf.events import CheckpointDamaged, Warned
-from ddlf.roles.shard import Shard
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
+from ddlf.training.checkpoints import contents, restored
+from ddlf.training.checkpoints.checkpoint import CheckpointFolder
+from ddlf.training.checkpoints.durable import seal, unseal
+from ddlf.training.checkpoints.restored import found_at, place_of
+from ddlf.training.checkpoints.slices import Slices
+from ddlf.training.roles.shard import Shard
 
 CHANCE = np.random.default_rng(2)
 START = {
@@ -36,7 +36,7 @@ BOTH = pytest.mark.parametrize("settings", [SYNC, DOWNPOUR], ids=["sharded", "do
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Nobody waits long between two attempts."""
-    for name in ("roles.owners.RETRY_S", "roles.copying.RETRY_S", "training.serving.LOOK_S"):
+    for name in ("training.roles.owners.RETRY_S", "training.roles.copying.RETRY_S", "training.serving.LOOK_S"):
         monkeypatch.setattr(f"ddlf.{name}", 0.005)
 
 

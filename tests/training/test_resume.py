@@ -8,9 +8,9 @@ from itertools import chain, repeat
 import pytest
 
 from ddlf.algorithms.outer import Nesterov
-from ddlf.checkpoints.checkpoint import CheckpointFolder
 from ddlf.errors import CheckpointError, CheckpointMismatch, ConfigError
 from ddlf.testing import FakeCluster, FakeRun
+from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from tests.training.models import Quick, app, equal
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -14,11 +14,11 @@ import ddlf
 from ddlf.algorithms.arrival import FedBuff
 from ddlf.algorithms.merge import TrimmedMean
 from ddlf.algorithms.outer import Nesterov, Subtract
-from ddlf.checkpoints.checkpoint import CheckpointFolder
 from ddlf.errors import AppError, BadUpdate, ConfigError
-from ddlf.settings import SETTINGS
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training import reporting
+from ddlf.training.checkpoints.checkpoint import CheckpointFolder
+from ddlf.training.settings.settings import SETTINGS
 from ddlf.training.start import check
 
 
@@ -313,8 +313,8 @@ OTHERS = {
 }
 USED_IN = {
     "mode": "app.py",
-    "precision": "roles/replica.py",
-    "exchange": "roles/keras_model.py",
+    "precision": "training/roles/replica.py",
+    "exchange": "training/roles/keras_model.py",
     "class_weight": "data/parts.py",
     "staleness": "training/asynchronous.py",
     "max_staleness": "training/asynchronous.py",
@@ -323,8 +323,8 @@ USED_IN = {
     "shuffle": "training/reading.py",
     "on_bad": "training/reading.py",
     "round_samples": "training/reading.py",
-    "n_fetch": "roles/downpour.py",
-    "n_push": "roles/downpour.py",
+    "n_fetch": "training/roles/downpour.py",
+    "n_push": "training/roles/downpour.py",
     "push_rule": "training/serving.py",
     "replicas": "training/serving.py",
     "shards": "training/serving.py",
@@ -338,18 +338,18 @@ USED_IN = {
     "batchnorm": "training/start.py",
     "partition": "training/resume.py",
     "rate_decay": "training/callbacks.py",
-    "schedule": "roles/build.py",
-    "clip": "roles/build.py",
-    "multipliers": "roles/build.py",
+    "schedule": "training/roles/build.py",
+    "clip": "training/roles/build.py",
+    "multipliers": "training/roles/build.py",
     "callbacks": "training/callbacks.py",
     "worker_callbacks": "app.py",
     "wait_for_workers_s": "training/opening.py",
-    "advice": "advice/advise.py",
-    "ui": "ui.py",
+    "advice": "extras/advice/advise.py",
+    "ui": "monitor/ui.py",
     "echo": "app.py",
     "out": "cli/options.py",
-    "run_name": "runs/recording.py",
-    "trackers": "runs/recording.py",
+    "run_name": "monitor/runs/recording.py",
+    "trackers": "monitor/runs/recording.py",
     "dashboard": "cli/dashboard.py",
 }
 """What is used before the loop of a mode begins, or on the workers: in the same way for each."""

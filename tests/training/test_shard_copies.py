@@ -10,10 +10,10 @@ import pytest
 from ddlf.algorithms.shards import cut
 from ddlf.errors import AppMissing, ClusterTooSmall, ConfigError, ConnectError
 from ddlf.events import Warned
-from ddlf.roles.serving import End
-from ddlf.roles.shard import Shard
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.crew import Crew
+from ddlf.training.roles.serving import End
+from ddlf.training.roles.shard import Shard
 
 CHANCE = np.random.default_rng(1)
 START = {
@@ -29,7 +29,12 @@ NONE = np.zeros(0, "f4")
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Nobody waits long between two attempts."""
-    for name in ("roles.owners.RETRY_S", "roles.copying.RETRY_S", "roles.copying.LONGEST_S", "training.serving.LOOK_S"):
+    for name in (
+        "training.roles.owners.RETRY_S",
+        "training.roles.copying.RETRY_S",
+        "training.roles.copying.LONGEST_S",
+        "training.serving.LOOK_S",
+    ):
         monkeypatch.setattr(f"ddlf.{name}", 0.005)
     monkeypatch.setattr("ddlf.training.recovery.RETRY_S", (0.02, 0.1))
 

@@ -27,7 +27,12 @@ PLAIN = {"push_rule": "sgd:rate=0.01", "staleness": "constant"}
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Nobody waits long between two attempts."""
-    for name in ("roles.owners.RETRY_S", "roles.copying.RETRY_S", "roles.copying.LONGEST_S", "training.serving.LOOK_S"):
+    for name in (
+        "training.roles.owners.RETRY_S",
+        "training.roles.copying.RETRY_S",
+        "training.roles.copying.LONGEST_S",
+        "training.serving.LOOK_S",
+    ):
         monkeypatch.setattr(f"ddlf.{name}", 0.005)
     monkeypatch.setattr("ddlf.training.recovery.RETRY_S", (0.02, 0.1))
 

@@ -6,10 +6,10 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from ddlf.checkpoints.checkpoint import CheckpointFolder
 from ddlf.errors import CheckpointError, WorkerLost
 from ddlf.events import CheckpointFailed, CheckpointWritten, Warned
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
+from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.slices import sliced
 
 CHANCE = np.random.default_rng(2)
@@ -30,7 +30,7 @@ BRINGS = {"values", "kept", "snapshot", "give"}
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Nobody waits long between two attempts."""
-    for name in ("roles.owners.RETRY_S", "roles.copying.RETRY_S", "training.serving.LOOK_S"):
+    for name in ("training.roles.owners.RETRY_S", "training.roles.copying.RETRY_S", "training.serving.LOOK_S"):
         monkeypatch.setattr(f"ddlf.{name}", 0.005)
 
 

@@ -5,11 +5,11 @@ import asyncio
 import numpy as np
 import pytest
 
-from ddlf.checkpoints.checkpoint import CheckpointFolder
 from ddlf.errors import AppMissing
-from ddlf.roles.exchange import send_update
-from ddlf.roles.task import HELD, RESIDUAL, KeptStates, Task
 from ddlf.testing import FakeCluster, FakeRun
+from ddlf.training.checkpoints.checkpoint import CheckpointFolder
+from ddlf.training.roles.exchange import send_update
+from ddlf.training.roles.task import HELD, RESIDUAL, KeptStates, Task
 from tests.training.models import equal
 from tests.training.test_exchange import tensors
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from ddlf.checkpoints.checkpoint import CheckpointFolder
+from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from tests.training.models import Quick, equal
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

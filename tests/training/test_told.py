@@ -18,8 +18,8 @@ from ddlf.events import (
     SlotStarted,
     UpdateArrived,
 )
-from ddlf.observe.lines import line
-from ddlf.sinks import from_json, to_json
+from ddlf.events.sinks import from_json, to_json
+from ddlf.monitor.observe.lines import line
 from ddlf.testing import FakeRun
 
 

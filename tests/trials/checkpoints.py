@@ -30,10 +30,10 @@ from unittest import mock
 import numpy as np
 
 from benchmarks.measure import Spread, table
-from ddlf.checkpoints import tensors
-from ddlf.checkpoints.checkpoint import REMOVING, REPLACED, WRITING, Checkpoint, CheckpointFolder
-from ddlf.checkpoints.durable import sync
 from ddlf.errors import CheckpointCorrupt, CheckpointError
+from ddlf.training.checkpoints import tensors
+from ddlf.training.checkpoints.checkpoint import REMOVING, REPLACED, WRITING, Checkpoint, CheckpointFolder
+from ddlf.training.checkpoints.durable import sync
 
 WAIT_S = 30.0  # for a child's word; it comes within milliseconds
 
@@ -93,7 +93,7 @@ def kills(path: Path, wanted: int, seed: int, megabytes: float = 0.5) -> dict[st
     """
     draw = random.Random(seed)
     processes = multiprocessing.get_context("forkserver")  # a new process in some milliseconds, NumPy imported
-    processes.set_forkserver_preload(["ddlf.checkpoints.checkpoint", "safetensors.numpy", "filelock"])
+    processes.set_forkserver_preload(["ddlf.training.checkpoints.checkpoint", "safetensors.numpy", "filelock"])
     reader = CheckpointFolder(path)
     usual_s = 0.02  # of one save; measured on the way
     hit, total, promised = 0, 0, 0

@@ -20,12 +20,12 @@ import pyarrow.parquet
 
 import ddlf.data
 from ddlf.algorithms.reading import portions
+from ddlf.data.manifest import NAME
+from ddlf.data.place import Folder
+from ddlf.data.sources import open_source
+from ddlf.data.split import split
+from ddlf.data.stream import Stream
 from ddlf.errors import DatasetError
-from ddlf.storage.manifest import NAME
-from ddlf.storage.place import Folder
-from ddlf.storage.sources import open_source
-from ddlf.storage.split import split
-from ddlf.storage.stream import Stream
 
 SAMPLES, FILES = 120, 6
 

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from ddlf.errors import ConfigError
-from ddlf.export.export import loadable, plan, write
-from ddlf.export.formats import ALL, BACKENDS, FORMATS, installed_backends
-from ddlf.export.source import find
-from ddlf.export.steps import Steps
-from ddlf.export.verify import BATCHES, TOLERANCE, Comparison, Row, compare
+from ddlf.extras.export.export import loadable, plan, write
+from ddlf.extras.export.formats import ALL, BACKENDS, FORMATS, installed_backends
+from ddlf.extras.export.source import find
+from ddlf.extras.export.steps import Steps
+from ddlf.extras.export.verify import BATCHES, TOLERANCE, Comparison, Row, compare
 
 MLP = """mlp:input shape=[64]; mlp:output shape=[10];
 mlp:layers dense(shapes=[[48],[24]], activation=relu), dense(shape=[10], activation=softmax);

@@ -25,9 +25,9 @@ import psutil
 
 from ddlf.cluster.cluster import Cluster
 from ddlf.errors import ConnectError, DDLFError
-from ddlf.net.dial import dial
-from ddlf.net.tls import make_certificate
-from ddlf.wire.handshake import Role
+from ddlf.rpc.dial import dial
+from ddlf.rpc.handshake import Role
+from ddlf.rpc.tls import make_certificate
 from tests.tls import far_apart
 from tests.trials.workers import Workers
 

@@ -30,12 +30,12 @@ import numpy as np
 
 import ddlf.data
 from ddlf import Cluster
+from ddlf.data.again import Placed, repartition
+from ddlf.data.place import Folder
+from ddlf.data.sources import open_source
+from ddlf.data.split import sizes_of, split
 from ddlf.events import Event, SlotStarted
-from ddlf.record import RoundRecord
-from ddlf.storage.again import Placed, repartition
-from ddlf.storage.place import Folder
-from ddlf.storage.sources import open_source
-from ddlf.storage.split import sizes_of, split
+from ddlf.events.record import RoundRecord
 from ddlf.testing import FaultyStore
 from tests.training.models import Blobs, blobs
 from tests.trials.stores import FaultyBucket
@@ -101,7 +101,7 @@ def written(kind: str, folder: Path) -> Path:
         found = split(open_source(folder / f"{kind}.npz"), other, sizes_of(SAMPLES, 1, files=4), shuffle=False)
         if kind == "placed":
             return other.path
-        from ddlf.storage.verify import export
+        from ddlf.data.verify import export
 
         export(other, found, path)
     return path

@@ -18,8 +18,8 @@ import sys
 import time
 
 from ddlf.cluster.cluster import Cluster
-from ddlf.net.stream import receive_exactly
-from ddlf.wire.handshake import HELLO, Hello, Role, Verdict
+from ddlf.rpc.handshake import HELLO, Hello, Role, Verdict
+from ddlf.rpc.stream import receive_exactly
 from tests.trials.flood import ADDRESSES, ROOT, percentile, start
 from tests.trials.workers import Workers
 

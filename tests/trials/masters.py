@@ -30,9 +30,9 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.storage.place import Folder
-from ddlf.storage.sources import open_source
-from ddlf.storage.split import sizes_of, split
+from ddlf.data.place import Folder
+from ddlf.data.sources import open_source
+from ddlf.data.split import sizes_of, split
 
 SAMPLES, FILES, SLOTS, EPOCHS, ROUNDS = 420, 7, 3, 4, 4
 TASK_S = 0.02
@@ -41,8 +41,8 @@ TASK_S = 0.02
 CHILD = """
 import asyncio, hashlib, json, sys, time
 import numpy as np
-from ddlf.storage.opened import DataSet
-from ddlf.storage.stream import Stream
+from ddlf.data.opened import DataSet
+from ddlf.data.stream import Stream
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 
 url, folder, log, facts = sys.argv[1], sys.argv[2], open(sys.argv[3], "a", buffering=1), json.loads(sys.argv[4])

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 PYTEST = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
-OPERATORS = "from tests.models.cases import main; main(every={})"
+OPERATORS = "from tests.extras.text.models.cases import main; main(every={})"
 
 
 def run(*arguments: str) -> bool:
@@ -21,7 +21,7 @@ def run(*arguments: str) -> bool:
 
 def stabilisers(some: str = "not run") -> bool:
     """Run tests of stabilisers, some of them as pytest's ``-k`` has it; by default all but those of whole runs that are cut."""
-    return run(*PYTEST, "tests/stabilisers", "-k", some)
+    return run(*PYTEST, "tests/extras/stabilisers", "-k", some)
 
 
 def operators(every: int = 1) -> bool:

@@ -24,10 +24,10 @@ from unittest import mock
 import numpy as np
 
 from benchmarks.measure import Spread, table
-from ddlf.checkpoints import journal
-from ddlf.checkpoints.checkpoint import Checkpoint, CheckpointFolder
-from ddlf.checkpoints.journal import JOURNAL
 from ddlf.testing import FakeRun
+from ddlf.training.checkpoints import journal
+from ddlf.training.checkpoints.checkpoint import Checkpoint, CheckpointFolder
+from ddlf.training.checkpoints.journal import JOURNAL
 
 SLOTS = 2
 SHARE = 0.1  # of the updates: the first ones and the last ones, whose cost is compared

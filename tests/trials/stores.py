@@ -29,9 +29,9 @@ import numpy as np
 import ddlf.data
 from ddlf import Cluster
 from ddlf.algorithms.weights import digest
-from ddlf.storage.place import Folder
-from ddlf.storage.sources import open_source
-from ddlf.storage.split import split
+from ddlf.data.place import Folder
+from ddlf.data.sources import open_source
+from ddlf.data.split import split
 from ddlf.testing import FaultyStore
 from tests.training.models import Blobs, blobs
 

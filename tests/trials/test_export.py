@@ -2,8 +2,8 @@
 
 import pytest
 
-from ddlf.export.formats import FORMATS
-from ddlf.export.verify import TOLERANCE
+from ddlf.extras.export.formats import FORMATS
+from ddlf.extras.export.verify import TOLERANCE
 from tests.trials import export
 
 
@@ -19,8 +19,8 @@ def test_a_model_of_two_inputs_and_outputs_is_within_the_tolerance_of_keras_in_w
 
 
 def test_a_table_has_a_row_for_each_model_and_notes_for_who_refuses():
-    from ddlf.export.steps import Refused
-    from ddlf.export.verify import Row
+    from ddlf.extras.export.steps import Refused
+    from ddlf.extras.export.verify import Row
 
     refused = Refused("OpenVINO", "it has no rule for TensorListReserve")
     rows = [

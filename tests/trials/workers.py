@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from ddlf.tokens import new_token
+from ddlf.rpc.tokens import new_token
 from tests.trials.machines import inside
 
 

@@ -15,9 +15,9 @@ import pytest_asyncio
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ConfigError, ConnectError, ExecutorCrashed, ListenError, WorkerLost
-from ddlf.net.dial import dial
+from ddlf.rpc.dial import dial
+from ddlf.rpc.handshake import Role
 from ddlf.testing.network import FaultProxy
-from ddlf.wire.handshake import Role
 from ddlf.worker.daemon import Daemon, Options
 from ddlf.worker.executor_process import MAX_START_FAILURES
 from tests.daemons import TOKEN, RunningDaemon, connected
@@ -259,7 +259,7 @@ open_gate.concurrent = True
 
 async def test_the_daemon_imports_neither_numpy_nor_keras():
     code = (
-        "import sys, ddlf.cli.worker, ddlf.worker.daemon, ddlf.tokens\n"
+        "import sys, ddlf.cli.worker, ddlf.worker.daemon, ddlf.rpc.tokens\n"
         "print([m for m in ('numpy', 'keras', 'tensorflow', 'cloudpickle', 'pydantic', 'yaml') if m in sys.modules])"
     )
     assert python(code) == "[]\n"

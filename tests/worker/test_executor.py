@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from ddlf.errors import ExecutorCrashed, RemoteError, RequestTimeout
-from ddlf.wire.messages import Request
+from ddlf.rpc.messages import Request
 from tests.patience import PATIENCE_S
 from tests.processes import end_of
 

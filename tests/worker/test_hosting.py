@@ -7,7 +7,7 @@ import weakref
 import pytest
 
 from ddlf.errors import AppMissing, ProtocolError
-from ddlf.wire.messages import Request
+from ddlf.rpc.messages import Request
 from ddlf.worker.executor import Executor
 from ddlf.worker.methods import concurrent
 from tests.patience import PATIENCE_S

@@ -100,7 +100,7 @@ async def test_the_next_master_has_its_own_modules_and_a_guest_none(running, tmp
     module = tmp_path / "changes_between_masters.py"
     (tmp_path / "guests_want_this.py").touch()
     monkeypatch.setattr("ddlf.cluster.sources.script_folder", lambda: tmp_path)
-    monkeypatch.setattr("ddlf.wire.code.own_modules", list)
+    monkeypatch.setattr("ddlf.rpc.code.own_modules", list)
     for number in (1, 2):
         module.write_text(f"VERSION = {number}")
         async with connected(running.port) as worker:

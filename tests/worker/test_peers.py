@@ -12,15 +12,15 @@ import pytest
 
 from ddlf.cluster.introduce import introduce
 from ddlf.errors import AppMissing, ConfigError, LeaseError, NotPicklable, ProtocolError, RemoteError, WorkerLost
-from ddlf.net.connection import Connection
-from ddlf.net.dial import dial
+from ddlf.rpc import values
+from ddlf.rpc.code import CodeSender
+from ddlf.rpc.connection import Connection
+from ddlf.rpc.dial import dial
+from ddlf.rpc.frame import Limits
+from ddlf.rpc.handshake import Role
+from ddlf.rpc.messages import Kind, Request, rebuild
+from ddlf.rpc.values import dumps, loads
 from ddlf.testing.in_process import in_process_cluster
-from ddlf.wire import values
-from ddlf.wire.code import CodeSender
-from ddlf.wire.frame import Limits
-from ddlf.wire.handshake import Role
-from ddlf.wire.messages import Kind, Request, rebuild
-from ddlf.wire.values import dumps, loads
 from ddlf.worker.executor import Executor
 from ddlf.worker.lease import peer_pass
 from ddlf.worker.methods import offered

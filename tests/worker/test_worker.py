@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from ddlf.errors import ProtocolError, RequestCancelled, RequestTimeout
-from ddlf.net.connection import Connection
-from ddlf.wire.code import CodeSender, load_result
-from ddlf.wire.frame import Limits
-from ddlf.wire.messages import Kind, Request
-from ddlf.wire.values import dumps, loads
+from ddlf.rpc.code import CodeSender, load_result
+from ddlf.rpc.connection import Connection
+from ddlf.rpc.frame import Limits
+from ddlf.rpc.messages import Kind, Request
+from ddlf.rpc.values import dumps, loads
 from ddlf.worker.calls import Call
 from ddlf.worker.executor import Executor
 from ddlf.worker.methods import concurrent

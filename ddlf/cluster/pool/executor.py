@@ -1,0 +1,332 @@
+"""Workers for programs that are not async: a ``concurrent.futures.Executor``. Runs on the master, in any thread.
+
+What happens in a cluster happens on its event loop, which is another thread's. A pool has it happen there, and waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import copy
+import os
+import threading
+import time
+import warnings
+from collections import OrderedDict, deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from ddlf.cli.script import shared_loop, wait_on
+from ddlf.cluster.cluster import Cluster
+from ddlf.cluster.mapping import Tally, items_of, untupled
+from ddlf.errors import ConfigError
+
+T = TypeVar("T")
+
+UNSENT = 16
+"""Items that are taken from their source before a worker has a place for them. The event loop, in another thread, takes a while to hear of more."""
+
+
+class Pool(concurrent.futures.Executor):
+    """Workers that each do what any of them may do, for programs that are not async.
+
+    It is a ``concurrent.futures.Executor``, so it can be given to whatever takes one.
+
+    Args:
+        workers: Number of new workers on this machine, by default one for each core; or a cluster, which is connected to with the first call and
+            closed with the pool, unless it is connected already.
+        options: For new workers, as in ``Cluster``. Unlike there ``pickle_results`` is true: they are this program's own.
+
+    Attributes:
+        cluster: The workers.
+
+    Example::
+
+        with ddlf.Pool(4) as pool:
+            for result in pool.map(function, items):
+                print(result)
+    """
+
+    def __init__(self, workers: int | Cluster | None = None, **options: Any) -> None:
+        if isinstance(workers, Cluster):
+            if options:
+                raise ConfigError(f"{', '.join(options)} has no effect on a cluster", hint="say it to the Cluster")
+            self.cluster = workers
+        else:
+            count = len(os.sched_getaffinity(0)) if workers is None else workers
+            self.cluster = Cluster.local(count, **{"pickle_results": True, **options})
+        self._owns = self.cluster.loop is None
+        self._loop = self.cluster.loop or shared_loop()
+        self._state = _State()
+
+    def __repr__(self) -> str:
+        return f"Pool({self.cluster!r})"
+
+    def options(self, **options: Any) -> Self:
+        """A view of this pool with other behaviour; see ``Cluster.options``."""
+        view = copy.copy(self)
+        view.cluster = self.cluster.options(**options)
+        return view
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call a function once, on a worker that is free.
+
+        Returns:
+            A future. Its ``cancel`` ends the call also while it runs.
+        """
+        return self._start(self._submit(function, args, kwargs))
+
+    async def _submit(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        await self._connect()
+        return await self.cluster.submit(function, *args, **kwargs)
+
+    def map(
+        self,
+        function: Callable[..., Any],
+        /,
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        ordered: bool = True,
+    ) -> Iterator[Any]:
+        """Call a function once for each item, on whichever worker is free. See ``Cluster.map``.
+
+        Args:
+            function: As there.
+            iterables: As there, but not asynchronous. Items are taken by the thread that takes the results, as fast as it takes them.
+            timeout: Seconds from now after which a result that is not there is a ``TimeoutError``.
+            chunksize: As the standard library's executors take it. It has no effect, which a warning says: items are sent ahead of their turn
+                in any case.
+            ordered: Whether results come in the order of the items, or as they come.
+
+        Returns:
+            The results one by one. It begins when the first is asked for; if none ever is, with the end of the pool.
+        """
+        if chunksize < 1:
+            raise ValueError("chunksize must be 1 or more")  # as theirs
+        if chunksize > 1:
+            warnings.warn(
+                "chunksize has no effect: short items are sent ahead of their turn. Where one takes less than a call, let the function take many",
+                stacklevel=2,
+            )
+        source, total = items_of(iterables)
+        return self._results(function, source, total, timeout, ordered)
+
+    def starmap(
+        self,
+        function: Callable[..., Any],
+        items: Iterable[Iterable[Any]],
+        /,
+        *,
+        timeout: float | None = None,
+        ordered: bool = True,
+    ) -> Iterator[Any]:
+        """``map`` for items that are tuples of arguments."""
+        source, total = items_of([items])
+        return self._results(function, untupled(source), total, timeout, ordered)
+
+    def joblib(self) -> Any:
+        """This pool as a backend of joblib: ``with joblib.parallel_config(backend=pool.joblib()): ...``.
+
+        Raises:
+            ModuleNotFoundError: joblib is not installed.
+        """
+        from ddlf.cluster.pool.joblib import PoolBackend
+
+        return PoolBackend(self, self.cluster.N * self.cluster.behaviour.per_worker)
+
+    def _results(
+        self,
+        function: Callable[..., Any],
+        source: Iterable[tuple[Any, ...]],
+        total: int | None,
+        timeout: float | None,
+        ordered: bool,
+    ) -> Iterator[Any]:
+        self._state.check_open()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        key = object()
+        results = self._take(key, function, source, total, deadline, ordered)
+        self._state.unbegun[key] = results
+        return results
+
+    def _take(
+        self,
+        key: object,
+        function: Callable[..., Any],
+        source: Iterable[tuple[Any, ...]],
+        total: int | None,
+        deadline: float | None,
+        ordered: bool,
+    ) -> Iterator[Any]:
+        self._state.unbegun.pop(key, None)
+        tally = self._wait_for(self._begin(function, total))
+        results = _Results(ordered, deadline)
+        tally.function.job.on_sent = results.on_sent
+        error: BaseException | None = None
+        try:
+            for number, args in enumerate(source):
+                results.add(self._start(tally.item(number, args)))
+                yield from results.until(lambda: results.has_room(tally.window))
+            yield from results.until(lambda: not results.open)
+        except BaseException as reason:
+            error = reason
+            raise
+        finally:
+            for future in results.open:
+                future.cancel()
+            self._loop.call_soon_threadsafe(tally.end, error)
+
+    async def _begin(self, function: Callable[..., Any], total: int | None) -> Tally:
+        await self._connect()
+        tally = self.cluster.tally(function, total)
+        tally.begin()
+        return tally
+
+    def _start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run something on the cluster's event loop."""
+        try:
+            with self._state.lock:
+                self._state.check_open()
+                future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+                self._state.open.add(future)
+        except RuntimeError:
+            coroutine.close()
+            raise
+        future.add_done_callback(self._state.open.discard)
+        return future
+
+    def _wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return wait_on(self._loop, coroutine, "ddlf.Pool", "await on the cluster itself, as in await cluster.map(...)")
+
+    # -- life -------------------------------------------------------------------------------------------------------
+
+    async def _connect(self) -> None:
+        if self._owns and self.cluster.loop is None:
+            await self.cluster.connect()
+
+    def __enter__(self) -> Self:
+        self._wait_for(self._connect())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Wait for what was submitted, then end the workers; after an error, without waiting."""
+        self.shutdown(cancel_futures=kind is not None)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more calls, and let go of the workers when those of before are over. Safe to call again.
+
+        Args:
+            wait: Whether to wait for that.
+            cancel_futures: Whether to end them instead, also those that run.
+        """
+        state = self._state
+        if cancel_futures:
+            state.unbegun.clear()
+        while wait and state.unbegun:
+            deque(next(iter(state.unbegun.values())), maxlen=0)
+        with state.lock:
+            state.closed = True
+            left = list(state.open)
+        if cancel_futures:
+            for future in left:
+                future.cancel()
+        if wait:
+            try:
+                concurrent.futures.wait(left)
+            finally:
+                self._wait_for(self._close([]))
+        else:
+            asyncio.run_coroutine_threadsafe(self._close(left), self._loop)
+
+    async def _close(self, left: list[Future[Any]]) -> None:
+        await asyncio.gather(*map(asyncio.wrap_future, left), return_exceptions=True)
+        if self._owns:
+            await self.cluster.close()
+
+
+class _State:
+    """What a pool and its views have in common.
+
+    Attributes:
+        open: Calls that have not ended.
+        unbegun: Results that nobody has asked for yet.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.closed = False
+        self.open: set[Future[Any]] = set()
+        self.unbegun: dict[object, Iterator[Any]] = {}
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise RuntimeError("cannot schedule new futures after shutdown")  # as the standard library's executors
+
+
+class _Results:
+    """Results that are on their way to a thread.
+
+    Args:
+        ordered: Whether to take them in the order in which they were added.
+        deadline: By ``time.monotonic``, after which they are not waited for; None for never.
+
+    Attributes:
+        open: The calls whose results have not been taken, in the order in which they were added.
+    """
+
+    def __init__(self, ordered: bool, deadline: float | None) -> None:
+        self.open: OrderedDict[Future[Any], None] = OrderedDict()
+        self._ordered = ordered
+        self._deadline = deadline
+        self._done: deque[Future[Any]] = deque()  # unless they are taken in order
+        self._added = self._sent = 0  # counted by a thread each
+        self._news = threading.Event()
+
+    def add(self, future: Future[Any]) -> None:
+        self._added += 1
+        self.open[future] = None
+        future.add_done_callback(self._on_done)
+
+    def on_sent(self) -> None:
+        """Note that a worker has been sent another one."""
+        self._sent += 1
+        self._news.set()
+
+    def _on_done(self, future: Future[Any]) -> None:
+        if not self._ordered:
+            self._done.append(future)
+        self._news.set()
+
+    def has_room(self, window: int) -> bool:
+        """Whether there may be another call."""
+        return self._added - self._sent < UNSENT and len(self.open) < window
+
+    def until(self, satisfied: Callable[[], bool]) -> Iterator[Any]:
+        """Results as they come: those that are there, and more until something is so.
+
+        Raises:
+            TimeoutError: One does not come in time.
+        """
+        while True:
+            if future := self._ready():
+                del self.open[future]
+                yield future.result()
+            elif satisfied():
+                return
+            elif self._news.wait(None if self._deadline is None else max(0.0, self._deadline - time.monotonic())):
+                self._news.clear()
+            else:
+                raise TimeoutError("a result did not come in time")
+
+    def _ready(self) -> Future[Any] | None:
+        if not self._ordered:
+            return self._done.popleft() if self._done else None
+        first = next(iter(self.open), None)
+        return first if first is not None and first.done() else None

@@ -1,0 +1,78 @@
+"""A data set at a place as a source: of other partition files of the same, or of another data set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from ddlf.data.manifest import Manifest
+from ddlf.data.place import Place
+from ddlf.data.sources import Rows, put, row_type
+from ddlf.data.split import split
+from ddlf.errors import ConfigError
+
+
+class Placed:
+    """Columns are those of the data set, and samples come in the order of their ids.
+
+    Args:
+        place: Where it is.
+
+    Raises:
+        DatasetError: There is no data set.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self.manifest = place.manifest()
+        self.columns = dict(self.manifest.columns)
+        self.samples = self.manifest.samples
+        self.classes: Sequence[str] = self.manifest.classes
+
+    def rows(self, at_once: int, first: int = 0) -> Iterator[Rows]:
+        """See ``Source``."""
+        for file in self.manifest.files:
+            if file.first + file.samples <= first:
+                continue
+            arrays = self._place.mapped(file, self.columns)
+            for start in range(max(first - file.first, 0), file.samples, at_once):
+                rows = np.empty(min(at_once, file.samples - start), row_type(self.columns))
+                for name, array in arrays.items():
+                    if not self.columns[name].ragged:
+                        rows[name] = array[start : start + at_once]
+                        continue
+                    for number in range(len(rows)):
+                        put(rows, name, number, array[start + number])
+                yield rows
+
+
+def repartition(
+    place: Place,
+    source: Placed,
+    sizes: Sequence[int],
+    *,
+    memory: int = 10**9,
+    moved: Callable[[str, int, int], None] = lambda what, done, of: None,
+    say: Callable[[str, str], None] = lambda what, text: None,
+) -> Manifest:
+    """Write the samples of a data set into files of other sizes, in the order of their ids, as its next version.
+
+    Whoever reads the version before can go on: its files stay until the next one is made, or ``Place.retire`` is called.
+
+    Args:
+        place: Where it is.
+        source: The same, read.
+        sizes: Samples of each file.
+        memory: Bytes to work in.
+        moved: Is told what is done, and how many samples of how many.
+        say: Is told a word and a sentence about what an earlier call left, or what this one leaves.
+
+    Raises:
+        ConfigError: The memory is not enough for one file, or the files have these sizes already.
+        DatasetError: A file is damaged, or somebody else writes there. The version that there is stays then.
+    """
+    if list(sizes) == source.manifest.sizes.tolist():
+        raise ConfigError(f"{place} has {len(sizes):,} files of these sizes already", hint="name other sizes")
+    before, state = source.manifest, source.manifest.content
+    return split(source, place, sizes, shuffle=False, memory=memory, state=state, moved=moved, say=say, after=before)

@@ -1,0 +1,151 @@
+"""A source of arrays as NumPy saves them: ``.npz``, ``.npy``, or a folder of ``.npy`` files. Nothing in them is ever unpickled."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from ddlf.data.manifest import KINDS, Column, check_columns
+from ddlf.data.sources import Rows, chosen, row_type
+from ddlf.errors import ConfigError, DatasetError
+
+MAX_MEMBERS = 1000
+
+
+class Arrays:
+    """Columns are the arrays, one row of each for a sample.
+
+    Args:
+        path: File or folder.
+        columns: See ``open_source``.
+        part: See ``open_source``; by default ``"train"`` where there is an array ``x_train``, else all arrays are of one part.
+
+    Raises:
+        DatasetError: Something in it cannot be used.
+        ConfigError: No array has a name that was given.
+    """
+
+    classes: Sequence[str] = ()
+
+    def __init__(self, path: Path, *, columns: str = "", part: str = "") -> None:
+        self._path = path
+        try:
+            self._open: dict[str, Callable[[], Any]] = self._members()
+            names = self._chosen(columns, part)
+            heads = {new: self._head(old) for new, old in names.items()}
+        except (ConfigError, DatasetError):
+            raise
+        except (zipfile.BadZipFile, EOFError, ValueError, KeyError) as error:
+            raise DatasetError(f"{path} cannot be read ({error})", hint="copy it again") from None
+        self._names = names
+        lengths = {new: shape[0] for new, (shape, _) in heads.items()}
+        if len(set(lengths.values())) > 1:
+            raise DatasetError(
+                f"{path}: " + ", ".join(f"{name} has {length:,} rows" for name, length in lengths.items()),
+                hint="name those that belong together with --columns",
+            )
+        self.samples: int = next(iter(lengths.values()))
+        if not self.samples:
+            raise DatasetError(f"{path} has no samples", hint="look at how it was made")
+        self.columns = {new: Column(kind.name, shape[1:]) for new, (shape, kind) in heads.items()}
+        try:
+            check_columns(self.columns)
+        except ValueError as error:
+            raise DatasetError(f"{path}: {error}", hint="save arrays of numbers") from None
+
+    def _members(self) -> dict[str, Callable[[], Any]]:
+        if self._path.is_dir():
+            return {file.stem: partial(open, file, "rb") for file in sorted(self._path.glob("*.npy"))}
+        if self._path.suffix.lower() == ".npy":
+            return {"x": partial(open, self._path, "rb")}
+        self._archive = zipfile.ZipFile(self._path)
+        names = self._archive.namelist()
+        if len(names) > MAX_MEMBERS or len(set(names)) != len(names):
+            raise DatasetError(f"{self._path} has {len(names):,} members or one twice", hint="save the arrays again")
+        return {name.removesuffix(".npy"): partial(self._archive.open, name) for name in names if name.endswith(".npy")}
+
+    def _chosen(self, columns: str, part: str) -> dict[str, str]:
+        """New names of the arrays that are meant, with their old ones."""
+        there = list(self._open)
+        if columns and part:
+            raise ConfigError("--columns and --part both say which arrays are meant", hint="leave one of them out")
+        if not columns and not part and "x_train" in there:
+            part = "train"
+        if part:
+            found = {name.removesuffix(f"_{part}"): name for name in there if name.endswith(f"_{part}")}
+            if not found:
+                raise ConfigError(f"{self._path} has no array of {part}: it has {', '.join(there)}")
+            return found
+        return chosen(columns, there, self._path, {}, "array")
+
+    def _head(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Shape and type of an array, if its bytes are all there and come row by row."""
+        with self._open[name]() as file:
+            shape, by_column, kind = _header(file)
+            size = self._archive.getinfo(f"{name}.npy").file_size if hasattr(self, "_archive") else _size(file)
+            given = size - file.tell()
+        if kind.hasobject or kind.kind not in KINDS:
+            raise DatasetError(
+                f"{self._path}: {name} holds {'Python objects' if kind.hasobject else kind}, not numbers",
+                hint="save arrays of numbers"
+                + ", as numpy.unique(y, return_inverse=True)[1] has of names" * (kind.kind in "SU"),
+            )
+        if not shape:
+            raise DatasetError(f"{self._path}: {name} is a single number, not an array", hint="leave it out: --columns")
+        claimed = int(np.prod([*shape, kind.itemsize], dtype=object))
+        if claimed != given:
+            raise DatasetError(
+                f"{self._path}: {name} claims {claimed:,} bytes, but has {given:,}",
+                hint="copy it again",
+            )
+        if by_column and len(shape) > 1:
+            raise DatasetError(
+                f"{self._path}: {name} is saved column by column", hint="save it with numpy.ascontiguousarray"
+            )
+        return shape, kind
+
+    def rows(self, at_once: int, first: int = 0) -> Iterator[Rows]:
+        """See ``Source``."""
+        with contextlib.ExitStack() as stack:
+            opened = {}
+            for new, old in self._names.items():
+                file = opened[new] = stack.enter_context(self._open[old]())
+                opened[new] = (file, _header(file)[2])
+                file.seek(first * prod(self.columns[new].shape) * opened[new][1].itemsize, os.SEEK_CUR)
+            for start in range(first, self.samples, at_once):
+                rows = np.empty(min(at_once, self.samples - start), row_type(self.columns))
+                for name, (file, kind) in opened.items():
+                    shape = (len(rows), *self.columns[name].shape)
+                    try:
+                        rows[name] = np.frombuffer(_exactly(file, prod(shape) * kind.itemsize), kind).reshape(shape)
+                    except (zipfile.BadZipFile, EOFError, ValueError) as error:
+                        raise DatasetError(f"{self._path} cannot be read ({error})", hint="copy it again") from None
+                yield rows
+
+
+def _header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = np.lib.format.read_magic(file)
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
+    if read is None:
+        raise ValueError(f"version {version} of the format")
+    found: tuple[tuple[int, ...], bool, np.dtype[Any]] = read(file)
+    return found
+
+
+def _exactly(file: BinaryIO, wanted: int) -> bytes:
+    data = file.read(wanted)
+    if len(data) != wanted:
+        raise EOFError("it ends too early")
+    return data
+
+
+def _size(file: BinaryIO) -> int:
+    return os.fstat(file.fileno()).st_size

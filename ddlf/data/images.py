@@ -1,0 +1,163 @@
+"""A source of images: a folder for each class, whose name is the class's. Needs Pillow."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import numpy as np
+
+from ddlf.data.manifest import Column
+from ddlf.data.sources import Rows, check_ragged, put, row_type
+from ddlf.errors import ConfigError, DatasetError
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+MAGIC = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*")
+MAX_PIXELS = 100_000_000
+AHEAD = 16
+"""Images for each core that are decoded before they are wanted."""
+T = TypeVar("T")
+Made = TypeVar("Made")
+SHAPES = {"L": 1, "RGB": 3}
+
+
+class Images:
+    """Columns are ``x``, the pixels (height, width, 1 or 3) as uint8 or a file's bytes, and ``y``, the number of the class by name.
+
+    A folder without images is no class; one that has folders instead is refused, since their images would be missing.
+
+    Args:
+        path: Folder.
+        image_size: See ``open_source``.
+        ragged: See ``open_source``.
+
+    Raises:
+        DatasetError: There are no images, or Pillow is missing.
+        ConfigError: ``image_size`` cannot be read.
+    """
+
+    def __init__(self, path: Path, image_size: str = "", ragged: str = "") -> None:
+        self._decoder = Decoder(image_size)
+        self._make = self._decoder.checked if check_ragged(ragged, ("x",), path) else self._decoder.pixels
+        folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+        files = [
+            [file for file in sorted(folder.iterdir()) if file.suffix.lower() in ENDINGS and file.is_file()]
+            for folder in folders
+        ]
+        for folder, found in zip(folders, files, strict=True):
+            if not found and any(entry.is_dir() for entry in folder.iterdir()) and any(files):
+                raise DatasetError(
+                    f"{folder} has folders, but no images, so it is no class",
+                    hint="name a folder that has one folder of images for each class",
+                )
+        self.classes: Sequence[str] = [folder.name for folder, found in zip(folders, files, strict=True) if found]
+        self._files = [(file, label) for label, group in enumerate(filter(None, files)) for file in group]
+        if not self._files:
+            raise DatasetError(
+                f"in {path} is neither a .npy file nor a folder of images", hint="make a folder for each class"
+            )
+        first = self._make(self._files[0][0], str(self._files[0][0]))
+        self.samples = len(self._files)
+        self.columns = {"x": Column("uint8", first.shape), "y": Column("int64", ())}
+        if ragged:
+            if image_size:
+                raise ConfigError("--image-size has no effect with --ragged x, which keeps files", hint="leave it out")
+            most = max(file.stat().st_size for file, _ in self._files)
+            self.columns["x"] = Column("uint8", (most,), ragged=True)
+
+    def rows(self, at_once: int, first: int = 0) -> Iterator[Rows]:
+        """See ``Source``."""
+        for start in range(first, self.samples, at_once):
+            files = self._files[start : start + at_once]
+            rows = np.empty(len(files), row_type(self.columns))
+            decoded = on_all_cores(lambda each: self._make(each[0], str(each[0])), files)
+            for row, ((file, label), pixels) in enumerate(zip(files, decoded, strict=True)):
+                if not self.columns["x"].ragged and pixels.shape != self.columns["x"].shape:
+                    raise DatasetError(
+                        f"{file} is {_said(pixels.shape)}, but {self._files[0][0]} is {_said(self.columns['x'].shape)}",
+                        hint="bring all to one size with --image-size 64x64, and to one mode beforehand",
+                    )
+                put(rows, "x", row, pixels)
+                rows["y"][row] = label
+            yield rows
+
+
+def on_all_cores(make: Callable[[T], Made], of: Sequence[T]) -> Iterator[Made]:
+    """What is made of each, in order, by a thread for each core: decoding holds no lock of Python's. A few are made ahead."""
+    cores = os.cpu_count() or 1
+    with ThreadPoolExecutor(cores) as threads:
+        for start in range(0, len(of), AHEAD * cores):
+            yield from threads.map(make, of[start : start + AHEAD * cores])
+
+
+class Decoder:
+    """Makes pixels of encoded images.
+
+    Args:
+        image_size: See ``open_source``.
+
+    Raises:
+        ConfigError: ``image_size`` cannot be read.
+    """
+
+    def __init__(self, image_size: str = "") -> None:
+        self._size = None
+        if image_size:
+            found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", image_size)
+            if not found:
+                raise ConfigError(f"--image-size must be width x height, got {image_size!r}", hint="for instance 64x64")
+            self._size = int(found[1]), int(found[2])
+
+    def pixels(self, file: Path | BinaryIO, where: str) -> np.ndarray[Any, Any]:
+        """The pixels of an image (height, width, 1 or 3) as uint8.
+
+        Args:
+            file: Where its bytes are.
+            where: Its name, for errors.
+
+        Raises:
+            DatasetError: It cannot be read or used, or Pillow is missing.
+        """
+        try:
+            import PIL.Image
+        except ImportError:
+            raise DatasetError(
+                "images need Pillow, which is not installed", hint="install it: pip install 'ddlf[images]'"
+            ) from None
+        try:
+            with PIL.Image.open(file) as image:
+                width, height = image.size
+                if width * height > MAX_PIXELS:
+                    raise DatasetError(f"{where} has {width * height:,} pixels", hint="make it smaller beforehand")
+                if image.mode not in SHAPES:
+                    raise DatasetError(
+                        f"{where} is of mode {image.mode}, not grey (L) or RGB", hint="convert it, or leave it out"
+                    )
+                resized = image.resize(self._size) if self._size and image.size != self._size else image
+                pixels = np.asarray(resized, np.uint8)
+        except DatasetError:
+            raise
+        except Exception as error:  # Pillow raises of many kinds for damaged files
+            why = "of no kind that Pillow knows" if isinstance(error, PIL.UnidentifiedImageError) else error
+            raise DatasetError(f"{where} is no image that can be read ({why})", hint="copy it again") from None
+        return pixels.reshape(*pixels.shape[:2], -1)
+
+    def checked(self, file: Path | BinaryIO, where: str) -> np.ndarray[Any, Any]:
+        """The bytes of an image that can be read; see ``pixels``."""
+        data = file.read_bytes() if isinstance(file, Path) else file.read()
+        self.pixels(io.BytesIO(data), where)
+        return np.frombuffer(data, np.uint8)
+
+
+def is_image(data: bytes) -> bool:
+    """Whether bytes begin as those of a PNG, JPEG, GIF, WebP, BMP or TIFF file do."""
+    return data.startswith(MAGIC) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
+
+
+def _said(shape: tuple[int, ...]) -> str:
+    return f"{shape[1]}x{shape[0]} {'RGB' if shape[2] == 3 else 'grey'}"

@@ -1,0 +1,209 @@
+"""A source of Parquet files: a column of numbers, of vectors of one length, or of encoded images. Needs pyarrow."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddlf.data.files import Ragged
+from ddlf.data.images import Decoder, is_image
+from ddlf.data.manifest import KINDS, MAX_CLASSES, Column, check_columns
+from ddlf.data.sources import Rows, check_ragged, chosen, longest, put, row_type
+from ddlf.errors import ConfigError, DatasetError
+
+MOST_ROWS = 4096
+"""Read at a time: what a row will need is known only when it was read."""
+
+
+class Parquet:
+    """Columns are those of the files.
+
+    Args:
+        path: What was named.
+        files: The Parquet files of it, in order; all of the same columns.
+        columns: See ``open_source``.
+        label: Name of the column that is ``y``; texts become the number of the class in the order of names.
+        image_size: See ``open_source``.
+        ragged: See ``open_source``.
+
+    Raises:
+        DatasetError: A file cannot be read or used, or pyarrow is missing.
+        ConfigError: There is no such column.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        files: Sequence[Path],
+        *,
+        columns: str = "",
+        label: str = "",
+        image_size: str = "",
+        ragged: str = "",
+    ) -> None:
+        try:
+            import pyarrow
+            import pyarrow.parquet
+        except ImportError:
+            raise DatasetError(
+                "Parquet files need pyarrow, which is not installed", hint="install it: pip install 'ddlf[parquet]'"
+            ) from None
+        self._arrow, self._files, self._decoder = pyarrow, files, Decoder(image_size)
+        self.samples = 0
+        there: list[str] = []
+        for file in files:
+            with self._opened(file) as opened:
+                names = list(opened.schema_arrow.names)
+                if there and names != there:
+                    raise DatasetError(
+                        f"{file} has the columns {', '.join(names)}, but {files[0]} has {', '.join(there)}",
+                        hint="leave out what is not of this data set",
+                    )
+                there, self.samples = names, self.samples + opened.metadata.num_rows
+        if not self.samples:
+            raise DatasetError(f"{path} has no samples", hint="look at how it was made")
+        if label and label not in there:
+            raise ConfigError(f"{path} has no column {label!r}", hint=f"it has {', '.join(there)}")
+        self._names = chosen(columns, there, path, {label: "y"} if label else {})
+        self._ragged = {self._names[name] for name in check_ragged(ragged, list(self._names), path)}
+        self.classes: Sequence[str] = self._classes(label) if label else ()
+        self._number_of = {name: number for number, name in enumerate(self.classes)}
+        self._label = label
+        self.columns: dict[str, Column] = {}
+        for name, array in next(self._pieces(1)).items():
+            if array.dtype.kind not in KINDS:
+                raise DatasetError(
+                    f"{path}: column {self._names[name]!r} holds {array.dtype}, not numbers",
+                    hint="name others with --columns, or the text that is the label with --label",
+                )
+            self.columns[name] = Column(array.dtype.name, array.shape[1:], self._names[name] in self._ragged)
+        for name in [name for name, column in self.columns.items() if column.ragged]:
+            most = longest(row for piece in self._pieces(MOST_ROWS) for row in piece[name])
+            self.columns[name] = Column(self.columns[name].dtype, (most,), ragged=True)
+        try:
+            check_columns(self.columns)
+        except ValueError as error:
+            raise DatasetError(f"{path}: {error}", hint="name others with --columns") from None
+
+    def rows(self, at_once: int, first: int = 0) -> Iterator[Rows]:
+        """See ``Source``."""
+        for piece in self._pieces(min(at_once, MOST_ROWS), first):
+            rows = np.empty(len(next(iter(piece.values()))), row_type(self.columns))
+            for name, array in piece.items():
+                column = self.columns[name]
+                if column.ragged:
+                    for number, row in enumerate(array):
+                        put(rows, name, number, row)
+                    continue
+                if (array.dtype.name, array.shape[1:]) != (column.dtype, column.shape):
+                    raise DatasetError(
+                        f"column {self._names[name]!r} has rows of {array.dtype.name} {array.shape[1:]} and of "
+                        f"{column.dtype} {column.shape}",
+                        hint="bring all to one shape beforehand; images with --image-size 64x64",
+                    )
+                rows[name] = array
+            yield rows
+
+    def _opened(self, file: Path) -> Any:
+        try:
+            return self._arrow.parquet.ParquetFile(file)
+        except (self._arrow.ArrowException, OSError) as error:
+            raise DatasetError(f"{file} is no Parquet file that can be read ({error})", hint="copy it again") from None
+
+    def _pieces(self, at_once: int, first: int = 0) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
+        for file in self._files:
+            with self._opened(file) as opened:
+                if opened.metadata.num_rows <= first:
+                    first -= opened.metadata.num_rows
+                    continue
+                done = 0
+                try:
+                    for whole in opened.iter_batches(at_once, columns=list(self._names.values())):
+                        batch, begin = whole.slice(min(first, len(whole))), done + first
+                        done, first = done + len(whole), max(first - len(whole), 0)
+                        if len(batch):
+                            yield {
+                                name: self._array(batch.column(old), old, f"{file}, from row {begin:,}")
+                                for name, old in self._names.items()
+                            }
+                except (self._arrow.ArrowException, OSError) as error:
+                    if isinstance(error, DatasetError):
+                        raise
+                    raise DatasetError(f"{file} cannot be read ({error})", hint="copy it again") from None
+
+    def _array(self, values: Any, name: str, where: str) -> Any:
+        """The rows of a piece of a column."""
+        types = self._arrow.types
+        if values.null_count:
+            raise DatasetError(f"{where}: column {name!r} has rows without a value", hint="fill or leave them out")
+        if name == self._label and self.classes:
+            return np.array([self._number_of[text] for text in values.to_pylist()], np.int64)
+        if types.is_struct(values.type) and "bytes" in {
+            values.type.field(n).name for n in range(values.type.num_fields)
+        }:
+            values = values.field("bytes")
+        if name in self._ragged:
+            return self._rows(values, f"{where}: column {name!r}")
+        if types.is_binary(values.type) or types.is_large_binary(values.type):
+            images = [value.as_buffer().to_pybytes() for value in values]
+            if not all(map(is_image, images)):
+                raise DatasetError(f"{where}: column {name!r} holds bytes that are no images", hint="convert it")
+            pixels = [self._decoder.pixels(io.BytesIO(data), f"{where}, {name}") for data in images]
+            if len({array.shape for array in pixels}) > 1:
+                raise DatasetError(
+                    f"{where}: column {name!r} has images of several sizes or modes", hint="use --image-size 64x64"
+                )
+            return np.stack(pixels)
+        shape: tuple[int, ...] = (len(values),)
+        while types.is_list(values.type) or types.is_large_list(values.type) or types.is_fixed_size_list(values.type):
+            flat = values.flatten()
+            lengths = (
+                {len(value) for value in values.to_pylist()} if not types.is_fixed_size_list(values.type) else set()
+            )
+            if len(lengths) > 1:
+                raise DatasetError(
+                    f"{where}: column {name!r} has lists of {min(lengths)} to {max(lengths)} values",
+                    hint="bring all to one length beforehand",
+                )
+            shape, values = (*shape, len(flat) // max(len(values), 1)), flat
+        if values.null_count:
+            raise DatasetError(f"{where}: column {name!r} has lists without a value", hint="fill or leave them out")
+        return np.asarray(values.to_numpy(zero_copy_only=False)).reshape(shape)
+
+    def _rows(self, values: Any, where: str) -> Ragged:
+        """The rows of a piece of a column that have different lengths."""
+        types, kind = self._arrow.types, values.type
+        flat = values.flatten() if types.is_list(kind) or types.is_large_list(kind) else None
+        if flat is not None and not types.is_nested(flat.type) and not flat.null_count:
+            rows = [each.values.to_numpy(zero_copy_only=False) for each in values]
+        elif any(
+            test(kind) for test in (types.is_binary, types.is_large_binary, types.is_string, types.is_large_string)
+        ):
+            texts = [each.as_buffer().to_pybytes() for each in values]
+            rows = [
+                self._decoder.checked(io.BytesIO(text), where) if is_image(text) else np.frombuffer(text, np.uint8)
+                for text in texts
+            ]
+        else:
+            raise DatasetError(f"{where} holds {kind}, no rows of different lengths", hint="leave it out of --ragged")
+        return Ragged(np.concatenate(rows), np.cumsum([len(row) for row in rows]), max(map(len, rows)))
+
+    def _classes(self, label: str) -> Sequence[str]:
+        """The texts of the label in order; none where it is a number."""
+        found: set[str] = set()
+        for file in self._files:
+            with self._opened(file) as opened:
+                kind = opened.schema_arrow.field(label).type
+                if not (self._arrow.types.is_string(kind) or self._arrow.types.is_large_string(kind)):
+                    return ()
+                for batch in opened.iter_batches(MOST_ROWS, columns=[label]):
+                    found.update(text for text in batch.column(0).unique().to_pylist() if text is not None)
+                    if len(found) > MAX_CLASSES:
+                        raise DatasetError(
+                            f"{file}: {label!r} has more than {MAX_CLASSES:,} texts", hint="name another label"
+                        )
+        return sorted(found)

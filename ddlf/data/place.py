@@ -1,0 +1,393 @@
+"""The folder of a data set: what is in it, and one writer at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from ddlf.data import manifest
+from ddlf.data.explained import explained
+from ddlf.data.files import COPY, Arrays, columns_of, mapped_columns
+from ddlf.data.manifest import Column, Manifest, PartitionFile
+from ddlf.data.unfinished import Unfinished
+from ddlf.errors import DatasetDamaged, DatasetError
+from ddlf.events.record import size
+
+LOCK = ".ddlf-data.lock"
+"""Beside the manifest; only in folders that ``ddlf data`` has made, so it also says whose leftovers may be removed."""
+READ_BYTES = 2**20
+MAX_MANIFEST_BYTES = 2**30
+WORK = "v0000"
+"""Beside the versions: what is only needed while one is made."""
+FREE_BYTES = 32 * 10**6
+"""Left on a disk that is written to."""
+
+
+class Place(Protocol):
+    """Where a data set is. Not for other processes: each opens it for itself, with what its machine may do there."""
+
+    def manifest(self, version: int = 0) -> Manifest:
+        """What is at this place.
+
+        Args:
+            version: A version of it; 0 for the newest.
+
+        Raises:
+            DatasetError: There is no data set, not that version any more, or its manifest is damaged.
+        """
+
+    def load(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
+        """The columns of a partition file in memory; the bytes that are given are those that were checked.
+
+        Args:
+            file: From the manifest.
+            columns: Those that it must have.
+
+        Returns:
+            Read-only arrays, a row for each sample.
+
+        Raises:
+            DatasetError: It is missing, or is not what the manifest says.
+        """
+
+    def mapped(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
+        """The same on a disk of this machine, read row by row when it is used. It is checked when it is first mapped, and again when it changed."""
+
+    def here(self, found: Manifest) -> Sequence[bool]:
+        """Of each file of a version whether it is here, as far as that is known without reading it."""
+
+    def check(self, file: PartitionFile, columns: Mapping[str, Column]) -> None:
+        """Compare every byte of a file with the manifest, as it is at the place.
+
+        Raises:
+            DatasetError: It is missing or damaged.
+        """
+
+    def extra(self, found: Manifest) -> Sequence[object]:
+        """Files in the folders of the manifest's files that it does not name."""
+
+    def close(self) -> None:
+        """End what another thread waits for here, with an error, and take nothing on."""
+
+    def interrupt(self) -> None:
+        """End what another thread waits for here, with an error. What is asked for later is done."""
+
+    def writing(
+        self, *, after: int = 0, plan: Mapping[str, str] | None = None
+    ) -> contextlib.AbstractContextManager[Unfinished]:
+        """Be the only one who makes a data set here. What is half made stays if it has a plan, until somebody comes with another; else it is removed.
+
+        Args:
+            after: Version of the data set that there is; 0 if there must be none.
+            plan: See ``Unfinished``.
+
+        Returns:
+            What is there of the same plan, in a folder on this machine.
+
+        Raises:
+            DatasetError: The place holds something else, somebody else writes there, or it cannot be written.
+        """
+
+    def new(self, name: str) -> contextlib.AbstractContextManager[Path]:
+        """A path on this machine to write a partition file of this name to; it is at the place, for good, when this is left."""
+
+    def mark(self, name: str) -> str:
+        """Of a file as it is at the place: another text when it was written to since. Empty where nobody can say."""
+
+    def commit(self, new: Manifest) -> None:
+        """Make a version the one that there is, in one step, when all of its files are there. The manifest of the one before is kept beside it."""
+
+    def retire(self, before: Manifest) -> None:
+        """Remove what there is of a version that is no longer the one that there is."""
+
+
+def open_place(text: str | Path) -> Place:
+    """The place that a user names.
+
+    Args:
+        text: A folder, or a URL that a driver of fsspec knows.
+
+    Raises:
+        ConfigError: The URL cannot be used.
+        DatasetError: There is no driver for it.
+    """
+    if "://" not in str(text):
+        return Folder(text)
+    from ddlf.data.bucket import Bucket, path_of
+
+    path = path_of(str(text))
+    return Bucket(str(text)) if path is None else Folder(path)
+
+
+class Folder:
+    """A place on a disk of this machine, or on one that it has mounted.
+
+    Args:
+        text: As the user names it.
+    """
+
+    def __init__(self, text: str | Path) -> None:
+        self.path = Path(text).expanduser()
+        self._checked: dict[str, tuple[int, ...]] = {}
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def close(self) -> None:
+        """See ``Place``; a disk is not waited for."""
+
+    def interrupt(self) -> None:
+        """See ``Place``; a disk is not waited for."""
+
+    def manifest(self, version: int = 0) -> Manifest:
+        """See ``Place``."""
+        found = self._read(manifest.NAME)
+        if version in (0, found.version):
+            return found
+        return self._read(check_kept(manifest.name_of(version), version, found.version, os.listdir(self.path), self))
+
+    def _read(self, name: str) -> Manifest:
+        path = self.path / name
+        with explained(self.path, "read"):
+            if not self.path.is_dir():
+                raise DatasetError(f"there is no folder {self.path}", hint="make a data set with: ddlf data split")
+            if not os.path.lexists(path):
+                if (self.path / LOCK).exists():
+                    what, hint = "a data set that was not finished", "run the same ddlf data split again: it goes on"
+                else:
+                    what, hint = "no data set: there is no manifest.json", "make it with: ddlf data split"
+                raise DatasetError(f"in {self.path} is {what}", hint=hint)
+            if (file := self._plain(path)) > MAX_MANIFEST_BYTES:
+                raise DatasetError(f"{path} has {size(file)}, which no manifest has", hint="bring it back from a copy")
+            return manifest.read(path.read_bytes(), str(path))
+
+    def load(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
+        """See ``Place``."""
+        path = self._found(file)
+        with explained(path, "read"):
+            whole = np.fromfile(path, np.uint8)
+        return columns_of(whole, file, columns, str(path))
+
+    def mapped(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
+        """See ``Place``."""
+        path = self._found(file)
+        with explained(path, "read"):
+            found = path.stat()
+        now = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        if self._checked.get(file.name) != now:
+            self.check(file, columns)
+            self._checked[file.name] = now
+        return self.arrays(file, columns)
+
+    def here(self, found: Manifest) -> list[bool]:
+        """Of each file whether there is one of that name."""
+        folders = {file.name.partition("/")[0] for file in found.files}
+        there = {f"{folder}/{name}" for folder in folders for name in _names(self.path / folder)}
+        return [file.name in there for file in found.files]
+
+    def arrays(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
+        """The same without a comparison: size, form and columns are looked at, but not every byte."""
+        path = self._found(file)
+        return mapped_columns(path, file, columns, str(path))
+
+    def check(self, file: PartitionFile, columns: Mapping[str, Column]) -> None:
+        """See ``Place``."""
+        path = self._found(file)
+        with explained(path, "read"), open(path, "rb", buffering=0) as opened:
+            found = hashlib.file_digest(opened, "sha256").hexdigest()
+        if found != file.sha256:
+            raise DatasetDamaged(f"{path} is damaged: it has not the SHA-256 of the manifest", hint=COPY)
+        self.arrays(file, columns)
+
+    def _found(self, file: PartitionFile) -> Path:
+        path = self.path / file.name
+        with explained(path, "read"):
+            if not os.path.lexists(path):
+                raise DatasetDamaged(f"{path} is missing", hint=COPY)
+            if path.parent.is_symlink():
+                raise DatasetError(f"{path.parent} is a link", hint="a data set has its files in its own folder")
+            found = self._plain(path)
+        if found != file.nbytes:
+            raise DatasetDamaged(f"{path} has {found:,} bytes, not the {file.nbytes:,} of the manifest", hint=COPY)
+        return path
+
+    def _plain(self, path: Path) -> int:
+        """The size of a file that is no link, device or folder."""
+        found = path.lstat()
+        if not stat.S_ISREG(found.st_mode):
+            what = "a link" if stat.S_ISLNK(found.st_mode) else "no file"
+            raise DatasetError(f"{path} is {what}", hint="a data set has its files in its own folder")
+        return found.st_size
+
+    def extra(self, found: Manifest) -> list[Path]:
+        """See ``Place``."""
+        named = {file.name for file in found.files}
+        folders = {name.partition("/")[0] for name in named}
+        there = [path for folder in sorted(folders) for path in sorted((self.path / folder).glob("*"))]
+        return [path for path in there if str(path.relative_to(self.path)) not in named]
+
+    @contextlib.contextmanager
+    def writing(self, *, after: int = 0, plan: Mapping[str, str] | None = None) -> Iterator[Unfinished]:
+        """See ``Place``."""
+        from filelock import FileLock, Timeout
+
+        with explained(self.path, "write to"):
+            if after:
+                self.manifest()
+            if os.path.lexists(self.path) and not self.path.is_dir():
+                raise DatasetError(f"{self.path} is a file", hint="name a folder that is empty or not there yet")
+            made = not self.path.exists()
+            if not (made or after) and any(self.path.iterdir()) and not (self.path / LOCK).is_file():
+                raise DatasetError(f"{self.path} is not empty, and nothing is overwritten", hint="name another folder")
+            self.path.mkdir(parents=True, exist_ok=True)
+            try:
+                with FileLock(self.path / LOCK, timeout=0):
+                    check_version(self._there(after), after, self)
+                    left = Unfinished(self.path / WORK, plan)
+                    self._tidy(after + 1 if left.goes_on else 0)
+                    try:
+                        left.begin()
+                        yield left
+                    except BaseException as error:
+                        if not left.lasts(error):
+                            self._tidy()
+                        raise
+                    shutil.rmtree(left.folder)
+            except Timeout:
+                raise DatasetError(
+                    f"somebody else writes to {self.path} just now", hint="wait, or name another folder"
+                ) from None
+            except BaseException:
+                if made and os.listdir(self.path) == [LOCK]:  # nothing is left where nothing was
+                    (self.path / LOCK).unlink(missing_ok=True)
+                    with contextlib.suppress(OSError):
+                        self.path.rmdir()
+                raise
+
+    def _there(self, after: int) -> Manifest | None:
+        return self.manifest() if after or os.path.lexists(self.path / manifest.NAME) else None
+
+    def _tidy(self, making: int = 0) -> None:
+        """Remove all but the version that there is, and what is there of the one that is being made; 0 for none."""
+        kept = self._there(0)
+        folders = {file.name.partition("/")[0] for file in kept.files} if kept else set()
+        folders |= {WORK, f"v{making:04}"} if making else set()
+        for path in self.path.glob("v[0-9][0-9][0-9][0-9]*"):
+            if path.name not in folders:
+                shutil.rmtree(path)
+        for path in self.path.iterdir():
+            if path.name.startswith(f".{manifest.NAME}-") or manifest.BEFORE.fullmatch(path.name):
+                path.unlink()
+
+    def mark(self, name: str) -> str:
+        """See ``Place``; nothing but its bytes says what a file is."""
+        return ""
+
+    @contextlib.contextmanager
+    def new(self, name: str) -> Iterator[Path]:
+        """See ``Place``."""
+        path = self.path / name
+        path.parent.mkdir(exist_ok=True)
+        yield path
+        with open(path, "rb", buffering=0) as file:
+            os.fsync(file.fileno())
+
+    def commit(self, new: Manifest) -> None:
+        """See ``Place``."""
+        for folder in {str(Path(file.name).parent) for file in new.files}:
+            synced(self.path / folder)
+        if new.version > 1:
+            before = self.manifest()
+            self._write(manifest.name_of(before.version), before)
+        self.put(new)
+
+    def put(self, new: Manifest) -> None:
+        """Make this the manifest that there is, in one step."""
+        self._write(manifest.NAME, new)
+        synced(self.path)
+
+    def _write(self, name: str, found: Manifest) -> None:
+        temporary = self.path / f".{manifest.NAME}-{secrets.token_hex(4)}"
+        with open(temporary, "xb") as file:
+            file.write(found.spelled())
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, self.path / name)
+
+    def retire(self, before: Manifest) -> None:
+        """See ``Place``."""
+        (self.path / manifest.name_of(before.version)).unlink(missing_ok=True)
+        for folder in {file.name.partition("/")[0] for file in before.files}:
+            shutil.rmtree(self.path / folder)
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:  # what is wrong is said where a file is read
+        return []
+
+
+def synced(folder: Path) -> None:
+    """Wait until a folder's names are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems cannot, and need not
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def check_kept(name: str, version: int, newest: int, there: Sequence[str], where: object) -> str:
+    """Refuse a version that is there no more, or not yet.
+
+    Returns:
+        The name of its manifest.
+
+    Raises:
+        DatasetError: It is not.
+    """
+    if name not in there:
+        if version > newest:
+            raise DatasetError(
+                f"in {where} is version {newest} of the data set, and version {version} is wanted",
+                hint="bring it there: ddlf data send",
+            )
+        raise DatasetError(
+            f"version {version} of the data set in {where} is there no more: other files were made of it since",
+            hint="begin anew, or go on from a checkpoint of the version that there is",
+        )
+    return name
+
+
+def check_version(found: Manifest | None, after: int, where: object) -> None:
+    """Refuse to write after another version than the one that there is.
+
+    Raises:
+        DatasetError: There is a data set, or a newer one.
+    """
+    if found is not None and not after:
+        raise DatasetError(f"in {where} is a data set already", hint="name another place")
+    if found is not None and found.version != after:
+        raise DatasetError(f"somebody else has changed {where} meanwhile", hint="look at it, and run this again")
+
+
+def check_room(folder: Path, need: int) -> None:
+    """Refuse what does not fit onto a disk, as far as it says how much it has.
+
+    Raises:
+        OSError: As the disk would do it in the end.
+    """
+    total, _, free = shutil.disk_usage(folder)
+    if total and free < need + FREE_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

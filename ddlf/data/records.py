@@ -1,0 +1,103 @@
+"""A source of samples that come one by one, each a few named arrays: what tar files and TFRecord files hold."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddlf.data.images import on_all_cores
+from ddlf.data.manifest import KINDS, Column, check_columns
+from ddlf.data.sources import Rows, check_ragged, chosen, longest, put, row_type
+from ddlf.errors import DatasetError
+
+AT_ONCE = 256
+"""Samples that are read before they are decoded, on all cores."""
+Record = Mapping[str, Callable[..., np.ndarray[Any, Any]]]
+"""The arrays of a sample by name, made when they are wanted; with ``encoded=True`` images and texts are the bytes that they are."""
+
+
+class Records:
+    """Columns are those of the first sample, and all others must have the same.
+
+    Args:
+        path: File or folder, for errors.
+        samples: How many there are.
+        read: Gives all samples in order, each with where it is.
+        columns: See ``open_source``.
+        usual: Names of columns in place of those in the files, where ``columns`` says nothing.
+        ragged: See ``open_source``.
+
+    Raises:
+        DatasetError: There are none, or what they hold are no numbers.
+        ConfigError: There is no column of a name that was given.
+    """
+
+    classes: Sequence[str] = ()
+
+    def __init__(
+        self,
+        path: Path,
+        samples: int,
+        read: Callable[[], Iterator[tuple[str, Record]]],
+        columns: str = "",
+        usual: Mapping[str, str] | None = None,
+        ragged: str = "",
+    ) -> None:
+        if not samples:
+            raise DatasetError(f"{path} has no samples", hint="look at how it was made")
+        self.samples, self._read = samples, read
+        self._first, first = next(read())
+        self._names = chosen(columns, list(first), path, usual or {})
+        self._ragged = check_ragged(ragged, list(self._names), path)
+        self.columns: dict[str, Column] = {}
+        for name, old in self._names.items():
+            array = self._array(name, first)
+            if array.dtype.kind not in KINDS:
+                raise DatasetError(
+                    f"{self._first}: {old} is no number and no image", hint="name others with --columns, or convert it"
+                )
+            self.columns[name] = Column(array.dtype.name, array.shape)
+        for name in self._ragged:  # nobody says how long the longest is
+            column, most = self.columns[name], longest(self._array(name, record) for _, record in read())
+            self.columns[name] = Column(column.dtype, (most, *column.shape[1:]), ragged=True)
+        try:
+            check_columns(self.columns)
+        except ValueError as error:
+            raise DatasetError(f"{self._first}: {error}", hint="name others with --columns") from None
+
+    def rows(self, at_once: int, first: int = 0) -> Iterator[Rows]:
+        """See ``Source``."""
+        records = itertools.islice(self._read(), first, None)
+        for start in range(first, self.samples, at_once):
+            rows = np.empty(min(at_once, self.samples - start), row_type(self.columns))
+            for done in range(0, len(rows), AT_ONCE):
+                part = list(itertools.islice(records, min(AT_ONCE, len(rows) - done)))
+                for number, arrays in enumerate(on_all_cores(lambda each: self._made(*each), part), done):
+                    for name, array in arrays.items():
+                        put(rows, name, number, array)
+            yield rows
+
+    def _array(self, name: str, record: Record) -> np.ndarray[Any, Any]:
+        make = record[self._names[name]]
+        return make(encoded=True) if name in self._ragged else make()
+
+    def _made(self, where: str, record: Record) -> dict[str, np.ndarray[Any, Any]]:
+        """The arrays of a sample, which are as those of the first one."""
+        made = {}
+        for name, old in self._names.items():
+            if old not in record:
+                raise DatasetError(f"{where} has no {old}, but {self._first} has", hint="leave it out: --columns")
+            array, column = self._array(name, record), self.columns[name]
+            shape = (*column.shape[:1], *array.shape[1:]) if column.ragged and array.shape else array.shape
+            if (array.dtype.name, shape) != (column.dtype, column.shape):
+                raise DatasetError(
+                    f"{where}: {old} is {array.dtype.name} of shape {array.shape}, but that of {self._first} is "
+                    f"{column.dtype} of shape {column.shape}",
+                    hint="bring all to one shape beforehand; images with --image-size 64x64",
+                )
+            made[name] = array
+        return made

@@ -1,0 +1,195 @@
+"""A data set on disks of several machines: which has which files, and how they get there, over connections to their workers.
+
+``send`` runs where the whole data set is; what it calls runs on workers. A file is compared with the manifest when all of it has come, and has its
+name then; the manifest comes last. What was broken off is gone on with: only what a machine lacks is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddlf.algorithms.partition import equal_sizes
+from ddlf.algorithms.reading import portions
+from ddlf.data import manifest
+from ddlf.data.explained import explained
+from ddlf.data.manifest import Manifest, PartitionFile
+from ddlf.data.place import Folder, check_room, synced
+from ddlf.errors import ConfigError, DatasetError
+
+PIECE_BYTES = 2**23
+"""Of a file in one message."""
+
+Moved = Callable[[str, int, int], None]
+
+
+def shares(found: Manifest, hosts: int, copies: int) -> list[list[int]]:
+    """Which files each machine gets: those that one of as many slots reads, and with copies those of its neighbours, too.
+
+    Args:
+        found: What there is.
+        hosts: How many machines.
+        copies: On how many of them each file is to be.
+
+    Returns:
+        Numbers of files of each machine, from 0, rising.
+
+    Raises:
+        ConfigError: There are fewer machines than copies, or fewer samples than machines.
+    """
+    if not 0 < copies <= hosts:
+        raise ConfigError(f"{copies} copies need as many machines, but there are {hosts}", hint="make fewer copies")
+    if hosts > found.samples:
+        raise ConfigError(f"{found.samples:,} samples cannot be spread over {hosts} machines", hint="name fewer")
+    arcs = portions(found.sizes, equal_sizes(found.samples, hosts), "none", seed=0, epoch=0, stays=True)
+    read = [set(arc.stretches(found.sizes)[:, 0].tolist()) for arc in arcs]
+    return [sorted(set().union(*(read[(host + n) % hosts] for n in range(copies)))) for host in range(hosts)]
+
+
+def laid_out(place: Folder, hosts: int) -> Manifest:
+    """The manifest of a data set that so many machines will have parts of; a new version if it was for others.
+
+    Raises:
+        DatasetError: The place cannot be written.
+    """
+    found = place.manifest()
+    if found.hosts == hosts:
+        return found
+    with place.writing(after=found.version):
+        new = replace(found, version=found.version + 1, hosts=hosts, origin=found.identity)
+        place.commit(new)
+    return new
+
+
+async def send(
+    place: Folder, workers: Sequence[Any], copies: int, moved: Moved = lambda what, done, of: None
+) -> list[int]:
+    """Bring each machine its files of a data set, to a folder of the same name.
+
+    Args:
+        place: Where all of it is, on this machine.
+        workers: A connected worker of each machine, in the order in which files are given out.
+        copies: On how many machines each file is to be.
+        moved: Is told what is done, and how many bytes of how many.
+
+    Returns:
+        How many files were sent to each; the others it had.
+
+    Raises:
+        ConfigError: See ``shares``.
+        DatasetError: A file here is damaged, or a machine cannot take one.
+    """
+    share = shares(place.manifest(), len(workers), copies)
+    found = laid_out(place, len(workers))
+    path, files = str(place.path.absolute()), found.files
+    wanted = [[(files[n].name, files[n].nbytes, files[n].sha256) for n in mine] for mine in share]
+    both = zip(workers, wanted, strict=True)
+    names = await asyncio.gather(*(worker.run_method(lacking, path, mine) for worker, mine in both))
+    by_name = {file.name: file for file in files}
+    total, done = sum(by_name[name].nbytes for lacked in names for name in lacked), 0
+
+    async def bring(worker: Any, lacked: list[str]) -> int:
+        nonlocal done
+        for name in lacked:
+            async for begin, piece in _pieces(place, by_name[name]):
+                await worker.run_method(take, path, name, begin, piece)
+                done += len(piece)
+                moved("sending", done, total)
+            await worker.run_method(keep, path, name, by_name[name].sha256)
+        await worker.run_method(end, path, found.spelled())
+        return len(lacked)
+
+    return list(await asyncio.gather(*(bring(*one) for one in zip(workers, names, strict=True))))
+
+
+async def _pieces(place: Folder, file: PartitionFile) -> Any:
+    path = place.path / file.name
+    with explained(path, "read"):
+        for begin in range(0, file.nbytes, PIECE_BYTES):
+            count = min(PIECE_BYTES, file.nbytes - begin)
+            yield begin, await asyncio.to_thread(np.fromfile, path, np.uint8, count, offset=begin)
+
+
+# -- what runs on a worker ------------------------------------------------------------------------------------------------
+
+
+def lacking(path: str, files: Sequence[tuple[str, int, str]]) -> list[str]:
+    """Names of those files that are not here as they should be.
+
+    Args:
+        path: The folder.
+        files: Name, size and SHA-256 of each.
+
+    Raises:
+        DatasetError: The folder cannot be made, or its disk has no room for them.
+    """
+    folder = Path(path)
+    with explained(folder, "write to"):
+        folder.mkdir(parents=True, exist_ok=True)
+        found = [(name, nbytes) for name, nbytes, sha256 in files if _hash(folder / name) != sha256]
+    with explained(folder, "write to", need=(need := sum(nbytes for _, nbytes in found))):
+        check_room(folder, need)
+    return [name for name, _ in found]
+
+
+def take(path: str, name: str, begin: int, piece: Any) -> None:
+    """Write a piece of a file, which has another name until it is whole."""
+    part = _part(path, name)
+    with explained(path, "write to"):
+        part.parent.mkdir(exist_ok=True)
+        with open(part, "r+b" if begin else "wb") as file:
+            file.seek(begin)
+            file.write(piece.data)
+
+
+def keep(path: str, name: str, sha256: str) -> None:
+    """Give a file its name.
+
+    Raises:
+        DatasetError: It is not what the manifest says.
+    """
+    part = _part(path, name)
+    if _hash(part) != sha256:
+        part.unlink(missing_ok=True)
+        raise DatasetError(
+            f"{name} has not the SHA-256 of the manifest", hint="look at it where it comes from: ddlf data verify"
+        )
+    with explained(path, "write to"):
+        with open(part, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(part, Path(path) / name)
+        synced(part.parent)
+
+
+def end(path: str, spelled: bytes) -> None:
+    """Make this the version that is here, and remove what neither it nor the one before names."""
+    folder = Folder(path)
+    with explained(folder, "write to"):
+        new, kept = manifest.read(spelled, f"{path}/{manifest.NAME}"), set()
+        if (folder.path / manifest.NAME).is_file():
+            kept = {file.name.partition("/")[0] for file in folder.manifest().files}
+        folder.put(new)
+        for old in folder.path.glob("v[0-9][0-9][0-9][0-9]*"):
+            if old.name not in kept | {file.name.partition("/")[0] for file in new.files}:
+                shutil.rmtree(old)
+
+
+def _part(path: str, name: str) -> Path:
+    where = Path(path) / name
+    return where.with_name(f".{where.name}-{os.getpid()}")
+
+
+def _hash(path: Path) -> str:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""

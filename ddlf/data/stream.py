@@ -1,0 +1,231 @@
+"""Samples of partition files in the order of a portion, read ahead on a thread, in memory that has a bound. Runs on workers and the master."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Collection, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, ThreadPoolExecutor, wait
+from typing import Any
+
+import numpy as np
+
+from ddlf.algorithms.reading import SHUFFLE, Global, Portion, Turned, Unshuffled, Window
+from ddlf.data.files import Arrays
+from ddlf.data.opened import DataSet
+from ddlf.errors import ConfigError
+from ddlf.events.record import size
+from ddlf.worker.machine import memory
+
+AHEAD = 2
+"""Chunks that are read, or being read, while one is trained on."""
+SHARE = 10
+"""A chunk is at most this part of the memory for data: those ahead, that which is trained on, and the copies of it on its way are half of it."""
+MOST_BYTES = 2**25
+"""Of a chunk: more would make nothing faster."""
+FIRST_BATCHES = 8
+"""In the first chunk, so that training begins soon; each of the next ones has twice as many as the one before, up to those of a whole chunk."""
+LEAST_BATCHES = 8
+"""So many batches have to fit into the memory for data."""
+USUAL = 2**30
+"""The most that is used for data where nothing says how much."""
+
+
+class Closed(Exception):
+    """Reading was ended while somebody waited for it."""
+
+
+def usual_memory() -> int:
+    """Bytes for data where nothing says how many: an eighth of what this machine, or its container, has."""
+    return min((memory()[0] or 8 * USUAL) // 8, USUAL)
+
+
+class Stream:
+    """One pass over some samples, as chunks of whole batches; the next are read while one is used.
+
+    Nothing is read before it is asked for, but ``AHEAD`` chunks: who is slow is waited for.
+
+    Args:
+        data: The data set.
+        portion: What to read, in which order.
+        batch_size: Samples in a batch: a chunk has a multiple of it, but for the last one.
+        memory: Bytes for all that is read and not yet trained on. A window of files is held in it if it takes no more than half of it; else rows
+            are read from the disk as they are wanted.
+        before: A pass over the same data with the same memory. Files that it has in memory, or passes before it, as many as half of the memory holds,
+            need not be read again.
+        skipped: Partition files that are left out, from 0.
+
+    Attributes:
+        left_out: Samples that are left out, by number of their file.
+        samples: How many are read.
+        begun: Whether somebody takes chunks.
+        wait_s: Seconds that was waited for chunks.
+        files: Numbers of the files that were opened, in that order, each once in a row.
+
+    Raises:
+        ConfigError: The memory is too small for batches.
+    """
+
+    def __init__(
+        self,
+        data: DataSet,
+        portion: Portion | Turned,
+        batch_size: int,
+        memory: int,
+        before: Stream | None = None,
+        skipped: Collection[int] = (),
+    ) -> None:
+        self._data, self._portion, self._room = data, portion, memory // 2
+        self._sizes = data.manifest.sizes
+        self._skipped = np.array(sorted(skipped), np.int64)
+        self.left_out: dict[int, int] = {}
+        for whose, _ in portion.blocks(self._sizes) if len(self._skipped) else ():
+            for number, count in zip(*np.unique(whose[np.isin(whose, self._skipped)], return_counts=True), strict=True):
+                self.left_out[int(number)] = self.left_out.get(int(number), 0) + int(count)
+        self.samples = portion.samples - sum(self.left_out.values())
+        row = data.row_bytes
+        if (least := LEAST_BATCHES * min(batch_size, portion.samples) * row) > memory:
+            raise ConfigError(
+                f"data_memory is {size(memory)}, too little for batches of {batch_size} samples of {size(row)} each",
+                hint=f"give at least {least} bytes, or make batches smaller",
+            )
+        self._chunk = max(min(memory // SHARE, MOST_BYTES) // row // batch_size, 1) * batch_size
+        self._next = FIRST_BATCHES * batch_size
+        rule = SHUFFLE.read(portion.shuffle)
+        files = min((rule.files if isinstance(rule, Window) else 1) * portion.windows, len(self._sizes))
+        window = sum(sorted(file.nbytes for file in data.manifest.files)[-files:])
+        # What a program makes has no rows that could be read by themselves.
+        self._whole = not data.on_disk and (
+            isinstance(rule, Global) or (data.in_order and not isinstance(rule, Unshuffled))
+        )
+        if not data.on_disk and (need := data.manifest.nbytes if self._whole else window) > self._room:
+            what = "all of it" if self._whole else "its largest part" if files == 1 else f"{files} of its parts"
+            raise ConfigError(
+                f"{data} is read with shuffle={str(rule)!r}, for which {what} has to be in half of data_memory: "
+                f"{size(need)} in {size(self._room)}",
+                hint="give more, make smaller parts, use shuffle='none', or make partition files: ddlf data split",
+            )
+        self._loads = not data.on_disk or (not isinstance(rule, Global) and window <= self._room)
+        goes_on = before is not None and before._data is data and before._loads and self._loads
+        self._open: dict[int, Arrays] = before._open if before is not None and goes_on else {}
+        self.begun, self.wait_s, self._loading = False, 0.0, False
+        self.files: list[int] = []
+        self._closed: Future[Any] = Future()
+        self._thread = ThreadPoolExecutor(1, "read")
+        self._source = self._chunks()
+        self._ahead: deque[Future[Any]] = deque(self._thread.submit(next, self._source, None) for _ in range(AHEAD))
+
+    def __iter__(self) -> Iterator[Arrays]:
+        """Rows of each column, chunk by chunk.
+
+        Raises:
+            Closed: The pass was ended meanwhile.
+            DatasetError: A file is missing or damaged.
+        """
+        self.begun = True
+        try:
+            while True:
+                begin = time.perf_counter()
+                wait((self._ahead[0], self._closed), return_when=FIRST_COMPLETED)
+                self.wait_s += time.perf_counter() - begin
+                if self._closed.done():
+                    raise Closed
+                rows = self._ahead.popleft().result()
+                if rows is None:
+                    return
+                self._ahead.append(self._thread.submit(next, self._source, None))
+                yield rows
+                del rows
+        finally:
+            self.close()
+            self._ahead.clear()
+
+    def close(self) -> None:
+        """End reading; who waits is told at once. Any thread may."""
+        with contextlib.suppress(InvalidStateError):
+            self._closed.set_result(None)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._loading:
+            self._data.interrupt()  # else the process could end only when the store answers
+
+    def _chunks(self) -> Iterator[Arrays]:
+        left = self.samples
+        whole, filled = self._empty(left), 0
+        for files, rows in self._portion.blocks(self._sizes):
+            if self.left_out:
+                read = ~np.isin(files, self._skipped)
+                files, rows = files[read], rows[read]
+            self._open_all(np.unique(files).tolist())
+            begin = 0
+            while begin < len(rows):
+                if self._closed.done():
+                    return
+                piece = slice(begin, begin + min(len(rows) - begin, self._length(whole) - filled))
+                self._gather(whole, filled, files[piece], rows[piece])
+                filled, begin = filled + piece.stop - begin, piece.stop
+                if filled == self._length(whole):
+                    left -= filled
+                    yield whole
+                    whole, filled = self._empty(left), 0
+
+    def _empty(self, left: int) -> Arrays:
+        columns, length = self._data.columns.items(), min(self._next, self._chunk, left)
+        self._next *= 2
+        return {name: np.empty((length, *column.shape), column.dtype) for name, column in columns}
+
+    @staticmethod
+    def _length(rows: Arrays) -> int:
+        return len(next(iter(rows.values())))
+
+    def _open_all(self, numbers: list[int]) -> None:
+        """Have these files open; of others those that were read last, if there is room for them."""
+        if self._whole:
+            numbers = list(range(len(self._sizes)))
+        sizes = [file.nbytes for file in self._data.manifest.files]
+        left, kept = self._room - sum(sizes[number] for number in numbers), list[int]()
+        for number in reversed(self._open):
+            if number not in numbers:
+                left -= sizes[number]
+                if left < 0 or not (self._loads and self._data.on_disk):
+                    break
+                kept.append(number)
+        again = [number for number in numbers if number in self._open]
+        # Those that are let go are gone before the next are read: both would be twice as many as there is room for.
+        self._open = {number: self._open[number] for number in (*reversed(kept), *again)}
+        for number in numbers:
+            if self._closed.done():
+                return
+            if number not in self._open:
+                self.files.append(number)
+                self._loading = True
+                try:
+                    self._open[number] = self._data.load(number) if self._loads else self._data.mapped(number)
+                finally:
+                    self._loading = False
+                self._check_room(len(numbers), sizes)
+
+    def _check_room(self, files: int, sizes: list[int]) -> None:
+        """Refuse files of a store in memory for which the cache has no room, if the memory for data has none, either."""
+        held = [number for number, arrays in self._open.items() if not any(map(_is_mapped, arrays.values()))]
+        if self._loads or (need := sum(sizes[number] for number in held)) <= self._room:
+            return
+        raise ConfigError(
+            f"{files} files of {self._data} that are read together have no room in the cache of this machine, and {size(need)} of them "
+            f"none in half of data_memory, {size(self._room)}",
+            hint=f"make smaller ones: ddlf data repartition {self._data} --file-bytes {max(self._room // files, 1)}; or give more "
+            "data_memory, or the cache more (DDLF_CACHE_SIZE)",
+        )
+
+    def _gather(self, whole: Arrays, filled: int, files: Any, rows: Any) -> None:
+        """Copy rows of open files to the places from ``filled`` on."""
+        for number in np.unique(files).tolist():
+            where = np.flatnonzero(files == number)
+            chosen, where = rows[where], where + filled
+            for name, array in self._data.taken(number, self._open[number], chosen).items():
+                whole[name][where] = array
+
+
+def _is_mapped(array: Any) -> bool:
+    """Whether an array is read from the disk when it is used; what is no plain array is taken for that."""
+    return isinstance(array, np.memmap) or not isinstance(array, np.ndarray)

@@ -1,0 +1,113 @@
+"""A source of numbers in a CSV file, whose first line has the names."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ddlf.data.manifest import MAX_CLASSES, Column
+from ddlf.data.sources import Rows, row_type
+from ddlf.errors import ConfigError, DatasetError
+
+
+class Table:
+    """Columns are ``x``, all numbers of a line but the label as float32, and ``y``, the label, if one is named.
+
+    Labels are int64 if all are whole numbers, else float32 if all are numbers, else the number of the class in the order of names.
+
+    Args:
+        path: File, read once from here, since every line must be right before anything is written.
+        label: Name of the column that is the label; empty for none.
+
+    Raises:
+        DatasetError: A line has more or fewer values than the first one, or there is none.
+        ConfigError: There is no such column.
+    """
+
+    def __init__(self, path: Path, label: str = "") -> None:
+        self._path = path
+        lines = self._lines()
+        head = next(lines, (0, []))[1]
+        if label and label not in head:
+            raise ConfigError(f"{path} has no column {label!r}", hint=f"it has {', '.join(head)}")
+        if all(_is_number(name) for name in head):
+            raise DatasetError(f"the first line of {path} has no names", hint="write the names of columns there")
+        if label and head.count(label) > 1:
+            raise DatasetError(f"{path} has {head.count(label)} columns {label!r}", hint="give each its own name")
+        self._label = head.index(label) if label else None
+        self._width = len(head)
+        self.samples, whole, numbers = 0, True, True
+        texts: set[str] = set()
+        for number, line in lines:
+            if len(line) != len(head):
+                raise DatasetError(
+                    f"line {number:,} of {path} has {len(line)} values, but there are {len(head)} names", hint="mend it"
+                )
+            self.samples += 1
+            if self._label is not None:
+                text = line[self._label]
+                if not text.strip():  # one would make classes of all numbers, and the first of them
+                    raise DatasetError(
+                        f"line {number:,} of {path} has no {label}", hint="fill it, or leave the line out"
+                    )
+                whole = whole and _is_whole(text)
+                numbers = numbers and (whole or _is_number(text))
+                if len(texts) <= MAX_CLASSES:
+                    texts.add(text)
+        if not self.samples:
+            raise DatasetError(f"{path} has no samples", hint="look at how it was made")
+        if not numbers and len(texts) > MAX_CLASSES:
+            raise DatasetError(f"{path}: {label!r} has more than {MAX_CLASSES:,} texts", hint="name another label")
+        self.classes: Sequence[str] = [] if numbers else sorted(texts)
+        inputs = self._width - (self._label is not None)
+        self.columns = {"x": Column("float32", (inputs,))} if inputs else {}
+        if self._label is not None:
+            self.columns["y"] = Column("float32" if numbers and not whole else "int64", ())
+
+    def _lines(self) -> Iterator[tuple[int, list[str]]]:
+        try:
+            with open(self._path, newline="", encoding="utf-8-sig") as file:
+                reader = csv.reader(file, strict=True)
+                for line in reader:
+                    if line:
+                        yield reader.line_num, line
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise DatasetError(f"{self._path} is no CSV file in UTF-8 ({error})", hint="save it as one") from None
+
+    def rows(self, at_once: int, first: int = 0) -> Iterator[Rows]:
+        """See ``Source``."""
+        lines = itertools.islice(self._lines(), 1 + first, None)
+        number_of = {name: number for number, name in enumerate(self.classes)}
+        for start in range(first, self.samples, at_once):
+            rows = np.empty(min(at_once, self.samples - start), row_type(self.columns))
+            for row, (number, line) in zip(range(len(rows)), lines, strict=False):
+                try:
+                    if self._label is not None:
+                        label = line.pop(self._label)
+                        rows["y"][row] = number_of[label] if self.classes else label
+                    if line:
+                        rows["x"][row] = line
+                except ValueError as error:
+                    raise DatasetError(
+                        f"line {number:,} of {self._path}: {error}", hint="mend it, or name the labels with --label"
+                    ) from None
+            yield rows
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return "_" not in text  # Python's 1_2 is twelve, that of a table a name
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        return "_" not in text and -(2**63) <= int(text) < 2**63
+    except ValueError:
+        return False

@@ -1,0 +1,131 @@
+"""A source of tar files as WebDataset has them: the files of one stem, one behind the other, are a sample. Nothing is unpacked onto a disk."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from ddlf.data.images import ENDINGS, Decoder
+from ddlf.data.records import Record, Records
+from ddlf.errors import DatasetError
+
+MAX_FILE_BYTES = 2**30
+"""Of one file of a sample."""
+NUMBERS = ("cls", "id", "index", "count")
+"""Endings of files whose text is a whole number."""
+
+
+def open_tar(
+    path: Path, files: Sequence[Path], *, columns: str = "", image_size: str = "", ragged: str = ""
+) -> Records:
+    """Columns are named as the endings; an image, or else ``.npy``, is ``x`` and ``.cls`` is ``y``.
+
+    Args:
+        path: What was named.
+        files: The tar files of it, in order.
+        columns: See ``open_source``.
+        image_size: See ``open_source``.
+        ragged: See ``open_source``.
+
+    Raises:
+        DatasetError: A file cannot be read, or holds what has no place in a data set.
+        ConfigError: An option cannot be used.
+    """
+    decoder = Decoder(image_size)
+    read = partial(_samples, files, decoder)
+    samples = sum(1 for file in files for _ in _groups(file))
+    there = {name for _, record in [next(read(), ("", {}))] for name in record}
+    usual = {name: name.removesuffix(".npy") for name in there if name.endswith(".npy")}
+    pictures = sorted(name for name in there if f".{name}" in ENDINGS) or sorted(there & {"npy"})
+    if pictures:
+        usual[pictures[0]] = "x"
+    if "cls" in there:
+        usual["cls"] = "y"
+    return Records(path, samples, read, columns, usual, ragged)
+
+
+def _samples(files: Sequence[Path], decoder: Decoder) -> Iterator[tuple[str, Record]]:
+    for file in files:
+        for stem, members in _groups(file, read=True):
+            yield (
+                f"{stem} of {file}",
+                {
+                    ending: partial(_array, data, ending, f"{stem}.{ending} of {file}", decoder)
+                    for ending, data in members.items()
+                },
+            )
+
+
+def _groups(file: Path, *, read: bool = False) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """The files of each sample by their endings, without what is in them if that is not wanted."""
+    try:
+        with tarfile.open(file, "r:*") as archive:
+            stem, members = "", dict[str, bytes]()
+            for member in archive:
+                archive.members = []  # type: ignore[attr-defined]  # it would keep each header; there may be millions
+                if member.isdir():
+                    continue
+                new, ending = _named(member, file)
+                if new != stem and members:
+                    yield stem, members
+                    members = {}
+                if ending in members:
+                    raise DatasetError(f"{file} has {member.name} twice", hint="name the files of each sample alike")
+                # At once: of a compressed file nothing is read that lies behind.
+                stem, members[ending] = new, _data(archive, member, file) if read else b""
+            if members:
+                yield stem, members
+    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+        if isinstance(error, DatasetError):
+            raise
+        raise DatasetError(f"{file} is no tar file that can be read ({error})", hint="copy it again") from None
+
+
+def _named(member: tarfile.TarInfo, file: Path) -> tuple[str, str]:
+    """Stem and ending of a member that is nothing but a file."""
+    path = PurePosixPath(member.name)
+    if not member.isreg():
+        what = "a link" if member.issym() or member.islnk() else "no plain file"
+        raise DatasetError(f"{member.name} of {file} is {what}", hint="make the tar file of plain files alone")
+    if path.is_absolute() or ".." in path.parts:
+        raise DatasetError(f"{file} names {member.name}, outside of it", hint="make it anew with names below a folder")
+    if member.size > MAX_FILE_BYTES:
+        raise DatasetError(f"{member.name} of {file} claims {member.size:,} bytes", hint="leave it out")
+    stem, dot, ending = path.name.partition(".")
+    if not dot or not stem or not ending:
+        raise DatasetError(
+            f"{member.name} of {file} has no ending", hint="name the files of a sample 0001.png, 0001.cls"
+        )
+    return str(path.parent / stem), ending.lower()
+
+
+def _data(archive: tarfile.TarFile, member: tarfile.TarInfo, file: Path) -> bytes:
+    opened = archive.extractfile(member)
+    data = opened.read() if opened is not None else b""
+    if len(data) != member.size:
+        raise DatasetError(f"{member.name} of {file} ends too early", hint="copy it again")
+    return data
+
+
+def _array(data: bytes, ending: str, where: str, decoder: Decoder, *, encoded: bool = False) -> np.ndarray[Any, Any]:
+    kind = ending.rpartition(".")[2]  # left.npy is a column of its own
+    if f".{kind}" in ENDINGS:
+        return (decoder.checked if encoded else decoder.pixels)(io.BytesIO(data), where)
+    if encoded and kind != "npy":
+        return np.frombuffer(data, np.uint8)
+    try:
+        if kind == "npy":
+            return np.asarray(np.load(io.BytesIO(data), allow_pickle=False))
+        if kind in NUMBERS:
+            return np.array(int(data), np.int64)
+        if kind in ("float", "score"):
+            return np.array(float(data), np.float32)
+    except (ValueError, EOFError) as error:
+        raise DatasetError(f"{where} cannot be read ({error})", hint="mend it, or leave it out: --columns") from None
+    return np.array(data.decode(errors="replace"))

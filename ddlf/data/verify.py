@@ -1,0 +1,89 @@
+"""Whether a data set is what was written, and its samples as arrays again."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from ddlf.data.explained import explained
+from ddlf.data.export import WRITERS
+from ddlf.data.files import Arrays
+from ddlf.data.manifest import Manifest, PartitionFile
+from ddlf.data.place import Place
+from ddlf.errors import DatasetError
+
+Moved = Callable[[str, int, int], None]
+
+
+def damage(place: Place, found: Manifest, moved: Moved = lambda what, done, of: None) -> Iterator[DatasetError]:
+    """What is wrong at a place, file by file; nothing if all is whole. Every byte is read, on all cores.
+
+    Args:
+        place: Where it is.
+        found: Its manifest.
+        moved: Is told what is done, and how many samples of how many.
+    """
+    for path in place.extra(found):
+        yield DatasetError(f"{path} is not of this data set", hint="remove it")
+    done = 0
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        try:
+            for file, error in zip(
+                found.files, threads.map(lambda file: _of(place, found, file), found.files), strict=True
+            ):
+                done += file.samples
+                moved("checking", done, found.samples)
+                if error is not None:
+                    yield error
+        except KeyboardInterrupt:
+            place.close()  # else the threads would be waited for, and they for the store
+            raise
+
+
+def _of(place: Place, found: Manifest, file: PartitionFile) -> DatasetError | None:
+    try:
+        place.check(file, found.columns)
+    except DatasetError as error:
+        return error
+    return None
+
+
+def export(place: Place, found: Manifest, target: Path, moved: Moved = lambda what, done, of: None) -> None:
+    """Write all samples into one file, in the order of their ids; each partition file is checked first.
+
+    Args:
+        place: Where it is.
+        found: Its manifest.
+        target: File that is not there yet: ``.npz``, ``.parquet``, ``.tar`` or ``.tfrecord``.
+        moved: Is told what is done, and how many samples of how many.
+
+    Raises:
+        DatasetError: A file is damaged, or the target is there or cannot be written; nothing is left of it then.
+    """
+    if target.suffix not in WRITERS:
+        raise DatasetError(f"{target} is of no kind that is known", hint=f"name it {', '.join(WRITERS)}")
+    if target.parts[0].endswith(":"):  # of which a path leaves one stroke
+        raise DatasetError(
+            f"{target} is a URL, and one file is written on this machine", hint="name a path, and copy it"
+        )
+    if os.path.lexists(target):
+        raise DatasetError(f"{target} is there already, and nothing is overwritten", hint="name another file")
+    temporary = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
+    done = 0
+
+    def parts() -> Iterator[Arrays]:
+        nonlocal done
+        for file in found.files:
+            yield place.mapped(file, found.columns)
+            done += file.samples
+            moved("writing", min(done, found.samples), found.samples)
+
+    with explained(target, "write", need=found.nbytes):
+        try:
+            WRITERS[target.suffix](temporary, found, parts)
+            os.rename(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)

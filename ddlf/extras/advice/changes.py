@@ -1,0 +1,287 @@
+"""A finding's changes as edits of the user's files, and these as a unified diff. What cannot be changed for sure is left alone."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddlf.extras.advice.facts import Facts
+from ddlf.extras.advice.rule import Change
+from ddlf.extras.advice.source import FUNCTIONS, POSITIONS, File, Sources, argument
+from ddlf.training.settings.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Other text in the place of some.
+
+    Args:
+        path: The file.
+        begin: First character that goes, counted in the whole text.
+        end: That behind the last.
+        text: What comes there.
+    """
+
+    path: Path
+    begin: int
+    end: int
+    text: str
+
+
+def edits_of(changes: Iterable[Change], sources: Sources, facts: Facts) -> list[Edit]:
+    """The edits that make all of some changes; none if one of them cannot be made."""
+    found: list[Edit] = []
+    for change in changes:
+        edits = _edits(change, sources, facts)
+        if not edits:
+            return []
+        found += edits
+    return list(dict.fromkeys(found))
+
+
+def diff(edits: Iterable[Edit]) -> str:
+    """Edits as ``patch -p0`` takes them in this folder; of two that overlap the first."""
+    parts = []
+    for path, text in changed(edits).items():
+        before = _lines(path.read_bytes().decode())
+        name = os.path.relpath(path) if not os.path.relpath(path).startswith("..") else str(path)
+        parts += _marked(difflib.unified_diff(before, _lines(text), name, name))
+    return "".join(parts)
+
+
+def _marked(lines: Iterable[str]) -> list[str]:
+    return [line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines]
+
+
+def _lines(text: str) -> list[str]:
+    """Lines with their ends; what else Python takes for one, as a form feed, is a letter here as it is for ``patch``."""
+    return re.findall("[^\n]*\n|[^\n]+", text)
+
+
+def places(text: str) -> list[int]:
+    """Where each letter that an edit counts is in a file as it lies there: with its mark of UTF-8, and two letters at the end of a line."""
+    return [one.start() for one in re.finditer("\r\n|(?!^\ufeff).", text, re.DOTALL)] + [len(text)]
+
+
+def changed(edits: Iterable[Edit]) -> dict[Path, str]:
+    """The text of each file with its edits and with the ends of lines that it has; of two that overlap the first."""
+    by_file: dict[Path, list[Edit]] = {}
+    for edit in dict.fromkeys(edits):
+        taken = by_file.setdefault(edit.path, [])
+        if not any(edit.begin < one.end and one.begin < edit.end for one in taken):
+            taken.append(edit)
+    result = {}
+    for path, taken in by_file.items():
+        text = path.read_bytes().decode()
+        at, end = places(text), "\r\n" if "\r\n" in text else "\n"
+        for edit in sorted(taken, key=lambda one: one.begin, reverse=True):
+            text = text[: at[edit.begin]] + edit.text.replace("\n", end) + text[at[edit.end] :]
+        result[path] = text
+    return result
+
+
+def _edits(change: Change, sources: Sources, facts: Facts) -> list[Edit]:
+    match change.what:
+        case "loss":
+            found = sources.compiled("loss")
+            return _replaced(found, change.to) if found and _is_simple(found[1]) else []
+        case "metric":
+            found = sources.compiled("metrics")
+            named = (
+                [node for node in ast.walk(found[1]) if isinstance(node, ast.Constant) and node.value == change.of]
+                if found
+                else []
+            )
+            return _replaced((found[0], named[0]), change.to) if found and named else []
+        case "rate":
+            return _optimizer(sources, "learning_rate", change.to)
+        case "optimizer":
+            return _optimizer(sources, change.name, change.to)
+        case "argument":
+            return _argument(change, sources, facts)
+        case "remove":
+            return _removed(change, sources, facts)
+        case "setting":
+            return _setting(change, sources, facts)
+        case "data":
+            return _at_the_end(change, sources)
+    return []
+
+
+def _is_simple(node: ast.expr) -> bool:
+    """Whether a loss is one of Keras's with nothing that would be lost."""
+    if isinstance(node, ast.Call):
+        return not node.args and all(keyword.arg in ("from_logits", "name") for keyword in node.keywords)
+    return isinstance(node, ast.Constant) or (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute))
+
+
+def _replaced(found: tuple[File, ast.expr] | None, value: Any) -> list[Edit]:
+    if found is None:
+        return []
+    file, node = found
+    begin, end = span(file, node)
+    return [Edit(file.path, begin, end, _written(value))]
+
+
+def _written(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def span(file: File, node: ast.AST) -> tuple[int, int]:
+    """First and last character of a node, in the whole text."""
+    lines = _lines(file.text)
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line))
+
+    def at(line: int, column: int) -> int:
+        return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
+
+    return at(node.lineno, node.col_offset), at(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
+
+
+def _indent(file: File, node: ast.stmt) -> str:
+    """What stands before a statement: blanks, or tabs."""
+    return _lines(file.text)[node.lineno - 1][: node.col_offset]
+
+
+def _optimizer(sources: Sources, name: str, value: Any) -> list[Edit]:
+    """Another number for an argument of the optimizer; one that has its default is added, but for the learning rate."""
+    found = sources.compiled("optimizer")
+    if found is None:
+        return []
+    file, node = found
+    if isinstance(node, ast.Name) and (given := sources.value(node.id)) is not None:
+        file, node = given
+    if not isinstance(node, ast.Call):
+        return []
+    if (written := argument(node, ("learning_rate",), name)) is not None:
+        return _number((file, written), sources, value)
+    return [] if name == "learning_rate" else _added(file, node, name, value)
+
+
+def _added(file: File, call: ast.Call, name: str, value: Any) -> list[Edit]:
+    """An argument behind the others of a call; nothing where ``**`` may have it already."""
+    if any(one.arg is None for one in call.keywords):
+        return []
+    last = max((span(file, node)[1] for node in [*call.args, *call.keywords]), default=None)
+    begin = last if last is not None else span(file, call)[1] - 1
+    return [Edit(file.path, begin, begin, f"{'' if last is None else ', '}{name}={_written(value)}")]
+
+
+def _number(found: tuple[File, ast.expr] | None, sources: Sources, value: Any) -> list[Edit]:
+    """Another number in the place of one that is written there, or of what a name has."""
+    if found is None:
+        return []
+    file, node = found
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+        return _number(sources.value(node.attr), sources, value)
+    if isinstance(node, ast.Name):
+        return _number(sources.value(node.id), sources, value)
+    if isinstance(node, ast.UnaryOp):
+        node_value: Any = node.operand
+    else:
+        node_value = node
+    return _replaced((file, node), value) if isinstance(node_value, ast.Constant) else []
+
+
+def _argument(change: Change, sources: Sources, facts: Facts) -> list[Edit]:
+    layer = facts.layer(change.of)
+    found = sources.layer(layer, facts) if layer is not None else None
+    if layer is None or found is None:
+        return []
+    file, call = found
+    positions = POSITIONS.get(layer.kind, ())
+    if (node := argument(call, positions, change.name)) is not None:
+        return _replaced((file, node), change.to)
+    if change.name == "trainable" or layer.kind in ("Softmax", "ReLU"):
+        return []
+    return _added(file, call, change.name, change.to)
+
+
+def _removed(change: Change, sources: Sources, facts: Facts) -> list[Edit]:
+    layer = facts.layer(change.of)
+    found = sources.layer(layer, facts) if layer is not None else None
+    if found is None:
+        return []
+    file, call = found
+    parent: Any = file.parents.get(id(call))
+    begin, end = span(file, call)
+    if isinstance(parent, ast.List | ast.Tuple):
+        while end < len(file.text) and file.text[end] in ", \t":
+            end += 1
+        line = file.text.rfind("\n", 0, begin) + 1
+        if not file.text[line:begin].strip() and file.text[end : end + 1] == "\n":  # it has the line for itself
+            begin, end = line, end + 1
+        elif file.text[begin - 2 : begin] == ", " and file.text[end : end + 1] in "])":
+            begin -= 2
+        return [Edit(file.path, begin, end, "")]
+    outer: Any = file.parents.get(id(parent))
+    same = (
+        isinstance(parent, ast.Call) and parent.func is call and isinstance(outer, ast.Assign) and len(parent.args) == 1
+    )
+    through = (
+        same
+        and isinstance(parent.args[0], ast.Name)
+        and [getattr(one, "id", None) for one in outer.targets] == [parent.args[0].id]
+    )
+    added = isinstance(parent, ast.Call) and getattr(parent.func, "attr", "") == "add" and isinstance(outer, ast.Expr)
+    if not (through or added):
+        return []
+    begin, end = span(file, outer)
+    begin = file.text.rfind("\n", 0, begin) + 1
+    end = file.text.find("\n", end) + 1 or len(file.text)
+    return [Edit(file.path, begin, end, "")]
+
+
+def _setting(change: Change, sources: Sources, facts: Facts) -> list[Edit]:
+    own = sources.class_()
+    if own is None or _is_said_elsewhere(change.of, sources, facts):
+        return []
+    file, node = own
+    if sources.setting(change.of) is not None:
+        given = sources.value(change.of)
+        return _number(given, sources, change.to)
+    body = node.body
+    docstring = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
+    after = span(file, body[0])[1] if docstring else None
+    indent = _indent(file, body[0])
+    if after is None:
+        begin = file.text.rfind("\n", 0, span(file, body[0])[0]) + 1
+        if isinstance(body[0], FUNCTIONS) and body[0].decorator_list:
+            return []
+        return [Edit(file.path, begin, begin, f"{indent}{change.of} = {_written(change.to)}\n")]
+    return [Edit(file.path, after, after, f"\n\n{indent}{change.of} = {_written(change.to)}")]
+
+
+def _is_said_elsewhere(name: str, sources: Sources, facts: Facts) -> bool:
+    """Whether a setting has another value than the class gives it: what wins over it, as cluster.yaml, is not changed by changing the class."""
+    if name not in facts.settings:
+        return False
+    given = sources.value(name) if sources.setting(name) is not None else None
+    if given is None:
+        return bool(facts.settings[name] != getattr(Settings, name, None))
+    return isinstance(given[1], ast.Constant) and bool(facts.settings[name] != given[1].value)
+
+
+def _at_the_end(change: Change, sources: Sources) -> list[Edit]:
+    found = sources.method("load_dataset")
+    if found is None:
+        return []
+    file, node = found
+    last = node.body[-1]
+    if last.lineno == node.lineno:  # all in one line
+        return []
+    indent = _indent(file, last)
+    if isinstance(last, ast.Return):
+        begin = file.text.rfind("\n", 0, span(file, last)[0]) + 1
+        return [Edit(file.path, begin, begin, "".join(f"{indent}{line}\n" for line in change.to))]
+    end = span(file, last)[1]
+    end = end + len(file.text[end:].partition("\n")[0])
+    return [Edit(file.path, end, end, "".join(f"\n{indent}{line}" for line in change.to))]

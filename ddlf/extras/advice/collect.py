@@ -1,0 +1,205 @@
+"""An app's facts: what its data, model and settings are, on the machine that has them. Nothing is trained, drawn or changed. Runs on the master."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddlf.data.parts import NAMES, has_own_train, place_of
+from ddlf.data.trees import first_array, grown, leaves
+from ddlf.errors import AppError, DDLFError
+from ddlf.extras.advice.arrays import compared, described
+from ddlf.extras.advice.compiled import has_own_step, heads_of, is_own, optimizer_of
+from ddlf.extras.advice.facts import Facts
+from ddlf.extras.advice.in_text import text_of
+from ddlf.extras.advice.network import layers_of
+from ddlf.extras.advice.source import Sources
+from ddlf.rpc.code import own_modules
+from ddlf.rpc.iworker import awaited
+from ddlf.training.roles import have_keras
+from ddlf.training.roles.build import fresh_names, left_behind, ready_model
+from ddlf.training.roles.callbacks import check, warnings, warnings_of_master
+from ddlf.training.settings.chosen import read
+from ddlf.worker import machine
+
+SETTINGS = (
+    "mode",
+    "master_epochs",
+    "worker_epochs",
+    "worker_steps",
+    "batch_size",
+    "slots",
+    "shuffle",
+    "optimizer_state",
+    "class_weight",
+    "codec",
+    "exchange",
+)
+"""Settings that rules look at."""
+
+
+PARTS = ("train", "val", "test")
+TAKEN_IN = 1 << 26
+"""Bytes up to which data that is not in memory is read whole."""
+
+
+def twin(app: Any) -> Any:
+    """Another object with all that the app has, so that what is loaded and made for advice is not the app's."""
+    other = object.__new__(type(app))
+    vars(other).update(vars(app))
+    return other
+
+
+async def load(app: Any) -> None:
+    """Have the app load its data, unless it has. Whether it can be used is not looked at."""
+    from ddlf.data import parts
+
+    if not (hasattr(app, "x_train") or hasattr(app, "train_data")):
+        await awaited(app.load_dataset())
+        parts.take_made(app)
+
+
+def take_in(app: Any) -> bool:
+    """Have small data sets of files, of a ``PyDataset`` or of a pipeline as arrays, so that they are looked at as those; returns whether it has.
+
+    Args:
+        app: The adviser's own; of the user's nothing changes.
+    """
+    places = {part: place for part in PARTS if (place := place_of(app, part)) is not None}
+    if "train" not in places or any(
+        getattr(place, "endless", False) or not all(place.here()) or _size(place) > TAKEN_IN
+        for place in places.values()
+    ):
+        return False
+    for part, place in places.items():
+        columns = {name: place[name] for name in place}
+        for letter in "xyw":
+            setattr(app, f"{letter}_{part}", grown(columns, letter))
+        setattr(app, f"{part}_data", None)
+    return True
+
+
+def _size(place: Any) -> int:
+    """Bytes of a data set."""
+    one = sum(math.prod(each.shape) * np.dtype(each.dtype).itemsize for each in place.columns.values())
+    return int(place.manifest.samples) * int(one)
+
+
+async def build(app: Any) -> None:
+    """Have the app make its model, unless it has.
+
+    Raises:
+        AppError: There is none, or none that can be trained.
+    """
+    await have_keras()
+    import keras
+
+    if "model" not in vars(app):
+        keras.utils.set_random_seed(app.seed)
+        with fresh_names():
+            await awaited(app.create_model())
+    ready_model(app)
+
+
+def facts_of(app: Any, *, workers: int | None = None, seen: Mapping[str, Any] | None = None) -> Facts:
+    """All that there is to know of an app.
+
+    Args:
+        app: With what it has of data and model.
+        workers: How many there are.
+        seen: What other levels have seen.
+    """
+    data = {name: value for name in NAMES if (value := getattr(app, name, None)) is not None}
+    arrays = tuple(
+        described(leaf, name[2:], array) for name, tree in data.items() for leaf, array in leaves(tree, name)
+    )
+    place = place_of(app, "train")
+    samples = place.manifest.samples if place is not None else _count(data.get("x_train"))
+    model = vars(app).get("model")
+    layers = layers_of(model) if model is not None else ()
+    return Facts(
+        app=type(app).__name__,
+        samples=samples,
+        arrays=arrays,
+        rows=compared(data),
+        layers=layers,
+        inputs=_inputs(model),
+        heads=heads_of(model, layers, data.get("y_train")) if model is not None else (),
+        optimizer=optimizer_of(model) if model is not None else None,
+        settings=_settings(app),
+        workers=workers if workers is not None else getattr(app.cluster, "N", None),
+        callbacks=(*warnings_of_master(app, app.mode), *_refused(app, model)),
+        worker_callbacks=tuple(warnings(app.worker_callbacks)),
+        own=_own(app, model),
+        left_behind=tuple(left_behind(model)) if model is not None else (),
+        from_files=place is not None,
+        memory=machine.memory()[0],
+        seen=dict(seen or {}),
+    )
+
+
+def _count(x: Any) -> int:
+    try:
+        return 0 if x is None else len(first_array(x))
+    except (StopIteration, TypeError):
+        return 0
+
+
+def _inputs(model: Any) -> tuple[tuple[str, tuple[int | None, ...], str], ...]:
+    try:
+        found = list(model.inputs or ())
+    except (AttributeError, ValueError):  # a subclassed one
+        return ()
+    return tuple((one.name, tuple(one.shape[1:]), str(one.dtype)) for one in found)
+
+
+def _settings(app: Any) -> dict[str, Any]:
+    try:
+        values = read(app, app.mode, {})
+    except DDLFError:  # a run will say so
+        values = {name: getattr(app, name) for name in SETTINGS}
+    found = {name: values[name] for name in SETTINGS}
+    found["codec"] = type(values["codec"]).__name__
+    found["shuffle"] = values["shuffle"] and str(values["shuffle"])
+    found["callbacks"] = tuple(type(one).__name__ for one in app.callbacks)
+    return found
+
+
+def _refused(app: Any, model: Any) -> tuple[str, ...]:
+    """Why a run will not begin with these callbacks."""
+    try:
+        if model is not None:
+            check(app)
+    except AppError as error:
+        return (f"{error.message}, so that no run begins" + (f": {error.hint}" if error.hint else ""),)
+    return ()
+
+
+def _own(app: Any, model: Any) -> frozenset[str]:
+    found = {"train"} if has_own_train(app) else set()
+    if model is not None:
+        found |= {name for name, own in (("loss", is_own(model)), ("step", has_own_step(model))) if own}
+    return frozenset(found)
+
+
+def sources_of(app: Any) -> Sources:
+    """The user's files: that of the app's class, the modules beside it, and the text of its model."""
+    paths: list[Path] = []
+    for kind in type(app).__mro__:
+        if kind.__module__.startswith("ddlf.") or kind is object:
+            continue
+        try:
+            paths.append(Path(inspect.getfile(kind)))
+        except (TypeError, OSError):  # of a notebook, or of a console
+            continue
+    beside = paths[0].parent.resolve() if paths else None
+    for module in own_modules():
+        path = Path(module.__file__)
+        if beside is not None and beside in path.resolve().parents and path.suffix == ".py":
+            paths.append(path)
+    return Sources(paths, type(app).__name__, text_of(app))

@@ -1,0 +1,380 @@
+"""Rules of class T: how the model is trained. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from ddlf.extras.advice.facts import Facts
+from ddlf.extras.advice.of_layers import DROPOUT
+from ddlf.extras.advice.of_samples import plural
+from ddlf.extras.advice.rule import Change, Found, Rule
+
+RATES = {
+    "SGD": (1e-5, 1.0, 0.01),
+    "Adam": (1e-6, 0.02, 0.001),
+    "AdamW": (1e-6, 0.02, 0.001),
+    "Nadam": (1e-6, 0.02, 0.001),
+    "Adamax": (1e-6, 0.05, 0.001),
+    "RMSprop": (1e-6, 0.02, 0.001),
+    "Adagrad": (3e-3, 1.0, 0.03),
+    "Adadelta": (1e-2, 10.0, 1.0),
+    "Ftrl": (1e-5, 1.0, 0.001),
+    "Lion": (1e-7, 0.003, 0.0001),
+}
+"""Learning rates that are usual for an optimizer: least, most, and the one to begin with."""
+MOMENTUM = 4.0
+"""Times the largest rate that rate and momentum together may come to: a momentum of 0.9 makes steps ten times as long."""
+TOY, TOYS = 20, 5
+"""Different samples below which a problem is a toy, as XOR with its repeated ones is, and times the usual rate with which it may be learnt."""
+LONG = 0.99
+"""Momentum above which steps of hundreds of batches ago are still in it."""
+WAYS = {"SGD": 2.0, "Adam": 0.01, "AdamW": 0.01, "Nadam": 0.01, "Adamax": 0.01, "RMSprop": 0.01}
+"""Rate times steps below which weights hardly leave their place: with Adam no weight moves further, with SGD by that times a usual gradient."""
+CLIP = 0.01
+DECAY = 0.3
+LONGER = 1.5
+FEW_BATCHES, TINY_BATCH = 8, 2
+FEW_STEPS, LEAST_STEPS = 100, 50
+SOME, ENOUGH = 50, 500
+CROWDED = 1_000
+"""Trained numbers for each sample."""
+AUGMENTING = (
+    "RandomFlip",
+    "RandomRotation",
+    "RandomTranslation",
+    "RandomZoom",
+    "RandomCrop",
+    "RandomContrast",
+    "GaussianNoise",
+    "RandAugment",
+    "MixUp",
+)
+
+
+def _rate(facts: Facts) -> Iterator[Found]:
+    optimizer = facts.optimizer
+    if optimizer is None or optimizer.kind not in RATES or math.isnan(optimizer.rate):
+        return
+    low, high, usual = RATES[optimizer.kind]
+    high *= TOYS if min(facts.samples, facts.rows.distinct or facts.samples) < TOY else 1
+    effective = optimizer.rate / max(1 - optimizer.momentum, 1e-6)
+    travelled = effective * facts.steps
+    near = (
+        facts.samples >= ENOUGH
+        and 0 < travelled < WAYS.get(optimizer.kind, 0.0)
+        and optimizer.rate < usual  # else it is the steps that are few
+        and not facts.from_files
+    )
+    if low <= optimizer.rate <= high and effective <= MOMENTUM * high and not near:
+        return
+    usually = low <= optimizer.rate <= high
+    far = "high" if optimizer.rate > high or effective > MOMENTUM * high else "low"
+    what = f"the learning rate of {optimizer.kind} is {optimizer.rate:g}"
+    if usually:
+        what += f", with a momentum of {optimizer.momentum:g}" if far == "high" else f" in {facts.steps:,} steps"
+    changes: tuple[Change, ...] = (Change("rate", usual),)
+    if usually and optimizer.momentum > LONG:
+        changes = (Change("optimizer", 0.9, name="momentum"),)
+    elif (
+        optimizer.kind == "SGD" and not optimizer.momentum
+    ):  # in as few steps as these plain steps of the usual length do not arrive
+        changes += (Change("optimizer", 0.9, name="momentum"),)
+    yield Found(
+        f"{what}, which is {far}: {changes[0].to:g} is usual"
+        + (", and without any it learns nothing" if optimizer.rate <= 0 else ""),
+        ("optimizer", "rate"),
+        changes=changes if not optimizer.schedule and (far == "high" or usual > optimizer.rate) else (),
+        severity="E" if optimizer.rate <= 0 else "I" if usually and far == "low" else None,
+    )
+
+
+def _unscaled_float16(facts: Facts) -> Iterator[Found]:
+    half = [one for one in facts.layers if one.precision == "float16" and one.trained]
+    if half and facts.optimizer is not None and not facts.optimizer.scales_loss:
+        yield Found(
+            f"{half[0].name!r}"
+            + (f" and {len(half) - 1} more" if len(half) > 1 else "")
+            + " compute in float16, and the loss is not scaled",
+            ("optimizer", ""),
+        )
+
+
+def _float16_softmax(facts: Facts) -> Iterator[Found]:
+    for head in facts.heads:
+        layer = facts.layer(head.layer)
+        if (
+            layer is not None
+            and layer.precision == "float16"
+            and (head.activation in ("softmax", "sigmoid") or head.loss in ("mse", "poisson"))
+        ):
+            yield Found(
+                f"the output {head.name!r} is computed in float16, which ends at 65,504 and has nothing below 0.00000006",
+                ("layer", layer.name),
+                changes=(Change("argument", "float32", layer.name, "dtype"),),
+            )
+
+
+def _crowded(facts: Facts) -> Iterator[Found]:
+    trained = sum(one.trained for one in facts.layers)
+    held = any(one.kind in DROPOUT or one.penalty or one.kind in AUGMENTING for one in facts.layers)
+    decays = facts.optimizer is not None and facts.optimizer.decay > 0
+    if (
+        facts.samples >= 50
+        and trained > CROWDED * facts.samples
+        and not held
+        and not decays
+        and not facts.settings.get("callbacks")
+    ):
+        yield Found(
+            f"{trained:,} numbers are trained on {facts.samples:,} samples, without dropout, penalty or augmentation",
+            ("layer", max(facts.layers, key=lambda one: one.trained).name),
+        )
+
+
+def _long_schedule(facts: Facts) -> Iterator[Found]:
+    optimizer = facts.optimizer
+    if optimizer is None or optimizer.steps is None or (facts.slots > 1 and optimizer.steps <= facts.steps * LONGER):
+        return
+    if optimizer.steps > LONGER * facts.steps:
+        yield Found(
+            f"{optimizer.schedule} ends after {optimizer.steps:,} steps, and one process makes {facts.steps:,} in this run",
+            ("optimizer", "schedule"),
+        )
+
+
+def _ends_early(facts: Facts) -> Iterator[Found]:
+    if (optimizer := facts.optimizer) is None:
+        return
+    ends = optimizer.steps if optimizer.schedule in ("CosineDecay", "PolynomialDecay") else None
+    for what, steps in (("ends", ends), ("is below a hundredth of its first rate", optimizer.fades)):
+        if steps is not None and steps * facts.slots * 4 < facts.steps:
+            yield Found(
+                f"{optimizer.schedule} {what} after {steps:,} steps, and a slot makes {facts.steps_of(facts.slots):,} in this run",
+                ("optimizer", "schedule"),
+            )
+
+
+def _few_batches(facts: Facts) -> Iterator[Found]:
+    size = int(facts.settings.get("batch_size", 32))
+    at_once = 0 < facts.samples <= size and facts.steps < LEAST_STEPS and not facts.from_files
+    if at_once and facts.layers:
+        yield Found(
+            f"a batch of {size} has all {facts.samples} samples, so the run makes {plural(facts.steps, 'step')}",
+            ("setting", "batch_size"),
+            changes=(Change("setting", 32, "batch_size"),),
+        )
+    elif (
+        facts.samples >= ENOUGH and facts.steps_an_epoch < FEW_BATCHES and facts.steps < 1_000 and not facts.from_files
+    ):
+        yield Found(
+            f"an epoch has {facts.steps_an_epoch} batches of {size}, the run {facts.steps}",
+            ("setting", "batch_size"),
+            changes=(Change("setting", 32, "batch_size"),),
+        )
+
+
+def _tiny_batches(facts: Facts) -> Iterator[Found]:
+    size = int(facts.settings.get("batch_size", 32))
+    norms = [one for one in facts.layers if one.kind == "BatchNormalization" and one.trained]
+    if norms and size <= TINY_BATCH:
+        yield Found(
+            f"{norms[0].name!r} normalizes by batches of {plural(size, 'sample')}",
+            ("setting", "batch_size"),
+            changes=(Change("setting", 32, "batch_size"),),
+        )
+
+
+def _small_clip(facts: Facts) -> Iterator[Found]:
+    if (
+        facts.optimizer is not None
+        and facts.optimizer.clip is not None
+        and facts.optimizer.clip < CLIP
+        and facts.optimizer.kind == "SGD"
+    ):
+        yield Found(f"gradients are cut at {facts.optimizer.clip:g}", ("optimizer", "clip"))
+
+
+def _large_decay(facts: Facts) -> Iterator[Found]:
+    optimizer = facts.optimizer
+    if optimizer is None or optimizer.decay < DECAY or math.isnan(optimizer.rate):
+        return
+    yield Found(
+        f"weight_decay is {optimizer.decay:g}; 0.0001 to 0.1 is usual",
+        ("optimizer", "weight_decay"),
+        changes=(Change("optimizer", 0.01, name="weight_decay"),),
+    )
+
+
+def _callbacks(facts: Facts) -> Iterator[Found]:
+    yield from (Found(sentence, ("setting", "callbacks")) for sentence in facts.callbacks)
+
+
+def _class_weights(facts: Facts) -> Iterator[Found]:
+    given = facts.settings.get("class_weight")
+    labels = next((one.labels for one in facts.of("y", "train")), None)
+    if not given or labels is None or labels.kind not in ("numbers", "one_hot"):
+        return
+    known = {number for number, count in labels.counts.items() if count}
+    if unknown := sorted(set(given) - known):
+        yield Found(
+            f"class_weight has {', '.join(map(str, unknown[:5]))}, and no label is that", ("setting", "class_weight")
+        )
+
+
+def _wrong_way(facts: Facts) -> Iterator[Found]:
+    given = facts.settings.get("class_weight")
+    labels = next((one.labels for one in facts.of("y", "train")), None)
+    if not given or labels is None or labels.kind not in ("numbers", "one_hot"):
+        return
+    counts = {number: count for number, count in labels.counts.items() if count}
+    if len(counts) < 2:
+        return
+    most, least = max(counts, key=lambda n: counts[n]), min(counts, key=lambda n: counts[n])
+    heavy, light = float(given.get(most, 1.0)), float(given.get(least, 1.0))
+    if counts[most] > 3 * counts[least] and heavy > light:
+        yield Found(
+            f"class {most} has {counts[most]:,} samples and the weight {heavy:g}, class {least} has {counts[least]:,} and {light:g}",
+            ("setting", "class_weight"),
+        )
+
+
+def _few_steps(facts: Facts) -> Iterator[Found]:
+    known = bool(facts.layers) and not facts.from_files and facts.samples >= SOME
+    once = facts.settings.get("master_epochs") == 1
+    few = FEW_BATCHES <= facts.steps < FEW_STEPS if facts.samples >= ENOUGH else facts.steps < LEAST_STEPS
+    if known and once and few:
+        yield Found(
+            f"the run makes {plural(facts.steps, 'step')} in all, and sees each sample once",
+            ("setting", "master_epochs"),
+        )
+
+
+TRAINING = (
+    Rule(
+        id="T01",
+        severity="W",
+        title="an unusual learning rate",
+        look=_rate,
+        why="Steps that are too long go past the minimum, to NaN at last; with those that are too short the run ends before it has learnt.",
+        fix="Begin with the usual one, and change it by factors of 3.",
+        source="Zhang et al., UMLAUT, doi:10.1145/3411764.3445538; Bengio, arXiv:1206.5533",
+    ),
+    Rule(
+        id="T02",
+        severity="W",
+        title="float16 without a scaled loss",
+        look=_unscaled_float16,
+        why="Gradients below 0.00000006 become 0 in float16.",
+        fix="Set precision='mixed_float16', with which Keras scales the loss, or take mixed_bfloat16.",
+        source="Micikevicius et al., arXiv:1710.03740",
+    ),
+    Rule(
+        id="T03",
+        severity="W",
+        title="an output in float16",
+        look=_float16_softmax,
+        why="Exponentials and squares leave the range of float16, and the loss becomes infinite or 0.",
+        fix="Give the last layer dtype='float32'.",
+        source="WebNNM, 2026; TensorFlow's guide on mixed precision",
+    ),
+    Rule(
+        id="T04",
+        severity="I",
+        title="far more weights than samples, and nothing that holds them",
+        look=_crowded,
+        why="The model can learn all samples by heart, and then knows nothing of others.",
+        fix="Add dropout, a penalty, augmentation or EarlyStopping, or take a smaller model.",
+        source="WebNNM, 2026",
+    ),
+    Rule(
+        id="T05",
+        severity="W",
+        title="a schedule that is longer than the run",
+        look=_long_schedule,
+        why="The learning rate never comes down, and the run ends before the part in which most is won.",
+        fix="Count its steps from the run: batches of an epoch times epochs.",
+        source="Loshchilov and Hutter, arXiv:1608.03983",
+    ),
+    Rule(
+        id="T06",
+        severity="W",
+        title="few batches an epoch",
+        look=_few_batches,
+        why="There are as many steps as batches: with so few the run ends before it has learnt.",
+        fix="Take a smaller batch_size, or more epochs and a larger learning rate.",
+        source="Masters and Luschi, arXiv:1804.07612",
+    ),
+    Rule(
+        id="T07",
+        severity="W",
+        title="a schedule that ends early",
+        look=_ends_early,
+        why="At its end the learning rate is 0 or nearly so: all later steps change nothing.",
+        fix="Count its steps from the run: batches of an epoch times epochs, divided by the slots.",
+        source="Loshchilov and Hutter, arXiv:1608.03983",
+    ),
+    Rule(
+        id="M37",
+        severity="W",
+        title="batch normalization of one or two samples",
+        look=_tiny_batches,
+        why="Mean and variance of so few are noise, and not those with which the model predicts.",
+        fix="Take batches of 32 or more, or GroupNormalization.",
+        source="Wu and He, arXiv:1803.08494",
+    ),
+    Rule(
+        id="T08",
+        severity="W",
+        title="gradients that are cut to nearly nothing",
+        look=_small_clip,
+        why="With SGD a step is as long as the gradient times the rate: what is cut so far moves hardly at all.",
+        fix="Cut at 1, or at a percentile of the norms that you see.",
+        source="Pascanu et al., arXiv:1211.5063",
+    ),
+    Rule(
+        id="T09",
+        severity="W",
+        title="a callback that looks in vain",
+        look=_callbacks,
+        why="What it waits for never comes, so that it never does what it is there for.",
+        fix="Give it a metric that there is, or set x_val and y_val.",
+        source="Keras, keras.callbacks",
+    ),
+    Rule(
+        id="T10",
+        severity="W",
+        title="a weight decay that is too large",
+        look=_large_decay,
+        why="Weights are pulled to 0 faster than samples can move them.",
+        fix="Take 0.0001 to 0.1.",
+        source="Loshchilov and Hutter, arXiv:1711.05101",
+    ),
+    Rule(
+        id="T11",
+        severity="W",
+        title="weights of classes that are not there",
+        look=_class_weights,
+        why="The class that was meant keeps the weight 1.",
+        fix="Write the numbers of classes as they stand in y_train, from 0.",
+        source="Keras, Model.fit",
+    ),
+    Rule(
+        id="T13",
+        severity="W",
+        title="weights of classes the wrong way",
+        look=_wrong_way,
+        why="The class that is there most of the time counts even more, and the rare one is not learnt at all.",
+        fix="Give a class the more weight the fewer samples it has.",
+        source="Keras, Model.fit; Lin et al., Focal Loss, arXiv:1708.02002",
+    ),
+    Rule(
+        id="T14",
+        severity="I",
+        title="few steps in the whole run",
+        look=_few_steps,
+        why="Each step moves the weights by about the learning rate: after so few they are near where they began.",
+        fix="Take more epochs, or a smaller batch_size.",
+        source="Humbatova et al., DeepCrime, ISSTA 2021, doi:10.1145/3460319.3464825: number of epochs",
+    ),
+)

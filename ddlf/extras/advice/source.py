@@ -1,0 +1,306 @@
+"""Where in the user's code something is written, and how it would be changed there. Reads Python files; runs nothing of them."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ddlf.extras.advice.facts import Facts, Layer
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+POSITIONS = {
+    "Dense": ("units", "activation", "use_bias", "kernel_initializer"),
+    "Conv1D": ("filters", "kernel_size", "strides", "padding", "data_format", "dilation_rate", "groups", "activation"),
+    "Conv2D": ("filters", "kernel_size", "strides", "padding", "data_format", "dilation_rate", "groups", "activation"),
+    "Embedding": ("input_dim", "output_dim"),
+    "Activation": ("activation",),
+    "Dropout": ("rate",),
+    "SpatialDropout2D": ("rate",),
+    "LSTM": ("units", "activation"),
+    "GRU": ("units", "activation"),
+}
+"""Arguments of layers that are given by their place."""
+IGNORE = re.compile(r"#\s*ddlf:\s*ignore\b(?:\[([^\]]*)\])?\s*(.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of the user's.
+
+    Args:
+        path: The file.
+        line: From 1.
+    """
+
+    path: Path
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ignore:
+    """A comment by which findings of a rule are not wanted.
+
+    Args:
+        place: Where it stands.
+        id: The rule.
+        reason: Why.
+        lines: The lines that it is for; None for the whole file.
+    """
+
+    place: Place
+    id: str
+    reason: str
+    lines: frozenset[int] | None
+
+
+class Text(Protocol):
+    """The text of a model."""
+
+    path: Path
+
+    def model(self, what: str, name: str) -> Place | None:
+        """Where it says something of the model."""
+
+    def app(self, what: str, name: str) -> Place:
+        """Where it says something, if it is the whole app."""
+
+    def ignores(self) -> Iterator[Ignore]:
+        """Its comments."""
+
+
+class File:
+    """One Python file: its text and its tree."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.text = path.read_text(encoding="utf-8-sig")
+        self.tree = ast.parse(self.text)
+        self.calls = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
+        self.parents = {id(child): node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+
+    def ignores(self) -> Iterator[Ignore]:
+        """Its comments by which findings are not wanted."""
+        if "ddlf:" not in self.text:
+            return
+        classes = {node.lineno for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef)}
+        for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
+            if token.type != tokenize.COMMENT or (found := IGNORE.match(token.string)) is None:
+                continue
+            line = token.start[0]
+            alone = not token.line[: token.start[1]].strip()
+            lines = frozenset({line, line + 1} if alone else {line})
+            for id in (found[1] or "").split(","):
+                whole = bool(lines & classes)
+                yield Ignore(Place(self.path, line), id.strip(), found[2].strip(), None if whole else lines)
+
+
+class Sources:
+    """The files of an app.
+
+    Args:
+        paths: That of the app's class first.
+        app: Name of the class.
+        text: That of its model, if it is one.
+    """
+
+    def __init__(self, paths: Iterable[Path], app: str, text: Text | None = None) -> None:
+        self.files: list[File] = []
+        for path in dict.fromkeys(paths):
+            try:
+                self.files.append(File(path))
+            except (OSError, SyntaxError, UnicodeDecodeError, ValueError):  # a notebook's, or one that has gone
+                continue
+        self.app, self.text = app, text
+
+    def ignores(self) -> list[Ignore]:
+        """All comments by which findings are not wanted."""
+        found = [one for file in self.files for one in file.ignores()]
+        return [*found, *self.text.ignores()] if self.text is not None else found
+
+    def calls(self, of: Iterable[str]) -> bool:
+        """Whether any of these functions is called anywhere."""
+        wanted = set(of)
+        return any(_name(call.func) in wanted for file in self.files for call in file.calls)
+
+    def place(self, at: tuple[str, str], facts: Facts) -> Place | None:
+        """Where something is written; where that is not found, the method or the class that it is of."""
+        what, name = at
+        if self.text is not None:
+            if not self.files:
+                return self.text.app(what, name)
+            in_text = self.text.model(what, name) if what == "layer" or self.compile_call() is None else None
+            if in_text is not None:
+                return in_text
+        found: tuple[File, Any] | None = None
+        if what == "layer" and (layer := facts.layer(name)) is not None:
+            found = self.layer(layer, facts) or self.method("create_model")
+        elif what in ("loss", "metric", "optimizer"):
+            found = self._compiled("metrics" if what == "metric" else what) or self.method("create_model")
+        elif what == "data":
+            found = self._set(name.partition("[")[0]) or self.method("load_dataset")
+        elif what == "setting":
+            found = self.setting(name)
+        elif what == "method":
+            found = self.method(name)
+        found = found or self.class_()
+        return None if found is None else Place(found[0].path, found[1].lineno)
+
+    def class_(self) -> tuple[File, ast.ClassDef] | None:
+        """The app's class."""
+        return self._first(lambda node: isinstance(node, ast.ClassDef) and node.name == self.app)
+
+    def method(self, name: str) -> tuple[File, Any] | None:
+        """A method of the app's class, or else of another class there."""
+        if (own := self.class_()) is not None:
+            for node in own[1].body:
+                if isinstance(node, FUNCTIONS) and node.name == name:
+                    return own[0], node
+        return self._first(lambda node: isinstance(node, FUNCTIONS) and node.name == name)
+
+    def setting(self, name: str) -> tuple[File, Any] | None:
+        """Where the class says a setting."""
+        own = self.class_()
+        for node in own[1].body if own is not None else []:
+            if own is not None and name in _targets(node):
+                return own[0], node
+        return None
+
+    def value(self, name: str) -> tuple[File, ast.expr] | None:
+        """The value that a name has, if it is given once, in a class or a module."""
+        found = [
+            (file, value)
+            for file in self.files
+            for node in ast.walk(file.tree)
+            if isinstance(node, ast.Assign | ast.AnnAssign)
+            for target, value in _assigned(node)
+            if isinstance(target, ast.Name) and target.id == name
+        ]
+        return found[0] if len(found) == 1 else None
+
+    def compile_call(self) -> tuple[File, ast.Call] | None:
+        """The call of ``compile``."""
+        found = [
+            (file, call)
+            for file in self.files
+            for call in file.calls
+            if isinstance(call.func, ast.Attribute)
+            and call.func.attr == "compile"
+            and (call.args or call.keywords)
+            and not (isinstance(call.func.value, ast.Name) and call.func.value.id == "re")
+        ]
+        return found[0] if found else None
+
+    def compiled(self, name: str) -> tuple[File, ast.expr] | None:
+        """What ``compile`` is given."""
+        if (found := self.compile_call()) is None:
+            return None
+        file, call = found
+        value = argument(call, ("optimizer", "loss", "loss_weights", "metrics"), name)
+        return None if value is None else (file, value)
+
+    def _compiled(self, name: str) -> tuple[File, Any] | None:
+        return self.compiled(name) or self.compile_call()
+
+    def _set(self, name: str) -> tuple[File, Any] | None:
+        found = [
+            (file, node)
+            for file in self.files
+            for node in ast.walk(file.tree)
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            for part in ast.walk(target)
+            if isinstance(part, ast.Attribute) and part.attr == name
+        ]
+        return found[-1] if found else None
+
+    def _first(self, wanted: Callable[[ast.AST], bool]) -> tuple[File, Any] | None:
+        return next(((file, node) for file in self.files for node in ast.walk(file.tree) if wanted(node)), None)
+
+    def layer(self, layer: Layer, facts: Facts) -> tuple[File, ast.Call] | None:
+        """The call that makes a layer: by its name, by its arguments, by its turn among those that are alike."""
+        calls = [(file, call) for file in self.files for call in file.calls if _name(call.func) == layer.kind]
+        named = [one for one in calls if _constant(argument(one[1], (), "name")) == layer.name]
+        if named:
+            return named[0]
+        fit = [one for one in calls if _fits(one[1], layer)]
+        fit.sort(key=lambda one: (self.files.index(one[0]), one[1].lineno, one[1].col_offset))
+        if len(fit) < 2:
+            return fit[0] if fit else None
+        alike = [one.name for one in facts.layers if one.kind == layer.kind and _fits(fit[0][1], one)]
+        turn = alike.index(layer.name) if layer.name in alike else 0
+        return fit[min(turn, len(fit) - 1)]
+
+
+def argument(call: ast.Call, positions: tuple[str, ...], name: str) -> ast.expr | None:
+    """What a call is given for an argument."""
+    for keyword in call.keywords:
+        if keyword.arg == name:
+            return keyword.value
+    if name in positions and positions.index(name) < len(call.args):
+        return call.args[positions.index(name)]
+    return None
+
+
+def _name(function: ast.expr) -> str:
+    return (
+        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+    )
+
+
+def _constant(node: ast.expr | None) -> Any:
+    try:
+        return None if node is None else ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError):
+        return None
+
+
+def _fits(call: ast.Call, layer: Layer) -> bool:
+    """Whether a call may have made a layer: what it says in numbers and texts is the layer's."""
+    positions = POSITIONS.get(layer.kind, ())
+    given = [(name, value) for name, value in zip(positions, call.args, strict=False)]
+    given += [(keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg is not None]
+    for name, node in given:
+        value = _constant(node)
+        if value is None or (name not in layer.config and name != "activation"):
+            continue
+        mine = layer.activation if name == "activation" else layer.config[name]
+        if isinstance(mine, list | tuple):
+            value = (
+                (value,) * len(mine)
+                if isinstance(value, int)
+                else tuple(value)
+                if isinstance(value, list | tuple)
+                else value
+            )
+            mine = tuple(mine)
+        if value != mine:
+            return False
+    return True
+
+
+def _targets(node: ast.AST) -> set[str]:
+    return {target.id for target, _ in _assigned(node) if isinstance(target, ast.Name)}
+
+
+def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Each target with its value."""
+    if isinstance(node, ast.AnnAssign) and node.value is not None:
+        yield node.target, node.value
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            if (
+                isinstance(target, ast.Tuple)
+                and isinstance(node.value, ast.Tuple)
+                and len(target.elts) == len(node.value.elts)
+            ):
+                yield from zip(target.elts, node.value.elts, strict=True)
+            elif isinstance(target, ast.Tuple):
+                yield from ((one, node.value) for one in target.elts)
+            else:
+                yield target, node.value

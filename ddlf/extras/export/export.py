@@ -1,0 +1,175 @@
+"""Writes a model in several formats: looks first whether all of them can be, then has each written in a process of its own. Runs here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddlf.errors import ConfigError
+from ddlf.extras.export.formats import Format, installed_backends, to_install, writer_of
+from ddlf.extras.export.source import Source
+from ddlf.extras.export.steps import Refused, Steps
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A format that is to be written.
+
+    Attributes:
+        format: The format.
+        backend: Of Keras on which it is written.
+        paths: What is to be there then.
+    """
+
+    format: Format
+    backend: str
+    paths: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What became of a format that was wanted.
+
+    Attributes:
+        wanted: The format.
+        bytes: All that was written, weights in it.
+        refused: Who could not write it, if anybody.
+    """
+
+    wanted: Wanted
+    bytes: int = 0
+    refused: Refused | None = None
+
+
+def plan(
+    source: Source, formats: list[Format], folder: Path, *, backend: str | None = None, overwrite: bool = False
+) -> list[Wanted]:
+    """Return what is to be written, after a look at all that could be in the way. Nothing is written yet.
+
+    Args:
+        source: The model.
+        formats: What is wanted.
+        folder: Where to.
+        backend: Of Keras; None for the usual one of each format.
+        overwrite: Whether what is there may be replaced.
+
+    Raises:
+        ConfigError: One of them cannot be written.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file", hint="name a folder with --out")
+    there_is = folder if folder.exists() else folder.absolute().parent  # it is made when the first file is written
+    if not there_is.is_dir():
+        raise ConfigError(f"there is no folder {there_is}", hint="make it first, or name another with --out")
+    if not os.access(there_is, os.W_OK | os.X_OK):
+        raise ConfigError(f"the folder {folder} cannot be written to", hint="name another with --out")
+    found = []
+    for each in formats:
+        if each.name == "onnx" and source.half is not None:
+            layer, policy = source.half
+            raise ConfigError(
+                f"ONNX is written of models in float32, and the layer {layer!r} of {source.path} computes in {policy}",
+                hint="make the model without keras.config.set_dtype_policy, and give it the same weights",
+            )
+        wanted = Wanted(each, writer_of(each, backend), tuple(folder / name for name in each.files(source.stem)))
+        there = [path for path in wanted.paths if path.exists() or path.is_symlink()]
+        if there and not overwrite:
+            raise ConfigError(
+                f"{there[0]} exists", hint="write over it with --overwrite, or name another folder with --out"
+            )
+        found.append(wanted)
+    if not installed_backends():
+        raise ConfigError("Keras has no backend here", hint=to_install(["tensorflow-cpu"]))
+    return found
+
+
+@contextmanager
+def loadable(source: Source, steps: Steps, backend: str) -> Iterator[Path]:
+    """The model as a file that Keras loads: a text is made a model first, once, so that all have the same weights.
+
+    Args:
+        source: The model.
+        steps: Where it is made.
+        backend: Of Keras, which draws the first weights.
+
+    Raises:
+        ConfigError: Keras cannot make a model of the text.
+    """
+    if not source.is_text:
+        yield source.path
+        return
+    target = steps.folder / f"{source.stem}.keras"
+    made = steps.do("build", backend, do="build", model=str(source.path), target=str(target))
+    if isinstance(made, Refused):
+        raise ConfigError(f"no model can be made of {source.path}: {made}")
+    yield target
+
+
+def write(
+    model: Path,
+    wanted: list[Wanted],
+    stem: str,
+    steps: Steps,
+    tell: Callable[[Written], None] = lambda _: None,
+    batch: int | None = None,
+) -> list[Written]:
+    """Write what is wanted, each format as a whole or not at all.
+
+    Args:
+        model: A ``.keras`` file.
+        wanted: As planned.
+        stem: What files are called.
+        steps: Where steps leave what they find.
+        tell: Hears of each as soon as it is there.
+        batch: Samples of each batch of StableHLO; None for any.
+
+    Raises:
+        ConfigError: The model cannot be loaded, or the folder cannot be written to.
+    """
+    found = []
+    for each in wanted:
+        found.append(_write(model, each, stem, steps, batch))
+        tell(found[-1])
+    return found
+
+
+def _write(model: Path, wanted: Wanted, stem: str, steps: Steps, batch: int | None) -> Written:
+    folder = wanted.paths[0].parent
+    beside = folder / f".{stem}.{os.getpid()}"
+    try:
+        folder.mkdir(exist_ok=True)
+        beside.mkdir()
+        done = steps.do(
+            f"write-{wanted.format.name}",
+            wanted.backend,
+            do="write",
+            model=str(model),
+            format=wanted.format.name,
+            folder=str(beside),
+            stem=stem,
+            batch=batch,
+        )
+        if isinstance(done, Refused):
+            return Written(wanted, refused=done)
+        if lacking := [path.name for path in wanted.paths if not (beside / path.name).exists()]:
+            return Written(wanted, refused=Refused("Keras", f"it wrote no {lacking[0]}"))
+        for path in wanted.paths:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.exists() and (beside / path.name).is_dir():
+                path.unlink()
+            (beside / path.name).replace(path)
+    except OSError as error:
+        raise ConfigError(f"{error.filename or folder} cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return Written(wanted, sum(map(size_of, wanted.paths)))
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder."""
+    return sum(each.stat().st_size for each in ([path] if path.is_file() else path.rglob("*")) if each.is_file())

@@ -1,0 +1,214 @@
+"""The formats that models are exported to: what they are made of, on which backend of Keras, and with which packages. Runs here."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+from importlib import metadata
+
+from ddlf.errors import ConfigError
+from ddlf.worker.machine import has_module
+
+BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "torch"}
+"""Backends of Keras on which a model can be run here, the usual one first, and what people call them."""
+DISTRIBUTIONS = {
+    "tensorflow": ("tensorflow-cpu", "tensorflow"),
+    "jax": ("jax",),
+    "torch": ("torch",),
+    "tf2onnx": ("tf2onnx",),
+    "jax2onnx": ("jax2onnx",),
+    "onnx": ("onnx",),
+    "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
+    "ai_edge_litert": ("ai-edge-litert",),
+    "openvino": ("openvino",),
+    "iree.compiler": ("iree-base-compiler",),
+    "iree.runtime": ("iree-base-runtime",),
+}
+"""Of each module that a step imports, the distributions that may bring it, the usual one first."""
+
+EXTRAS = {"tensorflow-cpu": "tensorflow", "torch": "export-torch", "jax2onnx": "export-jax"}
+"""What brings a distribution, where it is not the extra ``export``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """What runs an exported model.
+
+    Attributes:
+        name: As ``step`` knows it.
+        called: What people call it.
+        modules: What it imports.
+    """
+
+    name: str
+    called: str
+    modules: tuple[str, ...]
+
+    def version(self) -> str:
+        """Name and version, for people."""
+        names = DISTRIBUTIONS[self.modules[-1]]
+        return f"{self.called} {version_of(names)}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format.
+
+    Attributes:
+        name: As ``--to`` has it.
+        keras: As ``keras.Model.export`` has it; empty where Keras has no such format.
+        endings: Of what is written, behind the name of the model; Keras is given the first.
+        writers: The backends of Keras on which it is written with a free batch, the usual one first, and the modules that this needs besides.
+        runtimes: What runs it, its own one first.
+    """
+
+    name: str
+    keras: str
+    endings: tuple[str, ...]
+    writers: dict[str, tuple[str, ...]]
+    runtimes: tuple[Runtime, ...]
+    also: tuple[str, ...] = field(default=())
+
+    def files(self, stem: str) -> tuple[str, ...]:
+        """Names of what is written of a model."""
+        return tuple(f"{stem}{ending}" for ending in self.endings)
+
+    def lacks(self, backend: str) -> list[str]:
+        """Distributions that are not installed and are needed to write it on a backend."""
+        return absent((backend, *self.writers[backend]))
+
+
+TENSORFLOW = Runtime("saved_model", "TensorFlow", ("tensorflow",))
+ALL = (
+    Format(
+        "saved_model",
+        "tf_saved_model",
+        (".saved_model",),
+        {"tensorflow": (), "jax": ("tensorflow",)},
+        (TENSORFLOW,),
+        ("savedmodel", "tf", "tensorflow", "tf_saved_model", "pb"),
+    ),
+    Format(
+        "onnx",
+        "onnx",
+        (".onnx",),
+        {"tensorflow": ("tf2onnx", "onnx"), "jax": ("jax2onnx", "onnx"), "torch": ("onnx",)},
+        (Runtime("onnx", "onnxruntime", ("onnxruntime",)),),
+    ),
+    Format(
+        "litert",
+        "litert",
+        (".tflite",),
+        {"tensorflow": ()},
+        (
+            Runtime("litert", "LiteRT", ("ai_edge_litert",)),
+            Runtime("tflite", "TensorFlow", ("tensorflow",)),
+        ),
+        ("tflite", "lite"),
+    ),
+    Format(
+        "openvino",
+        "openvino",
+        (".xml", ".bin"),
+        {"tensorflow": ("openvino",), "jax": ("tensorflow", "openvino"), "torch": ("openvino",)},
+        (Runtime("openvino", "OpenVINO", ("openvino",)),),
+        ("xml", "ir"),
+    ),
+    Format(
+        "torch",
+        "torch",
+        (".pt2",),
+        {"torch": ()},
+        (Runtime("torch", "torch", ("torch",)),),
+        ("pytorch", "pt2", "pt"),
+    ),
+    Format(
+        "stablehlo",
+        "",
+        (".mlirbc", ".jax"),
+        {"jax": ()},
+        (
+            Runtime("iree", "IREE", ("iree.compiler", "iree.runtime")),
+            Runtime("jax", "JAX", ("jax",)),
+        ),
+        ("mlir", "hlo", "iree", "xla", "jax"),
+    ),
+)
+FORMATS = {each.name: each for each in ALL}
+"""All formats by name."""
+
+
+def read(text: str) -> list[Format]:
+    """Return the formats that are named, with commas between them.
+
+    Raises:
+        ConfigError: There is no such format, or none is named.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ConfigError("--to names no format", hint=f"there are: {', '.join(FORMATS)}")
+    for name in names:
+        if name not in FORMATS:
+            meant = [each.name for each in ALL if name.lower() in each.also]
+            near = meant or difflib.get_close_matches(name.lower(), FORMATS, 1)
+            raise ConfigError(
+                f"there is no format {name!r}",
+                hint=f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(FORMATS)}",
+            )
+    return [FORMATS[name] for name in dict.fromkeys(names)]
+
+
+def writer_of(format: Format, backend: str | None) -> str:
+    """Return the backend of Keras on which a format is written.
+
+    Args:
+        format: The format.
+        backend: The one that is asked for; None for the first that is installed with all it needs.
+
+    Raises:
+        ConfigError: It is not written there, or something is not installed.
+    """
+    if backend is not None and backend not in format.writers:
+        raise ConfigError(
+            f"Keras writes {format.name} for any batch on {_or([BACKENDS[name] for name in format.writers])} only, not on {BACKENDS[backend]}",
+            hint=f"leave --backend {backend} out, or {format.name}",
+        )
+    usual = next(iter(format.writers))
+    chosen = backend or next((name for name in format.writers if not format.lacks(name)), usual)
+    if lacking := format.lacks(chosen):
+        raise ConfigError(
+            f"{format.name} needs {' and '.join(lacking)}, which {'is' if len(lacking) == 1 else 'are'} not installed",
+            hint=to_install(lacking),
+        )
+    return chosen
+
+
+def to_install(distributions: list[str]) -> str:
+    """How to install what is lacking."""
+    names = [EXTRAS.get(name, "export") for name in distributions]
+    extras = ",".join(dict.fromkeys(names))
+    return f"python -m pip install 'ddlf[{extras}]'"
+
+
+def absent(modules: tuple[str, ...]) -> list[str]:
+    """Of some modules those distributions that would bring what is not installed."""
+    return [DISTRIBUTIONS[name][0] for name in modules if not has_module(name)]
+
+
+def version_of(distributions: tuple[str, ...]) -> str:
+    """The version of the first of them that is installed, or nothing."""
+    for name in distributions:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def installed_backends() -> list[str]:
+    """Backends of Keras that are installed, the usual one first."""
+    return [name for name in BACKENDS if has_module(name)]
+
+
+def _or(names: list[str]) -> str:
+    return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

@@ -1,0 +1,264 @@
+"""A model of Keras in the process of a step: loaded, given inputs, run, layer by layer if wanted. ``KERAS_BACKEND`` is set."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from ddlf.errors import ConfigError
+from ddlf.extras.export.source import find
+
+SEED = 0
+FREE = 16
+"""Length of what has no length of its own, as a sequence of any length, in inputs that are made."""
+WHOLE = 10
+"""Whole numbers that are made are below it, where no layer says how many there are."""
+COUNTS = ("input_dim", "num_tokens", "num_bins")
+"""Attributes of Keras's layers that say how many whole numbers they know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """An input.
+
+    Attributes:
+        name: Its name in Keras.
+        shape: With the batch; None where any size will do.
+        dtype: Its type.
+    """
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str
+
+
+class Loaded:
+    """A model that was loaded, which takes its inputs as a list, in Keras's own order.
+
+    Args:
+        path: A ``.keras`` file.
+        code: The file with the user's own layers, or None.
+
+    Raises:
+        ConfigError: It cannot be loaded, or was never built.
+
+    Attributes:
+        model: The model.
+        inputs: Its inputs.
+        layout: What it takes: the numbers of its inputs in a list, a dict, or as they are.
+    """
+
+    def __init__(self, path: Path, code: Path | None) -> None:
+        self.model = load(path, code)
+        structure = _inputs(self.model, path)
+        flat = keras.tree.flatten(structure)
+        self.inputs = [
+            Shape(str(each.name or f"input_{number}"), (None, *each.shape[1:]), str(each.dtype))
+            for number, each in enumerate(flat)
+        ]
+        self.layout = plain(keras.tree.pack_sequence_as(structure, list(range(len(flat)))))
+        self.structure = structure
+
+    def packed(self, flat: Sequence[Any]) -> Any:
+        """Inputs as the model takes them."""
+        return keras.tree.pack_sequence_as(self.structure, list(flat))
+
+    def run(self, flat: Sequence[Any]) -> list[Any]:
+        """What comes out of some inputs, as Keras predicts it, in Keras's own order."""
+        return [np.asarray(each) for each in keras.tree.flatten(self.model.predict_on_batch(self.packed(flat)))]
+
+    def outputs(self) -> Any:
+        """The numbers of the outputs, in a list, a dict, or as they are."""
+        found = self.model(self.packed([ones(each) for each in self.inputs]), training=False)
+        return plain(keras.tree.pack_sequence_as(found, list(range(len(keras.tree.flatten(found))))))
+
+
+def load(path: Path, code: Path | None) -> Any:
+    """Return a model.
+
+    Raises:
+        ConfigError: See ``Loaded``.
+    """
+    importlib.import_module("ddlf.extras.text.models.operator")  # layers of models that were text
+    own = own_layers(code) if code is not None else {}
+    for name in find(path, code).own:  # registered when the file was written, and not in the code
+        if (short := name.rpartition(">")[2]) in own:
+            own.setdefault(name, own[short])
+    try:
+        with zipfile.ZipFile(path):  # else Keras says only that there is no such file
+            pass
+        return keras.saving.load_model(path, custom_objects=own, compile=False)
+    except Exception as error:
+        said = " ".join(str(error).split())
+        if "Could not locate" in said:
+            name = said.partition("Could not locate")[2].partition("'")[2].partition("'")[0]
+            raise ConfigError(
+                f"{path} needs {name!r}, which {f'{code} has not' if code is not None else 'nobody has registered'}",
+                hint="name the Python file that has it: --layers FILE.py",
+            ) from error
+        raise ConfigError(f"Keras cannot load {path}: {said[:300]}") from error
+
+
+def own_layers(code: Path) -> dict[str, Any]:
+    """Run a Python file, and return its layers by name: whether they are registered makes no difference then.
+
+    Raises:
+        ConfigError: The file itself fails.
+    """
+    sys.path.insert(0, str(code.parent.resolve()))  # as python FILE.py does
+    spec = importlib.util.spec_from_file_location(code.stem, code)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[code.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(f"--layers {code} fails: {type(error).__name__}: {error}") from error
+    return {
+        name: each
+        for name, each in vars(module).items()
+        if isinstance(each, type) and issubclass(each, keras.layers.Layer) and each.__module__ == module.__name__
+    }
+
+
+def _inputs(model: Any, path: Path) -> Any:
+    """What a model takes, as Keras's own structure of shapes.
+
+    Raises:
+        ConfigError: Nobody knows yet.
+    """
+    if isinstance(model, keras.Sequential) and model.built and model.inputs:
+        return model.inputs[0]
+    if isinstance(model, keras.Model) and model.built and getattr(model, "inputs", None):
+        return model.input
+    known = getattr(model, "_build_shapes_dict", None)
+    if not model.built or not known:
+        raise ConfigError(
+            f"{path} was never built: nobody knows what shape it takes",
+            hint="give it a keras.Input, or call it once with data, and save it again",
+        )
+    if len(known) > 1 or not all(isinstance(each, int | None) for each in next(iter(known.values()))):
+        raise ConfigError(
+            f"{path} is a subclass of keras.Model that takes several arguments",
+            hint="give it one, or make it of keras.Input and layers",
+        )
+    shape = next(iter(known.values()))
+    return keras.KerasTensor((None, *shape[1:]), dtype=model.input_dtype, name="input_0")
+
+
+def plain(structure: Any) -> Any:
+    """A structure as JSON has it."""
+    if isinstance(structure, dict):
+        return {str(key): plain(value) for key, value in structure.items()}
+    return [plain(each) for each in structure] if isinstance(structure, list | tuple) else structure
+
+
+def ones(each: Shape, batch: int = 2) -> Any:
+    """A small input, to call a model once."""
+    return keras.ops.ones([batch, *(size or FREE for size in each.shape[1:])], each.dtype)
+
+
+def made(loaded: Loaded, batch: int) -> list[Any]:
+    """Return inputs for a model: normal values, whole numbers that its layers know, the same each time.
+
+    Args:
+        loaded: The model.
+        batch: Samples.
+    """
+    random = np.random.default_rng([SEED, batch])
+    counts = [getattr(layer, name, None) for layer in _layers(loaded.model) for name in COUNTS]
+    most = min((int(each) for each in counts if each), default=WHOLE)
+    found = []
+    for each in loaded.inputs:
+        shape = [batch, *(size or FREE for size in each.shape[1:])]
+        if each.dtype in ("string", "object"):
+            raise ConfigError(
+                f"the input {each.name!r} takes text, of which none can be made", hint="leave --verify out"
+            )
+        if "int" in each.dtype:
+            found.append(random.integers(0, most, shape).astype(each.dtype))
+        elif each.dtype == "bool":
+            found.append(random.integers(0, 2, shape).astype(bool))
+        else:
+            found.append(keras.ops.convert_to_numpy(keras.ops.cast(random.normal(size=shape), each.dtype)))
+    return found
+
+
+def given(loaded: Loaded, path: Path, batch: int) -> list[Any]:
+    """Return inputs from a file, its samples again and again.
+
+    Args:
+        loaded: The model.
+        path: ``.npz`` with an array for each input, by its name; one input's may have any name.
+        batch: Samples.
+
+    Raises:
+        ConfigError: It has no such array, or one of another shape.
+    """
+    try:
+        with np.load(path) as file:
+            arrays = dict(file)
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"--inputs {path} cannot be read: {error}") from error
+    found = []
+    for each in loaded.inputs:
+        array = next(iter(arrays.values())) if len(loaded.inputs) == len(arrays) == 1 else arrays.get(each.name)
+        if array is None:
+            raise ConfigError(
+                f"--inputs {path} has no array {each.name!r}", hint=f"it has: {', '.join(arrays) or 'nothing'}"
+            )
+        fits = [wanted in (None, there) for wanted, there in zip(each.shape[1:], array.shape[1:], strict=False)]
+        if array.ndim != len(each.shape) or not all(fits) or not len(array):
+            raise ConfigError(f"--inputs {path}: {each.name!r} takes {each.shape}, and the array has {array.shape}")
+        found.append(array[np.arange(batch) % len(array)].astype(each.dtype))
+    return found
+
+
+def _layers(model: Any) -> Iterator[Any]:
+    for layer in getattr(model, "layers", ()):
+        yield layer
+        yield from _layers(layer)
+
+
+def each_layer(loaded: Loaded, flat: Sequence[Any]) -> dict[str, Any]:
+    """Return what comes out of each layer, also of those in layers, in the order in which they end.
+
+    Several outputs of a layer have a number behind its name, and so has what it gives when it is called again. What has no values, since Keras
+    compiles a loop around it, is left out.
+
+    Args:
+        loaded: The model.
+        flat: Its inputs.
+    """
+    found: dict[str, Any] = {}
+    times: dict[str, int] = {}
+    usual = keras.Operation.__call__
+
+    def call(operation: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs = usual(operation, *args, **kwargs)
+        times[operation.name] = count = times.get(operation.name, 0) + 1
+        name = operation.name if count == 1 else f"{operation.name}, time {count}"
+        leaves = keras.tree.flatten(outputs)
+        for number, each in enumerate(leaves):
+            try:
+                found[name if len(leaves) == 1 else f"{name}, output {number}"] = keras.ops.convert_to_numpy(each)
+            except Exception:  # a tracer of any backend: each has errors of its own
+                continue
+        return outputs
+
+    keras.Operation.__call__ = call
+    try:
+        loaded.model(loaded.packed([keras.ops.convert_to_tensor(each) for each in flat]), training=False)
+    finally:
+        keras.Operation.__call__ = usual
+    return found

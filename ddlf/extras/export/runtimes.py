@@ -1,0 +1,205 @@
+"""Runs what was exported, in the process of a step: each function loads a file and returns what computes flat outputs from flat inputs.
+
+A runtime has an order of its own; inputs and outputs are matched by name where it has names, and else taken in Keras's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Run = Callable[[list[Any]], Sequence[Any]]
+
+
+def saved_model(path: Path, facts: dict[str, Any]) -> Run:
+    """By TensorFlow."""
+    import tensorflow as tf
+
+    loaded = tf.saved_model.load(str(path))
+
+    def run(flat: list[Any]) -> Sequence[Any]:
+        found = loaded.serve(packed(facts["layout"], [tf.constant(each) for each in flat]))
+        return [each.numpy() for each in unpacked(facts["outputs"], found)]
+
+    return run
+
+
+def onnx(path: Path, facts: dict[str, Any]) -> Run:
+    """By onnxruntime."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    there = [each.name for each in session.get_inputs()]
+    names = matched([each["name"] for each in facts["inputs"]], there)
+    return lambda flat: session.run(None, dict(zip(names, flat, strict=True)))
+
+
+def litert(path: Path, facts: dict[str, Any]) -> Run:
+    """By LiteRT."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    return _lite(Interpreter(model_path=str(path)), facts)
+
+
+def tflite(path: Path, facts: dict[str, Any]) -> Run:
+    """By the interpreter in TensorFlow, which has TensorFlow's own operators for what LiteRT has none."""
+    import tensorflow as tf
+
+    return _lite(tf.lite.Interpreter(model_path=str(path)), facts)
+
+
+def _lite(interpreter: Any, facts: dict[str, Any]) -> Run:
+    runner = interpreter.get_signature_runner(next(iter(interpreter.get_signature_list())))
+    names = matched([each["name"] for each in facts["inputs"]], list(runner.get_input_details()))
+
+    def run(flat: list[Any]) -> Sequence[Any]:
+        found = runner(**dict(zip(names, flat, strict=True)))
+        wanted = _names(facts["outputs"])
+        return [found[name] for name in matched(wanted, sorted(found, key=_by_number))]
+
+    return run
+
+
+def openvino(path: Path, facts: dict[str, Any]) -> Run:
+    """By OpenVINO, in 32 bits: left alone it takes fewer where the processor has them."""
+    import openvino as ov
+
+    compiled = ov.Core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    there = [each.any_name for each in compiled.inputs]
+    names = matched([each["name"] for each in facts["inputs"]], there)
+
+    def run(flat: list[Any]) -> Sequence[Any]:
+        found = compiled(dict(zip(names, flat, strict=True)))
+        # Behind the model's own outputs may be others, as the size of a batch that was looked at.
+        return [found[each] for each in compiled.outputs[: len(_names(facts["outputs"]))]]
+
+    return run
+
+
+def torch(path: Path, facts: dict[str, Any]) -> Run:
+    """By torch."""
+    import torch as library
+
+    module = library.export.load(str(path)).module()
+
+    def run(flat: list[Any]) -> Sequence[Any]:
+        with library.no_grad():
+            found = module(packed(facts["layout"], [library.from_numpy(each) for each in flat]))
+        return [each.numpy() for each in unpacked(facts["outputs"], found)]
+
+    return run
+
+
+def iree(path: Path, facts: dict[str, Any]) -> Run:
+    """Compiled by IREE for this processor: once for any batch or, where IREE cannot, for each batch as ``ddlf export --batch`` writes it."""
+    from iree.compiler import tools
+
+    modules: dict[int, Any] = {}
+    try:
+        free = _compiled(path.read_bytes())
+    except tools.CompilerToolError:
+        if not facts.get("model"):
+            raise
+        from ddlf.extras.export.keras_model import Loaded
+        from ddlf.extras.export.write import stablehlo
+
+        free, loaded = None, Loaded(Path(facts["model"]), Path(facts["code"]) if facts["code"] else None)
+        facts["note"] = "batch fixed"
+
+    def run(flat: list[Any]) -> Sequence[Any]:
+        module, batch = free, len(flat[0])
+        if module is None:
+            if batch not in modules:
+                modules[batch] = _compiled(stablehlo(loaded, batch).mlir_module_serialized)
+            module = modules[batch]
+        found = module.main(*flat)
+        return [each.to_host() for each in (found if isinstance(found, list | tuple) else [found])]
+
+    return run
+
+
+def _compiled(module: bytes) -> Any:
+    from iree import runtime
+    from iree.compiler import tools
+
+    compiled = tools.compile_str(
+        module,
+        input_type="stablehlo",
+        target_backends=["llvm-cpu"],
+        extra_args=["--iree-llvmcpu-target-cpu=host"],
+    )
+    return runtime.load_vm_flatbuffer(compiled, driver="local-task")
+
+
+def jax(path: Path, facts: dict[str, Any]) -> Run:
+    """By JAX, of the file beside that is for it."""
+    import jax as library
+
+    exported = library.export.deserialize(bytearray(path.with_suffix(".jax").read_bytes()))
+    call = library.jit(exported.call)
+    return lambda flat: [np.asarray(each) for each in call(*flat)]
+
+
+RUNTIMES: dict[str, Callable[[Path, dict[str, Any]], Run]] = {
+    each.__name__: each for each in (saved_model, onnx, litert, tflite, openvino, torch, iree, jax)
+}
+"""By the names that ``formats`` has."""
+
+
+def packed(layout: Any, flat: Sequence[Any]) -> Any:
+    """Flat values in a list, a dict or alone, as a layout has their numbers."""
+    if isinstance(layout, dict):
+        return {key: packed(value, flat) for key, value in layout.items()}
+    return [packed(each, flat) for each in layout] if isinstance(layout, list) else flat[layout]
+
+
+def unpacked(layout: Any, found: Any) -> list[Any]:
+    """The inverse of ``packed``."""
+    flat: dict[int, Any] = {}
+
+    def take(layout: Any, found: Any) -> None:
+        if isinstance(layout, dict):
+            for key, value in layout.items():
+                take(value, found[key])
+        elif isinstance(layout, list):
+            for value, each in zip(layout, found, strict=True):
+                take(value, each)
+        else:
+            flat[layout] = found
+
+    take(layout, found)
+    return [flat[number] for number in range(len(flat))]
+
+
+def matched(wanted: Sequence[str], there: Sequence[str]) -> list[str]:
+    """Names of a runtime in the order of Keras's.
+
+    A runtime may write more around a name; where one of them is found in none or in several, the runtime's own order is taken.
+
+    Args:
+        wanted: Names in Keras.
+        there: Names in the runtime, in its order.
+    """
+    found = []
+    for name in wanted:
+        near = [each for each in there if each == name] or [each for each in there if name and name in each]
+        if len(near) != 1:
+            return list(there)
+        found += near
+    return found if len(set(found)) == len(wanted) else list(there)
+
+
+def _names(layout: Any) -> list[str]:
+    """What outputs are called: by their keys, where they have some."""
+    if isinstance(layout, dict):
+        found = sorted((value, key) for key, value in layout.items() if isinstance(value, int))
+        return [key for _, key in found]
+    return [""] * (len(layout) if isinstance(layout, list) else 1)
+
+
+def _by_number(name: str) -> tuple[int, str]:
+    digits = name.rpartition("_")[2]
+    return (int(digits) if digits.isdigit() else 0, name)

@@ -1,0 +1,171 @@
+"""What is exported: a ``.keras`` file, a model as text, or the folder of a run. Looked at without Keras, to say at once what cannot be."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddlf.errors import ConfigError
+from ddlf.extras.text.notation.keras_layers import INNER
+from ddlf.extras.text.notation.model import load
+from ddlf.extras.text.notation.values import Word
+
+TEXT = ".nnm"
+SAVED = ".keras"
+MODEL = "model.keras"
+"""The model in the folder of a run."""
+HALF = ("float16", "bfloat16")
+OF_KERAS = {home.rpartition(".")[2] for home in INNER}
+"""Packages before a ``>`` that are nobody's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model that is exported.
+
+    Attributes:
+        path: Its file.
+        stem: What the files that are written are called.
+        own: Layers of the user's own in it, as Keras has registered them.
+        half: A layer that computes in 16 bits and its policy, or nothing.
+    """
+
+    path: Path
+    stem: str
+    own: tuple[str, ...] = ()
+    half: tuple[str, str] | None = None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it is a text, which has no weights."""
+        return self.path.suffix == TEXT
+
+
+def find(path: Path, code: Path | None) -> Source:
+    """Return what a path is.
+
+    Args:
+        path: A file or a folder.
+        code: The Python file with the user's own layers, if there is one.
+
+    Raises:
+        ConfigError: It is no model, or one that cannot be loaded.
+        NotationError: It is a text with something wrong in it.
+    """
+    if code is not None and not (code.is_file() and code.suffix == ".py"):
+        raise ConfigError(f"--layers {code}: there is no such Python file")
+    if path.is_dir():
+        if not (path / MODEL).is_file():
+            raise ConfigError(
+                f"{path} is a folder without {MODEL}", hint="name a .keras file, a .nnm text or the folder of a run"
+            )
+        stem, path = path.resolve().name, path / MODEL
+    else:
+        stem = path.stem
+    if not path.is_file():
+        raise ConfigError(f"there is no file {str(path)!r}", hint=_near(path))
+    if path.stat().st_size == 0:
+        raise ConfigError(f"{path} is empty")
+    if path.suffix == TEXT:
+        source = _written(path, stem)
+    elif path.suffix == SAVED:
+        source = _saved(path, stem)
+    else:
+        raise ConfigError(f"{path} is neither a .keras file nor a .nnm text", hint=_instead(path))
+    if source.own and code is None:
+        raise ConfigError(
+            f"{path} has layers of its author's own: {', '.join(source.own)}",
+            hint="name the Python file that has them: --layers FILE.py",
+        )
+    return source
+
+
+def _written(path: Path, stem: str) -> Source:
+    """What a text tells."""
+    model = load(path)
+    own: dict[str, None] = {}
+    half = None
+    for graph in (model.graph, *(graph for _, graph in model.parts.values())):
+        for node in graph.nodes:
+            package, _, _ = node.operator.rpartition(">")
+            if package and package not in OF_KERAS:
+                own[node.operator] = None
+            said = [arg.value.name for arg in node.options if arg.key == "dtype" and isinstance(arg.value, Word)]
+            kind = said[0] if said else node.dtype
+            if half is None and kind.removeprefix("mixed_") in HALF:
+                half = (node.name or node.operator, kind)
+    return Source(path, stem, tuple(own), half)
+
+
+def _near(path: Path) -> str:
+    others = {each.name: each for ending in (SAVED, TEXT) for each in path.parent.glob(f"*{ending}")}
+    near = difflib.get_close_matches(path.name, others, 1)
+    return f"did you mean {str(others[near[0]])!r}?" if near else ""
+
+
+def _instead(path: Path) -> str:
+    if path.suffix == ".py":
+        return f"train the app with: ddlf run {path} --save model.keras"
+    if path.suffix in (".h5", ".hdf5"):
+        return f"load it in Keras, and save it as {path.with_suffix(SAVED)}"
+    if path.suffix == ".safetensors":
+        return f"make a .keras file of it: ddlf model convert {path} {path.with_suffix(SAVED)}"
+    return "save the model with model.save('model.keras')"
+
+
+def _saved(path: Path, stem: str) -> Source:
+    """What the config in a ``.keras`` file tells."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            config = json.loads(file.read("config.json"))
+    except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
+        raise ConfigError(f"{path} is no .keras file: {error}", hint="save the model again") from error
+    own: dict[str, None] = {}
+    half = None
+    for each in _objects(config):
+        if each.get("class_name") == "Lambda" and _of_keras(each):
+            raise ConfigError(
+                f"{path} has a Lambda, the layer {each['config'].get('name')!r}: to load it would run code of the file",
+                hint="write it as a layer of your own, registered with keras.saving.register_keras_serializable",
+            )
+        if not _of_keras(each):
+            own[str(each.get("registered_name") or each["class_name"])] = None
+        policy = _policy(each)
+        if half is None and policy.removeprefix("mixed_") in HALF:
+            half = (str(each["config"].get("name", stem)), policy)
+    return Source(path, stem, tuple(own), half)
+
+
+def _objects(config: Any) -> Iterator[dict[str, Any]]:
+    """All that has a class in what Keras has written of a model, outer ones first; not of its optimizer, losses and metrics, which are not loaded."""
+    if isinstance(config, dict):
+        if "class_name" in config and isinstance(config.get("config"), dict):
+            yield config
+        for key, value in config.items():
+            if key != "compile_config":
+                yield from _objects(value)
+    elif isinstance(config, list):
+        for value in config:
+            yield from _objects(value)
+
+
+def _of_keras(each: dict[str, Any]) -> bool:
+    """Whether Keras or this package has the class: then loading it needs no file of the user's."""
+    module = str(each.get("module") or "")
+    if module == "builtins":
+        return True
+    if each.get("registered_name") and ">" in str(each["registered_name"]):
+        return module.startswith("ddlf.")
+    return module.partition(".")[0] in ("keras", "ddlf") or "module" not in each
+
+
+def _policy(each: dict[str, Any]) -> str:
+    policy = each["config"].get("dtype")
+    if isinstance(policy, dict):
+        policy = policy.get("config", {}).get("name")
+    return str(policy or "")

@@ -1,0 +1,268 @@
+"""Compares a model on each backend of Keras, and what was exported of it in its own runtime, on the same inputs. Runs here, in steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddlf.extras.export.export import Written
+from ddlf.extras.export.formats import BACKENDS, DISTRIBUTIONS, absent, to_install, version_of
+from ddlf.extras.export.steps import Refused, Steps
+
+BATCHES = (1, 7, 64)
+"""Samples in a batch: one, as when somebody asks; a number that nothing is made for; many."""
+TOLERANCE = 1e-5
+"""How far outputs may be from Keras's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What was run, or who refused.
+
+    Attributes:
+        what: ``"keras"`` or the name of a format.
+        by: What ran it, with its version.
+        difference: The greatest from the reference over all batches; None of the reference itself, and of what did not run.
+        batch: Where that was.
+        seconds: Of each batch.
+        bytes: Of what was written.
+        refused: Who could not write or run it.
+        lacking: How to install what would have run it.
+    """
+
+    what: str
+    by: str
+    difference: float | None = None
+    batch: int = 0
+    seconds: tuple[float, ...] = ()
+    bytes: int = 0
+    refused: Refused | None = None
+    lacking: str = ""
+
+    def agrees(self, tolerance: float) -> bool:
+        """Whether it ran, and came close enough."""
+        return self.refused is None and not self.lacking and (self.difference or 0.0) <= tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """How a backend compares with the reference, layer by layer.
+
+    Attributes:
+        backend: The backend.
+        count: Layers that both have.
+        first: The first that differs, in the order of the reference; empty if none does.
+        difference: Of that one.
+        before: The greatest difference of those before it.
+    """
+
+    backend: str
+    count: int
+    first: str = ""
+    difference: float = 0.0
+    before: float = 0.0
+
+
+class Comparison:
+    """Runs of one model.
+
+    Args:
+        model: A ``.keras`` file.
+        steps: Where steps leave what they find.
+        reference: The backend of Keras with which all are compared.
+        inputs: A file with inputs, or None to make some.
+        batches: Samples of each batch.
+        layers: Whether to keep what comes out of each layer.
+
+    Attributes:
+        facts: What Keras says of the model: ``inputs``, ``outputs``, ``layout``, ``parameters``.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        steps: Steps,
+        reference: str,
+        *,
+        inputs: Path | None = None,
+        batches: Sequence[int] = BATCHES,
+        layers: bool = False,
+    ) -> None:
+        self.model, self.steps, self.reference = model, steps, reference
+        self.inputs, self.batches, self.layers = inputs, list(batches), layers
+        self.facts: dict[str, Any] = {}
+        self._named: dict[str, list[str]] = {}
+
+    @cached_property
+    def first(self) -> Row:
+        """The model by Keras on the reference, which is run once.
+
+        Raises:
+            ConfigError: The model or the inputs are wrong.
+        """
+        return self.keras(self.reference)
+
+    def keras(self, backend: str) -> Row:
+        """Run the model by Keras on a backend; on the reference first.
+
+        Raises:
+            ConfigError: The model or the inputs are wrong.
+        """
+        by = f"{BACKENDS[backend]} {version_of(DISTRIBUTIONS[backend])}"
+        done = self.steps.do(
+            f"keras-{backend}",
+            backend,
+            do="keras",
+            model=str(self.model),
+            batches=self.batches,
+            inputs=str(self.inputs or ""),
+            layers=self.layers,
+        )
+        if isinstance(done, Refused):
+            return Row("keras", by, refused=done)
+        if self.layers:
+            self._named[backend] = done["layers"]
+        if backend == self.reference:
+            self.facts = {key: done[key] for key in ("inputs", "outputs", "layout", "parameters")}
+            self.facts["model"] = str(self.model)
+            return Row("keras", by, seconds=tuple(done["seconds"]))
+        return self._compared(Row("keras", by, seconds=tuple(done["seconds"])), f"keras-{backend}")
+
+    def artefact(self, written: Written) -> Iterator[Row]:
+        """Run what was written in each of its runtimes."""
+        format = written.wanted.format
+        if written.refused is not None:
+            yield Row(format.name, f"Keras on {BACKENDS[written.wanted.backend]}", refused=written.refused)
+            return
+        for number, runtime in enumerate(format.runtimes):
+            if lacking := absent(runtime.modules):
+                if number == 0:  # the others are for those who have them anyway
+                    yield Row(format.name, runtime.called, bytes=written.bytes, lacking=to_install(lacking))
+                continue
+            name = f"run-{format.name}-{runtime.name}"
+            done = self.steps.do(
+                name,
+                "jax" if format.name == "stablehlo" else self.reference,
+                do="run",
+                runtime=runtime.name,
+                artefact=str(written.wanted.paths[0].resolve()),
+                facts=self.facts,
+                batches=self.batches,
+            )
+            by = runtime.version()
+            if isinstance(done, Refused):
+                yield Row(format.name, by, bytes=written.bytes, refused=done)
+                continue
+            by += f", {done['note']}" if done.get("note") else ""
+            yield self._compared(Row(format.name, by, bytes=written.bytes, seconds=tuple(done["seconds"])), name)
+
+    def _compared(self, row: Row, name: str) -> Row:
+        worst, at, wrong = 0.0, 0, ""
+        for batch in self.batches:
+            wanted = self.steps.outputs(f"keras-{self.reference}", batch)
+            found = self.steps.outputs(name, batch)
+            shapes, others = ([each.shape for each in arrays] for arrays in (wanted, found))
+            if shapes != others:
+                wrong = f"at batch {batch} it gives {_shapes(others)}, and Keras {_shapes(shapes)}"
+                break
+            far = max(map(difference, wanted, found), default=0.0)
+            if far >= worst:
+                worst, at = far, batch
+        refused = Refused(row.by, wrong) if wrong else None
+        return Row(row.what, row.by, None if wrong else worst, at, row.seconds, row.bytes, refused)
+
+    def by_layer(self, tolerance: float) -> list[Layers]:
+        """Compare each backend that has run with the reference; also one whose outputs have another shape.
+
+        Args:
+            tolerance: As ``first_layer`` has it.
+        """
+        if self.reference not in self._named:
+            return []
+        return [self.first_layer(backend, tolerance) for backend in self._named if backend != self.reference]
+
+    def first_layer(self, backend: str, tolerance: float) -> Layers:
+        """Compare layers of a backend with those of the reference, on the largest batch.
+
+        Args:
+            backend: One that was run.
+            tolerance: The difference from which on a layer counts as different.
+        """
+        mine, theirs = (
+            dict(zip(self._named[each], self.steps.outputs(f"keras-{each}", "layers"), strict=True))
+            for each in (self.reference, backend)
+        )
+        common = [name for name in mine if name in theirs]
+        before = 0.0
+        for name in common:
+            same = mine[name].shape == theirs[name].shape
+            far = difference(mine[name], theirs[name]) if same else math.inf
+            if far > tolerance:
+                return Layers(backend, len(common), name, far, before)
+            before = max(before, far)
+        return Layers(backend, len(common), before=before)
+
+
+def difference(wanted: Any, found: Any) -> float:
+    """Return max |found - wanted| / max(1, max |wanted|): absolute for values up to 1, relative to the largest above. NaN is equal to NaN alone.
+
+    Args:
+        wanted: An array.
+        found: One of the same shape.
+    """
+    wanted, found = np.asarray(wanted, "float64"), np.asarray(found, "float64")
+    if not wanted.size:
+        return 0.0
+    same = (wanted == found) | (np.isnan(wanted) & np.isnan(found))
+    if not (np.isfinite(wanted) & np.isfinite(found))[~same].all():
+        return math.inf
+    finite = np.abs(wanted[np.isfinite(wanted)])
+    scale = max(1.0, float(finite.max(initial=0.0)))
+    far = np.abs(np.subtract(found, wanted, where=~same, out=np.zeros_like(wanted)))
+    return float(far.max()) / scale
+
+
+def _shapes(shapes: Sequence[tuple[int, ...]]) -> str:
+    return ", ".join(str(list(shape)) for shape in shapes)
+
+
+def compare(
+    comparison: Comparison, backends: Sequence[str], written: Sequence[Written], tell: Callable[[Row], None]
+) -> list[Row]:
+    """Run everything, the reference first.
+
+    Args:
+        comparison: Of the model.
+        backends: Of Keras, the reference first.
+        written: What was exported.
+        tell: Hears of each row as soon as it is there.
+
+    Raises:
+        ConfigError: The model or the inputs are wrong.
+    """
+    rows: list[Row] = []
+
+    def add(row: Row) -> bool:
+        rows.append(row)
+        tell(row)
+        return row.refused is None
+
+    if add(comparison.first):
+        for backend in backends[1:]:
+            add(comparison.keras(backend))
+        for each in written:
+            for row in comparison.artefact(each):
+                add(row)
+    return rows
+
+
+def all_agree(rows: Sequence[Row], tolerance: float) -> bool:
+    """Whether all ran and came close enough; a runtime that is not installed counts only where no other one ran the format."""
+    ran = {row.what for row in rows if row.agrees(tolerance)}
+    return all(row.agrees(tolerance) or (row.lacking and row.what in ran) for row in rows)

@@ -1,0 +1,54 @@
+"""What keeps training stable, as Keras takes it: schedules, optimizers around optimizers, losses. Runs wherever a model is; loads Keras when used.
+
+Each is one file, and registered with ``keras.saving`` as ``ddlf>Name``, so that a model with it can be saved and loaded. What one keeps from step
+to step is in variables of the optimizer or the model: it travels with the slot, is in checkpoints, and needs no callback.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddlf.extras.stabilisers.agc import AGC as AGC
+    from ddlf.extras.stabilisers.freezing import Unfreezing as Unfreezing
+    from ddlf.extras.stabilisers.freezing import frozen_to as frozen_to
+    from ddlf.extras.stabilisers.masked import Masked as Masked
+    from ddlf.extras.stabilisers.multipliers import Multipliers as Multipliers
+    from ddlf.extras.stabilisers.rlion import Rlion as Rlion
+    from ddlf.extras.stabilisers.rolling import RollingClip as RollingClip
+    from ddlf.extras.stabilisers.schedules import RunSchedule as RunSchedule
+    from ddlf.extras.stabilisers.scouting import class_weights as class_weights
+    from ddlf.extras.stabilisers.scouting import focal as focal
+    from ddlf.extras.stabilisers.scouting import huber as huber
+    from ddlf.extras.stabilisers.uncertainty import Uncertain as Uncertain
+
+_HOMES = {
+    "AGC": "agc",
+    "Masked": "masked",
+    "Multipliers": "multipliers",
+    "Rlion": "rlion",
+    "RollingClip": "rolling",
+    "RunSchedule": "schedules",
+    "Uncertain": "uncertainty",
+    "Unfreezing": "freezing",
+    "class_weights": "scouting",
+    "focal": "scouting",
+    "frozen_to": "freezing",
+    "huber": "scouting",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ddlf.extras.stabilisers' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"ddlf.extras.stabilisers.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

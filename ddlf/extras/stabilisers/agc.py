@@ -1,0 +1,66 @@
+"""An optimizer that clips each unit's gradient by its weights. Runs wherever a model is; ``ddlf/algorithms/clips.py`` has the formula."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from ddlf.algorithms.clips import Adaptive
+from ddlf.errors import ConfigError
+from ddlf.extras.stabilisers.wrapper import Wrapper, dense, is_spared
+
+
+@keras.saving.register_keras_serializable(package="ddlf")
+class AGC(Wrapper):
+    """Adaptive gradient clipping, for deep networks without normalization.
+
+    Args:
+        inner_optimizer: What steps.
+        share: lambda, > 0.
+        last: Names of the last layers, which are not clipped; None for the layer of the last weight.
+        name: Keras's.
+
+    Raises:
+        ConfigError: A value is out of range, or no weight belongs to a name.
+    """
+
+    def __init__(
+        self, inner_optimizer: Any, share: float = 0.01, last: Sequence[str] | None = None, name: str | None = None
+    ) -> None:
+        super().__init__(inner_optimizer, name)
+        self.rule = Adaptive(share=share)
+        self.last = None if last is None else list(last)
+
+    def begin(self, variables: list[Any]) -> None:
+        """See ``Wrapper``."""
+        layers = [one.path.rpartition("/")[0] for one in variables if not is_spared(one)]
+        named = [layers[-1]] if self.last is None else self.last
+        if missing := [name for name in named if not any(_is_in(layer, name) for layer in layers)]:
+            raise ConfigError(
+                f"AGC is not to clip {missing[0]!r}, but the model trains no such layer", hint="give the layer's name"
+            )
+        self._free = {
+            self._var_key(one)
+            for one in variables
+            if is_spared(one) or any(_is_in(one.path.rpartition("/")[0], name) for name in named)
+        }
+
+    def change(self, gradients: list[Any], variables: list[Any]) -> None:
+        """See ``Wrapper``."""
+        self.inner_optimizer.apply([self._clipped(g, v) for g, v in zip(gradients, variables, strict=True)], variables)
+
+    def _clipped(self, gradient: Any, variable: Any) -> Any:
+        if self._var_key(variable) in self._free:
+            return gradient
+        whole = dense(gradient)
+        return whole * self.rule.factor(whole, keras.ops.convert_to_tensor(variable), keras.ops)
+
+    def options(self) -> dict[str, Any]:
+        """See ``Wrapper``."""
+        return {"share": self.rule.share, "last": self.last}
+
+
+def _is_in(layer: str, name: str) -> bool:
+    return f"/{name}/" in f"/{layer}/"

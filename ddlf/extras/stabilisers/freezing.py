@@ -1,0 +1,177 @@
+"""Freezing by depth: the first layers stay, those behind them make shorter steps. Runs wherever a model is.
+
+``ddlf/algorithms/depths.py`` has the formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from ddlf.algorithms.depths import factors
+from ddlf.errors import ConfigError
+from ddlf.extras.stabilisers.multipliers import Multipliers, factor_of
+from ddlf.extras.stabilisers.place import read
+from ddlf.extras.stabilisers.wrapper import Wrapper
+
+
+def depths(model: Any) -> dict[str, tuple[int, int]]:
+    """Of each layer with weights that are trained the longest path from an input, and that to an output, in layers.
+
+    Args:
+        model: Sequential or functional, and built. Layers of such a model inside of it count one by one.
+
+    Raises:
+        ConfigError: It does not say in which order its layers are called.
+    """
+    calls: list[tuple[str, list[int]]] = []
+    if _graph(model) is not None:
+        _add(model, {id(tensor): [] for tensor in model.inputs}, calls)
+    before, after = [0] * len(calls), [1] * len(calls)
+    for place, (_, sources) in enumerate(calls):
+        before[place] = 1 + max((before[source] for source in sources), default=0)
+    for place, (_, sources) in reversed(list(enumerate(calls))):
+        for source in sources:
+            after[source] = max(after[source], after[place] + 1)
+    found: dict[str, tuple[int, int]] = {}
+    for place, (name, _) in enumerate(calls):
+        far, near = found.get(name, (0, 0))
+        found[name] = max(far, before[place]), max(near, after[place])
+    names = [layer.name for layer in model._flatten_layers() if layer._trainable_variables and not _graph(layer)]
+    if missing := [name for name in names if name not in found]:
+        raise ConfigError(
+            f"the layer {missing[0]!r} has no depth: {model.name!r} does not say in which order its layers are called",
+            hint="give the factors by name: Multipliers(optimizer, {'dense': 0.1})",
+        )
+    return {name: found[name] for name in names}
+
+
+def _graph(model: Any) -> Any:
+    """What has the graph of a model; None of a layer, and of a model without."""
+    graph = getattr(model, "_functional", model)
+    return graph if getattr(graph, "_nodes_by_depth", None) else None
+
+
+def _add(model: Any, places: dict[int, list[int]], calls: list[tuple[str, list[int]]]) -> list[list[int]]:
+    """Add the calls of layers in a model, in an order that goes forward: the name of each, and the places of those that it takes from.
+
+    Args:
+        model: With a graph.
+        places: Of each of its inputs, by the tensor, where it comes from; gets those of all others.
+        calls: Those so far.
+
+    Returns:
+        Where each of its outputs comes from.
+    """
+    graph = _graph(model)
+    for depth in sorted(graph._nodes_by_depth, reverse=True):
+        for node in graph._nodes_by_depth[depth]:
+            taken = [places[id(tensor)] for tensor in node.input_tensors]
+            if not taken:
+                continue  # an input
+            if _graph(layer := node.operation) is not None:
+                inside = {id(tensor): place for tensor, place in zip(_graph(layer).inputs, taken, strict=True)}
+                made = _add(layer, inside, calls)
+            else:
+                calls.append((layer.name, sorted({place for some in taken for place in some})))
+                made = [[len(calls) - 1]] * len(node.output_tensors)
+            places.update({id(tensor): place for tensor, place in zip(node.output_tensors, made, strict=True)})
+    return [places[id(tensor)] for tensor in graph.outputs]
+
+
+def frozen_to(model: Any, share: float, optimizer: Any) -> Any:
+    """An optimizer that freezes the first layers of a model by their depth.
+
+    Args:
+        model: As of ``depths``.
+        share: f, in [0, 1]: 0 for nothing, 1 for all but what has no weights.
+        optimizer: What steps.
+    """
+    found = factors(depths(model), share)
+    return Multipliers(optimizer, found) if found else optimizer
+
+
+@keras.saving.register_keras_serializable(package="ddlf")
+class Unfreezing(Wrapper):
+    """Freezing by depth that is undone step by step: the run is cut into as many equal parts as there are shares, each with its own.
+
+    The step of a weight is multiplied as by ``Multipliers``; what the inner optimizer keeps of a frozen one goes on, so it is warm when it is free.
+
+    Args:
+        inner_optimizer: What steps.
+        stages: Of each part of the run the factors by the name of a layer, as of ``Multipliers``.
+        steps: Steps of the run, where plain Keras trains; a run of DDLF has its own number.
+        name: Keras's.
+
+    Raises:
+        ConfigError: There is no stage, or plain Keras has not said how many steps there are.
+    """
+
+    follows_the_run = True
+
+    def __init__(
+        self,
+        inner_optimizer: Any,
+        stages: Sequence[Mapping[str, float]],
+        steps: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(inner_optimizer, name)
+        self.stages = [{str(key): float(one) for key, one in stage.items()} for stage in stages]
+        if not self.stages:
+            raise ConfigError("there is no stage", hint="Unfreezing.of(model, optimizer, (0.75, 0.5, 0))")
+        self.steps = steps
+        self.held: Any = None
+
+    @classmethod
+    def of(cls, model: Any, optimizer: Any, shares: Sequence[float], steps: int | None = None) -> Any:
+        """One for a model: the frozen share of its depth in each part of the run, such as ``(0.75, 0.5, 0)``."""
+        known = depths(model)
+        return cls(optimizer, [factors(known, share) for share in shares], steps)
+
+    def plan(self, steps: int, epochs: int) -> None:
+        """See ``RunSchedule``."""
+        self.held, self.steps = None, steps
+
+    def begin(self, variables: list[Any]) -> None:
+        """See ``Wrapper``."""
+        self._by_key = {self._var_key(one): [factor_of(one.path, stage) for stage in self.stages] for one in variables}
+
+    def change(self, gradients: list[Any], variables: list[Any]) -> None:
+        """See ``Wrapper``."""
+        stage = self._stage()
+        mine = [(v, self._by_key[self._var_key(v)]) for v in variables]
+        others = [(v, levels) for v, levels in mine if set(levels) != {1.0}]
+        before = [keras.ops.copy(v) for v, _ in others]  # the step is done in place
+        self.inner_optimizer.apply(gradients, variables)
+        for (variable, levels), old in zip(others, before, strict=True):
+            variable.assign(
+                keras.ops.switch(stage, [_part(level) for level in levels], old, keras.ops.convert_to_tensor(variable))
+            )
+
+    def _stage(self) -> Any:
+        made = self.inner_optimizer.iterations
+        if self.held is not None:
+            step, steps, _ = read(self.held, made)
+        elif self.steps is not None:
+            step, steps = keras.ops.cast(made, "float32") + 1, self.steps
+        else:
+            raise ConfigError(
+                "Unfreezing goes by parts of the run, and plain Keras does not say how many steps it has",
+                hint="Unfreezing.of(..., steps=epochs * ceil(samples / batch_size)), or train with DDLF",
+            )
+        parts = len(self.stages)
+        return keras.ops.cast(keras.ops.clip(keras.ops.floor((step - 1) * parts / steps), 0, parts - 1), "int32")
+
+    def options(self) -> dict[str, Any]:
+        """See ``Wrapper``."""
+        return {"stages": self.stages, "steps": self.steps}
+
+
+def _part(level: float) -> Any:
+    """The way from the old weight to the new one: what is frozen keeps its bits, and what is free has those of the inner optimizer."""
+    if level in (0.0, 1.0):
+        return lambda old, new: new if level else old
+    return lambda old, new: old + keras.ops.cast(level, old.dtype) * (new - old)

@@ -1,0 +1,143 @@
+"""The app of a model that is text: what ``ddlf run model.nnm`` runs. Runs on the master and, in executors, on workers."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+from ddlf.app import IApp
+from ddlf.errors import ConfigError
+from ddlf.extras.text.texts.arrays import dataset
+from ddlf.extras.text.texts.block import KEYS, SETS, read_key
+from ddlf.extras.text.texts.in_app import not_open, take_decided
+from ddlf.extras.text.texts.loaded import Notation, load_notation
+from ddlf.extras.text.texts.source import Source
+
+
+class TextApp(IApp):
+    """A model that is text, and data by name. Each text gets a subclass of its own, with the settings of its block ``train``.
+
+    Attributes:
+        takes_data: Whether the text may say what the data is.
+        data: Its name, or the path of a file; as each key of the block it wins over the text.
+    """
+
+    takes_data = True
+    notation: Any
+    data: str | None = None
+    optimizer: Any = None
+    learning_rate: Any = None
+    loss: Any = None
+    metrics: Any = None
+    initial: Any = None
+    scaling: Any = None
+    penalty: Any = None
+    clipping: Any = None
+    loss_weights: Any = None
+    patience: Any = None
+    validation: Any = None
+    ignore: Any = None
+
+    def __init__(self, cluster: Any = None) -> None:
+        super().__init__(cluster)
+        self._arrays: dict[str, Any] | None = None
+        self._notes: list[str] = []
+        self.source: Source | None = None
+
+    def settle(self) -> None:
+        """Read the data, bring it to what the text wants, and decide what is open: before anything is started.
+
+        Raises:
+            ConfigError: No data is named, or what is named is not there.
+            DatasetError: The data does not fit.
+            NotationError: A key has a value that cannot be.
+        """
+        if self._arrays is not None:
+            return
+        notation: Notation = self.notation
+        given = {key: value for key in KEYS if key != "data" and (value := vars(self).get(key)) is not None}
+        for key, value in given.items():
+            read_key(key, _spelled(value), f"-p {key}")
+        notation = notation.having({("train", key): _spelled(value) for key, value in given.items()})
+        self.source = _source(self.data, notation)
+        share = getattr(notation.own("validation"), "value", 0.0)
+        arrays, self._notes = dataset(self.source.arrays(), self.source.name, notation.parsed, notation.loss, share)
+        self.notation = notation.settled(
+            *(arrays["x_train"], arrays.get("y_train")),
+            validation="x_val" in arrays,
+            weighted="w_train" in arrays,
+            given=not_open(self),
+        )
+        take_decided(self, self.notation)
+        self._arrays = arrays
+
+    async def _check_written(self) -> None:
+        await super()._check_written()
+        await asyncio.to_thread(self.settle)
+
+    async def load_dataset(self) -> None:
+        """Set what the text's data has."""
+        if self._arrays is None:  # on a worker
+            assert self.source is not None
+            share = getattr(self.notation.own("validation"), "value", 0.0)
+            arrays, _ = dataset(self.source.arrays(), self.source.name, self.notation.parsed, self.notation.loss, share)
+        else:
+            arrays = self._arrays
+            for note in self._notes:
+                self.say(f"data      {note}")
+        for name, array in arrays.items():
+            setattr(self, name, array)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_arrays": None, "_notes": []}
+
+    def __reduce__(self) -> Any:
+        return _again, (type(self).__name__, type(self).notation), self.__getstate__()
+
+
+def app_of(path: Path, data: str | None = None) -> type[TextApp]:
+    """The app of a text.
+
+    Args:
+        path: The file.
+        data: The data, where it is not the text that says so.
+
+    Raises:
+        NotationError: Something is wrong in the text.
+    """
+    found = _app_class(re.sub(r"\W", "_", path.stem) or "model", load_notation(path))
+    found.data = data
+    return found
+
+
+def _app_class(name: str, notation: Notation) -> type[TextApp]:
+    settings = notation.train_block.settings
+    more = {"notation": notation, "__module__": __name__, "__doc__": f"The model of {notation.file}."}
+    return type(name, (TextApp,), {**settings, **more})
+
+
+def _again(name: str, notation: Notation) -> TextApp:
+    made = _app_class(name, notation)
+    return made.__new__(made)
+
+
+def _source(name: str | None, notation: Notation) -> Source:
+    if name is not None:
+        return Source(name)
+    if (named := notation.data) is None:
+        raise ConfigError(
+            f"{notation.file} does not say what data it is to learn",
+            hint=f"name it: --data {'|'.join(SETS)}|FILE.npz, or train:data {SETS[0]}; in the text",
+        )
+    beside = Path(notation.file).parent / named
+    is_beside = named not in SETS and not Path(named).is_file() and beside.is_file()
+    return Source(str(beside) if is_beside else named, notation.place("data"))
+
+
+def _spelled(value: Any) -> str:
+    """The value of an attribute as a text has it."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_spelled, value))}]"
+    return str(value)

@@ -1,0 +1,94 @@
+"""What a board shows, as Prometheus reads it: base units, and names that begin with ``ddlf_``. Needs prometheus-client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ddlf.monitor.observe.board import Board
+from ddlf.version import __version__
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+OF_UPDATES = (
+    ("updates", "updates", "Updates that have arrived"),
+    ("trained", "samples", "Samples that they were trained on, those of each local epoch counted"),
+    ("compute_s", "compute_seconds", "Seconds of local training"),
+    ("transfer_s", "transfer_seconds", "Seconds from sending weights to having updates, without local training"),
+    ("bytes_out", "sent_bytes", "Bytes sent for them"),
+    ("bytes_back", "received_bytes", "Bytes received for them"),
+    ("lost", "lost", "How often the worker was lost"),
+)
+"""Fact of ``Sums``, name, what it is."""
+
+
+def text(board: Board) -> bytes:
+    """All metrics of a board, in the text format."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Board(board))
+    return generate_latest(registry)
+
+
+class _Board(Collector):
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def collect(self) -> Iterator[Metric]:
+        board, state, header = self._board, self._board.state, self._board.header
+        yield InfoMetricFamily("ddlf", "Release of DDLF on the master", {"version": __version__})
+        if state.app:
+            about = dict(run=header.run, app=header.app, mode=header.mode, model=header.model, how=state.how)
+            yield InfoMetricFamily("ddlf_run", "The run; how it has ended is empty while it goes on", about)
+            yield _gauge("ddlf_run_training", "Whether rounds are being computed", float(state.is_training))
+            yield _gauge("ddlf_run_start_timestamp_seconds", "When the run began, since 1970", state.began)
+            yield _gauge("ddlf_run_done_ratio", "Share of the run that is done", state.done)
+            yield _gauge("ddlf_rounds", "Rounds of the whole run, of each slot if it is asynchronous", state.rounds)
+            yield _gauge("ddlf_version", "Merges so far", state.record.version if state.record else header.first)
+            rejected = CounterMetricFamily("ddlf_updates_rejected", "Updates that do not count")
+            rejected.add_metric([], header.rejected)
+            yield rejected
+            metric = GaugeMetricFamily("ddlf_metric", "Newest value of a metric of the model", labels=["name"])
+            for name, value in state.metrics.items():
+                metric.add_metric([name], value)
+            yield metric
+            if record := state.record:
+                parts = dict(
+                    compute=record.compute_s, transfer=record.transfer_s, merge=record.merge_s, wait=record.wait_s
+                )
+                spent = GaugeMetricFamily(
+                    "ddlf_round_seconds", "What the newest round spent its time on", labels=["part"]
+                )
+                for part, seconds in parts.items():
+                    spent.add_metric([part], seconds)
+                yield spent
+        for fact, name, what in OF_UPDATES:
+            counter = CounterMetricFamily(f"ddlf_worker_{name}", what, labels=["worker"])
+            for worker, sums in sorted(board.sums.items()):
+                counter.add_metric([str(worker)], getattr(sums, fact))
+            yield counter
+        yield from self._workers()
+
+    def _workers(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily("ddlf_worker_up", "Whether the worker answers", labels=["worker", "name", "state"])
+        busy = GaugeMetricFamily("ddlf_worker_busy", "Whether it runs a method", labels=["worker"])
+        memory = GaugeMetricFamily("ddlf_worker_memory_bytes", "Memory of its processes", labels=["worker"])
+        cores = GaugeMetricFamily("ddlf_worker_cores", "Cores that it may use", labels=["worker"])
+        restarts = CounterMetricFamily("ddlf_worker_restarts", "Executors that have ended", labels=["worker"])
+        for worker in self._board.workers:
+            number = str(worker["worker"])
+            up.add_metric([number, worker["name"], worker["state"]], float(worker["state"] in ("alive", "suspect")))
+            if "host" not in worker:
+                continue  # it has not answered
+            busy.add_metric([number], float(worker["busy"] is not None))
+            restarts.add_metric([number], worker["restarts"])
+            for family, value in ((memory, (worker.get("memory") or {}).get("used")), (cores, worker.get("cores"))):
+                if value is not None:
+                    family.add_metric([number], value)
+        yield from (up, busy, memory, cores, restarts)
+
+
+def _gauge(name: str, what: str, value: Any) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, what, value=float(value))

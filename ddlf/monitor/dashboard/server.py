@@ -1,0 +1,371 @@
+"""The page of one master: files, WebSockets and metrics on one port of loopback. Runs on the master, in a thread of its own.
+
+A thread, because code of the user's holds the master's event loop up: an import, an evaluation. The page goes on meanwhile, and says so. What
+happens is put into a deque, which costs a run 1 to 3 microseconds; it is taken out there ``RATE_HZ`` times a second, and each browser is
+sent what it has not seen when it has taken what it was sent before. So nothing queues up for one that is slow, and the run waits for none.
+
+Who has the token may look, and stop the run; it is not the workers' token, and runs no code. A page of another site has no token, and is refused by
+its Host and Origin before that is looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import http
+import json
+import logging
+import os
+import platform
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddlf.errors import DDLFError, ListenError
+from ddlf.events import Event
+from ddlf.monitor.dashboard import address, places
+from ddlf.monitor.observe.board import Board, Seen
+from ddlf.rpc.tokens import automatic_token
+from ddlf.version import __version__
+
+if TYPE_CHECKING:
+    from websockets.asyncio.server import ServerConnection
+    from websockets.http11 import Request, Response
+
+RATE_HZ = 5.0
+"""How often a page is told what is new: more than the eye follows in numbers."""
+LOOK_S = 1.0
+"""Between two questions to the workers, as long as somebody looks on."""
+HELD_UP_S = 2.0
+"""From when on the page says that the master's event loop does not answer."""
+MOST_VIEWERS = 32
+READY_S = 20.0
+END_S = 2.0
+SUBPROTOCOL = "ddlf"
+STATIC = Path(__file__).parent / "page"
+SHARED = Path(__file__).parents[1] / "observe" / "static"
+FILES = {
+    "/": (STATIC / "index.html", "text/html"),
+    **{f"/{name}": (STATIC / name, "text/javascript") for name in ("page.js", "charts.js", "timeline.js", "format.js")},
+    "/page.css": (STATIC / "page.css", "text/css"),
+    "/icon.svg": (STATIC / "icon.svg", "image/svg+xml"),
+    "/uPlot.iife.min.js": (SHARED / "uPlot.iife.min.js", "text/javascript"),
+    "/uPlot.min.css": (SHARED / "uPlot.min.css", "text/css"),
+}
+HEADERS = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+Look = Callable[[], Awaitable[list[dict[str, Any]]]]
+
+
+class Dashboard:
+    """A page that shows what happens. ``open`` brings it up, ``close`` takes it away.
+
+    Args:
+        look: Asks the workers, on the event loop of ``open``; returns a dict for each.
+        port: Port to take, and no other, 0 for any; None for the first that is free of 8900 to 8919.
+        stop: Asks the run to end after its round; returns whether there is one. Called on the same event loop. None where nothing can be stopped.
+        follow: What has a ``subscribe`` for what happens: an app, a cluster. An event that two of them tell counts once.
+        about: Facts that do not change, for the page.
+
+    Attributes:
+        url: Url of the page, with the token behind the #.
+        port: On loopback.
+        note: What there is to say about the port, or nothing.
+        tunnel: The command that makes the page reachable from where somebody has come from by ssh, or nothing.
+    """
+
+    def __init__(
+        self,
+        look: Look,
+        *,
+        port: int | None = None,
+        stop: Callable[[], bool] | None = None,
+        follow: Sequence[Any] = (),
+        **about: Any,
+    ) -> None:
+        self.url = ""
+        self.port = 0
+        self.note = self.tunnel = ""
+        self._wanted = port
+        self._look = look
+        self._stop = stop
+        self._follow = follow
+        self._take_off: list[Callable[[], None]] = []
+        facts = dict(version=__version__, host=platform.node(), pid=os.getpid(), began=time.time())
+        self._board = Board(**{"title": "", "cluster": "", **about, **facts, "can_stop": stop is not None})
+        self._inbox: deque[tuple[float, Event | None]] = deque()
+        self._newest: Event | None = None
+        self._viewers: set[ServerConnection] = set()
+        self._asked: Future[list[dict[str, Any]]] | None = None
+        self._asked_at = 0.0
+        self._was_heard = True  # whether the master's loop has come to what it was asked last
+        self._closed = False
+        self._metrics_at = 0.0
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._end: asyncio.Event | None = None
+
+    # -- on the master's event loop -----------------------------------------------------------------------------------
+
+    async def open(self) -> Dashboard:
+        """Serve the page; returns when it has answered a request.
+
+        Raises:
+            ListenError: There is no port, or the page does not answer.
+            AuthError: There is no place for the token.
+            ConfigError: ``DDLF_DASHBOARD_URL`` is no URL.
+        """
+        self._token = automatic_token("dashboard token").primary.decode()
+        sock, self.note = address.listen(self._wanted)
+        self.port = sock.getsockname()[1]
+        try:
+            self.url = address.page_url(self.port, self._token, os.environ)
+            self.tunnel = address.tunnel(self.port, os.environ)
+        except DDLFError:
+            sock.close()
+            raise
+        self._master = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = self._master.create_future()
+        self._thread = threading.Thread(target=self._run, args=(sock, ready), name="ddlf-dashboard", daemon=True)
+        self._thread.start()
+        try:
+            await asyncio.wait_for(ready, READY_S)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, TimeoutError):
+                raise ListenError(f"the dashboard on port {self.port} did not answer within {READY_S:g} s") from None
+            if isinstance(error, OSError):
+                raise ListenError(f"the dashboard on port {self.port} cannot be served: {error}") from None
+            raise
+        self._take_off = [source.subscribe(self.tell) for source in self._follow]
+        return self
+
+    def tell(self, event: Event, at: float | None = None) -> None:
+        """Take an event: a sink.
+
+        Args:
+            event: What has happened.
+            at: When, in seconds since 1970; None for now.
+        """
+        if event is not self._newest:
+            self._newest = event
+            self._inbox.append((time.time() if at is None else at, event))
+
+    def stopping(self) -> None:
+        """Show that the run was asked to end after its round. Any thread may call it, a signal handler, too."""
+        self._inbox.append((time.time(), None))
+
+    def close(self) -> None:
+        """Show the last state to whoever looks on, and end. Safe to call again."""
+        while self._take_off:
+            self._take_off.pop()()
+        self._closed = True
+        if self._thread is not None and self._thread.is_alive():
+            if self._loop is not None and self._end is not None:
+                with contextlib.suppress(RuntimeError):  # it has just ended by itself
+                    self._loop.call_soon_threadsafe(self._end.set)
+            self._thread.join(2 * END_S)
+
+    async def __aenter__(self) -> Dashboard:
+        return await self.open()
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.close()
+
+    # -- in the thread ------------------------------------------------------------------------------------------------
+
+    def _run(self, sock: Any, ready: asyncio.Future[None]) -> None:
+        def answer(error: BaseException | None) -> None:
+            if not ready.done():
+                ready.set_exception(error) if error is not None else ready.set_result(None)
+
+        def tell(error: BaseException | None = None) -> None:
+            with contextlib.suppress(RuntimeError):  # the master's loop has ended
+                self._master.call_soon_threadsafe(answer, error)
+
+        try:
+            with sock:
+                asyncio.run(self._serve(sock, tell))
+        except Exception as error:
+            tell(error if isinstance(error, OSError) else OSError(f"{type(error).__name__}: {error}"))
+
+    async def _serve(self, sock: Any, ready: Callable[[], None]) -> None:
+        from websockets.asyncio.server import serve
+
+        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+        self._files = {name: (path.read_bytes(), kind) for name, (path, kind) in FILES.items()}
+        silent = logging.getLogger("ddlf.monitor.dashboard.websockets")
+        silent.disabled = True  # a stranger's request is no news for whoever looks at the terminal
+        async with serve(
+            self._show,
+            sock=sock,
+            process_request=self._answer,
+            subprotocols=[SUBPROTOCOL],  # type: ignore[list-item]
+            compression=None,
+            max_size=4096,
+            close_timeout=END_S / 2,
+            logger=silent,
+            server_header=None,
+        ):
+            await self._request_myself()
+            file = places.announce(self.port, {"url": self.url, **self._board.about})
+            ready()
+            try:
+                await self._keep_up()
+            finally:
+                with contextlib.suppress(OSError):
+                    file.unlink()
+
+    async def _request_myself(self) -> None:
+        reader, writer = await asyncio.open_connection(address.HOST, self.port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: %b:%d\r\n\r\n" % (address.HOST.encode(), self.port))
+        line = await reader.readline()
+        writer.close()
+        if b" 200 " not in line:
+            raise OSError(f"it answered {line!r}")
+
+    async def _keep_up(self) -> None:
+        assert self._end is not None
+        while not (self._closed or self._end.is_set()):
+            self._take_in()
+            self._ask_workers()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._end.wait(), 1 / RATE_HZ)
+        self._take_in()
+        self._board.about["over"] = True
+        with contextlib.suppress(TimeoutError):  # each has its last turn, but for those that take nothing
+            async with asyncio.timeout(END_S / 2):
+                await asyncio.gather(*(viewer.wait_closed() for viewer in self._viewers))
+
+    def _take_in(self) -> None:
+        while self._inbox:
+            at, event = self._inbox.popleft()
+            if event is None:
+                self._board.stop(at)
+            else:
+                self._board.tell(event, at)
+
+    def _ask_workers(self) -> None:
+        """Take what the workers have answered, and ask again, if anybody wants to know. One question at a time is under way."""
+        now = time.monotonic()
+        if self._asked is not None and self._asked.done():
+            if self._asked.cancelled() or self._asked.exception() is not None:
+                logging.getLogger(__name__).debug("the workers cannot be asked", exc_info=True)
+            else:
+                self._board.set_workers(self._asked.result())
+            self._asked = None
+        wanted = self._viewers or now - self._metrics_at < 60
+        if self._asked is None and wanted and now - self._asked_at >= LOOK_S:
+            self._asked_at, self._was_heard = now, False
+            with contextlib.suppress(RuntimeError):  # the master's loop has ended
+                self._asked = asyncio.run_coroutine_threadsafe(self._ask(), self._master)
+
+    async def _ask(self) -> list[dict[str, Any]]:
+        self._was_heard = True
+        return await self._look()
+
+    @property
+    def _held_s(self) -> float:
+        """For how long the master's event loop has not answered."""
+        held = 0.0 if self._was_heard else time.monotonic() - self._asked_at
+        return round(held, 1) if held > HELD_UP_S else 0.0
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def _answer(self, connection: ServerConnection, request: Request) -> Response | None:
+        """Answer an HTTP request; None for one that becomes a WebSocket."""
+        headers, path = request.headers, request.path.partition("?")[0]
+        try:
+            host, origin = headers.get("Host", ""), headers.get("Origin")
+        except LookupError:  # given twice
+            return _response(400, "a header is there twice")
+        if not address.is_ours(host, origin, self.url):
+            return _response(403, "this page answers to its own name only: open it by the URL that the run has printed")
+        if path in self._files:
+            body, kind = self._files[path]
+            return _response(200, body, f"{kind}; charset=utf-8")
+        if not self._may(headers.get("Authorization", ""), headers.get("Sec-WebSocket-Protocol", "")):
+            return _response(
+                401, "the token is missing or wrong: open the URL that the run has printed, with all behind the #"
+            )
+        if path == "/metrics":
+            return self._metrics()
+        if path != "/live":
+            return _response(404, "there is nothing here")
+        if len(self._viewers) >= MOST_VIEWERS:
+            return _response(503, f"{MOST_VIEWERS} others look on")
+        return None
+
+    def _may(self, authorization: str, protocols: str) -> bool:
+        """Whether a request has the token: as a bearer's, or, since browsers cannot send that with a WebSocket, among its subprotocols."""
+        given = [authorization.removeprefix("Bearer ").strip(), *(one.strip() for one in protocols.split(","))]
+        return any(hmac.compare_digest(one.encode(errors="replace"), self._token.encode()) for one in given)
+
+    def _metrics(self) -> Response:
+        try:
+            from ddlf.monitor.dashboard.metrics import CONTENT_TYPE, text
+        except ImportError:
+            return _response(501, "metrics need prometheus-client: pip install 'ddlf[metrics]'")
+        self._metrics_at = time.monotonic()
+        self._take_in()
+        return _response(200, text(self._board), CONTENT_TYPE)
+
+    async def _show(self, viewer: ServerConnection) -> None:
+        """Send a viewer what there is, then what is new, at its own pace."""
+        self._viewers.add(viewer)
+        listening = asyncio.ensure_future(self._listen(viewer))
+        seen, told_at = Seen(), 0.0
+        self._take_in()
+        try:
+            while not listening.done():
+                over = "over" in self._board.about
+                now = time.time()
+                message = self._board.since(seen, now)
+                if message or over or now - told_at >= LOOK_S:
+                    told_at = now
+                    message |= {"now": now, "held_s": self._held_s, "over": over}
+                    await viewer.send(json.dumps(message, separators=(",", ":"), allow_nan=False, default=str))
+                if over:
+                    await viewer.close(1001, "the master has ended")
+                    return
+                await asyncio.wait([listening], timeout=1 / RATE_HZ)
+        except OSError:
+            pass
+        finally:
+            listening.cancel()
+            self._viewers.discard(viewer)
+
+    async def _listen(self, viewer: ServerConnection) -> None:
+        async for text in viewer:
+            with contextlib.suppress(
+                ValueError, AttributeError, RuntimeError
+            ):  # no JSON, no dict; the master's loop has ended
+                if json.loads(text).get("stop"):
+                    self._master.call_soon_threadsafe(self._stop_run)
+
+    def _stop_run(self) -> None:
+        if self._stop is not None and self._stop():
+            self.stopping()
+
+
+def _response(status: int, body: str | bytes, kind: str = "text/plain; charset=utf-8") -> Response:
+    from websockets.datastructures import Headers
+    from websockets.http11 import Response
+
+    data = f"{body}\n".encode() if isinstance(body, str) else body
+    headers = Headers({**HEADERS, "Content-Type": kind, "Content-Length": str(len(data)), "Connection": "close"})
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return Response(status, http.HTTPStatus(status).phrase, headers, data)

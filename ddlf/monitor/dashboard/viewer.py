@@ -1,0 +1,70 @@
+"""Look on from outside a browser: what a page of this machine shows, as it comes. Runs where somebody looks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from ddlf.errors import AuthError, ConnectError
+from ddlf.monitor.dashboard.address import HOST
+from ddlf.monitor.observe.board import MOST_LINES
+
+MOST_BYTES = 64 * 1024**2
+
+
+async def watch(port: int, token: str) -> AsyncGenerator[dict[str, Any], None]:
+    """Yield what there is to show whenever something is new, until the master ends.
+
+    Args:
+        port: Port of the page.
+        token: Token that it is served with.
+
+    Yields:
+        The same dict each time: ``"about"``, ``"run"``, ``"lanes"``, ``"workers"``, ``"curves"`` (values by name), ``"log"``,
+        ``"now"``, ``"held_s"`` and ``"over"``, as the page has them.
+
+    Raises:
+        ConnectError: Nobody shows a page there, or not any more.
+        AuthError: The token is another one.
+    """
+    from websockets.asyncio.client import connect
+    from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
+
+    known: dict[str, Any] = {"run": None, "lanes": [], "workers": [], "curves": {}, "log": []}
+    where = f"127.0.0.1:{port}"
+    try:
+        async with connect(
+            f"ws://{HOST}:{port}/live",
+            subprotocols=["ddlf"],  # type: ignore[list-item]
+            additional_headers={"Authorization": f"Bearer {token}"},
+            compression=None,
+            max_size=MOST_BYTES,
+            proxy=None,
+        ) as page:
+            async for text in page:
+                take(known, json.loads(text))
+                yield known
+    except InvalidStatus as error:
+        if error.response.status_code == 401:
+            raise AuthError(f"the page on {where} has another token", hint="is it another user's?") from None
+        raise ConnectError(f"the page on {where} answers {error.response.status_code}") from None
+    except ConnectionClosed:
+        if not known.get("over"):
+            raise ConnectError(f"the master behind {where} is gone") from None
+    except (OSError, InvalidMessage) as error:
+        raise ConnectError(f"no page answers on {where}: {error}") from None
+
+
+def take(known: dict[str, Any], message: dict[str, Any]) -> None:
+    """Bring what is known up to date."""
+    known.update({name: message[name] for name in ("about", "run", "lanes", "workers") if name in message})
+    known.update({name: message[name] for name in ("now", "held_s", "over")})
+    if series := message.get("series"):
+        start = series["from"]
+        known["curves"] = {
+            name: [*known["curves"].get(name, [None] * start)[:start], *values]
+            for name, values in series["columns"].items()
+        }
+    if log := message.get("log"):
+        known["log"] = [*(known["log"] if log["more"] else []), *log["new"]][-MOST_LINES:]

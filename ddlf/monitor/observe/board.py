@@ -1,0 +1,303 @@
+"""What a page, a terminal and a monitoring system show of a cluster and of the run on it: state, history, and what was said. Runs on the master.
+
+Memory is bounded, however long a run is and however much is said. What somebody who looks on has seen is a ``Seen``; what came since is small, so
+nobody needs a queue: who is slow is told less often.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from ddlf import events as e
+from ddlf.events.record import RoundRecord
+from ddlf.monitor.observe.echo import harmless
+from ddlf.monitor.observe.lines import line
+from ddlf.monitor.observe.phrases import doing
+from ddlf.monitor.observe.series import Series
+from ddlf.monitor.observe.state import Lane, State
+from ddlf.monitor.observe.sums import Sums
+
+MOST_SPANS = 800
+"""Updates in the timeline."""
+MOST_LINES = 500
+"""Of the log."""
+LONGEST_LINE = 500
+OF_A_RUN = ("run", "app", "mode", "batch_size", "worker_epochs", "worker_steps", "seed")
+"""Facts of the beginning that the page shows."""
+TROUBLE = (
+    e.Advised,
+    e.Warned,
+    e.WorkerLost,
+    e.WorkerGone,
+    e.UpdateRejected,
+    e.CheckpointFailed,
+    e.CheckpointDamaged,
+    e.ResidualDropped,
+)
+
+
+class Tail:
+    """The last of what only grows.
+
+    Args:
+        most: How many are kept.
+
+    Attributes:
+        count: How many there were.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._kept: deque[Any] = deque(maxlen=most)
+        self.count = 0
+
+    def append(self, one: Any) -> None:
+        """Add one."""
+        self._kept.append(one)
+        self.count += 1
+
+    def since(self, known: int) -> list[Any]:
+        """Those that are still kept of all but the first ``known``."""
+        new = min(self.count - known, len(self._kept))
+        return list(self._kept)[len(self._kept) - new :]
+
+
+@dataclass
+class Seen:
+    """What somebody who looks on has been shown: numbers of changes, points, spans and lines."""
+
+    run: int = -1
+    began: int = 0
+    workers: int = -1
+    thinned: int = 0
+    points: int = 0
+    spans: int = 0
+    lines: int = 0
+
+
+@dataclass
+class Header:
+    """What does not change, or seldom, in a run."""
+
+    run: str = ""
+    app: str = ""
+    mode: str = ""
+    batch_size: int = 0
+    worker_epochs: int = 0
+    worker_steps: int | None = None
+    seed: int = 0
+    model: str = ""
+    parameters: int = 0
+    keras: str = ""
+    samples: int = 0
+    first: int = 0
+    ended: float | None = None
+    rejected: int = 0
+    checkpoint: int = 0
+    stopping: bool = False
+
+
+class Board:
+    """Takes events, and says what there is to show.
+
+    Args:
+        about: Facts that do not change, for whoever looks on.
+
+    Attributes:
+        state: How far the run is.
+        sums: What came of each worker's updates in this run, by its number.
+        total: What came of all.
+        workers: What the workers have answered, a dict each.
+    """
+
+    def __init__(self, **about: Any) -> None:
+        self.about = about
+        self.state = State()
+        self.header = Header()
+        self.total = Sums()
+        self.sums: dict[int, Sums] = {}
+        self.workers: list[dict[str, Any]] = []
+        self.series = Series()
+        self.spans = Tail(MOST_SPANS)
+        self.log = Tail(MOST_LINES)
+        self._runs = 0
+        self._changes = self._answers = 0
+        self._pace: deque[tuple[float, int]] = deque()
+        self._newest_rate = 0.0
+
+    # -- what comes in ----------------------------------------------------------------------------------------------
+
+    def set_workers(self, workers: list[dict[str, Any]]) -> None:
+        """Take what the workers have answered."""
+        self.workers = workers
+        self._answers += 1
+
+    def stop(self, at: float) -> None:
+        """Note that the run was asked to end."""
+        if not self.header.stopping:
+            self.header.stopping = True
+            self._changes += 1
+            self.say(at, "", "stopping  after this round, as asked for", "warn")
+
+    def say(self, at: float, who: str, text: str, level: str) -> None:
+        """Add lines to the log: ``"info"``, ``"warn"``, or the stream of a worker."""
+        for one in text.split("\n"):
+            self.log.append([round(at, 3), level, who, one[:LONGEST_LINE]])
+
+    def tell(self, event: e.Event, at: float) -> None:
+        """Take an event.
+
+        Args:
+            event: What has happened.
+            at: When, in seconds since 1970.
+        """
+        self._changes += 1
+        if isinstance(event, e.RunBegan):
+            self._begin(event)
+        self.state.tell(event, at)
+        self._note(event, at)
+        match event:
+            case e.WorkerWrote():
+                if event.dropped:
+                    self.say(at, event.name, f"{event.dropped:,} lines were dropped here", "warn")
+                self.say(at, event.name, "\n".join(harmless(text, colours=False) for text in event.lines), event.stream)
+            case e.RunEnded():
+                words = f"ended     {event.how}" + f": {event.why}" * bool(event.why)
+                self.say(at, "", words, "warn" if event.how == "failed" else "info")
+            case e.Committed():
+                pass  # the curves show it
+            case _ if text := line(event):
+                self.say(at, "", text, "warn" if isinstance(event, TROUBLE) else "info")
+
+    def _begin(self, event: e.RunBegan) -> None:
+        facts = {name: getattr(event, name) for name in OF_A_RUN}
+        self.header, self.total, self.sums = Header(**facts), Sums(), {}
+        self.series, self.spans = Series(), Tail(MOST_SPANS)
+        self._pace.clear()
+        self._newest_rate = 0.0
+        self._runs += 1
+
+    def _note(self, event: e.Event, at: float) -> None:
+        header = self.header
+        match event:
+            case e.ModelBuilt():
+                header.model, header.parameters, header.keras = event.name, event.parameters, event.keras
+            case e.DataLoaded():
+                header.samples = event.samples
+            case e.TrainingBegan():
+                header.samples, header.first = event.samples, event.version
+                self._pace.append((at, 0))
+            case e.UpdateArrived():
+                self._count(event)
+                times = (round(at - event.compute_s - event.transfer_s, 3), event.compute_s, event.transfer_s)
+                self.spans.append([event.worker, event.slot, event.round, *(round(value, 4) for value in times)])
+            case e.Committed():
+                self._commit(event.record, at)
+            case e.WorkerLost():
+                self._count(event)
+            case e.UpdateRejected():
+                header.rejected += 1
+            case e.CheckpointWritten():
+                header.checkpoint = event.version
+            case e.RunEnded():
+                header.ended = at
+
+    def _count(self, event: e.UpdateArrived | e.WorkerLost) -> None:
+        for sums in (self.total, self.sums.setdefault(event.worker, Sums())):
+            sums.add(event)
+
+    def _commit(self, record: RoundRecord, at: float) -> None:
+        values = dict(record.metrics) | {f"test_{name}": value for name, value in record.test.items()}
+        times = dict(compute=record.compute_s, transfer=record.transfer_s, merge=record.merge_s, wait=record.wait_s)
+        self._newest_rate = self._rate(record, at)
+        values |= {"#rate": self._newest_rate, **{f"#{name}_s": value for name, value in times.items()}}
+        if record.slot is not None:
+            values["#staleness"] = record.staleness
+        self.series.add(record.version, values)
+
+    def _rate(self, record: RoundRecord, at: float) -> float:
+        """Samples in a second lately: in a round, or in as many updates as there are slots."""
+        self._pace.append((at, self.total.trained))
+        while len(self._pace) > (1 if record.slot is None else max(self.state.slots, 1)) + 1:
+            self._pace.popleft()
+        (then, before), now = self._pace[0], self._pace[-1][1]
+        return (now - before) / (at - then) if at > then else 0.0
+
+    # -- what goes out ----------------------------------------------------------------------------------------------
+
+    def since(self, seen: Seen, now: float) -> dict[str, Any]:
+        """What somebody has not been shown yet, as JSON data; empty when there is nothing. ``seen`` is brought up to date.
+
+        Points of curves come with how many of those before stay: ``"from"``; spans and lines with whether those before do: ``"more"``.
+        """
+        message: dict[str, Any] = {}
+        if seen.run < 0:
+            message["about"] = self.about
+        if seen.began != self._runs:
+            seen.began, seen.thinned, seen.points, seen.spans = self._runs, self.series.thinned, 0, 0
+        if seen.run != self._changes:
+            seen.run = self._changes
+            if seen.thinned != self.series.thinned:
+                seen.thinned, seen.points = self.series.thinned, 0
+            x, columns = self.series.since(seen.points)
+            message["run"] = self._run(now)
+            message["lanes"] = [self._lane(lane) for _, lane in sorted(self.state.lanes.items())]
+            message["series"] = {"from": seen.points, "x": x, "columns": columns}
+            message["spans"] = {"more": seen.spans > 0, "new": self.spans.since(seen.spans)}
+            seen.points, seen.spans = len(self.series), self.spans.count
+        if seen.workers != self._answers:
+            seen.workers = self._answers
+            message["workers"] = self.workers
+        if seen.lines != self.log.count:
+            message["log"] = {"more": seen.lines > 0, "new": self.log.since(seen.lines)}
+            seen.lines = self.log.count
+        return message
+
+    def _run(self, now: float) -> dict[str, Any] | None:
+        state = self.state
+        if not state.app:
+            return None
+        return {
+            **vars(self.header),
+            **vars(self.total),
+            "number": self._runs,
+            "phase": state.how or ("training" if state.is_training else "preparing"),
+            "why": state.why,
+            "doing": sorted({doing(phase) for phase in state.phases.values()}),
+            "began": state.began,
+            "version": state.record.version if state.record else self.header.first,
+            "round": max(state.round, state.record.round if state.record else 0),
+            "rounds": state.rounds,
+            "slots": state.slots,
+            "done": round(state.done, 5),
+            "left_s": None if state.how else state.left_s(now),
+            "rate": (self._newest_rate or state.rate) if state.is_training else 0.0,
+            "metrics": finite(state.metrics),
+            "waiting_until": state.waiting_until,
+        }
+
+    def _lane(self, lane: Lane) -> dict[str, Any]:
+        phases = [doing(phase) for phase in self.state.phases.values() if phase.worker == lane.worker]
+        how = "gone" if lane.is_gone else "lost" if not lane.is_there else "busy" if lane.slot or phases else "idle"
+        facts = {name: getattr(lane, name) for name in LANE}
+        facts["done"] = round(lane.done / lane.total, 3) if lane.slot and lane.total else 0.0
+        own = vars(self.sums.get(lane.worker, NOTHING))
+        facts["name"] = lane.name.partition(" (")[0]  # without the address
+        facts["why"] = lane.refused.removeprefix(f"{lane.address}: ") or lane.why
+        return {**facts, **own, "state": how, "doing": phases[-1] if phases else "", "loss": finite_or_none(lane.loss)}
+
+
+LANE = ("worker", "name", "heard", "since", "why", "slot", "round", "epoch", "rate")
+NOTHING = Sums()
+
+
+def finite_or_none(value: float | None) -> float | None:
+    """A number as JSON has it: None for NaN and infinity."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def finite(metrics: dict[str, float]) -> dict[str, float | None]:
+    """Metrics as JSON has them."""
+    return {name: finite_or_none(value) for name, value in metrics.items()}

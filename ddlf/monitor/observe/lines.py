@@ -1,0 +1,202 @@
+"""Events as people read them: a line each, or several, or none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddlf import events as e
+from ddlf.events.record import TrainingEvent
+
+KINDS: dict[type[e.Event], Any] = {
+    e.SlotStarted: "start",
+    e.SlotFinished: "finish",
+    e.SlotBackedUp: "backup",
+    e.SlotsChanged: "slots",
+    e.WorkerLost: "lost",
+    e.WorkerReturned: "back",
+    e.WorkerJoined: "joined",
+    e.WorkerGone: "gone",
+    e.WaitingForWorkers: "waiting",
+    e.UpdateRejected: "rejected",
+    e.UpdateClipped: "clipped",
+    e.ResidualDropped: "dropped",
+    e.CheckpointFailed: "checkpoint",
+}
+"""Of those events that ``IApp.on_event`` gets: ``TrainingEvent.kind``."""
+PARTS, LABELS = 10, 10
+"""So many slots of a partition are told, and of each so many labels, the most frequent ones."""
+MOST_SHOWN = 6
+"""Of the values of staleness in a line; the report has all."""
+MOST_OF_A_VALUE = 60
+"""Letters of a decided value in a line; the text in the run's folder has all."""
+GAIN_WORTH_SAYING = 1.3
+"""Of bfloat16; less is lost again in what is not matrix products."""
+
+
+def training_event(event: e.Event) -> TrainingEvent | None:
+    """What ``IApp.on_event`` gets of an event; None of one that is not for it."""
+    kind = KINDS.get(type(event))
+    if kind is None:
+        return None
+    facts = {name: getattr(event, name, None) for name in ("slot", "worker")}
+    return TrainingEvent(kind=kind, round=vars(event)["round"], text=_sentence(event), **facts)
+
+
+def line(event: e.Event) -> str:
+    """What is printed of an event, without the last line break; nothing for what is not out of the ordinary.
+
+    Text of more than one line may come from an error; the lines after the first are not indented then.
+    """
+    if kind := KINDS.get(type(event)):
+        return "" if kind in ("start", "finish") else f"{kind:<9} {_sentence(event)}"
+    return str(event.record) if isinstance(event, e.Committed) else _line(event)
+
+
+def line_without_hook(event: e.Event) -> str:
+    """The same, but nothing for what ``IApp.on_event`` and ``IApp.on_round`` print, or do not if the user wants it otherwise."""
+    return "" if type(event) in KINDS or isinstance(event, e.Committed) else _line(event)
+
+
+def _sentence(event: e.Event) -> str:
+    match event:
+        case e.SlotBackedUp():
+            return f"slot {event.slot} is late, worker {event.worker} computes it too"
+        case e.SlotsChanged():
+            return f"{event.slots} from round {event.round} on: each worker gets one"
+        case e.WorkerLost(slot=None):
+            return f"{event.why}; it takes part when it is back"
+        case e.WorkerLost():
+            return f"{event.why}; slot {event.slot} goes to another one, or to this one when it is back"
+        case e.WorkerReturned():
+            return f"{event.name} takes part again"
+        case e.WorkerJoined():
+            reserve = event.workers - (event.slots or event.workers)
+            how = f": {event.slots} slots on {event.workers} workers, {reserve} in reserve" if reserve > 0 else ""
+            return f"{event.name} takes part{how}"
+        case e.WorkerGone(rejected=0):
+            first, _, rest = event.why.partition("\n")
+            return f"{first}; it takes no part in this run\n{rest}".rstrip()
+        case e.WorkerGone():
+            return (
+                f"worker {event.worker} takes no part any more: {event.rejected} of its updates in a row were rejected"
+            )
+        case e.WaitingForWorkers():
+            return f"no worker is left; waiting {event.seconds:g} s for one to come back"
+        case e.UpdateRejected() | e.UpdateClipped():
+            return f"worker {event.worker}, {event.why}"
+        case e.ResidualDropped():
+            what = {
+                "residual": f"what {event.codec} still owed of slot {event.slot}'s updates",
+                "own": f"slot {event.slot}'s own weights",
+                "optimizer": f"the state of slot {event.slot}'s optimizer",
+            }
+            return (
+                f"{' and '.join(what.get(group, group) for group in event.groups)} went with worker {event.worker} ({event.why}); "
+                "from here on the bits differ from those of a run that lost nobody"
+            )
+        case e.CheckpointFailed(newest=None):
+            return f"{event.why}; training goes on, and there is no checkpoint yet"
+        case e.CheckpointFailed():
+            return f"{event.why}; training goes on, the checkpoint before, of round {event.newest}, is whole"
+    return ""
+
+
+def _line(event: e.Event) -> str:
+    match event:
+        case e.ModelBuilt():
+            text = (
+                f"model     {event.name}: {event.parameters:,} parameters, Keras {event.keras} on {' and '.join(event.backends)}, "
+                f"threads per worker {'-'.join(map(str, event.threads))}, ready in {event.seconds:.1f} s"
+            )
+            if event.bfloat16_gain > GAIN_WORTH_SAYING:
+                text += (
+                    f"\nprecision float32; matrix products are {event.bfloat16_gain:.1f}x as fast in bfloat16 here: "
+                    "try mixed_bfloat16"
+                )
+            return text
+        case e.DataLoaded():
+            how = (
+                f"loaded on {event.loaded} worker{'s' * (event.loaded != 1)} in {event.seconds:.1f} s"
+                if event.loaded
+                else f"already on {f'all {event.workers} workers' if event.workers > 1 else 'the worker'}, nothing loaded"
+            )
+            return f"data      {event.samples:,} samples of shape {event.shape}, content {event.content}: {how}"
+        case e.Warned():
+            return f"{event.about:<9} WARNING {event.why}"
+        case e.Decided():
+            value = event.value if len(event.value) <= MOST_OF_A_VALUE else f"{event.value[:MOST_OF_A_VALUE]}..."
+            return f"decided   {event.key} {value}: {event.why} ({event.rule})"
+        case e.Advised():
+            more = f"; {event.more} more: ddlf advise" if event.more else ""
+            return f"advice    {event.rule} {event.what} ({event.place or f'ddlf advise --explain {event.rule}'}){more}"
+        case e.TrainingBegan():
+            return "\n".join(filter(None, (_resumed(event), _slots(event))))
+        case e.DataPartitioned():
+            return "\n".join(f"{'' if number else 'parts':<9} {text}" for number, text in enumerate(_parts(event)))
+        case e.FilesChanged():
+            return (
+                f"files     {event.files:,} of version {event.version} from round {event.round} on, of the same samples"
+            )
+        case e.ExchangeChosen():
+            return f"exchange  {event.exchange}: {event.why}"
+        case e.NothingToTrain(converged=True):
+            return f"nothing   to train: it converged after round {event.round}; to go on, ask for more than {event.epochs} epochs"
+        case e.NothingToTrain():
+            return f"nothing   to train: all {event.epochs} epochs are done; to go on, ask for more"
+        case e.Converged():
+            return f"converged after {event.version} merges, before all of {event.epochs} epochs: is_convergent, converge or a callback has said so"
+        case e.RunEnded() if len(event.staleness) > 1:
+            few, many = event.staleness[:MOST_SHOWN], sum(event.staleness[MOST_SHOWN:])
+            found = [f"{tau} in {count}" for tau, count in enumerate(few) if count] + [f"more in {many}"] * bool(many)
+            return f"staleness {', '.join(found)} of {sum(event.staleness)} updates"
+        case e.Replayed(same=False):
+            return (
+                f"replay    OTHER BITS than those of {event.path}, after the same {event.updates} updates: "
+                "is it another machine, or another version of something?"
+            )
+        case e.Replayed():
+            bits = "the same bits as those of" if event.same else "as many updates as in"
+            return f"replay    {bits} {event.path}, after {event.updates} updates"
+        case e.Evaluated():
+            return "test      " + "  ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
+        case e.ModelSaved():
+            return f"saved     {event.path}"
+        case e.CheckpointDamaged():
+            return event.why
+    return ""
+
+
+def _parts(event: e.DataPartitioned) -> list[str]:
+    found = [f"slot {number}: {count:,} samples" for number, count in enumerate(event.samples, 1)]
+    for slot, labels in enumerate(event.labels[: len(found)]):
+        in_order = sorted(labels, key=lambda label: (len(label), label))  # numbers, as texts
+        most = sorted(in_order, key=lambda label: -labels[label])[:LABELS]
+        shown = " ".join(f"{label}:{labels[label]}" for label in in_order if label in most)
+        more = f" and {len(labels) - LABELS} labels more" if len(labels) > LABELS else ""
+        found[slot] += f", {shown}{more}"
+    if len(found) > PARTS:
+        rest = event.samples[PARTS - 1 :]
+        found[PARTS - 1 :] = [f"{len(rest)} more slots: {min(rest):,} to {max(rest):,} samples"]
+    return found
+
+
+def _resumed(event: e.TrainingBegan) -> str:
+    if not event.version:
+        return ""
+    where = f", from {event.source}" if event.source else ", where the last training of this app ended"
+    if event.mode == "sync" and event.reached not in (0, event.version):  # what was before had updates of single slots
+        return f"resumed   after update {event.version}, with round {event.reached + 1}{where}"
+    return f"resumed   after {'round' if event.mode == 'sync' else 'update'} {event.version}{where}"
+
+
+def _slots(event: e.TrainingBegan) -> str:
+    apart = event.shard_workers
+    idle = event.workers - apart - event.slots
+    if not event.fixed or not (idle or apart):
+        return ""
+    found = [
+        f"slots     {event.slots} on {event.workers - apart} {'worker' if event.workers - apart == 1 else 'workers'}"
+    ]
+    found += [f"{idle} in reserve" if idle > 0 else "which take turns"] * bool(idle)
+    found += [f"{apart} more {'has' if apart == 1 else 'have'} the shards"] * bool(apart)
+    return ", ".join(found)

@@ -1,0 +1,115 @@
+"""A run's state as people read it: what is done, by whom, since when, and how much is left."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+
+from ddlf.events.record import size
+from ddlf.monitor.observe.state import Lane, Phase, State
+
+DOING = {
+    "starting": "starting",
+    "connecting": "connecting",
+    "importing": "importing the backend",
+    "sending": "sending code and data",
+    "loading": "loading the data",
+    "building": "building the model",
+    "evaluating": "evaluating the test data",
+    "validating": "evaluating the validation data",
+    "saving": "saving the model",
+    "writing": "writing a checkpoint",
+}
+"""What a phase is called."""
+SILENT_S = 5.0
+"""A worker that trains and has said nothing for so long is named."""
+FEW = 3
+"""So many workers are named; of more it is said how many there are."""
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a clock shows them: ``"0:07"``, ``"12:34"``, ``"1:02:03"``."""
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def number(value: float) -> str:
+    """A metric in at most 8 columns."""
+    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e3 or not value else f"{value:.2e}"
+
+
+def rate(samples: float, unit: str = "") -> str:
+    """Samples in a second: ``"1,840/s"``, ``"1,840 samples/s"``."""
+    return f"{samples:,.{0 if samples >= 10 else 1}f}{' ' * bool(unit)}{unit}/s"
+
+
+def doing(phase: Phase, *, amount: bool = True) -> str:
+    """What is being done, and how much of it is done if that is known and wanted."""
+    words = DOING.get(phase.what, phase.what) + f" to {phase.address}" * bool(phase.address and amount)
+    if not phase.total or not amount:
+        return words
+    if phase.unit == "bytes":
+        return f"{words}, {size(phase.done)} of {size(phase.total)}" if phase.done else f"{words}, {size(phase.total)}"
+    total = f"{phase.total:,} {phase.unit.removesuffix('s') if phase.total == 1 else phase.unit}"
+    return (
+        f"{words}, {phase.done:,} of {total}"
+        if phase.done
+        else words
+        if phase.unit == "samples"
+        else f"{words} {total}"
+    )
+
+
+def place(state: State) -> str:
+    """Where a run is: ``"round 3/6"``."""
+    if state.mode == "sync":
+        return f"round {max(state.round, 1)}/{state.rounds}"
+    return f"update {state.record.version if state.record else 0}/{state.rounds * state.slots}"
+
+
+def trouble(lane: Lane, now: float) -> str:
+    """What is wrong with a worker; nothing if nothing is."""
+    why = re.sub(rf"^{re.escape(lane.name)}( \(\S*\))?: ", "", lane.why.partition("\n")[0])
+    if lane.is_gone:
+        return f"takes no part any more: {why}"
+    if not lane.is_there:
+        return f"lost {now - lane.since:.0f} s ago: {lane.refused or why}"
+    return ""
+
+
+def waiting(state: State, now: float) -> str:
+    """In one line: what takes so long, and for whom it waits; nothing if it waits for nothing."""
+    parts = []
+    if state.is_training:
+        left = state.left_s(now)
+        parts.append(
+            f"{place(state)}, {state.done:.0%} done" + (f", {duration(left)} left" if left is not None else "")
+        )
+    groups: dict[str, list[Phase]] = {}
+    for phase in list(state.phases.values()):
+        groups.setdefault(doing(phase, amount=not phase.address), []).append(phase)
+    for words, phases in groups.items():
+        words = doing(phases[0]) if len(phases) == 1 else words
+        master = ["master"] * any(not phase.worker for phase in phases)
+        who = _names(state, [phase.worker for phase in phases if phase.worker], *master)
+        parts.append(f"{who} {words} since {now - min(phase.since for phase in phases):.0f} s")
+    away = [lane for lane in list(state.lanes.values()) if not lane.is_there and not lane.is_gone]
+    if state.waiting_until is not None:
+        parts.append(f"no worker is left, {max(0.0, state.waiting_until - now):.0f} s until the run ends")
+    elif away and state.app:
+        parts.append(f"{_names(state, [lane.worker for lane in away])} lost")
+    parts += [f"{lane.name} not reached: {lane.refused}" for lane in [lane for lane in away if lane.refused][:FEW]]
+    silent = [lane for lane in list(state.lanes.values()) if lane.slot and lane.quiet_s(now) > SILENT_S]
+    if silent:
+        since = min(lane.quiet_s(now) for lane in silent)
+        parts.append(f"{_names(state, [lane.worker for lane in silent])} silent for {since:.0f} s")
+    return "; ".join(parts)
+
+
+def _names(state: State, workers: Iterable[int], *before: str) -> str:
+    numbers = sorted(workers)
+    names = [state.lanes[n].name if n in state.lanes else f"worker {n}" for n in numbers]
+    names = [*before, *([f"{len(numbers)} workers"] if len(numbers) > FEW else names)]
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -1,0 +1,308 @@
+"""How far a run is, folded from its events: a plain value for whoever shows it. It has no clock: who folds and who asks says what time it is."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from ddlf import events as e
+from ddlf.events.record import RoundRecord
+
+COMMITS_OF_A_PACE = 12
+"""How many of the last commits say how fast a run is: with all of them the first round, in which steps are compiled, would count for ever."""
+RATE_S = 0.5
+"""A rate of less time than this says nothing."""
+
+
+@dataclass(slots=True)
+class Phase:
+    """Something that takes time beside the training of slots, and is not over.
+
+    Args:
+        what: What is being done: one of ``ddlf.events.What``, or words.
+        worker: Number of the worker that does it; 0 for the master.
+        since: Time at which it began.
+        total: How much there is to do; 0 where that is not known.
+        unit: Unit of that.
+        done: How much of it is done.
+        address: Of what is connected to.
+    """
+
+    what: str
+    worker: int
+    since: float
+    total: int = 0
+    unit: str = ""
+    done: int = 0
+    address: str = ""
+
+
+@dataclass(slots=True)
+class Lane:
+    """One worker.
+
+    Args:
+        worker: Number of the worker.
+        name: Name of the worker, without its address.
+        heard: Time of the last event that came from it.
+        since: Time at which it became what it is now.
+        is_there: Whether it is connected, as far as is known.
+        is_gone: Whether it takes no part in the run any more.
+        why: How it was lost, or why it is gone.
+        slot: Number of the slot that it carries; 0 for none.
+        round: Round of that slot, or of the one before.
+        epoch: Number of the local epoch, counted over the whole run.
+        done: Samples trained on in this round, those of each local epoch counted.
+        total: Samples to train on in this round, counted likewise; 0 where that is not known.
+        rate: Samples in a second; 0 where that is not known.
+        loss: Training loss so far in this epoch; None where that is not known.
+        refused: Why it was not reached when it was tried last, and how often it has been; empty where it is there, or is not tried.
+        address: Host and port of its daemon; empty before it was connected to.
+    """
+
+    worker: int
+    name: str
+    heard: float
+    since: float
+    is_there: bool = True
+    is_gone: bool = False
+    why: str = ""
+    slot: int = 0
+    round: int = 0
+    epoch: int = 0
+    done: int = 0
+    total: int = 0
+    rate: float = 0.0
+    loss: float | None = None
+    refused: str = ""
+    address: str = ""
+
+    def quiet_s(self, now: float) -> float:
+        """Seconds since it was heard, or began what it does now."""
+        return now - max(self.heard, self.since)
+
+    def became(self, now: float, *, is_there: bool = True, is_gone: bool = False, why: str = "") -> None:
+        """Be something else from now on; what it carried it carries no more."""
+        self.is_there, self.is_gone, self.why, self.since = is_there, is_gone, why, now
+        self.slot = self.done = self.total = 0
+        self.refused = ""
+
+
+@dataclass(slots=True)
+class State:
+    """A run, or a cluster that has none. Times are seconds of whatever clock it is folded with.
+
+    Attributes:
+        app: Name of the app's class; empty while there is no run.
+        mode: ``"sync"`` or ``"async"``.
+        rounds: Rounds of the whole run; in asynchronous training those of each slot.
+        slots: Number of slots; 0 before training.
+        began: Time at which the run began.
+        is_training: Whether rounds are being computed.
+        how: How the run has ended; empty while it goes on.
+        why: The error's text if it has failed.
+        record: The newest one.
+        metrics: Newest value of each metric of training and, named ``test_...``, of the test.
+        lanes: What is known of each worker, by its number.
+        phases: What takes time now, by number, the oldest first.
+        waiting_until: Time at which the run ends if no worker comes back; None while there is one.
+    """
+
+    app: str = ""
+    mode: str = "sync"
+    rounds: int = 0
+    slots: int = 0
+    began: float = 0.0
+    is_training: bool = False
+    how: str = ""
+    why: str = ""
+    record: RoundRecord | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    lanes: dict[int, Lane] = field(default_factory=dict)
+    phases: dict[int, Phase] = field(default_factory=dict)
+    waiting_until: float | None = None
+    _base: float = 0.0  # rounds that each slot had behind it when training began
+    _reached: dict[int, float] = field(
+        default_factory=dict
+    )  # slot -> rounds behind it, with a share of that which goes on
+    _marks: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=COMMITS_OF_A_PACE))
+    _compiled: bool = False  # whether a round is over, so that rounds from here on are like those to come
+
+    # -- what can be asked ------------------------------------------------------------------------------------------
+
+    @property
+    def done(self) -> float:
+        """Share of the whole run that is done, 0 to 1, those rounds included that it went on from."""
+        if not self.rounds or not self.slots:
+            return 0.0
+        reached = sum(self._reached.values()) + self._base * max(0, self.slots - len(self._reached))
+        return min(1.0, reached / max(self.slots, len(self._reached)) / self.rounds)
+
+    @property
+    def round(self) -> int:
+        """Newest round that was begun; 0 before the first."""
+        return max((lane.round for lane in self.lanes.values()), default=0)
+
+    @property
+    def rate(self) -> float:
+        """Samples in a second: in the last round; before the first, and in asynchronous training, of all workers together."""
+        if self.record is not None and self.record.slot is None and self.record.seconds:
+            return self.record.samples * self.record.epochs / self.record.seconds
+        return sum(lane.rate for lane in self.lanes.values() if lane.is_there and not lane.is_gone)
+
+    def left_s(self, now: float) -> float | None:
+        """Seconds until the run is over if it goes on as it has lately; None where that cannot be said yet."""
+        if not self._marks:
+            return None
+        then, before = self._marks[0]
+        gained = self.done - before
+        return (1.0 - self.done) / gained * (now - then) if gained > 0 and now > then else None
+
+    # -- folding ----------------------------------------------------------------------------------------------------
+
+    def tell(self, event: e.Event, now: float) -> None:
+        """Take an event in that has happened now."""
+        match event:
+            case e.PhaseEvent():
+                self._phase(event, now)
+            case e.MapEvent():
+                self._map(event, now)
+            case e.SlotEvent():
+                self._slot(event, now)
+            case e.ClusterEvent():
+                self._cluster(event, now)
+            case e.WorkerEvent():
+                self._worker(event, now)
+            case e.WaitingForWorkers():
+                self.waiting_until = now + event.seconds
+            case e.RunBegan():
+                self._begin(event, now)
+            case e.TrainingBegan():
+                self.is_training, self.slots = True, event.slots
+                self._base = event.version if event.mode == "sync" else event.version / max(event.slots, 1)
+                self.rounds = event.rounds or self.rounds + (0 if event.source else round(self._base))
+                self._marks.append((now, self.done))
+            case e.SlotsChanged():
+                self.slots = event.slots
+            case e.Committed():
+                self._commit(event.record, now)
+            case e.Evaluated():
+                self.metrics |= {f"test_{name}": value for name, value in event.metrics.items()}
+            case e.RunEnded():
+                self.is_training, self.how, self.why, self.waiting_until = False, event.how, event.why, None
+                for lane in self.lanes.values():
+                    lane.slot = 0
+
+    def _begin(self, event: e.RunBegan, now: float) -> None:
+        self.app, self.mode, self.began = event.app, event.mode, now
+        self.rounds = 0 if event.worker_steps or event.round_samples else math.ceil(event.epochs / event.worker_epochs)
+        self.slots, self.how, self.why, self.record, self._base, self._compiled = 0, "", "", None, 0.0, False
+        for known in (self.metrics, self._reached, self._marks):
+            known.clear()
+        for lane in self.lanes.values():
+            lane.is_gone, lane.round, lane.loss = False, 0, None
+
+    def _commit(self, record: RoundRecord, now: float) -> None:
+        self.record, self.rounds, self.slots = record, record.rounds, record.slots or self.slots
+        self.metrics |= record.metrics | {f"test_{name}": value for name, value in record.test.items()}
+        reached = float(record.round)
+        if record.slot is None:  # those of which nothing was heard are as far, too
+            self._base = reached
+            self._reached = {slot: there for slot, there in self._reached.items() if there > reached}
+        else:
+            self._reached[record.slot] = max(self._reached.get(record.slot, 0.0), reached)
+        if not self._compiled:
+            self._compiled = True
+            self._marks.clear()
+        self._marks.append((now, self.done))
+
+    def _phase(self, event: e.PhaseEvent, now: float) -> None:
+        if event.worker:
+            lane = self._lane(event.worker, now)
+            lane.heard, lane.name = now, event.name or lane.name
+        if isinstance(event, e.PhaseBegan):
+            self.phases[event.phase] = Phase(
+                event.what, event.worker, now, event.total, event.unit, address=event.address
+            )
+        elif isinstance(event, e.PhaseEnded):
+            self.phases.pop(event.phase, None)
+        elif isinstance(event, e.PhaseMoved) and event.phase in self.phases:
+            self.phases[event.phase].done = event.done
+
+    def _map(self, event: e.MapEvent, now: float) -> None:
+        """A map takes time as a phase does; its number is below 0."""
+        phase = self.phases.get(-event.map)
+        match event:
+            case e.MapBegan():
+                self.phases[-event.map] = Phase(f"mapping {event.function}", 0, now, event.items or 0, "items")
+            case e.MapMoved() if phase is not None and phase.total:
+                phase.done = event.done + event.failed
+            case e.MapEnded():
+                self.phases.pop(-event.map, None)
+
+    def _slot(self, event: e.SlotEvent, now: float) -> None:
+        lane = self._lane(event.worker, now)
+        match event:
+            case e.SlotStarted():
+                lane.became(now)
+                lane.slot, lane.round = event.slot, event.round
+                self._reach(event, 0.0)
+                self.waiting_until = None
+            case e.SlotMoved():
+                lane.heard, lane.slot, lane.round = now, event.slot, event.round
+                lane.done, lane.total, lane.epoch, lane.loss = event.done, event.total, event.epoch, event.loss
+                if now - lane.since > RATE_S:
+                    lane.rate = event.done / (now - lane.since)
+                self._reach(event, event.done / max(event.total, 1))
+            case e.UpdateArrived():
+                lane.heard = now
+                if event.compute_s:
+                    lane.rate = event.samples * event.epochs / event.compute_s
+            case e.SlotFinished():
+                lane.heard = now
+                lane.became(now)
+                self._reach(event, 1.0)
+
+    def _reach(self, event: e.SlotEvent, share: float) -> None:
+        """Note how far a slot is. It falls back when it is computed again, but not when a second worker is behind the first."""
+        others = (lane for lane in self.lanes.values() if lane.slot == event.slot and lane.worker != event.worker)
+        best = max((lane.done / max(lane.total, 1) for lane in others if lane.round == event.round), default=0.0)
+        self._reached[event.slot] = event.round - 1 + max(share, best)
+
+    def _cluster(self, event: e.ClusterEvent, now: float) -> None:
+        lane = self._lane(event.worker, now)
+        lane.name = event.name
+        match event:
+            case e.WorkerConnected():
+                lane.heard, lane.address = now, event.address
+                if not lane.is_there:
+                    lane.became(now)
+            case e.WorkerNotReached():
+                if lane.is_there:
+                    lane.became(now, is_there=False, why=event.why)
+                tries = f"{event.tries} {'try' if event.tries == 1 else 'tries'}"
+                lane.refused = f"{event.why.partition(chr(10))[0]} ({tries})"
+            case e.WorkerDisconnected() | e.ExecutorEnded():
+                if event.why and not lane.is_gone:
+                    lane.became(now, is_there=False, why=event.why)
+            case _:
+                lane.heard = now
+
+    def _worker(self, event: e.WorkerEvent, now: float) -> None:
+        lane = self._lane(event.worker, now)
+        match event:
+            case e.WorkerLost():
+                lane.became(now, is_there=False, why=event.why)
+            case e.WorkerGone():
+                why = event.why or f"{event.rejected} updates in a row were rejected"
+                lane.became(now, is_there=lane.is_there, is_gone=True, why=why)
+            case e.WorkerReady() | e.WorkerReturned() | e.WorkerJoined():
+                lane.heard, self.waiting_until = now, None
+                if not lane.is_there or lane.is_gone:
+                    lane.became(now)
+
+    def _lane(self, worker: int, now: float) -> Lane:
+        if worker not in self.lanes:
+            self.lanes[worker] = Lane(worker, f"worker {worker}", now, now)
+        return self.lanes[worker]

@@ -1,0 +1,278 @@
+"""Folders of runs: how they are named, what state each is in, which there are. Runs on the master; reads and writes small files only.
+
+A folder is ``DIR/YYYYMMDD-HHMMSS-NAME``. What a run is doing is in its ``state.json``, with the process that does it: when that process is gone and
+has said nothing of an end, it was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+import unicodedata
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from ddlf.errors import ConfigError
+from ddlf.events import facts
+
+USUAL = "runs"
+"""Where ``ddlf run`` makes folders unless it is told otherwise."""
+NONE = "none"
+"""In place of a folder: make none."""
+EVENTS = "events.jsonl"
+STATE = "state.json"
+SUMMARY = "summary.json"
+METRICS = "metrics.csv"
+REPORT = "report.html"
+MODEL = "model.keras"
+NOTATION = "model.nnm"
+"""The text of the model with all that was decided, if it has one."""
+CHECKPOINTS = "checkpoints"
+LOGS = "logs"
+BEFORE = ".1"
+"""Behind the name of a log that became too long, and another one was begun."""
+MOST_NAME_BYTES = 100
+"""Of a name in that of a file, which has at most 255 with all that stands around it."""
+STAMP = re.compile(r"\d{8}-\d{6}-")
+
+How = Literal["running", "finished", "failed", "stopped"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What a run is doing, or how it has ended.
+
+    Args:
+        state: ``"running"``, ``"finished"``, ``"failed"`` or ``"stopped"`` (by somebody, or killed).
+        app: Name of the app's class.
+        began: When it began, in seconds since 1970.
+        host: Machine of the process.
+        pid: Number of the process.
+        started: When that process began, as its system says it: numbers are used again.
+        ended: When it ended; None if it has not, or was killed.
+        why: Why it ended, if it is not finished.
+    """
+
+    state: How
+    app: str
+    began: float
+    host: str
+    pid: int
+    started: str = ""
+    ended: float | None = None
+    why: str = ""
+
+
+def usual_out() -> str:
+    """Where folders of runs are when nothing else is said: ``$DDLF_RUN_DIR``, else ``./runs``."""
+    return os.environ.get("DDLF_RUN_DIR") or USUAL
+
+
+def is_wanted(out: str | Path | None) -> bool:
+    """Whether a setting ``out`` asks for a folder."""
+    return out is not None and str(out) != NONE
+
+
+def begun(app: str) -> State:
+    """The state of a run of this process that begins now."""
+    pid = os.getpid()
+    return State(
+        state="running",
+        app=app,
+        began=time.time(),
+        host=socket.gethostname(),
+        pid=pid,
+        started=process_started(pid) or "",
+    )
+
+
+def make(out: Path, name: str) -> Path:
+    """Make a folder for a run that begins now; one with a number behind its name if another run began in the same second.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    with contextlib.suppress(FileExistsError):  # also when another run makes it in this moment
+        out.mkdir(parents=True)
+        (out / ".gitignore").write_text(
+            "*\n", encoding="utf-8"
+        )  # so that a run does not make the next one's sources unclean
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{file_name(name) or 'run'}"
+    for number in range(1, 1000):
+        path = out / (stem if number == 1 else f"{stem}-{number}")
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+            return path
+    raise FileExistsError(f"{out / stem} and 998 others are there already")
+
+
+def file_name(name: str) -> str:
+    """A name without what a file's name cannot have, or should not. Letters of any language stay; a long one is cut."""
+    clean = re.sub(r"[^\w.-]+", "-", unicodedata.normalize("NFC", name)).strip("-.")
+    return clean.encode()[:MOST_NAME_BYTES].decode(errors="ignore").rstrip("-.")
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Give a file of JSON new content at once: who reads it meanwhile, or after a kill, sees the old or the new one.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    write_text(path, _as_json(data))
+
+
+def write_json_over(path: Path, data: Any) -> None:
+    """The same for a disk that is full: the new content takes the place of the old one on the disk, and is not there at once.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    with path.open("r+", encoding="utf-8") as file:
+        file.write(_as_json(data))
+        file.truncate()
+
+
+def _as_json(data: Any) -> str:
+    return json.dumps(facts.to_data(data), indent=1, ensure_ascii=False) + "\n"
+
+
+def write_text(path: Path, text: str) -> None:
+    """The same with any text."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The content of a file of JSON; nothing if there is none, or it is damaged."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def read_state(path: Path) -> State:
+    """What the run of a folder is doing now: one whose process is gone was stopped, whatever the folder says."""
+    try:
+        state = facts.from_data(State, read_json(path / STATE))
+    except (TypeError, ValueError):
+        began = path.stat().st_mtime
+        return State(
+            state="stopped", app="", began=began, host="", pid=0, why="the folder does not say what became of it"
+        )
+    if state.state != "running" or state.host != socket.gethostname():
+        return state
+    if process_started(state.pid) == (state.started or None):
+        return state
+    return replace(state, state="stopped", why=f"its process {state.pid} was killed")
+
+
+def process_started(pid: int) -> str | None:
+    """When a process of this machine began, in whatever words its system has for that; None if there is none."""
+    if Path("/proc/self/stat").exists():
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            return None if fields[0] in "ZX" else fields[19]
+        return None
+    asked = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return asked.stdout.strip() or None
+
+
+def runs_in(out: Path) -> list[Path]:
+    """The folders of all runs in a folder, newest first."""
+    try:
+        found = [path for path in out.iterdir() if STAMP.match(path.name) and path.is_dir()]
+    except OSError:
+        return []
+    return sorted(found, key=lambda path: (path.name[:15], _began(path), path.name), reverse=True)
+
+
+def _began(path: Path) -> float:
+    began = read_json(path / STATE).get("began", 0.0)
+    return began if isinstance(began, float) else 0.0
+
+
+def find(out: Path, name: str = "last") -> Path:
+    """The folder of one run.
+
+    Args:
+        out: Where the runs are.
+        name: Path, the beginning of its name, with or without the time, or ``"last"``.
+
+    Raises:
+        ConfigError: There is none, or more than one.
+    """
+    if "/" in name or name.startswith("."):
+        if Path(name).is_dir() and ((path := Path(name)) / STATE).exists():
+            return path
+        raise ConfigError(f"{name!r} is no run's folder", hint="ddlf runs lists those that there are")
+    runs = runs_in(out)
+    if not runs:
+        raise ConfigError(
+            f"there are no runs in {str(out)!r}", hint="make one with ddlf run, or name the folder with --out DIR"
+        )
+    if name == "last":
+        return runs[0]
+    found = [path for path in runs if path.name == name] or [
+        path for path in runs if path.name.startswith(name) or STAMP.sub("", path.name).startswith(name)
+    ]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ConfigError(f"no run in {str(out)!r} begins with {name!r}", hint="ddlf runs lists those that there are")
+    names = ", ".join(path.name for path in found[:5]) + ", ..." * (len(found) > 5)
+    raise ConfigError(f"{len(found)} runs in {str(out)!r} begin with {name!r}: {names}", hint="write more of the name")
+
+
+def prune(out: Path, keep: int) -> tuple[list[Path], dict[Path, str], dict[Path, str]]:
+    """Remove the oldest runs that are over.
+
+    Args:
+        out: Where the runs are.
+        keep: How many of the newest stay.
+
+    Returns:
+        The folders that were removed; those that stay although they are older, and those that could not be removed, with the reasons.
+    """
+    removed: list[Path] = []
+    stay: dict[Path, str] = {}
+    failed: dict[Path, str] = {}
+    runs = runs_in(out)
+    going_on = [path for path in runs[keep:] if read_state(path).state == "running"]
+    stay.update(dict.fromkeys(going_on, "it goes on"))
+    used = {home: path.name for path in (*runs[:keep], *going_on) for home in _checkpoints_of(path)}
+    for path in runs[keep:]:
+        if path in stay:
+            continue
+        if (user := used.get(path.resolve())) is not None:
+            stay[path] = f"it has the checkpoints of {user}"
+            continue
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            continue  # somebody else removes it, too
+        except OSError as error:
+            failed[path] = error.strerror or str(error)
+        else:
+            removed.append(path)
+    return removed, stay, failed
+
+
+def _checkpoints_of(path: Path) -> list[Path]:
+    """Folders of runs in which a run's checkpoints are, or those that it goes on from while it has none of its own."""
+    found = read_json(path / SUMMARY)
+    before = found.get("goes_on_from", {}).get("checkpoints")
+    return [Path(place).resolve().parent for place in (found.get("checkpoints") or before,) if place]

@@ -1,0 +1,223 @@
+"""A run's folder read again, also that of a run that goes on, failed, or was killed in the middle of a line. Runs on the master; reads only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from ddlf import events as e
+from ddlf.errors import ConfigError
+from ddlf.events.facts import from_data
+from ddlf.events.record import RoundRecord
+from ddlf.events.sinks import from_json
+from ddlf.monitor.observe.lines import training_event
+from ddlf.monitor.observe.sums import Sums
+from ddlf.monitor.runs import folder
+
+SKIPPED = ('"event":"SlotStarted"', '"event":"SlotFinished"', '"event":"Phase', '"event":"WorkerWrote"')
+"""What most lines of a long run are, and nothing here is made of: not even read as JSON."""
+
+
+@dataclass(kw_only=True)
+class Share(Sums):
+    """What one worker did in a run.
+
+    Args:
+        worker: Number of the worker.
+        name: Name of the worker.
+        away_s: Seconds in which it was lost.
+        wait_s: The other seconds between its first task and the run's last merge.
+        first: When its first task began; None if it has brought none.
+        lost_at: When it was lost, if it is.
+    """
+
+    worker: int
+    name: str
+    away_s: float = 0.0
+    wait_s: float = 0.0
+    first: float | None = None
+    lost_at: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """Something out of the ordinary.
+
+    Args:
+        time: When it happened, in seconds since 1970.
+        round: Round of it; 0 where there is none.
+        kind: As ``TrainingEvent.kind``, or ``"warning"``, ``"damaged"``, ``"failed"``, ``"not finite"``.
+        text: A sentence.
+    """
+
+    time: float
+    round: int
+    kind: str
+    text: str
+
+
+@dataclass(kw_only=True)
+class Past:
+    """What is known of a run.
+
+    Args:
+        path: Folder.
+        state: What it is doing, or how it has ended.
+        summary: Summary of ``summary.json``; empty if there is none.
+        records: Records of its rounds, or in asynchronous training its updates.
+        times: When each of them came, in seconds since 1970.
+        shares: What each worker did, by number.
+        faults: What was out of the ordinary, in order.
+        facts: The last event of each of some kinds, by name: ``RunBegan``, ``ModelBuilt``, ``DataLoaded``, ``TrainingBegan``.
+        test: Metrics of the test data, measured last.
+        ended: When the last thing happened, in seconds since 1970.
+    """
+
+    path: Path
+    state: folder.State
+    summary: dict[str, Any]
+    records: list[RoundRecord] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    shares: dict[int, Share] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    test: dict[str, float] = field(default_factory=dict)
+    ended: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """From its beginning to its end, or to the last that is known of it."""
+        return max((self.state.ended or self.ended or self.state.began) - self.state.began, 0.0)
+
+    def setting(self, name: str) -> Any:
+        """A setting's value; None if it is not known."""
+        return self.summary.get("settings", {}).get(name, {}).get("value")
+
+
+def read(path: Path) -> Past:
+    """Read a run's folder. What is damaged is left out.
+
+    Raises:
+        ConfigError: There is no run in it.
+    """
+    if not (path / folder.STATE).exists() and not (path / folder.EVENTS).exists():
+        raise ConfigError(f"{str(path)!r} is no run's folder", hint="ddlf runs lists those that there are")
+    past = Past(path=path, state=folder.read_state(path), summary=folder.read_json(path / folder.SUMMARY))
+    for worker in past.summary.get("workers", ()):
+        _share(past, worker["worker"]).name = worker["name"]
+    for data in lines(path / folder.EVENTS):
+        try:
+            _take(past, data)
+        except (KeyError, TypeError, ValueError):  # of another version
+            continue
+    _finish(past)
+    return past
+
+
+def lines(path: Path, skipped: tuple[str, ...] = SKIPPED) -> Iterator[dict[str, Any]]:
+    """What whole lines of a file of events say, but for those that have a text of ``skipped`` in them."""
+    try:
+        file = path.open(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    with file:
+        for line in file:
+            if any(text in line[:80] for text in skipped):
+                continue
+            try:
+                data = json.loads(line)
+            except ValueError:  # torn: the program was killed while it wrote, or the disk was full
+                continue
+            if isinstance(data, dict):
+                yield data
+
+
+END_BYTES = 256 * 1024
+"""Of a file of events, in which the last round is looked for."""
+
+
+def end_of(path: Path) -> tuple[dict[str, Any], float | None]:
+    """The last ``Committed`` of a file of events, as data, and the time of its last line; found without reading all of it."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(path.stat().st_size - END_BYTES, 0))
+            found = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return {}, None
+    ended: float | None = None
+    for line in reversed(found):
+        try:
+            data = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(data, dict):
+            ended = ended or data.get("time")
+            if data.get("event") == "Committed":
+                return data, ended
+    return {}, ended
+
+
+def _share(past: Past, worker: int) -> Share:
+    return past.shares.setdefault(worker, Share(worker=worker, name=f"worker {worker}"))
+
+
+def _take(past: Past, data: dict[str, Any]) -> None:
+    now, kind = float(data["time"]), data["event"]
+    past.ended = now
+    if kind == "Committed":
+        past.records.append(from_data(RoundRecord, data["record"]))
+        past.times.append(now)
+        return
+    event = from_json(data)
+    match event:
+        case e.RunBegan() | e.ModelBuilt() | e.DataLoaded() | e.TrainingBegan():
+            past.facts[kind] = event
+        case e.Evaluated():
+            past.test = event.metrics
+        case e.UpdateArrived():
+            share = _share(past, event.worker)
+            share.first = share.first or now - event.compute_s - max(event.transfer_s, 0.0)
+            share.add(event)
+        case e.WorkerLost():
+            share = _share(past, event.worker)
+            share.add(event)
+            share.lost_at = share.lost_at or now
+        case e.WorkerReturned() | e.WorkerJoined():
+            share = _share(past, event.worker)
+            share.name = event.name
+            share.away_s += now - (share.lost_at or now)
+            share.lost_at = None
+        case e.WorkerReady():
+            _share(past, event.worker).name = event.name
+        case e.Warned():
+            past.faults.append(Fault(time=now, round=0, kind="warning", text=event.why))
+        case e.Advised():
+            past.faults.append(Fault(time=now, round=0, kind="advice", text=f"{event.rule}: {event.what}"))
+        case e.CheckpointDamaged():
+            past.faults.append(Fault(time=now, round=0, kind="damaged", text=event.why))
+    told = training_event(event)
+    if told is not None and told.kind not in ("start", "finish"):
+        past.faults.append(Fault(time=now, round=told.round, kind=told.kind, text=told.text))
+
+
+def _finish(past: Past) -> None:
+    last = past.times[-1] if past.times else past.ended
+    for share in past.shares.values():
+        if share.lost_at is not None:
+            share.away_s += max(last - share.lost_at, 0.0)
+        if share.first is not None:
+            busy = share.compute_s + share.transfer_s + share.away_s
+            share.wait_s = max(last - share.first - busy, 0.0)
+    past.shares = dict(sorted(past.shares.items()))
+    for when, record in zip(past.times, past.records, strict=True):
+        if wrong := [name for name, value in record.metrics.items() if not isfinite(value)]:
+            text = f"{' and '.join(wrong)} of training {'is' if len(wrong) == 1 else 'are'} not finite from here on, or for a while"
+            past.faults.append(Fault(time=when, round=record.round, kind="not finite", text=text))
+            break
+    if past.state.state == "failed" or (past.state.why and past.state.state == "stopped"):
+        past.faults.append(Fault(time=past.ended, round=0, kind=past.state.state, text=past.state.why))
+    past.faults.sort(key=lambda fault: fault.time)

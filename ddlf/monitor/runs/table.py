@@ -1,0 +1,194 @@
+"""Tables that people paste into a thesis or a mail: of one run, of several side by side, of a run's workers; as CSV, LaTeX, and text."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import unicodedata
+from collections.abc import Sequence
+from math import isfinite
+
+from ddlf.events.record import size
+from ddlf.monitor.runs.past import Past
+
+Rows = list[list[str]]
+"""The first one has the names of the columns."""
+TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
+    c: f"\\{c}" for c in "&%$#_{}"
+}
+
+NUMBER = re.compile(r"|NaN|-?inf|-?\d[\d.,:/]*(e[-+]?\d+)?( [kMGT]?B| s)?")
+
+
+def of_runs(pasts: Sequence[Past]) -> Rows:
+    """A row for each quantity, a column for each run. Quantities that none of them has are left out."""
+    columns = [_quantities(past) for past in pasts]
+    names = dict.fromkeys(name for column in columns for name in column)
+    rows = [[name, *(column.get(name, "") for column in columns)] for name in names]
+    return [["quantity", *(past.path.name for past in pasts)], *(row for row in rows if any(row[1:]))]
+
+
+def _quantities(past: Past) -> dict[str, str]:
+    began, built, data, training = (
+        past.facts.get(name) for name in ("RunBegan", "ModelBuilt", "DataLoaded", "TrainingBegan")
+    )
+    facts = {
+        "application": past.state.app,
+        "state": past.state.state,
+        "mode": began.mode if began else "",
+        "model": built.name if built else "",
+        "parameters": f"{built.parameters}" if built else "",
+        "training samples": f"{data.samples}" if data else "",
+        "workers": f"{training.workers}" if training else "",
+        "slots": f"{past.records[-1].slots or (training.slots if training else 0)}" if past.records else "",
+        "batch size per worker": f"{began.batch_size}" if began else "",
+        "local epochs per round": f"{began.worker_epochs}"
+        if began and not (began.worker_steps or began.round_samples)
+        else "",
+        "samples per round": f"{began.round_samples}" if began and began.round_samples else "",
+        "batches per round": f"{began.worker_steps}" if began and began.worker_steps else "",
+        "seed": f"{began.seed}" if began else "",
+    }
+    for name in ("merge", "outer", "codec", "weights_codec", "precision", "optimizer_state"):
+        facts[name.replace("_", " ")] = str(past.setting(name) or "")
+    return facts | _measured(past)
+
+
+def _measured(past: Past) -> dict[str, str]:
+    records = past.records
+    if not records:
+        return {"total time (s)": number(past.seconds)}
+    last, count = records[-1], len(records)
+    spent = max(past.times[-1] - past.times[0] + records[0].seconds, 1e-9)
+    trained = sum(record.samples * record.epochs for record in records)
+    what = "rounds" if last.slot is None else "updates"
+    facts = {
+        what: f"{count}",
+        "training time (s)": number(spent),
+        "total time (s)": number(past.seconds),
+        "samples per second": number(trained / spent),
+        f"seconds per {what[:-1]}": number(sum(record.seconds for record in records) / count),
+        "computing, slowest worker (s)": number(sum(record.compute_s for record in records) / count),
+        "transfer, slowest worker (s)": number(sum(record.transfer_s for record in records) / count),
+        "waiting, mean of workers (s)": number(sum(record.wait_s for record in records) / count),
+        f"sent per {what[:-1]} (MB)": number(sum(record.bytes_out for record in records) / count / 1e6),
+        f"received per {what[:-1]} (MB)": number(sum(record.bytes_back for record in records) / count / 1e6),
+    }
+    if last.slot is not None:
+        facts["mean staleness"] = number(sum(record.staleness for record in records) / count)
+        facts["largest staleness"] = f"{max(record.staleness for record in records)}"
+    if recomputed := sum(record.recomputed for record in records):
+        facts["slots computed again"] = f"{recomputed}"
+    for name, value in newest(past).items():
+        facts[f"final {name.replace('_', ' ')}"] = number(value)
+    if (best := best_test(past)) is not None:
+        facts["best test accuracy"] = number(best)
+    git = past.summary.get("git")
+    if git:
+        facts["commit"] = git["commit"][:12] + ("" if git["clean"] else " (with changes)")
+    facts["ddlf"] = past.summary.get("versions", {}).get("ddlf", "")
+    return facts
+
+
+def newest(past: Past) -> dict[str, float]:
+    """The newest value of each metric, those of the test data as ``test_loss`` and so on."""
+    found: dict[str, float] = {}
+    for record in past.records[-1:]:
+        found |= record.metrics
+    for record in reversed(past.records):
+        if record.test:
+            found |= {f"test_{name}": value for name, value in record.test.items()}
+            break
+    for record in reversed(past.records):
+        found |= {name: value for name, value in record.metrics.items() if name not in found}
+        if any(name.startswith("val_") for name in record.metrics):
+            break
+    return found | {f"test_{name}": value for name, value in past.test.items()}
+
+
+def best_test(past: Past) -> float | None:
+    """The best test accuracy of all that were measured on the way; None if there were less than two."""
+    found = [
+        value for record in past.records for name, value in record.test.items() if "acc" in name and isfinite(value)
+    ]
+    return max(found) if len(found) > 1 else None
+
+
+def of_workers(past: Past) -> Rows:
+    """A row for each worker of a run."""
+    head = [
+        "worker",
+        "updates",
+        "samples per second",
+        "computing (s)",
+        "transfer (s)",
+        "waiting (s)",
+        "lost (s)",
+        "sent",
+        "received",
+        "times lost",
+    ]
+    rows = [
+        [
+            share.name,
+            f"{share.updates}",
+            number(share.trained / share.compute_s) if share.compute_s else "",
+            *(number(value) for value in (share.compute_s, share.transfer_s, share.wait_s, share.away_s)),
+            size(share.bytes_out),
+            size(share.bytes_back),
+            f"{share.lost}",
+        ]
+        for share in past.shares.values()
+    ]
+    return [head, *rows]
+
+
+def number(value: float) -> str:
+    """Four digits, or as many as a whole number has."""
+    if not isfinite(value):
+        return str(value).replace("nan", "NaN")
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def as_csv(rows: Rows) -> str:
+    """For a spreadsheet."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def as_latex(rows: Rows) -> str:
+    r"""For ``\input``, with the rules of ``booktabs``; columns of numbers are set to the right."""
+    columns = "".join("r" if _are_numbers(column) else "l" for column in zip(*rows[1:], strict=True)) or "l" * len(
+        rows[0]
+    )
+    head, *body = ["  " + " & ".join(_tex(cell) for cell in row) + r" \\" for row in rows]
+    begin = [r"% \usepackage{booktabs}", rf"\begin{{tabular}}{{{columns}}}", r"  \toprule", head, r"  \midrule"]
+    return "\n".join([*begin, *body, r"  \bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def as_text(rows: Rows) -> str:
+    """For a terminal: columns below each other, numbers to the right."""
+    right = [_are_numbers(column) for column in zip(*rows[1:], strict=True)] or [False] * len(rows[0])
+    widths = [max(_columns(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if is_number else cell + " " * (width - _columns(cell))
+            for cell, width, is_number in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in rows
+    )
+
+
+def _columns(text: str) -> int:
+    """How many columns of a terminal it takes: signs of Chinese, Japanese and Korean take two."""
+    return sum(1 + (unicodedata.east_asian_width(sign) in "WF") for sign in text)
+
+
+def _are_numbers(cells: Sequence[str]) -> bool:
+    return all(NUMBER.fullmatch(cell) for cell in cells)
+
+
+def _tex(cell: str) -> str:
+    return "".join(TEX.get(character, character) for character in cell)

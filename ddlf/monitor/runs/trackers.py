@@ -1,0 +1,168 @@
+"""Trackers of others, which a run writes to when it is told so: TensorBoard and MLflow. Off by default; run on the master, on threads of their own.
+
+What a tracker needs is imported, and what it connects to is looked for, on its thread: a server that does not answer costs the run nothing but what
+it would have shown. ``WRITERS`` names all of them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ddlf import events as e
+from ddlf.errors import ConfigError
+from ddlf.events.history import metrics
+from ddlf.events.record import RoundRecord
+from ddlf.monitor.runs.behind import Timed
+from ddlf.monitor.runs.folder import How
+
+
+class TensorBoard:
+    """Curves for ``tensorboard --logdir runs``, in the run's folder.
+
+    Args:
+        path: The run's folder.
+        settings: Settings of the run, by name.
+    """
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        self._folder = path / "tensorboard"
+        self._file: Path | None = None
+        self._scalars = Scalars()
+
+    def write(self, batch: list[Timed]) -> None:
+        """Take events."""
+        # Not EventFileWriter of tensorboard.summary.writer, which imports all of TensorFlow to open a file.
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        if self._file is None:
+            self._folder.mkdir(exist_ok=True)
+            self._file = self._folder / f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
+            events = [Event(wall_time=batch[0][0], file_version="brain.Event:2")]
+        else:
+            events = []
+        for when, step, values in self._scalars.of(batch):
+            found = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+            events.append(Event(wall_time=when, step=step, summary=Summary(value=found)))
+        if events:
+            with self._file.open("ab") as file:
+                records = RecordWriter(file)
+                for event in events:
+                    records.write(event.SerializeToString())
+
+    def end(self, how: How) -> None:
+        """Nothing to say: a file of curves has no end, and a test may still come."""
+
+
+class MLflow:
+    """A run of MLflow, where ``$MLFLOW_TRACKING_URI`` and ``$MLFLOW_EXPERIMENT_NAME`` say; the experiment is else that of the app's name.
+
+    Args:
+        path: The run's folder, whose name the run gets.
+        settings: Settings of the run, by name.
+    """
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        self._path = path
+        self._settings = settings
+        self._client: Any = None
+        self._run = ""
+        self._scalars = Scalars()
+
+    def write(self, batch: list[Timed]) -> None:
+        """Take events."""
+        self._open(batch)
+        from mlflow.entities import Metric
+
+        values = [
+            Metric(name, value, int(when * 1000), step)
+            for when, step, values in self._scalars.of(batch)
+            for name, value in values.items()
+        ]
+        for first in range(0, len(values), 1000):  # as many as its server takes at once
+            self._client.log_batch(self._run, metrics=values[first : first + 1000])
+
+    def _open(self, batch: list[Timed]) -> None:
+        if self._run:
+            return
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        self._client = MlflowClient()
+        app = next((event.app for _, event in batch if isinstance(event, e.RunBegan)), "ddlf")
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or app
+        found = self._client.get_experiment_by_name(name)
+        experiment = found.experiment_id if found is not None else self._client.create_experiment(name)
+        run = self._client.create_run(experiment, run_name=self._path.name, tags={"ddlf.folder": str(self._path)})
+        self._run = run.info.run_id  # from here on there is one, whatever fails
+        self._client.log_batch(
+            self._run, params=[Param(key, str(value)[:500]) for key, value in self._settings.items()]
+        )
+
+    def end(self, how: How) -> None:
+        """Say how the run has ended."""
+        if self._run:
+            self._client.set_terminated(self._run, {"finished": "FINISHED", "failed": "FAILED"}.get(how, "KILLED"))
+
+
+WRITERS: dict[str, tuple[type[Any], str]] = {"tensorboard": (TensorBoard, "tensorboard"), "mlflow": (MLflow, "mlflow")}
+"""By name: the class, and the package that it needs."""
+
+
+ALSO = ("seconds", "compute_s", "transfer_s", "wait_s", "staleness", "bytes_out", "bytes_back")
+"""Of a record, beside its metrics."""
+
+
+def check_installed(names: Sequence[str]) -> None:
+    """See that what trackers need is installed, without importing it.
+
+    Raises:
+        ConfigError: It is not, or there is no place to log to.
+    """
+    for name in names:
+        if importlib.util.find_spec(WRITERS[name][1]) is None:
+            raise ConfigError(
+                f"{name} is not installed, and the run is to be logged to it", hint='pip install "ddlf[track]"'
+            )
+    if (
+        "mlflow" in names
+        and not os.environ.get("MLFLOW_TRACKING_URI")
+        and importlib.util.find_spec("sqlalchemy") is None
+    ):
+        raise ConfigError(
+            "mlflow has no server to log to, and mlflow-skinny keeps nothing itself",
+            hint="set MLFLOW_TRACKING_URI, or: pip install mlflow",
+        )
+
+
+class Scalars:
+    """Numbers of events: those of each record, and of tests, which belong to the record before."""
+
+    def __init__(self) -> None:
+        self._version = 0
+
+    def of(self, batch: list[Timed]) -> Iterator[tuple[float, int, dict[str, float]]]:
+        """Time, commits so far, and finite numbers by name."""
+        for when, event in batch:
+            found: dict[str, float] = {}
+            match event:
+                case e.Committed(record=record):
+                    self._version, found = record.version, numbers(record)
+                case e.Evaluated(metrics=measured):
+                    found = {f"test_{name}": float(value) for name, value in measured.items()}
+            if finite := {name: value for name, value in found.items() if math.isfinite(value)}:
+                yield when, self._version, finite
+
+
+def numbers(record: RoundRecord) -> dict[str, float]:
+    """What a record has of numbers, by names as in ``app.history.history``."""
+    return {name: float(value) for name, value in {**metrics(record), **{n: getattr(record, n) for n in ALSO}}.items()}

@@ -1,0 +1,190 @@
+"""How a run is shown to whoever started it: a picture that moves, lines, events as JSON, or its results only. Runs on the master."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from ddlf.errors import ConfigError
+from ddlf.events import Event, MapBegan, MapEnded
+from ddlf.events.sinks import Sink, to_json
+from ddlf.monitor.observe.display import Display
+from ddlf.monitor.observe.plain import Lines
+from ddlf.training.settings.settings import SETTINGS
+
+_drawing = threading.Lock()
+"""Held while a picture is drawn: one terminal has room for one."""
+LONG_S = 1.0
+"""How long maps take before they are drawn: shorter ones would only flicker."""
+
+
+class Json(Display):
+    """A line of JSON on standard output for each event, and nothing else there: what programs print goes to standard error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._out, sys.stdout = sys.stdout, sys.stderr
+
+    def tell(self, event: Event) -> None:
+        """Write it."""
+        self._out.write(f"{json.dumps(to_json(event))}\n")
+        self._out.flush()
+
+    def close(self) -> None:
+        """Give standard output back. Safe to call again."""
+        sys.stdout = self._out
+
+
+def chosen(asked: str, origin: str = "ui") -> str:
+    """What is meant: ``"rich"``, ``"plain"``, ``"json"`` or ``"none"``.
+
+    Args:
+        asked: One of these, or ``"auto"``.
+        origin: Where that stands.
+
+    Raises:
+        ConfigError: It is none of these, or there is no terminal to draw in.
+    """
+    ui: str = SETTINGS["ui"].check(origin, asked)
+    if ui == "auto":
+        return "rich" if can_draw() and not os.environ.get("CI") else "plain"
+    if ui == "rich" and not can_draw():
+        raise ConfigError(
+            f"{origin} is 'rich', but standard output is no terminal that can draw",
+            hint="leave it at 'auto', which takes lines then",
+        )
+    return ui
+
+
+def can_draw() -> bool:
+    """Whether standard output is a terminal whose cursor can be moved, or a notebook. Colours are another question, and rich's."""
+    if in_kernel():
+        return True
+    is_mute = os.environ.get("TERM", "") in ("", "dumb", "unknown") or os.environ.get("TTY_INTERACTIVE") == "0"
+    return sys.stdout.isatty() and not is_mute
+
+
+def in_kernel() -> bool:
+    """Whether this is a notebook's cell, which can show more than text."""
+    shell = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
+    return hasattr(shell, "kernel")
+
+
+@contextlib.contextmanager
+def opened(ui: str) -> Iterator[Display]:
+    """Show what the display is told, as long as this is open.
+
+    Args:
+        ui: As ``chosen`` returns it.
+    """
+    draws = ui == "rich" and _drawing.acquire(blocking=False)
+    try:
+        display = _drawn() if draws else {"json": Json, "none": Display}.get(ui, Lines)()
+        try:
+            yield display
+        finally:
+            display.close()
+    finally:
+        if draws:
+            _drawing.release()
+
+
+def _drawn() -> Display:
+    from ddlf.monitor.observe.live import Cell, Terminal
+
+    return Cell() if in_kernel() else Terminal()
+
+
+@contextlib.contextmanager
+def shown(app: Any, cluster: Any = None) -> Iterator[Display]:
+    """Show what an app does, as its ``ui`` says, unless that is done already.
+
+    Args:
+        app: The user's ``IApp``.
+        cluster: Is listened to as well, if it tells the app nothing because there is no run.
+    """
+    if app._shown is not None:
+        yield app._shown
+        return
+    with opened(choice(app)) as display, attached(app, display), heard(cluster, display.tell):
+        yield display
+
+
+def choice(app: Any) -> str:
+    """How an app is to be shown: its own attribute wins over ``$DDLF_UI``, that over its class's."""
+    named = os.environ.get("DDLF_UI") if "ui" not in vars(app) else None
+    ui = chosen(named, "DDLF_UI") if named else chosen(app.ui)
+    return ui if app.verbose or ui == "json" else "none"
+
+
+@contextlib.contextmanager
+def attached(app: Any, display: Display) -> Iterator[None]:
+    """Show an app's events on a display, and let it say what gets a line."""
+    take_off, app._shown = app.subscribe(display.tell), display
+    try:
+        yield
+    finally:
+        take_off()
+        app._shown = None
+
+
+@contextlib.contextmanager
+def heard(cluster: Any, tell: Sink) -> Iterator[None]:
+    """Have a sink told a cluster's events, if there is a cluster."""
+    take_off = cluster.subscribe(tell) if cluster is not None else lambda: None
+    try:
+        yield
+    finally:
+        take_off()
+
+
+class LongMaps:
+    """While this is open, a picture of the maps of a cluster, if they take longer than a second; what is printed stands above it.
+
+    Args:
+        cluster: Whose maps they are.
+        display: What was opened before and is closed now: if that was a picture, so is this.
+    """
+
+    def __init__(self, cluster: Any, display: Display) -> None:
+        self._heard = heard(None if isinstance(display, Lines) else cluster, self._tell)
+        self._going: dict[int, Event] = {}
+        self._display: Display | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> None:
+        self._heard.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._heard.__exit__(*error)
+        self._end()
+
+    def _tell(self, event: Event) -> None:
+        if isinstance(event, MapBegan):
+            if not self._going:
+                self._timer = asyncio.get_running_loop().call_later(LONG_S, self._draw)
+            self._going[event.map] = event
+        if self._display is not None:
+            self._display.tell(event)
+        if isinstance(event, MapEnded):
+            self._going.pop(event.map, None)
+            if not self._going:
+                self._end()
+
+    def _draw(self) -> None:
+        self._display = _drawn()
+        for began in self._going.values():
+            self._display.tell(began)
+
+    def _end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._display is not None:
+            self._display.close()
+        self._display = None

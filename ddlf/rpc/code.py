@@ -1,0 +1,342 @@
+"""Functions and objects: the only file that pickles and unpickles. Runs on both sides; unpickles only on workers.
+
+Code is addressed by its content: a function is pickled with cloudpickle, its SHA-256 is its name, and a worker that has it gets only the name.
+``CodeSender`` (one for each connection) remembers what the other side has; ``CodeCache`` (one in a worker) keeps what came. When a cache has
+dropped something it answers ``CodeMissing``, and the sender sends that call again in full.
+
+Modules that are not installed (those beside the user's script) travel by value, so a worker needs no copy of the user's files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import io
+import os
+import pickle
+import sys
+import sysconfig
+import types
+from collections import ChainMap, OrderedDict
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar
+
+import cloudpickle
+
+from ddlf.errors import DDLFError, NotPicklable, ProtocolError
+from ddlf.rpc.culprit import Cached, find_culprit, name_of, text_of
+from ddlf.rpc.messages import where_modules_come_from
+from ddlf.rpc.values import Tag
+
+HASH_BYTES = 32
+CACHE_ENTRIES = 4096
+CACHE_BYTES = 256 * 1024**2
+MAX_CODE_BYTES = CACHE_BYTES
+"""Of one function with all that it carries: what a worker could keep."""
+
+
+class CodeMissing(DDLFError):
+    """The receiver does not hold code that was sent by name only. Never seen by users: the sender sends it in full.
+
+    Attributes:
+        may_have_run: False when the request was refused for it, and so may be sent again; True when a method raised it.
+    """
+
+    may_have_run = True
+
+
+_CANNOT_GO = "cannot be sent to a worker"
+
+
+def pickle_object(value: Any) -> bytes:
+    """Pickle anything, functions and classes of the user's own modules by value.
+
+    Raises:
+        NotPicklable: It holds something that cannot be sent; the text has the path to it. Or it is a function that carries more
+            data than a worker keeps of code.
+    """
+    with _own_modules_by_value():
+        try:
+            file = io.BytesIO()
+            _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+            data = file.getvalue()
+        except Exception as error:  # whatever an object's own __reduce__ raises
+            path = find_culprit(value, _can_pickle)
+            raise NotPicklable(
+                f"{path or 'the value'} {_CANNOT_GO} ({type(error).__name__}: {text_of(error)})",
+                hint="create it inside the method, on the worker, or pass plain data instead",
+            ) from None
+    if isinstance(value, types.FunctionType | type):
+        _check_size(data, name_of(value))
+    return data
+
+
+def _check_size(code: bytes, name: str) -> None:
+    if len(code) > MAX_CODE_BYTES:
+        raise NotPicklable(
+            f"function {name!r} carries {len(code) / 1e6:,.1f} MB in its variables and defaults",
+            hint="pass arrays as arguments, or use set_variable",
+        )
+
+
+def _reduce_cached(value: Any) -> str | tuple[Any, ...]:
+    """cloudpickle would send it by name, which means something on a worker only for one of an installed module."""
+    module = sys.modules.get(value.__module__)
+    own = value.__module__ == "__main__" or value.__module__ in cloudpickle.list_registry_pickle_by_value()
+    found: Any = module
+    for part in value.__qualname__.split("."):
+        found = getattr(found, part, None)
+    if found is value and not own:
+        return str(value.__qualname__)
+    return _cache, (value.__wrapped__, value.cache_parameters()), vars(value)
+
+
+def _cache(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
+    """Keep the file name of a code object, so that a worker's traceback shows the user's file and line.
+
+    cloudpickle 3.1.3 and later write ``"<dynamic-code>"`` in its place.
+    """
+    make, args = cloudpickle.CloudPickler.dispatch_table[types.CodeType](code)
+    return make, tuple(code.co_filename if arg == "<dynamic-code>" else arg for arg in args)
+
+
+class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    dispatch_table: ClassVar[Any] = ChainMap(
+        {Cached: _reduce_cached, types.CodeType: _reduce_code}, cloudpickle.CloudPickler.dispatch_table
+    )
+
+
+def unpickle(data: bytes) -> Any:
+    """The inverse of ``pickle_object``.
+
+    Raises:
+        NotPicklable: The bytes need a module or a Python version that is not here.
+    """
+    try:
+        return pickle.loads(data)
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        raise NotPicklable(
+            f"cannot load code sent to Python {sys.version_info.major}.{sys.version_info.minor} "
+            f"({type(error).__name__}: {text_of(error)})",
+            hint=where_modules_come_from(missing)
+            if missing
+            else "install what is missing on the worker, and use the same Python version on all machines",
+        ) from error
+
+
+class Snapshot:
+    """A function as it is now, with what it uses: whatever becomes of that, this arrives.
+
+    Args:
+        function: What is pickled, once; ``data`` has the bytes.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.data = pickle_object(function)
+
+    def __reduce__(self) -> Any:
+        return pickle.loads, (self.data,)
+
+
+class Pickled(bytes):
+    """What was pickled once for many calls, and is sent to a worker with the first of them, whatever it is: later ones name it, as they do functions.
+
+    Args:
+        value: Anything that has a ``__name__``.
+    """
+
+    def __new__(cls, value: Any) -> Pickled:
+        made = super().__new__(cls, pickle_object(value))
+        _check_size(made, value.__name__)
+        return made
+
+    @functools.cached_property
+    def address(self) -> bytes:
+        """Its SHA-256."""
+        return hashlib.sha256(self).digest()
+
+
+class PickleOnce:
+    """``pickle_object`` for one call to several workers: an object that goes to all of them is pickled for the first.
+
+    It knows objects by their identity, so it ends with the call whose arguments they are: afterwards they may change.
+    """
+
+    def __init__(self) -> None:
+        self._pickled: dict[int, tuple[Any, bytes]] = {}  # the object too, or its id could become another's
+
+    def __call__(self, value: Any) -> bytes:
+        """As ``pickle_object``."""
+        if id(value) not in self._pickled:
+            self._pickled[id(value)] = value, pickle_object(value)
+        return self._pickled[id(value)][1]
+
+
+class CodeSender:
+    """What one connection's other side holds. ``dump`` is the ``dump_object`` for ``values.dumps``."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[bytes, None] = OrderedDict()
+
+    def dump(self, value: Any, pickle: Callable[[Any], bytes] = pickle_object) -> tuple[Tag, bytes]:
+        """Functions and classes by content address, other objects pickled."""
+        data = pickle(value)
+        if isinstance(data, Pickled):
+            address = data.address
+        elif isinstance(value, types.FunctionType | type):
+            address = hashlib.sha256(data).digest()
+        else:
+            return Tag.OBJECT, data
+        if address in self._held:
+            self._held.move_to_end(address)
+            return Tag.CODE, address
+        self._held[address] = None
+        if len(self._held) > CACHE_ENTRIES:  # the other side has dropped it, too
+            self._held.popitem(last=False)
+        return Tag.CODE, address + data
+
+    def forget(self) -> None:
+        """Send everything in full again."""
+        self._held.clear()
+
+
+class CodeCache:
+    """The functions that came, by content address. ``load`` is the ``load_object`` for ``values.loads``.
+
+    Args:
+        unpickle: Makes an object of its bytes.
+    """
+
+    def __init__(self, unpickle: Callable[[bytes], Any] = unpickle) -> None:
+        self._unpickle = unpickle
+        self._loaded: OrderedDict[bytes, tuple[Any, int]] = OrderedDict()
+        self._bytes = 0
+
+    def load(self, tag: Tag, data: bytes) -> Any:
+        """Make the object; a function that is here already is not unpickled again.
+
+        Raises:
+            CodeMissing: Only an address came, of code that is not here.
+            ProtocolError: The bytes do not match their address.
+        """
+        if tag is Tag.OBJECT:
+            return self._unpickle(data)
+        address, blob = data[:HASH_BYTES], data[HASH_BYTES:]
+        if address in self._loaded:
+            self._loaded.move_to_end(address)
+            return self._loaded[address][0]
+        if not blob:
+            raise CodeMissing(f"code {address.hex()[:8]} is not here")
+        if hashlib.sha256(blob).digest() != address:
+            raise ProtocolError("code does not match its address")
+        value = self._unpickle(blob)
+        self._loaded[address] = value, len(blob)
+        self._bytes += len(blob)
+        while self._bytes > CACHE_BYTES or len(self._loaded) > CACHE_ENTRIES:
+            _, (_, size) = self._loaded.popitem(last=False)
+            self._bytes -= size
+        return value
+
+
+def dump_result(value: Any) -> tuple[Tag, bytes]:
+    """The ``dump_object`` of a worker whose master allows pickled results."""
+    try:
+        return Tag.OBJECT, pickle_object(value)
+    except NotPicklable as error:
+        error.message = error.message.replace(_CANNOT_GO, "cannot be sent back as a result")
+        error.hint = "return plain data, or what it was made from"
+        raise
+
+
+def load_result(tag: Tag, data: bytes) -> Any:
+    """The ``load_object`` of a master that allows pickled results."""
+    if tag is not Tag.OBJECT:
+        raise ProtocolError("a worker may not send code")
+    return unpickle(data)
+
+
+@contextlib.contextmanager
+def _own_modules_by_value() -> Iterator[None]:
+    """Tell cloudpickle that modules which are not installed travel by value, for as long as one value is pickled."""
+    known = cloudpickle.list_registry_pickle_by_value()
+    registered = [module for module in own_modules() if module.__name__ not in known]
+    for module in registered:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in registered:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+_INSTALLED = tuple(
+    {
+        f"{Path(path).resolve()}{os.sep}"
+        for path in (*sysconfig.get_paths().values(), sys.prefix, sys.base_prefix, str(Path(__file__).parents[1]))
+        # A prefix such as /usr would make every script below it count as installed.
+        if len(Path(path).parts) > 2
+    }
+)
+_own: dict[str, bool] = {}
+_scan: tuple[int, str, list[Any]] = (0, "", [])
+
+
+def own_modules() -> list[Any]:
+    """The imported modules that are not installed.
+
+    Only those are looked at that were imported since the last time: there are thousands, and a fork shares their memory until then.
+    """
+    global _scan
+    count, last, own = _scan
+    more = len(sys.modules) - count
+    names = list(islice(reversed(sys.modules), max(0, more) + 1))
+    if more >= 0 and names[-1] == last:
+        names.pop()
+    else:  # some have gone, too
+        names, count, own = list(reversed(sys.modules)), 0, []
+    if names:
+        own = [*own, *(module for name in reversed(names) if _is_own(module := sys.modules.get(name)))]
+        _scan = count + len(names), names[0], own
+    return own
+
+
+def _is_own(module: Any) -> bool:
+    name, file = getattr(module, "__name__", None), getattr(module, "__file__", None)
+    if (
+        not isinstance(name, str)
+        or not isinstance(file, str)
+        or name == "__main__"
+        or sys.modules.get(name) is not module
+    ):
+        return False
+    if file not in _own:
+        _own[file] = file.endswith(".py") and not is_installed(file)
+    return _own[file]
+
+
+def is_installed(file: str) -> bool:
+    """Whether a file is of Python, of this environment or of DDLF, and so not the user's own."""
+    folder, name = os.path.split(file)
+    path = os.path.realpath(file) if os.path.islink(file) else os.path.join(_resolved(folder), name)
+    return path.startswith(_INSTALLED) or "site-packages" in path
+
+
+_resolved = functools.cache(os.path.realpath)
+"""There are thousands of modules, in hundreds of folders."""
+
+
+def _can_pickle(value: Any) -> bool:
+    try:
+        _Pickler(io.BytesIO(), protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    except Exception:
+        return False
+    return True

@@ -1,0 +1,230 @@
+"""Reach a worker: TCP, then the handshake. Runs on the master, and on a worker that calls another one."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import ssl
+
+from ddlf.errors import AuthError, ConnectError, ProtocolError, VersionError
+from ddlf.rpc import tls
+from ddlf.rpc.handshake import (
+    HANDSHAKE_TIMEOUT_S,
+    HELLO,
+    NO_CERTIFICATE,
+    PREAMBLE,
+    PROOF_BYTES,
+    ClientHandshake,
+    Hello,
+    Role,
+    read_preamble,
+    tls_follows,
+)
+from ddlf.rpc.stream import receive_exactly, send_all
+from ddlf.rpc.tls import TOKEN_ONLY, Security
+from ddlf.rpc.tokens import is_automatic
+
+
+class EncryptionWanted(Exception):
+    """The worker does not take plaintext from where it sees this side, although this side dialled its own machine: a forwarded port."""
+
+
+async def open_socket(host: str, port: int) -> socket.socket:
+    """Connect to the first address of ``host`` that answers.
+
+    Raises:
+        OSError: None did; the last reason.
+    """
+    loop = asyncio.get_running_loop()
+    addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    failure: OSError = OSError(f"{host} has no address")
+    for family, kind, protocol, _, address in addresses:
+        sock = socket.socket(family, kind, protocol)
+        sock.setblocking(False)
+        try:
+            await loop.sock_connect(sock, address)
+        except OSError as error:
+            sock.close()
+            failure = error
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            # A request must leave at once: Nagle's algorithm would hold it for the last one's acknowledgement.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return sock
+    raise failure
+
+
+async def shake_hands(
+    sock: socket.socket,
+    role: Role,
+    token: bytes,
+    max_message_bytes: int,
+    context: ssl.SSLContext | None = None,
+    host: str = "",
+) -> tuple[socket.socket, Hello]:
+    """The client's side of the handshake on a connected socket, which the result replaces. It is closed when this fails.
+
+    Args:
+        sock: Connected, non-blocking.
+        role: What the connection is for.
+        token: The shared secret.
+        max_message_bytes: The largest message body this side accepts.
+        context: For TLS; None for plaintext.
+        host: Host whose certificate it has to be, if ``context`` checks that.
+
+    Returns:
+        The socket, and the worker's hello.
+
+    Raises:
+        EncryptionWanted: The worker does not take plaintext from here.
+    """
+    handshake = ClientHandshake(role, token, max_message_bytes, tls=context is not None)
+    certificate = NO_CERTIFICATE
+    unsent = handshake.hello
+    try:
+        if context is not None:
+            await send_all(sock, unsent[: PREAMBLE.size])
+            unsent = unsent[PREAMBLE.size :]
+            # Not without having heard the worker: one that does not encrypt, or is another program, answers in plaintext.
+            preamble = await receive_exactly(sock, PREAMBLE.size)
+            read_preamble(preamble)
+            if not tls_follows(preamble):
+                raise ConnectError(
+                    "the worker does not encrypt connections from here, this side demands it",
+                    hint="start it with a token and without --insecure-plaintext and --host 127.0.0.1; "
+                    "on a link that nobody else can read, say insecure_plaintext on this side too",
+                )
+            sock = encrypted = tls.begin_client(sock, context, host)
+            await tls.finish(encrypted)
+            certificate = tls.certificate_seen(encrypted)
+        await send_all(sock, unsent)
+        # Another program, or a worker of another version, may send less than a hello and wait: its first bytes tell.
+        preamble = await receive_exactly(sock, PREAMBLE.size)
+        read_preamble(preamble)
+        if context is None and tls_follows(preamble):
+            raise EncryptionWanted
+        rest = await receive_exactly(sock, HELLO.size - PREAMBLE.size + PROOF_BYTES)
+        hello, proof = handshake.read_hello(preamble + rest, certificate)
+        await send_all(sock, proof)
+        handshake.read_verdict(await receive_exactly(sock, 1))
+    except BaseException as error:
+        sock.close()
+        if isinstance(error, ssl.SSLError):
+            raise tls.explained(error) from None
+        raise
+    return sock, hello
+
+
+async def dial(
+    host: str,
+    port: int,
+    role: Role,
+    token: bytes,
+    *,
+    max_message_bytes: int,
+    timeout_s: float = 10.0,
+    security: Security = TOKEN_ONLY,
+) -> tuple[socket.socket, Hello]:
+    """Connect to a worker and prove to each other that both hold the token.
+
+    Beyond this machine the connection is encrypted; there is no way back to plaintext from there.
+
+    Args:
+        host: Name or address.
+        port: Port of the worker's daemon.
+        role: What the connection is for.
+        token: The shared secret.
+        max_message_bytes: The largest message body this side accepts.
+        timeout_s: For the TCP connection; the handshake has its own limit of 5 s.
+        security: Certificates, and whether to encrypt.
+
+    Returns:
+        The socket, ready for frames, and the worker's hello.
+
+    Raises:
+        ConnectError: Nobody answers there, or it is no DDLF worker.
+        AuthError: The worker holds another token, or a certificate that is not accepted.
+        VersionError: It speaks another version of the protocol.
+        ConfigError: A certificate of this side cannot be used.
+    """
+    sock = await _reach(host, port, timeout_s)
+    encrypted = not (security.insecure_plaintext or tls.is_local(sock))
+    while True:
+        where = f"{host}:{port}"
+        try:
+            context = tls.client_context(security) if encrypted else None
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                return await shake_hands(sock, role, token, max_message_bytes, context, host)
+        except EncryptionWanted:
+            if security.insecure_plaintext:
+                raise ConnectError(
+                    f"{where}: the worker demands encryption, which is switched off on this side",
+                    hint="leave out insecure_plaintext",
+                ) from None
+        except BaseException as error:
+            sock.close()
+            _explain(error, where, token)
+            raise
+        # Only ever this way round, from plaintext on this machine to encryption.
+        encrypted = True
+        sock = await _reach(host, port, timeout_s)
+
+
+async def _reach(host: str, port: int, timeout_s: float) -> socket.socket:
+    """``open_socket``, with a sentence for each way in which it can fail."""
+    where = f"{host}:{port}"
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await open_socket(host, port)
+    except TimeoutError:
+        raise ConnectError(
+            f"{where} does not answer within {timeout_s:g} s",
+            hint="check the address, that the machine is on, and that a firewall lets the port through",
+        ) from None
+    except (socket.gaierror, UnicodeError) as error:  # a label that no name can have is a UnicodeError
+        reason = error.strerror if isinstance(error, OSError) else "not a valid name"
+        raise ConnectError(f"the name {host!r} cannot be resolved ({reason})", hint="check its spelling") from None
+    except OSError as error:
+        raise ConnectError(f"{where}: {_reason(error)}", hint=_advice(error, port)) from None
+
+
+def _explain(error: BaseException, where: str, token: bytes) -> None:
+    """Raise what the user can act on for what ended a handshake; return if there is nothing to explain."""
+    if isinstance(error, AuthError) and not error.hint and is_automatic(token):
+        error.message = "it was started with a token, or by another user, and on this side none was given"
+        error.hint = "give the worker's: --token-file FILE, or a copy of it where ddlf token show looks"
+    if isinstance(error, AuthError | VersionError | ConnectError):
+        error.message = f"{where}: {error.message}"
+        error.hint = error.hint or "copy the same token file to both machines (ddlf token show), or restart the worker"
+        raise
+    if isinstance(error, ProtocolError):
+        raise ConnectError(
+            f"{where}: another program listens there, not a DDLF worker", hint="check the port"
+        ) from None
+    if isinstance(error, TimeoutError):
+        raise ConnectError(
+            f"{where}: connected, but no DDLF handshake within {HANDSHAKE_TIMEOUT_S:g} s",
+            hint="another program listens there, or the worker is stopped or busy",
+        ) from None
+    if isinstance(error, OSError):
+        raise ConnectError(
+            f"{where}: connected, but the other side closed the connection during the handshake",
+            hint="it is no DDLF worker, or one that runs another version",
+        ) from None
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused, nothing listens there"
+    return (error.strerror or str(error)).lower()
+
+
+def _advice(error: OSError, port: int) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return f"start the worker there with: ddlf-worker --port {port}"
+    if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
+        return "check the address and the network"
+    return "check the address"

@@ -1,0 +1,190 @@
+"""Be reached: the listening socket, and the worker's side of the handshake. Runs in the daemon and, for data connections, in the executor."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+from ddlf.errors import AuthError, ConfigError, ConnectError, ListenError, ProtocolError
+from ddlf.rpc import tls
+from ddlf.rpc.handshake import (
+    HELLO,
+    NO_CERTIFICATE,
+    PREAMBLE,
+    PROOF_BYTES,
+    Hello,
+    Verdict,
+    WorkerHandshake,
+    auth_key,
+    key_id,
+    short_answer,
+    tls_follows,
+)
+from ddlf.rpc.stream import WOULD_BLOCK, ready, receive_exactly, send_all
+from ddlf.rpc.tls import WorkerTLS
+
+BACKLOG = 128
+REFUSAL_DELAY_S = 0.5
+"""A wrong proof is answered this late, so that guessing is slow."""
+
+_HTTP_BODY = (
+    b"This is a DDLF worker's RPC port, it does not speak HTTP. Reach it with ddlf.Cluster.\n"
+    b"'ddlf dashboard' says where the pages of your runs are.\n"
+)
+HTTP_ANSWER = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n"
+    b"Content-Length: %d\r\n\r\n%b" % (len(_HTTP_BODY), _HTTP_BODY)
+)
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Bind and listen.
+
+    Args:
+        host: An address of this machine, or a name of one.
+        port: 1-65535, or 0 for any free one.
+
+    Raises:
+        ListenError: The address is taken, not of this machine, or not permitted; the text says which.
+    """
+    where = f"{host}:{port}"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (socket.gaierror, UnicodeError):  # a label that no name can have is a UnicodeError
+        raise ConfigError(f"--host {host!r} cannot be resolved", hint="give an address of this machine") from None
+    sock = socket.socket(family, kind, protocol)
+    try:
+        # A restarted worker takes its port back at once; two daemons on one port stay impossible.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ListenError(
+                f"port {port} on {host} is in use", hint="stop the program that uses it, or choose another with --port"
+            ) from None
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ListenError(
+                f"{host} is not an address of this machine", hint="choose one of it with --host"
+            ) from None
+        if error.errno in (errno.EACCES, errno.EPERM):
+            raise ListenError(
+                f"cannot listen on {where}: permission denied", hint="ports below 1024 need root, try 9000"
+            ) from None
+        raise ListenError(f"cannot listen on {where}: {os.strerror(error.errno or 0)}") from None
+    sock.setblocking(False)
+    return sock
+
+
+async def accepted(listener: socket.socket) -> tuple[socket.socket, tuple[Any, ...]]:
+    """The next connection and its address, non-blocking. One that comes while this is cancelled stays with the listener, which ends it;
+    ``loop.sock_accept`` would leave it open.
+
+    Raises:
+        OSError: It cannot be accepted, for want of descriptors.
+    """
+    while True:
+        try:
+            sock, address = listener.accept()
+        except WOULD_BLOCK:
+            await ready(listener, to_send=False)
+            continue
+        sock.setblocking(False)
+        return sock, address
+
+
+def close_if_cancelled(sock: socket.socket, task: asyncio.Task[None]) -> None:
+    """Called when the task that a socket was given to is done: one that was cancelled before its first line has closed nothing."""
+    if task.cancelled():
+        sock.close()
+
+
+async def answer(
+    sock: socket.socket,
+    preamble: bytes,
+    tokens: tuple[bytes, ...],
+    max_message_bytes: int,
+    encryption: WorkerTLS | None = None,
+    *,
+    has_place: Callable[[], bool] = lambda: True,
+    delay_s: float = REFUSAL_DELAY_S,
+) -> tuple[socket.socket, Hello]:
+    """The worker's side of the handshake on a socket, which the result replaces. It is closed when this fails.
+
+    Args:
+        sock: Non-blocking; the caller has read the preamble and bounds the time.
+        preamble: Checked, and suitable: ``refusal_of_preamble`` said nothing.
+        tokens: Accepted ones, the one to prove with first.
+        max_message_bytes: The largest message body this side accepts.
+        encryption: What TLS needs.
+        has_place: Whether one more connection may be kept; asked when the client has proven who it is.
+        delay_s: How late to refuse.
+
+    Returns:
+        The socket, ready for frames, and the client's hello.
+
+    Raises:
+        AuthError: The client does not hold a token of this worker. It was told so.
+        ConnectError: There is no place for another connection. It was told so.
+        OSError: The connection ended.
+        ProtocolError: The bytes are no handshake.
+    """
+    try:
+        certificate = NO_CERTIFICATE
+        if tls_follows(preamble):
+            if encryption is None:
+                raise ProtocolError("the client wants TLS, this port is plain")
+            await send_all(sock, short_answer(tls=True))
+            sock = encrypted = tls.begin_worker(sock, encryption)
+            try:
+                await tls.finish(encrypted)
+            except AuthError:
+                await asyncio.sleep(delay_s)  # closed at once, the reason would be lost on its way
+                raise
+            certificate = encryption.certificate
+        handshake = WorkerHandshake(tokens, max_message_bytes, certificate)
+        hello, reply = handshake.answer(preamble + await receive_exactly(sock, HELLO.size - PREAMBLE.size))
+        await send_all(sock, reply)
+        try:
+            proof = await receive_exactly(sock, PROOF_BYTES)
+        except ConnectionResetError:
+            if any(key_id(auth_key(token)) == hello.key_id for token in tokens):
+                raise
+            # It saw from this side's proof that the tokens differ, and left. Whoever looks at this worker's log wants to know.
+            raise AuthError("token mismatch: the client holds another token") from None
+        if not handshake.accepts(proof):
+            await asyncio.sleep(delay_s)
+            await send_all(sock, bytes([Verdict.REFUSED]))
+            raise AuthError("token mismatch")
+        if not has_place():
+            await send_all(sock, bytes([Verdict.BUSY]))
+            raise ConnectError("no place for another connection")
+        await send_all(sock, bytes([Verdict.ACCEPTED]))
+    except BaseException as error:
+        sock.close()
+        if isinstance(error, ssl.SSLError):
+            raise tls.explained(error) from None
+        raise
+    return sock, hello
+
+
+def refusal_of_preamble(sock: socket.socket, preamble: bytes, *, encrypts: bool, insecure_plaintext: bool) -> str:
+    """Why a client whose preamble is right cannot be served all the same; empty when it can.
+
+    Args:
+        sock: The client's; where it is decides.
+        preamble: First 8 bytes.
+        encrypts: Whether this worker can speak TLS.
+        insecure_plaintext: Whether it may serve other machines without.
+    """
+    if tls_follows(preamble):
+        return "" if encrypts else "the client wants TLS, this port is plain"
+    if insecure_plaintext or tls.is_local(sock):
+        return ""
+    return "the client speaks plaintext, other machines must encrypt"

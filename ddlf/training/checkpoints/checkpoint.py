@@ -1,0 +1,397 @@
+"""Checkpoints: the whole state of a training, in a folder that at any moment holds a complete one. Runs on the master.
+
+Layout::
+
+    DIR/owner.json                             who may write (ddlf.training.checkpoints.ownership)
+    DIR/records.jsonl                          what rounds were like, for all checkpoints together (ddlf.training.checkpoints.journal)
+    DIR/round-000012/manifest.json             round, facts, size, SHA-256 and array names of every other file, share of the records; sealed
+                     weights.safetensors       one file for each group of arrays
+                     slots_optimizer.safetensors
+                     slice_0001.safetensors    parts of arrays, by whoever has them (ddlf.training.checkpoints.slices)
+    DIR/round-000012.replaced/                 the one before of the same round, for moments only
+    DIR/.writing-..., DIR/.removing-...        not complete: left by a writer that was killed, removed by the next one
+
+Rules:
+    A checkpoint is written under another name, every file and the folder synced, then renamed: it exists completely or not.
+    An old one is removed after the new one is on the disk, and under another name, so that half of it is never read.
+    The newest is the one with the highest number. Times of files decide nothing.
+    Nothing is believed: every byte is under a SHA-256, and the manifest under its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from ddlf.errors import CheckpointCorrupt, CheckpointError, ConfigError
+from ddlf.events.record import RoundRecord
+from ddlf.training.checkpoints import journal, slices, tensors
+from ddlf.training.checkpoints.contents import (
+    REPLACED,
+    ROUND,
+    Checkpoint,
+    Entry,
+    File,
+    bytes_in,
+    check,
+    is_checkpoint,
+    manifest_of,
+    read_files,
+    read_manifest,
+    stored,
+)
+from ddlf.training.checkpoints.durable import MANIFEST, damaged, explained, free_bytes, no_space, seal, sync, write_new
+from ddlf.training.checkpoints.journal import JOURNAL, Extent, Journal
+from ddlf.training.checkpoints.ownership import Ownership
+
+WRITING, REMOVING = ".writing-", ".removing-"
+
+log = logging.getLogger(__name__)
+
+
+class CheckpointFolder:
+    """A folder of checkpoints. Everybody may read; to write, become the one writer with ``open``.
+
+    Args:
+        path: The folder. ``open`` makes it.
+        keep: How many checkpoints to keep.
+
+    Attributes:
+        journal: What rounds were like, beside the checkpoints.
+
+    Raises:
+        ConfigError: ``keep`` is below 1.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, keep: int = 3) -> None:
+        if keep < 1:
+            raise ConfigError(f"keep must be at least 1, not {keep}")
+        self.path = Path(path).absolute()
+        self.keep = keep
+        self.journal = Journal(self.path / JOURNAL)
+        self._ownership = Ownership(self.path)
+
+    @property
+    def epoch(self) -> int:
+        """Of this writer: it grows with every writer of the folder, and never goes back. 0 when not open."""
+        return self._ownership.mine.epoch if self._ownership.mine else 0
+
+    # Writing
+
+    def open(self, holder: str, *, takeover: bool = False) -> None:
+        """Become the one writer, and remove what killed ones have left.
+
+        Args:
+            holder: What to call this job, for people: its command line or its name.
+            takeover: Also when another writer lives, or may live on another machine. It can write nothing from then on.
+
+        Raises:
+            LeaseError: Another writer has the folder.
+            CheckpointError: The folder cannot be made or written to.
+            ConfigError: It is itself a checkpoint.
+        """
+        if is_checkpoint(self.path):
+            raise ConfigError(
+                f"{self.path} is a checkpoint, not a folder of checkpoints",
+                hint=f"name another one, as {self.path.parent}",
+            )
+        with explained(self.path, "use the checkpoint folder"):
+            if not self.path.is_dir():
+                self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                sync(self.path.parent)
+            self._ownership.claim(holder, takeover=takeover, epoch_above=self._highest_epoch)
+            with self._ownership.held():
+                self._clean()
+
+    def go_on_from(self, checkpoint: Checkpoint) -> None:
+        """Write the next rounds' records behind those of a checkpoint that was loaded from here."""
+        with explained(self.path, "read"):
+            if checkpoint.problem and self.journal.file.exists():
+                os.replace(self.journal.file, f"{self.journal.file}.damaged")
+            self.journal.go_on_after(checkpoint.extent)
+
+    def begin(self, number: int, training: str) -> slices.Slices:
+        """Begin a checkpoint after a round, of which others write slices; ``save`` completes it.
+
+        Raises:
+            CheckpointError: There is no place for it.
+            LeaseError: The job was taken over by another master.
+        """
+        name = f"round-{number:06d}"
+        temporary = self.path / f"{WRITING}{name}-{secrets.token_hex(4)}"
+        with explained(self.path, "write a checkpoint in"):
+            self._ownership.check()
+            temporary.mkdir(mode=0o700)
+        assert self._ownership.mine is not None
+        session, of = self._ownership.mine.session, {"run": training, "round": number}
+        return slices.Slices(self.path, session, temporary, self.path / name, of)
+
+    def save(self, checkpoint: Checkpoint) -> Path:
+        """Write a checkpoint; when this returns, it survives a power cut. Takes the place of one of the same round.
+
+        Blocks for as long as the disk takes: call it from a thread, one call at a time. Arrays must not change meanwhile.
+
+        Returns:
+            Its folder.
+
+        Raises:
+            CheckpointError: It cannot be written: no space, not permitted, or it holds what cannot be stored.
+            LeaseError: The job was taken over by another master.
+
+        On failure:
+            Nothing of it stays, the checkpoints before are whole, and ``save`` may be called again.
+        """
+        check(checkpoint)
+        groups = {group: tensors.plain(arrays) for group, arrays in checkpoint.arrays.items()}
+        lines = journal.spelled(checkpoint.records)
+        need = sum(array.nbytes for arrays in groups.values() for array in arrays.values()) + sum(map(len, lines))
+        name = f"round-{checkpoint.round:06d}"
+        begun = checkpoint.slices
+        temporary = self.path / f"{WRITING}{name}-{secrets.token_hex(4)}" if begun is None else begun.folder
+        with explained(self.path, "write a checkpoint in", need=need):
+            self._ownership.check()
+            self._refuse_older(checkpoint.round)
+            free = free_bytes(self.path)
+            if free is not None and free < need:
+                raise no_space(self.path, need)
+            try:
+                if begun is None:
+                    temporary.mkdir(mode=0o700)
+                self._write(temporary, checkpoint, groups, self.journal.with_lines(lines))
+                with self._ownership.held():
+                    self.journal.append(lines)
+                    self._put(temporary, self.path / name)
+                    if begun is not None:
+                        begun.folder = begun.final
+                    self._prune(checkpoint.round)
+            except OSError:
+                self._ownership.check()  # a new owner removes what the old one was writing: that is not a fault of the disk
+                raise
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)  # not there any more when all went well
+        return self.path / name
+
+    def close(self) -> None:
+        """Let the next writer have the folder at once. Does nothing when another one has it already."""
+        with explained(self.path, "close the checkpoint folder"):
+            self._ownership.release()
+
+    def _write(
+        self, folder: Path, checkpoint: Checkpoint, groups: dict[str, dict[str, tensors.Array]], extent: Extent
+    ) -> None:
+        files = []
+        for group, arrays in groups.items():
+            path = folder / f"{group}.safetensors"
+            tensors.write(arrays, path)
+            sync(path)
+            with open(path, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            files.append(File(name=path.name, bytes=path.stat().st_size, sha256=digest, arrays=list(arrays)))
+        write_new(folder / MANIFEST, seal(manifest_of(checkpoint, files, extent, self.epoch)))
+        sync(folder)
+
+    def _put(self, temporary: Path, target: Path) -> None:
+        """Give a written checkpoint its name. Between any two steps, one of its round is there if one was before."""
+        replaced = target.with_name(target.name + REPLACED)
+        if target.exists():
+            if replaced.exists():
+                self._remove(replaced.name)
+            os.rename(target, replaced)
+        os.rename(temporary, target)
+        sync(self.path)
+
+    def _prune(self, newest: int) -> None:
+        """Remove all but the last ones. What fails here fails no checkpoint: the next one tries again."""
+        names = [name for number, name in self._candidates() if number <= newest]
+        kept = [name for name in names if not name.endswith(REPLACED)][: self.keep]
+        for name in names:
+            if name not in kept:
+                try:
+                    self._remove(name)
+                except OSError as error:
+                    log.warning("cannot remove the old checkpoint %s: %s", self.path / name, error)
+
+    def _remove(self, name: str) -> None:
+        removing = self.path / f"{REMOVING}{name}-{secrets.token_hex(4)}"
+        os.rename(self.path / name, removing)
+        shutil.rmtree(removing)
+
+    def _clean(self) -> None:
+        """Finish what killed writers have left."""
+        for name in os.listdir(self.path):
+            if name.startswith((WRITING, REMOVING)):
+                shutil.rmtree(self.path / name, ignore_errors=True)
+            elif name.startswith(".owner.json-"):
+                (self.path / name).unlink(missing_ok=True)
+            elif name.endswith(REPLACED) and ROUND.fullmatch(name.removesuffix(REPLACED)):
+                if (self.path / name.removesuffix(REPLACED)).exists():
+                    self._remove(name)
+                else:
+                    os.rename(self.path / name, self.path / name.removesuffix(REPLACED))
+        sync(self.path)
+
+    def _refuse_older(self, number: int) -> None:
+        """A later run would go on from the newest checkpoint, so one before it must not be written unseen."""
+        for newer, name in self._candidates():
+            if newer <= number:
+                return
+            with contextlib.suppress(CheckpointCorrupt):
+                read_files(self.path / name)
+                raise CheckpointError(
+                    f"{self.path / name} is of a later round than {number}, which is to be saved",
+                    hint="use another folder, or remove the later checkpoints",
+                )
+
+    def _highest_epoch(self) -> int:
+        """The highest one that a checkpoint was written in."""
+        epochs = [0]
+        for _, name in self._candidates():
+            with contextlib.suppress(CheckpointError):
+                epochs.append(read_manifest(self.path / name).epoch)
+        return max(epochs)
+
+    # Reading
+
+    def newest(
+        self,
+        *,
+        required: bool = False,
+        report: Callable[[str], None] = log.warning,
+        apart: bool = False,
+        known: Mapping[str, CheckpointCorrupt] = MappingProxyType({}),
+    ) -> Checkpoint | None:
+        """The newest complete checkpoint. Damaged newer ones are reported and passed over.
+
+        Args:
+            required: Whether having none is an error.
+            report: Is called with a sentence for each that is passed over.
+            apart: As of ``load``.
+            known: By name what is known to be wrong with some.
+
+        Returns:
+            None when no checkpoint was ever completed here, or the folder does not exist.
+
+        Raises:
+            CheckpointError: There are checkpoints, but no complete one; or the newest was written by a newer DDLF; or reading failed.
+        """
+        problems: list[CheckpointCorrupt] = []
+        candidates = [name for _, name in self._candidates()]
+        while candidates:
+            name = candidates.pop(0)
+            try:
+                if name in known:
+                    raise known[name]
+                found = self.load(name, report=report, apart=apart)
+            except CheckpointError as error:
+                if not (self.path / name).exists():  # a writer has just removed it, so there are newer ones
+                    return self.newest(required=required, report=report, apart=apart, known=known)
+                if not isinstance(error, CheckpointCorrupt):
+                    raise
+                problems.append(error)
+            else:
+                for problem in problems:
+                    report(f"{problem.message}; {name} is used instead")
+                return found
+        if problems:
+            raise CheckpointError(
+                f"no complete checkpoint in {self.path}; found {len(problems)} damaged, the newest because {problems[0].message}",
+                hint="use a copy of it, or another folder to begin anew",
+            )
+        if required:
+            if not self.path.is_dir():
+                raise CheckpointError(f"there is no folder {self.path}", hint="check its name")
+            entries = self.entries()
+            also = f"; found {len(entries)} incomplete" if entries else ""
+            raise CheckpointError(f"no complete checkpoint in {self.path}{also}", hint="check the name of the folder")
+        return None
+
+    def load(
+        self, path: str | os.PathLike[str], *, report: Callable[[str], None] = log.warning, apart: bool = False
+    ) -> Checkpoint:
+        """One checkpoint.
+
+        Args:
+            path: Folder, absolute or relative to this one, as ``"round-000012"``.
+            report: Is called with a sentence when its records are damaged or not there; without them it is used all the same.
+            apart: Whether its slices are left where they are, unread, for others.
+
+        Raises:
+            CheckpointCorrupt: It is damaged; names the file.
+            CheckpointError: It does not exist, cannot be read, or was written by a newer DDLF.
+        """
+        folder = self.path / path
+        manifest, contents = read_files(folder, apart=apart)
+        arrays = {}
+        for file in manifest.files:
+            where = folder / file.name
+            found = tensors.read(contents.pop(file.name), where)  # popped: its bytes are freed
+            if found.keys() != set(file.arrays) or len(found) != len(file.arrays):
+                raise damaged(where, f"{len(file.arrays)} arrays named in the manifest", f"{len(found)} others")
+            arrays[file.name.removesuffix(".safetensors")] = {name: found[name] for name in file.arrays}
+        unread = stored(folder, manifest, arrays) if apart and manifest.slices else None
+        if manifest.slices and not apart:
+            files = [folder / file.name for file in manifest.slices]
+            found_in = ((file, tensors.read(contents.pop(file.name), file)) for file in files)
+            arrays = slices.assembled(found_in, manifest.listed, arrays, folder / MANIFEST)
+        records: Sequence[RoundRecord] = ()
+        extent, problem = manifest.records, ""
+        try:
+            with explained(folder, "read"):
+                records = journal.read(folder.parent / JOURNAL, extent)
+        except CheckpointError as error:
+            extent, problem = Extent(), error.message
+            report(f"{problem}; {folder.name} is used without them, so the history begins anew")
+        return Checkpoint(
+            round=manifest.round,
+            arrays=arrays,
+            facts=manifest.facts,
+            records=records,
+            extent=extent,
+            problem=problem,
+            slices=unread,
+        )
+
+    def newest_round(self) -> int | None:
+        """The highest number of a checkpoint here, whole or not; None when there is none. Reads names only."""
+        return max((number for number, _ in self._candidates()), default=None)
+
+    def entries(self) -> list[Entry]:
+        """Everything in the folder that is, or would have become, a checkpoint, newest first. Reads and checks every byte."""
+        found = []
+        for number, name in self._candidates():
+            total, problem = bytes_in(self.path / name), ""
+            try:
+                manifest, _ = read_files(self.path / name)
+            except CheckpointError as error:
+                problem = str(error)
+            else:
+                total = sum(file.bytes for file in (*manifest.files, *manifest.slices))
+            found.append(Entry(name=name, round=number, bytes=total, complete=not problem, problem=problem))
+        for name in self._listing():
+            if name.startswith((WRITING, REMOVING)):
+                total, problem = bytes_in(self.path / name), "its writer was interrupted"
+                found.append(Entry(name=name, round=None, bytes=total, complete=False, problem=problem))
+        return found
+
+    def _listing(self) -> list[str]:
+        with explained(self.path, "read the checkpoint folder"):
+            try:
+                return sorted(os.listdir(self.path))
+            except FileNotFoundError:
+                return []
+
+    def _candidates(self) -> list[tuple[int, str]]:
+        """Number and name of every checkpoint, newest first. One that is being replaced comes after the one that replaces it."""
+        found = []
+        for name in self._listing():
+            match = ROUND.fullmatch(name.removesuffix(REPLACED))
+            if match and match[0] == f"round-{int(match[1]):06d}":
+                found.append((int(match[1]), not name.endswith(REPLACED), name))
+        return [(number, name) for number, _, name in sorted(found, reverse=True)]

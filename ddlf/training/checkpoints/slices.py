@@ -1,0 +1,328 @@
+"""Slices of a checkpoint: files that those write who hold a part of the model, master or workers, where they see its folder. Runs on both.
+
+A slice's file has parts of arrays, flat, each under a name that says of which and where: ``"weights 1024 0002 dense/kernel"`` are values of
+``0002 dense/kernel`` in the group ``weights``, from number 1,024 on. So it does not matter how many slices there are, nor where they were cut.
+What the manifest lists with type and shape among ``sliced`` is put together of them; any other array is in its slice as a whole.
+
+Whoever writes looks first whether the folder is that of the run: ``owner.json`` there has the session of its writer. Who sees another one, or none,
+has its slice written by the master. A slice is begun under a name that no checkpoint has, and gets its own from the master, which thereby decides
+which of two attempts counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddlf.algorithms.shards import Slice, overlapped
+from ddlf.errors import CheckpointCorrupt, CheckpointError
+from ddlf.training.checkpoints import tensors
+from ddlf.training.checkpoints.durable import OWNER, damaged, in_words, sync, unseal
+
+Arrays = dict[str, dict[str, tensors.Array]]
+"""Group -> name -> array."""
+WEIGHTS, OUTER, PUSHED = "weights", "state_outer", "state_push"
+"""Groups of a checkpoint: of the weights; of what the outer optimizer keeps; of what rules of pushes keep, in rows."""
+
+
+def slice_name(number: int) -> str:
+    """How the file of a slice is called, from 0."""
+    return f"slice_{number + 1:04d}.safetensors"
+
+
+def part_name(group: str, begin: int, name: str) -> str:
+    """How a part of an array is called in a slice's file."""
+    return f"{group} {begin} {name}"
+
+
+def parts_of(
+    like: Sequence[tensors.Array],
+    part: Slice,
+    names: Sequence[str],
+    values: Sequence[Any],
+    kept: Sequence[Sequence[Any]],
+) -> dict[str, tensors.Array]:
+    """A slice of all values of a model, and of what the outer optimizer keeps of them, as they are called in a file.
+
+    Args:
+        like: Arrays with the shapes of the weights.
+        part: Which slice.
+        names: Paths of the weights.
+        values: Of each weight that it overlaps its values, flat.
+        kept: The same of each array that is kept of a weight.
+    """
+    found = {}
+    for place, (i, low, _) in enumerate(overlapped(like, part)):
+        found[part_name(WEIGHTS, low, f"{i:04d} {names[i]}")] = values[place]
+        for group, state in enumerate(kept):
+            found[part_name(OUTER, low, f"{group * len(like) + i:04d}")] = state[place]
+    return found
+
+
+def is_seen(place: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint's folder is here as the one who is to write it has it, and of the same user."""
+    folder = Path(place["folder"])
+    try:
+        owner = unseal((folder / OWNER).read_bytes(), folder / OWNER)
+        return owner.get("session") == place["session"] and folder.stat().st_uid == os.geteuid()
+    except (CheckpointError, OSError):
+        return False
+
+
+def write(place: Mapping[str, Any], arrays: Mapping[str, tensors.Array]) -> dict[str, Any]:
+    """Write a slice; when this returns, it survives a power cut. Blocks for as long as the disk takes.
+
+    Args:
+        place: From ``Slices.place``.
+        arrays: By ``part_name``. They must not change meanwhile.
+
+    Returns:
+        ``bytes`` and ``sha256`` of the file, and its ``arrays``.
+
+    Raises:
+        CheckpointError: It cannot be written.
+    """
+    path, plain = Path(place["file"]), tensors.plain(arrays)
+    try:
+        tensors.write(plain, path, {name: str(value) for name, value in place["of"].items()})
+        sync(path)
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"bytes": path.stat().st_size, "sha256": digest, "arrays": list(plain)}
+    except OSError as error:
+        need = sum(array.nbytes for array in plain.values())
+        raise in_words(error, path.parent, "write a slice of a checkpoint in", need=need) from error
+
+
+def write_if_seen(place: Mapping[str, Any], arrays: Mapping[str, tensors.Array]) -> dict[str, Any]:
+    """The same for a worker: ``why`` it was not written, if it was not, and with that whether the folder is ``seen`` here."""
+    if not is_seen(place):
+        return {"why": f"there is no {place['folder']} of this run here", "seen": False}
+    try:
+        return write(place, arrays)
+    except CheckpointError as error:
+        return {"why": error.message, "seen": True}
+
+
+def of_another(path: Path, of: Mapping[str, Any]) -> CheckpointCorrupt | None:
+    """The error for a slice that says itself that it is of another run or round; None if it does not."""
+    try:
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            found = json.loads(file.read(min(length, tensors.MAX_HEADER_BYTES)))["__metadata__"]
+        run, number = found["run"], found["round"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if (run, number) == (str(of["run"]), str(of["round"])):
+        return None
+    which = f"round {number} of this run" if run == str(of["run"]) else f"round {number} of another run, {run!s:.32}"
+    return damaged(
+        path,
+        f"a slice of run {of['run']} after round {of['round']}",
+        f"one of {which}",
+        text=f"{path} is a slice of {which}, and not of round {of['round']} of run {of['run']}",
+    )
+
+
+def assembled(
+    contents: Iterable[tuple[Path, Mapping[str, tensors.Array]]],
+    sliced: Mapping[str, Sequence[tuple[str, str, Sequence[int]]]],
+    arrays: Mapping[str, Mapping[str, tensors.Array]],
+    manifest: Path,
+) -> Arrays:
+    """All arrays of a checkpoint.
+
+    Args:
+        contents: Of each slice its file and what is in it.
+        sliced: Of each group that was cut its arrays in order: name, type and shape.
+        arrays: Those that no slice has a part of.
+        manifest: File that says so, for errors.
+
+    Raises:
+        CheckpointCorrupt: A part is missing, or there twice, or does not fit.
+    """
+    whole: Arrays = {group: dict(found) for group, found in arrays.items()}
+    for group, listed in sliced.items():
+        beside = whole.get(group, {})
+        whole[group] = {
+            name: beside[name] if name in beside else np.empty(shape, tensors.dtype_of(kind))
+            for name, kind, shape in listed
+        }
+    missing = {
+        (group, name): whole[group][name].size
+        for group, listed in sliced.items()
+        for name, _, _ in listed
+        if name not in arrays.get(group, {})
+    }
+    spans: dict[tuple[str, str], list[tuple[int, int]]] = {key: [] for key in missing}
+    for path, found in contents:
+        for key, values in found.items():
+            group, begin, name = (*key.split(" ", 2), "", "")[:3]
+            if (group, name) not in spans:
+                if group in sliced or begin != "0" or not name:
+                    raise damaged(path, "parts of arrays that the manifest names", repr(key))
+                whole.setdefault(group, {})[name] = values
+                continue
+            into, low = whole[group][name], int(begin) if begin.isdecimal() else -1
+            if low < 0 or values.ndim != 1 or values.dtype != into.dtype or low + values.size > into.size:
+                raise damaged(path, f"a part of {into.dtype} {into.shape}", f"{values.dtype} {values.shape} at {begin}")
+            into.reshape(-1)[low : low + values.size] = values
+            spans[group, name].append((low, low + values.size))
+    for (group, name), parts in spans.items():
+        ends = [0, *(end for _, end in sorted(parts))]
+        if [begin for begin, _ in sorted(parts)] != ends[:-1] or ends[-1] != missing[group, name]:
+            raise damaged(manifest, f"slices with each value of {name!r} once", f"values {sorted(parts)[:4]}")
+    return whole
+
+
+class Slices:
+    """The slices of one checkpoint that is being written. Lives on the master.
+
+    Args:
+        root: Folder of the checkpoints.
+        session: Of its writer.
+        folder: Where the checkpoint is being written.
+        final: How that will be called when it is complete.
+        of: Name of the training as ``run``, and ``round``.
+
+    Attributes:
+        files: Of each its name, ``bytes``, ``sha256``, names of its ``arrays``, and the worker that wrote it; 0 for the master.
+        sliced: As in ``assembled``.
+        arrays: Small ones beside, by group and name, which are written with the rest.
+        left: What slots have left that is in slices: of each slot the length of each group.
+        through: Workers whose slices the master has written, and why they could not; empty if they do not see the folder.
+        began: When it was begun, on whatever clock its writer has.
+        manifest: Of a checkpoint that is there already the SHA-256 of its manifest.
+    """
+
+    def __init__(self, root: Path, session: str, folder: Path, final: Path, of: dict[str, Any]) -> None:
+        self.root, self.session, self.folder, self.final, self.of = root, session, folder, final, of
+        self.files: list[dict[str, Any]] = []
+        self.sliced: dict[str, list[tuple[str, str, list[int]]]] = {}
+        self.arrays: Arrays = {}
+        self.left: list[dict[str, int]] = []
+        self.through: dict[int, str] = {}
+        self.began = 0.0
+        self.manifest = ""
+        self._tried = 0
+
+    def place(self) -> dict[str, Any]:
+        """Where somebody may try to write a slice, as it travels."""
+        self._tried += 1
+        path = self.folder / f".slice-{self._tried:04d}"
+        return {"folder": str(self.root), "session": self.session, "file": str(path), "of": self.of}
+
+    def add(self, number: int, place: Mapping[str, Any], written: Mapping[str, Any], by: int) -> None:
+        """Have a slice that was written count.
+
+        Args:
+            number: Which, from 0.
+            place: Where it was written.
+            written: From ``write``.
+            by: Number of the worker that has; 0 for the master.
+
+        Raises:
+            CheckpointError: It is not there as it was written.
+        """
+        name, begun = slice_name(number), Path(place["file"])
+        try:
+            size = begun.stat().st_size
+            if size != written["bytes"]:
+                raise CheckpointError(f"{begun} has {size:,} bytes here, and {written['bytes']:,} where it was written")
+            os.rename(begun, self.folder / name)
+        except OSError as error:
+            raise in_words(error, self.folder, "write a slice of a checkpoint in") from error
+        facts = {key: written[key] for key in ("bytes", "sha256", "arrays")}
+        self.files = sorted([*self.files, {"name": name, **facts, "by": by}], key=lambda file: file["name"])
+
+    def clear(self) -> None:
+        """Begin anew: what was written does not count, for others have other parts now."""
+        for file in self.files:
+            (self.folder / file["name"]).unlink(missing_ok=True)
+        self.files = []
+
+    def drop(self) -> None:
+        """Leave nothing of a checkpoint that is not to be completed."""
+        if self.folder != self.final:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def read(self) -> Arrays:
+        """What is in the slices, put together, wherever the checkpoint is by then.
+
+        Raises:
+            CheckpointCorrupt: One is missing or damaged.
+        """
+        try:
+            return self._read(self.folder)
+        except CheckpointCorrupt:
+            return self._read(self.final)  # it was complete just then
+
+    def read_one(self, number: int) -> dict[str, tensors.Array]:
+        """What is in one slice, from 0.
+
+        Raises:
+            CheckpointCorrupt: It is missing or damaged.
+        """
+        found: dict[str, tensors.Array] = self._of_one(number, read)
+        return found
+
+    def look_at(self, number: int) -> None:
+        """Check every byte of a slice, from 0, as ``read_one`` does, and keep none."""
+        self._of_one(number, look_at)
+
+    def _of_one(self, number: int, do: Callable[..., Any]) -> Any:
+        name = slice_name(number)
+        file = next((file for file in self.files if file["name"] == name), {"sha256": ""})
+        try:
+            return do(self.folder / name, file, self.of)
+        except CheckpointCorrupt:
+            return do(self.final / name, file, self.of)  # it was complete just then
+
+    def _read(self, folder: Path) -> Arrays:
+        contents = ((folder / file["name"], read(folder / file["name"], file, self.of)) for file in self.files)
+        return assembled(contents, self.sliced, self.arrays, folder)
+
+
+def read(path: Path, file: Mapping[str, Any], of: Mapping[str, Any]) -> dict[str, tensors.Array]:
+    """What is in a slice's file, after every byte was checked.
+
+    Args:
+        path: The file.
+        file: Its ``bytes`` and ``sha256``.
+        of: As in ``Slices``.
+
+    Raises:
+        CheckpointCorrupt: It is missing, damaged, or of another run.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise damaged(path, "a file", "nothing", text=f"{path} is missing") from error
+    _compare(path, file, of, len(data), hashlib.sha256(data).hexdigest())
+    return tensors.read(data, path)
+
+
+def look_at(path: Path, file: Mapping[str, Any], of: Mapping[str, Any]) -> None:
+    """Check every byte of a slice's file, as ``read`` does, and keep none."""
+    try:
+        with open(path, "rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        size = path.stat().st_size
+    except OSError as error:
+        raise damaged(path, "a file", "nothing", text=f"{path} is missing") from error
+    _compare(path, file, of, size, digest)
+
+
+def _compare(path: Path, file: Mapping[str, Any], of: Mapping[str, Any], size: int, digest: str) -> None:
+    if digest == file["sha256"]:
+        return
+    if size != file.get("bytes", size):
+        raise of_another(path, of) or damaged(path, f"{file['bytes']:,} bytes", f"{size:,} bytes")
+    raise of_another(path, of) or damaged(path, f"SHA-256 {file['sha256']}", f"SHA-256 {digest}")

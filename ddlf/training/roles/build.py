@@ -1,0 +1,170 @@
+"""An app's model, made the same way on every node: with names that do not depend on what was made before, and built. Runs where a model is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ddlf.data.parts import batches, has, has_own_train, meant, place_of, rows
+from ddlf.data.trees import tree_map, tuples
+from ddlf.errors import AppError
+from ddlf.extras.stabilisers.applied import stabilised
+from ddlf.training.roles.optimizer_state import other_optimizers
+
+SAMPLE_ROWS = 2
+
+
+@contextlib.contextmanager
+def fresh_names() -> Iterator[None]:
+    """Let Keras number its automatic names (``dense_1``, ``auc_2``) from the beginning, as in a new process; afterwards it goes on as before.
+
+    Otherwise the metrics of a second run, or on a worker that came later, would have other names.
+    """
+    from keras.src.backend.common import global_state
+
+    before = global_state.get_global_attribute("object_name_uids")
+    global_state.set_global_attribute("object_name_uids", None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            made = global_state.get_global_attribute("object_name_uids") or {}
+            for prefix, count in made.items():  # so that what comes later has none of these names
+                before[prefix] = max(before[prefix], count)
+            global_state.set_global_attribute("object_name_uids", before)
+
+
+def ready_model(app: Any) -> Any:
+    """The app's model, checked, and built on some samples if its layers do not say the shape of their input.
+
+    Raises:
+        AppError: There is none, or none that can be trained.
+    """
+    model = getattr(app, "model", None)
+    if (
+        ready := getattr(type(model), "ready", None)
+    ) is not None:  # a text, which makes and compiles one now that there is data
+        model = app.model = ready(model, app)
+    if model is None:
+        raise AppError(
+            "create_model set no self.model", hint="end it with self.model = ... and self.model.compile(...)"
+        )
+    if not hasattr(model, "get_weights"):
+        raise AppError(f"create_model set self.model to a {type(model).__name__}, which is no Keras model")
+    if not model.compiled:
+        raise AppError(
+            f"the model {model.name!r} is not compiled",
+            hint="end create_model with self.model.compile(optimizer, loss)",
+        )
+    if _lacks_a_loss(model) and (has(app, "test") or not has_own_train(app)):  # a test is evaluated by its loss
+        raise AppError(
+            f"the model {model.name!r} is compiled without a loss",
+            hint='say what it is to learn: self.model.compile(optimizer, "categorical_crossentropy"), or another one',
+        )
+    place = place_of(app, "train")
+    lacks = getattr(app, "y_train", None) is None if place is None else not any(name[0] == "y" for name in place)
+    if lacks and has(app, "train") and _needs_labels(model):
+        raise AppError(
+            f"load_dataset set no self.y_train{meant(app, 'y_train')}" if place is None else f"{place} has no column y",
+            hint=f"the model {model.name!r} is compiled with a loss, which compares outputs with labels",
+        )
+    if not (model.built and all(layer.built for layer in model.layers)) and has(app, "train"):
+        try:
+            model(sample(first_rows(app, "train"))[0])
+        except NotImplementedError:  # without a call method, as a model that trains others may be
+            pass
+        except Exception as error:
+            raise AppError(
+                f"the model {model.name!r} is not built, and cannot be called on {SAMPLE_ROWS} rows of x_train: {error}",
+                hint="begin it with keras.Input(...), or give it a build method",
+            ) from error
+    stabilised(model, *(getattr(app, name, None) for name in ("schedule", "clip", "multipliers")))
+    return model
+
+
+def first_rows(app: Any, part: str) -> tuple[Any, ...]:
+    """A part of an app's data as ``fit`` takes it; of partition files some rows."""
+    if (place := place_of(app, part)) is None:
+        return batches(app, part)
+    if not any(place.here()):
+        nothing = {name: np.zeros((SAMPLE_ROWS, *each.shape), each.dtype) for name, each in place.columns.items()}
+        return rows(app, part, nothing)
+    number = place.first
+    count = min(SAMPLE_ROWS, place.manifest.files[number].samples)
+    return rows(app, part, place.taken(number, place.mapped(number), np.arange(count)))
+
+
+def _needs_labels(model: Any) -> bool:
+    return getattr(model, "loss", None) is not None and not _has_own_step(model)
+
+
+def _has_own_step(model: Any) -> bool:
+    import keras
+
+    return (
+        type(model).train_step is not keras.Model.train_step or type(model).compute_loss is not keras.Model.compute_loss
+    )
+
+
+def _lacks_a_loss(model: Any) -> bool:
+    """Whether Keras would find nothing to compute in the first step. A layer or model that is not Keras's may add a loss when it is called."""
+    if getattr(model, "loss", None) is not None or _has_own_step(model) or model.losses:
+        return False
+    parts = list(model._flatten_layers())
+    return all(
+        type(one).__module__.startswith("keras.") and getattr(one, "activity_regularizer", None) is None
+        for one in parts
+    )
+
+
+def is_built(model: Any) -> bool:
+    """Whether a model has its weights; one without a call method has those of its layers."""
+    return bool(model.built or (model.layers and all(layer.built for layer in model.layers)))
+
+
+def sample(data: Any) -> Any:
+    """The first rows of arrays or trees of arrays, as the model gets them."""
+    import keras
+
+    from ddlf.training.roles.feed import keras_type
+
+    return tree_map(
+        lambda array: keras.ops.convert_to_tensor(array[:SAMPLE_ROWS], keras_type(array)),
+        tuples(data),
+    )
+
+
+def describe_weights(model: Any) -> list[list[Any]]:
+    """Path, shape and type of each of ``model.weights``, to compare nodes by."""
+    if not is_built(model):
+        raise AppError(
+            f"the model {model.name!r} is not built", hint="begin it with keras.Input(...), or call it on some samples"
+        )
+    return [[weight.path, list(weight.shape), str(weight.dtype)] for weight in model.weights]
+
+
+def may_count(model: Any) -> list[Any]:
+    """Weights of integers in which users' layers may count. Keras's own count in theirs before training (``Normalization.adapt``)."""
+    layers = [layer for layer in model._flatten_layers() if type(layer).__module__.startswith("keras.")]
+    known = {id(weight) for layer in layers for weight in layer._non_trainable_variables}
+    kinds = [(weight, np.dtype(weight.dtype)) for weight in model.non_trainable_weights if id(weight) not in known]
+    # Booleans are masks, single bytes quantized: neither changes.
+    return [weight for weight, kind in kinds if kind.kind in "iu" and kind.itemsize > 1]
+
+
+def left_behind(model: Any) -> list[str]:
+    """A sentence for each thing that a model keeps and that no slot takes along."""
+    found = [
+        f"the weight {weight.path!r} is of type {weight.dtype}: what layers count in it is lost after "
+        "each round, because only floats are merged; make it a float"
+        for weight in may_count(model)
+    ]
+    if others := other_optimizers(model):
+        found.append(
+            f"besides its own the model has {'an optimizer' if len(others) == 1 else 'optimizers'} in {', '.join(others)}: "
+            "what such a one keeps (momentum, its steps) stays on each worker, so results depend on who carries which slot"
+        )
+    return found

@@ -1,0 +1,102 @@
+"""The user's methods, called on the thread of Keras, and what ``train`` returns, checked. Runs in the executor."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import Any, Protocol
+
+import numpy as np
+
+from ddlf.algorithms.weights import Weights, is_float
+from ddlf.errors import AppError
+from ddlf.rpc.iworker import awaited
+from ddlf.training.roles.metrics import scalars
+
+
+class App(Protocol):
+    """What a replica needs of an app; ``ddlf.IApp`` has it."""
+
+    precision: str
+    exchange: str
+    worker_callbacks: Any
+    model: Any
+    x_train: Any
+    y_train: Any
+    indices: Any
+    worker: Any
+    replica: Any
+
+    def load_dataset(self) -> Any:
+        """Set ``x_train`` and ``y_train``; plain or async."""
+
+    def create_model(self) -> Any:
+        """Set ``model``; plain or async."""
+
+    def train(self, weights: list[Any], worker_epochs: int, batch_size: int) -> Any:
+        """Return the update, or a tuple of it and metrics; plain or async."""
+
+
+def call(function: Any, *args: Any) -> Any:
+    """Call a method of the user's app, plain or async, on this thread."""
+    result = function(*args)
+    return asyncio.run(awaited(result)) if inspect.isawaitable(result) else result
+
+
+def run_train(app: Any, weights: Weights, epochs: int, batch_size: int) -> tuple[Weights, dict[str, float]]:
+    """Call the app's ``train``, and check what it returns.
+
+    Returns:
+        The update, and the metrics.
+
+    Raises:
+        AppError: It returned something else.
+    """
+    outcome = call(app.train, weights, epochs, batch_size)
+    with_metrics = isinstance(outcome, tuple) and len(outcome) == 2 and not isinstance(outcome[1], np.ndarray)
+    update, metrics = outcome if with_metrics else (outcome, {})
+    try:
+        if not isinstance(update, list | tuple):
+            raise TypeError
+        arrays = [np.asarray(array) for array in update]
+    except (TypeError, ValueError):
+        raise AppError(
+            f"train returned a {type(outcome).__name__}" + (f" with a {type(update).__name__} first" * with_metrics),
+            hint="return the update, weights before minus weights after, as a list of arrays; or (update, metrics)",
+        ) from None
+    told = scalars(metrics)
+    for place, weight in enumerate(weights if len(arrays) == len(weights) else ()):
+        if arrays[place].shape != weight.shape:
+            raise AppError(
+                f"{type(app).__name__}.train returned an array of shape {arrays[place].shape} for weight {place + 1} of shape {weight.shape}",
+                hint="return weights before minus weights after, in the order of model.weights",
+            )
+    if len(arrays) != len(weights):
+        raise AppError(
+            f"{type(app).__name__}.train returned {len(arrays)} arrays for {len(weights)} weights",
+            hint="return weights before minus weights after, one array for each of model.weights",
+        )
+    # NumPy makes float64 of much; what the weight cannot hold the update cannot bring.
+    pairs = zip(arrays, weights, strict=True)
+    return [a.astype(w.dtype) if is_float(a) and is_float(w) else a for a, w in pairs], told
+
+
+def chosen(indices: Any, samples: int) -> np.ndarray[Any, Any]:
+    """What an own ``train`` has set as ``self.indices``, of so many samples.
+
+    Raises:
+        AppError: It is no list of numbers of samples.
+    """
+    found = np.asarray(indices)
+    if found.ndim != 1 or found.dtype.kind not in "iu" or not found.size:
+        raise AppError(
+            f"self.indices must be numbers of samples, got {found.dtype} of shape {found.shape}",
+            hint="choose from the indices that are there when train is called",
+        )
+    if found.min() < 0 or found.max() >= samples:
+        outside = found.max() if found.max() >= samples else found.min()
+        raise AppError(
+            f"self.indices has sample {outside}, but there are {samples:,} samples, counted from 0",
+            hint="choose from the indices that are there when train is called",
+        )
+    return found

@@ -1,0 +1,91 @@
+"""A replica whose worker calls the others of its run, directly or around a broken link. Runs in the executor."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ddlf.errors import WorkerLost
+from ddlf.training.roles import REPLICA
+from ddlf.training.roles.around import Around
+from ddlf.training.roles.called import App
+from ddlf.training.roles.evaluation import beside, evaluate
+from ddlf.training.roles.replica import Replica
+from ddlf.training.roles.restored import Restored
+from ddlf.worker.methods import concurrent, offered
+
+if TYPE_CHECKING:
+    from ddlf.worker.worker import Worker
+
+
+class CallingReplica(Replica):
+    """One worker's copy of an app and its model, with its ways to the other workers.
+
+    Args:
+        worker: Worker that it is on.
+        app: App as it came from the master.
+        run: Name of the run, by which the other workers find their replicas.
+    """
+
+    _end: Restored
+
+    def __init__(self, worker: Worker, app: App, run: str) -> None:
+        super().__init__(worker, app)
+        self._around = Around(self._call)
+        self._role = (run, REPLICA)
+
+    async def _call(self, worker: int, verb: str, *arguments: Any) -> Any:
+        peer = self._worker.peers[worker]
+        peer.refuse_silent()  # it would be dialled for seconds; the master knows a way around, or tries this one again
+        try:
+            return await peer.call(self._role, verb, *arguments)
+        except WorkerLost:  # a connection that was reset is made anew; what is asked for may be asked twice
+            peer.refuse_silent()
+            return await peer.call(self._role, verb, *arguments)
+
+    @concurrent
+    async def go_around(self, ways: list[tuple[int, int]]) -> None:
+        """See ``Around``."""
+        self._around.go_around(ways)
+
+    @concurrent
+    async def evaluate(
+        self, which: dict[str, Any], part: str, batch_size: int, content: dict[str, str]
+    ) -> dict[str, float] | None:
+        """Evaluate weights that workers have, before or after a slot is trained.
+
+        Args:
+            which: Says which, as ``_weights_of`` reads it.
+            part: ``"test"`` or ``"val"``.
+            batch_size: Samples in a batch.
+            content: Fingerprint of each attribute with data of that part, as the master has it.
+
+        Returns:
+            The metrics; None if the data here is other data, or not all of the weights can be had.
+        """
+        weights = await self._weights_of(which) if self._has(content) else None
+        if weights is None:
+            return None
+        evaluation = partial(evaluate, self.app, weights, part, batch_size)
+        found: dict[str, float] | None = await beside(self._worker, self.app, evaluation)
+        return found
+
+    @concurrent
+    async def look_at(self, place: dict[str, Any]) -> dict[str, Any]:
+        """See ``Restored``."""
+        return await self._end.look_at(place)
+
+    @concurrent
+    async def read_slice(self, number: int, place: dict[str, Any]) -> dict[str, Any]:
+        """See ``Restored``."""
+        return await self._end.read_slice(number, place)
+
+    @concurrent
+    async def take_slice(self, number: int, arrays: dict[str, Any]) -> None:
+        """See ``Restored``."""
+        await self._end.take_slice(number, arrays)
+
+    @offered
+    async def relay(self, worker: int, verb: str, *arguments: Any) -> dict[str, Any]:
+        """See ``Around``."""
+        return await self._around.relay(worker, verb, *arguments)

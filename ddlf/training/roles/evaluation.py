@@ -1,0 +1,215 @@
+"""The app's model, evaluated on its test or validation data. Runs where a model is: on the master, and on workers that have the weights."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ddlf.algorithms.reading import Portion
+from ddlf.data.parts import batches, place_of, samples_of
+from ddlf.data.stream import LEAST_BATCHES
+from ddlf.errors import ConfigError
+from ddlf.training.roles.feed import Feed, make_feed
+from ddlf.training.roles.file_feed import FileFeed, memory_of
+from ddlf.training.roles.metrics import scalars
+
+if TYPE_CHECKING:
+    from ddlf.worker.worker import Worker
+
+EVALUATION_BATCH = 512
+MOST_COUNTED = 2**26
+"""Bytes of what metrics count in all batches that a worker evaluates: more would not travel in an instant."""
+MOVED_EVERY_S = 0.5
+"""How often it is told how far an evaluation is."""
+
+Moved = Callable[[int], object]
+"""Takes how many samples are evaluated."""
+
+
+def evaluate(
+    app: Any,
+    weights: list[Any] | None,
+    part: str = "test",
+    batch_size: int = EVALUATION_BATCH,
+    *,
+    moved: Moved | None = None,
+    callbacks: Any = None,
+) -> dict[str, float]:
+    """Evaluate the app's model on its test data, with the given weights or those that it has.
+
+    Args:
+        app: The user's ``IApp``.
+        weights: One array for each of ``model.weights``, or None.
+        part: ``"test"`` or ``"val"``.
+        batch_size: Samples in a batch.
+        moved: Told a few times a second, on any thread.
+        callbacks: Keras's ``CallbackList`` of ``fit``, which is told instead, if there is one.
+    """
+    if weights is not None:
+        app.model.set_weights(weights)
+    batch_size = fitting(app, part, batch_size)
+    telling = [] if moved is None else [_telling(moved, batch_size)]
+    with _reading(app, _feed(app, part, batch_size)) as dataset:
+        return scalars(app.model.evaluate(dataset, verbose=0, return_dict=True, callbacks=callbacks or telling))
+
+
+def counts(app: Any, weights: list[Any], part: str, batch_size: int, begin: int, end: int) -> dict[str, Any]:
+    """What metrics count in each of some batches.
+
+    Keras counts in the variables of its metrics, and a metric of its own adds to them what it finds in a batch. So with what each batch has added,
+    in the order of the batches, anybody comes to the very bits of one evaluation of them all.
+
+    Args:
+        app, weights, part, batch_size: As in ``evaluate``.
+        begin: Number of the first sample, from 0; a multiple of ``batch_size``.
+        end: The one behind the last.
+
+    Returns:
+        ``names`` of the metrics, and ``state``: for each variable of ``model.metrics`` an array, shape (batches, ...). Or ``why`` that cannot be had.
+    """
+    import keras
+
+    model, found, why = app.model, list[list[np.ndarray[Any, Any]]](), list[str]()
+    names: list[str] = []
+    most = MOST_COUNTED // -(-(end - begin) // batch_size)
+
+    class Counting(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+            model = self.model  # with JAX what metrics count is in them from here on
+            if not found:
+                told = model.get_metrics_result()
+                names.extend(scalars(told))
+                why.extend(_not_added(model, set(told) ^ set(logs or {}), most))
+            variables = [variable for metric in model.metrics for variable in metric.variables]
+            found.append([keras.ops.convert_to_numpy(variable) for variable in variables])
+            model.reset_metrics()
+            model.stop_evaluating = model.stop_evaluating or bool(why)
+
+    model.set_weights(weights)
+    try:
+        feed = _feed(app, part, batch_size, begin, end)
+    except ConfigError as error:  # this machine has less memory than the one that chose the batches
+        return {"why": error.message}
+    with _one_at_a_time(app), _reading(app, feed) as dataset:
+        model.evaluate(dataset, verbose=0, callbacks=[Counting()])
+    if why:
+        return {"why": why[0]}
+    return {"names": names, "state": [np.stack(arrays) for arrays in zip(*found, strict=True)]}
+
+
+async def beside(worker: Worker, app: Any, work: Callable[[], Any]) -> Any:
+    """Have a worker evaluate on its compute thread, before or after it trains; when this is cancelled, that ends at the next batch."""
+    gone: list[bool] = []
+    evaluating = asyncio.ensure_future(worker.compute(lambda: None if gone else work()))
+    try:
+        return await asyncio.shield(evaluating)
+    except asyncio.CancelledError:
+        gone.append(True)
+        while not evaluating.done():
+            app.model.stop_evaluating = True
+            end_reading(app)
+            await asyncio.wait([evaluating], timeout=0.05)
+        raise
+
+
+def _not_added(model: Any, other: set[str], most: int) -> list[str]:
+    """Why the metrics of all batches do not follow from what each has added; nothing where they do."""
+    metrics = [one for metric in model.metrics for one in getattr(metric, "metrics", None) or [metric]]
+    own = [one for one in metrics if type(one).update_state.__module__.partition(".")[0] != "keras"]
+    nbytes = sum(int(np.prod(variable.shape)) * 4 for metric in metrics for variable in metric.variables)
+    if own:
+        return [f"{type(own[0]).__name__} is a metric with an update_state of its own, which need not add up"]
+    if other:
+        return [f"{sorted(other)[0]!r} is no metric of the model, but what its test_step returns"]
+    if nbytes > most:
+        return [f"what the metrics count in each batch, {nbytes:,} bytes, is too much to be sent"]
+    return []
+
+
+@contextlib.contextmanager
+def _one_at_a_time(app: Any) -> Iterator[None]:
+    """Have a call of the compiled test be of one batch. What was compiled for it is kept, and so is what was compiled for training."""
+    model = app.model
+    before = model.steps_per_execution, model.test_function
+    model.steps_per_execution, model.test_function = 1, vars(app).get("_tests_one")
+    try:
+        yield
+    finally:
+        app._tests_one = model.test_function
+        model.steps_per_execution, model.test_function = before
+
+
+@contextlib.contextmanager
+def _reading(app: Any, feed: Feed | FileFeed) -> Iterator[Any]:
+    """Around an evaluation: where samples could not be read it ends with why."""
+    try:
+        yield feed.dataset
+    except Exception:
+        if isinstance(feed, FileFeed) and feed.error is not None:
+            raise feed.error.with_traceback(None) from None
+        raise
+    finally:
+        end_reading(app)
+
+
+def fitting(app: Any, part: str, batch_size: int) -> int:
+    """The batch size of an evaluation: with test data in partition files it is smaller where so many samples do not fit into the memory for data.
+
+    Args:
+        app, part, batch_size: As in ``evaluate``. Validation data has the batches of training.
+    """
+    place = place_of(app, part)
+    if place is None or part != "test":
+        return batch_size
+    return max(min(batch_size, memory_of(app) // LEAST_BATCHES // place.row_bytes), 1)
+
+
+def end_reading(app: Any) -> None:
+    """Have an evaluation read no more of partition files, if it does. Any thread may."""
+    for feed, *_ in app._feeds.values():
+        if isinstance(feed, FileFeed):
+            feed.end()
+
+
+def _telling(moved: Moved, batch_size: int) -> Any:
+    """A Keras callback that tells how far an evaluation is."""
+    import keras
+
+    class Telling(keras.callbacks.Callback):  # type: ignore[misc]
+        async_safe = True  # the evaluation does not wait for it
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.told = time.monotonic()
+
+        def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+            if (now := time.monotonic()) - self.told >= MOVED_EVERY_S:
+                self.told = now
+                moved((batch + 1) * batch_size)
+
+    return Telling()
+
+
+def _feed(app: Any, part: str, batch_size: int, begin: int = 0, end: int | None = None) -> Feed | FileFeed:
+    """Some of the samples, by default all.
+
+    One for each part is kept, as long as the data is the same: a new one costs memory that TensorFlow does not give back.
+    """
+    place = place_of(app, part)
+    data = batches(app, part) if place is None else (place,)
+    feed, *of = app._feeds.get(part, (None,))
+    now = [batch_size, *map(id, data)]
+    if of[:1] != [now]:
+        feed, of = make_feed(data, batch_size) if place is None else FileFeed(app, part, batch_size), []
+    end = samples_of(app, part) if end is None else end
+    if place is not None:
+        feed.set_order(Portion(shuffle="none", seed=0, epoch=0, slots=1, start=begin, stop=end))
+    elif of[1:2] != [(begin, end)]:
+        feed.set_order(np.arange(begin, end))
+    app._feeds = {**app._feeds, part: (feed, now, (begin, end), data)}
+    return feed  # type: ignore[no-any-return]

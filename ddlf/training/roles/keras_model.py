@@ -1,0 +1,218 @@
+"""A Keras model on a worker, which slots in turn train round by round. Runs in the executor, on the thread that Keras lives on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ddlf.algorithms.weights import Weights
+from ddlf.extras.stabilisers.place import Place
+from ddlf.training.roles.build import describe_weights
+from ddlf.training.roles.callbacks import look_at_batches
+from ddlf.training.roles.describe import describe_optimizer
+from ddlf.training.roles.entries import entries_of
+from ddlf.training.roles.gradient import Gradients
+from ddlf.training.roles.metrics import NOTHING_COUNTED, counted_names, read_state, scalars
+from ddlf.training.roles.optimizer_state import no_final_averages, read_optimizer, write_optimizer, write_rates
+from ddlf.training.roles.quick_step import quick_step
+from ddlf.training.roles.randomness import keeps_a_seed, reseed
+from ddlf.training.roles.task import Task
+
+STEPS_PER_EXECUTION = 16
+"""Batches in one call of the compiled step, when nothing watches single batches: ``docs/LAB.md`` has the figures."""
+
+
+def use_fast_steps(model: Any, callbacks: Iterable[Any], chosen: int) -> None:
+    """Let one call of the compiled function take several batches, unless the user chose a number or a callback may look at batches.
+
+    Only with TensorFlow: there a short last group of batches is handled, and the weights are the same bits.
+
+    Args:
+        model: To be trained next.
+        callbacks: Callbacks of this ``fit``.
+        chosen: What the user compiled the model with.
+    """
+    import keras
+
+    fast = keras.backend.backend() == "tensorflow" and chosen == 1 and not look_at_batches(callbacks)
+    steps = STEPS_PER_EXECUTION if fast else chosen
+    if model.steps_per_execution != steps:
+        model.steps_per_execution = steps
+        model.train_function = model.test_function = model.predict_function = None  # made for the other number
+
+
+class KerasModel:
+    """A worker's model, as slots in turn train it.
+
+    Args:
+        app: The app, with its model built.
+
+    Attributes:
+        like: Zeros with the shapes and types of the model's weights.
+        lossless: Whether each weight must travel exactly: those that are not trained.
+        gradients: What keeps the gradients of a batch, where these are exchanged; else None.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        model = app.model
+        self._steps = model.steps_per_execution
+        self._by_steps = False  # whether something happens between calls of the compiled step, in each round
+        trained = {id(weight) for weight in model.trainable_weights}
+        self.lossless = [id(weight) not in trained for weight in model.weights]
+        self.like: Weights = [np.broadcast_to(np.zeros((), w.dtype), w.shape) for w in model.get_weights()]  # no memory
+        self._described = describe_optimizer(model.optimizer)
+        self.gradients = Gradients(model) if app.exchange == "gradient" else None
+        if model.optimizer is not None and not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        self._place = Place.of(model.optimizer)
+        self._fresh = read_optimizer(model)
+        self._slot: int | None = None  # whose optimizer is in the model
+        self._rates: Sequence[Sequence[float]] = ()
+        self._first_epoch = 0
+        self._told: dict[str, float] = {}
+        self._names: list[str | None] | None = None
+        self._entries: np.ndarray[Any, Any] | None = None  # of each sample, once they are known
+        self._step: Any = None
+        self._step_keeps_a_seed = False
+
+    def stepped_by_another(self) -> None:
+        """Take note that the model has another optimizer now."""
+        self._fresh = read_optimizer(self._app.model)
+
+    def steps_at_once(self, steps: int) -> int:
+        """Have so many batches in one call of the compiled step, if the backend can; return how many it has."""
+        import keras
+
+        self._by_steps = keras.backend.backend() == "tensorflow"
+        self._steps = steps if self._by_steps else 1
+        return int(self._steps)
+
+    def facts(self) -> dict[str, Any]:
+        """What it is, to compare nodes by."""
+        import keras
+
+        return {
+            "weights": describe_weights(self._app.model),
+            "optimizer": self._described,
+            "keras": keras.__version__,
+            "backend": keras.backend.backend(),
+        }
+
+    def begin(self, task: Task, optimizer: Weights | None) -> None:
+        """Be what a slot's round begins with, but for the weights.
+
+        Args:
+            task: The round.
+            optimizer: State of the slot's optimizer; None for a fresh one.
+        """
+        model = self._app.model
+        self._told = {}
+        in_model, self._slot = self._slot, None  # until this round is over nothing is known of it
+        if self.gradients is None and (task.state is not None or task.shared or in_model != task.slot):
+            write_optimizer(model, self._fresh if optimizer is None else optimizer)
+        if self._place is not None and (steps := task.place) is not None:
+            made = None if task.overlap else task.epochs * -(-len(task.indices) // task.batch_size)
+            self._place.set(steps, made)
+        self._rates, self._first_epoch = task.rates, task.first_epoch
+        self._set_rates(task.first_epoch)
+        self.reseed(task.seed, task.round, task.slot)
+
+    def reseed(self, *seed: int) -> None:
+        """Have all that is random follow from these numbers."""
+        model = self._app.model
+        reseed(model, seed)
+        # A step that keeps the seed that it was compiled with is compiled again.
+        if self._step is not model.train_function:
+            self._step, self._step_keeps_a_seed = model.train_function, keeps_a_seed(model)
+        if self._step_keeps_a_seed:
+            model.train_function = None
+
+    def _set_rates(self, epoch: int) -> None:
+        """Have the learning rates of an epoch that callbacks on the master have set; an own ``train`` may have more epochs than the round."""
+        if self._rates and self.gradients is None:
+            write_rates(self._app.model, self._rates[min(epoch - self._first_epoch, len(self._rates) - 1)])
+
+    def left(self, task: Task) -> Weights:
+        """The state of the slot's optimizer after its round."""
+        self._slot = task.slot
+        return read_optimizer(self._app.model)
+
+    def fit(
+        self,
+        data: Any,
+        epochs: range,
+        callbacks: Iterable[Any],
+        begin_epoch: Callable[[int], None],
+        end_batch: Callable[[int, int, Any], bool],
+        begun: Callable[[], None],
+    ) -> dict[str, float]:
+        """Run ``Model.fit``.
+
+        Args:
+            data: What ``fit`` takes.
+            epochs: Numbers of the epochs.
+            callbacks: Callbacks of the user.
+            begin_epoch: Called with the number of each.
+            end_batch: Called with the numbers of epoch and batch, and Keras's metrics so far, after each call of the compiled step; whether to end.
+            begun: Called when ``on_train_begin`` of all callbacks was.
+
+        Returns:
+            Keras's metrics of the last epoch.
+        """
+        import keras
+
+        set_rates = self._set_rates
+
+        class Round(keras.callbacks.Callback):  # type: ignore[misc]
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                self.epoch = epoch
+                begin_epoch(epoch)
+                set_rates(epoch)
+
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                if end_batch(self.epoch, batch, logs):
+                    self.model.stop_training = True
+
+        class Last(keras.callbacks.Callback):  # type: ignore[misc]
+            def on_train_begin(self, logs: Any = None) -> None:
+                begun()
+
+        model, callbacks = self._app.model, list(callbacks)
+        use_fast_steps(model, callbacks, self._steps)
+        if self._by_steps and model.train_function is None:
+            model.train_function = quick_step(model)
+        with no_final_averages(model):
+            history = model.fit(
+                data,
+                epochs=epochs.stop,
+                initial_epoch=epochs.start,
+                verbose=0,
+                shuffle=False,
+                callbacks=[Round(), *callbacks, Last()],
+            ).history
+        self._told = scalars({name: values[-1] for name, values in history.items()})
+        return dict(self._told)
+
+    def entries(self, task: Task) -> int:
+        """How many entries of a round's labels count, 1 or more; 0 of a loss that leaves none out."""
+        if self._entries is None:
+            self._entries = entries_of(self._app)
+        return max(int(self._entries[task.indices].sum()), 1) if len(self._entries) else 0
+
+    def gradient(self, batch: tuple[Any, ...], weights: Weights) -> tuple[Weights, dict[str, float]]:
+        """The gradient of a batch as an update, and Keras's metrics of it; see ``Gradients.of``."""
+        assert self.gradients is not None
+        update, self._told = self.gradients.of(batch, weights)
+        return update, dict(self._told)
+
+    def counted(self, metrics: dict[str, float]) -> dict[str, Any]:
+        """What the metrics of this round were computed from, as far as they are those that ``fit`` has told."""
+        if not self._told:
+            return NOTHING_COUNTED
+        if self._names is None:
+            self._names = counted_names(self._app.model, self._told)
+        names = [name if name and metrics.get(name) == self._told.get(name) else None for name in self._names]
+        return read_state(self._app.model, names)

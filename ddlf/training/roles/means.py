@@ -1,0 +1,211 @@
+"""Means of what slots have left, which all begin their next rounds with: made in slices, as weights are. Runs in the executor.
+
+Of a group of slots' states, as the states of their optimizers or their controls, each owner gets a slice of all slots', sums it in slot order in
+float64, divides it, and gives it to the others. What comes of it belongs to a generation of weights (``Generation.means``), and goes where that goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ddlf.algorithms.shards import PIECE, Slice, cut, pieces, put, take
+from ddlf.algorithms.weights import Weights, mean_of
+from ddlf.errors import AppMissing, BadUpdate
+from ddlf.training.roles.copies import Copies, Shapes, arrays_of, empty_of, shapes_of
+from ddlf.training.roles.generation import Generation, Plan, Unreached, size_of
+from ddlf.training.roles.merging import Ask, fetch
+from ddlf.training.roles.task import CONTROL, OPTIMIZER, SlotState
+from ddlf.training.roles.wholes import limited
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeanPlan:
+    """How a mean is made.
+
+    Args:
+        group: Which group of slots' states.
+        states: Of each slot that has one, in slot order, its number, the worker with what it has left (0: it is ``given``), its round, and its share.
+        total: What the sum is divided by; 0 where the sum itself is kept, in float64, since it is not known how many slots there will be.
+        given: What only the master has, with its slot.
+    """
+
+    group: str
+    states: Sequence[tuple[int, int, int, float]]
+    total: float
+    given: Sequence[tuple[int, list[Any]]]
+
+
+@dataclass(slots=True)
+class Mean:
+    """A mean, of which a worker may have a part only while it is made.
+
+    Args:
+        known: Of each entry of the group whether there is an array.
+        of: These arrays.
+    """
+
+    known: list[bool]
+    of: Generation
+
+    @classmethod
+    def whole(cls, group: Sequence[Any]) -> Mean:
+        """One that is here."""
+        return cls([one is not None for one in group], Generation(arrays_of(group)))
+
+    @classmethod
+    def begun(cls, group: Sequence[Any]) -> Mean:
+        """One that is to come, with the shapes and types of a group."""
+        return cls.whole([None if one is None else np.empty(np.shape(one), np.asarray(one).dtype) for one in group])
+
+    def group(self) -> list[Any]:
+        """As slots have it."""
+        arrays = iter(self.of.weights)
+        return [next(arrays) if known else None for known in self.known]
+
+
+def averaging(
+    me: int, plan: Plan, wanted: MeanPlan, new: Generation, copies: Copies, ask: Ask
+) -> list[Coroutine[Any, Any, None]]:
+    """What is to be done for a mean of a new generation, all at the same time.
+
+    Args:
+        me: Number of this worker, which has the state of a slot.
+        plan: What the generation comes of.
+        wanted: The mean.
+        new: The generation; it gets the mean at once, and its pieces as they are made.
+        copies: What slots have left here.
+        ask: Asks workers.
+    """
+    slot, _, number, _ = next(one for one in wanted.states if one[1] == me)
+    group = copies.state(slot, number)[wanted.group]
+    mean = Mean.begun(
+        group if wanted.total else [None if one is None else np.asarray(one, np.float64) for one in group]
+    )
+    new.means[wanted.group] = mean
+    if not (size := size_of(mean.of.weights)):
+        return []
+    owners = list(plan.owners)[:size]
+    found = []
+    for part, owner in zip(cut(size, len(owners)), owners, strict=True):
+        parts = pieces(part, plan.piece)
+        mean.of.ready.update({piece: asyncio.Event() for piece in parts})
+        if owner == me:
+            found.append(_make(wanted, mean, parts, ask))
+        else:
+            found.append(fetch(ask, owner, ("mean", plan.generation, wanted.group), mean.of, parts))
+    return found
+
+
+async def _make(wanted: MeanPlan, mean: Mean, parts: Sequence[Slice], ask: Ask) -> None:
+    given = {slot: arrays_of(group) for slot, group in wanted.given}
+
+    async def left(piece: Slice, slot: int, worker: int, number: int) -> Weights:
+        if not worker:
+            return take(given[slot], piece)
+        found: Weights = await ask(worker, "left", slot, number, wanted.group, *piece)
+        if not _fits(found, take(mean.of.weights, piece)):
+            raise Unreached(worker, f"what it sent of what slot {slot + 1} has left does not fit")
+        if wanted.group == CONTROL and not all(np.isfinite(one).all() for one in found):
+            raise BadUpdate(f"slot {slot + 1} (worker {worker}) left a control that is not finite")
+        return found
+
+    async def one(piece: Slice) -> None:
+        of_slots = await asyncio.gather(*(left(piece, slot, worker, n) for slot, worker, n, _ in wanted.states))
+        shares = [share for *_, share in wanted.states]
+        put(mean.of.weights, piece, await asyncio.to_thread(_summed, of_slots, shares, wanted.total))
+        mean.of.ready[piece].set()
+
+    await limited(one, parts)
+
+
+def _fits(found: Any, like: Weights) -> bool:
+    return (
+        isinstance(found, list)
+        and len(found) == len(like)
+        and all(isinstance(a, np.ndarray) and a.shape == w.shape for a, w in zip(found, like, strict=True))
+    )
+
+
+def _summed(of_slots: Sequence[Weights], shares: Sequence[float], total: float) -> Weights:
+    if total:
+        return mean_of(of_slots, shares, total)
+    return mean_of([[np.asarray(a, np.float64) for a in arrays] for arrays in of_slots], shares, 1)
+
+
+async def bring(ask: Ask, at: Sequence[int], number: int, generation: Generation, groups: Iterable[str]) -> None:
+    """Have the means of a generation here, whole.
+
+    Args:
+        ask: Asks workers.
+        at: Those that have them, in the order in which they are asked.
+        number: Which generation.
+        generation: What is here of it.
+        groups: Of which groups there are means.
+
+    Raises:
+        AppMissing: Nobody gives them.
+    """
+    for group in groups:
+        if group in generation.means:
+            continue
+        why = "nobody has it"
+        for worker in at:
+            try:
+                shapes: Shapes = await ask(worker, "mean_shapes", number, group)
+                mean = Mean.begun(empty_of(shapes[group]))
+                parts = pieces((0, size_of(mean.of.weights)), PIECE)
+                mean.of.ready = {piece: asyncio.Event() for piece in parts}
+                await fetch(ask, worker, ("mean", number, group), mean.of, parts)
+            except Unreached as error:
+                why = f"worker {worker}: {error.why}"
+            else:
+                generation.means[group] = mean
+                break
+        else:
+            raise AppMissing(f"the mean of what slots have left ({group}) cannot be had: {why}")
+
+
+def shapes(generation: Generation, group: str) -> Shapes:
+    """Shapes and types of a mean.
+
+    Raises:
+        AppMissing: It is not here.
+    """
+    return shapes_of({group: mean_in(generation, group).group()})
+
+
+def mean_in(generation: Generation, group: str) -> Mean:
+    """A mean of a generation.
+
+    Raises:
+        AppMissing: It is not here.
+    """
+    found: Mean | None = generation.means.get(group)
+    if found is None:
+        raise AppMissing(f"the mean of what slots have left ({group}) is not here")
+    return found
+
+
+def begins_with(means: SlotState, of: Mapping[str, int], like: Weights) -> dict[str, Any]:
+    """What a task has of them, by name of its field.
+
+    Args:
+        means: By group.
+        of: By group, of how many slots it is the sum; 0 for what is a mean already.
+        like: Arrays with the types of the model's weights.
+    """
+    found: dict[str, Any] = {}
+    if OPTIMIZER in of:
+        found["shared"] = {OPTIMIZER: means[OPTIMIZER]}
+    if CONTROL in of:
+        slots, group = of[CONTROL], means[CONTROL]
+        found["control"] = [
+            np.asarray(one / slots, w.dtype) if slots and one is not None else one
+            for one, w in zip(group, like, strict=True)
+        ]
+    return found

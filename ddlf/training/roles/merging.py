@@ -1,0 +1,229 @@
+"""One plan as one worker carries it out: the slice that it owns merged and stepped, those of the others fetched. Runs in the executor.
+
+``ddlf.training.roles.shards`` is what else a worker's end does; ``ddlf.training.roles.means`` the part of a plan that is about what slots have left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+import numpy as np
+
+from ddlf.algorithms.check import fault
+from ddlf.algorithms.encoding import EncodedUpdate
+from ddlf.algorithms.merge import MERGE
+from ddlf.algorithms.outer import OUTER
+from ddlf.algorithms.payload import peak_of
+from ddlf.algorithms.robust import Weighed
+from ddlf.algorithms.shards import Slice, crossed, cut, overlapped, pieces, put, runs, stepped, take, within
+from ddlf.algorithms.weights import Weights
+from ddlf.errors import AppMissing
+from ddlf.training.roles.generation import Generation, Plan, State, Unfit, codec_of, moved, size_of, write
+from ddlf.training.roles.wholes import Sent, decoded, limited
+
+Ask = Callable[..., Awaitable[Any]]
+"""Asks a worker's end, this one's, too: its number, a verb, and the verb's own arguments. Raises Unreached."""
+
+
+class Merging:
+    """The making of a generation.
+
+    Args:
+        me: Number of this worker.
+        plan: How it is made.
+        base: The generation that the slots began with.
+        ask: Asks workers.
+
+    Attributes:
+        new: What comes of it; others may have of it what is ready.
+        mine: The slice that is stepped here.
+    """
+
+    def __init__(self, me: int, plan: Plan, base: Generation, ask: Ask) -> None:
+        self._me, self._plan, self._base, self._ask = me, plan, base, ask
+        self._slices = cut(size_of(base.weights), len(plan.owners))
+        self.mine = self._slices[list(plan.owners).index(me)]
+        chosen = set(range(len(base.weights)) if plan.tensors is None else plan.tensors)
+        self._runs = runs(base.weights, chosen)
+        weights = [np.empty(w.shape, w.dtype) if i in chosen else w for i, w in enumerate(base.weights)]
+        self.new = Generation(weights, codec=codec_of(plan.codec), trainable=plan.trainable, means=dict(base.means))
+        changing = [piece for part in self._slices for piece in self._changing(part)]
+        self.new.ready = {piece: asyncio.Event() for piece in [*changing, *self._staying(self.mine)]}
+
+    def work(self) -> list[Coroutine[Any, Any, None]]:
+        """What is to be done, all at the same time."""
+        plan, found = self._plan, [self._make()]
+        for shard, (part, owner) in enumerate(zip(self._slices, plan.owners, strict=True)):
+            if owner == self._me:
+                continue
+            found.append(
+                fetch(
+                    self._ask,
+                    owner,
+                    ("values", plan.generation),
+                    self.new,
+                    self._changing(part),
+                    (plan.base, self._base),
+                )
+            )
+            if plan.copies and plan.owners[(shard + 1) % len(self._slices)] == self._me:
+                found.append(self._copy(owner, part))
+        return found
+
+    async def _make(self) -> None:
+        """Merge and step the slice, piece by piece."""
+        plan, new = self._plan, self.new
+        state = self._room(self.mine)
+        new.state.append((self.mine, state))
+        goes_by_peaks = new.codec is not None and new.codec.by_peak
+
+        async def one(piece: Slice) -> None:
+            updates, old = await asyncio.gather(
+                asyncio.gather(*(update_of(self._ask, plan.base, sent, piece) for sent in plan.updates)),
+                self._state_before(piece),
+            )
+            values = await asyncio.to_thread(self._step, piece, updates, old, state)
+            if not goes_by_peaks:
+                await asyncio.to_thread(new.set, piece, values)
+                new.ready[piece].set()
+
+        async def as_it_was(piece: Slice) -> None:
+            self._keep(state, piece, self.mine, [a for group in await self._state_before(piece) for a in group])
+            new.ready[piece].set()
+
+        await limited(as_it_was, self._staying(self.mine))
+        await limited(one, self._changing(self.mine))
+        if goes_by_peaks:
+            await self._encode_by_peaks(state[-1])
+
+    def _step(self, piece: Slice, updates: Sequence[EncodedUpdate], old: State, state: State) -> Weights:
+        """The next values of a piece; what is kept of it goes into the state."""
+        plan, base = self._plan, self._base
+        merge = Weighed(plan.weighed[:-1], plan.weighed[-1]) if plan.weighed else MERGE.read(plan.merge)
+        outer, coded = OUTER.read(plan.outer), self.new.codec is not None
+        places = [i for i, _, _ in overlapped(base.weights, piece)]
+        uses = getattr(outer, "kept", 0)  # of statistics that are computed anew nothing, and what there is stays
+        samples = [samples for _, _, samples, _ in plan.updates]
+        after, values = stepped(
+            merge,
+            outer,
+            [array for group in old[:uses] for array in group],
+            old[-1] if coded else take(base.weights, piece),
+            list(zip(decoded(updates, plan.updates, base.weights, piece), samples, strict=True)),
+            [plan.trainable[i] for i in places],
+            [base.weights[i].size for i in places],
+        )
+        if (found := fault(values, 1, values, [plan.names[i] for i in places])) is not None:
+            raise Unfit(found)
+        rest = [array for group in old[uses : len(old) - coded] for array in group]
+        self._keep(state, piece, self.mine, [*after, *rest, *(values if coded else ())])
+        return values
+
+    async def _encode_by_peaks(self, exact: Weights) -> None:
+        """Have the others have the slice, whose codec goes by the largest magnitude of each tensor: when all have said what it is in theirs."""
+        new, places = self.new, overlapped(self._base.weights, self.mine)
+        new.within = [0.0] * len(new.weights)
+        for (i, _, _), values in zip(places, exact, strict=True):
+            new.within[i] = peak_of(values)
+        new.stepped.set()
+        asking = (self._ask(owner, "peaks", self._plan.generation) for owner in self._plan.owners)
+        new.peaks = [max(found) for found in zip(*await asyncio.gather(*asking), strict=True)]
+
+        async def one(piece: Slice) -> None:
+            await asyncio.to_thread(new.set, piece, take(exact, moved(piece, self.mine[0])))
+            new.ready[piece].set()
+
+        await limited(one, self._changing(self.mine))
+
+    async def _copy(self, owner: int, part: Slice) -> None:
+        """Keep what the outer optimizer keeps of another worker's slice."""
+        state = self._room(part)
+
+        async def one(piece: Slice) -> None:
+            groups = await self._ask(owner, "kept", self._plan.generation, *piece)
+            for group, values in zip(state, groups, strict=True):
+                write(owner, group, moved(piece, part[0]), values)
+
+        async def as_it_was(piece: Slice) -> None:
+            self._keep(state, piece, part, [a for group in await self._state_before(piece) for a in group])
+
+        await limited(as_it_was, self._staying(part))
+        await limited(one, self._changing(part))
+        self.new.state.append((part, state))
+
+    async def _state_before(self, piece: Slice) -> State:
+        """What is kept of a piece before this round, here or by those who have parts of it."""
+        plan, base = self._plan, self._base
+        if not plan.kept:
+            return []
+        try:
+            return base.state_of(piece)
+        except AppMissing:
+            pass
+        like = take(base.weights, piece)
+        state: State = [[np.empty_like(view) for view in like] for _ in range(plan.kept)]
+        for part, worker in within(piece, [((begin, end), worker) for begin, end, worker in plan.state]):
+            found = await self._ask(worker, "kept", plan.base, *part)
+            for group, values in zip(state, found, strict=True):
+                write(worker, group, moved(part, piece[0]), values)
+        return state
+
+    def _room(self, part: Slice) -> State:
+        """Room for what is kept of a slice."""
+        return [[np.empty_like(view) for view in take(self._base.weights, part)] for _ in range(self._plan.kept)]
+
+    def _keep(self, state: State, piece: Slice, part: Slice, arrays: Weights) -> None:
+        """Have what is kept of a piece in the state of a slice."""
+        n = len(arrays) // max(len(state), 1)
+        for i, group in enumerate(state):
+            put(group, moved(piece, part[0]), arrays[i * n : (i + 1) * n])
+
+    def _changing(self, part: Slice) -> list[Slice]:
+        """Pieces of what is exchanged of a slice."""
+        return [piece for run in crossed(part, self._runs) for piece in pieces(run, self._plan.piece)]
+
+    def _staying(self, part: Slice) -> list[Slice]:
+        """Pieces of what is not, and of which something is kept."""
+        if not self._plan.kept:
+            return []
+        ends = [part[0], *(end for run in crossed(part, self._runs) for end in run), part[1]]
+        gaps = [(begin, end) for begin, end in zip(ends[::2], ends[1::2], strict=True) if begin < end]
+        return [piece for gap in gaps for piece in pieces(gap, self._plan.piece)]
+
+
+async def fetch(
+    ask: Ask,
+    owner: int,
+    what: Sequence[Any],
+    new: Generation,
+    parts: Sequence[Slice],
+    before: tuple[int, Generation] | None = None,
+) -> None:
+    """Get pieces from the worker that has them, or makes them.
+
+    Args:
+        ask: Asks workers.
+        owner: Its number.
+        what: The verb that gives them, and its first arguments.
+        new: What they are of.
+        parts: The pieces.
+        before: A generation that is here, by its number: what is as it was in it does not travel.
+    """
+    verb, *more = what
+    number, known = before or (None, None)
+
+    async def one(piece: Slice) -> None:
+        since = () if number is None else (number,)
+        write(owner, new.weights, piece, await ask(owner, verb, *more, *piece, *since), known)
+        new.ready[piece].set()
+
+    await limited(one, parts)
+
+
+async def update_of(ask: Ask, base: int, sent: Sent, piece: Slice) -> EncodedUpdate:
+    """A slice of a slot's update, of the worker that has it."""
+    slot, worker, _, _ = sent
+    found: EncodedUpdate = await ask(worker, "update", base, slot, *piece)
+    return found

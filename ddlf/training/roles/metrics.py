@@ -1,0 +1,148 @@
+"""Keras's metrics as numbers by name, and those of several slots as one. The readers run where a model is, the merge on the master."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ddlf.errors import AppError
+from ddlf.training.roles.build import first_rows, sample
+
+MAX_STATE_BYTES = 1 << 20
+"""A larger state of metrics does not travel: then their values are averaged. An AUC has 3 kB."""
+
+
+NOTHING_COUNTED: dict[str, Any] = {"names": [], "state": []}
+
+
+def scalars(values: Any) -> dict[str, float]:
+    """Metrics as floats; one that is an array becomes ``f1_score_0``, ``f1_score_1`` and so on.
+
+    Raises:
+        AppError: One is no number.
+    """
+    if not isinstance(values, Mapping):
+        raise AppError(
+            f"metrics must be a dict of numbers by name, got a {type(values).__name__}",
+            hint="let train return (update, {'loss': ...})",
+        )
+    found: dict[str, float] = {}
+    for name, value in values.items():
+        try:
+            array = np.asarray(value).astype(np.float64)
+        except (TypeError, ValueError):
+            raise AppError(
+                f"the metric {name!r} is {value!r}, which is no number", hint="leave it out, or give a number for it"
+            ) from None
+        for place in np.ndindex(array.shape):
+            found["_".join([str(name), *map(str, place)])] = float(array[place])
+    return found
+
+
+def counted_names(model: Any, metrics: Mapping[str, float]) -> list[str | None]:
+    """The names of all that a model's metrics tell, with None for those whose value is another one in ``metrics``.
+
+    Args:
+        model: After training.
+        metrics: What ``fit`` has told of its last epoch; a step of the user's may tell anything.
+    """
+    variables = [variable for metric in model.metrics for variable in metric.variables]
+    if sum(np.prod(variable.shape) for variable in variables) * 8 > MAX_STATE_BYTES:
+        return []
+    found = scalars(model.get_metrics_result())
+    names = [
+        name if np.array_equal(metrics.get(name, ()), value, equal_nan=True) else None for name, value in found.items()
+    ]
+    return names if any(names) else []
+
+
+def read_state(model: Any, names: list[str | None]) -> dict[str, Any]:
+    """What a model's metrics have counted, from which those of several slots are computed exactly.
+
+    Returns:
+        ``names``, and ``state``: an array for each variable of ``model.metrics``, from which the named values follow.
+    """
+    import keras
+
+    if not any(names):
+        return NOTHING_COUNTED
+    variables = [variable for metric in model.metrics for variable in metric.variables]
+    return {"names": names, "state": [keras.ops.convert_to_numpy(variable) for variable in variables]}
+
+
+class MetricMerge:
+    """Metrics of a round over all of its samples, whoever trained on them.
+
+    Keras counts in its metrics, with weights of samples and masks, and computes the value from the counts; so does this, from the sums over all
+    slots. What is not of that kind, such as what an own ``train`` returns, is averaged, weighted by samples.
+
+    Args:
+        app: The user's ``IApp``, with data and model.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._model = app.model  # not asked for later: it would be given each round's weights
+        self._ready: bool | None = None
+
+    def __call__(self, parts: Sequence[tuple[dict[str, float], int, Any]]) -> dict[str, float]:
+        """Merge.
+
+        Args:
+            parts: Metrics, samples and what ``read_state`` gave, of each slot.
+        """
+        if len(parts) == 1:
+            return dict(parts[0][0])
+        total = sum(samples for _, samples, _ in parts)
+        names = dict.fromkeys(name for metrics, _, _ in parts for name in metrics)
+        merged = {}
+        for name in names:
+            told = [(metrics[name], samples) for metrics, samples, _ in parts if name in metrics]
+            count = sum(samples for _, samples in told) or total
+            merged[name] = sum(value * samples for value, samples in told) / count
+        return {**merged, **self._counted([state for _, _, state in parts])}
+
+    def of(self, names: Sequence[str], state: Sequence[np.ndarray[Any, Any]]) -> dict[str, float]:
+        """The metrics of what was counted in all variables of ``model.metrics``; none where this side's model has others."""
+        return self._counted([{"names": list(names), "state": list(state)}])
+
+    def _counted(self, states: list[Any]) -> dict[str, float]:
+        names = states[0]["names"]
+        if not names or any(state["names"] != names for state in states) or not self._build():
+            return {}
+        metrics = self._model.metrics
+        variables = [variable for metric in metrics for variable in metric.variables]
+        shapes = [tuple(variable.shape) for variable in variables]
+        if any([np.shape(array) for array in state["state"]] != shapes for state in states):
+            return {}
+        sums = [
+            np.sum(arrays, axis=0, dtype=np.float64).astype(np.asarray(arrays[0]).dtype)
+            for arrays in zip(*(state["state"] for state in states), strict=True)
+        ]
+        found: dict[str, Any] = {}
+        for metric in metrics:
+            mine, sums = sums[: len(metric.variables)], sums[len(metric.variables) :]
+            value = metric.stateless_result(mine)
+            found.update(value if isinstance(value, dict) else {metric.name: value})
+        # By place, not by name: the model here may have been made among others, which gives automatic names other numbers.
+        values = list(scalars(found).values())
+        if len(values) != len(names):
+            return {}
+        return {name: value for name, value in zip(names, values, strict=True) if name is not None}
+
+    def _build(self) -> bool:
+        """Make the metrics of this side's model have variables: Keras makes them when it sees the first batch."""
+        if self._ready is None:
+            model = self._model
+            try:
+                x, y, w = (*sample(first_rows(self._app, "train")), None, None)[:3]
+                outputs = model(x)
+                model.compute_loss(x, y, outputs, w)
+                model.compute_metrics(x, y, outputs, w)
+                model.reset_metrics()
+                self._ready = True
+            except Exception:  # an own train_step may feed its metrics in any way
+                self._ready = False
+        return self._ready

@@ -1,0 +1,117 @@
+"""Partition files that other workers of the run have on their disks, as a store that is only read. Runs in the executor, on threads that read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ddlf.errors import DatasetError, DDLFError
+from ddlf.training.roles import REPLICA
+
+if TYPE_CHECKING:
+    from ddlf.worker.worker import Worker
+
+PIECE_BYTES = 2**22
+"""Of a file in one answer."""
+
+
+class Others:
+    """What ``Bucket`` asks of a ``Store``. Who reads compares what comes with the manifest.
+
+    Args:
+        place: Where this worker and the others have their files.
+        worker: This worker.
+        loop: Event loop on which it calls the others.
+    """
+
+    def __init__(self, place: object, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
+        self._place, self._worker, self._loop = place, worker, loop
+        self._closed: Future[None] = Future()
+
+    def __str__(self) -> str:
+        return str(self._place)
+
+    def close(self) -> None:
+        """End what waits, with an error, and take nothing on."""
+        if not self._closed.done():
+            self._closed.set_result(None)
+
+    def interrupt(self) -> None:
+        """End what waits, with an error. What is asked for later is done."""
+        if not self._closed.done():
+            waiting, self._closed = self._closed, Future()
+            waiting.set_result(None)
+
+    def ending(self) -> Callable[[], bool]:
+        """Says whether what is begun now is to end."""
+        return self._closed.done
+
+    def read(self, name: str, nbytes: int) -> Any:
+        """All bytes of a file.
+
+        Args:
+            name: Below the place.
+            nbytes: How many there are.
+
+        Raises:
+            DatasetError: No other worker that is reached has it.
+        """
+        whole = np.empty(nbytes, np.uint8)
+        for begin, piece in self._pieces(name, nbytes):
+            whole[begin : begin + len(piece)] = piece
+        return whole
+
+    def fetch(self, name: str, nbytes: int, target: Path) -> None:
+        """The same, to a disk of this machine.
+
+        Raises:
+            OSError: The disk does not take it.
+        """
+        with open(target, "r+b" if target.exists() else "wb") as file:
+            for begin, piece in self._pieces(name, nbytes):
+                file.seek(begin)
+                file.write(piece.data)
+
+    def _pieces(self, name: str, nbytes: int) -> Iterator[tuple[int, Any]]:
+        """Pieces of a file with their places; a worker that is lost meanwhile is followed by the next that has it."""
+        begin, why = 0, "none of them has it"
+        peers = self._worker.peers
+        for number in sorted(peers, key=lambda other: (other < self._worker.id, other)):
+            while begin < nbytes:
+                try:
+                    piece = self._asked(number, name, begin, min(PIECE_BYTES, nbytes - begin))
+                except Closed:
+                    raise DatasetError(f"reading {self._place} was ended", hint="read it again") from None
+                except DDLFError as error:
+                    why = error.message.partition("\n")[0]
+                    break
+                if not isinstance(piece, np.ndarray) or piece.dtype != np.uint8 or not 0 < piece.size <= nbytes - begin:
+                    break
+                yield begin, piece
+                begin += len(piece)
+        if begin < nbytes:
+            raise DatasetError(
+                f"{self._place}/{name} is not here, and could not be had from another worker: {why}",
+                hint="bring it to a worker: ddlf data send",
+            )
+
+    def _asked(self, number: int, name: str, begin: int, nbytes: int) -> Any:
+        peers = self._worker.peers
+        asking = asyncio.run_coroutine_threadsafe(
+            peers[number].call((peers.run, REPLICA), "file", name, begin, nbytes), self._loop
+        )
+        closed = self._closed
+        wait((asking, closed), return_when=FIRST_COMPLETED)
+        if closed.done():
+            asking.cancel()
+            raise Closed
+        return asking.result()
+
+
+class Closed(Exception):
+    """Reading was ended."""

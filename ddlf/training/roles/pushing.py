@@ -1,0 +1,351 @@
+"""A replica's side of Downpour SGD: it fetches weights from all shards, and pushes gradients to them, beside its computing. Runs in the executor.
+
+Everything here is on the event loop. A replica computes elsewhere, and asks for what it needs at the end of a step::
+
+    take: wait for the fetch that is under way; own gradients that are not in it yet are subtracted from it; begin the next one
+    push: hand over the sum of some gradients, which goes to all shards behind the replica's last one
+
+It keeps a push until it is safe: in the copies of all shards. When a copy takes over it hears which push of its own is the last one there, and sends
+those behind it again, in order: so each counts once, and a round is over when nothing of it can be lost any more with one worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+
+from ddlf.algorithms.encoding import EncodedUpdate, decode_update
+from ddlf.algorithms.pushed import KNOWN, Cadence
+from ddlf.algorithms.rows import Row
+from ddlf.algorithms.shards import Slice
+from ddlf.errors import ConfigError
+from ddlf.training.roles.generation import Unreached
+from ddlf.training.roles.owners import Moved, Owners
+
+ON_THEIR_WAY = 2
+"""Pushes of a replica that are not acknowledged yet; the next one waits."""
+NONE = np.zeros(0, np.float32)
+HELD = 4
+"""Pushes of a replica that are not safe yet; then it has copies made, and waits."""
+LARGE = 1 << 16
+"""A push of more values lets the fetch beside it go first, while the replica computes longer than it waits; a smaller one has few bytes."""
+
+
+@dataclass(slots=True)
+class Fetched:
+    """The weights as all shards had them.
+
+    Args:
+        weights: Values that are trained. Of one's own.
+        rest: The others.
+        versions: Of each shard.
+        received: Pushes in each.
+        numbers: Of each the number of the replica's last push of this round that is in it, from 0; -1 for none.
+        epochs: Of each how often it was given to a worker.
+        safe: Of each the pushes that are in all its copies.
+    """
+
+    weights: Row
+    rest: Row
+    versions: list[int]
+    received: list[int]
+    numbers: list[int]
+    epochs: list[int]
+    safe: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Push:
+    """What a replica keeps of a push until it is safe.
+
+    Args:
+        number: From 0, in its round.
+        place: In the script of a replay.
+        read: Version of each shard that it was made from.
+        gradient: Of all shards.
+        rest: Change of the values that are not trained.
+    """
+
+    number: int
+    place: int
+    read: list[int]
+    gradient: Row
+    rest: Row
+
+
+@dataclass(kw_only=True)
+class ModelReplica:
+    """One replica in one round.
+
+    Args:
+        id: Number, from 0.
+        life: How often it was carried, of all of its rounds.
+        round: Number of the round, from 0.
+        steps: Steps that it makes.
+        owners: Where the shards are.
+        cadence: When it fetches and pushes.
+        numbers: Of each shard the number of the first push that is not there: of an earlier life some may be.
+        epochs: Of each shard how often it was given to a worker, when that was asked.
+        script: In a replay, ``fetches`` and ``pushes``: of each, for each shard, how many pushes are before it.
+
+    Attributes:
+        first: Number of the first push that some shard lacks: this life begins with its steps.
+        done: Steps so far, of this life.
+        read: Version of each shard that it computes with.
+        lost: Of each shard pushes of this round that were lost with it.
+    """
+
+    id: int
+    life: int
+    round: int
+    steps: int
+    owners: Owners
+    cadence: Cadence
+    numbers: Sequence[int]
+    epochs: list[int]
+    script: dict[str, list[list[int]]] | None = None
+    done: int = 0
+    read: list[int] = field(default_factory=list)
+    lost: Counter[int] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.first = min(self.numbers)
+        self.left = max(self.steps - self.first * self.cadence.n_push, 0)
+        self._next = self.first
+        self._fetching: asyncio.Future[Fetched] | None = None
+        self._begun = 0
+        self._fetches: list[Fetched] = []
+        self._lacking: deque[tuple[int, Row]] = deque()
+        self._sending: deque[asyncio.Future[None]] = deque()
+        self._turn = asyncio.Lock()
+        self._unsafe: deque[_Push] = deque()
+        self._forgotten = self.first  # the number behind the last push that is safe
+        self._answers: dict[int, list[tuple[int, int] | None]] = {}  # of each push, for each shard, place and staleness
+        self._falls: list[list[tuple[int, int]]] = [[] for _ in self.numbers]
+        self._safe = [0 for _ in self.numbers]
+        self._taken_at, self._waited_s = 0.0, 0.0  # when weights were taken last, and how long that had waited
+
+    @property
+    def seen(self) -> list[list[int]]:
+        """Of each fetch that was taken, for each shard how many pushes were in it; ``KNOWN`` where these were undone since."""
+        return [
+            [
+                KNOWN if any(since > epoch and at < received for since, at in falls) else received
+                for received, epoch, falls in zip(one.received, one.epochs, self._falls, strict=True)
+            ]
+            for one in self._fetches
+        ]
+
+    @property
+    def pushes(self) -> list[list[int]]:
+        """Of each push its number, for each shard its staleness, and for each how many pushes were before it."""
+        whole = ((number, answers) for number, answers in sorted(self._answers.items()) if None not in answers)
+        return [
+            [number, *(one[1] for one in answers if one), *(one[0] for one in answers if one)]
+            for number, answers in whole
+        ]
+
+    async def take(self, unpushed: Row | None, rate: float) -> tuple[Row, Row]:
+        """Have the weights of a fetch, and begin the next one if there is a step to take it.
+
+        Args:
+            unpushed: Sum of the gradients that are not pushed yet; None for none.
+            rate: Local learning rate: how far an own gradient moves the weights.
+
+        Returns:
+            Values that are trained, as own gradients have moved them on; the others.
+        """
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        found = await (self._fetching or self._fetch())
+        self._fetching, self._taken_at = None, clock()
+        self._waited_s = self._taken_at - begun
+        self.read = found.versions
+        for shard, (epoch, safe) in enumerate(zip(found.epochs, found.safe, strict=True)):
+            if epoch == self.epochs[shard]:
+                self._safe[shard] = max(self._safe[shard], safe)
+        for number, gradient in self._lacking:
+            for known, (part, _) in zip(found.numbers, self.owners.parts, strict=True):
+                if number > known:
+                    found.weights[slice(*part)] -= np.float32(rate) * gradient[slice(*part)]
+        while self._lacking and self._lacking[0][0] <= min(found.numbers):
+            self._lacking.popleft()
+        self._fetches.append(dataclasses.replace(found, weights=NONE, rest=NONE))
+        if unpushed is not None:
+            found.weights -= np.float32(rate) * unpushed
+        if self.cadence.begins(self.done, self.left):
+            self._fetching = self._fetch()
+        return found.weights, found.rest
+
+    async def push(self, gradient: Row, rest: Row) -> None:
+        """Send a push behind the last one, and wait only if that is not far.
+
+        Args:
+            gradient: Sum of the gradients since the last one. It is kept.
+            rest: Change of the values that are not trained.
+        """
+        number, self._next = self._next, self._next + 1
+        self._lacking.append((number, gradient))
+        push = _Push(number, len(self._answers), list(self.read), gradient, rest)
+        self._answers[number] = [(KNOWN, 0) if number < known else None for known in self.numbers]  # of an earlier life
+        computes = asyncio.get_running_loop().time() - self._taken_at > self._waited_s
+        yields = computes and len(gradient) > LARGE and self.script is None
+        self._sending.append(asyncio.ensure_future(self._send(push, self._begun + 1 if yields else 0)))
+        while len(self._sending) > ON_THEIR_WAY or (self._sending and self._sending[0].done()):
+            await self._sending.popleft()
+
+    def skip(self) -> None:
+        """Leave out a push that cannot be used: what was on its way to be taken is not, and the next fetch is as the first one."""
+        self._next += 1
+        if self._fetching is not None:
+            self._fetching.cancel()
+            self._fetching = None
+
+    async def pushed(self) -> None:
+        """Wait until all pushes are safe, and all that was fetched."""
+        while self._sending:
+            await self._sending.popleft()
+        async with self._turn:
+            await self.owners.each(self._make_safe)
+            self._forget()
+
+    def end(self) -> None:
+        """End what is under way."""
+        for one in (self._fetching, *self._sending):
+            if one is not None:
+                one.cancel()
+
+    def _fetch(self) -> asyncio.Future[Fetched]:
+        number, self._begun = self._begun, self._begun + 1
+        return asyncio.ensure_future(self._fetched(None if self.script is None else self.script["fetches"][number]))
+
+    async def _fetched(self, script: list[int] | None) -> Fetched:
+        found = await self.owners.each(
+            lambda shard: self.owners.of(shard, "fetch", self.id, self.life, script and script[shard])
+        )
+        for shard, (one, parts) in enumerate(zip(found, self.owners.parts, strict=True)):
+            for name, part in zip(("weights", "rest"), parts, strict=True):
+                one[name] = _read(self.owners.owners[shard], one[name], part)
+        return Fetched(
+            np.concatenate([one["weights"] for one in found]),
+            np.concatenate([one["rest"] for one in found]),
+            [int(one["version"]) for one in found],
+            [int(one["received"]) for one in found],
+            [int(one["number"]) if one["round"] == self.round else -1 for one in found],
+            [int(one["epoch"]) for one in found],
+            [int(one["safe"]) for one in found],
+        )
+
+    # -- on their way: one at a time of each replica, to all shards at once ------------------------------------------------
+
+    async def _send(self, push: _Push, fetches: int) -> None:
+        async with self._turn:
+            await self._fetches_ended(fetches)
+            self._unsafe.append(push)
+            await self.owners.each(self._bring)
+            self._forget()
+            while len(self._unsafe) > HELD:
+                await self.owners.each(lambda shard: self._make_safe(shard, self._unsafe[0].number))
+                self._forget()
+
+    async def _fetches_ended(self, number: int) -> None:
+        """Let the fetches up to one have the links: the next step waits for it, and for a push nobody does."""
+        while self._fetching is not None and self._begun <= number and not self._fetching.done():
+            await asyncio.wait({self._fetching})
+            await asyncio.sleep(0)  # whoever took it begins the next one
+
+    async def _bring(self, shard: int) -> None:
+        """See that a shard has all pushes up to now, wherever it is by then."""
+        while True:
+            epoch = self.owners.epochs[shard]
+            try:
+                if epoch != self.epochs[shard]:
+                    await self._resume(shard, epoch)
+                for push in list(self._unsafe):
+                    if self._answers[push.number][shard] is None:
+                        self._answers[push.number][shard] = await self._push(shard, push, epoch)
+                return
+            except Moved:
+                continue
+
+    async def _push(self, shard: int, push: _Push, epoch: int) -> tuple[int, int]:
+        (begin, end), (low, high) = self.owners.parts[shard]
+        at = None if self.script is None else self.script["pushes"][push.place][shard]
+        whose = self.id, self.life, self.round, push.number, push.read[shard]
+        slices = push.gradient[begin:end], push.rest[low:high]
+        found = await self.owners.of(shard, "push", *whose, *slices, False, at, again=7, epoch=epoch)
+        return int(found[0]), int(found[1])
+
+    async def _resume(self, shard: int, epoch: int) -> None:
+        """Find out what a shard has of this replica that was given to another worker, and take note of what it lacks."""
+        told = await self.owners.of(shard, "resume", self.id, self.life, self.round, epoch=epoch)
+        reached, at, tau = map(int, told["last"] or (-1, KNOWN, 0))
+        for push in self._unsafe:
+            answers = self._answers[push.number]
+            if push.number > reached:
+                answers[shard] = None
+            elif answers[shard] is None:
+                answers[shard] = at, tau  # its answer was lost; no two wait for theirs
+        for number in range(
+            reached + 1, self._forgotten
+        ):  # not to be sent again; of numbers that were skipped nothing is lost
+            if number in self._answers:
+                self._answers[number][shard] = KNOWN, 0
+            self.lost[shard] += number in self._answers or number < self.first
+        self._falls[shard] = [(int(since), int(received)) for since, received in told["falls"]]
+        self._safe[shard], self.epochs[shard] = 0, epoch
+
+    async def _make_safe(self, shard: int, number: int | None = None) -> None:
+        """Wait until a shard's copies have all pushes up to one; by default all that there are, and all that was fetched."""
+        while True:
+            await self._bring(shard)
+            places = [one.number for one in self._unsafe if number is None or one.number <= number]
+            wanted = max((self._place(one, shard) for one in places), default=KNOWN) + 1
+            if number is None:
+                wanted = max(wanted, *(fetch[shard] for fetch in self.seen), 0)
+            if wanted <= self._safe[shard]:
+                return
+            try:
+                epoch = self.epochs[shard]
+                self._safe[shard] = int(await self.owners.of(shard, "safe", wanted, epoch=epoch))
+            except Moved:
+                continue
+
+    def _place(self, number: int, shard: int) -> int:
+        answer = self._answers[number][shard]
+        assert answer is not None
+        return answer[0]
+
+    def _forget(self) -> None:
+        """Let go of pushes that are safe."""
+        while self._unsafe:
+            first = self._unsafe[0]
+            for shard, answer in enumerate(self._answers[first.number]):
+                if answer is None or answer[0] >= self._safe[shard]:
+                    return
+            self._forgotten = first.number + 1
+            self._unsafe.popleft()
+
+
+def _read(worker: int, values: Any, part: Slice) -> Row:
+    """Values as they came from a shard.
+
+    Raises:
+        Unreached: They do not fit.
+    """
+    size = part[1] - part[0]
+    if isinstance(values, dict):  # a codec has made them smaller
+        try:
+            (values,) = decode_update(cast(EncodedUpdate, values), [np.broadcast_to(np.float32(0), (size,))])
+        except ConfigError as error:
+            raise Unreached(worker, f"what it sent cannot be read: {error.message}") from None
+    if not isinstance(values, np.ndarray) or (values.shape, values.dtype) != ((size,), np.dtype(np.float32)):
+        found = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
+        raise Unreached(worker, f"it sent {found} for a slice of {size:,} float32 values")
+    return values

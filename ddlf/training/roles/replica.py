@@ -1,0 +1,400 @@
+"""What a worker is in a training run: a Keras model behind a few verbs. Runs in the executor.
+
+Keras lives on the worker's one compute thread: imported, built and trained there, while the event loop goes on taking weights and indices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ddlf.algorithms.reading import Portion
+from ddlf.algorithms.weights import Weights
+from ddlf.data.bucket import Bucket
+from ddlf.data.held import HeldData
+from ddlf.data.parts import place_of, samples_of
+from ddlf.errors import AppError
+from ddlf.training.roles import apart, fragments
+from ddlf.training.roles.ahead import Ahead, following, parts, together
+from ddlf.training.roles.build import fresh_names, ready_model
+from ddlf.training.roles.callbacks import CallbackStates, check_of_workers
+from ddlf.training.roles.called import App, call, chosen, run_train
+from ddlf.training.roles.evaluation import beside, counts
+from ddlf.training.roles.exchange import read_weights, send_update, travelling
+from ddlf.training.roles.keras_model import KerasModel
+from ddlf.training.roles.loading import load_data
+from ddlf.training.roles.local import LocalSteps
+from ddlf.training.roles.metrics import NOTHING_COUNTED, scalars
+from ddlf.training.roles.others import PIECE_BYTES, Others
+from ddlf.training.roles.precision import gain_of_bfloat16, set_precision
+from ddlf.training.roles.randomness import reseed
+from ddlf.training.roles.samples import TrainingSamples, in_order
+from ddlf.training.roles.statistics import measured
+from ddlf.training.roles.task import (
+    APART,
+    CALLBACKS,
+    CONTROL,
+    HELD,
+    MOST_FILES,
+    OPTIMIZER,
+    OWN,
+    RESIDUAL,
+    KeptStates,
+    Reply,
+    SlotState,
+    Task,
+)
+from ddlf.worker.methods import concurrent, offered
+
+if TYPE_CHECKING:
+    from ddlf.worker.worker import Worker
+
+log = logging.getLogger(__name__)
+
+MOVED_EVERY_S = 0.5
+"""How often a worker tells how far its round is."""
+
+
+class Replica:
+    """One worker's copy of an app and its model.
+
+    Args:
+        worker: Worker that it is on.
+        app: App as it came from the master, without data and model.
+
+    Attributes:
+        stopping: Set when training is to end at the next batch.
+    """
+
+    def __init__(self, worker: Worker, app: App) -> None:
+        app.worker, app.replica = worker, self
+        self.app = app
+        self._worker = worker
+        self.stopping = False
+        self._found: dict[str, str] = {}
+        self._samples = TrainingSamples(app, {}, HeldData(), lambda: self.stopping)
+        self._task: Task
+        self._fed: list[Any] = []  # of each epoch of this round what it was given
+        self._told = 0.0  # when it was told how far this round is
+        self._kept = KeptStates()
+        self._model: KerasModel
+        self._local: LocalSteps
+        self._callbacks: CallbackStates
+        self._ahead: Ahead | None = None  # first steps of the round that comes next
+        self._going: asyncio.Future[None]
+
+    # -- verbs --------------------------------------------------------------------------------------------------------
+
+    async def load(self, wanted: dict[str, str] | None = None) -> dict[str, Any] | None:
+        """Give the app its data, then build its model, in the order of the master: ``create_model`` may use the data.
+
+        Args:
+            wanted: As ``load_data`` takes it; None when the master does not know it yet.
+
+        Returns:
+            What there is now; None when this worker holds data of earlier runs and has to know first which is wanted.
+        """
+        compute, held = self._worker.compute, self._worker.datasets
+        self._worker.tell(what="importing")
+        await compute(self.begin)
+        if wanted is None and held:
+            return None
+        self._worker.tell(what="loading")
+        data: dict[str, Any] = await compute(self.load_data, wanted or {}, held)
+        if data["here"] is not None and (place := place_of(self.app, "train")) is not None:
+            place.beside(Bucket(str(place), store=Others(place, self._worker, asyncio.get_running_loop())))
+        self._worker.tell(what="building")
+        model: dict[str, Any] = await compute(self.build)
+        return data | model
+
+    async def train(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Carry one slot through one round: a ``Task`` becomes a ``Reply``, both as they travel."""
+        asked = Task.from_message(task)
+        reply: Reply = await self._computed(self.carry, asked)
+        if asked.ahead is not None:
+            self._going = asyncio.ensure_future(self._worker.compute(self.go_ahead, asked))  # while this travels
+        return {**(told := reply.to_message()), "update": travelling(told["update"])}
+
+    async def measure(self, task: dict[str, Any]) -> Weights:
+        """Moving statistics over the samples of a ``Task``, which comes as it travels, with its weights."""
+        found: Weights = await self._computed(self.statistics, Task.from_message(task))
+        return found
+
+    async def _computed(self, work: Callable[[Task], Any], task: Task) -> Any:
+        """Do it on the compute thread; when this is cancelled, it ends at the next batch."""
+        gone: list[bool] = []
+        computing = asyncio.ensure_future(self._worker.compute(lambda: None if gone else work(task)))
+        try:
+            return await asyncio.shield(computing)
+        except asyncio.CancelledError:
+            gone.append(True)  # it may still wait for what was trained ahead
+            self._stop()
+            await asyncio.wait([computing])
+            raise
+
+    @concurrent
+    async def give(self, slot: int, number: int, groups: tuple[str, ...]) -> SlotState:
+        """Groups of what a round of a slot left here, from 0; also while another slot is trained.
+
+        Raises:
+            AppMissing: It is not here, or not any more.
+        """
+        left = self._kept.left(slot, number)
+        return {name: left[name] for name in groups if name in left}
+
+    @concurrent
+    async def counts(
+        self, there: dict[str, Any], part: str, batch_size: int, begin: int, end: int, content: dict[str, str]
+    ) -> dict[str, Any] | None:
+        """See ``evaluation.counts``; ``there`` are the weights, or says which of those that are here. None if the data here is other data."""
+        if not self._has(content):
+            return None
+        if (weights := await self._weights_of(there)) is None:
+            return {"why": ""}
+        found: dict[str, Any] = await beside(
+            self._worker, self.app, partial(counts, self.app, weights, part, batch_size, begin, end)
+        )
+        return found
+
+    def _has(self, content: dict[str, str]) -> bool:
+        """Whether the data here is that with these fingerprints, by name of the attribute."""
+        return bool(content) and all(self._found.get(name) == one for name, one in content.items())
+
+    async def _weights_of(self, there: dict[str, Any]) -> Weights | None:
+        """The weights that are to be evaluated; None where not all of them can be had."""
+        return list(there["weights"])
+
+    @offered
+    async def file(self, name: str, begin: int, nbytes: int) -> Any:
+        """Some bytes of a partition file that is on a disk of this machine, as an array; None if it is not."""
+        place = place_of(self.app, "train")
+        return None if place is None else await asyncio.to_thread(place.piece, name, begin, min(nbytes, PIECE_BYTES))
+
+    @concurrent
+    async def stop(self) -> None:
+        """STOP: end local training at the next batch."""
+        self._stop()
+
+    async def close(self) -> None:
+        """See ``Role``."""
+        self._stop()
+
+    def _stop(self) -> None:
+        self.stopping = True
+        self._samples.end()
+
+    # -- what they do on the compute thread -------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Import Keras and set what has to be set before anything is made with it."""
+        set_precision(self.app.precision)
+
+    def build(self) -> dict[str, Any]:
+        """Create the model and say what it is."""
+        with fresh_names():
+            call(self.app.create_model)
+        ready_model(self.app)
+        self._model, self._local = KerasModel(self.app), LocalSteps(self.app.model)
+        check_of_workers(self.app.worker_callbacks)
+        self._callbacks = CallbackStates(self.app.worker_callbacks).checked()
+        return {
+            **self._model.facts(),
+            "text": getattr(getattr(self.app.model, "notation", None), "digest", ""),
+            "gain": gain_of_bfloat16() if self.app.precision == "auto" and self.app.worker.id == 1 else 0.0,
+        }
+
+    def load_data(self, wanted: dict[str, str], held: HeldData) -> dict[str, Any]:
+        """Give the app its data: see ``loading.load_data``."""
+        self._found, facts = load_data(self.app, wanted, held)
+        self._samples = TrainingSamples(self.app, self._found, held, lambda: self.stopping)
+        return facts
+
+    def carry(self, task: Task) -> Reply:
+        """Carry one slot through one round.
+
+        Args:
+            task: With its weights as they came.
+
+        Returns:
+            The reply, with the update as it is to travel.
+
+        Raises:
+            AppMissing: The slot's last round did not leave its state here.
+        """
+        begin = time.perf_counter()
+        self.stopping = False
+        ahead, self._ahead = self._ahead, None
+        state = self._kept.begin(task)
+        first, rest = parts(task, state.get(OWN))
+        if first is None:
+            ahead, own = None, state.get(OWN)
+            self._begin(task, state)
+        else:
+            if ahead is None or not ahead.is_of(first):
+                ahead = self._first_steps(first, state)
+            own, self._fed = ahead.own, ahead.fed
+            self._model.reseed(task.seed, task.round, task.slot, 1)
+        self._task = task
+        weights = read_weights(task.weights, state.get(HELD), self._model.like)
+        exact = [flag or i in task.apart for i, flag in enumerate(self._model.lossless)]
+        begun = apart.begin(fragments.begin(task, weights, own, exact), state.get(APART))
+        control = state.get(CONTROL)
+        if self._model.gradients is None:
+            update, metrics = self._trained(rest, begun, control)
+            # What was ended early counts for nothing, and may have made no step.
+            if len(rest.indices) and not self.stopping:
+                control = self._local.left(update)
+        else:
+            update, metrics = self._model.gradient(self._samples.batch(task), begun)
+        if ahead is not None:
+            metrics = together([(ahead.metrics, len(ahead.task.indices)), (metrics, len(rest.indices))])
+        update, aside = apart.end(task, weights, begun, update)
+        update, own = fragments.end(task, weights, begun, update)
+        tensors = fragments.exchanged(task, weights, exact)
+        encoded, residual, error = send_update(task.codec, update, exact, state.get(RESIDUAL), tensors)
+        left: SlotState = {
+            RESIDUAL: residual,
+            HELD: weights,
+            OWN: own,
+            APART: aside,
+            CONTROL: control or [None] * len(update),
+            CALLBACKS: self._callbacks.read(),
+        }
+        if OPTIMIZER in task.keep:
+            left[OPTIMIZER] = self._model.left(task)
+        self._kept.leave(task, left)
+        wait_data_s, files = self._samples.told()
+        skipped = self._samples.skipped
+        return Reply(
+            task=task,
+            update=encoded,
+            codec_error=error,
+            samples=len(task.indices) - sum(samples for _, samples in skipped),
+            fed=self._otherwise_fed(task),
+            metrics=metrics,
+            counted=NOTHING_COUNTED if ahead is not None else self._model.counted(metrics),
+            compute_s=time.perf_counter() - begin,
+            wait_data_s=wait_data_s,
+            files=files[:MOST_FILES],
+            skipped=skipped,
+            stopped=self.stopping,
+            state={name: left[name] for name in task.back},
+            entries=self._model.entries(task),
+        )
+
+    def go_ahead(self, task: Task) -> None:
+        """Train the first steps of a slot's next round, while the update of this one and what is merged of it are on their way."""
+        if self.stopping:
+            return
+        with contextlib.suppress(Exception):  # what is wrong is told of when the round is asked for
+            ahead = self._first_steps(following(task), self._kept.left(task.slot, task.round))
+            self._ahead = None if self.stopping else ahead
+
+    def _begin(self, task: Task, state: SlotState) -> None:
+        """Be what a slot's round begins with, but for the weights."""
+        self._task, self._fed = task, []
+        self._told = time.monotonic()
+        self._model.begin(task, state.get(OPTIMIZER))
+        self._callbacks.begin(state.get(CALLBACKS))
+
+    def _first_steps(self, task: Task, state: SlotState) -> Ahead:
+        """Train from a slot's own weights, before what was merged is mixed into them."""
+        self._begin(task, state)
+        *begun, number = state[OWN]
+        update, metrics = self._trained(task, begun, None)
+        return Ahead(task=task, own=[*fragments.after(begun, update), number], metrics=metrics, fed=self._fed)
+
+    def _trained(self, task: Task, begun: Weights, control: Any) -> tuple[Weights, dict[str, float]]:
+        """The update of local training from some weights, and its metrics."""
+        if not len(task.indices):
+            return [np.zeros_like(w) for w in begun], {}
+        self.app.indices = task.indices
+        self._local.begin(task.local, begun, control, task.control)
+        return run_train(self.app, begun, task.epochs, task.batch_size)
+
+    def statistics(self, task: Task) -> Weights:
+        """What the layers that normalize by batches come to with a task's weights, over its samples: see ``roles/statistics.py``."""
+        self.stopping = False
+        inputs = ((batch[0], count) for batch, count in self._samples.batches(task) if not self.stopping)
+        reseed(self.app.model, (task.seed, task.round, task.slot))
+        return measured(self.app.model, read_weights(task.weights, None, self._model.like), inputs)
+
+    def _otherwise_fed(self, task: Task) -> np.ndarray[Any, Any] | int | None:
+        """Which samples ``fit`` was given in this round, once for each epoch; None if it was the partition in each, or ``fit`` did not run."""
+        as_given = len(self._fed) == task.epochs and all(indices is task.indices for indices in self._fed)
+        if as_given or not self._fed:
+            return None
+        if isinstance(task.indices, Portion):  # with overlap the first steps and the others are two pieces of it
+            whole = task.overlap and sum(map(len, self._fed)) == task.epochs * len(task.indices)
+            return None if whole else len(self._fed)
+        fed = np.concatenate([np.asarray(indices, np.int64).reshape(-1) for indices in self._fed])
+        return None if task.overlap and np.array_equal(fed, task.indices) else fed
+
+    # -- what the default ``IApp.train`` is made of -----------------------------------------------------------------
+
+    def fit(self, epochs: int, batch_size: int, callbacks: Iterable[Any] = ()) -> dict[str, float]:
+        """Run ``Model.fit`` over this round's partition, with the weights of its samples or classes if there are any.
+
+        The first local epoch goes through it in the order that came, each later one in an own order made from the task's seed. Epochs are counted
+        over the whole run, so that a ``LearningRateScheduler`` does what it would do in one ``fit``.
+
+        Returns:
+            Keras's metrics of the last epoch.
+        """
+        indices = self.app.indices
+        if indices is not self._task.indices and not isinstance(indices, Portion):  # with overlap it is a piece of it
+            if isinstance(self._task.indices, Portion):
+                raise AppError(
+                    "train has set self.indices, but train_data is read in the order that every slot's part has",
+                    hint="leave self.indices as it is, or train on arrays: self.x_train = self.train_data['x']",
+                )
+            indices = self.app.indices = chosen(indices, samples_of(self.app, "train"))
+        feed, first = self._samples.feed(batch_size), self._task.first_epoch
+
+        def begin_epoch(epoch: int) -> None:
+            self._local.note()
+            self._fed.append(indices)
+            feed.set_order(self.order(indices, epoch - first))
+
+        def end_batch(epoch: int, batch: int, logs: Any) -> bool:
+            if (now := time.monotonic()) - self._told >= MOVED_EVERY_S:
+                self._told = now
+                self._tell(epoch, min((batch + 1) * batch_size, len(indices)), logs)
+            return self.stopping
+
+        feed.set_order(indices)  # Keras looks at the data before the first epoch begins
+        numbers, begun = range(first, first + epochs), self._callbacks.go_on()
+        model, data = self._model, feed.dataset
+        return self._samples.during(lambda: model.fit(data, numbers, callbacks, begin_epoch, end_batch, begun))
+
+    def _tell(self, epoch: int, samples: int, logs: Any) -> None:
+        """Tell the master how far this round is.
+
+        Args:
+            epoch: Number of the local epoch, from 0.
+            samples: How many of it are done.
+            logs: Keras's metrics so far.
+        """
+        done = sum(map(len, self._fed[:-1])) + samples
+        total = max(done, self._task.epochs * len(self._task.indices))
+        loss = scalars(logs or {}).get("loss")
+        self._worker.tell(what="training", done=done, total=total, epoch=epoch + 1, loss=loss)
+
+    def order(self, indices: Any, epoch: int) -> Any:
+        """The order of one local epoch, the same whichever worker carries the slot."""
+        if epoch == 0:
+            return indices
+        task = self._task
+        return in_order(indices, (task.seed, task.round, task.slot, epoch))
+
+    @property
+    def round(self) -> int:
+        """Which round this is, from 1."""
+        return self._task.round + 1

@@ -1,0 +1,104 @@
+"""Slices of a checkpoint that a run goes on from, on the worker that is to hold them. Runs in the executor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddlf.algorithms.rows import Rows
+from ddlf.algorithms.shards import Slice, overlapped
+from ddlf.algorithms.weights import Tensor
+from ddlf.training.checkpoints.durable import damaged
+from ddlf.training.checkpoints.restored import found_at
+from ddlf.training.checkpoints.slices import OUTER, PUSHED, WEIGHTS, assembled, part_name, slice_name
+from ddlf.training.roles.generation import Generation
+
+
+class Restored:
+    """What one worker has of a checkpoint. Each end of an exchange is one of these, and makes of it what it holds.
+
+    Attributes:
+        restored: Arrays by the number of their slice and ``part_name``, until they are taken.
+    """
+
+    def __init__(self) -> None:
+        self.restored: dict[int, dict[str, Tensor]] = {}
+
+    async def look_at(self, place: dict[str, Any]) -> dict[str, Any]:
+        """Hold a slice that is seen here against its hash; see ``found_at``."""
+        return (await asyncio.to_thread(found_at, place, load=False))[0]
+
+    async def read_slice(self, number: int, place: dict[str, Any]) -> dict[str, Any]:
+        """Read a slice, if it is seen here; see ``found_at``."""
+        answer, arrays = await asyncio.to_thread(found_at, place, load=True)
+        if arrays:
+            self.restored[number] = arrays
+        return answer
+
+    async def take_slice(self, number: int, arrays: dict[str, Tensor]) -> None:
+        """Take a slice that the master has read, for it is not seen here."""
+        self.restored[number] = arrays
+
+    def taken(self) -> dict[int, dict[str, Tensor]]:
+        """All that is here; from then on it is not."""
+        found, self.restored = self.restored, {}
+        return found
+
+
+def generation_of(
+    parts: Mapping[int, Mapping[str, Tensor]], listed: Mapping[str, Any], codec: str, trainable: Sequence[bool]
+) -> Generation:
+    """Weights, and the outer optimizer's state, of a checkpoint.
+
+    Args:
+        parts: Its slices, as ``Restored`` has them.
+        listed: As ``Slices.sliced``.
+        codec, trainable: As of ``Generation.whole``.
+    """
+    contents = ((Path(slice_name(number)), arrays) for number, arrays in sorted(parts.items()))
+    groups = assembled(contents, listed, {}, Path("the checkpoint"))
+    weights, state = (list(groups.get(name, {}).values()) for name in (WEIGHTS, OUTER))
+    return Generation.whole(weights, state, codec, trainable)
+
+
+def shard_of_parts(
+    rows: Rows, part: tuple[Slice, Slice], names: Sequence[str], arrays: Mapping[str, Tensor], kept: int
+) -> dict[str, Any]:
+    """The values of a shard, and what its rule keeps, of what ``shard_parts`` made of them.
+
+    Args:
+        rows: Of the model's weights.
+        part: Its slices of both rows.
+        names: Paths of the weights.
+        arrays: Of its slice of the checkpoint.
+        kept: Rows that the rule keeps.
+
+    Returns:
+        ``weights``, ``rest`` and ``state``, as of ``Shard.snapshot``.
+
+    Raises:
+        CheckpointCorrupt: A part is not there.
+    """
+
+    def of(name: str, length: int) -> Tensor:
+        found = arrays.get(name)
+        if found is None or found.shape != (length,):
+            got = "nothing" if found is None else f"{found.dtype} {found.shape}"
+            raise damaged(Path("a slice of the checkpoint"), f"{length:,} values of {name!r}", got)
+        return np.asarray(found, np.float32)
+
+    found: dict[str, Any] = {}
+    for name, places, one in zip(("weights", "rest"), (rows.trained, rows.rest), part, strict=True):
+        like = [rows.like[i] for i in places]
+        values = [
+            of(part_name(WEIGHTS, low, f"{places[at]:04d} {names[places[at]]}"), high - low)
+            for at, low, high in overlapped(like, one)
+        ]
+        found[name] = np.concatenate(values) if values else np.zeros(0, np.float32)
+    (begin, end), _ = part
+    found["state"] = [of(part_name(PUSHED, begin, f"{number:04d}"), end - begin) for number in range(kept)]
+    return found

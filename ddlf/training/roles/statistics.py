@@ -1,0 +1,76 @@
+"""Moving statistics of layers that normalize by batches, computed anew with given weights. On master and workers; a worker computes.
+
+Statistics of slots that were trained apart, averaged, are those of no model: what a layer sees depends on the weights before it. So the merged
+weights are given samples once more. With ``b`` a batch of ``n_b`` samples, and ``mean_b``, ``var_b`` what a layer normalizes it by::
+
+    moving_mean = sum(n_b mean_b) / sum(n_b),  moving_variance = sum(n_b var_b) / sum(n_b)
+
+Source:
+    SWA, Izmailov et al. 2018, arXiv:1803.05407, section 3.2; the variance is the mean of those of batches, as in the authors' ``bn_update``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from ddlf.algorithms.weights import Weights, is_float_type
+from ddlf.errors import AppError
+from ddlf.training.roles.apart import norm_layers
+
+
+def moving(model: Any) -> tuple[int, ...]:
+    """Places of the moving statistics among ``model.weights``, of layers that are trained: those of others never move."""
+    theirs = {id(weight) for layer in _trained(model) for weight in layer.non_trainable_weights}
+    return tuple(
+        place
+        for place, weight in enumerate(model.weights)
+        if id(weight) in theirs and is_float_type(np.dtype(weight.dtype))
+    )
+
+
+def measured(model: Any, weights: Weights, batches: Iterable[tuple[Any, int]]) -> Weights:
+    """What a model's moving statistics come to.
+
+    Args:
+        model: Keras model; it ends with other weights.
+        weights: The weights to compute with.
+        batches: Inputs of a batch, and how many samples they are.
+
+    Returns:
+        An array for each place of ``moving``.
+
+    Raises:
+        AppError: The model cannot be called.
+    """
+    import keras
+
+    model.set_weights(weights)
+    layers, places = _trained(model), moving(model)
+    momenta = [layer.momentum for layer in layers]
+    sums, samples = [np.zeros(weights[place].shape) for place in places], 0
+    try:
+        for layer in layers:
+            layer.momentum = 0.0  # then what a layer has after a batch are the statistics of that one
+        for inputs, count in batches:
+            model(inputs, training=True)
+            samples += count
+            for total, place in zip(sums, places, strict=True):
+                total += count * np.asarray(keras.ops.convert_to_numpy(model.weights[place]), np.float64)
+    except NotImplementedError:
+        raise AppError(
+            "batchnorm='recalibrated' calls the model with x_train, but it has no call",
+            hint="write call(self, inputs, training=False), or leave batchnorm at 'averaged'",
+        ) from None
+    finally:
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+    return [
+        np.asarray(total / max(samples, 1), weights[place].dtype) for total, place in zip(sums, places, strict=True)
+    ]
+
+
+def _trained(model: Any) -> list[Any]:
+    return [layer for layer in norm_layers(model) if layer.trainable]

@@ -1,0 +1,363 @@
+"""What a slot's round is asked for and answered with, and what it leaves for the next one. Made on the master, carried out on a worker.
+
+A slot leaves arrays in groups by name: the state of its optimizer, what its codec still owes, the weights that it holds. There is one policy for
+all: the groups that a task names stay on the worker; those that it asks for come back with the reply; when the slot moves to another worker, its task
+brings them along.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+
+from ddlf.algorithms.check import Fault
+from ddlf.algorithms.encoding import decode_update
+from ddlf.algorithms.reading import Portion
+from ddlf.algorithms.streaming import put
+from ddlf.algorithms.weights import Weights
+from ddlf.errors import AppMissing, ProtocolError
+from ddlf.extras.stabilisers.place import Steps
+
+SlotState = dict[str, list[Any]]
+"""Groups of arrays by name; None in the place of an array says that there is nothing for this tensor."""
+
+OPTIMIZER = "optimizer"
+"""State of the slot's optimizer, in Keras's order."""
+RESIDUAL = "residual"
+"""What a biased codec still owes of the slot's updates, for each tensor."""
+OWN = "own"
+"""What a slot has of its own, where weights are exchanged in fragments: ``ddlf.training.roles.fragments`` says what."""
+CONTROL = "control"
+"""Control of the slot, for each trained weight, of local rules that have one (``algorithms/local.py``)."""
+APART = "apart"
+"""Weights that the slot keeps apart from the others' (``Task.apart``); None in the place of each of the others."""
+CALLBACKS = "callbacks"
+"""What the slot's ``worker_callbacks`` keep in themselves."""
+HELD = "held"
+"""Weights that the slot holds, when they travel as differences. The master has them, too: this group never travels."""
+
+
+MOST_FILES = 100
+"""So many files that were opened are told of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Task:
+    """One round of one slot.
+
+    Args:
+        slot: Which, from 0.
+        round: Number, from 0.
+        slots: Slots that train in this round: K, or what is left of an epoch if that is fewer samples.
+        first_epoch: Local epochs of the slot before this round.
+        epochs: Local epochs in this round.
+        batch_size: Samples in a batch.
+        seed: Seed of the run.
+        indices: Numbers of the slot's samples, shape (n_j,), or what it reads of partition files.
+        weights: Weights to begin with; on their way as ``WeightsOut.encode`` makes them.
+        version: Merges that they are the result of.
+        codec: Name of the codec of the update.
+        rates: For each local epoch the learning rates of the optimizer, or of each of several; empty if nothing on the master has set them.
+        keep: Groups of state that stay on the worker.
+        back: Groups of state that come back with the reply.
+        state: State that the slot begins with; None for what its round before left on this worker.
+        at: Workers that have what the slot's round before left, beside what the task brings; none if it is here, or all comes with the task.
+        shared: Groups of state that every slot begins with, in the place of its own.
+        local: The local rule, as text.
+        control: Mean of the controls of all slots; None for zeros, and where the rule has none.
+        apart: Places of the weights that each slot keeps apart: ``ddlf.training.roles.apart`` says how.
+        before: Number of that round; None for the one before this.
+        merged: Of each fragment of the weights the round that merged it last, -1 before any; empty where weights are exchanged as a whole.
+        wanted: Fragments whose updates come back, if there are any.
+        alpha: Share of its own values that the slot keeps of a fragment that was exchanged.
+        overlap: Steps of the round before the slot takes in what was merged.
+        ahead: First local epoch of the slot's next round, and its samples in the steps before that; None if it is not known.
+        steps: The steps of the slot's optimizer, as ``Steps`` has them; none if nobody asks.
+    """
+
+    slot: int
+    round: int
+    slots: int
+    first_epoch: int
+    epochs: int
+    batch_size: int
+    seed: int
+    indices: Any  # Samples
+    weights: Any
+    version: int
+    codec: str = "float32"
+    rates: Sequence[Sequence[float]] = ()
+    keep: tuple[str, ...] = ()
+    back: tuple[str, ...] = ()
+    state: SlotState | None = None
+    at: tuple[int, ...] = ()
+    shared: SlotState = field(default_factory=dict)
+    local: str = "plain"
+    control: list[Any] | None = None
+    apart: tuple[int, ...] = ()
+    before: int | None = None
+    merged: tuple[int, ...] = ()
+    wanted: tuple[int, ...] = ()
+    alpha: float = 0.0
+    overlap: int = 0
+    ahead: tuple[int, Any] | None = None
+    steps: tuple[int, ...] = ()
+
+    @property
+    def place(self) -> Steps | None:
+        """Where the round is in the slot's run; None if nobody has said it."""
+        return Steps(*self.steps) if self.steps else None
+
+    @property
+    def since(self) -> int:
+        """Number of the round that left the state that the slot begins with."""
+        return self.round - 1 if self.before is None else self.before
+
+    def digest(self) -> str:
+        """Names the partition: SHA-256 of its indices in order, as 64-bit integers; of partition files that of what is read."""
+        if isinstance(self.indices, Portion):
+            return self.indices.digest()
+        return hashlib.sha256(np.ascontiguousarray(self.indices, "<i8").data).hexdigest()
+
+    def to_message(self) -> dict[str, Any]:
+        """As it travels."""
+        message = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        if isinstance(self.indices, Portion):
+            message["indices"] = self.indices.to_message()
+            if self.ahead is not None:
+                message["ahead"] = self.ahead[0], self.ahead[1].to_message()
+        return message
+
+    @classmethod
+    def from_message(cls, message: dict[str, Any]) -> Self:
+        """As it came."""
+        if isinstance(message["indices"], dict):
+            message = message | {"indices": Portion.from_message(message["indices"])}
+            if message["ahead"] is not None:
+                message["ahead"] = message["ahead"][0], Portion.from_message(message["ahead"][1])
+        return cls(**message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Reply:
+    """What came of a task.
+
+    Args:
+        task: The task.
+        update: Weights before minus weights after, one array each; on their way as the codec makes them. Of one that stays on its worker what makes
+            it unusable, or None.
+        codec_error: Relative L2 error of the update as it travelled.
+        samples: Number of samples trained on.
+        fed: Samples that ``replica.fit`` was given, once for each epoch, shape (m,), or of partition files in how many epochs it read them, or which
+            ranges of them count; None if they were the partition's.
+        metrics: Metrics of the last local epoch.
+        counted: What the model's metrics counted in it, as ``metrics.read_state`` gives it.
+        compute_s: Seconds of local training, on the worker's clock, but for steps that it had trained ahead.
+        wait_data_s: Those of them that nothing had been read to train on.
+        files: Partition files that were opened for it, from 0, in the order of opening; empty with arrays.
+        skipped: Partition files that are damaged, from 0, and how many of the task's samples were left out with each.
+        stopped: Whether it was ended early.
+        state: Groups of state that the task asked for.
+        factor: What the update is scaled by, if it stays.
+        worker: Number of the worker that carried it.
+        elapsed_s: Seconds from sending to having the update, on the master's clock.
+        bytes_out: Bytes sent for it.
+        bytes_back: Bytes received for it.
+        pushed: What a round of Downpour has come to: ``pushes`` and ``fetches``, as ``RoundRecord`` has them; pushes that were ``refused``; and
+            ``peer`` and ``why``, if another worker's shards were not reached. None in other training.
+        entries: Entries of its labels that count, where the loss leaves some out (``stabilisers/masked.py``), at least 1; 0 where it does not.
+    """
+
+    task: Task
+    update: Any
+    codec_error: float
+    samples: int
+    fed: np.ndarray[Any, Any] | Sequence[Sequence[int]] | int | None
+    metrics: dict[str, float]
+    counted: dict[str, Any]
+    compute_s: float
+    wait_data_s: float
+    files: Sequence[int]
+    stopped: bool
+    state: SlotState
+    factor: float = 1.0
+    worker: int = 0
+    elapsed_s: float = 0.0
+    bytes_out: int = 0
+    bytes_back: int = 0
+    pushed: dict[str, Any] | None = None
+    skipped: Sequence[tuple[int, int]] = ()
+    entries: int = 0
+
+    @property
+    def weight(self) -> int:
+        """What its update counts in a mean: samples, or entries where the loss leaves some out."""
+        return self.entries or self.samples
+
+    @property
+    def slot(self) -> int:
+        """Whose it is, from 0."""
+        return self.task.slot
+
+    def of_shards(self) -> dict[str, Any]:
+        """What the record of a round of Downpour has of its pushes and fetches; nothing of other training."""
+        if self.pushed is None:
+            return {}
+        pushes, fetches = (tuple(map(tuple, self.pushed[name])) for name in ("pushes", "fetches"))
+        stalest = max((max(push[2 : len(push) // 2 + 1]) for push in pushes), default=0)
+        return {"pushes": pushes, "fetches": fetches, "staleness": stalest}
+
+    def to_message(self) -> dict[str, Any]:
+        """As it travels: what the worker knows, and which samples it trained on."""
+        return {"digest": self.task.digest(), **{name: getattr(self, name) for name in _FROM_WORKER}}
+
+    @classmethod
+    def from_message(
+        cls,
+        message: dict[str, Any],
+        task: Task,
+        like: Weights,
+        samples: int,
+        worker: str,
+        tensors: Sequence[int] | None = None,
+        *,
+        stays: bool = False,
+    ) -> Self:
+        """As it came; it is data of another machine, so it is checked.
+
+        Args:
+            message: From ``to_message``.
+            task: The task that it answers.
+            like: The model's weights, for shapes and types.
+            samples: n, of all slots.
+            worker: Name of the worker, for errors.
+            tensors: Numbers of the tensors whose updates come back; None for all. Those of others are zero.
+            stays: Whether the update stays on the worker, which says what makes it unusable, if anything does.
+
+        Raises:
+            ProtocolError: It trained on other samples than those it was given, or on none that are there.
+            ConfigError: The update does not fit the model.
+        """
+        if message["digest"] != task.digest():
+            raise ProtocolError("trained on other samples than it was given", worker=worker)
+        facts = {name: message[name] for name in _FROM_WORKER}
+        facts["update"] = _unusable(facts["update"]) if stays else _decoded(facts["update"], like, tensors)
+        facts["fed"] = _checked(facts["fed"], samples, worker, task.indices)
+        facts["files"] = tuple(int(file) for file in facts["files"][:MOST_FILES])
+        facts["skipped"] = _left_out(facts["skipped"], task, worker)
+        if type(facts["entries"]) is not int or facts["entries"] < 0:
+            raise ProtocolError("says no number of entries that count", worker=worker)
+        facts["state"] = {name: list(facts["state"][name]) for name in task.back}
+        _check_control(facts["state"].get(CONTROL), like, worker)
+        return cls(task=task, **facts)
+
+
+_FROM_WORKER = (
+    *(
+        field.name
+        for field in dataclasses.fields(Reply)
+        if field.name != "task" and field.default is dataclasses.MISSING
+    ),
+    "pushed",
+    "skipped",
+    "entries",
+)
+
+
+def _decoded(update: Any, like: Weights, tensors: Sequence[int] | None) -> Weights:
+    if tensors is None:
+        return decode_update(update, like)
+    return put([np.zeros_like(w) for w in like], tensors, decode_update(update, [like[i] for i in tensors]))
+
+
+def _unusable(found: Any) -> Fault | None:
+    return None if found is None else Fault(**found)
+
+
+def _checked(fed: Any, samples: int, worker: str, indices: Any) -> np.ndarray[Any, Any] | list[list[int]] | int | None:
+    if fed is None or (isinstance(indices, Portion) and type(fed) is int and fed >= 0):
+        return fed
+    if isinstance(indices, Portion) and isinstance(fed, list):
+        places = [int(place) for begin, end in fed for place in (begin, end - 1)]
+        if places != sorted(places) or (places and not 0 <= places[0] <= places[-1] < len(indices)):
+            raise ProtocolError("says that it trained on samples that it was not given", worker=worker)
+        return fed
+    if not isinstance(fed, np.ndarray) or fed.dtype != np.int64 or fed.ndim != 1 or not fed.size:
+        raise ProtocolError("says no numbers of samples that it trained on", worker=worker)
+    if fed.min() < 0 or fed.max() >= samples:
+        raise ProtocolError(f"says that it trained on samples that none of {samples:,} is", worker=worker)
+    return fed
+
+
+def _left_out(skipped: Any, task: Task, worker: str) -> Sequence[tuple[int, int]]:
+    found = [(int(file), int(samples)) for file, samples in skipped]
+    if found and not (
+        isinstance(task.indices, Portion)
+        and all(file >= 0 and samples > 0 for file, samples in found)
+        and sum(samples for _, samples in found) < len(task.indices)
+    ):
+        raise ProtocolError("says that it left out samples that it was not given", worker=worker)
+    return found
+
+
+def _check_control(control: Any, like: Weights, worker: str) -> None:
+    """Refuse a control that no mean can be taken of."""
+    if control is None:
+        return
+    known = [(array, weight) for array, weight in zip(control, like, strict=False) if array is not None]
+    fits = (
+        isinstance(array, np.ndarray) and (array.shape, array.dtype) == (weight.shape, weight.dtype)
+        for array, weight in known
+    )
+    if len(control) != len(like) or not all(fits) or not all(np.isfinite(array).all() for array, _ in known):
+        raise ProtocolError("left a control that does not fit the model, or is not finite", worker=worker)
+
+
+class KeptStates:
+    """What the rounds of slots have left on one worker.
+
+    Of each slot that of the last two rounds is kept: while the last one is not known to count, the master may ask for what the one before left. What
+    the master has itself is not kept of that one.
+    """
+
+    def __init__(self) -> None:
+        self._left: dict[int, dict[int, SlotState]] = {}  # slot -> round, from 0, that left it -> groups
+
+    def begin(self, task: Task) -> SlotState:
+        """The state that a slot's round begins with.
+
+        Raises:
+            AppMissing: It is to be what the slot's round before left here, but that left nothing here.
+        """
+        state = (self.left(task.slot, task.since) if task.state is None else task.state) | task.shared
+        self._left[task.slot] = {task.since: state}
+        return state
+
+    def put(self, slot: int, number: int, state: SlotState) -> None:
+        """Have what a round of a slot left, from 0, that was carried elsewhere."""
+        self._left[slot] = {number: state}
+
+    def leave(self, task: Task, state: SlotState) -> None:
+        """Keep of what a slot's round has left what the task says."""
+        ((number, before),) = self._left[task.slot].items()
+        elsewhere = (*task.back, HELD)
+        self._left[task.slot] = {
+            number: {name: before[name] for name in task.keep if name in before and name not in elsewhere},
+            task.round: {name: state[name] for name in task.keep},
+        }
+
+    def left(self, slot: int, number: int) -> SlotState:
+        """What a round of a slot left, from 0; any thread may ask.
+
+        Raises:
+            AppMissing: It is not here, or not any more.
+        """
+        try:
+            return self._left[slot][number]
+        except KeyError:
+            raise AppMissing(f"slot {slot + 1} has left nothing of round {number + 1} here") from None

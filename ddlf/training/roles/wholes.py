@@ -1,0 +1,131 @@
+"""Slices of slots' updates, a piece at a time, and from them what the updates are to each other as wholes. Runs in the executor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from ddlf.algorithms.check import scaled
+from ddlf.algorithms.encoding import EncodedUpdate
+from ddlf.algorithms.pairs import BLOCK, Vector, brief, cosines_in, distances_in
+from ddlf.algorithms.shards import Slice, decode_slice, pieces, take
+from ddlf.algorithms.weights import Tensor, Weights
+from ddlf.errors import ConfigError
+from ddlf.training.roles.generation import Unreached, moved
+
+AT_ONCE = 8
+"""Pieces of a slice that are on their way at a time. A piece is stepped when all updates of it have come; what comes from a worker whose link is busy
+must not keep the others' links idle meanwhile."""
+
+Sent = tuple[int, int, int, float]
+"""A slot's update: its slot, the worker that has it, the samples that it was trained on, and what it is scaled by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairs:
+    """What is asked of updates: their distances, or the angles between them.
+
+    Args:
+        base: Generation of the weights that the slots began with.
+        updates: Of each slot, in slot order.
+        owners: Workers that compute a part, in the order of the slices.
+        tensors: Numbers of those that are looked at.
+        norms: Lengths of the updates, for angles; empty for distances.
+        piece: Values in a piece.
+    """
+
+    base: int
+    updates: Sequence[Sent]
+    owners: Sequence[int]
+    tensors: Sequence[int]
+    norms: Sequence[float]
+    piece: int
+
+
+async def sums(
+    asked: Pairs, like: Weights, part: Slice, get: Callable[[Sent, Slice], Awaitable[EncodedUpdate]]
+) -> list[Vector]:
+    """What the blocks that begin in a slice add to distances or cosines: few matrices with the exact sum of theirs.
+
+    Args:
+        asked: What is asked.
+        like: The model's weights.
+        part: The slice.
+        get: Gets a slice of an update.
+
+    Raises:
+        Unreached: Another worker did not give its part.
+    """
+    found: list[Vector] = []
+
+    async def one(run: Slice) -> None:
+        updates = await asyncio.gather(*(get(sent, run) for sent in asked.updates))
+        found.extend(await asyncio.to_thread(add, run, updates))
+
+    def add(run: Slice, updates: Sequence[EncodedUpdate]) -> list[Vector]:
+        tensors = decoded(updates, asked.updates, like, run)
+        rows = [
+            [take(one, moved(block, run[0]))[0] for one in tensors] for block in blocks if run[0] <= block[0] < run[1]
+        ]
+        return [cosines_in(row, asked.norms) if asked.norms else distances_in(row) for row in rows]
+
+    blocks = [one for one in blocks_of(like, asked.tensors) if part[0] <= one[0] < part[1]]
+    await limited(one, together(blocks, asked.piece))
+    return brief(found, len(asked.updates))
+
+
+def blocks_of(like: Weights, tensors: Sequence[int]) -> list[Slice]:
+    """The blocks of some tensors, in order: those whose sums are added."""
+    ends = list(accumulate(w.size for w in like))
+    return [block for i in tensors for block in pieces((ends[i] - like[i].size, ends[i]), BLOCK)]
+
+
+def together(blocks: Sequence[Slice], length: int) -> list[Slice]:
+    """Make one slice of blocks that follow each other, up to a length."""
+    found: list[Slice] = []
+    for begin, end in blocks:
+        if found and found[-1][1] == begin and end - found[-1][0] <= max(length, BLOCK):
+            found[-1] = found[-1][0], end
+        else:
+            found.append((begin, end))
+    return found
+
+
+def decoded(updates: Sequence[EncodedUpdate], sent: Sequence[Sent], like: Weights, part: Slice) -> list[list[Tensor]]:
+    """A slice of each update as it counts.
+
+    Raises:
+        Unreached: One does not fit.
+    """
+    found = []
+    for update, (_, worker, _, factor) in zip(updates, sent, strict=True):
+        try:
+            found.append(scaled(decode_slice(update, like, part), factor))
+        except ConfigError as error:
+            raise Unreached(worker, f"it sent an update that does not fit: {error}") from error
+    return found
+
+
+async def limited(one: Callable[[Slice], Coroutine[Any, Any, None]], parts: Sequence[Slice]) -> None:
+    """Do something for each piece, ``AT_ONCE`` of them at a time."""
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def in_turn(part: Slice) -> None:
+        async with places:
+            await one(part)
+
+    await all_of([in_turn(part) for part in parts])
+
+
+async def all_of(work: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Do all of it at the same time; when one thing fails, the others end."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

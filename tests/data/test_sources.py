@@ -1,0 +1,151 @@
+"""What a data set can be made of, and what is said when it cannot."""
+
+import io
+import zipfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ddlf.data.sources import open_source
+from ddlf.errors import ConfigError, DatasetError
+
+
+def all_of(source, at_once=7):
+    return np.concatenate(list(source.rows(at_once)))
+
+
+def test_the_training_part_of_a_keras_archive_is_x_and_y(tmp_path):
+    x, y = np.arange(20).reshape(10, 2), np.arange(10)
+    np.savez_compressed(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x[:4], y_test=y[:4])
+    assert list(open_source(tmp_path / "a.npz").columns) == ["x", "y"]
+    assert np.array_equal(all_of(open_source(tmp_path / "a.npz"))["x"], x)
+    assert open_source(tmp_path / "a.npz", part="test").samples == 4
+    assert list(open_source(tmp_path / "a.npz", columns="image=x_test,y_test").columns) == ["image", "y_test"]
+
+
+def test_arrays_in_one_file_and_in_a_folder(tmp_path):
+    np.save(tmp_path / "left.npy", np.arange(6, dtype=">i4").reshape(3, 2))
+    np.save(tmp_path / "right.npy", np.array([True, False, True]))
+    found = all_of(open_source(tmp_path))
+    assert found["left"].tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert found["right"].tolist() == [True, False, True]
+    assert all_of(open_source(tmp_path / "left.npy"), 2)["x"].tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_a_table_with_labels_of_each_kind(tmp_path):
+    (tmp_path / "t.csv").write_text("a,kind,b,n\n1,dog,2.5,1.5\n3,cat,4e1,2\n")
+    found = open_source(tmp_path / "t.csv", label="n")
+    assert found.columns["y"].dtype == "float32"
+    (tmp_path / "t.csv").write_text("a,kind\n1,1_2\n3,1_1\n")
+    assert open_source(tmp_path / "t.csv", label="kind").classes == ["1_1", "1_2"]
+    (tmp_path / "t.csv").write_text('a,kind,b\n1,dog,2.5\n\n3,"cat",4e1\n')
+    found = open_source(tmp_path / "t.csv", label="kind")
+    rows = all_of(found, 1)
+    assert found.classes == ["cat", "dog"]
+    assert (rows["x"].tolist(), rows["y"].tolist(), rows["x"].dtype) == ([[1, 2.5], [3, 40]], [1, 0], np.float32)
+
+
+def test_images_have_the_number_of_their_folder_as_label(tmp_path):
+    for name, value in (("cats", 10), ("dogs", 20)):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (4, 3), (value, 0, 1)).save(tmp_path / name / "1.png")
+    (tmp_path / "empty").mkdir()
+    found = open_source(tmp_path)
+    assert (found.classes, found.columns["x"].shape) == (["cats", "dogs"], (3, 4, 3))
+    rows = all_of(found)
+    assert (rows["y"].tolist(), rows["x"][1, 0, 0].tolist()) == ([0, 1], [20, 0, 1])
+    Image.new("RGB", (8, 8)).save(tmp_path / "dogs" / "2.png")
+    with pytest.raises(DatasetError, match=r"2\.png is 8x8 RGB, but .*1\.png is 4x3 RGB"):
+        all_of(open_source(tmp_path))
+    assert all_of(open_source(tmp_path, image_size="5x6"))["x"].shape == (3, 6, 5, 3)
+    (tmp_path / "birds" / "small").mkdir(parents=True)
+    with pytest.raises(DatasetError, match="birds has folders, but no images, so it is no class"):
+        open_source(tmp_path)
+
+
+def header(claims, data=b""):
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": claims})
+    return file.getvalue() + data
+
+
+def broken(tmp_path):
+    """Files and folders that cannot be used, what is said of each, and the options."""
+
+    def npz(name, **arrays):
+        np.savez(tmp_path / name, **arrays)
+        return tmp_path / name
+
+    def written(name, data):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+        return tmp_path / name
+
+    def image(name, picture):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        picture.save(tmp_path / name)
+        return (tmp_path / name).parents[1]
+
+    twice = tmp_path / "twice.npz"
+    with zipfile.ZipFile(twice, "w") as archive:
+        archive.writestr("x.npy", header((1,), b"1"))
+        with pytest.warns(UserWarning, match="Duplicate"):
+            archive.writestr("x.npy", header((1,), b"1"))
+    return [
+        (tmp_path / "nothing", "there is no", {}),
+        (written("a.txt", b"1"), "of no kind that is known", {}),
+        (written("a.tsv", b"1"), "of no kind that is known", {"label": "y"}),
+        (npz("objects.npz", x=np.array([None, {}])), "holds Python objects, not numbers", {}),
+        (npz("text.npz", x=np.array(["a"])), "not numbers; save .* as numpy.unique", {}),
+        (npz("lengths.npz", x=np.zeros(3), y=np.zeros(2)), "x has 3 rows, y has 2 rows", {}),
+        (npz("none.npz", x=np.zeros((0, 2))), "has no samples", {}),
+        (npz("single.npz", x=np.float32(1)), "is a single number", {}),
+        (npz("column.npz", x=np.asfortranarray(np.zeros((3, 2)))), "column by column", {}),
+        (npz("zero.npz", x=np.zeros((3, 0))), r"rows of shape \(0,\)", {}),
+        (npz("name.npz", **{"a b": np.zeros(3)}), "a column cannot be named 'a b'", {}),
+        (written("huge.npy", header((10**12,))), "claims 1,000,000,000,000 bytes, but has 0", {}),
+        (written("cut.npy", header((5,), b"1234")), "claims 5 bytes, but has 4", {}),
+        (written("empty.npz", b""), "cannot be read", {}),
+        (written("noise.npy", b"noise" * 10), "cannot be read", {}),
+        (twice, "one twice", {}),
+        (npz("part.npz", x=np.zeros(3)), "no array of test", {"part": "test"}),
+        (npz("column2.npz", x=np.zeros(3)), "no array 'y'", {"columns": "y"}),
+        (npz("column3.npz", x=np.zeros(3)), "one name twice", {"columns": "x,x"}),
+        (npz("effect.npz", x=np.zeros(3)), "--label has no effect", {"label": "y"}),
+        (written("ragged.csv", b"a,b\n1,2\n3\n"), "line 3 .* has 1 values, but there are 2 names", {}),
+        (written("word.csv", b"a,b\n1,2\n3,x\n"), "line 3 .*'x'", {}),
+        (written("gap.csv", b"a,b\n1,2\n,4\n"), "line 3 .* could not convert", {}),
+        (written("names.csv", b"1,2\n3,4\n"), "has no names", {}),
+        (written("head.csv", b"a,b\n"), "has no samples", {}),
+        (written("label.csv", b"a,b\n1,2\n"), "no column 'c'", {"label": "c"}),
+        (written("unlabelled.csv", b"a,b\n1,0\n2,\n3,1\n"), "line 3 of .* has no b", {"label": "b"}),
+        (written("labels.csv", b"a,b,b\n1,2,2\n"), "has 2 columns 'b'", {"label": "b"}),
+        (written("latin.csv", b"a,b\n\xe9,2\n"), "no CSV file in UTF-8", {}),
+        (written("pictures/a/1.png", b"no picture").parents[1], r"no image that can be read \(of no kind", {}),
+        (image("cmyk/a/1.jpg", Image.new("CMYK", (2, 2))), "is of mode CMYK", {}),
+        (image("deep/a/1.png", Image.new("I;16", (2, 2))), "is of mode I;16", {}),
+        (written("large/a/1.pgm", b"P5 10001 10000 255\n").parents[1], "has 100,010,000 pixels", {}),
+        (image("size/a/1.png", Image.new("L", (2, 2))), "must be width x height", {"image_size": "0x5"}),
+        (image("folder/a/1.txt.png", Image.new("L", (2, 2))).parent / "deep" / "a", "neither a .npy file", {}),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_what_cannot_be_used_is_refused_in_one_sentence(tmp_path):
+    for path, said, options in broken(tmp_path):
+        with pytest.raises((ConfigError, DatasetError), match=said) as raised:
+            for _ in open_source(path, **options).rows(2):
+                pass
+        assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("first", [0, 1, 3, 4])
+def test_every_source_can_begin_behind_the_first_samples(tmp_path, first):
+    np.savez_compressed(tmp_path / "a.npz", x=np.arange(10).reshape(5, 2), y=np.arange(5))
+    np.save(tmp_path / "b.npy", np.arange(5))
+    (tmp_path / "c.csv").write_text("a,b\n1,2\n3,4\n\n5,6\n7,8\n9,10\n")
+    for name in ("a.npz", "b.npy", "c.csv"):
+        source = open_source(tmp_path / name)
+        whole = np.concatenate(list(source.rows(2)))
+        assert np.array_equal(np.concatenate(list(source.rows(2, first))), whole[first:])

@@ -1,0 +1,300 @@
+"""Data sets as partition files: split, checked, exported; broken off, damaged and made of what cannot be used."""
+
+import dataclasses
+import json
+import os
+import tracemalloc
+
+import numpy as np
+import pytest
+from filelock import FileLock
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlf.data import manifest
+from ddlf.data.manifest import Column, Manifest, PartitionFile
+from ddlf.data.place import LOCK, Folder
+from ddlf.data.sources import open_source
+from ddlf.data.split import Buckets, sizes_of, split
+from ddlf.data.verify import damage, export
+from ddlf.errors import ConfigError, DatasetError
+
+ROWS = 600
+
+
+def arrays(rows=ROWS):
+    """Rows that can be told apart, sorted by label."""
+    x = np.arange(rows * 6, dtype=np.float32).reshape(rows, 2, 3)
+    return {"x": x, "y": np.arange(rows) // 60, "w": np.arange(rows) % 2 == 0}
+
+
+@pytest.fixture
+def source(tmp_path):
+    np.savez(tmp_path / "source.npz", **arrays())
+    return tmp_path / "source.npz"
+
+
+def made(source, place, *, files=5, **options):
+    opened = open_source(source)
+    return split(opened, Folder(place), sizes_of(opened.samples, 1, files=files), **options)
+
+
+def read(place):
+    """All samples of a place, in the order of their ids."""
+    found = Folder(place).manifest()
+    parts = [Folder(place).arrays(file, found.columns) for file in found.files]
+    return {name: np.concatenate([part[name] for part in parts]) for name in found.columns}
+
+
+def rows_of(data):
+    return sorted(
+        zip(data["x"].reshape(len(data["x"]), -1).tolist(), data["y"].tolist(), data["w"].tolist(), strict=True)
+    )
+
+
+def test_every_sample_is_there_once_with_its_label_and_mixed_as_a_whole(source, tmp_path):
+    found = made(source, tmp_path / "place")
+    data = read(tmp_path / "place")
+    assert rows_of(data) == rows_of(arrays())
+    assert found.sizes.tolist() == [120] * 5
+    assert [file.first for file in found.files] == [0, 120, 240, 360, 480]
+    assert {name: (str(array.dtype), array.shape[1:]) for name, array in data.items()} == {
+        "x": ("float32", (2, 3)),
+        "y": ("int64", ()),
+        "w": ("bool", ()),
+    }
+    for part in np.split(data["y"], 5):
+        assert len(set(part.tolist())) == 10
+    assert Folder(tmp_path / "place").manifest() == found
+    assert list(damage(Folder(tmp_path / "place"), found)) == []
+
+
+def test_without_a_shuffle_samples_keep_their_order(source, tmp_path):
+    made(source, tmp_path / "place", shuffle=False, files=7)
+    assert all(np.array_equal(read(tmp_path / "place")[name], array) for name, array in arrays().items())
+
+
+def test_the_bits_do_not_depend_on_the_memory_and_the_seed_makes_others(source, tmp_path):
+    contents = {made(source, tmp_path / f"m{memory}", memory=memory).content for memory in (10**9, 10**5, 28_000)}
+    assert len(contents) == 1
+    assert made(source, tmp_path / "seed", seed=1).content not in contents
+
+
+def test_stratified_files_have_equal_shares_of_each_label_whatever_the_memory(tmp_path):
+    labels = np.repeat([7, -2, 0], [500, 90, 10])
+    np.savez(tmp_path / "s.npz", x=np.arange(600), y=labels)
+    found = {made(tmp_path / "s.npz", tmp_path / f"{m}", memory=m, stratify="y").content for m in (10**9, 40_000)}
+    assert len(found) == 1
+    data = read(tmp_path / "40000")
+    assert sorted(data["x"].tolist()) == list(range(600))
+    assert np.array_equal(labels[data["x"]], data["y"])
+    for part in np.split(data["y"], 5):
+        shares = [int((part == label).sum()) for label in (7, -2, 0)]
+        assert np.abs(np.subtract(shares, [100, 18, 2])).max() <= 2  # files are cut to size behind the dealing
+    for column in ("z", "x2"):
+        with pytest.raises(
+            ConfigError, match=f"--stratify {column} names no column of labels; whole numbers are: x, y"
+        ):
+            made(tmp_path / "s.npz", tmp_path / "none", stratify=column)
+
+
+def test_little_memory_takes_several_heaps():
+    assert len(Buckets(600, 5, 28_000 // 3 // 57, 0).heaps) > 1
+    assert len(Buckets(600, 5, 10**6, 0).heaps) == 1
+
+
+def test_the_memory_is_kept_to(tmp_path):
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).integers(0, 256, (20_000, 500), np.uint8))
+    made(
+        tmp_path / "x.npy", tmp_path / "before", files=40, memory=2_000_000
+    )  # what it imports is no memory of its work
+    peaks = []
+    for name in ("place", "again"):  # in one of them Python's table of names may have to grow
+        tracemalloc.start()
+        made(tmp_path / "x.npy", tmp_path / name, files=40, memory=2_000_000)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert min(peaks) < 2_400_000
+
+
+def test_every_order_is_as_likely_as_any_other(tmp_path):
+    """Chi-squared of the 24 orders of 4 samples in 2 buckets; 23 degrees of freedom, one in a million above 73."""
+    counts = dict.fromkeys(range(24), 0)
+    orders = {}
+    rows = np.arange(4)
+    for seed in range(1200):
+        buckets = Buckets(4, 2, 100, seed)
+        order = np.concatenate(list(buckets.shuffled(0, *buckets.held([rows], rows.dtype))))
+        counts[orders.setdefault(tuple(order.tolist()), len(orders))] += 1
+    assert sum((count - 50) ** 2 / 50 for count in counts.values()) < 73
+
+
+@given(samples=st.integers(1, 10**4), row=st.integers(1, 1000), files=st.integers(1, 50), most=st.integers(1, 10**4))
+def test_sizes_are_equal_but_for_one_and_hold_what_they_should(samples, row, files, most):
+    for sizes in (
+        sizes_of(samples, row, files=min(files, samples)),
+        sizes_of(samples, row, file_samples=most),
+        sizes_of(samples, row, file_bytes=most * row),
+    ):
+        assert sum(sizes) == samples
+        assert max(sizes) - min(sizes) <= 1
+    assert len(sizes_of(samples, row, files=min(files, samples))) == min(files, samples)
+    assert max(sizes_of(samples, row, file_samples=most)) <= most
+    assert max(sizes_of(samples, row, file_bytes=most * row)) * row <= most * row
+
+
+def test_an_export_has_all_samples_in_the_order_of_ids(source, tmp_path):
+    found = made(source, tmp_path / "place")
+    export(Folder(tmp_path / "place"), found, tmp_path / "again.npz")
+    with np.load(tmp_path / "again.npz") as again:
+        assert all(np.array_equal(again[name], array) for name, array in read(tmp_path / "place").items())
+        assert list(again) == ["x", "y", "w"]
+    with pytest.raises(DatasetError, match="is there already"):
+        export(Folder(tmp_path / "place"), found, tmp_path / "again.npz")
+
+
+def test_every_flipped_bit_and_every_truncation_is_named(source, tmp_path):
+    made(source, tmp_path / "place", files=3)
+    folder, chance = Folder(tmp_path / "place"), np.random.default_rng(1)
+    found = folder.manifest()
+    files = [tmp_path / "place" / name for name in ("manifest.json", *(file.name for file in found.files))]
+    for number in range(140):
+        path = files[number % len(files)]
+        whole = path.read_bytes()
+        at = int(chance.integers(len(whole)))
+        bad = bytearray(whole)
+        bad[at] ^= 1 << int(chance.integers(8))
+        path.write_bytes(bad if number % 3 else whole[:at])
+        try:
+            errors = list(damage(folder, folder.manifest()))
+        except DatasetError as error:
+            errors = [error]
+        assert len(errors) == 1, (path, at)
+        assert str(path) in str(errors[0])
+        path.write_bytes(whole)
+    assert list(damage(folder, folder.manifest())) == []
+
+
+def test_what_was_broken_off_cannot_be_read_and_is_made_anew(source, tmp_path):
+    class Torn(Exception):
+        pass
+
+    def tear(what, done, of):
+        if what == "writing" and done > 300:
+            raise Torn
+
+    with pytest.raises(Torn):
+        made(source, tmp_path / "place", moved=tear, memory=28_000)
+    assert not (tmp_path / "place").exists()
+    # As after kill -9: nobody could tidy up.
+    (tmp_path / "place" / "v0001").mkdir(parents=True)
+    (tmp_path / "place" / "v0000-x").mkdir()
+    (tmp_path / "place" / "v0001" / "00000.safetensors").write_bytes(b"half")
+    (tmp_path / "place" / LOCK).touch()
+    with pytest.raises(DatasetError, match="that was not finished"):
+        Folder(tmp_path / "place").manifest()
+    found = made(source, tmp_path / "place")
+    assert list(damage(Folder(tmp_path / "place"), found)) == []
+    assert sorted(os.listdir(tmp_path / "place")) == [LOCK, "manifest.json", "v0001"]
+
+
+def test_nothing_is_overwritten_and_only_one_writes(source, tmp_path):
+    made(source, tmp_path / "place")
+    with pytest.raises(DatasetError, match="is a data set already"):
+        made(source, tmp_path / "place")
+    assert len(read(tmp_path / "place")["y"]) == ROWS
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "v0001").mkdir()
+    with pytest.raises(DatasetError, match="is not empty"):
+        made(source, tmp_path / "mine")
+    assert (tmp_path / "mine" / "v0001").exists()
+    (tmp_path / "busy").mkdir()
+    with FileLock(tmp_path / "busy" / LOCK), pytest.raises(DatasetError, match="somebody else writes"):
+        made(source, tmp_path / "busy")
+    with pytest.raises(DatasetError, match="is a file"):
+        made(source, source)
+
+
+def test_a_full_disk_is_said_before_anything_is_written(source, tmp_path, monkeypatch):
+    monkeypatch.setattr("ddlf.data.place.shutil.disk_usage", lambda path: (10**9, 10**9, 10**6))
+    with pytest.raises(DatasetError, match=r"no space in .*; \d+.* are needed"):
+        made(source, tmp_path / "place")
+    assert not (tmp_path / "place").exists()
+
+
+def test_too_little_memory_says_what_would_do(source, tmp_path):
+    with pytest.raises(ConfigError, match=r"needs 27.4 kB of memory, .*files of 13 samples at most"):
+        made(source, tmp_path / "place", memory=3000)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda facts: facts.update(ddlf_data=3), "newer DDLF"),
+        (lambda facts: facts["files"][0].__setitem__(0, "../../etc/passwd"), "is no partition file"),
+        (lambda facts: facts["files"][0].__setitem__(0, "/etc/passwd"), "is no partition file"),
+        (lambda facts: facts["files"][0].__setitem__(0, "s3://other/v0001/00000.safetensors"), "is no partition file"),
+        (lambda facts: facts["files"][1].__setitem__(4, 0), "ids or hash"),
+        (lambda facts: facts["files"][1].__setitem__(1, 0), "ids or hash"),
+        (lambda facts: facts["files"].clear(), "no file"),
+        (lambda facts: facts["columns"].clear(), "no columns"),
+        (lambda facts: facts["columns"].update(x=["object", []]), "not numbers"),
+        (lambda facts: facts["columns"].update(x=["uint8", [-1]]), "is no number of something"),
+        (lambda facts: facts.pop("classes"), "says what cannot be"),
+    ],
+)
+def test_a_manifest_with_a_right_hash_that_says_what_cannot_be_is_refused(source, tmp_path, change, said):
+    made(source, tmp_path / "place")
+    path = tmp_path / "place" / "manifest.json"
+    facts = json.loads(path.read_bytes())
+    del facts["sha256"]
+    change(facts)
+    path.write_bytes(manifest._sealed(manifest._spelled(facts)))
+    with pytest.raises(DatasetError, match=said):
+        Folder(tmp_path / "place").manifest()
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "nonsense", '{"ddlf_data": 1}', "[" * 100_000])
+def test_what_is_no_manifest_is_refused(tmp_path, text):
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(DatasetError, match=r"manifest\.json"):
+        Folder(tmp_path).manifest()
+
+
+def test_missing_extra_linked_and_swapped_files_are_named(source, tmp_path):
+    found = made(source, tmp_path / "place")
+    folder = tmp_path / "place" / "v0001"
+    names = [folder / f"{number:05}.safetensors" for number in range(5)]
+    names[0].rename(tmp_path / "away")
+    names[1].rename(names[0])
+    (tmp_path / "away").rename(names[1])
+    names[2].unlink()
+    names[3].rename(tmp_path / "real")
+    names[3].symlink_to(tmp_path / "real")
+    (folder / "00009.safetensors").touch()
+    said = [str(error) for error in damage(Folder(tmp_path / "place"), found)]
+    assert len(said) == 5
+    assert ["00009.safetensors is not of this" in said[0], "is damaged" in said[1], "is damaged" in said[2]] == [
+        True
+    ] * 3
+    assert "is missing" in said[3]
+    assert "is a link" in said[4]
+
+
+def test_a_file_with_other_columns_than_the_manifest_is_named(source, tmp_path):
+    found = made(source, tmp_path / "place")
+    other = dataclasses.replace(found, columns={**found.columns, "y": Column("int32", (2,))})
+    with pytest.raises(DatasetError, match="other columns than the manifest"):
+        Folder(tmp_path / "place").arrays(found.files[0], other.columns)
+
+
+def test_a_manifest_of_a_hundred_thousand_files_is_read_as_it_was_written():
+    files = [
+        PartitionFile(f"v0001/{number:05}.safetensors", 10_000, 7_840_000, f"{number:064x}", number * 10_000)
+        for number in range(100_000)
+    ]
+    made = Manifest({"x": Column("uint8", (28, 28))}, files)
+    assert made.samples == 10**9
+    assert len(made.spelled()) < 15e6
+    same = manifest.read(made.spelled(), "here") == made
+    assert same  # not in the assertion: pytest would show all of them

@@ -1,0 +1,118 @@
+"""A data set on disks of several machines: each gets what one slot reads, and copies; what was broken off is gone on with."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from ddlf.algorithms.partition import equal_sizes
+from ddlf.algorithms.reading import portions
+from ddlf.data import spread
+from ddlf.data.opened import DataSet
+from ddlf.data.place import Folder
+from ddlf.data.sources import open_source
+from ddlf.data.split import sizes_of, split
+from ddlf.data.verify import damage
+from ddlf.errors import ConfigError, DatasetError
+from ddlf.testing.files import MadeUp
+
+X, Y = np.random.default_rng(0).random((600, 5), np.float32), np.arange(600) % 7
+
+
+class BrokenOff(Exception):
+    """Ends a transfer."""
+
+
+class Machine:
+    """Runs functions for a worker, with a folder of its own in the place of the one that they are told."""
+
+    def __init__(self, folder, fails_at=None):
+        self.folder, self.fails_at, self.asked = folder, fails_at, []
+
+    async def run_method(self, function, path, *arguments):
+        await asyncio.sleep(0)
+        self.asked.append(function.__name__)
+        if self.fails_at is not None and len(self.asked) > self.fails_at:
+            raise BrokenOff
+        return function(str(self.folder), *arguments)
+
+
+@pytest.fixture
+def place(tmp_path):
+    np.savez(tmp_path / "a.npz", x=X, y=Y)
+    split(open_source(tmp_path / "a.npz"), Folder(tmp_path / "place"), sizes_of(600, 1, files=12))
+    return Folder(tmp_path / "place")
+
+
+def machines(tmp_path, count=4, **more):
+    return [Machine(tmp_path / f"pc{number}", **more) for number in range(count)]
+
+
+@pytest.mark.parametrize("sizes", [(50,) * 12, (31, 17, 40, 29, 28, 29, 29), (203,), (1,) * 30])
+@pytest.mark.parametrize("hosts", [1, 3, 4])
+@pytest.mark.parametrize("copies", [1, 2, 3])
+def test_each_machine_has_all_that_its_slot_reads_and_each_file_is_on_as_many_as_asked(sizes, hosts, copies):
+    found = MadeUp(sizes).manifest
+    if copies > hosts:
+        with pytest.raises(ConfigError, match="need as many machines"):
+            spread.shares(found, hosts, copies)
+        return
+    mine = spread.shares(found, hosts, copies)
+    assert all(sum(file in share for share in mine) >= copies for file in range(len(sizes)))
+    for epoch in range(3):
+        for shuffle in ("window:2", "none"):
+            slots = portions(
+                found.sizes, equal_sizes(found.samples, hosts), shuffle, seed=epoch, epoch=epoch, stays=True
+            )
+            for portion, share in zip(slots, mine, strict=True):
+                assert set(portion.stretches(found.sizes)[:, 0].tolist()) <= set(share)
+
+
+async def test_machines_get_their_files_and_nothing_twice(place, tmp_path):
+    found, told = machines(tmp_path), []
+    assert await spread.send(place, found, 2, lambda *what: told.append(what)) == [6, 6, 6, 6]
+    whole = DataSet(place.path)
+    assert whole.manifest.hosts == 4
+    assert whole.manifest.version == 2
+    assert whole.manifest.identity == place.manifest(1).content
+    assert all(whole.here())
+    for machine, share in zip(found, spread.shares(whole.manifest, 4, 2), strict=True):
+        mine = DataSet(machine.folder)
+        assert mine.manifest == whole.manifest
+        assert [number for number, here in enumerate(mine.here()) if here] == share
+        assert all(np.array_equal(mine.load(number)["x"], whole.load(number)["x"]) for number in share)
+        missing = [str(error) for error in damage(Folder(machine.folder), mine.manifest)]
+        assert len(missing) == 6
+    assert told[-1][1] == told[-1][2] == 2 * whole.manifest.nbytes
+    assert await spread.send(place, found, 2) == [0] * 4
+    assert place.manifest().version == 2
+
+
+async def test_what_was_broken_off_or_is_damaged_is_gone_on_with(place, tmp_path):
+    with pytest.raises(BrokenOff):
+        await spread.send(place, machines(tmp_path, fails_at=4), 1)
+    assert not list(tmp_path.glob("pc*/manifest.json"))
+    there = len(list(tmp_path.glob("pc*/v0001/*.safetensors")))
+    assert there
+    found = machines(tmp_path)
+    assert sum(await spread.send(place, found, 1)) == 12 - there
+    path = next((found[2].folder / "v0001").glob("*.safetensors"))
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    assert await spread.send(place, found, 1) == [0, 0, 1, 0]
+
+
+async def test_a_damaged_file_is_not_sent_as_a_whole_one(place, tmp_path):
+    path = place.path / "v0001/00005.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    with pytest.raises(DatasetError, match=r"00005\.safetensors has not the SHA-256"):
+        await spread.send(place, machines(tmp_path), 1)
+    assert not list(tmp_path.glob("pc*/**/*00005*"))
+
+
+def test_another_worker_is_given_pieces_of_files_of_the_data_set_and_of_no_others(place, tmp_path):
+    data, name = DataSet(place.path), place.manifest().files[3].name
+    (place.path / "v0001" / "secret").write_bytes(b"!")
+    whole = np.concatenate([data.piece(name, 0, 100), data.piece(name, 100, 10**6)])
+    assert whole.tobytes() == (place.path / name).read_bytes()
+    for other in ("v0001/secret", "../a.npz", str(tmp_path / "a.npz"), "manifest.json"):
+        assert data.piece(other, 0, 10) is None

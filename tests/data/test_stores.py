@@ -1,0 +1,437 @@
+"""Places at URLs: through drivers of fsspec, a cache on the disk, and stores that fail."""
+
+import hashlib
+import logging
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import fsspec
+import numpy as np
+import pytest
+from filelock import FileLock
+
+import ddlf.data
+from ddlf.algorithms.reading import portions
+from ddlf.data import store
+from ddlf.data.again import Placed, repartition
+from ddlf.data.bucket import Bucket
+from ddlf.data.cache import CAP, Cache
+from ddlf.data.place import LOCK, Folder, open_place
+from ddlf.data.sources import open_source
+from ddlf.data.split import split
+from ddlf.data.stream import Stream
+from ddlf.data.verify import damage, export
+from ddlf.errors import ConfigError, DatasetError
+from ddlf.testing import FaultyStore
+
+X, Y = np.arange(60, dtype=np.float32).reshape(20, 3), np.arange(20)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("DDLF_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv(CAP, "1MB")
+
+
+@pytest.fixture
+def source(tmp_path):
+    np.savez(tmp_path / "a.npz", x=X, y=Y)
+    return open_source(tmp_path / "a.npz")
+
+
+@pytest.fixture
+def url():
+    fsspec.filesystem("memory").store.clear()
+    yield "memory://bucket/data"
+    fsspec.filesystem("memory").store.clear()
+
+
+@pytest.fixture
+def served(source, tmp_path):
+    split(source, Folder(tmp_path / "place"), [5, 5, 5, 5])
+    with FaultyStore(tmp_path / "place") as serving:
+        yield serving
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(store, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(store, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(store, "STALL_S", 0.2)
+
+
+def read(place):
+    found = place.manifest()
+    parts = [place.load(file, found.columns) for file in found.files]
+    return {name: np.concatenate([part[name] for part in parts]) for name in found.columns}
+
+
+def test_a_data_set_in_a_store_is_what_it_is_in_a_folder(source, url, tmp_path):
+    here, there = Folder(tmp_path / "place"), open_place(url)
+    assert split(source, here, [7, 7, 6]) == split(source, there, [7, 7, 6])
+    assert here.manifest() == there.manifest()
+    assert all(np.array_equal(array, read(there)[name]) for name, array in read(here).items())
+    for file in there.manifest().files:
+        mapped = there.mapped(file, there.manifest().columns)
+        assert np.array_equal(mapped["x"], here.load(file, here.manifest().columns)["x"])
+    assert not list(damage(there, there.manifest()))
+    export(there, there.manifest(), tmp_path / "again.npz")
+    with np.load(tmp_path / "again.npz") as again:
+        assert np.array_equal(again["y"], read(here)["y"])
+    with pytest.raises(DatasetError, match="is a data set already"):
+        split(source, there, [20])
+    assert f"/bucket/data/{LOCK}" not in fsspec.filesystem("memory").store
+
+
+def test_a_place_may_be_written_as_a_file_url(source, tmp_path):
+    split(source, open_place(f"file://{tmp_path}/a%20place"), [20], shuffle=False)
+    assert np.array_equal(read(Folder(tmp_path / "a place"))["x"], X)
+    with pytest.raises(ConfigError, match="a folder of another machine"):
+        open_place("file://nas/data")
+
+
+def test_what_was_broken_off_in_a_store_leaves_nothing_and_two_at_once_are_refused(source, url):
+    class Torn(Exception):
+        pass
+
+    def tear(what, done, of):
+        if what == "writing":
+            raise Torn
+
+    with pytest.raises(Torn):
+        split(source, open_place(url), [5] * 4, moved=tear)
+    with pytest.raises(DatasetError, match="no data set"):
+        open_place(url).manifest()
+    with open_place(url).writing(), pytest.raises(DatasetError, match=r"writes to memory://bucket/data; wait"):
+        split(source, open_place(url), [20])
+    split(source, open_place(url), [20])
+    fsspec.filesystem("memory").pipe("memory://bucket/other/file", b"1")
+    with pytest.raises(DatasetError, match="not empty"):
+        split(source, open_place("memory://bucket/other"), [20])
+
+
+@pytest.mark.parametrize("way", ["load", "mapped"])
+def test_each_file_is_fetched_once_and_a_damaged_copy_in_the_cache_again(served, tmp_path, way):
+    for _ in range(2):
+        for place in (open_place(served.url), open_place(served.url)):
+            found = place.manifest()
+            for file in found.files:
+                assert len(getattr(place, way)(file, found.columns)["x"]) == 5
+    names = [file.name for file in found.files]
+    assert [served.served[name] for name in names] == [1] * 4
+    copy = tmp_path / "cache" / found.files[0].sha256
+    copy.write_bytes(bytes(len(copy.read_bytes())))
+    reading = open_place(served.url)
+    assert np.array_equal(
+        getattr(reading, way)(found.files[0], found.columns)["x"], place.load(found.files[0], found.columns)["x"]
+    )
+    assert served.served[names[0]] == 2
+
+
+def test_a_store_that_fails_is_asked_again_until_the_right_bytes_came(served, monkeypatch, caplog):
+    monkeypatch.setattr(store, "STALL_S", 0.2)
+    monkeypatch.setattr(store, "FIRST_PAUSE_S", 0.001)
+    wanted = read(open_place(served.url))
+    served.fail(error=0.15, throttle=0.15, cut=0.15, stall=0.05)
+    for cap in ("0", "1MB"):
+        monkeypatch.setenv(CAP, cap)
+        for _ in range(4):
+            got = read(open_place(served.url))
+            assert all(np.array_equal(array, got[name]) for name, array in wanted.items())
+    assert sum(served.failed.values()) > 3
+    lines = [record.message for record in caplog.records if "tried again" in record.message]
+    assert any(served.url in line and ".safetensors" in line for line in lines)
+
+
+def test_one_sentence_says_what_a_store_answered_when_patience_ends(served, impatient, monkeypatch):
+    monkeypatch.setenv(CAP, "0")
+    place = open_place(served.url)
+    found = place.manifest()
+    for kind, said in {
+        "throttle": "the store answered 503",
+        "error": "the store answered 500",
+        "stall": "nothing came for",
+        "cut": "",
+    }.items():
+        served.fail(**{kind: 1.0})
+        with pytest.raises(DatasetError, match=rf"cannot read {served.url}/v0001/00002.safetensors: .*{said}"):
+            place.load(found.files[2], found.columns)
+    served.fail(damage=1.0)
+    with pytest.raises(DatasetError, match=r"00002\.safetensors is damaged"):
+        place.load(found.files[2], found.columns)
+    served.fail()
+    assert len(place.load(found.files[2], found.columns)["x"]) == 5
+
+
+def test_a_file_that_is_missing_longer_or_shorter_is_named_without_patience(served, tmp_path, monkeypatch):
+    for cap in ("0", "1MB"):
+        monkeypatch.setenv(CAP, cap)
+        place = open_place(served.url)
+        found = place.manifest()
+        path = tmp_path / "place" / found.files[0].name
+        whole = path.read_bytes()
+        path.write_bytes(whole + bytes(1000))
+        with pytest.raises(DatasetError, match=r"00000.safetensors.*(has more than|has [\d,]+ bytes)"):
+            place.load(found.files[0], found.columns)
+        path.unlink()
+        with pytest.raises(DatasetError, match=r"00000\.safetensors is missing"):
+            place.load(found.files[0], found.columns)
+        path.write_bytes(whole)
+
+
+def test_closing_a_place_ends_what_waits_for_it(served, monkeypatch):
+    place = open_place(served.url)
+    found = place.manifest()
+    served.fail(throttle=1.0)
+    errors = []
+
+    def wait():
+        try:
+            place.load(found.files[0], found.columns)
+        except DatasetError as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    while not served.failed:
+        pass
+    place.close()
+    waiting.join(20)
+    assert errors
+
+
+@pytest.mark.parametrize("fault", [{"stall": 1.0}, {"throttle": 1.0}], ids=["it stalls", "it is asked again"])
+def test_who_closes_a_stream_does_not_wait_for_the_store_and_the_next_stream_can_read(served, fault):
+    data = ddlf.data.open(served.url)
+    (portion,) = portions([5] * 4, [20], "none", seed=0, epoch=0)
+    served.fail(**fault)
+    stream = Stream(data, portion, 5, 10**6)
+    while not served.failed:
+        pass
+    begin = time.monotonic()
+    stream.close()
+    stream._thread.shutdown(wait=True)  # as the interpreter does at its end
+    assert time.monotonic() - begin < store.STALL_S / 2
+    served.fail()
+    assert sum(len(chunk["x"]) for chunk in Stream(data, portion, 5, 10**6)) == 20
+
+
+def test_ctrl_c_ends_a_check_of_a_store_that_stalls(served, monkeypatch):
+    place = open_place(served.url)
+    found, real = place.manifest(), place.check
+    served.fail(stall=1.0)
+
+    def check(file, columns):
+        if file is not found.files[0]:
+            real(file, columns)
+        while not served.failed:  # until another one waits
+            pass
+
+    def interrupt(what, done, of):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(place, "check", check)
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        list(damage(place, found, interrupt))
+    assert time.monotonic() - begin < store.STALL_S  # not as long as the store takes
+
+
+def test_workers_of_one_machine_fetch_each_file_once_together(served, tmp_path):
+    def fetch(_):
+        place = Bucket(served.url, Cache(tmp_path / "together", 10**6))
+        found = place.manifest()
+        return [len(place.load(file, found.columns)["x"]) for file in found.files]
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(fetch, range(4))) == [[5] * 4] * 4
+    assert [served.served[file.name] for file in open_place(served.url).manifest().files] == [1] * 4
+
+
+def test_the_cap_is_kept_and_what_was_used_longest_ago_goes(tmp_path):
+    cache, names = Cache(tmp_path / "c", 250), [hashlib.sha256(bytes([n])).hexdigest() for n in range(4)]
+
+    def get(number):
+        came = []
+        path = cache.path(names[number], 100, lambda path: (came.append(1), path.write_bytes(bytes(100))))
+        assert path.stat().st_size == 100
+        assert sum(file.stat().st_size for file in (tmp_path / "c").iterdir() if file.is_file()) <= 250
+        return bool(came)
+
+    assert [get(0), get(1), get(0)] == [True, True, False]
+    part = tmp_path / "c" / f".{names[3]}-100-00000000"  # of a process that was killed
+    part.touch()
+    assert get(2)
+    assert not part.exists()
+    assert not get(0)
+    assert get(1)
+
+
+def test_of_a_data_set_larger_than_the_cache_a_part_stays_and_the_rest_is_not_written(served, tmp_path, caplog):
+    whole = open_place(served.url).manifest()
+    chance = np.random.default_rng(0)
+    for way, kept in (("load", 2), ("mapped", None)):
+        folder = tmp_path / way
+        place = Bucket(served.url, Cache(folder, 2 * whole.files[0].nbytes + 10))
+        found, hits = place.manifest(), []
+        for _ in range(3):
+            before = sum(served.served.values())
+            for number in chance.permutation(4):
+                file = found.files[number]
+                assert len(getattr(place, way)(file, found.columns)["x"]) == 5
+                assert sum(1 for path in folder.iterdir() if path.is_file()) <= 2
+            hits.append(4 - (sum(served.served.values()) - before))
+        assert kept is None or hits == [0, kept, kept]
+    assert not caplog.records
+
+
+def test_files_of_another_data_set_make_room_and_a_cap_that_is_smaller_by_now_is_kept(served, tmp_path):
+    folder, place = tmp_path / "c", open_place(served.url)
+    found = place.manifest()
+    each = found.files[0].nbytes
+    other = Cache(folder, 3 * each)
+    for number in range(3):
+        other.path(f"{number:064x}", each, lambda path: path.write_bytes(bytes(each)))
+    read(Bucket(served.url, Cache(folder, 3 * each)))
+    assert {path.name for path in folder.iterdir() if path.is_file()} == {file.sha256 for file in found.files[:3]}
+    read(Bucket(served.url, Cache(folder, 2 * each)))
+    assert sum(path.is_file() for path in folder.iterdir()) == 2
+
+
+def test_who_waits_for_another_process_to_fetch_is_let_go(served, tmp_path):
+    folder, place = tmp_path / "c", Bucket(served.url, Cache(tmp_path / "c", 10**6))
+    found, errors = place.manifest(), []
+    folder.joinpath("locks").mkdir(parents=True)
+
+    def wait():
+        try:
+            place.load(found.files[0], found.columns)
+        except DatasetError as error:
+            errors.append(str(error))
+
+    with FileLock(folder / "locks" / found.files[0].sha256[:2]):
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        place.close()
+        waiting.join(20)
+    assert "was ended" in errors[0] or "was closed" in errors[0]
+
+
+class Conditional(store.Store):
+    """A store that looks at the condition of a later manifest, as S3 does; something may happen before, and its answer be lost."""
+
+    def happens(self):
+        """Nothing, unless a test says what."""
+
+    loses = False
+
+    def mark(self, name):
+        return hashlib.sha256(self.read(name, 10**6)).hexdigest()
+
+    def write(self, name, data, *, new=False, over=""):
+        if over:
+            self.happens()
+        if over and over != self.mark(name):
+            raise FileExistsError(name)
+        super().write(name, data, new=new)
+        if over and self.loses:  # it was asked again, and then there was this one
+            raise FileExistsError(name)
+
+
+@pytest.mark.parametrize("moment", ["while it writes", "at its end"])
+def test_of_two_that_write_the_next_version_one_wins_and_the_other_says_so(source, url, tmp_path, moment):
+    place, late = (Bucket(url, Cache(tmp_path / name), Conditional(url)) for name in ("one", "two"))
+    split(source, place, [5] * 4)
+    before = read(place)
+
+    def other():  # the name in the store was removed, by hand or since the store does not see to it
+        fsspec.filesystem("memory").rm(f"{url}/{LOCK}")
+        repartition(late, Placed(late), [10] * 2)
+
+    def moved(what, done, of):
+        if moment == "while it writes" and what == "writing" and done == 12:
+            other()
+
+    if moment == "at its end":
+        place._store.happens = other
+    with pytest.raises(DatasetError, match="somebody else has changed"):
+        repartition(place, Placed(place), [4] * 5, moved=moved)
+    found = place.manifest()
+    assert found.sizes.tolist() == [10, 10]
+    assert not list(damage(place, found))
+    place._store.happens = lambda: None
+    place._store.loses = True
+    assert repartition(place, Placed(place), [20]) == place.manifest()
+    assert all(np.array_equal(array, before[name]) for name, array in read(place).items())
+
+
+def test_a_cache_without_room_is_done_without_and_says_so_once(served, tmp_path, monkeypatch, caplog):
+    wanted = read(open_place(served.url))
+    monkeypatch.setattr("ddlf.data.cache.shutil.disk_usage", lambda path: _Usage)
+    caplog.clear()
+    place = Bucket(served.url, Cache(tmp_path / "none"))
+    for _ in range(2):
+        assert np.array_equal(read(place)["x"], wanted["x"])
+    found = place.manifest()
+    assert np.array_equal(place.mapped(found.files[0], found.columns)["x"], wanted["x"][:5])
+    (tmp_path / "a file").touch()
+    other = Bucket(served.url, Cache(tmp_path / "a file", 10**6))
+    assert np.array_equal(read(other)["x"], wanted["x"])
+    lines = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert [line.split(":")[0] for line in lines] == [
+        f"no room in {tmp_path / 'none'} for a file of {found.files[0].nbytes} B",
+        f"{tmp_path / 'a file'} cannot be used",
+    ]
+
+
+def test_no_cache_is_no_news(served, monkeypatch, caplog):
+    monkeypatch.setenv(CAP, "0")
+    read(open_place(served.url))
+    assert not caplog.records
+
+
+class _Usage:
+    total, used, free = 10**9, 10**9, 10**6
+
+
+@pytest.mark.parametrize(
+    ("place", "error", "said"),
+    [
+        ("s3://key:secret@bucket/data", ConfigError, "s3://bucket/data was given with a password"),
+        ("https://host/data?token=secret", ConfigError, r"https://host/data has a \?"),
+        ("nonsense://bucket/data", DatasetError, "no driver is known for nonsense://"),
+        ("gs://bucket/data", DatasetError, "gs:// needs gcsfs, which is not installed here; pip install gcsfs"),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_refused_and_no_secret_is_shown(place, error, said):
+    with pytest.raises(error, match=said) as raised:
+        open_place(place)
+    assert "secret" not in str(raised.value)
+
+
+def test_a_driver_that_cannot_begin_says_why_in_one_sentence(monkeypatch):
+    def begin(*args, **more):
+        raise OSError("Unable to load libjvm\nand much more")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", begin)
+    with pytest.raises(
+        DatasetError, match=r"hdfs:// cannot be used: Unable to load libjvm; install what its driver needs$"
+    ):
+        open_place("hdfs://host/data")
+
+
+def test_a_store_that_says_nothing_but_no_may_mean_the_clock():
+    assert store._hint(PermissionError("Forbidden")).endswith("look at its clock")
+    assert store._hint(PermissionError("RequestTimeTooSkewed")) == "set this machine's clock"
+
+
+def test_a_web_server_can_only_be_read(served, source):
+    with pytest.raises(DatasetError, match=r"cannot write .*only be read"):
+        split(source, open_place(served.url + "/new"), [20])
+
+
+def test_a_size_of_the_cache_that_cannot_be_read_is_refused(monkeypatch):
+    monkeypatch.setenv(CAP, "lots")
+    with pytest.raises(ConfigError, match="DDLF_CACHE_SIZE is 'lots'"):
+        open_place("memory://bucket/data")

@@ -1,0 +1,202 @@
+"""Samples of partition files as a stream: the order that was asked for, within a bound of memory, and ended at once."""
+
+import shutil
+import threading
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import ddlf.data
+from ddlf.algorithms.reading import portions
+from ddlf.data.place import Folder, open_place
+from ddlf.data.sources import open_source
+from ddlf.data.split import split
+from ddlf.data.stream import AHEAD, Closed, Stream
+from ddlf.errors import ConfigError, DatasetError
+from tests.patience import PATIENCE_S
+
+N, SIZES = 1000, [150, 130, 170, 140, 160, 120, 130]
+X, Y = np.arange(N * 6, dtype=np.float32).reshape(N, 2, 3), np.arange(N)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    np.savez(folder / "a.npz", x=X, y=Y)
+    split(open_source(folder / "a.npz"), Folder(folder / "place"), SIZES, shuffle=False)
+    return folder / "place"
+
+
+@pytest.mark.parametrize("memory", [10_000, 10**9], ids=["from the disk", "in memory"])
+@pytest.mark.parametrize("shuffle", ["global", "window:3", "none"])
+def test_chunks_are_the_rows_of_a_portion_in_its_order(place, shuffle, memory):
+    data = ddlf.data.open(place)
+    for portion in portions(SIZES, [500, 300, 200], shuffle, seed=1, epoch=2):
+        stream = Stream(data, portion, 8, memory)
+        chunks = list(stream)
+        assert all(len(chunk["x"]) % 8 == 0 for chunk in chunks[:-1])
+        ids = portion.ids(SIZES)
+        assert np.array_equal(np.concatenate([chunk["y"] for chunk in chunks]), ids)
+        assert np.array_equal(np.concatenate([chunk["x"] for chunk in chunks]), X[ids])
+        assert set(stream.files) == set(portion.stretches(SIZES)[:, 0].tolist()) or shuffle == "global"
+        assert shuffle == "global" or len(set(stream.files)) == len(stream.files)
+
+
+def test_nothing_is_read_but_what_is_wanted_and_a_little_ahead(place):
+    data = ddlf.data.open(place)
+    (portion,) = portions(SIZES, [N], "none", seed=0, epoch=0)
+    stream = Stream(data, portion, 8, 10_000)
+    chunks = iter(stream)
+    first = next(chunks)
+    stream._thread.submit(int).result(PATIENCE_S)  # behind all that is being read
+    assert stream.files == [0]
+    assert stream._portion.samples > (AHEAD + 2) * len(first["y"])
+    stream.close()
+
+
+def test_the_first_chunks_are_small_so_that_training_begins_soon(place):
+    (portion,) = portions(SIZES, [N], "window:3", seed=0, epoch=0)
+    lengths = [len(chunk["y"]) for chunk in Stream(ddlf.data.open(place), portion, 8, 10**9)]
+    assert lengths == [64, 128, 256, 512, 40]
+
+
+def test_files_that_the_pass_before_had_in_memory_are_not_read_again(place):
+    data = ddlf.data.open(place)
+    one, other = portions(SIZES, [600, 400], "window:8", seed=1, epoch=0)
+    first = Stream(data, one, 8, 10**9)
+    assert [number for chunk in first for number in chunk["y"]] == one.ids(SIZES).tolist()
+    assert [number for chunk in Stream(data, one, 8, 10**9, first) for number in chunk["y"]] == one.ids(SIZES).tolist()
+    again, third = Stream(data, one, 8, 10**9, first), Stream(data, other, 8, 10**9, first)
+    assert len([*again]) == len([*Stream(data, one, 8, 10**9)])
+    assert [number for chunk in third for number in chunk["y"]] == other.ids(SIZES).tolist()
+    assert not again.files
+    assert not set(third.files) & set(first.files)
+
+
+def test_files_stay_in_memory_from_pass_to_pass_as_many_as_half_of_it_holds(place):
+    data = ddlf.data.open(place)
+    whole, largest = data.manifest.nbytes, max(file.nbytes for file in data.manifest.files)
+    for memory, all_stay in ((2 * whole, True), (2 * whole - 2, False), (4 * largest, False)):
+        opened, before = [], None
+        for epoch in range(4):
+            for portion in portions(SIZES, [600, 400], "window:1", seed=1, epoch=epoch):
+                before = Stream(data, portion, 8, memory, before)
+                rows = np.concatenate([chunk["y"] for chunk in before])
+                assert np.array_equal(rows, portion.ids(SIZES))
+                opened += before.files
+                held = sum(data.manifest.files[number].nbytes for number in before._open)
+                assert held <= memory // 2
+        assert (sorted(opened) == list(range(len(SIZES)))) is all_stay
+        assert set(opened) == set(range(len(SIZES)))
+
+
+def test_who_waits_for_a_slow_store_is_let_go_at_once(place):
+    data = ddlf.data.open(place)
+    (portion,) = portions(SIZES, [N], "none", seed=0, epoch=0)
+    asked, go_on = threading.Event(), threading.Event()
+
+    def load(number):
+        asked.set()
+        go_on.wait(PATIENCE_S)
+        return type(data).load(data, number)
+
+    data.load = load
+    stream = Stream(data, portion, 8, 10**9)
+    assert asked.wait(PATIENCE_S)
+    ended = []
+
+    def wait():
+        with pytest.raises(Closed):
+            next(iter(stream))
+        ended.append(True)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    stream.close()
+    waiting.join(PATIENCE_S)
+    go_on.set()
+    assert ended
+
+
+def test_a_damaged_file_is_named_before_a_sample_of_it_is_given(place, tmp_path):
+    shutil.copytree(place, tmp_path / "copy")
+    path = tmp_path / "copy" / "v0001" / "00003.safetensors"
+    bad = bytearray(path.read_bytes())
+    bad[-1] ^= 1
+    path.write_bytes(bad)
+    (portion,) = portions(SIZES, [N], "none", seed=0, epoch=0)
+    got, stream = [], Stream(ddlf.data.open(tmp_path / "copy"), portion, 10, 10_000)
+    with pytest.raises(DatasetError, match=r"00003\.safetensors is damaged"):
+        got.extend(number for chunk in stream for number in chunk["y"].tolist())
+    assert got == list(range(len(got)))
+    assert len(got) <= sum(SIZES[:3])
+
+
+@pytest.mark.parametrize("shuffle", ["global", "window:3", "none"])
+def test_files_that_are_left_out_are_counted_before_the_first_chunk(place, tmp_path, shuffle):
+    shutil.copytree(place, tmp_path / "copy")
+    damaged, missing = (tmp_path / "copy" / "v0001" / f"{number:05}.safetensors" for number in (3, 5))
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    missing.unlink()
+    data = ddlf.data.open(tmp_path / "copy")
+    bad = [number for number in range(len(SIZES)) if data.damaged(number)]
+    assert bad == [3, 5]
+    files, out = np.repeat(np.arange(len(SIZES)), SIZES), 0
+    for portion in portions(SIZES, [500, 300, 200], shuffle, seed=1, epoch=2):
+        stream = Stream(data, portion, 8, 10_000, None, bad)
+        ids = portion.ids(SIZES)
+        kept = ids[~np.isin(files[ids], bad)]
+        assert stream.samples == len(kept)
+        assert stream.left_out == {number: n for number in bad if (n := int((files[ids] == number).sum()))}
+        assert [number for chunk in stream for number in chunk["y"]] == kept.tolist()
+        out += len(ids) - len(kept)
+    assert out == SIZES[3] + SIZES[5]
+
+
+def test_a_memory_that_no_batches_fit_into_is_refused_with_what_would_do(place):
+    (portion,) = portions(SIZES, [N], "none", seed=0, epoch=0)
+    with pytest.raises(
+        ConfigError, match=r"data_memory is 1\.00 kB, too little for batches of 32 samples of 32 B each"
+    ):
+        Stream(ddlf.data.open(place), portion, 32, 1000)
+
+
+@pytest.mark.parametrize(
+    ("shuffle", "memory"), [("window:8", 2**20), ("window:8", 2**21), ("window:2", 2**21), ("none", 2**20)]
+)
+def test_a_data_set_of_ten_times_the_memory_is_read_within_it(tmp_path, shuffle, memory):
+    samples = 10 * memory // 768
+    np.savez(tmp_path / "a.npz", x=np.zeros((samples, 16, 16, 3), np.uint8))
+    files = 44  # two of which have room in half of the memory
+    sizes = [samples // files + (number < samples % files) for number in range(files)]
+    split(open_source(tmp_path / "a.npz"), Folder(tmp_path / "place"), sizes, shuffle=False)
+    data = ddlf.data.open(tmp_path / "place")
+    (portion,) = portions(sizes, [samples], shuffle, seed=0, epoch=0)
+    read = 0
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for chunk in Stream(data, portion, 16, memory):
+            read += len(chunk["x"])
+        grown = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert read == samples
+    assert grown <= 1.1 * memory
+
+
+def test_files_of_a_store_that_neither_cache_nor_memory_can_hold_are_refused_with_a_size_that_would_do(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("DDLF_CACHE", str(tmp_path / "cache"))
+    np.savez(tmp_path / "a.npz", x=X, y=Y)
+    url = f"memory://{tmp_path.name}"
+    split(open_source(tmp_path / "a.npz"), open_place(url), SIZES, shuffle=False)
+    (portion,) = portions(SIZES, [N], "window:3", seed=0, epoch=0)
+    assert sum(len(chunk["y"]) for chunk in Stream(ddlf.data.open(url), portion, 8, 8000)) == N
+    monkeypatch.setenv("DDLF_CACHE_SIZE", "0")
+    with pytest.raises(ConfigError, match="no room in the cache") as raised:
+        list(Stream(ddlf.data.open(url), portion, 8, 8000))
+    assert f"ddlf data repartition {url} --file-bytes 1333" in str(raised.value)
+    assert sum(len(chunk["y"]) for chunk in Stream(ddlf.data.open(url), portion, 8, 10**6)) == N

@@ -1,0 +1,223 @@
+"""What was broken off goes on where it was: the bytes of what nobody disturbed, checked by hash, and nothing of other plans."""
+
+import contextlib
+import os
+import subprocess
+import sys
+
+import fsspec
+import numpy as np
+import pytest
+
+from ddlf.data import buckets
+from ddlf.data.place import LOCK, WORK, Folder, open_place
+from ddlf.data.sources import open_source, state_of
+from ddlf.data.split import sizes_of, split
+from ddlf.data.verify import damage
+from ddlf.errors import DatasetError
+
+ROWS = 600
+LITTLE = 28_000
+"""Bytes of memory that take several heaps."""
+
+
+class Torn(KeyboardInterrupt):
+    """Ctrl-C at one moment."""
+
+
+@pytest.fixture(autouse=True)
+def no_disk(monkeypatch):
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+
+
+@pytest.fixture
+def source(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.arange(ROWS * 6, dtype=np.float32).reshape(ROWS, 6), y=np.arange(ROWS) // 60)
+    return tmp_path / "a.npz"
+
+
+@pytest.fixture(params=["folder", "store"])
+def place(request, tmp_path, monkeypatch):
+    monkeypatch.setenv("DDLF_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(buckets, "NOTED_S", 0.0)
+    return str(tmp_path / "place") if request.param == "folder" else f"memory://{tmp_path.name}/data"
+
+
+class Made:
+    """One call of ``split``.
+
+    Args:
+        what: "reading" or "writing", in which it is broken off.
+        behind: Samples behind which that happens.
+    """
+
+    def __init__(self, source, place, *, what="", behind=0, broken=Torn, options="", files=6, **more):
+        self.said, self.read, self.wrote, self.manifest = [], 0, 0, None
+
+        def moved(doing, done, of):
+            if doing == what and done > behind:
+                raise broken
+            self.read += doing == "reading"
+            self.wrote += doing == "writing"
+
+        opened = open_source(source)
+        with contextlib.suppress(Torn, broken):
+            self.manifest = split(
+                opened,
+                open_place(place),
+                sizes_of(opened.samples, 1, files=files),
+                **{"memory": LITTLE} | more,
+                state=state_of(source, options),
+                moved=moved,
+                say=lambda what, text: self.said.append(f"{what}: {text}"),
+            )
+
+
+@pytest.mark.parametrize("how", [{}, {"shuffle": False}, {"stratify": "y"}, {"memory": 10**9}], ids=str)
+@pytest.mark.parametrize("what", ["reading", "writing"])
+def test_what_was_broken_off_goes_on_and_has_the_same_bytes(source, place, tmp_path, what, how):
+    whole = Made(source, tmp_path / "whole", **how)
+    first = Made(source, place, what=what, behind=300, **how)
+    with pytest.raises(DatasetError, match=r"not finished|no data set|no folder"):
+        open_place(place).manifest()
+    again = Made(source, place, **how)
+    assert again.manifest == whole.manifest
+    assert not list(damage(open_place(place), again.manifest))
+    if what == "writing":
+        assert first.wrote == 3
+        assert again.wrote == 3
+        assert again.said[0].startswith("goes on: 3 of 6 files are there")
+    elif how in ({}, {"stratify": "y"}):
+        assert 0 < again.read < whole.read
+        assert again.said[0].startswith("goes on: 0 of 6 files are there, ")
+    if again.said:
+        assert "the same command goes on with it" in first.said[-1]
+    if "://" not in place:
+        assert sorted(os.listdir(place)) == [LOCK, "manifest.json", "v0001"]
+    else:
+        assert not [name for name in fsspec.filesystem("memory").find(place) if LOCK in name]
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"seed": 1}, "anew: what an earlier call left is of other options, and is removed"),
+        ({"files": 5}, "anew: what an earlier call left is of other options, and is removed"),
+        (
+            {"options": "x"},
+            "anew: what an earlier call left is of another source, or of one that has changed, and is removed",
+        ),
+    ],
+)
+def test_with_another_source_or_other_options_it_says_so_and_begins_anew(source, place, tmp_path, other, said):
+    Made(source, place, what="writing", behind=300)
+    again = Made(source, place, **other)
+    assert again.said == [said]
+    assert again.manifest == Made(source, tmp_path / "whole", **other).manifest
+    assert not list(damage(open_place(place), again.manifest))
+
+
+def test_a_source_that_was_written_to_is_another_one(source):
+    before = state_of(source)
+    assert state_of(source) == before != state_of(source, "y")
+    os.utime(source, ns=(0, 0))
+    assert state_of(source) != before
+
+
+def test_other_memory_keeps_the_files_and_reads_again(source, place, tmp_path):
+    Made(source, place, what="writing", behind=300)
+    again = Made(source, place, memory=60_000)
+    assert again.wrote == 3
+    assert again.manifest == Made(source, tmp_path / "whole").manifest
+
+
+def test_files_and_heaps_that_are_damaged_meanwhile_are_made_again(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(buckets, "NOTED_S", 0.0)
+    place, whole = tmp_path / "place", Made(source, tmp_path / "whole").manifest
+    Made(source, place, what="writing", behind=300)
+    third = place / "v0001" / "00002.safetensors"
+    third.write_bytes(third.read_bytes()[:-1] + b"!")
+    heap = max((place / WORK).glob("heap-*"))
+    heap.write_bytes(bytes(heap.stat().st_size))
+    with pytest.raises(DatasetError, match=r"heap-\d+ is damaged.*run it again"):
+        Made(source, place)
+    again = Made(source, place)
+    assert again.manifest == whole
+    Made(source, tmp_path / "other", what="reading", behind=300)
+    heap = next((tmp_path / "other" / WORK).glob("heap-*"))
+    heap.write_bytes(bytes(heap.stat().st_size))
+    assert Made(source, tmp_path / "other").manifest == whole
+
+
+def test_a_full_disk_keeps_what_is_finished_and_a_bad_source_nothing(source, tmp_path, monkeypatch):
+    place = tmp_path / "place"
+    real = Folder.new
+
+    def full(self, name):
+        if name.endswith("3.safetensors"):
+            raise OSError(28, "No space left on device")
+        return real(self, name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Folder, "new", full)
+        with pytest.raises(DatasetError, match="no space in"):
+            Made(source, place)
+    again = Made(source, place)
+    assert again.wrote == 3
+    assert not list(damage(Folder(place), again.manifest))
+    folder = tmp_path / "table.csv"
+    folder.write_text("a,b\n" + "1,2\n" * 400 + "1,two\n")
+    for _ in range(2):
+        with pytest.raises(DatasetError, match="line 402"):
+            Made(folder, tmp_path / "table", shuffle=False)
+        assert not (tmp_path / "table").exists()
+
+
+def test_a_name_that_a_killed_process_left_in_the_store_is_known_where_it_was(source, tmp_path, monkeypatch):
+    monkeypatch.setenv("DDLF_CACHE", str(tmp_path / "cache"))
+    url = f"memory://{tmp_path.name}/killed"
+    Made(source, url, what="writing", behind=300)
+    key = next((tmp_path / "cache" / "unfinished").glob("*/key")).read_text()
+    files = fsspec.filesystem("memory")
+    files.pipe(f"{url}/{LOCK}", f'{{"host": "h", "since": "then", "key": "{key}"}}'.encode())
+    assert Made(source, url).said[0].startswith("goes on")
+    files.pipe(f"{url}2/{LOCK}", b'{"host": "h", "since": "then", "key": "of another machine"}')
+    with pytest.raises(DatasetError, match=r"h since then writes to .*remove .*data.lock and run this again"):
+        Made(source, f"{url}2")
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from tests.dying import dies_after
+from ddlf.data import buckets
+from ddlf.data.place import Folder
+from ddlf.data.sources import open_source, state_of
+from ddlf.data.split import sizes_of, split
+
+buckets.NOTED_S = 0.0
+source, where, said = Path(sys.argv[1]), sys.argv[2], []
+whole = split(open_source(source), Folder(where + "-whole"), [100] * 6, memory=28_000)
+
+NAMES = ("fsync", "rename", "replace", "mkdir", "unlink")
+
+for moment in range(0, 600, 9):
+    if not (child := os.fork()):
+        dies_after(5 + moment % 37, NAMES)
+        split(open_source(source), Folder(where), [100] * 6, memory=28_000, state=state_of(source))
+        os._exit(0)
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    said.append(ended)
+    if ended != -9:
+        break
+assert ended == 0, said
+assert Folder(where).manifest() == whole
+assert -9 in said
+"""
+
+
+def test_killed_again_and_again_it_comes_to_its_end_with_the_same_bytes(source, tmp_path):
+    run = [sys.executable, "-c", KILLED, str(source), str(tmp_path / "place")]
+    ran = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert not list(damage(Folder(tmp_path / "place"), Folder(tmp_path / "place").manifest()))

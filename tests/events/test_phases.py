@@ -1,0 +1,48 @@
+"""What takes time is told when it begins and when it is over, however it ends."""
+
+import pytest
+
+from ddlf.events import PhaseBegan, PhaseEnded, PhaseMoved
+from ddlf.events.phase import Phase, PhasesInTurn
+
+
+def test_a_phase_is_told_from_beginning_to_end():
+    told = []
+    with Phase(told.append, "evaluating", total=100, unit="samples") as phase:
+        phase.move(40)
+    began, moved, ended = told
+    assert began == PhaseBegan(phase=began.phase, what="evaluating", total=100, unit="samples")
+    assert moved == PhaseMoved(phase=began.phase, what="evaluating", done=40)
+    assert ended == PhaseEnded(phase=began.phase, what="evaluating", seconds=ended.seconds)
+    assert ended.seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [(ValueError("no data"), "no data"), (ValueError(), "ValueError"), (KeyboardInterrupt(), "cancelled")],
+)
+def test_a_phase_that_fails_says_why(error, why):
+    told = []
+    with pytest.raises(type(error)), Phase(told.append, "loading", worker=2, name="pc02"):
+        raise error
+    assert (told[-1].why, told[-1].worker, told[-1].name) == (why, 2, "pc02")
+
+
+def test_of_phases_in_turn_each_ends_when_the_next_begins_and_the_last_with_the_error():
+    def open_worker():
+        with PhasesInTurn(told.append, 1, "worker 1") as phases:
+            phases.begin("sending", total=9, unit="bytes")
+            phases.begin("loading")
+            raise ValueError("cut")
+
+    told = []
+    with pytest.raises(ValueError, match="cut"):
+        open_worker()
+    assert [(type(event), event.what) for event in told] == [
+        (PhaseBegan, "sending"),
+        (PhaseEnded, "sending"),
+        (PhaseBegan, "loading"),
+        (PhaseEnded, "loading"),
+    ]
+    assert [event.why for event in told if isinstance(event, PhaseEnded)] == ["", "cut"]
+    assert told[0].phase == told[1].phase != told[2].phase == told[3].phase

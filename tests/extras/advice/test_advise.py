@@ -1,0 +1,264 @@
+"""Asking for advice: what is ignored, what is told, in which form."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import ddlf
+import ddlf.data
+from ddlf.errors import AppError, ConfigError, DDLFError
+from ddlf.extras.advice.advise import answered, known_ignores, of_run
+from ddlf.extras.advice.again import differing, is_of_this_machine
+from ddlf.extras.advice.collect import take_in
+from ddlf.extras.advice.rules import RULES
+from ddlf.extras.advice.source import Sources
+from ddlf.extras.advice.steps import plain
+from ddlf.extras.advice.told import as_json, as_sarif, explained, lines
+from ddlf.training.roles.build import ready_model
+from tests.extras.advice.cases import CASES, FACTS
+from tests.extras.advice.test_source import TEXT
+from tests.later import Later
+
+keras = Later("keras")
+
+NAN = CASES["D01"][0]
+
+
+def answer(text, facts, folder, *levels):
+    path = folder / "app.py"
+    path.write_text(text)
+    sources = Sources([path], "App")
+    return answered(facts, sources, known_ignores(sources), levels or ("quick",))
+
+
+def test_a_finding_has_its_line_and_what_would_mend_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = answer(TEXT, NAN, tmp_path)
+    (one,) = found.advice
+    assert (one.finding.rule.id, one.place.line) == ("D01", 26)
+    (told,) = as_json(found)["findings"]
+    assert (told["file"], told["line"], told["severity"], told["samples"]) == ("app.py", 26, "error", [7])
+    assert "+        finite = (abs(self.x_train) <" in told["diff"]
+    text = "\n".join(lines(found, 60))
+    assert text.startswith(
+        "error     D01  app.py:26  3 of 20,000 values of x_train are NaN or infinite, in samples such as 7\n     why  One NaN"
+    )
+    assert "advice    1 error, by 60 rules" in text
+
+
+def test_an_answer_in_a_notebook_is_what_the_command_prints(tmp_path):
+    found = answer(TEXT, NAN, tmp_path)
+    assert str(found) == "\n".join(lines(found))
+    shown = []
+    found._repr_pretty_(SimpleNamespace(text=shown.append), False)
+    assert shown[0].splitlines()[-1] == "advice    1 error"
+
+
+async def test_a_level_that_there_is_not_is_named():
+    for level in ("fast", "run"):
+        with pytest.raises(ConfigError, match=f"no level '{level}' of advice; there are: quick, batch, cluster"):
+            await app(*FINE).advise(level)
+
+
+def test_a_comment_takes_a_finding_away_and_one_that_is_not_needed_is_said(tmp_path):
+    ignoring = TEXT.replace("[D03, D04]", "[d01, D04]")
+    found = answer(ignoring, NAN, tmp_path)
+    assert (found.advice, found.ignored) == ((), 1)
+    assert [one.id for one in found.unneeded] == ["D11", "D04"]
+    assert "app.py:25: ignore[D04] is not needed any more" in "\n".join(lines(found, 1))
+    assert answer(TEXT, NAN, tmp_path, "run").unneeded == ()
+
+
+def test_a_comment_of_a_rule_that_there_is_not_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"app.py:25: there is no rule 'D44', did you mean D0?4?.*\?"):
+        answer(TEXT.replace("D04", "D44"), NAN, tmp_path)
+
+
+def test_a_comment_that_names_no_rule_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"app.py:25: the comment names no rule, so it ignores nothing"):
+        answer(TEXT.replace("[D03, D04]", ""), NAN, tmp_path)
+    with pytest.raises(ConfigError, match=r"app.py:25: the comment names no rule"):
+        answer(TEXT.replace("[D03, D04]", "[]"), NAN, tmp_path)
+
+
+@pytest.mark.parametrize(("workers", "told"), [(1, []), (2, ["C06"])])
+async def test_a_run_on_several_slots_says_that_a_schedule_is_counted_for_one_process(workers, told, monkeypatch):
+    monkeypatch.setattr("ddlf.extras.advice.advise.facts_of", lambda app: replace(CASES["C06"][0], workers=workers))
+    monkeypatch.setattr("ddlf.extras.advice.advise.sources_of", lambda app: Sources([], "App"))
+    assert [one.rule for one in (await of_run(SimpleNamespace(advice="quick")))[0]] == told
+
+
+async def test_a_rule_that_raises_is_told_and_ends_no_run(monkeypatch, caplog):
+    broken = replace(RULES[0], look=lambda facts: 1 / 0)
+    monkeypatch.setattr("ddlf.extras.advice.advise.RULES", (broken, *RULES[1:]))
+    monkeypatch.setattr("ddlf.extras.advice.advise.facts_of", lambda app: FACTS)
+    monkeypatch.setattr("ddlf.extras.advice.advise.sources_of", lambda app: Sources([], "App"))
+    assert await of_run(SimpleNamespace(advice="strict")) == ([], "")
+    assert f"the rule {broken.id} failed: ZeroDivisionError" in caplog.text
+
+
+def app(x, y, loss="mse", **more):
+    class Given(ddlf.IApp):
+        def load_dataset(self):
+            self.x_train, self.y_train = x, y
+            vars(self).update(more)
+
+        def create_model(self):
+            self.model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+            self.model.compile("adam", loss)
+
+    return Given()
+
+
+FINE = (np.random.default_rng(0).normal(size=(400, 2)), np.random.default_rng(1).normal(size=(400, 1)))
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "sentence"),
+    [
+        ((*FINE, None), {}, "the model 'sequential' is compiled without a loss"),
+        (FINE, {"batch_size": 0}, "batch_size must be a whole number of 1 or more, got 0"),
+        ((FINE[0][:0], FINE[1][:0]), {}, "x_train has no rows"),
+    ],
+)
+async def test_what_keeps_a_run_from_beginning_is_an_error_here_too(given, settings, sentence):
+    asked = app(*given)
+    vars(asked).update(settings)
+    with pytest.raises(DDLFError, match=sentence):
+        await asked.advise("quick")
+
+
+def test_a_model_without_a_loss_is_for_an_own_train():
+    given = app(*FINE, None)
+    given.load_dataset()
+    given.create_model()
+    with pytest.raises(AppError, match="compiled without a loss"):
+        ready_model(given)
+
+    class Own(type(given)):
+        def train(self, weights, worker_epochs, batch_size):
+            return [0 * one for one in weights], {}
+
+    own = Own()
+    own.load_dataset()
+    own.create_model()
+    assert ready_model(own) is own.model
+    own.x_test, own.y_test = FINE
+    with pytest.raises(AppError, match="compiled without a loss"):
+        ready_model(own)
+
+
+def batches():
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, number):
+            return FINE[0][:8], FINE[1][:8]
+
+    return Batches()
+
+
+@pytest.mark.parametrize(
+    ("make", "what", "fix"),
+    [
+        (batches, "x_train is a Batches, not an array", "as self.train_data"),
+        (lambda: FINE[0].astype(object), "x_train holds object, not numbers", "numpy.unique"),
+        (lambda: keras.ops.ones((9, 2)), "x_train is a ", "Turn it into an array"),
+    ],
+)
+async def test_what_is_no_array_of_numbers_is_named_with_what_to_do(make, what, fix):
+    asked = app(make(), None if make is batches else FINE[1])
+    (found,) = (await asked.advise("quick")).advice
+    assert found.finding.found.what.startswith(what)
+    assert fix in found.finding.fix
+
+
+async def test_a_test_that_the_model_cannot_take_is_an_error():
+    with pytest.raises(AppError, match=r"x_test are of shape \(3,\), the model's input is of \(2,\): it cannot be"):
+        await app(*FINE, x_test=np.zeros((9, 3)), y_test=np.zeros((9, 1))).advise("quick")
+    assert not (await app(*FINE).advise("quick")).advice
+
+
+def test_what_reviews_code_gets_rule_place_and_change(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    log = json.loads(json.dumps(as_sarif(answer(TEXT, NAN, tmp_path))))
+    (run,) = log["runs"]
+    (result,), (rule,) = run["results"], run["tool"]["driver"]["rules"]
+    assert log["version"] == "2.1.0"
+    assert (result["ruleId"], result["level"], rule["id"]) == ("D01", "error", "D01")
+    (place,) = result["locations"]
+    assert place["physicalLocation"] == {"artifactLocation": {"uri": "app.py"}, "region": {"startLine": 26}}
+    (change,) = result["fixes"][0]["artifactChanges"]
+    region = change["replacements"][0]["deletedRegion"]
+    assert region == {"charOffset": TEXT.index("_ = load()") + 10, "charLength": 0}
+
+
+def test_a_rule_is_explained_with_all_that_it_says():
+    rule = RULES[0]
+    text = explained(rule)
+    for part in (rule.id, rule.title, rule.why, rule.fix, rule.source):
+        assert part in text
+
+
+def test_what_a_second_process_makes_of_an_app_is_compared():
+    mine = {"data": {"x_train": "a", "y_train": "b"}, "weights": [["d/kernel", [4, 2], "float32"]], "files": []}
+    assert differing(mine, mine) == {}
+    assert differing(mine, {**mine, "data": {"x_train": "c"}}) == {
+        "data": ("a second process has other values in x_train, y_train",)
+    }
+    assert differing(mine, {**mine, "weights": [["d/kernel", [4, 3], "float32"]]})["model"] == (
+        "a second process has another shape or type of d/kernel",
+    )
+    assert differing(mine, {**mine, "weights": []})["model"] == ("a second process has 0 weights instead of 1",)
+    assert differing(mine, {**mine, "files": ["/home/me/x.npz"]}) == {
+        "files": ("load_dataset and create_model read /home/me/x.npz",)
+    }
+    assert differing(mine, {"error": "NameError: late"}) == {"failed": ("in a second process NameError: late",)}
+
+
+def test_files_of_this_machine_are_those_that_nobody_else_need_have(tmp_path, monkeypatch):
+    data, beside = tmp_path / "mine.npz", tmp_path / "module.py"
+    data.write_bytes(b"")
+    beside.write_text("")
+    assert is_of_this_machine(str(data), str(tmp_path))
+    assert not is_of_this_machine(str(beside), str(tmp_path))
+    assert not is_of_this_machine(json.__file__, str(tmp_path))
+    monkeypatch.setenv("DDLF_DATA", str(tmp_path))
+    assert not is_of_this_machine(str(data), "")
+
+
+def test_small_data_that_is_made_as_it_is_read_is_looked_at_as_arrays():
+    made = ddlf.data.generated(lambda part: iter([(np.full((5, 2), part, "float32"), np.arange(5))]), [5, 5])
+    app = SimpleNamespace(train_data=made, x_test=np.zeros((3, 2)), y_test=np.zeros(3))
+    assert take_in(app)
+    assert app.train_data is None
+    assert (app.x_train[:, 0].tolist(), app.y_train.tolist()) == ([0] * 5 + [1] * 5, [0, 1, 2, 3, 4] * 2)
+    assert not take_in(SimpleNamespace(x_train=np.zeros((3, 2))))
+
+
+def test_a_second_process_takes_its_machine_for_another_one():
+    code = "from ddlf.extras.advice.again import _on_another_machine as turn; import socket, os; "
+    code += "a = socket.gethostname(), os.cpu_count(); turn(print); b = socket.gethostname(), os.cpu_count()\n"
+    code += "print(a[0] != b[0], a[1] != b[1], os.uname().nodename == b[0])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines() == ["the name of its machine"] * 2 + ["True True True"]
+
+
+def test_of_an_error_in_a_graph_the_sentence_is_told():
+    lines = [
+        "Graph execution error:",
+        "",
+        "Detected at node loss defined at (most recent call last):",
+        '  File "a.py", line 3',
+        "<stack traces unavailable>",
+    ]
+    said = "Received a label value of 10 which is outside the valid range of [0, 10)."
+    assert plain(RuntimeError("\n".join([*lines, said, "\t [[{{node loss}}]] [Op:one_step]"]))) == said
+    assert plain(ValueError("\x1b[1mtoo large\x1b[0m")) == "too large"
+    assert plain(KeyError()) == "KeyError"

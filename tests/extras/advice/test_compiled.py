@@ -1,0 +1,82 @@
+"""What is read of a compiled model, against Keras itself."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from ddlf.extras.advice.compiled import heads_of, optimizer_of
+from ddlf.extras.advice.network import layers_of
+from ddlf.training.roles.callbacks import warnings_of_master
+
+
+def compiled(loss="binary_crossentropy", optimizer="adam", metrics=()):
+    import keras
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, "sigmoid")])
+    model.compile(optimizer, loss, metrics=list(metrics))
+    return model
+
+
+@pytest.mark.parametrize("kind", ["ExponentialDecay", "InverseTimeDecay"])
+def test_a_schedule_fades_where_keras_comes_below_a_hundredth(kind):
+    import keras
+
+    schedule = getattr(keras.optimizers.schedules, kind)(0.1, 100, 0.9)
+    fades = optimizer_of(compiled(optimizer=keras.optimizers.SGD(schedule))).fades
+    assert float(schedule(fades + 1)) < 0.001 < float(schedule(fades - 1))
+
+
+def test_what_ends_or_grows_does_not_fade():
+    import keras
+
+    schedules = keras.optimizers.schedules
+    for schedule in (schedules.CosineDecay(0.1, 100), schedules.ExponentialDecay(0.1, 100, 1.1), 0.1):
+        assert optimizer_of(compiled(optimizer=keras.optimizers.SGD(schedule))).fades is None
+
+
+def test_metrics_that_cut_say_where():
+    import keras
+
+    of = keras.metrics
+    made = [
+        of.BinaryAccuracy(threshold=0.0),
+        of.Precision([0.2, 0.9]),
+        of.Recall(),
+        of.Precision(top_k=1),
+        of.F1Score(),
+        of.AUC(),
+    ]
+    model = compiled(metrics=["accuracy", *made, "mae"])
+    (head,) = heads_of(model, layers_of(model), None)
+    assert head.cuts == (
+        ("accuracy", 0.5),
+        ("BinaryAccuracy", 0.0),
+        ("Precision", 0.2),
+        ("Precision", 0.9),
+        ("Recall", 0.5),
+    )
+    (other,) = heads_of(model := compiled("mse", metrics=["accuracy"]), layers_of(model), None)
+    assert other.cuts == ()
+
+
+@pytest.mark.parametrize(
+    ("monitor", "mode", "said"),
+    [
+        ("val_loss", "max", "EarlyStopping takes a larger val_loss for better (mode='max')"),
+        ("val_accuracy", "min", "EarlyStopping takes a smaller val_accuracy for better (mode='min')"),
+        ("val_loss", "min", ""),
+        ("val_accuracy", "auto", ""),
+        ("val_gain", "min", ""),
+    ],
+)
+def test_a_callback_that_takes_the_worse_for_the_better_is_told(monitor, mode, said):
+    import keras
+    import numpy as np
+
+    app = SimpleNamespace(
+        callbacks=[keras.callbacks.EarlyStopping(monitor, mode=mode)],
+        x_val=np.zeros((9, 3)),
+        checkpoint=None,
+        resume=None,
+    )
+    assert warnings_of_master(app, "sync") == ([said] if said else [])

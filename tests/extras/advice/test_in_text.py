@@ -1,0 +1,104 @@
+"""Findings about a text have its file and line, and comments there take them away."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from ddlf.extras.advice.advise import answered, known_ignores
+from ddlf.extras.advice.in_text import text_of
+from ddlf.extras.advice.operators import as_layer
+from ddlf.extras.advice.source import Sources
+from ddlf.extras.advice.told import lines
+from ddlf.extras.text.texts.loaded import Notation
+from tests.extras.advice.cases import CASES, FACTS
+
+TEXT = """\
+# ddlf: ignore[T01] tried
+digits:input shape=[20];
+digits:layers
+    dense(shape=[32], activation=relu),
+    Dropout(rate=0.9),
+    dense(shape=[4], activation=softmax, name=end);
+digits:output shape=[4];
+dense:layers matmul(w), add(b), activation();
+
+train:epochs 3; train:learning_rate 1;
+train:data digits;  # ddlf: ignore[D01] known
+"""
+
+
+def written(text=TEXT, name="m.nnm"):
+    notation = Notation(text, name)
+    notation.places = {"matmul": text.index("dense(shape=[32]"), "dropout": text.index("Dropout")}
+    return text_of(SimpleNamespace(notation=notation))
+
+
+@pytest.mark.parametrize(
+    ("at", "line"),
+    [
+        (("layer", "matmul"), 4),
+        (("layer", "dropout"), 5),
+        (("layer", "digits"), 2),
+        (("layer", "normalization"), 2),
+        (("loss", "digits"), 7),
+        (("loss", ""), 7),
+        (("optimizer", "rate"), 10),
+        (("metric", "digits"), 2),
+        (("data", "x_train"), 11),
+        (("data", "y_train"), 11),
+        (("setting", "master_epochs"), 10),
+        (("setting", "batch_size"), 2),
+        (("method", "load_dataset"), 11),
+        (("app", ""), 2),
+    ],
+)
+def test_what_is_found_has_the_line_of_the_text_that_says_it(at, line):
+    place = Sources([], "App", written()).place(at, FACTS)
+    assert (str(place.path), place.line) == ("m.nnm", line)
+
+
+def test_data_that_the_text_does_not_name_is_where_it_says_what_it_takes():
+    text = written(TEXT.replace("train:data digits;", ""))
+    assert text.app("data", "x_train").line == 2
+    assert text.app("data", "y_train['digits']").line == 7
+
+
+def test_an_app_in_python_with_a_text_has_lines_of_both(tmp_path):
+    (tmp_path / "app.py").write_text("class App:\n    def load_dataset(self):\n        self.x_train = 1\n")
+    sources = Sources([tmp_path / "app.py"], "App", written())
+    places = [sources.place(at, FACTS) for at in (("layer", "dropout"), ("data", "x_train"), ("optimizer", "rate"))]
+    assert [(place.path.name, place.line) for place in places] == [("m.nnm", 5), ("app.py", 3), ("m.nnm", 10)]
+
+
+def test_a_comment_in_a_text_takes_a_finding_away_and_one_that_is_not_needed_is_said():
+    sources = Sources([], "App", written())
+    found = answered(CASES["D01"][0], sources, known_ignores(sources), ("quick",))
+    assert (found.advice, found.ignored) == ((), 1)
+    assert [one.id for one in found.unneeded] == ["T01"]
+    sources = Sources([], "App", written(TEXT.replace("D01", "D02")))
+    (one,) = answered(CASES["D01"][0], sources, known_ignores(sources), ("quick",)).advice
+    assert one.edits == ()
+    found = answered(CASES["D01"][0], sources, [], ("quick",))
+    assert "error     D01  m.nnm:11  3 of 20,000 values" in next(lines(found, 1))
+
+
+def test_operators_are_what_rules_know_them_as():
+    def layer(operator, parameters=(), inputs=1, **options):
+        made = {"operator": operator, "operands": [], "options": options, "parameters": list(parameters)}
+        return as_layer(made | {"types": ["float32"] * (inputs + 1)})
+
+    assert layer("matmul", [["w1", [4, 2], "float32", ""]])[0] == "Dense"
+    assert layer("matmul")[0] == "matmul"
+    assert [layer("add", [["b1", [2], "float32", 0.0]])[0], layer("add", inputs=2)[0], layer("add")[0]] == [
+        "Bias",
+        "Add",
+        "add",
+    ]
+    assert layer("dropout", p=0.25) == ("Dropout", {"name": None, "rate": 0.25})
+    kind, config = layer("conv2d", [["f1", [8, 3, 5, 5], "float32", ""]], strides=[2, 2])
+    assert (kind, config["filters"], config["kernel_size"], config["data_format"]) == (
+        "Conv2D",
+        8,
+        [5, 5],
+        "channels_first",
+    )

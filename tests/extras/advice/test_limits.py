@@ -1,0 +1,46 @@
+"""Methods of the user's that hang or eat memory are ended with a sentence."""
+
+import threading
+import time
+
+import pytest
+
+from ddlf.extras.advice.limits import beyond, doing, held
+from tests.patience import PATIENCE_S
+from tests.processes import command
+
+
+def test_what_takes_too_long_or_all_memory_is_named_and_nothing_else():
+    assert beyond(0, clock=time.monotonic() + 10) is None
+    with doing("create_model"):
+        now = time.monotonic()
+        assert beyond(10, clock=now, memory=(100, 50)) is None
+        assert "create_model has not come to its end in 10 s, at " in str(beyond(10, clock=now + 11, memory=(100, 50)))
+        assert "takes all memory: 0.1 of 100.0 GB are free" in str(beyond(10, clock=now, memory=(10**11, 10**8)))
+        assert beyond(10, clock=now, memory=(None, None)) is None
+    assert beyond(0, clock=time.monotonic() + 10) is None
+
+
+def test_it_is_seen_while_it_happens():
+    heard, said = threading.Event(), []
+
+    def end(error):
+        said.append(str(error))
+        heard.set()
+
+    with held(0, end), doing("load_dataset"):
+        assert heard.wait(PATIENCE_S)
+    assert "test_limits.py" in said[0] or "load_dataset" in said[0]
+
+
+@pytest.mark.slow
+def test_an_app_that_hangs_is_ended_with_a_sentence(tmp_path):
+    path = tmp_path / "app.py"
+    path.write_text(
+        "import ddlf\n\nclass App(ddlf.IApp):\n    def load_dataset(self):\n        while True:\n            pass\n\n"
+        "    def create_model(self):\n        pass\n"
+    )
+    ended = command("ddlf", "advise", str(path), "--limit", "1")
+    assert ended.returncode not in (0, None)
+    assert "load_dataset has not come to its end in 1 s, at" in ended.stderr
+    assert "app.py:" in ended.stderr

@@ -1,0 +1,80 @@
+"""Where a NaN begins is found by making the steps again: in an output, in a loss, or in a gradient."""
+
+import numpy as np
+import pytest
+
+import ddlf
+
+
+class App(ddlf.IApp):
+    """With a model that is given."""
+
+    batch_size = 8
+
+    def load_dataset(self):
+        """Nothing to load."""
+
+
+def made(*between, rate=0.1, loss="mse"):
+    import keras
+
+    app = App()
+    random = np.random.default_rng(0)
+    app.x_train = random.normal(size=(40, 3)).astype("float32")
+    app.y_train = app.x_train[:, :1] + 3
+    app.model = keras.Sequential([keras.Input((3,)), *between, keras.layers.Dense(1, name="end")])
+    app.model.compile(keras.optimizers.SGD(rate), loss)
+    return app
+
+
+def in_an_output():
+    from keras import layers, ops
+
+    return made(layers.Lambda(ops.log, name="logs"))
+
+
+def by_large_steps():
+    from keras import layers
+
+    return made(layers.Dense(8, name="wide"), rate=1e30)
+
+
+def in_a_loss():
+    from keras import ops
+
+    return made(loss=lambda y, p: ops.log(-ops.abs(p) - 1))
+
+
+def in_a_gradient():
+    from keras import layers, ops
+
+    flat = layers.Dense(4, kernel_initializer="zeros", name="flat")
+    return made(flat, layers.Lambda(ops.abs), layers.Lambda(ops.sqrt))
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (in_an_output, "the first output that is not finite is that of 'logs', in step 1"),
+        (by_large_steps, "the first output that is not finite is that of"),
+        (in_a_loss, "all outputs are finite, and the loss of them is not"),
+        (in_a_gradient, "outputs and loss are finite, and the gradient of 'flat/"),
+    ],
+)
+def test_a_nan_is_told_with_where_it_begins_and_weights_stay(make, sentence):
+    from ddlf.extras.advice.not_finite import told
+
+    app = make()
+    before = [each.tobytes() for each in app.model.get_weights()]
+    advised = told(app)
+    assert (advised.rule, advised.severity) == ("R01", "E")
+    assert sentence in advised.what
+    assert [each.tobytes() for each in app.model.get_weights()] == before
+    assert "test_not_finite.py:" in advised.place
+
+
+def test_nothing_is_said_of_what_does_not_come_again():
+    from ddlf.extras.advice.not_finite import told
+
+    assert told(made(rate=0.001)) is None
+    assert told(App()) is None

@@ -1,0 +1,101 @@
+"""What an own ``train`` does with its weights, on a model that is a list of arrays."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ddlf.extras.advice.own_train import trained_by_own
+
+
+class Model:
+    """As much of a Keras model as is asked for."""
+
+    def __init__(self):
+        self.weights = [np.linspace(-1, 1, 12).reshape(3, 4), np.zeros(4)]
+
+    def get_weights(self):
+        return [one.copy() for one in self.weights]
+
+    def set_weights(self, weights):
+        self.weights = [one.copy() for one in weights]
+
+    def step(self):
+        self.weights = [one + 0.01 for one in self.weights]
+
+
+def app_of(train):
+    app = SimpleNamespace(model=Model(), batch_size=8, x_train=np.zeros((100, 3)))
+    app.train = lambda weights, epochs, size: train(app, weights)
+    return app
+
+
+def right(app, weights):
+    app.model.set_weights(weights)
+    app.model.step()
+    return [a - b for a, b in zip(weights, app.model.get_weights(), strict=True)], {"loss": 1.0}
+
+
+def goes_on(app, weights):
+    app.model.step()
+    return [a - b for a, b in zip(weights, app.model.get_weights(), strict=True)]
+
+
+def turned(app, weights):
+    update, metrics = right(app, weights)
+    return [-one for one in update], metrics
+
+
+def never_given(app, weights):
+    """As ``goes_on``, with an update that is that of its own way."""
+    before = app.model.get_weights()
+    app.model.step()
+    return [a - b for a, b in zip(before, app.model.get_weights(), strict=True)]
+
+
+def of_all(app, weights):
+    app.model.set_weights(weights)
+    mean = app.x_train.mean()
+    app.model.weights = [one + 0.01 + mean for one in app.model.weights]
+    return [a - b for a, b in zip(weights, app.model.get_weights(), strict=True)]
+
+
+def of_mine(app, weights):
+    app.model.set_weights(weights)
+    mean = app.x_train[app.indices].mean()
+    app.model.weights = [one + 0.01 + mean for one in app.model.weights]
+    return [a - b for a, b in zip(weights, app.model.get_weights(), strict=True)]
+
+
+def of_a_worker(app, weights):
+    return app.replica.fit(1)
+
+
+def of_a_gradient(app, weights):
+    return [one * 0 + 0.1 for one in weights]
+
+
+@pytest.mark.parametrize(
+    ("train", "said"),
+    [
+        (right, ""),
+        (of_mine, ""),
+        (never_given, "from the weights that the model has"),
+        (of_all, "samples that are not those of self.indices"),
+        (goes_on, "goes on from the weights that the model has"),
+        (turned, "after minus weights before"),
+        (of_a_worker, ""),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_an_own_train_begins_with_what_it_is_given_and_gives_before_minus_after(train, said):
+    app = app_of(train)
+    start = app.model.get_weights()
+    assert said in (found := trained_by_own(app))
+    assert bool(found) == bool(said)
+    for before, after in zip(start, app.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+def test_an_update_that_is_made_without_the_model_is_not_judged():
+    assert trained_by_own(app_of(of_a_gradient)) == ""

@@ -1,0 +1,138 @@
+"""Programs: each rule finds its defect in one, in its place, and is silent at the near miss; what it would change mends it. One process for all."""
+
+import asyncio
+import contextlib
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddlf.cluster.cluster import Cluster
+from ddlf.errors import BadUpdate
+from ddlf.events import Advised
+from ddlf.extras.advice.advise import advise
+from ddlf.extras.advice.changes import changed, diff
+from ddlf.extras.advice.of_runs import RUNS
+from ddlf.extras.advice.rules import RULES
+from tests.extras.advice.programs import PROGRAMS
+
+APPS = [
+    path
+    for path in sorted((Path(__file__).parents[3] / "apps").rglob("*.py"))
+    if "IApp)" in path.read_text() and path.stem not in ("big_images", "cifar10_cnn")  # whose data is not here
+]
+
+
+def app_in(path):
+    """A new object of the one app in a file."""
+    import ddlf
+
+    name = f"advised_{abs(hash((path, path.read_text()))):x}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    kinds = [
+        kind
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, ddlf.IApp) and kind.__module__ == name
+    ]
+    return kinds[0]() if kinds else None
+
+
+def _patched(patch):
+    return subprocess.run(["patch", "-p0"], input=patch, text=True, capture_output=True).returncode == 0
+
+
+async def found_in(text, folder, level, name="program", with_workers=False):
+    path = folder / f"{name}.py"
+    path.write_text(text)
+    cluster = Cluster.local(2) if level == "cluster" and with_workers else None
+    return await advise(app_in(path), level, workers=2, cluster=cluster)
+
+
+NEAR = {}
+"""What was found in near misses: most are one healthy program."""
+
+
+async def found_near(*what, folder):
+    if what not in NEAR:
+        text, level, with_workers = what
+        NEAR[what] = [str(one) for one in (await found_in(text, folder, level, "near", with_workers)).advice]
+    return NEAR[what]
+
+
+@pytest.fixture
+def what_it_looks_at(rule, monkeypatch):
+    """At the level of clusters a rule has no use for what a batch shows, and most have none for a second process."""
+
+    async def nothing(*of):
+        return {}
+
+    if rule.level == "cluster":
+        monkeypatch.setattr("ddlf.extras.advice.advise.seen_in_a_batch", lambda *of: {})
+    if rule.level == "cluster" and rule.id > "C05" and rule.id != "C15":  # and D18, which has workers
+        monkeypatch.setattr("ddlf.extras.advice.advise.seen_again", nothing)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.level != "run"], ids=lambda rule: rule.id)
+@pytest.mark.usefixtures("what_it_looks_at", "one_template")
+async def test_a_rule_finds_its_defect_in_a_program_and_its_change_mends_it(rule, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bad, near = PROGRAMS[rule.id]
+    labels = rule.id == "D18"  # five trainings
+    answer = await found_in(bad, tmp_path, rule.level, with_workers=labels)
+    assert answer.failed == ()
+    (mine, *_) = [one for one in answer.advice if one.finding.rule is rule]
+    assert mine.place.path == tmp_path / "program.py"
+    assert mine.place.line > 8
+    if mine.edits:
+        patch = diff(mine.edits)
+        text = next(iter(changed(mine.edits).values()))
+        assert await asyncio.to_thread(_patched, patch)
+        assert (tmp_path / "program.py").read_text() == text
+        again = await found_in(text, tmp_path, rule.level, "mended")
+        assert rule not in [one.finding.rule for one in again.advice]
+    told = await found_near(near, rule.level, labels, folder=tmp_path)
+    assert rule.id not in [one.partition(" ")[0] for one in told], told
+
+
+async def said_in_a_run(text, folder, name, workers):
+    """The rules of which a run of a program tells."""
+    path = folder / f"{name}.py"
+    path.write_text(text)
+    app, said = app_in(path), []
+    app.cluster, app.verbose = workers, False
+    app.subscribe(lambda event: said.append(event.rule) if isinstance(event, Advised) else None)
+    with contextlib.suppress(BadUpdate):
+        await app.train_model()
+    return said
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.parametrize(
+    "rule",
+    [
+        rule for rule in RUNS if rule.id != "R06"
+    ],  # which takes a worker that is slower by far, as long as a busy machine lets it
+    ids=lambda rule: rule.id,
+)
+async def test_a_run_of_a_program_tells_of_its_defect(rule, tmp_path, monkeypatch, two_workers):
+    monkeypatch.chdir(tmp_path)
+    bad, near = PROGRAMS[rule.id]
+    assert rule.id in await said_in_a_run(bad, tmp_path, "program", two_workers)
+    assert rule.id not in await said_in_a_run(near, tmp_path, "near", two_workers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", APPS, ids=lambda path: path.stem)
+async def test_nothing_is_found_quickly_in_the_apps(path):
+    app = app_in(path)
+    if app is not None:
+        answer = await advise(app, "quick")
+        assert [str(one) for one in answer.advice] == []
+        assert answer.failed == ()

@@ -1,0 +1,76 @@
+"""Whether labels have to do with their samples: of what neighbours, lines and frequencies see, and of labels that were exchanged."""
+
+import numpy as np
+import pytest
+
+from ddlf.extras.advice.of_samples import RELATED, SURELY
+from ddlf.extras.advice.related import related
+
+
+@pytest.fixture
+def random():
+    return np.random.default_rng(5)
+
+
+def _pictures(random):
+    """Squares and crosses, anywhere: only frequencies tell them apart."""
+    x, y = random.normal(0, 0.2, (400, 20, 20, 1)), random.integers(0, 2, 400)
+    for one, is_square in zip(x, y, strict=True):
+        row, column = random.integers(0, 14, 2)
+        place = one[row : row + 6, column : column + 6]
+        place += 1 if is_square else 0
+        place[2:4] += 1
+        place[:, 2:4] += 1
+    return x, y
+
+
+def _ring(random):
+    """Inside and outside of a ring: only neighbours tell them apart."""
+    x = random.normal(size=(400, 2))
+    return x, np.eye(2)[((x**2).sum(axis=1) > 1.4).astype(int)]
+
+
+def _line(random):
+    x = random.normal(size=(400, 30))
+    return x, x @ random.normal(size=30) + random.normal(size=400)
+
+
+def _words(random):
+    x = random.integers(1, 50, (400, 20))
+    return x, (x < 10).sum(axis=1) > 3
+
+
+def _order(random):
+    """Which of two words comes first."""
+    x = random.integers(3, 40, (400, 16))
+    places = np.argsort(random.random(x.shape), axis=1)[:, :2]
+    x[np.arange(400), places[:, 0]], x[np.arange(400), places[:, 1]] = 1, 2
+    return x, places[:, 0] < places[:, 1]
+
+
+@pytest.mark.parametrize("made", [_pictures, _ring, _line, _words, _order], ids=lambda made: made.__name__)
+def test_labels_are_told_from_their_samples_and_not_from_others(made, random):
+    x, y = made(random)
+    tokens = made in (_words, _order)
+    assert related({"x_train": x, "y_train": y}, are_tokens=tokens)["train"][0] > 2 * RELATED
+    for seed in range(3):
+        other = np.random.default_rng(seed).permutation(y)
+        assert related({"x_train": x, "y_train": other}, are_tokens=tokens)["train"][0] < RELATED
+
+
+def test_a_test_whose_labels_were_shuffled_alone_is_told(random):
+    x, y = _ring(random)
+    data = {"x_train": x[:300], "y_train": y[:300], "x_test": x[300:], "y_test": y[300:]}
+    found = related(data, are_tokens=False)
+    assert found["test"][0] > RELATED
+    turned = related({**data, "y_test": random.permutation(y[300:])}, are_tokens=False)
+    assert turned["train"][0] > 10
+    assert turned["test"][0] < RELATED < SURELY
+
+
+def test_nothing_is_said_of_few_samples_of_one_class_and_of_pictures_as_labels(random):
+    x, y = _ring(random)
+    assert related({"x_train": x[:100], "y_train": y[:100]}, are_tokens=False) == {}
+    assert related({"x_train": x, "y_train": np.zeros(400)}, are_tokens=False) == {}
+    assert related({"x_train": x, "y_train": np.zeros((400, 8, 8))}, are_tokens=False) == {}
+    assert related({"x_train": None, "y_train": y}, are_tokens=False) == {}

@@ -1,0 +1,51 @@
+"""What steps on a model show, on a small model of Keras."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ddlf.extras.advice.facts import Facts
+from ddlf.extras.advice.steps import learnt, unlinked
+from tests.extras.advice.cases import HEAD, Y, data
+
+OWN = Facts(own=frozenset({"loss"}))
+
+
+def compiled(loss, units=1, activation=None, *, named=False):
+    import keras
+
+    keras.utils.set_random_seed(0)
+    given = keras.Input((3,))
+    output = keras.layers.Dense(units, activation, name="output")(given)
+    model = keras.Model(given, {"output": output} if named else output)
+    model.compile("adam", {"output": loss} if named else loss)
+    return model
+
+
+def right(y, p):
+    return (y - p) ** 2
+
+
+def stretched(y, p):
+    import keras
+
+    return keras.ops.mean((keras.ops.reshape(y, (-1,)) - p) ** 2)
+
+
+@pytest.mark.parametrize("loss", [right, stretched])
+@pytest.mark.parametrize("labels", ["in turns", "two", "numbers"])
+def test_a_loss_that_compares_each_sample_with_all_labels_is_seen_in_whatever_order_they_come(loss, labels):
+    x = np.random.default_rng(1).normal(size=(2 if labels == "two" else 126, 3)).astype("float32")
+    y = np.arange(len(x), dtype="float32")[:, None]
+    seen = unlinked(compiled(loss), (x, y if labels == "numbers" else y % 2), OWN)
+    assert seen.get("unlinked", False) == (loss is stretched and bool(seen))
+    assert seen or labels == "two"  # of which an exchange may change nothing
+
+
+def test_one_array_of_labels_may_be_in_a_dict():
+    x, y = np.random.default_rng(1).normal(size=(32, 3)).astype("float32"), np.eye(4, dtype="float32").repeat(8, axis=0)
+    facts = data(replace(Y, name="y_train['output']"), heads=(replace(HEAD, loss="own", target="y_train['output']"),))
+    seen = learnt(compiled(right, 4, "softmax", named=True), (x, {"output": y}), facts)
+    assert seen["least"] < seen["first"]
+    assert seen["agrees"] > 0

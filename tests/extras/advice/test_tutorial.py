@@ -1,0 +1,54 @@
+"""The tutorial that breaks an app: each break that it shows is made, and what it shows of the answer is what comes."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ddlf.extras.advice.advise import advise
+from ddlf.extras.advice.told import lines
+from tests.extras.advice.test_programs import app_in
+
+PAGE = Path(__file__).parents[3] / "docs/tutorial_advice.md"
+BLOCKS = re.findall(r"^```(python|diff|console)\n(.*?)^```", PAGE.read_text(), re.S | re.M)
+
+
+def broken():
+    """The text of the app after each change, the options of the command, and the lines that are shown of its answer."""
+    app, text, made = BLOCKS[0][1], BLOCKS[0][1], []
+    for kind, block in BLOCKS[1:]:
+        if kind == "diff":
+            old, new = (
+                "".join(line[1:] + "\n" for line in block.splitlines() if line.startswith(sign)) for sign in "-+"
+            )
+            assert app.count(old) == 1, old
+            text = app.replace(old, new)
+        else:
+            command, *shown = block.splitlines()
+            assert command.startswith("$ ddlf advise digits.py")
+            made.append((text, "quick" if "--quick" in command else "batch", shown))
+    return made
+
+
+async def answer_to(text, level):
+    """The first line of each finding, and the last line of all."""
+    *told, end = lines(await advise(written(text), level), 0)
+    return [line for line in told if re.match(r"(error|warning|note) ", line)] + [end.partition(", by")[0]]
+
+
+def written(text):
+    path = Path("digits.py").resolve()
+    path.write_text(text)
+    return app_in(path)
+
+
+def test_the_page_breaks_the_app_in_five_ways():
+    assert len(BLOCKS) == 12
+    assert len({text for text, _, _ in broken()}) == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("text", "level", "shown"), broken(), ids=["works", *"12345"])
+async def test_what_is_shown_of_an_answer_is_what_comes(text, level, shown, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert await answer_to(text, level) == shown

@@ -1,0 +1,98 @@
+"""What is planned is looked at as a whole before anything is written, and each format is written as a whole or not at all."""
+
+import pytest
+
+from ddlf.errors import ConfigError
+from ddlf.extras.export.export import Wanted, plan, size_of, write
+from ddlf.extras.export.formats import FORMATS
+from ddlf.extras.export.source import Source
+from ddlf.extras.export.steps import Refused
+
+
+@pytest.fixture(autouse=True)
+def all_installed(monkeypatch):
+    monkeypatch.setattr("ddlf.extras.export.formats.has_module", lambda name: True)
+
+
+@pytest.fixture
+def source(tmp_path):
+    return Source(tmp_path / "a.keras", "a")
+
+
+def refused(*arguments, **options):
+    with pytest.raises(ConfigError) as error:
+        plan(*arguments, **options)
+    return str(error.value)
+
+
+def test_what_is_there_is_refused_unless_it_may_be_replaced(source, tmp_path):
+    formats = [FORMATS["onnx"], FORMATS["openvino"]]
+    assert [wanted.paths[-1].name for wanted in plan(source, formats, tmp_path)] == ["a.onnx", "a.bin"]
+    (tmp_path / "a.bin").touch()
+    assert refused(source, formats, tmp_path) == (
+        f"{tmp_path}/a.bin exists; write over it with --overwrite, or name another folder with --out"
+    )
+    assert len(plan(source, formats, tmp_path, overwrite=True)) == 2
+
+
+def test_a_folder_that_is_not_there_is_refused(source, tmp_path):
+    assert refused(source, [FORMATS["onnx"]], tmp_path / "no" / "no").startswith(
+        f"there is no folder {tmp_path}/no; make it"
+    )
+    assert plan(source, [FORMATS["onnx"]], tmp_path / "new")  # which is made when something is written
+
+
+def test_onnx_of_what_computes_in_16_bits_is_refused_and_other_formats_are_not(source, tmp_path):
+    mixed = Source(source.path, "a", half=("dense", "mixed_float16"))
+    assert refused(mixed, [FORMATS["litert"], FORMATS["onnx"]], tmp_path).startswith(
+        f"ONNX is written of models in float32, and the layer 'dense' of {tmp_path}/a.keras computes in mixed_float16; "
+    )
+    assert plan(mixed, [FORMATS["litert"]], tmp_path)
+
+
+class Writing:
+    """Steps that write some files, or refuse."""
+
+    def __init__(self, *names, outcome=None):
+        self.names, self.outcome = names, outcome or {}
+
+    def do(self, name, backend, *, folder, **job):
+        from pathlib import Path
+
+        for each in self.names:
+            (Path(folder) / each).write_text("new")
+        return self.outcome
+
+
+def written(steps, tmp_path, format="openvino"):
+    paths = tuple(tmp_path / name for name in FORMATS[format].files("a"))
+    return write(tmp_path / "a.keras", [Wanted(FORMATS[format], "tensorflow", paths)], "a", steps)[0]
+
+
+def test_all_files_of_a_format_come_or_none(tmp_path):
+    (tmp_path / "a.bin").write_text("old")
+    found = written(Writing("a.xml"), tmp_path)
+    assert str(found.refused) == "Keras refuses: it wrote no a.bin"
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a.bin": "old"}
+    assert written(Writing("a.xml", "a.bin"), tmp_path).bytes == 6
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a.bin": "new", "a.xml": "new"}
+
+
+def test_what_is_refused_half_way_leaves_nothing(tmp_path):
+    who = Refused("OpenVINO", "no")
+    assert written(Writing("a.xml", outcome=who), tmp_path).refused is who
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_takes_the_place_of_a_folder(tmp_path):
+    (tmp_path / "a.onnx").mkdir()
+    (tmp_path / "a.onnx" / "old").touch()
+    assert written(Writing("a.onnx"), tmp_path, "onnx").refused is None
+    assert (tmp_path / "a.onnx").read_text() == "new"
+
+
+def test_the_size_of_a_folder_is_that_of_all_its_files(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a").write_bytes(bytes(3))
+    (tmp_path / "b").write_bytes(bytes(4))
+    assert size_of(tmp_path) == 7

@@ -1,0 +1,108 @@
+"""Formats by name, on which backend each is written, and what is said of what is not installed."""
+
+import pytest
+
+from ddlf.errors import ConfigError
+from ddlf.extras.export import formats
+from ddlf.extras.export.formats import ALL, BACKENDS, DISTRIBUTIONS, FORMATS, read, to_install, writer_of
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Says which modules are installed."""
+
+    def only(*names):
+        monkeypatch.setattr(formats, "has_module", lambda name: name in names)
+
+    return only
+
+
+def test_formats_are_read_in_their_order_each_once():
+    assert [each.name for each in read("onnx, saved_model,onnx")] == ["onnx", "saved_model"]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("onx", "there is no format 'onx'; did you mean 'onnx'?"),
+        ("tflite", "there is no format 'tflite'; did you mean 'litert'?"),
+        ("TensorFlow", "there is no format 'TensorFlow'; did you mean 'saved_model'?"),
+        ("pytorch", "there is no format 'pytorch'; did you mean 'torch'?"),
+        ("zzz", "there is no format 'zzz'; there are: saved_model, onnx, litert, openvino, torch, stablehlo"),
+        (" , ", "--to names no format; there are: saved_model, onnx, litert, openvino, torch, stablehlo"),
+    ],
+)
+def test_an_unknown_format_is_refused_with_what_is_meant(text, sentence):
+    with pytest.raises(ConfigError) as error:
+        read(text)
+    assert str(error.value) == sentence
+
+
+def test_no_two_formats_write_the_same_file_nor_are_meant_by_the_same_word():
+    endings = [ending for each in ALL for ending in each.endings]
+    words = [word for each in ALL for word in (each.name, *each.also)]
+    assert len(endings) == len(set(endings))
+    assert len(set(words)) >= len(words) - 1  # torch is also a backend, and the name of its format
+
+
+def test_files_have_the_name_of_the_model():
+    assert FORMATS["saved_model"].files("heads") == ("heads.saved_model",)
+    assert FORMATS["stablehlo"].files("heads") == ("heads.mlirbc", "heads.jax")
+
+
+def test_all_that_is_imported_has_a_distribution():
+    modules = {name for each in ALL for names in each.writers.values() for name in names}
+    modules |= {name for each in ALL for runtime in each.runtimes for name in runtime.modules}
+    assert modules | set(BACKENDS) == set(DISTRIBUTIONS)
+
+
+def test_the_usual_backend_is_taken_and_else_one_that_is_installed(installed):
+    installed("tensorflow", "jax", "tf2onnx", "jax2onnx", "onnx")
+    assert writer_of(FORMATS["onnx"], None) == "tensorflow"
+    installed("jax", "jax2onnx", "onnx")
+    assert writer_of(FORMATS["onnx"], None) == "jax"
+    assert writer_of(FORMATS["onnx"], "jax") == "jax"
+
+
+def test_what_is_not_installed_is_one_sentence_with_the_line_for_pip(installed):
+    installed("tensorflow", "jax")
+    with pytest.raises(ConfigError) as error:
+        writer_of(FORMATS["onnx"], None)
+    assert str(error.value) == (
+        "onnx needs tf2onnx and onnx, which are not installed; python -m pip install 'ddlf[export]'"
+    )
+    with pytest.raises(ConfigError, match=r"^torch needs torch, which is not installed; python -m pip install 'ddlf\["):
+        writer_of(FORMATS["torch"], None)
+    installed()
+    with pytest.raises(ConfigError, match=r"python -m pip install 'ddlf\[tensorflow,export\]'"):
+        writer_of(FORMATS["openvino"], None)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "where"),
+    [
+        ("litert", "jax", "TensorFlow"),
+        ("saved_model", "torch", "TensorFlow or JAX"),
+        ("torch", "tensorflow", "torch"),
+        ("stablehlo", "torch", "JAX"),
+    ],
+)
+def test_a_backend_on_which_keras_does_not_write_a_format_is_refused(name, backend, where):
+    with pytest.raises(
+        ConfigError, match=rf"^Keras writes {name} for any batch on {where} only, not on {BACKENDS[backend]}; leave"
+    ):
+        writer_of(FORMATS[name], backend)
+
+
+def test_extras_that_are_told_of_are_there():
+    import tomllib
+    from pathlib import Path
+
+    extras = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    for distributions in DISTRIBUTIONS.values():
+        line = to_install([distributions[0]])
+        (extra,) = line.partition("[")[2].partition("]")[0].split(",")
+        named = " ".join(extras[extra])
+        assert distributions[0] in named, line

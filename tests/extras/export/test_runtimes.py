@@ -1,0 +1,40 @@
+"""Inputs and outputs as each runtime has them: by name, or in Keras's order."""
+
+import pytest
+
+from ddlf.extras.export.formats import ALL
+from ddlf.extras.export.runtimes import RUNTIMES, matched, packed, unpacked
+
+
+@pytest.mark.parametrize(
+    ("layout", "structure", "flat"),
+    [
+        (0, "a", "a"),
+        ([0, 1], ["a", "b"], "ab"),
+        ({"x": 1, "y": 0}, {"x": "b", "y": "a"}, "ab"),
+        ({"x": [0, 2], "y": 1}, {"x": ["a", "c"], "y": "b"}, "abc"),
+    ],
+    ids=["one", "list", "dict", "nested"],
+)
+def test_what_is_packed_is_unpacked(layout, structure, flat):
+    assert packed(layout, flat) == structure
+    assert unpacked(layout, structure) == list(flat)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "there", "found"),
+    [
+        (["left", "right"], ["right", "left"], ["left", "right"]),
+        (["left", "right"], ["serve_right:0", "serve_left:0"], ["serve_left:0", "serve_right:0"]),
+        (["left", "right"], ["args_0", "args_1"], ["args_0", "args_1"]),
+        (["x", "xx"], ["xx", "x"], ["x", "xx"]),
+        (["a", "b"], ["arga_a", "a_b"], ["arga_a", "a_b"]),
+        (["", ""], ["output_0", "output_1"], ["output_0", "output_1"]),
+    ],
+)
+def test_names_are_matched_where_they_are_clear_and_else_the_order_counts(wanted, there, found):
+    assert matched(wanted, there) == found
+
+
+def test_each_runtime_of_a_format_is_there():
+    assert {runtime.name for each in ALL for runtime in each.runtimes} == set(RUNTIMES)

@@ -1,0 +1,131 @@
+"""What is exported, looked at without Keras: each thing that cannot be has a sentence of its own."""
+
+import json
+import zipfile
+
+import pytest
+
+from ddlf.errors import ConfigError, NotationError
+from ddlf.extras.export.source import find
+from tests.extras.text.notation.texts import DIGITS
+
+
+def layer(kind, module="keras.layers", registered=None, **config):
+    config = {"name": kind.lower()} | config
+    return {"module": module, "class_name": kind, "config": config, "registered_name": registered}
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Writes a file as Keras's, with some layers."""
+
+    def write(*layers, name="model.keras", **more):
+        with zipfile.ZipFile(tmp_path / name, "w") as file:
+            file.writestr("config.json", json.dumps(layer("Sequential", "keras", layers=list(layers)) | more))
+        return tmp_path / name
+
+    return write
+
+
+def said(path, code=None):
+    with pytest.raises(ConfigError) as error:
+        find(path, code)
+    return str(error.value).replace(f"{path.parent}/", "")
+
+
+def test_a_saved_model_a_text_and_a_run_are_found(saved, tmp_path):
+    assert find(saved(layer("Dense")), None).stem == "model"
+    run = tmp_path / "20261122-101500-app"
+    run.mkdir()
+    saved(layer("Dense")).rename(run / "model.keras")
+    assert (find(run, None).path, find(run, None).stem) == (run / "model.keras", "20261122-101500-app")
+    (tmp_path / "digits.nnm").write_text(DIGITS)
+    assert find(tmp_path / "digits.nnm", None).is_text
+
+
+def test_a_path_that_is_no_model_has_its_sentence(saved, tmp_path):
+    saved()
+    assert said(tmp_path / "modle.keras").startswith("there is no file")
+    assert said(tmp_path / "modle.keras").endswith("did you mean 'model.keras'?")
+    (tmp_path / "folder").mkdir()
+    assert said(tmp_path / "folder").endswith(
+        "is a folder without model.keras; name a .keras file, a .nnm text or the folder of a run"
+    )
+    (tmp_path / "empty.keras").touch()
+    assert said(tmp_path / "empty.keras") == "empty.keras is empty"
+    (tmp_path / "text.keras").write_text("text")
+    assert said(tmp_path / "text.keras") == "text.keras is no .keras file: File is not a zip file; save the model again"
+    (tmp_path / "old.h5").write_text("text")
+    assert said(tmp_path / "old.h5") == (
+        "old.h5 is neither a .keras file nor a .nnm text; load it in Keras, and save it as old.keras"
+    )
+    (tmp_path / "app.py").write_text("text")
+    assert said(tmp_path / "app.py").endswith("train the app with: ddlf run app.py --save model.keras")
+
+
+def test_a_text_that_is_wrong_is_refused_as_everywhere(tmp_path):
+    (tmp_path / "a.nnm").write_text("a:input shape=[1]; a:layers rellu();")
+    with pytest.raises(NotationError, match="did you mean 'relu'"):
+        find(tmp_path / "a.nnm", None)
+
+
+def test_layers_of_the_users_own_are_named_unless_their_file_is(saved, tmp_path):
+    path = saved(layer("Dense"), layer("Mine", "mine", "own>Mine"), layer("Other", "mine", "Other"))
+    assert said(path) == (
+        "model.keras has layers of its author's own: own>Mine, Other; name the Python file that has them: --layers FILE.py"
+    )
+    (tmp_path / "mine.py").touch()
+    assert find(path, tmp_path / "mine.py").own == ("own>Mine", "Other")
+    assert said(path, tmp_path / "no.py").endswith("no.py: there is no such Python file")
+
+
+def test_what_keras_and_this_package_have_is_nobodys_own(saved):
+    path = saved(
+        layer("Operator", "ddlf.extras.text.models.operator", "ddlf>Operator"),
+        layer(
+            "Dense",
+            kernel_initializer=layer("GlorotUniform", "keras.initializers"),
+            activation=layer("relu", "builtins"),
+        ),
+        compile_config={"loss": layer("mine", "mine", "own>mine")},
+    )
+    assert find(path, None).own == ()
+
+
+def test_a_lambda_is_refused_by_its_name(saved):
+    assert said(saved(layer("Lambda", name="twice"))) == (
+        "model.keras has a Lambda, the layer 'twice': to load it would run code of the file; "
+        "write it as a layer of your own, registered with keras.saving.register_keras_serializable"
+    )
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float16", "bfloat16"])
+def test_the_first_layer_that_computes_in_16_bits_is_known(saved, policy):
+    written = {"module": "keras", "class_name": "DTypePolicy", "config": {"name": policy}, "registered_name": None}
+    path = saved(layer("Dense", dtype="float32"), layer("Dense", name="second", dtype=written))
+    assert find(path, None).half == ("second", policy)
+    assert find(saved(layer("Dense", dtype="float32")), None).half is None
+
+
+def text_of(layers, tmp_path):
+    (tmp_path / "a.nnm").write_text(f"a:input shape=[3]; a:output shape=[3]; a:layers {layers};")
+    return tmp_path / "a.nnm"
+
+
+@pytest.mark.parametrize(
+    ("layers", "half"),
+    [
+        ("relu(), Dense(units=3, name=d, dtype=mixed_bfloat16)", ("d", "mixed_bfloat16")),
+        ("cast(float16), relu()", ("cast", "float16")),
+        ("Dense(units=3, dtype=float32)", None),
+    ],
+)
+def test_so_is_that_of_a_text(tmp_path, layers, half):
+    assert find(text_of(layers, tmp_path), None).half == half
+
+
+def test_so_are_layers_of_ones_own_in_a_text(tmp_path):
+    path = text_of("numpy>Add(call=with(it, 1)), own>Mine(), own>Mine()", tmp_path)
+    assert said(path).startswith("a.nnm has layers of its author's own: own>Mine; name the Python file")
+    (tmp_path / "mine.py").touch()
+    assert find(path, tmp_path / "mine.py").own == ("own>Mine",)

@@ -1,0 +1,116 @@
+"""Who refused is the package whose code raised, and what a step leaves is read by who started it."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ddlf.errors import ConfigError
+from ddlf.extras.export.step import refusal
+from ddlf.extras.export.steps import Refused, Steps
+
+
+def raised(file, sentence, tmp_path):
+    """The error of a function of a file at a path."""
+    path = tmp_path / file
+    source = f"def fail():\n    raise ZeroDivisionError({sentence!r})\n"
+    scope = {}
+    exec(compile(source, str(path), "exec"), scope)
+    with pytest.raises(ZeroDivisionError) as error:
+        scope["fail"]()
+    return error.value
+
+
+@pytest.mark.parametrize(
+    ("file", "who"),
+    [
+        ("lib/site-packages/tf2onnx/convert.py", "tf2onnx"),
+        ("lib/site-packages/keras/src/export/litert.py", "Keras"),
+        ("lib/site-packages/iree/compiler/tools.py", "IREE"),
+        ("lib/site-packages/numpy/core.py", "Python"),
+        ("own/layers.py", "Python"),
+    ],
+)
+def test_the_package_that_raised_is_who_refuses(tmp_path, file, who):
+    assert refusal(raised(file, "no such\n  operator: X. More of it", tmp_path)) == {
+        "who": who,
+        "why": "no such operator: X",
+    }
+
+
+def test_what_is_long_is_cut_and_what_is_silent_has_its_name(tmp_path):
+    assert len(refusal(raised("a.py", "x" * 1000, tmp_path))["why"]) == 300
+    assert refusal(raised("a.py", "", tmp_path))["why"] == "ZeroDivisionError"
+
+
+@pytest.fixture
+def steps(tmp_path, monkeypatch):
+    """Steps whose process runs some code instead; it gets the path of the job."""
+
+    def doing(code):
+        script = tmp_path / "python"
+        script.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{code}' \"$4\"\n")
+        script.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(script))
+        return Steps(tmp_path, None)
+
+    return doing
+
+
+def leaving(done):
+    return f'import pathlib, sys; pathlib.Path(sys.argv[1]).with_suffix(".done.json").write_text(r"""{done}""")'
+
+
+def test_what_a_step_leaves_is_given_back(steps):
+    assert steps(leaving('{"seconds": [1.0]}')).do("a", "jax") == {"seconds": [1.0]}
+
+
+def test_a_step_that_refuses_says_who(steps):
+    who = steps(leaving('{"refused": {"who": "JAX", "why": "no"}}')).do("a", "jax")
+    assert who == Refused("JAX", "no")
+    assert str(who) == "JAX refuses: no"
+
+
+def test_what_is_the_users_to_mend_is_raised(steps):
+    with pytest.raises(ConfigError, match=r"^never built; build it$"):
+        steps(leaving('{"error": "never built", "hint": "build it"}')).do("a", "jax")
+
+
+def test_a_process_that_is_gone_is_a_refusal_with_its_last_words(steps):
+    code = 'import os, signal; os.write(2, b"all is lost\\n"); os.kill(os.getpid(), signal.SIGKILL)'
+    found = steps(code).do("a", "jax")
+    assert found == Refused("its process", "it ended with SIGKILL; its last words: all is lost")
+
+
+def test_arrays_come_back_in_their_order(steps, tmp_path):
+    np.savez(tmp_path / "a.7.npz", **{str(number): np.full(2, number) for number in range(12)})
+    found = steps("").outputs("a", 7)
+    assert [each[0] for each in found] == list(range(12))
+    assert Path(tmp_path / "a.7.npz").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            "failed: -- No conversion rule found for operations: TensorListReserve, While To facilitate it, see",
+            "it has no rule for TensorListReserve, While",
+        ),
+        (
+            "Load model from a.onnx failed:This is an invalid model. No Op registered for Erfc with 15",
+            "ONNX has no operator Erfc",
+        ),
+        (
+            "Error code: 1 Diagnostics: /a.py:1:2: error: failed to legalize operation 'x'",
+            "failed to legalize operation 'x'",
+        ),
+        (
+            "Exception encountered when calling Odd.call().\n\n\x1b[1mNo such axis. Really\x1b[0m\n\nArguments received by Odd.call():",
+            "in Odd.call(): No such axis",
+        ),
+    ],
+    ids=["openvino", "onnx", "iree", "keras"],
+)
+def test_the_sentence_that_matters_is_found_behind_others(tmp_path, text, why):
+    assert refusal(raised("a.py", text, tmp_path))["why"] == why

@@ -1,0 +1,147 @@
+"""Differences against NumPy's own words for them, and which row each outcome makes."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ddlf.extras.export.export import Wanted, Written
+from ddlf.extras.export.formats import FORMATS
+from ddlf.extras.export.steps import Refused
+from ddlf.extras.export.verify import Comparison, Row, all_agree, compare, difference
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "far"),
+    [
+        ([0.25, 1.0], [0.25, 0.75], 0.25),
+        ([100.0, 1.0], [100.0, 2.0], 0.01),
+        ([-200.0], [-100.0], 0.5),
+        ([1.0, NAN, INF], [1.0, NAN, INF], 0.0),
+        ([1.0, NAN], [1.0, 1.0], INF),
+        ([1.0], [NAN], INF),
+        ([INF], [-INF], INF),
+        ([INF, 1.0], [INF, 1.5], 0.5),
+        ([], [], 0.0),
+        ([1, 2], [1, 4], 1.0),
+    ],
+)
+def test_a_difference_is_absolute_below_one_and_relative_above(wanted, found, far):
+    assert difference(np.array(wanted), np.array(found)) == far
+
+
+class Played:
+    """Steps whose outcome is known."""
+
+    def __init__(self, outputs, refused=()):
+        self.known, self.refused, self.done = outputs, dict(refused), []
+
+    def do(self, name, backend, **job):
+        self.done.append((name, backend, job["do"]))
+        facts = {
+            "inputs": [],
+            "outputs": 0,
+            "layout": 0,
+            "parameters": 3,
+            "layers": list(self.known.get(f"{name}.layers", {})),
+        }
+        return self.refused.get(name, facts | {"seconds": [0.1, 0.2]})
+
+    def outputs(self, name, batch):
+        if batch == "layers":
+            return [np.array(each) for each in self.known[f"{name}.layers"].values()]
+        return [np.array(each) for each in self.known[name]]
+
+
+def rows(steps, written=(), backends=("tensorflow", "jax")):
+    comparison = Comparison(Path("model.keras"), steps, backends[0], batches=(1, 7))
+    return compare(comparison, backends, written, lambda row: None)
+
+
+@pytest.fixture
+def onnx(monkeypatch):
+    monkeypatch.setattr("ddlf.extras.export.formats.has_module", lambda name: name != "openvino")
+    return Written(Wanted(FORMATS["onnx"], "tensorflow", (Path("model.onnx"),)), 1000)
+
+
+def test_the_reference_comes_first_and_others_are_compared_with_it(onnx):
+    steps = Played({"keras-tensorflow": [[1.0]], "keras-jax": [[1.0]], "run-onnx-onnx": [[0.75]]})
+    first, second, third = rows(steps, [onnx])
+    assert (first.difference, second.difference, third.difference) == (None, 0.0, 0.25)
+    assert [row.agrees(0.2) for row in (first, second, third)] == [True, True, False]
+    assert (third.bytes, third.seconds, third.what) == (1000, (0.1, 0.2), "onnx")
+    assert [backend for _, backend, _ in steps.done[:2]] == ["tensorflow", "jax"]
+
+
+def test_who_refuses_has_a_row_and_does_not_agree(onnx):
+    refused = Refused("tf2onnx", "there is no operator for it")
+    written = Written(onnx.wanted, refused=refused)
+    steps = Played({"keras-tensorflow": [[1.0]]}, {"keras-jax": refused})
+    _, jax, row = rows(steps, [written])
+    assert jax.refused is row.refused is refused
+    assert not row.agrees(1.0)
+
+
+def test_outputs_of_other_shapes_are_a_refusal_with_both(onnx):
+    steps = Played({"keras-tensorflow": [[1.0, 2.0]], "run-onnx-onnx": [[1.0]]})
+    assert rows(steps, [onnx], ["tensorflow"])[1].refused.why == "at batch 1 it gives [1], and Keras [2]"
+
+
+def test_a_runtime_that_is_not_installed_is_said_and_nothing_is_claimed(onnx):
+    wanted = Wanted(FORMATS["openvino"], "tensorflow", (Path("model.xml"), Path("model.bin")))
+    _, row = rows(Played({"keras-tensorflow": [[1.0]]}), [Written(wanted, 10)], ["tensorflow"])
+    assert row.lacking == "python -m pip install 'ddlf[export]'"
+    assert not row.agrees(1.0)
+
+
+def test_nothing_is_compared_with_a_reference_that_did_not_run(onnx):
+    steps = Played({}, {"keras-tensorflow": Refused("Keras", "no")})
+    assert [row.what for row in rows(steps, [onnx])] == ["keras"]
+    assert not Row("keras", "", refused=Refused("Keras", "no")).agrees(1.0)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "first", "far", "before"),
+    [
+        ({"a": [1.0], "b": [2.0], "c": [3.0]}, "", 0.0, 0.0),
+        ({"a": [1.0], "b": [1.5], "c": [9.0]}, "b", 0.25, 0.0),
+        ({"a": [0.999], "c": [3.0], "d": [1.0]}, "", 0.0, 0.001),
+        ({"a": [1.0], "b": [2.0, 2.0]}, "b", math.inf, 0.0),
+    ],
+    ids=["equal", "differs", "lacks", "shape"],
+)
+def test_the_first_layer_that_differs_is_named(theirs, first, far, before):
+    mine = {"a": [1.0], "b": [2.0], "c": [3.0]}
+    known = {
+        "keras-tensorflow.layers": mine,
+        "keras-jax.layers": theirs,
+        "keras-tensorflow": [[1.0]],
+        "keras-jax": [[1.0]],
+    }
+    comparison = Comparison(Path("model.keras"), Played(known), "tensorflow", batches=(1,), layers=True)
+    compare(comparison, ("tensorflow", "jax"), (), lambda row: None)
+    (found,) = comparison.by_layer(0.01)
+    assert (found.first, found.difference) == (first, far)
+    assert found.before == pytest.approx(before)
+
+
+def test_a_layer_is_named_also_where_outputs_have_another_shape_and_none_where_a_backend_did_not_run():
+    known = {"keras-tensorflow.layers": {"a": [1.0], "b": [2.0]}, "keras-jax.layers": {"a": [1.0], "b": [2.0, 3.0]}}
+    known |= {"keras-tensorflow": [[2.0]], "keras-jax": [[2.0, 3.0]]}
+    steps = Played(known, {"keras-torch": Refused("torch", "no")})
+    comparison = Comparison(Path("model.keras"), steps, "tensorflow", batches=(1,), layers=True)
+    _, jax, torch = compare(comparison, ("tensorflow", "jax", "torch"), (), lambda row: None)
+    assert (jax.refused.why, torch.refused.why) == ("at batch 1 it gives [2], and Keras [1]", "no")
+    assert [(each.backend, each.first) for each in comparison.by_layer(0.01)] == [("jax", "b")]
+
+
+def test_all_agree_if_nothing_differs_or_refuses_and_each_format_was_run_by_something():
+    fine, far = Row("onnx", "onnxruntime", 1e-7), Row("onnx", "onnxruntime", 1e-3)
+    lacking, by_another = Row("stablehlo", "IREE", lacking="pip"), Row("stablehlo", "JAX", 0.0)
+    assert all_agree([fine, lacking, by_another], 1e-5)
+    assert not all_agree([fine, lacking], 1e-5)
+    assert not all_agree([far, by_another], 1e-5)
+    assert not all_agree([by_another, Row("stablehlo", "IREE", refused=Refused("IREE", "no"))], 1e-5)

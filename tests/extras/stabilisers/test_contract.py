@@ -1,0 +1,247 @@
+"""What every stabiliser promises: a slot is plain Keras, a run that was cut and moved ends with the same bits, files keep it, one trace."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ddlf
+from ddlf.algorithms.encoding import decode_update
+from ddlf.data.held import HeldData
+from ddlf.training.roles.replica import Replica
+from tests.training.models import Blobs, app, blobs, equal
+from tests.training.roles.test_feed import _traces
+from tests.training.roles.test_replica import FakeWorker, task
+
+pytestmark = pytest.mark.slow
+STEPS = 2 * 13
+"""Of 203 samples by 16, twice."""
+
+
+def adam():
+    import keras
+
+    return keras.optimizers.Adam(0.01)
+
+
+def scheduled():
+    import keras
+
+    from ddlf.extras.stabilisers import RunSchedule
+
+    return keras.optimizers.Adam(RunSchedule(0.01, "warmup:0.5,cosine", steps=STEPS, epochs=2))
+
+
+def rolling():
+    from ddlf.extras.stabilisers import RollingClip
+
+    return RollingClip(adam(), warm=3, later=0.5)
+
+
+def agc():
+    from ddlf.extras.stabilisers import AGC
+
+    return AGC(adam())
+
+
+def multipliers():
+    from ddlf.extras.stabilisers import Multipliers
+
+    return Multipliers(adam(), {"first": 0.5, "last/bias": 0.0})
+
+
+def unfreezing():
+    from ddlf.extras.stabilisers import Unfreezing
+
+    return Unfreezing(rlion(), [{"first": 0.0}, {"first": 0.5}, {}], steps=STEPS)
+
+
+def rlion():
+    from ddlf.extras.stabilisers import Rlion
+
+    return Rlion(0.001)
+
+
+def all_together():
+    from ddlf.extras.stabilisers import AGC, Multipliers, RollingClip
+
+    return RollingClip(AGC(Multipliers(scheduled(), {"first": 0.0})), warm=3)
+
+
+def scaled():
+    import keras
+
+    return keras.optimizers.LossScaleOptimizer(rolling(), dynamic_growth_steps=5)
+
+
+KINDS = {
+    made.__name__: made for made in (scheduled, rolling, agc, multipliers, unfreezing, rlion, scaled, all_together)
+}
+
+
+def model_with(kind):
+    """The classifier of the blobs, with an optimizer."""
+    import keras
+
+    layers = keras.layers
+    model = keras.Sequential(
+        [keras.Input((8,)), layers.Dense(16, "tanh", name="first"), layers.Dense(4, "softmax", name="last")]
+    )
+    model.compile(KINDS[kind](), "categorical_crossentropy")
+    return model
+
+
+def two_outputs():
+    """With a weight that only the loss has."""
+    import keras
+
+    from ddlf.extras.stabilisers import RollingClip, Uncertain
+
+    given = keras.Input((8,))
+    hidden = keras.layers.Dense(16, "tanh")(given)
+    model = Uncertain(keras.Model(given, {name: keras.layers.Dense(4, name=name)(hidden) for name in ("near", "far")}))
+    model.compile(RollingClip(adam(), warm=3), "mse")
+    return model
+
+
+def masked():
+    """Of which every fourth label counts in no loss."""
+    import keras
+
+    from ddlf.extras.stabilisers import Masked
+
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, "tanh"), keras.layers.Dense(4)])
+    model.compile(all_together_by("dense"), Masked("mse", ignore=0))
+    return model
+
+
+def all_together_by(layer):
+    from ddlf.extras.stabilisers import AGC, Multipliers
+
+    return AGC(Multipliers(rlion(), {layer: 0.5}))
+
+
+MODELS = {made.__name__: made for made in (two_outputs, masked)}
+
+
+class Stable(Blobs):
+    kind = ""
+
+    async def load_dataset(self):
+        await super().load_dataset()
+        if self.kind == "two_outputs":
+            self.y_train = {"near": self.y_train, "far": 30 * self.y_train}
+            del self.x_test, self.y_test
+
+    async def create_model(self):
+        self.model = MODELS[self.kind]() if self.kind in MODELS else model_with(self.kind)
+
+
+def replica_of(kind):
+    made = Stable()
+    made.kind = kind
+    replica = Replica(FakeWorker(), made)
+    replica.begin()
+    replica.load_data({}, HeldData())
+    replica.build()
+    return replica
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_rounds_of_one_slot_are_two_epochs_of_fit_and_one_trace(kind):
+    import dataclasses
+
+    import keras
+
+    replica = replica_of(kind)
+    weights = replica.app.model.get_weights()
+    plain = model_with(kind)
+    plain.set_weights(weights)
+    x, y = blobs(203)
+    for number in range(2):
+        one = task(replica, weights=weights, round=number)
+        one = dataclasses.replace(one, steps=(13 * number, 13 * (number + 1), STEPS, 2))
+        update = decode_update(replica.carry(one).update, weights)
+        weights = [w - u for w, u in zip(weights, update, strict=True)]
+        if number == 0 and keras.backend.backend() == "tensorflow":
+            traced = _traces(replica.app.model)
+    plain.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
+    assert max(float(np.abs(a - b).max()) for a, b in zip(weights, plain.get_weights(), strict=True)) < 1e-6
+    if keras.backend.backend() == "tensorflow":
+        assert _traces(replica.app.model) == traced
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_that_was_saved_goes_on_as_if_it_had_not_been(kind, tmp_path):
+    import keras
+
+    x, y = blobs(203)
+    model = model_with(kind)
+    model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for one in (model, loaded):
+        one.fit(x, y, batch_size=16, shuffle=False, verbose=0)
+    assert equal(model.get_weights(), loaded.get_weights())
+
+
+class Cut(Stable):
+    stop_at = None
+
+    def on_round(self, record):
+        if record.round == self.stop_at:
+            self.stop_training()
+
+
+def same_bits(one, other):
+    return equal(one.model.get_weights(), other.model.get_weights()) and all(
+        equal(*both) for both in zip(one.optimizers, other.optimizers, strict=True)
+    )
+
+
+@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.parametrize("kind", ["all_together", "unfreezing", "scaled", "two_outputs", "masked"])
+async def test_a_run_that_was_cut_and_whose_slots_have_moved_ends_with_the_same_bits(two_workers, tmp_path, kind):
+    whole = app(two_workers, Cut, kind=kind, slots=2, master_epochs=3)
+    await whole.train_model()
+    one_worker = two_workers.options(workers=[2])
+    for stop_at in (1, None):
+        how = dict(kind=kind, slots=2, master_epochs=3, checkpoint=tmp_path, resume="auto", stop_at=stop_at)
+        parts = app(one_worker, Cut, **how)
+        await parts.train_model()
+    assert same_bits(parts, whole)
+
+
+@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.parametrize("kind", ["all_together", "unfreezing", "scaled", "two_outputs", "masked"])
+async def test_asynchronous_training_of_one_slot_goes_on_with_the_same_bits_on_another_worker(
+    two_workers, tmp_path, kind
+):
+    """Of several slots whoever is fast decides; the order of one is always the same."""
+    settings = dict(kind=kind, slots=1, master_epochs=3, mode="async")
+    whole = app(two_workers.options(workers=[1]), Cut, **settings)
+    await whole.train_model()
+    for stop_at, worker in ((1, 1), (None, 2)):
+        how = dict(checkpoint=tmp_path, resume="auto", stop_at=stop_at)
+        parts = app(two_workers.options(workers=[worker]), Cut, **settings, **how)
+        await parts.train_model()
+    assert same_bits(parts, whole)
+
+
+def test_the_table_of_what_keras_has_and_what_was_added_names_what_there_is():
+    import keras
+
+    from ddlf.extras import stabilisers
+
+    text = (Path(__file__).parents[3] / "docs/advice.md").read_text().partition("| Keras has it |")[2]
+    rows = [line.split("|")[1:3] for line in text.splitlines()[2:] if line.startswith("|")]
+    assert len(rows) > 10
+    theirs = (keras.optimizers, keras.optimizers.schedules, keras.losses, keras.callbacks, keras)
+    settings = {"schedule", "clip", "callbacks", "rate_decay"}
+    assert settings <= set(dir(ddlf.IApp))
+    for kerass, ours in rows:
+        for name in re.findall(r"`(?:schedules\.)?([A-Z]\w+)`", kerass):
+            assert any(hasattr(module, name) for module in theirs), name
+        for name in set(re.findall(r"`([A-Za-z_]+)(?:`|=)", ours)) - settings - {"lrm"}:
+            assert hasattr(stabilisers, name), name

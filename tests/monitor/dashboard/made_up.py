@@ -1,0 +1,118 @@
+"""The events of a run that nobody has trained, and answers of workers that are not there: for pages, and what feeds them."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from ddlf import events as e
+from ddlf.events.record import RoundRecord
+
+NAMES = ("pc01", "pc02", "pc03", "gpu01", "pc05", "pc06", "pc07", "pc08")
+
+
+def name(worker: int) -> str:
+    return NAMES[worker - 1] if worker <= len(NAMES) else f"worker {worker}"
+
+
+def beginning(
+    *, rounds: int = 40, workers: int = 4, at: float = 0.0, mode: str = "sync", app: str = "MnistCNN"
+) -> Iterator[tuple[float, e.Event]]:
+    """Until the first round, with the times at which it happens."""
+    yield (
+        at,
+        e.RunBegan(run="r1", app=app, mode=mode, epochs=rounds, worker_epochs=1, batch_size=64, seed=0),
+    )
+    for worker in range(1, workers + 1):
+        address = f"10.0.0.{10 + worker}:9000"
+        facts = dict(worker=worker, name=name(worker), address=address, host=name(worker), python="3.11.9")
+        yield at + 0.2, e.WorkerConnected(**facts, cores=8, threads=4)
+    yield (
+        at + 2,
+        e.ModelBuilt(
+            name="mnist_cnn", parameters=225_034, keras="3.15.1", backends=("tensorflow",), threads=(4,), seconds=2.0
+        ),
+    )
+    yield (
+        at + 2,
+        e.DataLoaded(samples=60_000, shape=(28, 28, 1), content="9f3c", workers=workers, loaded=workers, seconds=1.1),
+    )
+    for worker in range(1, workers + 1):
+        yield at + 2, e.WorkerReady(round=0, worker=worker, name=name(worker))
+    yield at + 2, e.TrainingBegan(mode=mode, samples=60_000, slots=workers, fixed=False, workers=workers)
+
+
+def one_round(
+    number: int, *, rounds: int = 40, workers: int = 4, at: float = 0.0, round_s: float = 1.0, test: bool = True
+) -> Iterator[tuple[float, e.Event]]:
+    """A round of synchronous training that begins at a time."""
+    chance = random.Random(number)
+    samples = 60_000 // workers
+    size = 900_136
+    spent = []
+    for worker in range(1, workers + 1):
+        yield at, e.SlotStarted(round=number, slot=worker, worker=worker)
+        pace = (0.86 if worker == 3 else 0.62 + 0.03 * worker) * chance.uniform(0.92, 1.08)
+        spent.append((pace * round_s, (0.04 + 0.02 * worker / workers) * chance.uniform(0.7, 1.5) * round_s))
+    loss = 0.03 + 2.1 * math.exp(-number / (rounds * 0.17)) + chance.gauss(0, 0.012)
+    for share in (0.3, 0.6, 0.9):
+        for worker, (compute, _) in enumerate(spent, 1):
+            moved = dict(round=number, slot=worker, worker=worker, epoch=number)
+            yield at + share * compute, e.SlotMoved(**moved, done=int(share * samples), total=samples, loss=abs(loss))
+    for worker, (compute, transfer) in sorted(enumerate(spent, 1), key=lambda pair: sum(pair[1])):
+        cost = dict(compute_s=compute, transfer_s=transfer, bytes_out=size, bytes_back=size)
+        ends = at + compute + transfer
+        yield ends, e.UpdateArrived(round=number, slot=worker, worker=worker, samples=samples, epochs=1, **cost)
+        yield ends, e.SlotFinished(round=number, slot=worker, worker=worker)
+    yield at + round_s, e.Committed(record=record(number, rounds, workers, spent, loss, round_s, test=test))
+
+
+def record(
+    number: int, rounds: int, workers: int, spent: list[tuple[float, float]], loss: float, round_s: float, *, test: bool
+) -> RoundRecord:
+    slowest = max(compute for compute, _ in spent)
+    accuracy = min(0.997, 1 - 0.31 * abs(loss))
+    metrics = {
+        "loss": abs(loss),
+        "accuracy": accuracy,
+        "val_loss": abs(loss) * 1.06 + 0.01,
+        "val_accuracy": accuracy - 0.006,
+    }
+    tested = {"loss": abs(loss) * 1.1 + 0.012, "accuracy": accuracy - 0.008} if test and number % 2 == 0 else {}
+    return RoundRecord(
+        round=number,
+        rounds=rounds,
+        version=number,
+        epochs=1,
+        samples=60_000,
+        seconds=round_s,
+        compute_s=slowest,
+        transfer_s=max(transfer for _, transfer in spent),
+        merge_s=0.02 * round_s,
+        wait_s=sum(slowest - compute for compute, _ in spent) / workers,
+        bytes_out=900_136 * workers,
+        bytes_back=900_136 * workers,
+        slots=workers,
+        workers=tuple(range(1, workers + 1)),
+        metrics=metrics,
+        test=tested,
+    )
+
+
+def answers(workers: int = 4, *, busy: str | None = "train") -> list[dict[str, Any]]:
+    """What workers say of themselves."""
+    result = []
+    for worker in range(1, workers + 1):
+        facts: dict[str, Any] = dict(
+            worker=worker, name=name(worker), address=f"10.0.0.{10 + worker}:9000", state="alive"
+        )
+        facts |= dict(silent_s=0.1, sent=worker * 31_400_000, received=worker * 30_900_000, host=name(worker))
+        facts |= dict(
+            executor="ready", restarts=0, last_exit=None, uptime_s=3600.0, cores=8, lease=None, python="3.11.9"
+        )
+        facts["busy"] = {"id": 1, "method": busy, "seconds": 0.4} if busy else None
+        facts["memory"] = {"used": 1_100_000_000 + worker * 70_000_000, "free": 9_000_000_000, "total": 16_600_000_000}
+        result.append(facts)
+    return result

@@ -1,0 +1,160 @@
+"""What there is to show, folded from events: bounded, and told once to each who looks on."""
+
+import json
+
+import pytest
+
+from ddlf import events as e
+from ddlf.monitor.observe.board import MOST_LINES, MOST_SPANS, Board, Seen
+from ddlf.monitor.observe.series import MOST_POINTS, Series
+from tests.monitor.dashboard.made_up import beginning, one_round
+
+
+def trained(rounds, *, workers=4, **how):
+    board = Board(title="lab")
+    for at, event in beginning(rounds=rounds, workers=workers):
+        board.tell(event, at)
+    for number in range(1, rounds + 1):
+        for at, event in one_round(number, rounds=rounds, workers=workers, at=float(number), **how):
+            board.tell(event, at)
+    return board
+
+
+def test_a_curve_has_every_round_until_neighbours_become_one():
+    series = Series(most=8)
+    for x in range(1, 8):
+        series.add(x, {"loss": float(x)})
+    assert series.since(0) == ([1, 2, 3, 4, 5, 6, 7], {"loss": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]})
+    series.add(8, {"loss": 8.0})
+    assert series.since(0) == ([2, 4, 6, 8], {"loss": [1.5, 3.5, 5.5, 7.5]})
+    assert (len(series), series.thinned) == (4, 1)
+
+
+def test_the_newest_point_of_a_thinned_curve_is_the_mean_of_what_it_has_so_far():
+    series = Series(most=4)
+    for x in range(1, 8):
+        series.add(x, {"loss": float(x)})
+    x, columns = series.since(0)
+    assert x[-1] == 7
+    assert columns["loss"][-1] == 7.0  # the first of two
+    assert len(x) == len(columns["loss"])
+
+
+def test_curves_that_begin_later_or_have_gaps_are_as_long_as_the_others():
+    series = Series(most=8)
+    for x in range(1, 31):
+        series.add(
+            x, {"loss": 1.0 / x, **({"test_loss": 2.0} if x % 10 == 0 else {}), **({"late": 1.0} if x > 20 else {})}
+        )
+        points, columns = series.since(0)
+        assert {len(points)} == {len(column) for column in columns.values()}
+    assert set(filter(None, columns["test_loss"])) == {2.0}
+
+
+def test_numbers_that_are_none_are_no_points():
+    series = Series()
+    series.add(1, {"loss": float("nan"), "accuracy": float("inf")})
+    series.add(2, {"loss": 0.5})
+    assert series.since(0) == ([1, 2], {"loss": [None, 0.5]})
+
+
+def test_ten_thousand_rounds_take_no_more_memory_than_the_last_thousand():
+    board = trained(10_000, workers=2)
+    message = board.since(Seen(), 0.0)
+    assert MOST_POINTS / 2 <= len(message["series"]["x"]) <= MOST_POINTS
+    assert message["series"]["x"][-1] == 10_000
+    assert len(message["spans"]["new"]) == MOST_SPANS
+    assert len(json.dumps(message, allow_nan=False)) < 400_000
+
+
+def test_who_looks_on_is_told_everything_once_whenever_it_looks():
+    """As the page puts it together."""
+    board, seen, x, columns, spans = Board(), Seen(), [], {}, []
+    events = [*beginning(rounds=2500, workers=2)]
+    for number in range(1, 2501):
+        events += one_round(number, rounds=2500, workers=2, at=float(number))
+    for place, (at, event) in enumerate(events):
+        board.tell(event, at)
+        if place % 37 and place != len(events) - 1:
+            continue
+        message = board.since(seen, at)
+        start = message["series"]["from"]
+        x = [*x[:start], *message["series"]["x"]]
+        columns = {
+            name: [*columns.get(name, [None] * start)[:start], *values]
+            for name, values in message["series"]["columns"].items()
+        }
+        spans += message["spans"]["new"]
+    assert (x, columns) == board.series.since(0)
+    assert spans[-1][2] == 2500
+    assert len(spans) == 2 * 2500
+    assert "series" not in board.since(seen, 0.0)
+
+
+def test_what_is_told_is_plain_json_also_when_training_has_gone_wrong():
+    board = Board()
+    for at, event in beginning():
+        board.tell(event, at)
+    rounds = list(one_round(1))
+    at, committed = rounds[-1]
+    worse = type(committed.record)(
+        **{name: getattr(committed.record, name) for name in committed.record.__dataclass_fields__}
+        | {"metrics": {"loss": float("nan")}}
+    )
+    board.tell(e.Committed(record=worse), at)
+    message = json.loads(json.dumps(board.since(Seen(), at), allow_nan=False))
+    assert message["run"]["metrics"]["loss"] is None
+
+
+def test_a_second_run_begins_with_empty_curves_and_says_so():
+    board, seen = trained(5), Seen()
+    board.since(seen, 0.0)
+    for at, event in beginning(rounds=3, at=100.0):
+        board.tell(event, at)
+    message = board.since(seen, 101.0)
+    assert message["run"]["number"] == 2
+    assert message["series"] == {"from": 0, "x": [], "columns": {}}
+    assert message["spans"] == {"more": False, "new": []}
+
+
+@pytest.mark.parametrize("dropped", [0, 12])
+def test_lines_of_workers_have_their_names_and_what_was_dropped_is_said(dropped):
+    board = Board()
+    board.tell(e.WorkerWrote(worker=2, name="pc02", stream="stderr", lines=("one", "two"), dropped=dropped), 7.0)
+    lines = board.since(Seen(), 7.0)["log"]["new"]
+    assert lines[-2:] == [[7.0, "stderr", "pc02", "one"], [7.0, "stderr", "pc02", "two"]]
+    assert ["12 lines were dropped here" in line[3] for line in lines[:-2]] == [True] * bool(dropped)
+
+
+def test_the_log_keeps_the_last_lines_only():
+    board, seen = Board(), Seen()
+    for number in range(3 * MOST_LINES):
+        board.tell(e.WorkerWrote(worker=1, name="w", stream="stdout", lines=(f"line {number}",)), 0.0)
+    lines = board.since(seen, 0.0)["log"]["new"]
+    assert [line[3] for line in lines] == [f"line {number}" for number in range(2 * MOST_LINES, 3 * MOST_LINES)]
+    assert "log" not in board.since(seen, 0.0)
+
+
+def test_each_worker_has_what_it_has_brought_and_how_often_it_was_lost():
+    board = trained(3, workers=2)
+    board.tell(e.WorkerLost(round=3, worker=2, slot=2, why="the connection ended"), 9.0)
+    one, two = board.since(Seen(), 9.0)["lanes"]
+    assert (one["updates"], one["trained"], one["lost"], one["state"]) == (3, 90_000, 0, "idle")
+    assert (two["state"], two["why"], two["lost"]) == ("lost", "the connection ended", 1)
+
+
+def test_colours_and_what_would_move_a_terminal_are_not_in_the_log():
+    board = Board()
+    board.tell(e.WorkerWrote(worker=1, name="pc01", stream="stdout", lines=("\x1b[31mred\x1b[0m \x1b[2J", "b\ra")), 1.0)
+    assert [text for *_, text in board.log.since(0)] == ["red \\x1b[2J", "b\\ra"]
+
+
+def test_why_a_worker_is_not_reached_is_said_without_the_address_that_stands_beside_it():
+    board = Board()
+    for at, event in beginning(workers=1):
+        board.tell(event, at)
+    refused = "10.0.0.11:9000: connection refused, nothing listens there"
+    board.tell(e.WorkerLost(round=1, worker=1, why="cut"), 3.0)
+    board.tell(e.WorkerNotReached(worker=1, name="pc01", tries=2, why=refused), 4.0)
+    (lane,) = board.since(Seen(), 5.0)["lanes"]
+    assert (lane["state"], lane["why"]) == ("lost", "connection refused, nothing listens there (2 tries)")

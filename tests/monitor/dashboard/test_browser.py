@@ -1,0 +1,178 @@
+"""The page in a real browser."""
+
+import asyncio
+import time
+
+import pytest
+
+from ddlf import events as e
+from ddlf.monitor.dashboard.server import Dashboard
+from tests.monitor.dashboard.browser import chromium, opened
+from tests.monitor.dashboard.made_up import answers, beginning, one_round, record
+from tests.patience import PATIENCE_S
+
+pytestmark = pytest.mark.slow
+PATIENCE_MS = PATIENCE_S * 1000
+
+
+async def look():
+    return answers(4)
+
+
+def tell(dashboard, events):
+    for at, event in events:
+        dashboard.tell(event, at)
+
+
+def train(dashboard, first, last, *, rounds=40, workers=4):
+    began = time.time() - (last - first + 1)
+    for number in range(first, last + 1):
+        tell(dashboard, one_round(number, rounds=rounds, workers=workers, at=began + number - first))
+
+
+async def points(page):
+    """How many points the first chart has."""
+    return await page.evaluate("ddlf.known().series.x.length")
+
+
+async def has_points(page, count):
+    await page.wait_for_function("(n) => ddlf.known().series.x.length === n", arg=count, timeout=PATIENCE_MS)
+
+
+@pytest.fixture
+async def browser():
+    async with chromium() as browser:
+        yield browser
+
+
+@pytest.mark.parametrize(("width", "height", "theme"), [(390, 844, "dark"), (1920, 1080, "light")])
+async def test_charts_grow_during_a_run_on_a_phone_and_on_a_wide_screen(browser, width, height, theme):
+    async with Dashboard(look, port=0) as dashboard:
+        tell(dashboard, beginning(at=time.time() - 12))
+        async with opened(browser, dashboard.url, width=width, height=height, color_scheme=theme) as page:
+            await page.wait_for_selector("#run:not([hidden])", timeout=PATIENCE_MS)
+            for done in (3, 7):
+                train(dashboard, done - 2, done)
+                await has_points(page, done if done == 3 else 6)
+                reach = "(n) => JSON.stringify(ddlf.reach()) === JSON.stringify([n, n, n, n])"
+                await page.wait_for_function(reach, arg=done, timeout=PATIENCE_MS)
+            assert await page.locator("#charts figure").count() == 4
+            assert "Round 7 of 40" in await page.inner_text("#where")
+            assert await page.locator(".worker").count() == 4
+            sizes = await page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+            assert sizes[0] <= sizes[1], "it is wider than the screen"
+            assert await page.evaluate("document.documentElement.dataset.theme") == theme
+            assert page.hosts == {f"127.0.0.1:{dashboard.port}"}
+            assert page.wrong == []
+
+
+async def test_a_loss_that_is_no_number_any_more_is_shown_as_such_and_of_an_error_the_first_line(browser):
+    async with Dashboard(look, port=0) as dashboard:
+        tell(dashboard, beginning(at=time.time()))
+        train(dashboard, 1, 3)
+        last = record(4, 40, 4, [(0.5, 0.1)] * 4, float("nan"), 1.0, test=False)
+        dashboard.tell(e.Committed(record=last))
+        dashboard.tell(e.RunEnded(run="r1", how="failed", version=4, why="BadUpdate: NaN\n\nTraceback"))
+        async with opened(browser, dashboard.url) as page:
+            await has_points(page, 4)
+            await page.wait_for_selector("#tiles .bad", timeout=PATIENCE_MS)
+            assert await page.inner_text("#tiles .bad dd span") == "NaN"
+            assert "NaN" in await page.inner_text("#charts .chart figcaption >> nth=0")
+            assert await page.inner_text("#doing") == "BadUpdate: NaN"
+            assert page.wrong == []
+
+
+async def test_the_stop_button_asks_first(browser):
+    asked = asyncio.Event()
+
+    def stop():
+        asked.set()
+        return True
+
+    async with Dashboard(look, port=0, stop=stop) as dashboard:
+        tell(dashboard, beginning(at=time.time()))
+        async with opened(browser, dashboard.url) as page:
+            await page.click("#stop", timeout=PATIENCE_MS)
+            await page.click("text=Go on")
+            await page.click("#stop")
+            assert not asked.is_set()
+            await page.click("text=Stop after this round")
+            await asyncio.wait_for(asked.wait(), PATIENCE_S)
+            await page.wait_for_selector("#phase.stopping", timeout=PATIENCE_MS)
+            assert await page.is_disabled("#stop")
+
+
+async def test_without_the_token_the_page_says_what_is_missing_and_shows_nothing(browser):
+    async with Dashboard(look, port=0, title="secret") as dashboard:
+        tell(dashboard, beginning(at=time.time()))
+        async with opened(browser, dashboard.url.partition("#")[0]) as page:
+            await page.wait_for_selector("#notice:not([hidden])", timeout=PATIENCE_MS)
+            assert "token is missing" in await page.inner_text("#notice")
+            assert "MnistCNN" not in await page.content()
+        async with opened(browser, dashboard.url[:-1] + "-") as page:
+            await page.wait_for_function(
+                "() => document.getElementById('notice').textContent.includes('wrong')", timeout=PATIENCE_MS
+            )
+
+
+async def test_what_a_run_showed_last_stays_when_its_master_ends_and_the_next_one_takes_its_place(browser):
+    async with Dashboard(look, port=0) as dashboard:
+        tell(dashboard, beginning(at=time.time()))
+        train(dashboard, 1, 5)
+        port = dashboard.port
+        async with opened(browser, dashboard.url) as page:
+            await has_points(page, 5)
+            dashboard.tell(e.RunEnded(run="r1", how="complete", version=5))
+            await asyncio.to_thread(dashboard.close)
+            await page.wait_for_function(
+                "() => document.getElementById('notice').textContent.includes('has ended')", timeout=PATIENCE_MS
+            )
+            assert await page.inner_text("#phase") == "complete"
+            assert await points(page) == 5
+            async with Dashboard(look, port=port) as following:
+                tell(following, beginning(at=time.time(), app="Next"))
+                await page.wait_for_function(
+                    "() => document.getElementById('title').textContent === 'Next'", timeout=PATIENCE_MS
+                )
+                assert await points(page) == 0
+
+
+async def test_a_text_of_a_worker_is_text_and_no_page(browser):
+    async with Dashboard(look, port=0) as dashboard:
+        lines = ("<img src=x onerror=alert(1)>", "<script>document.title='taken'</script>")
+        dashboard.tell(e.WorkerWrote(worker=1, name="<b>pc</b>", stream="stdout", lines=lines))
+        async with opened(browser, dashboard.url) as page:
+            await page.wait_for_selector("#log li", timeout=PATIENCE_MS)
+            assert await page.inner_text("#log li .text >> nth=0") == lines[0]
+            assert await page.locator("#log img, #log script, #log b").count() == 0
+            assert page.wrong == []
+
+
+async def test_ten_thousand_rounds_stay_fluid_and_take_no_memory(browser):
+    """Frames are counted while four times as many rounds arrive in a second as a quick run has; memory is that after collections."""
+    rounds = 10_000
+    async with Dashboard(look, port=0) as dashboard:
+        tell(dashboard, beginning(rounds=rounds, at=time.time()))
+        async with opened(browser, dashboard.url) as page:
+            devtools = await page.context.new_cdp_session(page)
+            await page.wait_for_selector("#run:not([hidden])", timeout=PATIENCE_MS)
+            await page.evaluate(
+                """() => { window.gaps = []; let last = performance.now();
+                const frame = (now) => { window.gaps.push(now - last); last = now; requestAnimationFrame(frame); };
+                requestAnimationFrame(frame); }"""
+            )
+            heaps = []
+            for first in range(1, rounds, 100):
+                train(dashboard, first, first + 99, rounds=rounds)
+                await asyncio.sleep(0.1)
+                if first + 99 in (3000, rounds):
+                    newest = "(n) => ddlf.known().series.x.at(-1) === n"
+                    await page.wait_for_function(newest, arg=first + 99, timeout=PATIENCE_MS)
+                    await devtools.send("HeapProfiler.collectGarbage")
+                    heaps.append((await devtools.send("Runtime.getHeapUsage"))["usedSize"])
+            gaps = sorted(await page.evaluate("window.gaps.splice(0)"))
+            usual, worst = gaps[len(gaps) // 2], gaps[int(len(gaps) * 0.95)]
+            print(f"\n{len(gaps)} frames, {usual:.0f} ms usually, {worst:.0f} ms at the 95th percentile; heap {heaps}")
+            assert usual < 50, "half of the frames come later than a film's"
+            assert heaps[1] < heaps[0] * 1.2 + 500_000
+            assert page.wrong == []

@@ -1,0 +1,170 @@
+"""The page of a real cluster: of one that only runs calls, and of an app's run."""
+
+import argparse
+import asyncio
+import json
+
+import pytest
+from websockets.asyncio.client import connect
+
+from ddlf.cli import dashboard as cli
+from ddlf.cli.stopping import Stop
+from ddlf.cluster.cluster import Cluster
+from ddlf.errors import ConfigError, ConnectError, ListenError
+from ddlf.monitor.dashboard import places
+from ddlf.monitor.dashboard.server import Dashboard
+from ddlf.monitor.observe.display import Display
+from ddlf.testing import FakeRun, in_process_cluster
+from tests.patience import PATIENCE_S
+
+
+async def shown(page, wanted):
+    """What somebody who looks on has been shown when it is as wanted."""
+    known = {}
+    address = f"ws://127.0.0.1:{page.port}/live"
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        connect(address, subprotocols=["ddlf", page.url.partition("#")[2]], proxy=None) as viewer,
+    ):
+        async for text in viewer:
+            known.update(json.loads(text))
+            if wanted(known):
+                return known
+    raise AssertionError(known)
+
+
+async def test_a_cluster_that_only_runs_calls_has_a_page_with_what_its_workers_do():
+    async with in_process_cluster(2) as cluster, cluster.dashboard(port=0, title="calls") as page:
+        known = await shown(page, lambda known: len(known.get("workers", [])) == 2)
+        assert known["about"]["title"] == "calls"
+        assert not known["about"]["can_stop"]
+        for number, worker in enumerate(known["workers"], 1):
+            assert (worker["worker"], worker["state"], worker["busy"]) == (number, "alive", None)
+            assert worker["cores"] >= 1
+            assert worker["memory"]["used"] > 1_000_000
+        await cluster.workers[1].close()
+        known = await shown(page, lambda known: known.get("workers") and known["workers"][1]["state"] == "dead")
+        assert known["workers"][0]["state"] == "alive"
+
+
+async def test_a_busy_worker_answers_with_what_it_is_busy_with():
+    async def wait_a_while(self):
+        await asyncio.sleep(PATIENCE_S)
+
+    async with in_process_cluster(1) as cluster, cluster.dashboard(port=0) as page:
+        call = asyncio.ensure_future(cluster.run_method(wait_a_while))
+        known = await shown(page, lambda known: known.get("workers") and known["workers"][0]["busy"])
+        assert known["workers"][0]["busy"]["method"] == "wait_a_while"
+        call.cancel()
+
+
+async def test_a_guest_sees_what_daemons_do_and_takes_nobodys_worker(tmp_path):
+    async with in_process_cluster(1) as cluster:
+        worker, token = cluster.workers[0], tmp_path / "token"
+        token.touch(0o600)
+        token.write_bytes(cluster._launcher.tokens.primary)
+        guest = Cluster([worker.host], worker.port, token_file=token, guest=True)
+        try:
+            (facts,) = await guest.look()
+            assert facts["state"] == "alive"
+            assert facts["lease"]["state"] == "alive"
+        finally:
+            await guest.close()
+        assert await cluster.run_method(int) == [0]
+
+
+async def test_the_page_of_an_app_shows_its_run_and_can_end_it():
+    rounds = 100_000  # more than are over before anybody has looked
+    run = FakeRun(master_epochs=rounds)
+
+    async def nobody():
+        return []
+
+    async with Dashboard(nobody, port=0, follow=[run], stop=run.stop_training) as page:
+        address = f"ws://127.0.0.1:{page.port}/live"
+        async with connect(address, subprotocols=["ddlf", page.url.partition("#")[2]], proxy=None) as viewer:
+            training = asyncio.ensure_future(run.train_model())
+            async with asyncio.timeout(PATIENCE_S):
+                async for text in viewer:
+                    if (json.loads(text).get("run") or {}).get("phase") == "training":
+                        await viewer.send('{"stop": true}')
+                        break
+            assert len(await training) < rounds
+
+
+def options(**given):
+    return argparse.Namespace(**{"dashboard": None, "quiet": False, **given})
+
+
+@pytest.fixture
+def lines_of(capsys):
+    """What a run prints with an option, and the pages that there are meanwhile."""
+
+    async def of(wanted, *, prints=True):
+        display = Display()
+        display.prints = prints
+        async with (
+            in_process_cluster(1) as cluster,
+            cli.shown(cluster, None, options(dashboard=wanted), display, Stop(), "lab"),
+        ):
+            pages = places.found()
+        captured = capsys.readouterr()
+        return (captured.out if prints else captured.err).splitlines(), pages
+
+    return of
+
+
+async def test_a_run_says_where_its_page_is_when_it_has_answered(monkeypatch, lines_of):
+    monkeypatch.setattr("ddlf.monitor.dashboard.address.PORTS", range(8940, 8950))
+    monkeypatch.delenv("SSH_CONNECTION", raising=False)
+    (line,), (page,) = await lines_of(True)
+    assert line.startswith(f"dashboard {page['url']}")
+    assert page["cluster"] == "lab"
+    monkeypatch.setenv("SSH_CONNECTION", "10.1.1.1 5000 10.0.0.9 22")
+    (_, line), (page,) = await lines_of(True)
+    assert f"ssh -N -L {page['port']}:127.0.0.1:{page['port']} " in line
+    lines, _ = await lines_of(True, prints=False)
+    assert lines[0].startswith("dashboard http://"), "where standard output has something else, it is said beside"
+
+
+async def test_where_nobody_looks_there_is_no_page_unless_it_is_asked_for(monkeypatch, lines_of):
+    assert await lines_of(None) == ([], [])
+    assert await lines_of(False) == ([], [])
+    monkeypatch.setenv("DDLF_DASHBOARD", "off")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert await lines_of(None) == ([], [])
+
+
+async def test_a_page_that_cannot_be_shown_is_a_line_but_a_port_that_was_named_is_an_error(monkeypatch, lines_of):
+    taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = taken.sockets[0].getsockname()[1]
+    async with taken:
+        with pytest.raises(ListenError, match=f"port {port} for the dashboard is in use"):
+            await lines_of(port)
+        monkeypatch.setattr("ddlf.monitor.dashboard.address.PORTS", range(port, port + 1))
+        (line,), pages = await lines_of(True)
+    assert line.startswith(f"dashboard not shown: ports {port} to {port}")
+    assert pages == []
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("on", True), ("0", False), ("OFF", False), ("1", True), ("8950", 8950), ("auto", None), ("", "nothing")],
+)
+def test_the_environment_says_on_off_auto_or_a_port(monkeypatch, text, value):
+    monkeypatch.setenv("DDLF_DASHBOARD", text)
+    assert cli.said(options()) == (None if value == "nothing" else (value, "DDLF_DASHBOARD"))
+    assert cli.said(options(dashboard=8960)) == (8960, "--dashboard")
+
+
+@pytest.mark.parametrize("text", ["maybe", "70000"])
+def test_anything_else_is_refused(monkeypatch, text):
+    monkeypatch.setenv("DDLF_DASHBOARD", text)
+    with pytest.raises(ConfigError, match="DDLF_DASHBOARD must be"):
+        cli.said(options())
+
+
+def test_without_a_page_the_command_says_how_to_have_one():
+    with pytest.raises(ConnectError, match="no run of yours") as error:
+        cli.dashboard(argparse.Namespace(open=False))
+    assert "--dashboard" in error.value.hint

@@ -1,0 +1,111 @@
+"""Lines about a run: few enough for files, and one whenever nothing is said for long."""
+
+import threading
+
+import pytest
+
+from ddlf import events as e
+from ddlf.monitor.observe import plain
+from ddlf.monitor.observe.plain import Lines
+from tests.monitor.observe.told import record
+from tests.patience import PATIENCE_S
+
+IMPORTING = e.PhaseBegan(phase=1, what="importing", worker=2)
+
+
+class Clock:
+    """In place of the module ``time``."""
+
+    now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(plain, "time", clock)
+    monkeypatch.setattr("ddlf.monitor.observe.display.time", clock)
+    return clock
+
+
+@pytest.fixture
+def lines(clock):
+    lines = Lines()
+    lines._done.set()  # the tests look by themselves
+    yield lines
+    lines.close()
+
+
+def test_short_rounds_get_a_line_in_two_seconds_and_the_last_one_always_has_one(lines, clock, capsys):
+    due = []
+    for number in range(1, 21):
+        if lines.is_due(record(number)):
+            due.append(number)
+        clock.now += 0.5
+    assert due == [1, 5, 9, 13, 17]
+    lines.tell(e.RunEnded(run="r", how="complete", version=20))
+    assert capsys.readouterr().out == f"{record(20)}\n"
+
+
+def test_the_last_record_of_a_replay_comes_before_what_is_said_of_its_bits(lines, capsys):
+    assert [lines.is_due(record(number)) for number in (1, 2)] == [True, False]
+    lines.tell(e.Replayed(path="runs/a", updates=2, same=True))
+    assert capsys.readouterr().out == f"{record(2)}\n"
+    lines.tell(e.RunEnded(run="r", how="complete", version=2))
+    assert capsys.readouterr().out == ""
+
+
+def test_a_last_round_that_had_its_line_has_no_second_one(lines, capsys):
+    assert lines.is_due(record(1))
+    lines.tell(e.RunEnded(run="r", how="complete", version=1))
+    assert capsys.readouterr().out == ""
+
+
+def test_each_slot_of_asynchronous_training_has_lines_of_its_own(lines):
+    assert [lines.is_due(record(1, slot=slot)) for slot in (1, 2, 1)] == [True, True, False]
+
+
+def test_what_takes_long_is_said_after_5_s_then_less_and_less_often(lines, clock, capsys):
+    lines.tell(IMPORTING)
+    said = []
+    for _ in range(80):
+        clock.now += 0.5
+        lines.look(clock.now)
+        if capsys.readouterr().out:
+            said.append(clock.now - 100)
+    assert said == [5.0, 15.0, 35.0]
+
+
+def test_the_line_says_for_whom_and_another_line_begins_the_wait_anew(lines, clock, capsys):
+    lines.tell(IMPORTING)
+    clock.now += 4
+    lines.tell(e.ModelSaved(path="x"))  # which has a line, printed by the app
+    clock.now += 4
+    lines.look(clock.now)
+    assert capsys.readouterr().out == ""
+    clock.now += 1
+    lines.look(clock.now)
+    assert capsys.readouterr().out == "waiting   worker 2 importing the backend since 9 s\n"
+
+
+def test_nothing_is_said_while_nothing_is_waited_for(lines, clock, capsys):
+    clock.now += 1000
+    lines.look(clock.now)
+    assert capsys.readouterr().out == ""
+
+
+def test_the_thread_that_looks_ends_quietly_when_nobody_reads_any_more(monkeypatch, capsys):
+    looked = threading.Event()
+
+    def look(self, now):
+        looked.set()
+        raise BrokenPipeError
+
+    monkeypatch.setattr(plain, "LOOK_S", 0.001)
+    monkeypatch.setattr(Lines, "look", look)
+    lines = Lines()
+    assert looked.wait(PATIENCE_S)
+    lines.close()
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,108 @@
+"""What workers wrote, in files of the run's folder, and together again."""
+
+import pytest
+
+from ddlf import IApp
+from ddlf import events as e
+from ddlf.cli.main import main
+from ddlf.monitor.runs import folder
+from ddlf.monitor.runs.logs import Reader
+from ddlf.monitor.runs.writer import FolderWriter
+from tests.monitor.runs.made import BEGAN, run
+
+
+def wrote(at, worker, *lines, dropped=0, name=None):
+    name = name or f"worker {worker}"
+    return BEGAN + at, e.WorkerWrote(worker=worker, name=name, stream="stdout", lines=lines, dropped=dropped)
+
+
+TOLD = [
+    wrote(0.001, 1, "first", "with  two spaces "),
+    wrote(0.002, 2, "é 漢 \udc80", ""),
+    wrote(1, 1, "late", dropped=1234),
+    wrote(2, 3, "far", name="../pc 03"),
+]
+
+
+def test_the_files_of_all_workers_are_read_together_in_the_order_of_time(tmp_path):
+    path = run(tmp_path, "app", TOLD)
+    assert [(who, text) for _, who, text in Reader(path).new()] == [
+        ("worker-1", "first"),
+        ("worker-1", "with  two spaces "),
+        ("worker-2", "é 漢 \\udc80"),
+        ("worker-2", ""),
+        ("worker-1", "(1,234 lines are missing, which came too fast)"),
+        ("worker-1", "late"),
+        ("pc-03", "far"),
+    ]
+
+
+def test_what_is_added_is_read_when_its_line_is_whole(tmp_path):
+    path = run(tmp_path, "app", [TOLD[0]])
+    reader = Reader(path, "worker 1")
+    assert len(list(reader.new())) == 2
+    with open(path / "logs" / "worker-1.log", "a") as file:
+        file.write("2026-11-22 12:00:00.000  half")
+        file.flush()
+        assert list(reader.new()) == []
+        file.write(" and half\n")
+    assert list(reader.new()) == [("2026-11-22 12:00:00.000", "worker-1", "half and half")]
+
+
+def ddlf(capsys, *words):
+    with pytest.raises(SystemExit) as ended:
+        main(list(words))
+    return (ended.value.code, *capsys.readouterr())
+
+
+def test_the_command_shows_the_last_run_and_follows_one_until_it_is_over(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("DDLF_RUN_DIR", str(tmp_path))
+    path = run(tmp_path, "app", TOLD)
+    code, text, _ = ddlf(capsys, "logs")
+    assert code == 0
+    assert [line[9:] for line in text.splitlines()][::6] == ["[worker-1] first", "[pc-03] far"]
+    assert ddlf(capsys, "logs", "-n", "1")[1] == text.splitlines(keepends=True)[-1]
+    assert ddlf(capsys, "logs", "app", "--worker", "pc 03")[1] == text.splitlines(keepends=True)[-1]
+
+    def over(seconds):
+        with open(path / "logs" / "worker-2.log", "a") as file:
+            file.write("2026-11-22 12:00:00.000  the last\n")
+        monkeypatch.setattr(folder, "read_state", lambda path: state)
+
+    state = folder.read_state(path)
+    monkeypatch.setattr(folder, "read_state", lambda path: folder.begun("App"))
+    monkeypatch.setattr("ddlf.cli.logs.time.sleep", over)
+    followed = ddlf(capsys, "logs", "-f")[1]
+    assert followed.startswith(text)
+    assert followed.splitlines()[-1].endswith("[worker-2] the last")
+    assert len(followed.splitlines()) == 8
+
+
+def test_a_run_whose_workers_wrote_nothing_says_so(tmp_path, capsys):
+    run(tmp_path, "app", [])
+    code, text, error = ddlf(capsys, "logs", "--out", str(tmp_path))
+    assert (code, text) == (0, "")
+    assert "nothing was written by workers in" in error
+
+
+def test_a_file_that_becomes_too_long_is_begun_anew_and_followed(tmp_path, monkeypatch):
+    monkeypatch.setattr("ddlf.monitor.runs.writer.MOST_LOG_BYTES", 100)
+    path = folder.make(tmp_path, "app")
+    writer = FolderWriter(IApp(), path, {})
+    followed = Reader(path)
+    seen = []
+    for number in range(9):
+        writer.write([wrote(number, 1, f"line {number}")])
+        seen += [text for _, _, text in followed.new()]
+    assert [text for text in seen if text.startswith("line")] == [f"line {number}" for number in range(9)]
+    kept = [text for _, _, text in Reader(path).new()]
+    assert [text for text in kept if text.startswith("line")] == [f"line {number}" for number in range(4, 9)]
+    assert "(older lines are gone: there is room for 200 bytes of each worker)" in kept
+    assert sorted(file.name for file in (path / "logs").iterdir()) == ["worker-1.log", "worker-1.log.1"]
+
+
+def test_a_worker_that_wrote_nothing_is_told_with_those_that_did(tmp_path, capsys):
+    path = run(tmp_path, "app", TOLD)
+    code, text, error = ddlf(capsys, "logs", "--out", str(tmp_path), "--worker", "wroker 1")
+    assert (code, text) == (0, "")
+    assert error == f"nothing was written by wroker 1 in {path.name}: those of pc-03, worker-1, worker-2\n"

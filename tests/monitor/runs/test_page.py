@@ -1,0 +1,57 @@
+"""The report in a real browser: nothing wrong, nobody asked, readable on a phone and in the dark, at once for any run."""
+
+import math
+import time
+
+import pytest
+
+from ddlf import events as e
+from ddlf.monitor.runs import folder
+from tests.monitor.dashboard.browser import chromium, opened
+from tests.monitor.runs.made import BEGAN, events_of, record, run
+
+pytestmark = pytest.mark.slow
+
+OPENED_S = 5.0
+"""On a machine that does other things, too."""
+
+
+async def test_every_report_opens_without_an_error_and_asks_nobody(tmp_path):
+    lost = [(BEGAN + 3, e.WorkerLost(round=2, worker=2, slot=2, why="worker 2: cut"))]
+    nan = [(BEGAN + 90, e.Committed(record=record(21, metrics={"loss": math.nan})))]
+    stale = [(BEGAN + 90, e.Committed(record=record(21, slot=1, staleness=n))) for n in (0, 3)]
+    made = {
+        "usual": (events_of(20) + lost, 5),
+        "one round": (events_of(1), 5),
+        "no number": (events_of(20) + nan, 5),
+        "asynchronous": (events_of(20) + stale, 6),
+        "failed": (events_of(0), 0),
+        "long": (events_of(10_000, test={"loss": 0.5}), 5),
+    }
+    async with chromium() as browser:
+        for name, (told, charts) in made.items():
+            path = run(tmp_path, name, told, "failed" if name == "failed" else "finished", "no" * (name == "failed"))
+            for width, scheme in ((390, "light"), (1920, "dark")):
+                begin = time.perf_counter()
+                options = {"width": width, "color_scheme": scheme}
+                async with opened(browser, (path / folder.REPORT).as_uri(), **options) as page:
+                    assert await page.locator(".chart canvas").count() == charts, name
+                    assert time.perf_counter() - begin < OPENED_S, name
+                    assert await page.evaluate("document.documentElement.scrollWidth") <= width, name
+                    assert (page.wrong, page.hosts) == ([], {""}), name
+
+
+async def test_a_report_shows_values_under_the_pointer_hides_curves_and_copies_tables(tmp_path):
+    path = run(tmp_path, "a", events_of(20))
+    async with chromium() as browser, opened(browser, (path / folder.REPORT).as_uri()) as page:
+        chart = page.locator(".chart").first
+        assert (await chart.locator(".keys").inner_text()).split() == ["loss", "0.05"]
+        await chart.locator(".u-over").hover(position={"x": 2, "y": 20})
+        assert "round 1" in await chart.locator(".at").inner_text()
+        await chart.locator("label").first.click()
+        assert not await chart.locator("input").first.is_checked()
+        await page.get_by_role("button", name="LaTeX").first.click()
+        assert await page.get_by_role("button", name="copied").count() == 1
+        await page.get_by_text("Settings, and where each comes from").click()
+        assert await page.get_by_text("batch_size", exact=True).is_visible()
+        assert page.wrong == []

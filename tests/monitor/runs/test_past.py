@@ -1,0 +1,73 @@
+"""A run read again: what each worker did with its time, what was out of the ordinary."""
+
+import json
+import math
+
+import pytest
+
+from ddlf import events as e
+from ddlf.errors import ConfigError
+from ddlf.monitor.runs import folder
+from ddlf.monitor.runs.past import end_of, read
+from tests.monitor.runs.made import BEGAN, events_of, record, run
+
+
+def test_each_worker_computes_transfers_and_waits_for_all_of_the_time(tmp_path):
+    found = read(run(tmp_path, "a", events_of(5)))
+    one, two = found.shares.values()
+    assert (one.name, two.name) == ("worker 1 (pc1)", "worker 2 (pc2)")
+    assert (one.updates, one.trained, one.bytes_out, one.bytes_back) == (5, 2500, 7_500_000, 2_500_000)
+    assert (one.compute_s, two.compute_s) == (7.5, 3.75)
+    assert one.transfer_s == two.transfer_s == 1.25
+    assert one.wait_s == pytest.approx(10.0 - one.compute_s - one.transfer_s)
+    assert two.compute_s + two.transfer_s + two.wait_s == pytest.approx(10.0)
+
+
+def test_the_time_in_which_a_worker_was_lost_is_no_time_in_which_it_waits(tmp_path):
+    told = events_of(5)
+    told.insert(8, (BEGAN + 4.5, e.WorkerLost(round=3, worker=2, slot=2, why="worker 2: cut")))
+    told.insert(10, (BEGAN + 7.0, e.WorkerReturned(round=4, worker=2, name="worker 2 (pc2)")))
+    found = read(run(tmp_path, "a", sorted(told, key=lambda one: one[0])))
+    share = found.shares[2]
+    assert (share.lost, share.away_s) == (1, 2.5)
+    assert share.compute_s + share.transfer_s + share.away_s + share.wait_s == pytest.approx(10.0)
+    assert [(fault.kind, fault.round) for fault in found.faults] == [("lost", 3), ("back", 4)]
+    assert found.faults[0].text == "worker 2: cut; slot 2 goes to another one, or to this one when it is back"
+
+
+def test_the_first_loss_that_is_no_number_is_out_of_the_ordinary(tmp_path):
+    told = events_of(3)
+    told += [(BEGAN + 8, e.Committed(record=record(n, metrics={"loss": math.nan}))) for n in (4, 5)]
+    (fault,) = read(run(tmp_path, "a", told)).faults
+    assert (fault.kind, fault.round) == ("not finite", 4)
+
+
+def test_why_a_run_has_failed_is_the_last_of_what_was_out_of_the_ordinary(tmp_path):
+    told = [*events_of(1), (BEGAN + 3, e.Warned(about="data", why="3 of x_train are NaN"))]
+    found = read(run(tmp_path, "a", told, "failed", "AppError: no"))
+    assert [(fault.kind, fault.text) for fault in found.faults] == [
+        ("warning", "3 of x_train are NaN"),
+        ("failed", "AppError: no"),
+    ]
+
+
+def test_lines_that_are_damaged_or_of_a_later_version_are_left_out(tmp_path):
+    path = run(tmp_path, "a", events_of(2))
+    with (path / folder.EVENTS).open("a") as file:
+        for data in ({"event": "Committed"}, {"time": 1, "event": "Unknown"}, {"time": 1, "event": "Evaluated"}, [1]):
+            file.write(json.dumps(data) + "\n")
+        file.write("\x00\x00\n{}\nnull\n")
+    assert len(read(path).records) == 2
+
+
+def test_the_end_of_a_long_file_is_found_without_reading_all_of_it(tmp_path):
+    path = run(tmp_path, "a", events_of(1200))
+    assert (path / folder.EVENTS).stat().st_size > 2 * 256 * 1024
+    last, ended = end_of(path / folder.EVENTS)
+    assert (last["record"]["round"], ended) == (1200, BEGAN + 2400)
+    assert end_of(tmp_path / "none") == ({}, None)
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="is no run's folder"):
+        read(tmp_path)

@@ -1,0 +1,309 @@
+"""A run's folder, written while the run goes on: whatever happens to the run or to the disk, it can be read."""
+
+import asyncio
+import csv
+import errno
+import json
+import logging
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ddlf import IApp
+from ddlf.cli.run import _connect
+from ddlf.errors import ConfigError
+from ddlf.events import Evaluated, ModelSaved, SlotMoved, WorkerWrote
+from ddlf.events.history import History
+from ddlf.events.sinks import from_json
+from ddlf.monitor.observe.display import Display
+from ddlf.monitor.runs import folder, past
+from ddlf.monitor.runs.recording import recorded
+from ddlf.monitor.runs.summary import without_secrets
+from ddlf.testing import FakeRun, in_process_cluster
+from tests.patience import PATIENCE_S
+
+
+async def trained(app, error=None):
+    """Train an app in a folder; returns that."""
+    with recorded(app) as path:
+        await app.train_model()
+    return path
+
+
+def fake(out, **settings):
+    return FakeRun(out=out, **settings)
+
+
+async def test_a_run_leaves_all_that_happened(tmp_path):
+    app, told = fake(tmp_path, run_name="first", slots=2), []
+    app.subscribe(told.append)
+    with recorded(app) as path:
+        await app.train_model()
+        app._tell(SlotMoved(round=1, slot=1, worker=1, done=1, total=2, epoch=1))  # of a moment: not kept
+    lines = [json.loads(line) for line in (path / folder.EVENTS).read_text().splitlines()]
+    assert [from_json(line) for line in lines] == told[:-1]
+    assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)
+    assert folder.read_state(path).state == "finished"
+    assert path.name.endswith("-first")
+    with (path / folder.METRICS).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["loss"]) for row in rows] == app.history.history["loss"]
+    assert [int(row["round"]) for row in rows] == [1, 2, 3, 4]
+    summary = folder.read_json(path / folder.SUMMARY)
+    assert summary["settings"]["slots"] == {"value": 2, "origin": "FakeRun.__init__"}
+    assert summary["settings"]["batch_size"] == {"value": 16, "origin": "class FakeRun"}
+    assert summary["settings"]["codec"] == {"value": "float32", "origin": "default"}
+    assert summary["versions"]["ddlf"]
+    assert set(summary["git"]) == {"commit", "branch", "clean"}
+    assert summary["ledger"] == {**summary["ledger"], "samples": 203, "least": 4, "most": 4, "exact": True}
+    assert summary["results"]["loss"] == app.history[-1].loss
+    assert (path / folder.REPORT).stat().st_size > 50_000
+    assert past.read(path).records == list(app.history)
+
+
+async def test_a_program_gets_no_folder_unless_it_asks_for_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for out in (None, "none"):
+        assert await trained(fake(out)) is None
+    assert not list(tmp_path.iterdir())
+
+
+async def test_an_app_that_asks_for_a_folder_gets_one_for_each_training(tmp_path, monkeypatch):
+    async def train(app, mode, *given, fresh):
+        app._tell(Evaluated(metrics={"loss": 1.0}))
+        return History()
+
+    class App(IApp):
+        out = tmp_path
+
+        async def load_dataset(self):
+            pass
+
+        async def create_model(self):
+            pass
+
+    monkeypatch.setattr("ddlf.training.start.train", train)
+    app = App(object())
+    await app.train_sync()
+    await app.train_async()
+    paths = folder.runs_in(tmp_path)
+    assert len(paths) == 2
+    assert [len((path / folder.EVENTS).read_text().splitlines()) for path in paths] == [1, 1]
+    assert "_recording" not in app.__getstate__()
+
+
+async def test_what_user_code_writes_on_a_worker_is_in_a_file_of_its_own(tmp_path):
+    app = fake(tmp_path)
+    with recorded(app) as path:
+        await app.train_model()
+        for number, name in enumerate(("pc 01", "worker 2", "pc 01")):
+            app._tell(
+                WorkerWrote(worker=1, name=name, stream="stdout", lines=(f"{number}: ä", "b"), dropped=1234 * number)
+            )
+    assert sorted(file.name for file in (path / "logs").iterdir()) == ["pc-01.log", "worker-2.log"]
+    lines = [line[25:] for line in (path / "logs" / "pc-01.log").read_text().splitlines()]
+    assert lines == ["0: ä", "b", "(2,468 lines are missing, which came too fast)", "2: ä", "b"]
+    assert "WorkerWrote" not in (path / folder.EVENTS).read_text()
+
+
+async def test_what_is_told_after_the_end_is_in_the_folder_too(tmp_path):
+    app = fake(tmp_path)
+    path = await trained(app)
+    app._tell(Evaluated(metrics={"loss": 0.5, "accuracy": 0.75}))
+    app._tell(ModelSaved(path=str(tmp_path / "m.keras")))
+    summary = folder.read_json(path / folder.SUMMARY)
+    assert summary["results"]["test"] == {"loss": 0.5, "accuracy": 0.75}
+    assert summary["model"] == str(tmp_path / "m.keras")
+    assert past.read(path).test == {"loss": 0.5, "accuracy": 0.75}
+    assert "final test accuracy,0.75" in (path / "tables" / "run.csv").read_text()
+
+
+async def test_a_recording_inside_of_another_is_the_same(tmp_path):
+    app = fake(tmp_path)
+    with recorded(app) as outer, recorded(app) as inner:
+        await app.train_model()
+        assert folder.read_state(outer).state == "running"
+    assert outer == inner
+    assert len(folder.runs_in(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("how", ["failed", "stopped", "cancelled"])
+async def test_how_a_run_has_ended_is_in_its_folder(tmp_path, how):
+    app = fake(tmp_path)
+
+    def on_round(record):
+        if how == "stopped":
+            app.stop_training()
+        elif how == "failed":
+            raise ZeroDivisionError("in on_round")
+        else:
+            training.cancel()
+
+    app.on_round = on_round
+    training = asyncio.ensure_future(trained(app))
+    await asyncio.gather(training, return_exceptions=True)
+    (path,) = folder.runs_in(tmp_path)
+    state = folder.read_state(path)
+    assert state.state == ("failed" if how == "failed" else "stopped")
+    assert state.why == ("ZeroDivisionError: in on_round" if how == "failed" else "")
+    assert (path / folder.REPORT).exists()
+
+
+async def test_two_runs_at_once_have_their_own_folders(tmp_path):
+    apps = [fake(tmp_path, seed=seed) for seed in (1, 2)]
+    paths = await asyncio.gather(*map(trained, apps))
+    assert len(set(paths)) == 2
+    assert [past.read(path).records for path in paths] == [list(app.history) for app in apps]
+
+
+async def test_a_run_that_goes_on_says_from_where(tmp_path):
+    await fake(None, checkpoint=tmp_path / "c", master_epochs=2).train_model()
+    path = await trained(fake(tmp_path / "runs", resume=tmp_path / "c", master_epochs=4))
+    source = str(tmp_path / "c")
+    assert folder.read_json(path / folder.SUMMARY)["goes_on_from"] == {"version": 2, "checkpoints": source}
+    assert [record.round for record in past.read(path).records] == [3, 4]
+    assert "goes on after round 2, from" in (path / folder.REPORT).read_text()
+
+
+async def test_where_no_folder_can_be_made_the_run_goes_on_without_and_says_so_once(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    app = fake(tmp_path / "file" / "runs")
+    with caplog.at_level(logging.WARNING), recorded(app):  # as the command does
+        assert await trained(app) is None
+    assert len(app.history) == 4
+    (said,) = caplog.messages
+    assert said.startswith("there is no folder for this run: ")
+
+
+async def test_a_full_disk_never_ends_a_run_and_is_told_once(tmp_path, caplog):
+    app = fake(tmp_path, master_epochs=6)
+    usual, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with caplog.at_level(logging.WARNING), recorded(app) as path:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most))  # no file becomes larger, and Python ignores SIGXFSZ
+        try:
+            await app.train_model()
+            app._recording.close()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (usual, most))
+    assert len(app.history) == 6
+    (said,) = caplog.messages
+    assert os.strerror(errno.EFBIG) in said
+    assert said.endswith("the run goes on")
+    assert folder.read_state(path).state == "finished"
+    assert folder.read_json(path / folder.SUMMARY)["events_lost"] > 0
+
+
+async def test_what_comes_when_there_is_space_again_is_read_behind_half_a_line(tmp_path, monkeypatch):
+    app = fake(tmp_path)
+    path = await trained(app)
+    writer = app._recording._writer
+    append = writer._append
+
+    def full(name, text):
+        append(name, text[:20])
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(writer, "_append", full)
+    app._tell(Evaluated(metrics={"loss": 1.0}))
+    monkeypatch.setattr(writer, "_append", append)
+    app._tell(Evaluated(metrics={"loss": 2.0}))
+    assert past.read(path).test == {"loss": 2.0}
+    assert len(past.read(path).records) == 4
+
+
+async def test_a_run_that_ends_on_a_full_disk_is_not_one_that_was_killed(tmp_path, monkeypatch):
+    def full(path, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    app = fake(tmp_path)
+    with recorded(app) as path:
+        await app.train_model()
+        monkeypatch.setattr(folder, "write_text", full)
+    assert folder.read_state(path).state == "finished"
+
+
+@pytest.mark.parametrize(
+    ("word", "kept"),
+    [
+        ("api_key=abc", "api_key=***"),
+        ("-pDB_PASSWORD=a=b\nc", "-pDB_PASSWORD=***"),
+        ("wandb.token=x", "wandb.token=***"),
+        ("--token-file=/etc/token", "--token-file=/etc/token"),
+        ("monkey=3", "monkey=3"),
+        ("tokens=512", "tokens=512"),
+        ("db=postgres://me:pw@host/db", "db=postgres://me:***@host/db"),
+        ("app.py", "app.py"),
+    ],
+)
+def test_what_looks_like_a_secret_in_a_command_line_is_not_kept(word, kept):
+    assert without_secrets(word) == kept
+
+
+async def test_who_was_connected_to_is_in_the_folder_of_a_run_of_the_command_line(tmp_path):
+    app, cluster = fake(tmp_path), in_process_cluster(2)
+    with recorded(app) as path:
+        await _connect(cluster, None, Display(), app._tell, ())
+        await cluster.close()
+    events = [json.loads(line) for line in (path / folder.EVENTS).read_text().splitlines()]
+    assert {event["worker"] for event in events if event["event"] == "WorkerConnected"} == {1, 2}
+
+
+KILLED = """
+import asyncio, sys
+from ddlf.monitor.runs.recording import recorded
+from ddlf.testing import FakeRun
+
+class App(FakeRun):
+    out = sys.argv[1]
+    master_epochs = 100000
+
+    async def on_round(self, record):
+        await asyncio.sleep(0.01)
+        if record.round == 30:
+            print("30", flush=True)
+
+app = App()
+with recorded(app):
+    asyncio.run(app.train_model())
+"""
+
+
+def test_the_folder_of_a_run_that_was_killed_can_be_read_and_reported(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"30\n"
+    (path,) = folder.runs_in(tmp_path)
+    assert folder.read_state(path).state == "running"
+    until = time.monotonic() + PATIENCE_S
+    while not past.end_of(path / folder.EVENTS)[0] and time.monotonic() < until:
+        time.sleep(0.05)  # another process writes it
+    process.send_signal(signal.SIGKILL)
+    process.wait(PATIENCE_S)
+    process.stdout.close()
+    with (path / folder.EVENTS).open("a") as file:
+        file.write('{"time":1795348520.7,"event":"Commit')
+    from ddlf.monitor.runs.report import write
+
+    found = write(path)
+    assert found.state.state == "stopped"
+    assert len(found.records) > 0
+    assert [record.round for record in found.records] == list(range(1, len(found.records) + 1))
+    assert "was killed" in (path / folder.REPORT).read_text()
+
+
+def test_trackers_need_a_folder_and_their_package(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="a run without a folder cannot be logged to tensorboard; name one with"):
+        recorded(fake(None, trackers="tensorboard")).__enter__()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r'mlflow is not installed, .*; pip install "ddlf\[track\]"'):
+        recorded(fake(tmp_path, trackers=["mlflow"])).__enter__()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "sqlalchemy" else name)
+    with pytest.raises(ConfigError, match=r"mlflow has no server to log to, .*; set MLFLOW_TRACKING_URI, or"):
+        recorded(fake(tmp_path, trackers=["mlflow"])).__enter__()
+    with pytest.raises(ConfigError, match="trackers must be 'tensorboard' or 'mlflow', got 'wandb'"):
+        recorded(fake(tmp_path, trackers="wandb")).__enter__()
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,131 @@
+"""How a run is shown: what is chosen where, JSON, and what an app says of itself."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from ddlf import IApp
+from ddlf.errors import ConfigError
+from ddlf.events import ModelSaved
+from ddlf.events.sinks import from_json
+from ddlf.monitor import ui
+from ddlf.monitor.observe.display import Display
+from ddlf.monitor.observe.plain import Lines
+from ddlf.monitor.ui import chosen, opened, shown
+from ddlf.testing import FakeRun
+from tests.monitor.observe.terminal import Program
+
+SAVED = ModelSaved(path="m.keras")
+ASK = "import ddlf.monitor.ui; print(ddlf.monitor.ui.chosen('auto'))"
+
+
+@pytest.fixture(autouse=True)
+def usual(monkeypatch):
+    for name in ("CI", "DDLF_UI"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, "rich"),
+        ({"NO_COLOR": "1"}, "rich"),  # which is about colours
+        ({"TERM": "dumb"}, "plain"),
+        ({"TTY_INTERACTIVE": "0"}, "plain"),
+        ({"CI": "true"}, "plain"),
+    ],
+)
+def test_a_terminal_gets_a_picture_unless_it_cannot_or_nobody_looks(environment, expected):
+    program = Program("-c", ASK, **environment)
+    assert program.end() == [expected]
+    program.close()
+
+
+def test_a_pipe_gets_lines_whatever_is_said_of_colours(monkeypatch):
+    for variables in ({}, {"FORCE_COLOR": "1"}, {"TTY_COMPATIBLE": "1"}):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        assert chosen("auto") == "plain"
+
+
+def test_a_picture_that_cannot_be_drawn_and_a_name_that_is_none_are_refused_by_name(monkeypatch):
+    with pytest.raises(ConfigError, match="--ui is 'rich', but standard output is no terminal"):
+        chosen("rich", "--ui")
+    with pytest.raises(ConfigError, match=r"DDLF_UI must be one of .*, got 'plane'; did you mean 'plain'"):
+        chosen("plane", "DDLF_UI")
+
+
+def test_what_an_object_says_wins_over_the_environment_and_that_over_its_class(monkeypatch):
+    class Quiet(IApp):
+        ui = "none"
+
+    app = Quiet()
+    assert ui.choice(app) == "none"
+    monkeypatch.setenv("DDLF_UI", "json")
+    assert ui.choice(app) == "json"
+    app.ui = "plain"
+    assert ui.choice(app) == "plain"
+    app.verbose = False
+    assert ui.choice(app) == "none"
+
+
+def test_with_json_standard_output_has_events_alone(capsys):
+    app = IApp()
+    app.ui = "json"
+    with shown(app):
+        app._tell(SAVED)
+        app.say("a line")
+        print("of the program")
+    print("after")
+    captured = capsys.readouterr()
+    event, after = captured.out.splitlines()
+    assert (from_json(json.loads(event)), after) == (SAVED, "after")
+    assert captured.err == "of the program\n"
+
+
+def test_with_none_nothing_is_said(capsys):
+    app = IApp()
+    app.ui = "none"
+    with shown(app) as display:
+        assert type(display) is Display
+        app._tell(SAVED)
+    assert capsys.readouterr().out == ""
+
+
+def test_what_is_shown_already_is_not_shown_twice(capsys):
+    app = IApp()
+    with shown(app) as outer, shown(app) as inner:
+        assert inner is outer
+    assert app._shown is None
+
+
+def test_a_terminal_has_room_for_one_picture(monkeypatch):
+    monkeypatch.setattr(ui, "_drawn", Display)
+    with opened("rich") as first, opened("rich") as second:
+        assert (type(first), type(second)) == (Display, Lines)
+    with opened("rich") as third:
+        assert type(third) is Display
+
+
+def test_standard_output_is_given_back_when_a_run_fails(capsys):
+    before = sys.stdout
+    with pytest.raises(KeyError), opened("json"):
+        raise KeyError
+    assert sys.stdout is before
+
+
+async def test_a_run_of_short_rounds_gets_its_first_and_its_last_line(capsys):
+    run = FakeRun(master_epochs=30, verbose=True)
+    with shown(run):
+        await run.train_model()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("round")]
+    assert lines[0].startswith("round  1/30 ")
+    assert lines[-1].startswith("round 30/30 ")
+    assert len(lines) < 10
+
+
+def test_showing_imports_rich_only_where_it_draws():
+    code = "import sys, ddlf.cli.run, ddlf.monitor.ui\nwith ddlf.monitor.ui.opened('plain'): pass\nprint('rich' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

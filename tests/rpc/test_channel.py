@@ -1,0 +1,183 @@
+"""Requests on whatever carries frames: here on no socket at all."""
+
+import asyncio
+import itertools
+
+import pytest
+
+from ddlf.errors import ProtocolError, RequestTimeout, WorkerLost
+from ddlf.rpc.channel import Channel
+from ddlf.rpc.deadline import Deadline
+from ddlf.rpc.frame import Frame
+from ddlf.rpc.messages import Kind, Request, describe
+from ddlf.rpc.values import dumps, loads
+
+
+class Line:
+    """A stream that keeps what was sent, and carries what the test says."""
+
+    def __init__(self, on_frame, on_close):
+        self.on_frame, self.on_close = on_frame, on_close
+        self.closed = False
+        self.sent = []
+        self.bytes_sent = self.bytes_received = 0
+        self.detached = 0
+
+    def send(self, kind, id, name, buffers, extra=None):
+        if self.closed:
+            raise ConnectionResetError("closed")
+        self.sent.append((kind, id, name, extra, loads(buffers) if buffers else None))
+
+    def detach(self):
+        self.detached += 1
+
+    def close(self, reason=None):
+        self.closed = True
+        self.on_close(reason)
+
+    abort = close
+
+    def answer(self, id, value, kind=Kind.RESULT):
+        self.on_frame(Frame(kind, id, "", None, dumps(value)))
+
+
+class Owner:
+    """Notes what it is told."""
+
+    name = "worker 1 (line)"
+
+    def __init__(self):
+        self.told = []
+        self.tasks = []
+
+    def spawn(self, coroutine):
+        self.tasks.append(asyncio.ensure_future(coroutine))
+
+    def on_event(self, frame):
+        self.told.append(("event", frame.name))
+
+    def on_end(self, channel):
+        self.told.append("end")
+
+    def on_cancel(self, channel, id):
+        self.told.append(("cancel", id))
+
+    async def why(self, channel, reason):
+        return WorkerLost(f"because {reason}", worker=self.name)
+
+
+@pytest.fixture
+async def channel():
+    return Channel(Owner(), Line, itertools.count(5))
+
+
+async def called(channel, *requests, deadline=None):
+    calls = [
+        asyncio.ensure_future(channel.call(request, deadline or Deadline(None)))
+        for request in requests or [Request("run", "f")]
+    ]
+    await asyncio.sleep(0)
+    return calls
+
+
+async def test_answers_find_their_requests_in_any_order(channel):
+    first, second = await called(channel, Request("run", "f", x=1), Request("run", "g"))
+    assert channel.stream.sent == [
+        (Kind.REQUEST, 5, "run", None, [["f"], {"x": 1}]),
+        (Kind.REQUEST, 6, "run", None, [["g"], {}]),
+    ]
+    channel.stream.answer(6, "second")
+    channel.stream.answer(5, "first")
+    assert (await first, await second) == ("first", "second")
+    assert channel.pending == {}
+
+
+async def test_an_error_of_the_other_side_names_it(channel):
+    (call,) = await called(channel)
+    channel.stream.answer(5, describe(ValueError("no")), Kind.ERROR)
+    with pytest.raises(ValueError, match="no") as caught:
+        await call
+    assert caught.value.worker == "worker 1 (line)"
+
+
+async def test_time_that_is_over_ends_the_request_and_tells_the_other_side(channel):
+    (call,) = await called(channel, deadline=Deadline(0.01))
+    with pytest.raises(RequestTimeout, match=r"'f' did not end within 0.01 s"):
+        await call
+    assert 0 < channel.stream.sent[0][3] <= 0.01
+    assert channel.stream.sent[-1][:2] == (Kind.CANCEL, 5)
+    assert channel.stream.detached == 1
+    assert channel._owner.told == [("cancel", 5)]
+    channel.stream.answer(5, "late")  # nobody waits for it
+
+
+async def test_a_caller_that_is_cancelled_lets_go_of_its_request(channel):
+    (call,) = await called(channel)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert (channel.pending, channel._owner.told) == ({}, [("cancel", 5)])
+
+
+async def test_the_end_ends_all_requests_with_the_owners_reason_each_with_its_own_error(channel):
+    calls = await called(channel, Request("run", "f"), Request("run", "g"))
+    channel.stream.close(ConnectionResetError("a storm"))
+    first, second = await asyncio.gather(*calls, return_exceptions=True)
+    assert str(first) == str(second) == "worker 1 (line): because a storm"
+    assert first is not second
+    assert first.may_have_run
+    assert channel._owner.told == ["end"]
+
+
+async def test_what_could_not_be_sent_cannot_have_run(channel):
+    channel.stream.closed = True
+    with pytest.raises(WorkerLost, match="because closed") as caught:
+        await channel.call(Request("run", "f"))
+    assert caught.value.may_have_run is False
+
+
+async def test_events_go_to_the_owner_and_other_messages_break_the_protocol(channel):
+    channel.stream.on_frame(Frame(Kind.EVENT, 0, "stopped_by", None, []))
+    assert channel._owner.told == [("event", "stopped_by")]
+    with pytest.raises(ProtocolError, match="a master expects answers"):
+        channel.stream.on_frame(Frame(Kind.REQUEST, 1, "run", None, []))
+
+
+async def test_what_is_told_of_a_request_is_heard_as_long_as_it_is_open_and_by_who_wants_to_know(channel):
+    heard, request = [], Request("run", "f")
+    request.hear = heard.append
+    call, other = await called(channel, request, Request("run", "g"))
+    for id in (5, 6, 7):
+        channel.stream.on_frame(Frame(Kind.EVENT, id, "doing", None, dumps({"done": id})))
+    channel.stream.answer(5, None)
+    channel.stream.answer(6, None)
+    await asyncio.gather(call, other)
+    channel.stream.on_frame(Frame(Kind.EVENT, 5, "doing", None, dumps({"done": 5})))
+    assert heard == [{"done": 5}]
+    assert channel._owner.told == []
+
+
+async def test_what_is_told_of_a_request_and_cannot_be_read_breaks_the_protocol(channel):
+    request = Request("run", "f")
+    request.hear = lambda facts: int(facts["done"])
+    (call,) = await called(channel, request)
+    with pytest.raises(ProtocolError, match=r"event 'doing' cannot be read \(KeyError: 'done'\)"):
+        channel.stream.on_frame(Frame(Kind.EVENT, 5, "doing", None, dumps({})))
+    channel.stream.answer(5, None)
+    await call
+
+
+async def test_another_event_loop_is_refused(channel):
+    with pytest.raises(WorkerLost, match="connected on another event loop") as caught:
+        await asyncio.to_thread(asyncio.run, channel.call(Request("run", "f")))
+    assert caught.value.may_have_run is False
+
+
+def test_a_deadline_is_made_once_and_says_what_is_left():
+    deadline = Deadline(10)
+    assert 9 < deadline.left_s() <= 10
+    assert deadline.allows(3) == 3
+    assert Deadline(0).left_s() == 0
+    assert Deadline(0).allows(3) == 0
+    assert Deadline(None).left_s() is None
+    assert Deadline(None).allows(3) == 3

@@ -1,0 +1,59 @@
+"""Memory of arrays is free when its user has let go of it, not at some later garbage collection."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from ddlf.rpc.frame import FrameDecoder, Limits, encode_frame
+from ddlf.rpc.values import dumps, loads
+
+LIMITS = Limits()
+
+
+@pytest.fixture(autouse=True)
+def _no_garbage_collection() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_an_array_that_was_sent_is_freed_with_its_last_reference() -> None:
+    array = np.ones(10_000)
+    gone = weakref.ref(array)
+    buffers = dumps([array, ("in a tuple", array)])
+    del array
+    assert gone() is not None
+    del buffers
+    assert gone() is None
+
+
+def test_an_array_that_came_is_freed_with_its_last_reference() -> None:
+    memories: list[weakref.ref[np.ndarray]] = []
+
+    def allocate(size: int) -> np.ndarray:
+        memory = np.empty(size, np.uint8)
+        memories.append(weakref.ref(memory))
+        return memory
+
+    decoder = FrameDecoder(LIMITS, allocate)
+    frames = []
+    for piece in encode_frame(2, 1, "", dumps((np.ones(100_000),)), limits=LIMITS):
+        rest = memoryview(piece)
+        while rest:
+            room = decoder.wants()
+            count = min(len(room), len(rest))
+            room[:count] = rest[:count]
+            rest = rest[count:]
+            frames += decoder.received(count)
+    (value,) = loads(frames.pop().buffers)
+    assert value.sum() == 100_000
+    view = value[5:]
+    del value
+    assert memories[0]() is not None
+    del view, room
+    assert memories[0]() is None

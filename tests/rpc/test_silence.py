@@ -1,0 +1,24 @@
+"""The kernel's own watch over a connection."""
+
+import socket
+import sys
+
+from ddlf.rpc.silence import end_when_silent
+
+
+def test_a_tcp_socket_is_watched_for_the_time_that_is_given():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sock:
+        end_when_silent(sock, 4.0)
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        if sys.platform == "linux":
+            options = ("TCP_USER_TIMEOUT", "TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
+            found = [sock.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in options]
+            assert found == [4000, 2, 1, 2]
+
+
+def test_what_is_no_tcp_socket_is_left_alone():
+    one, other = socket.socketpair()
+    with one, other:
+        end_when_silent(one, 4.0)
+        one.send(b"x")
+        assert other.recv(1) == b"x"

@@ -1,0 +1,619 @@
+"""A folder of checkpoints always holds a complete one, tells every damage, and is never written by two."""
+
+import errno
+import gc
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddlf.errors import CheckpointCorrupt, CheckpointError, ConfigError, LeaseError
+from ddlf.training.checkpoints import checkpoint as module
+from ddlf.training.checkpoints import tensors
+from ddlf.training.checkpoints.checkpoint import Checkpoint, CheckpointFolder
+from ddlf.training.checkpoints.durable import seal, unseal
+from ddlf.version import __version__
+from tests.patience import PATIENCE_S
+from tests.processes import command
+from tests.training.checkpoints.test_tensors import arrays, names
+from tests.trials.checkpoints import same, state
+
+
+def of(round, facts=(), **arrays):
+    return Checkpoint(round=round, arrays={"weights": arrays}, facts=dict(facts))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """An open folder."""
+    folder = CheckpointFolder(tmp_path / "run")
+    folder.open("the test")
+    yield folder
+    folder.close()
+
+
+def listed(folder):
+    return sorted(name for name in os.listdir(folder.path) if name not in (".lock", "owner.json"))
+
+
+# What is saved comes back
+
+
+@settings(max_examples=50)
+@given(
+    st.dictionaries(
+        st.from_regex(r"[a-z][a-z0-9_]{0,9}", fullmatch=True), st.dictionaries(names(), arrays()), max_size=3
+    )
+)
+def test_arrays_come_back_with_the_same_bits_types_names_and_order(tmp_path_factory, groups):
+    folder = CheckpointFolder(tmp_path_factory.mktemp("any"))
+    folder.open("the test")
+    folder.save(Checkpoint(round=3, arrays=groups, facts={}))
+    found = folder.newest()
+    assert list(found.arrays) == list(groups)
+    for group, saved in groups.items():
+        assert list(found.arrays[group]) == list(saved)
+        for name, array in tensors.plain(saved).items():
+            assert found.arrays[group][name].dtype == array.dtype
+            assert found.arrays[group][name].shape == array.shape
+            assert found.arrays[group][name].tobytes() == array.tobytes()
+
+
+def test_facts_come_back_the_same_also_nan_large_numbers_and_the_order(folder):
+    facts = {
+        "z": 1,
+        "a": [1, 2.5, None, True, "é\ud800"],
+        "rng": 2**127 - 1,
+        "best": float("inf"),
+        "deep": {"x": {"y": []}},
+    }
+    folder.save(of(1, facts))
+    assert folder.newest().facts == facts
+    assert list(folder.newest().facts) == list(facts)
+    folder.save(of(2, {"loss": float("nan")}))
+    assert folder.newest().facts["loss"] != folder.newest().facts["loss"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "sentence"),
+    [
+        ({"shape": (1, 2)}, r"facts\['shape'\] is a builtins.tuple"),
+        ({"a": [{"b": np.float32(1)}]}, r"facts\['a'\]\[0\]\['b'\] is a numpy.float32"),
+        ({"a": {1: 2}}, r"facts\['a'\] has the key 1"),
+        ({"n": 10**5000}, "cannot be written as JSON"),
+    ],
+)
+def test_facts_that_json_would_change_are_refused_by_name_and_leave_nothing(folder, facts, sentence):
+    with pytest.raises(CheckpointError, match=sentence):
+        folder.save(of(1, facts))
+    assert listed(folder) == []
+
+
+def test_facts_nested_without_end_are_refused(folder):
+    facts = {}
+    facts["again"] = facts
+    with pytest.raises(CheckpointError, match="nested more than 100 deep"):
+        folder.save(of(1, facts))
+
+
+@pytest.mark.parametrize("group", ["", "../weights", "Weights", "a/b", "manifest.json", ".hidden", "x" * 65, "a\n"])
+def test_a_group_that_is_no_plain_file_name_is_refused(folder, group):
+    with pytest.raises(CheckpointError, match="cannot name a file"):
+        folder.save(Checkpoint(round=1, arrays={group: {}}, facts={}))
+
+
+@pytest.mark.parametrize("number", [-1, 1.0, True, np.int64(3)])
+def test_a_round_is_a_whole_number(folder, number):
+    with pytest.raises(CheckpointError, match="cannot be of round"):
+        folder.save(of(number))
+
+
+def test_the_same_state_gives_the_same_bytes(tmp_path):
+    for name in "ab":
+        folder = CheckpointFolder(tmp_path / name)
+        folder.open(name)
+        folder.save(state(7))
+    for file in (tmp_path / "a" / "round-000007").iterdir():
+        assert file.read_bytes() == (tmp_path / "b" / "round-000007" / file.name).read_bytes()
+
+
+def test_only_the_owner_may_read_a_checkpoint(folder):
+    saved = folder.save(state(1))
+    assert {stat.S_IMODE(path.stat().st_mode) for path in saved.iterdir()} == {0o600}
+    assert stat.S_IMODE(saved.stat().st_mode) == stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+
+
+# Which one
+
+
+def test_the_last_three_are_kept_and_the_newest_is_that_of_the_highest_round(folder):
+    for number in (1, 2, 5, 9, 10, 1_000_000):
+        folder.save(state(number, 0.01))
+    assert listed(folder) == ["round-000009", "round-000010", "round-1000000"]
+    for age, name in enumerate(listed(folder)):
+        os.utime(folder.path / name, (2_000_000_000 - age, 2_000_000_000 - age))
+    assert folder.newest().round == 1_000_000
+    assert [entry.round for entry in folder.entries()] == [1_000_000, 10, 9]
+
+
+def test_keep_below_one_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="keep must be at least 1, not 0"):
+        CheckpointFolder(tmp_path, keep=0)
+
+
+def test_a_folder_that_is_missing_or_empty_has_no_newest_checkpoint_and_reading_makes_nothing(tmp_path):
+    missing = CheckpointFolder(tmp_path / "none")
+    assert missing.newest() is None
+    assert missing.entries() == []
+    assert not missing.path.exists()
+    with pytest.raises(CheckpointError, match=r"there is no folder .*/none; check its name"):
+        missing.newest(required=True)
+
+
+def test_leftovers_of_killed_writers_are_no_checkpoints_and_the_next_writer_removes_them(folder):
+    folder.save(state(1, 0.01))
+    shutil.move(folder.path / "round-000001", folder.path / f"{module.WRITING}round-000001-ab")
+    shutil.copytree(folder.path / f"{module.WRITING}round-000001-ab", folder.path / f"{module.REMOVING}round-000000-cd")
+    assert folder.newest() is None
+    with pytest.raises(CheckpointError, match=r"no complete checkpoint in .*; found 2 incomplete"):
+        folder.newest(required=True)
+    assert [(entry.round, entry.complete, entry.problem) for entry in folder.entries()] == [
+        (None, False, "its writer was interrupted")
+    ] * 2
+    folder.close()
+    folder.open("the next")
+    assert listed(folder) == []
+
+
+def test_names_that_are_not_ours_are_left_alone(folder):
+    for name in ("round-1", "round-0000001", "round-000001x", "notes", "round-000001.replaced.old"):
+        (folder.path / name).mkdir()
+    folder.save(state(3, 0.01))
+    folder.close()
+    folder.open("again")
+    assert len(listed(folder)) == 6
+    assert [entry.name for entry in folder.entries()] == ["round-000003"]
+
+
+def test_a_round_that_is_saved_again_takes_the_place_of_the_first(folder):
+    folder.save(of(4, {"attempt": 1}))
+    folder.save(of(4, {"attempt": 2}))
+    assert listed(folder) == ["round-000004"]
+    assert folder.newest().facts == {"attempt": 2}
+
+
+def test_a_writer_killed_between_the_two_renames_of_a_replacement_loses_nothing(folder):
+    folder.save(of(4, {"attempt": 1}))
+    os.rename(folder.path / "round-000004", folder.path / "round-000004.replaced")
+    assert folder.newest().facts == {"attempt": 1}
+    folder.close()
+    folder.open("the next")
+    assert listed(folder) == ["round-000004"]
+    os.rename(folder.path / "round-000004", folder.path / "round-000004.replaced")
+    folder.save(of(4, {"attempt": 2}))
+    assert listed(folder) == ["round-000004"]
+    assert folder.newest().facts == {"attempt": 2}
+
+
+def test_writing_and_reading_leave_nothing_to_the_garbage_collector(folder):
+    """It holds up all threads, the longer the more there is in the process, and what it finds makes it come more often."""
+    for number in (1, 2, 3):  # imports, and what is kept for good
+        folder.load(folder.save(state(number, 0.01)))
+    gc.collect()
+    gc.disable()
+    try:
+        folder.load(folder.save(state(4, 0.01)))
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+
+
+def test_a_round_before_the_newest_is_not_saved_unseen(folder):
+    folder.save(of(9))
+    with pytest.raises(CheckpointError, match=r"round-000009 is of a later round than 5"):
+        folder.save(of(5))
+    assert listed(folder) == ["round-000009"]
+    shutil.rmtree(folder.path / "round-000009")
+    folder.save(of(5))
+    assert listed(folder) == ["round-000005"]
+
+
+def test_training_goes_on_from_before_a_damaged_checkpoint_and_replaces_it(folder):
+    for number in (1, 2, 5):
+        saved = folder.save(of(number))
+    (saved / "weights.safetensors").write_bytes(b"")
+    folder.save(of(3))
+    assert folder.newest(report=[].append).round == 3
+    folder.save(of(5))
+    assert folder.newest().round == 5
+    assert [entry.complete for entry in folder.entries()] == [True] * 3
+
+
+def test_one_that_is_removed_while_it_is_read_gives_way_to_a_newer_one(folder, monkeypatch):
+    folder.save(of(1))
+    load = CheckpointFolder.load
+
+    def overtaken(reader, name, **options):
+        if name == "round-000001":
+            folder.save(of(2))
+            shutil.rmtree(folder.path / name)
+        return load(reader, name, **options)
+
+    monkeypatch.setattr(CheckpointFolder, "load", overtaken)
+    assert CheckpointFolder(folder.path).newest().round == 2
+
+
+# Damage
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory):
+    """The short form of the long run."""
+    found = tmp_path_factory.mktemp("run") / "found.json"
+    counts = ["--kills", "5", "--flips", "30", "--cuts", "10", "--megabytes", "0.1", "--repeats", "1"]
+    done = command("tests.trials.checkpoints", *counts, "--json", found)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(found.read_text())
+
+
+def test_every_flipped_bit_is_detected_the_file_named_and_the_one_before_used(broken):
+    assert broken["flips"].items() >= {"times": 30, "named": 30, "fell_back": 30}.items()
+
+
+def test_every_truncation_is_detected_the_file_named_and_the_one_before_used(broken):
+    assert broken["cuts"].items() >= {"times": 10, "named": 10, "fell_back": 10}.items()
+
+
+def test_a_writer_killed_in_mid_write_always_leaves_a_complete_checkpoint(broken):
+    assert broken["kills"].items() >= {"in_mid_write": 5, "wrong": []}.items()
+
+
+def test_a_writer_killed_before_any_step_leaves_a_complete_checkpoint_and_nothing_for_good(broken):
+    assert broken["every_step"]["steps"] > 50
+    assert broken["every_step"]["wrong"] == []
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "weights.safetensors", "optimizer.safetensors"])
+def test_a_missing_zeroed_or_longer_file_is_named(folder, file):
+    saved = folder.save(state(1, 0.01))
+    whole = (saved / file).read_bytes()
+    for data in (b"", b"\0" * len(whole), whole + b"\0", whole[::-1]):
+        (saved / file).write_bytes(data)
+        with pytest.raises(CheckpointCorrupt) as caught:
+            folder.load(saved)
+        assert caught.value.file == str(saved / file)
+        assert caught.value.expected
+        assert caught.value.got
+    (saved / file).unlink()
+    with pytest.raises(CheckpointCorrupt, match=f"{file} is missing"):
+        folder.load(saved)
+    os.mkfifo(saved / file)  # reading it would wait for ever
+    with pytest.raises(CheckpointCorrupt, match="expected a file, found something else"):
+        folder.load(saved)
+
+
+def test_a_damaged_newest_one_is_reported_and_the_one_before_used(folder, caplog):
+    for number in (1, 2, 3):
+        folder.save(state(number, 0.01))
+    for number in (2, 3):
+        file = folder.path / f"round-00000{number}" / "weights.safetensors"
+        file.write_bytes(file.read_bytes()[:-1] + b"!")
+    assert folder.newest().round == 1
+    assert [record.message.split("/")[-2] for record in caplog.records] == ["round-000003", "round-000002"]
+    assert all(record.message.endswith("; round-000001 is used instead") for record in caplog.records)
+    entries = folder.entries()
+    assert [entry.complete for entry in entries] == [False, False, True]
+    assert "weights.safetensors is damaged: expected SHA-256" in entries[0].problem
+
+
+def test_only_damaged_ones_are_an_error_and_never_a_new_beginning(folder):
+    saved = folder.save(state(1, 0.01))
+    (saved / "manifest.json").write_bytes(b"")
+    with pytest.raises(
+        CheckpointError, match=r"no complete checkpoint in .*; found 1 damaged, .*manifest.json is empty"
+    ):
+        folder.newest()
+
+
+def test_a_file_that_the_manifest_does_not_name_is_named(folder):
+    saved = folder.save(state(1, 0.01))
+    (saved / ".DS_Store").touch()
+    folder.load(saved)
+    (saved / "extra.safetensors").touch()
+    with pytest.raises(CheckpointCorrupt, match=r"extra.safetensors is damaged: expected no such file"):
+        folder.load(saved)
+
+
+def changed(saved, change):
+    """Seal the manifest again after a change: not damage, but somebody's intention."""
+    file = saved / "manifest.json"
+    content = unseal(file.read_bytes(), file)
+    change(content)
+    file.write_bytes(seal(content))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda m: m.update(extra=1), r"expected the entries of format 2, found extra: Extra inputs"),
+        (lambda m: m.pop("facts"), r"facts: Field required"),
+        (lambda m: m.update(round="1"), r"round: Input should be a valid integer"),
+        (lambda m: m.update(round=2), "expected round 2, as its manifest says, found round 1 in its name"),
+        (lambda m: m["files"][0].update(name="../owner.json"), r"names a file outside the checkpoint: '../owner.json'"),
+        (lambda m: m["files"][0].update(name="/etc/passwd"), r"names a file outside the checkpoint: '/etc/passwd'"),
+        (lambda m: m["files"][0].update(name="manifest.json"), "names a file outside"),
+        (lambda m: m["files"].append(m["files"][0]), "expected every file once"),
+        (lambda m: m["files"][0].update(bytes=-1), "weights.safetensors is damaged"),
+        (lambda m: m["files"][0].update(bytes=10**30), "weights.safetensors is damaged"),
+        (lambda m: m["files"][0]["arrays"].pop(), "expected 9 arrays named in the manifest"),
+        (lambda m: m["files"][0]["arrays"].append("x"), "expected 11 arrays named in the manifest"),
+    ],
+)
+def test_a_manifest_that_is_whole_but_wrong_is_refused(folder, change, sentence):
+    saved = folder.save(state(1, 0.01))
+    changed(saved, change)
+    with pytest.raises(CheckpointCorrupt, match=sentence):
+        folder.load(saved)
+
+
+def test_a_newer_format_names_both_versions_and_is_never_passed_over(folder):
+    folder.save(state(1, 0.01))
+    saved = folder.save(state(2, 0.01))
+    changed(saved, lambda manifest: manifest.update(format=4, ddlf="2.1", something="new"))
+    with pytest.raises(
+        CheckpointError, match=f"was written by DDLF 2.1 in format 4, this is DDLF {__version__} with format 3"
+    ):
+        folder.newest()
+
+
+def test_a_named_checkpoint_that_does_not_exist_is_an_error_and_a_renamed_one_is_not(folder):
+    saved = folder.save(state(1, 0.01))
+    with pytest.raises(CheckpointError, match=r"no checkpoint .*/round-000002"):
+        folder.load("round-000002")
+    os.rename(saved, folder.path / "best")
+    assert same(folder.load("best"), state(1, 0.01))
+
+
+# Killed, full, forbidden
+
+
+def test_everything_is_on_the_disk_before_a_checkpoint_gets_its_name_and_an_old_one_goes(folder, monkeypatch):
+    folder.keep = 1
+    folder.save(state(1, 0.01))
+    done = []
+    fsync, rename, rmtree = os.fsync, os.rename, shutil.rmtree
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: (done.append(("sync", Path(os.readlink(f"/proc/self/fd/{fd}")).name)), fsync(fd))
+    )
+    monkeypatch.setattr(os, "rename", lambda old, new: (done.append(("rename", Path(new).name)), rename(old, new)))
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **_: (done.append(("remove", path.name)), rmtree(path, **_)))
+    folder.save(state(2, 0.01))
+    steps = [(what, name.split("-")[0]) if name.startswith(".") else (what, name) for what, name in done]
+    assert steps == [
+        ("sync", "weights.safetensors"),
+        ("sync", "optimizer.safetensors"),
+        ("sync", "ledger.safetensors"),
+        ("sync", "manifest.json"),
+        ("sync", ".writing"),
+        ("rename", "round-000002"),
+        ("sync", folder.path.name),
+        ("rename", ".removing"),
+        ("remove", ".removing"),
+        ("remove", ".writing"),
+    ]
+
+
+FULL = """
+import os, sys
+from tests.trials.checkpoints import same, state
+from ddlf.errors import CheckpointError
+from ddlf.training.checkpoints import checkpoint
+folder = checkpoint.CheckpointFolder(sys.argv[1] + "/run")
+folder.open("the test")
+folder.save(state(1, 0.3))
+for free_bytes in (checkpoint.free_bytes, lambda path: None):  # the second time only the kernel knows
+    checkpoint.free_bytes = free_bytes
+    try:
+        folder.save(state(2, 0.9))
+    except CheckpointError as error:
+        print(error.errno, error)
+    assert sorted(os.listdir(folder.path)) == [".lock", "owner.json", "round-000001"], os.listdir(folder.path)
+    assert same(folder.newest(), state(1, 0.3))
+folder.save(state(2, 0.3))
+print(folder.newest().round)
+"""
+
+
+def test_a_full_disk_is_told_with_both_sizes_and_the_one_before_stays(tmp_path):
+    # A file system of 1 MB of its own: real, and gone with the process.
+    script = f"mount -t tmpfs -o size=1m none {tmp_path} && exec {sys.executable} -c '{FULL}' {tmp_path}"
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    first, second, after = done.stdout.splitlines()
+    for line in (first, second):
+        assert line.startswith(f"{errno.ENOSPC} no space: need 901 kB, free ")
+        assert f" kB in {tmp_path}/run; free some" in line
+    assert after == "2"
+
+
+LIMITED = """
+import os, resource, sys
+from tests.trials.checkpoints import same, state
+from ddlf.training.checkpoints.checkpoint import CheckpointFolder
+folder = CheckpointFolder(sys.argv[1])
+folder.open("the test")
+folder.save(state(1, 0.3))
+resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
+try:
+    folder.save(state(2, 0.9))
+except OSError as error:
+    print(error)
+assert sorted(os.listdir(folder.path)) == [".lock", "owner.json", "round-000001"]
+assert same(folder.newest(), state(1, 0.3))
+"""
+
+
+def test_a_limit_on_the_size_of_files_is_told(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, tmp_path], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"no space: need 901 kB in {tmp_path}, more than a file may have here; see ulimit -f")
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EDQUOT, errno.ESTALE, errno.EIO])
+def test_any_refusal_of_the_system_leaves_the_one_before_and_nothing_else(folder, monkeypatch, number):
+    folder.save(state(1, 0.01))
+
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    for step in ("sync", "write_new", "seal"):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, step, refuse)
+            with pytest.raises(CheckpointError) as caught:
+                folder.save(state(2, 0.01))
+            assert caught.value.errno == number
+        assert listed(folder) == ["round-000001"]
+    folder.save(state(2, 0.01))
+    assert folder.newest().round == 2
+
+
+def test_an_old_one_that_cannot_be_removed_fails_no_checkpoint(folder, monkeypatch, caplog):
+    folder.keep = 1
+    folder.save(state(1, 0.01))
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointFolder, "_remove", lambda *_: (_ for _ in ()).throw(OSError(errno.EACCES, "no")))
+        folder.save(state(2, 0.01))
+    assert "cannot remove the old checkpoint" in caplog.text
+    assert listed(folder) == ["round-000001", "round-000002"]
+    folder.save(state(3, 0.01))
+    assert listed(folder) == ["round-000003"]
+
+
+def test_a_file_in_place_of_the_folder_is_told(tmp_path):
+    (tmp_path / "run").touch()
+    for path in (tmp_path / "run", tmp_path / "run" / "deeper"):
+        with pytest.raises(CheckpointError, match="is a file, not a folder; name a folder"):
+            CheckpointFolder(path).open("the test")
+        with pytest.raises(CheckpointError, match="is a file, not a folder; name a folder"):
+            CheckpointFolder(path).newest()
+
+
+def test_a_folder_that_cannot_be_written_is_told_when_it_is_opened(tmp_path):
+    script = (
+        "from ddlf.training.checkpoints.checkpoint import *; import sys; CheckpointFolder(sys.argv[1]).open('the test')"
+    )
+    mount = f"mount -t tmpfs none {tmp_path} && mount -o remount,ro {tmp_path}"
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", f'{mount} && exec {sys.executable} -c "{script}" {tmp_path}'],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert f"{tmp_path}: Read-only file system; use another folder" in done.stderr.splitlines()[-1]
+
+
+# One writer
+
+
+def test_nobody_writes_without_opening_but_everybody_reads(folder):
+    folder.save(state(1, 0.01))
+    reader = CheckpointFolder(folder.path)
+    assert same(reader.newest(), state(1, 0.01))
+    assert reader.epoch == 0
+    with pytest.raises(LeaseError, match="was not opened for writing"):
+        reader.save(state(2, 0.01))
+
+
+def test_two_jobs_cannot_write_into_one_folder(folder):
+    with pytest.raises(LeaseError, match=rf"in use by pid {os.getpid()} on \S+ \(the test\)") as caught:
+        CheckpointFolder(folder.path).open("another")
+    assert caught.value.exit_code == 3
+    folder.close()
+    other = CheckpointFolder(folder.path)
+    other.open("another")
+    assert other.epoch == 2
+
+
+def test_a_master_that_lost_the_job_writes_nothing_however_far_its_save_had_come(folder, monkeypatch):
+    folder.save(state(1, 0.01))
+    new = CheckpointFolder(folder.path)
+    for step in ("free_bytes", "write_new", "seal"):
+        folder.close()
+        folder.open("the old master", takeover=True)
+        original = getattr(module, step)
+
+        def overtaken(*arguments, original=original):
+            monkeypatch.undo()
+            new.open("the new master", takeover=True)
+            return original(*arguments)
+
+        monkeypatch.setattr(module, step, overtaken)
+        with pytest.raises(
+            LeaseError, match=r"taken over by .* \(the new master\), epoch \d+ > \d+; nothing was written"
+        ):
+            folder.save(state(2, 0.01))
+        assert listed(folder) == ["round-000001"]
+    new.save(state(2, 0.01))
+
+
+def test_the_epoch_never_goes_back_even_when_the_owner_file_is_removed(folder):
+    for number in range(3):
+        folder.close()
+        folder.open("again")
+        folder.save(state(number, 0.01))
+    assert folder.epoch == 4
+    (folder.path / "owner.json").unlink()
+    other = CheckpointFolder(folder.path)
+    other.open("after that")
+    assert other.epoch == 5
+
+
+def test_a_reader_always_finds_a_checkpoint_while_a_writer_replaces_them(folder):
+    folder.keep = 1
+    folder.save(state(1, 0.01))
+    stop, wrong = threading.Event(), []
+
+    def read():
+        reader, last = CheckpointFolder(folder.path), 0
+        while not stop.is_set():
+            found = reader.newest(report=wrong.append)
+            if found is None or found.round < last or not same(found, state(found.round, 0.01)):
+                wrong.append(found)
+            last = found.round
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        for number in range(2, 20):
+            folder.save(state(number, 0.01))
+    finally:
+        stop.set()
+        thread.join(30)
+    assert wrong == []
+
+
+def test_manifest_is_json_that_people_can_read(folder):
+    saved = folder.save(of(12, {"seed": 7}, kernel=np.ones(3, ml_dtypes.bfloat16)))
+    content = json.loads((saved / "manifest.json").read_text())
+    assert list(content) == ["format", "ddlf", "round", "epoch", "files", "records", "facts", "sha256"]
+    assert content["files"][0] | {"sha256": "", "bytes": 0} == {
+        "name": "weights.safetensors",
+        "bytes": 0,
+        "sha256": "",
+        "arrays": ["kernel"],
+    }

@@ -1,0 +1,148 @@
+"""A folder has one writer: a living one is not replaced unless told, a dead one is, and one that lost it writes nothing."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from ddlf.errors import CheckpointCorrupt, LeaseError
+from ddlf.training.checkpoints import ownership
+from ddlf.training.checkpoints.durable import replace, seal
+from ddlf.training.checkpoints.ownership import Owner, Ownership, boot, started, this_host
+
+
+def put_owner(folder, **changes):
+    """An ``owner.json`` of this process, but for the changes."""
+    owner = Owner(
+        session="s",
+        epoch=4,
+        holder="job",
+        host=this_host(),
+        pid=os.getpid(),
+        started=started(os.getpid()),
+        boot=boot(),
+    ).model_copy(update=changes)
+    replace(folder / "owner.json", seal(owner.model_dump()))
+
+
+@pytest.fixture
+def ended():
+    """A process that has ended, but whose parent has not asked how."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    yield process
+    process.wait()
+
+
+def test_a_living_writer_is_named_and_not_replaced(tmp_path):
+    Ownership(tmp_path).claim("ddlf run app.py")
+    with pytest.raises(
+        LeaseError, match=rf"in use by pid {os.getpid()} on {this_host()} \(ddlf run app.py\); end that"
+    ):
+        Ownership(tmp_path).claim("another")
+
+
+def test_a_takeover_replaces_a_living_writer_which_can_then_write_nothing(tmp_path):
+    old, new = Ownership(tmp_path), Ownership(tmp_path)
+    old.claim("old")
+    new.claim("new", takeover=True)
+    with pytest.raises(LeaseError, match=r"taken over by pid \d+ on .* \(new\), epoch 2 > 1; nothing was written"):
+        old.check()
+    with pytest.raises(LeaseError, match="taken over"), old.held():
+        pytest.fail("the lock was given to a writer that lost the folder")
+    old.release()  # does not release what is another's
+    new.check()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"closed": True},
+        {"closed": True, "host": "pc7"},
+        {"started": 1},
+        {"boot": "before the last start of this machine"},
+        {"pid": 2**22 + 1},
+    ],
+    ids=["closed", "closed elsewhere", "its number is another process's now", "machine restarted", "gone"],
+)
+def test_a_writer_that_cannot_be_there_any_more_is_replaced_without_a_word(tmp_path, changes):
+    put_owner(tmp_path, **changes)
+    assert Ownership(tmp_path).claim("new").epoch == 5
+
+
+def test_a_process_that_ended_but_was_not_waited_for_is_replaced(tmp_path, ended):
+    put_owner(tmp_path, pid=ended.pid, started=started(ended.pid))
+    assert Ownership(tmp_path).claim("new").epoch == 5
+
+
+def test_a_writer_on_another_machine_is_only_replaced_by_takeover(tmp_path):
+    put_owner(tmp_path, host="pc7", pid=41)
+    with pytest.raises(LeaseError, match=rf"in use by pid 41 on pc7 \(job\), as far as can be seen from {this_host()}"):
+        Ownership(tmp_path).claim("new")
+    assert Ownership(tmp_path).claim("new", takeover=True).epoch == 5
+
+
+def test_the_epoch_only_grows(tmp_path):
+    epochs = []
+    for _ in range(3):
+        mine = Ownership(tmp_path)
+        epochs.append(mine.claim("one after the other").epoch)
+        mine.release()
+    (tmp_path / "owner.json").unlink()
+    epochs.append(Ownership(tmp_path).claim("after the file was lost", epoch_above=lambda: 3).epoch)
+    assert epochs == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", seal({"epoch": "4"}), seal({"x": 1})])
+def test_a_damaged_owner_is_nobody_only_for_a_takeover(tmp_path, data):
+    (tmp_path / "owner.json").write_bytes(data)
+    with pytest.raises(CheckpointCorrupt, match=r"owner.json.*take it over with --takeover"):
+        Ownership(tmp_path).claim("new")
+    assert Ownership(tmp_path).claim("new", takeover=True, epoch_above=lambda: 7).epoch == 8
+
+
+def test_who_never_claimed_or_released_cannot_write(tmp_path):
+    mine = Ownership(tmp_path)
+    with pytest.raises(LeaseError, match="was not opened for writing"):
+        mine.check()
+    mine.claim("me")
+    mine.release()
+    with pytest.raises(LeaseError, match="was not opened for writing"):
+        mine.check()
+    mine.release()
+
+
+def test_a_writer_whose_claim_was_deleted_stops(tmp_path):
+    mine = Ownership(tmp_path)
+    mine.claim("me")
+    (tmp_path / "owner.json").unlink()
+    with pytest.raises(LeaseError, match=r"owner.json was removed"):
+        mine.check()
+
+
+def test_a_lock_that_is_not_given_back_is_waited_for_only_so_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(ownership, "LOCK_WAIT_S", 0.1)
+    stopped = Ownership(tmp_path)
+    stopped.claim("stopped while it held the lock")
+    with stopped.held(), pytest.raises(LeaseError, match=r"has been locked for 0.1 s by pid .* \(stopped while"):
+        Ownership(tmp_path).claim("new", takeover=True)
+
+
+def test_of_many_that_claim_at_once_one_gets_the_folder(tmp_path):
+    begin, got = threading.Barrier(8), []
+
+    def claim():
+        begin.wait(10)
+        try:
+            got.append(Ownership(tmp_path).claim("one of many").epoch)
+        except LeaseError:
+            got.append(None)
+
+    threads = [threading.Thread(target=claim) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(got, key=str) == [1, *[None] * 7]

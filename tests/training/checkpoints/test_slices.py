@@ -1,0 +1,203 @@
+"""A checkpoint in slices holds what a whole one does, and nothing of a slice is believed."""
+
+import json
+import os
+import shutil
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ddlf.algorithms.shards import cut, take
+from ddlf.errors import CheckpointCorrupt, CheckpointError, LeaseError
+from ddlf.training.checkpoints import slices
+from ddlf.training.checkpoints.checkpoint import Checkpoint, CheckpointFolder
+from ddlf.training.checkpoints.slices import OUTER, WEIGHTS, is_seen, part_name, parts_of, write, write_if_seen
+
+CHANCE = np.random.default_rng(0)
+NAMES = ["embedding", "dense/kernel", "dense/bias", "empty", "scale"]
+SHAPES = [(90, 7), (7, 11), (11,), (0, 3), ()]
+KINDS = [np.float32, ml_dtypes.bfloat16, np.float32, np.float32, np.int64]
+LIKE = [np.asarray(CHANCE.normal(size=shape) * 100, kind) for shape, kind in zip(SHAPES, KINDS, strict=True)]
+SIZE = sum(array.size for array in LIKE)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = CheckpointFolder(tmp_path / "run")
+    made.open("a test")
+    yield made
+    made.close()
+
+
+def saved(folder, number=1, *, count=3, run="abc", write=write_if_seen, harm=lambda begun: None):
+    """A checkpoint of weights and of what is kept of them, in so many slices."""
+    begun, kept = folder.begin(number, run), [[np.asarray(w * 2, w.dtype) for w in LIKE]]
+    begun.sliced[WEIGHTS] = [(f"{i:04d} {NAMES[i]}", w.dtype.name, list(w.shape)) for i, w in enumerate(LIKE)]
+    begun.sliced[OUTER] = [(f"{i:04d}", w.dtype.name, list(w.shape)) for i, w in enumerate(LIKE)]
+    for shard, part in enumerate(cut(SIZE, count)):
+        place = begun.place()
+        found = write(place, parts_of(LIKE, part, NAMES, take(LIKE, part), [take(group, part) for group in kept]))
+        begun.add(shard, place, found, shard + 1)
+    harm(begun)
+    whole = {"ledger": {"counts": np.arange(5)}}
+    return folder.save(Checkpoint(round=number, arrays=whole, facts={"training": run}, slices=begun))
+
+
+def bits(arrays):
+    return [(name, array.dtype, array.shape, array.tobytes()) for name, array in arrays.items()]
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 40])
+def test_whatever_the_number_of_slices_what_is_read_is_what_was_written(folder, count):
+    saved(folder, count=count)
+    found = folder.newest()
+    assert list(found.arrays) == ["ledger", WEIGHTS, OUTER]
+    assert bits(found.arrays[WEIGHTS]) == bits({f"{i:04d} {NAMES[i]}": w for i, w in enumerate(LIKE)})
+    assert bits(found.arrays[OUTER]) == bits({f"{i:04d}": np.asarray(w * 2, w.dtype) for i, w in enumerate(LIKE)})
+    assert [entry.complete for entry in folder.entries()] == [True]
+
+
+def test_the_manifest_names_each_slice_with_its_bytes_its_sha256_and_who_wrote_it(folder):
+    path = saved(folder)
+    manifest = json.loads((path / "manifest.json").read_text())
+    assert manifest["format"] == 3
+    assert [(file["name"], file["by"]) for file in manifest["slices"]] == [
+        (f"slice_000{number}.safetensors", number) for number in (1, 2, 3)
+    ]
+    assert [file["bytes"] for file in manifest["slices"]] == [
+        (path / file["name"]).stat().st_size for file in manifest["slices"]
+    ]
+    assert part_name(WEIGHTS, 0, "0000 embedding") in manifest["slices"][0]["arrays"]
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("harm", "sentence"),
+    [
+        (lambda path, other: path.unlink(), r"slice_0002\.safetensors is missing"),
+        (lambda path, other: flip(path), r"slice_0002\.safetensors is damaged: expected SHA-256"),
+        (lambda path, other: os.truncate(path, 40), r"slice_0002\.safetensors is damaged: expected [\d,]+ bytes"),
+        (
+            lambda path, other: shutil.copy(other, path),
+            r"is a slice of round 2 of another run, xyz, and not of round 2",
+        ),
+        (
+            lambda path, other: shutil.copy(path.parents[1] / "round-000001" / path.name, path),
+            r"slice_0002\.safetensors is a slice of round 1 of this run, and not of round 2 of run abc",
+        ),
+    ],
+    ids=["missing", "damaged", "cut short", "of another run", "of another round"],
+)
+def test_a_slice_that_is_not_what_it_should_be_has_its_own_sentence_and_the_one_before_is_used(
+    folder, tmp_path, harm, sentence
+):
+    other = CheckpointFolder(tmp_path / "another")
+    other.open("a test")
+    theirs = saved(other, 2, run="xyz")
+    other.close()
+    saved(folder, 1)
+    path = saved(folder, 2)
+    harm(path / "slice_0002.safetensors", theirs / "slice_0002.safetensors")
+    with pytest.raises(CheckpointCorrupt, match=sentence):
+        folder.load("round-000002")
+    told = []
+    assert folder.newest(report=told.append).round == 1
+    assert "round-000001 is used instead" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("harm", "sentence"),
+    [
+        (lambda begun: begun.files.pop(), "slice_0003"),
+        (lambda begun: begun.sliced[WEIGHTS].pop(), "parts of arrays that the manifest names"),
+        (lambda begun: begun.sliced[WEIGHTS].append(("0009 more", "float32", [2])), "slices with each value of '0009"),
+        (lambda begun: begun.sliced.update({OUTER: [("0000", "float32", [90, 8])]}), "parts of arrays|each value"),
+    ],
+    ids=["a file too many", "an array too few", "an array too many", "another shape"],
+)
+def test_slices_that_do_not_make_up_what_the_manifest_says_are_refused(folder, harm, sentence):
+    saved(folder, harm=harm)
+    with pytest.raises(CheckpointCorrupt, match=sentence):
+        folder.load("round-000001")
+
+
+def test_who_sees_no_folder_or_that_of_another_run_writes_nothing(folder, tmp_path):
+    place = folder.begin(1, "abc").place()
+    assert is_seen(place)
+    for other in ({"folder": str(tmp_path / "none")}, {"session": "another"}):
+        assert not is_seen({**place, **other})
+        assert write_if_seen({**place, **other}, {}) == {
+            "why": f"there is no {({**place, **other})['folder']} of this run here",
+            "seen": False,
+        }
+    assert not os.path.exists(place["file"])
+
+
+def test_who_sees_it_and_cannot_write_says_why(folder):
+    place = folder.begin(1, "abc").place()
+    told = write_if_seen({**place, "file": place["file"] + "/none/x"}, {"weights 0 a": np.zeros(3)})
+    assert told["seen"]
+    assert "cannot write a slice of a checkpoint in" in told["why"]
+
+
+def test_a_master_that_lost_the_folder_has_nothing_written_there(folder):
+    begun = folder.begin(1, "abc")
+    CheckpointFolder(folder.path).open("another", takeover=True)
+    assert not is_seen(begun.place())
+    with pytest.raises(LeaseError, match="taken over"):
+        folder.begin(2, "abc")
+
+
+def test_slices_go_with_their_checkpoint_and_with_a_writer_that_was_killed(folder):
+    folder.keep = 2
+    for number in range(1, 5):
+        saved(folder, number)
+    begun = folder.begin(5, "abc")
+    write(begun.place(), {"weights 0 a": np.zeros(3)})
+    assert sorted(path.name for path in folder.path.glob("round-*")) == ["round-000003", "round-000004"]
+    folder.close()
+    again = CheckpointFolder(folder.path)
+    again.open("the next one")
+    assert not list(again.path.glob(".*-round-*"))
+    again.close()
+
+
+def test_what_is_being_written_can_be_read_before_and_after_it_is_complete(folder):
+    seen = []
+    saved(folder, harm=lambda begun: seen.append((begun, bits(begun.read()[WEIGHTS]))))
+    begun, before = seen[0]
+    assert bits(begun.read()[WEIGHTS]) == before
+    assert begun.folder == begun.final
+
+
+def test_of_two_attempts_the_one_counts_that_the_master_took(folder):
+    begun = folder.begin(1, "abc")
+    late, taken = begun.place(), begun.place()
+    for place, value in ((late, 1.0), (taken, 2.0)):
+        told = write(place, {part_name(WEIGHTS, 0, "0000 a"): np.full(3, value)})
+    begun.sliced[WEIGHTS] = [("0000 a", "float64", [3])]
+    begun.add(0, taken, told, 1)
+    folder.save(Checkpoint(round=1, arrays={}, facts={"training": "abc"}, slices=begun))
+    assert folder.newest().arrays[WEIGHTS]["0000 a"].tolist() == [2.0] * 3
+
+
+def test_a_slice_that_the_master_does_not_find_as_it_was_written_does_not_count(folder):
+    begun = folder.begin(1, "abc")
+    place = begun.place()
+    told = write(place, {part_name(WEIGHTS, 0, "0000 a"): np.zeros(3)})
+    with pytest.raises(CheckpointError, match="bytes here, and 5 where it was written"):
+        begun.add(0, place, {**told, "bytes": 5}, 1)
+    os.remove(place["file"])
+    with pytest.raises(CheckpointError, match="cannot write a slice"):
+        begun.add(0, place, told, 1)
+
+
+def test_an_unknown_type_is_refused():
+    with pytest.raises(CheckpointError, match="'object' arrays"):
+        slices.tensors.dtype_of("object")

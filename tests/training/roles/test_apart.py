@@ -1,0 +1,92 @@
+"""Weights that slots keep apart: what each goes on with, what the global model has, and what is said of batch normalization."""
+
+import numpy as np
+import pytest
+
+from ddlf.errors import ConfigError
+from ddlf.events import Warned
+from ddlf.testing import FakeCluster, FakeRun
+from ddlf.training.roles import apart
+
+NORMS = frozenset(["layer/1"])
+
+
+async def trained(workers=3, **settings):
+    run = FakeRun(FakeCluster(workers), **{"norms": NORMS, "batchnorm": "local", "slots": 3, **settings})
+    run.told = []
+    run.subscribe(run.told.append)
+    await run.train_model()
+    return run
+
+
+def tasks_of(run, number):
+    asked = [facts[0] for worker in run.cluster.workers for verb, *facts in worker.asked if verb == "train"]
+    return {task.slot: task for task in asked if task.round == number}
+
+
+async def test_the_global_weights_are_the_mean_by_samples_of_what_slots_have_and_each_slot_goes_on_with_its_own():
+    run = await trained(partition="power:1", master_epochs=3)
+    counts = [len(task.indices) for _, task in sorted(tasks_of(run, 0).items())]
+    own = [state["apart"][1] for state in run._progress.states]
+    mean = sum(n * np.asarray(one, "f8") for n, one in zip(counts, own, strict=True)) / sum(counts)
+    assert np.allclose(run.model.get_weights()[1], mean, rtol=0, atol=1e-6)  # sent as differences of float32
+    assert not np.allclose(own[0], own[1], atol=1e-3)
+    assert all(state["apart"][0] is None for state in run._progress.states)
+
+
+async def test_momentum_of_the_outer_optimizer_does_not_move_what_is_kept_apart():
+    plain, moved = await trained(learning_rate=0.01), await trained(learning_rate=0.01, outer="nesterov")
+    own = [state["apart"][1] for state in moved._progress.states]
+    assert np.allclose(moved.model.get_weights()[1], np.mean(own, axis=0), rtol=0, atol=1e-3)
+    assert not np.array_equal(plain.model.get_weights()[0], moved.model.get_weights()[0])
+
+
+async def test_one_slot_that_keeps_its_own_is_one_that_does_not():
+    one, other = await trained(slots=1), await trained(slots=1, batchnorm="averaged")
+    for a, b in zip(one.model.get_weights(), other.model.get_weights(), strict=True):
+        assert np.allclose(a, b, rtol=0, atol=1e-6)
+
+
+async def test_a_model_without_batch_normalization_refuses_to_keep_it_apart():
+    with pytest.raises(ConfigError, match="batchnorm='local' has no effect: the model has no layer that normalizes"):
+        await trained(norms=frozenset())
+
+
+LABELS = np.arange(203) % 7
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (dict(batch_size=16), ""),
+        (dict(batch_size=15), "a slot's have 15 samples: statistics of fewer than 16 are noise"),
+        (dict(batch_size=32, slots=13), "a slot's have 15 samples"),
+        (dict(batch_size=32, partition="power:3"), "a slot's have 6 samples"),
+        (dict(partition="dirichlet:1", y_train=LABELS), "batchnorm='local' keeps them apart"),
+        (dict(partition="dirichlet:1", y_train=LABELS, batchnorm="local"), ""),
+        (dict(batch_size=2, norms=frozenset()), ""),
+    ],
+    ids=str,
+)
+async def test_batch_normalization_is_warned_of_where_batches_are_small_or_labels_differ(settings, said):
+    run = await trained(**{"batchnorm": "averaged", "master_epochs": 1, **settings})
+    warned = [event.why for event in run.told if isinstance(event, Warned) and event.about == "model"]
+    assert len(warned) == bool(said)
+    assert said in "".join(warned)
+
+
+def test_the_weights_of_a_layer_are_found_by_what_it_is_called_also_of_a_subclass():
+    class BatchNormalization:
+        def __init__(self, *weights):
+            self.weights = weights
+
+    class Own(BatchNormalization):
+        pass
+
+    class Model:
+        weights = (a, b, c, d) = tuple(object() for _ in range(4))
+
+        def _flatten_layers(self):
+            return [Own(self.d, self.b), object()]
+
+    assert apart.batch_norms(Model()) == (1, 3)

@@ -1,0 +1,93 @@
+"""What callbacks keep in themselves, as data. Without Keras: a callback here is an object with attributes."""
+
+import pickle
+import threading
+
+import numpy as np
+import pytest
+
+from ddlf.errors import AppError
+from ddlf.training.roles.callbacks import CallbackStates, check_of_workers
+
+
+class Counts:
+    def __init__(self, **attributes):
+        self.model, self.params = object(), {"epochs": 3}
+        self.best, self.seen, self.at, self.schedule = None, set(), {}, len
+        vars(self).update(attributes)
+
+
+class Other(Counts):
+    pass
+
+
+def moved(state):
+    """As it comes on another machine."""
+    return pickle.loads(pickle.dumps(state))
+
+
+def test_what_has_changed_is_put_into_equal_callbacks_with_its_types():
+    first, second = [Counts(), Other(), Counts()], [Counts(), Other(), Counts()]
+    here, there = CallbackStates(first), CallbackStates(second)
+    first[0].best, first[0].weights = 1.5, [np.arange(3000, dtype=np.float32), np.float64(2)]
+    first[2].seen |= {1, (2, "x")}
+    first[2].at["a"] = np.int64(3)
+    assert there.write(moved(here.read())) == []
+    assert second[0].best == 1.5
+    assert second[0].weights[0].dtype == np.float32
+    assert np.array_equal(second[0].weights[0], first[0].weights[0])
+    second[0].weights[0] += 1  # it can be changed, and changes nothing else
+    assert first[0].weights[0][0] == 0
+    assert (second[2].seen, second[2].at) == ({1, (2, "x")}, {"a": 3})
+    assert second[1].best is None
+    assert there.write(moved(here.read())) == []
+
+
+def test_nothing_travels_of_what_stays_as_it_was_and_reset_brings_that_back():
+    callback = Counts(large=np.zeros(10**6))
+    states = CallbackStates([callback])
+    assert sum(part.nbytes for part in states.read()) < 100
+    callback.large[5] = 1
+    callback.more = [1]
+    kept = states.read()
+    assert sum(part.nbytes for part in kept) > 8 * 10**6
+    states.reset()
+    assert callback.large[5] == 0
+    assert not hasattr(callback, "more")
+    states.write(kept)
+    assert callback.large[5] == 1
+    assert callback.more == [1]
+
+
+def test_the_direction_of_a_monitored_value_is_found_out_anew():
+    callback, other = (Counts(monitor_op=None, min_delta=0.1) for _ in range(2))
+    states, others = CallbackStates([callback]), CallbackStates([other])
+    callback.monitor_op, callback.min_delta, callback.best = min, -0.1, 3.0
+    others.write(moved(states.read()))
+    assert (other.monitor_op, other.min_delta, other.best) == (None, 0.1, 3.0)
+
+
+def test_state_of_a_callback_that_is_not_here_is_named():
+    assert CallbackStates([Counts()]).write(CallbackStates([Other()]).read()) == ["Other"]
+
+
+def test_what_cannot_move_with_a_slot_is_refused_by_name():
+    with pytest.raises(
+        AppError, match="Counts in worker_callbacks keeps a lock in 'best', which cannot move with a slot"
+    ):
+        CallbackStates([Counts(best=threading.Lock())]).checked()
+    CallbackStates([Counts(what=len, module=pickle, kind=Counts)]).checked()
+
+
+def test_what_fit_cannot_call_is_refused_by_name():
+    class Called(Counts):
+        def set_model(self, model):
+            pass
+
+    check_of_workers([Called()])
+    for callbacks, sentence in (
+        ([object()], "worker_callbacks has a object, which is no Keras callback"),
+        ([Called(), Called], r"worker_callbacks has the class Called; write Called\(\)"),
+    ):
+        with pytest.raises(AppError, match=sentence):
+            check_of_workers(callbacks)

@@ -1,0 +1,99 @@
+"""Batches in a given order: the same samples, and the same weights as plain ``fit``."""
+
+import numpy as np
+import pytest
+
+from ddlf.data.trees import first_array, tree_map
+from ddlf.training.roles.feed import ArrayFeed, TensorFlowFeed, make_feed
+from tests.training.models import blobs, equal, small_model
+
+
+def rows(feed):
+    """What one pass over a feed gives."""
+    dataset = feed.dataset
+    if isinstance(feed, ArrayFeed):
+        return [dataset[number] for number in range(len(dataset))]
+    return [tree_map(lambda tensor: tensor.numpy(), batch) for batch in dataset]
+
+
+@pytest.mark.parametrize("kind", [TensorFlowFeed, ArrayFeed])
+@pytest.mark.parametrize("samples", [1, 7, 8, 9, 16])
+def test_a_pass_gives_every_sample_of_the_order_once_and_in_order(kind, samples):
+    x, y = np.arange(40.0).reshape(20, 2), np.arange(20)
+    feed = kind((x, y), 8)
+    order = np.random.default_rng(0).permutation(20)[:samples].astype(np.uint8)
+    feed.set_order(order)
+    batches = rows(feed)
+    assert [len(batch[1]) for batch in batches] == [8] * (samples // 8) + ([samples % 8] if samples % 8 else [])
+    assert np.array_equal(np.concatenate([batch[1] for batch in batches]), order)
+    assert np.array_equal(np.concatenate([batch[0] for batch in batches]), x[order])
+
+
+@pytest.mark.parametrize("batch_size", [2**31, 10**30])
+def test_a_batch_that_is_larger_than_any_pass_is_the_whole_pass(batch_size):
+    feed = make_feed((np.arange(6),), batch_size)
+    feed.set_order(np.array([5, 0, 3]))
+    ((batch,),) = rows(feed)
+    assert list(batch) == [5, 0, 3]
+
+
+@pytest.mark.parametrize("kind", [TensorFlowFeed, ArrayFeed])
+def test_models_of_several_inputs_get_trees_of_batches(kind):
+    data = ({"a": np.arange(6), "b": np.arange(6) * 10}, [np.arange(6) * 100])
+    feed = kind(data, 4)
+    feed.set_order(np.array([5, 0, 3]))
+    ((inputs, (label,)),) = rows(feed)
+    assert list(inputs["a"]) == [5, 0, 3]
+    assert list(inputs["b"]) == [50, 0, 30]
+    assert list(label) == [500, 0, 300]
+
+
+@pytest.mark.parametrize("kind", [TensorFlowFeed, ArrayFeed])
+def test_the_arrays_of_a_feed_are_the_memory_it_uses(kind):
+    feed = kind(({"a": np.arange(6)}, np.arange(6)), 4)
+    assert list(feed.data[0]["a"]) == list(range(6))
+    feed.data[1].flags.writeable = kind is ArrayFeed  # TensorFlow's own memory stays read-only
+    assert feed.data[1].flags.writeable == (kind is ArrayFeed)
+    feed.set_order(np.array([2]))
+    assert rows(feed)[0][1] == feed.data[1][2]
+
+
+def test_the_first_array_of_a_tree_is_found():
+    assert first_array({"a": [np.zeros(3), np.zeros(3)]}).shape == (3,)
+
+
+@pytest.mark.parametrize("steps", [1, 16])
+def test_fit_on_a_feed_gives_the_same_weights_as_fit_on_arrays_in_that_order(steps):
+    x, y = blobs(203)
+    order = np.random.default_rng(3).permutation(203)
+    plain, fed = small_model(), small_model()
+    fed.set_weights(plain.get_weights())
+    plain.fit(x[order], y[order], batch_size=16, epochs=1, shuffle=False, verbose=0)
+    feed = make_feed((x, y), 16)
+    feed.set_order(order)
+    fed.steps_per_execution = steps
+    fed.fit(feed.dataset, epochs=1, verbose=0, shuffle=False)
+    assert equal(plain.get_weights(), fed.get_weights())
+
+
+def test_new_orders_of_other_lengths_trace_nothing_again():
+    x, y = blobs(100)
+    model, feed = small_model(), make_feed((x, y), 16)
+    model.steps_per_execution = 16
+    counts = []
+    for length in (100, 90, 37, 64, 100):
+        feed.set_order(np.arange(length))
+        model.fit(feed.dataset, epochs=2, verbose=0, shuffle=False)
+        counts.append(_traces(model))
+    assert counts[-1] == counts[0]
+
+
+def _traces(model) -> int:
+    """How often TensorFlow has traced the model's compiled training step."""
+    compiled = [
+        cell.cell_contents
+        for cell in model.train_function.__closure__
+        if hasattr(cell.cell_contents, "experimental_get_tracing_count")
+    ]
+    (function,) = compiled
+    return function.experimental_get_tracing_count()

@@ -1,0 +1,427 @@
+"""A worker that trains on partition files: the bits of arrays in the same order; ended at once, and never on what is damaged."""
+
+import itertools
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import ddlf.data
+from ddlf.algorithms.encoding import decode_update
+from ddlf.algorithms.reading import portions
+from ddlf.algorithms.streaming import tensors_of
+from ddlf.data.held import HeldData
+from ddlf.data.parts import check_data
+from ddlf.data.place import Folder
+from ddlf.data.sources import open_source
+from ddlf.data.split import split
+from ddlf.errors import AppError, DatasetError
+from ddlf.training.evaluation_there import added
+from ddlf.training.roles.evaluation import counts, evaluate, fitting
+from ddlf.training.roles.file_feed import FileFeed
+from ddlf.training.roles.metrics import MetricMerge
+from ddlf.training.roles.replica import Replica
+from ddlf.training.roles.task import Task
+from tests.patience import PATIENCE_S
+from tests.training.models import Blobs, blobs, equal
+from tests.training.roles.test_replica import FakeWorker, arrays, task
+
+pytestmark = pytest.mark.slow
+
+SIZES = [70, 68, 65]
+
+
+@pytest.fixture
+def place(tmp_path):
+    def make(name="place", **more):
+        x, y = blobs(203)
+        columns = {"x": x, "y": y, **more}
+        np.savez(tmp_path / f"{name}.npz", **{key: value for key, value in columns.items() if value is not None})
+        split(open_source(tmp_path / f"{name}.npz"), Folder(tmp_path / name), SIZES, shuffle=False)
+        return tmp_path / name
+
+    return make
+
+
+def of_files(where, **attributes):
+    class App(Blobs):
+        def load_dataset(self):
+            self.train_data = self.test_data = ddlf.data.open(where)
+
+    return made(App, **attributes)
+
+
+def made(kind=Blobs, **attributes):
+    app = kind()
+    for name, value in attributes.items():
+        setattr(app, name, value)
+    replica = Replica(FakeWorker(), app)
+    replica.begin()
+    replica.load_data({}, HeldData())
+    replica.build()
+    return replica
+
+
+@pytest.mark.parametrize(("shuffle", "memory"), [("global", None), ("window:2", None), ("window:2", 10_000)])
+def test_a_round_on_files_is_the_bits_of_one_on_arrays_in_the_same_order(place, shuffle, memory):
+    files, plain = of_files(place(), data_memory=memory), made()
+    start, opened = plain.app.model.get_weights(), []
+    for round, portion in enumerate(portions(SIZES, [103, 100], shuffle, seed=3, epoch=1)):
+        got = files.carry(task(files, weights=start, indices=portion, round=round))
+        wanted = plain.carry(task(plain, weights=start, indices=portion.ids(SIZES), round=round))
+        assert equal(arrays(got, start), arrays(wanted, start))
+        assert got.metrics == wanted.metrics
+        assert got.fed is None
+        assert set(got.files) <= set(portion.stretches(SIZES)[:, 0].tolist())
+        opened += got.files
+    assert set(opened) == {0, 1, 2}
+
+
+def test_several_epochs_of_a_round_go_through_the_same_samples_in_other_orders(place):
+    files, plain = of_files(place()), made()
+    start = plain.app.model.get_weights()
+    (portion,) = portions(SIZES, [203], "global", seed=3, epoch=1)
+    got = files.carry(task(files, weights=start, indices=portion, epochs=3))
+    wanted = plain.carry(task(plain, weights=start, indices=portion.ids(SIZES), epochs=3))
+    assert equal(arrays(got, start), arrays(wanted, start))
+
+
+@pytest.mark.parametrize("weighted", [{"w": np.linspace(0, 2, 203)}, {"class_weight": {0: 2.0}}], ids=["w", "class"])
+def test_samples_and_classes_are_weighted(place, weighted):
+    columns = {key: value for key, value in weighted.items() if key == "w"}
+    attributes = {key: value for key, value in weighted.items() if key != "w"}
+
+    class Weighted(Blobs):
+        def load_dataset(self):
+            self.x_train, self.y_train = blobs(203)
+            self.w_train = weighted.get("w")
+
+    files, plain = of_files(place(**columns), **attributes), made(Weighted, **attributes)
+    start = plain.app.model.get_weights()
+    (portion,) = portions(SIZES, [203], seed=3, epoch=1)
+    got = files.carry(task(files, weights=start, indices=portion))
+    wanted = plain.carry(task(plain, weights=start, indices=portion.ids(SIZES)))
+    assert equal(arrays(got, start), arrays(wanted, start))
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_trees_of_inputs_come_as_batches_on_every_backend(place, backend, monkeypatch):
+    monkeypatch.setattr("keras.backend.backend", lambda: backend)
+    data = ddlf.data.open(place(x=None, **{"x['left']": np.arange(203), "x['right']": np.arange(203.0) * 2}))
+
+    class App:
+        train_data, data_memory = data, "1 MiB"
+
+    check_data(App)
+    feed = FileFeed(App, "train", 32)
+    (portion,) = portions(SIZES, [203], seed=3, epoch=1)
+    for _ in range(2):
+        feed.set_order(portion)
+        if backend == "jax":
+            feed.dataset[0]  # Keras looks, and begins anew
+            found = [feed.dataset[number] for number in range(len(feed.dataset))]
+        else:
+            next(iter(feed.dataset))
+            found = list(feed.dataset)
+        assert [len(y) for _, y in found] == [32] * 6 + [11]
+        left = np.concatenate([np.asarray(x["left"]) for x, _ in found])
+        assert np.array_equal(left, portion.ids(SIZES))
+        assert np.array_equal(np.concatenate([np.asarray(x["right"]) for x, _ in found]), left * 2)
+    assert feed.told()[1]
+
+
+def test_a_stop_ends_a_round_that_waits_for_a_slow_store(place):
+    replica = of_files(place())
+    data, asked, go_on = replica.app.train_data, threading.Event(), threading.Event()
+
+    def load(number):
+        asked.set()
+        go_on.wait(PATIENCE_S)
+        return type(data).load(data, number)
+
+    data.load = load
+    (portion,) = portions(SIZES, [203], seed=3, epoch=1)
+    asking, replies = task(replica, indices=portion), []
+    carrying = threading.Thread(target=lambda: replies.append(replica.carry(asking)))
+    carrying.start()
+    assert asked.wait(PATIENCE_S)
+    replica._stop()
+    carrying.join(PATIENCE_S)
+    go_on.set()
+    assert replies[0].stopped
+    assert replies[0].wait_data_s > 0
+    del data.load
+    assert not replica.carry(task(replica, indices=portion)).stopped
+
+
+def test_a_damaged_file_ends_a_round_by_its_name_and_leaves_no_update(place):
+    where = place()
+    path = where / "v0001" / "00001.safetensors"
+    replica = of_files(where)
+    bad = bytearray(path.read_bytes())
+    bad[-1] ^= 1
+    path.write_bytes(bad)
+    (portion,) = portions(SIZES, [203], seed=3, epoch=1)
+    with pytest.raises(DatasetError, match=r"00001\.safetensors is damaged"):
+        replica.carry(task(replica, indices=portion))
+
+
+def test_an_own_train_cannot_choose_samples_of_files(place):
+    replica = of_files(place())
+    replica.app.indices = np.arange(3)
+    (portion,) = portions(SIZES, [203], seed=3, epoch=1)
+    replica._task = task(replica, indices=portion)
+    with pytest.raises(AppError, match=r"train has set self\.indices"):
+        replica.fit(1, 16)
+
+
+def test_an_evaluation_of_files_is_that_of_arrays(place):
+    files, plain = of_files(place()).app, made().app
+    plain.x_test, plain.y_test = blobs(203)
+    weights = plain.model.get_weights()
+    assert evaluate(files, weights) == evaluate(plain, weights)
+    assert evaluate(files, weights, batch_size=16) == evaluate(plain, weights, batch_size=16)
+
+
+class Measured(Blobs):
+    """With metrics of sums and of confusion counts, and a penalty of weights."""
+
+    own = ""
+
+    def load_dataset(self):
+        self.x_train, self.y_train = blobs(203)
+        (self.x_test, self.y_test), self.w_test = blobs(203, 1), np.linspace(0.1, 2, 203)
+
+    def create_model(self):
+        import keras
+
+        class Largest(keras.metrics.Metric):
+            def update_state(self, y, outputs, sample_weight=None):
+                pass
+
+            def result(self):
+                return 1.0
+
+        class Model(keras.Sequential):
+            def test_step(self, data):
+                return super().test_step(data) | {"more": 1.0}
+
+        layers = [keras.Input((8,)), keras.layers.Dense(16, "tanh", kernel_regularizer="l2"), keras.layers.Dropout(0.5)]
+        kind = Model if self.own == "step" else keras.Sequential
+        self.model = kind([*layers, keras.layers.Dense(4, "softmax")])
+        metrics = [
+            "accuracy",
+            keras.metrics.AUC(),
+            keras.metrics.F1Score(),
+            *([Largest()] if self.own == "metric" else []),
+        ]
+        self.model.compile("sgd", "categorical_crossentropy", metrics=metrics, weighted_metrics=["mse"])
+
+
+@pytest.mark.parametrize("cuts", [(0, 203), (0, 16, 32, 192, 203)])
+def test_metrics_that_are_counted_batch_by_batch_are_those_of_one_evaluation_to_the_bit(cuts):
+    replica, other = made(Measured, samples=203), made(Measured)
+    weights = replica.app.model.get_weights()
+    expected = evaluate(other.app, weights, batch_size=16)
+    before = replica.app.model.steps_per_execution = 16
+    found = [counts(replica.app, weights, "test", 16, *part) for part in itertools.pairwise(cuts)]
+    assert replica.app.model.steps_per_execution == before
+    assert len(expected) == 8
+    got = MetricMerge(other.app).of(found[0]["names"], added([one["state"] for one in found]))
+    assert got == expected
+    assert evaluate(replica.app, weights, batch_size=16) == expected
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [("metric", "Largest is a metric with an update_state of its own"), ("step", "'more' is no metric")],
+)
+def test_metrics_that_need_not_add_up_are_not_counted_batch_by_batch(own, said):
+    replica = made(Measured, own=own)
+    assert said in counts(replica.app, replica.app.model.get_weights(), "test", 16, 0, 203)["why"]
+
+
+def test_test_data_whose_usual_batches_do_not_fit_into_the_memory_is_evaluated_in_smaller_ones(place):
+    app = of_files(place(), data_memory=8 * 4 * 64 * 30).app
+    assert fitting(app, "test", 512) < 512
+    plain = made().app
+    plain.x_test, plain.y_test = blobs(203)
+    weights = plain.model.get_weights()
+    assert evaluate(app, weights) == evaluate(plain, weights, batch_size=fitting(app, "test", 512))
+
+
+@pytest.mark.parametrize(
+    ("columns", "more", "said"),
+    [
+        ({"x": None, "a": np.arange(203)}, {}, "has the columns y, a, but no x"),
+        ({"y": None, "w": np.ones(203)}, {}, "has a column w, but no y"),
+        ({"x": None, "x[1]": np.arange(203)}, {}, "are no tree"),
+        ({}, {"x_train": np.ones(3)}, "both train_data and x_train are set"),
+        ({}, {"train_data": "/shared/mnist"}, "a PyDataset or a tf.data pipeline, got a str"),
+        ({"w": np.ones(203)}, {"class_weight": {0: 1.0}}, "both a column w of train_data and class_weight"),
+    ],
+)
+def test_data_sets_that_cannot_be_trained_on_are_refused(place, columns, more, said):
+    class App:
+        train_data = ddlf.data.open(place(**columns))
+
+    for name, value in more.items():
+        setattr(App, name, value)
+    with pytest.raises(AppError, match=said):
+        check_data(App())
+
+
+def of_source(make, **attributes):
+    class App(Blobs):
+        def load_dataset(self):
+            self.train_data = self.test_data = make()
+
+    return made(App, **attributes)
+
+
+def pydataset(x, y, batch=32):
+    import keras
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return -(-len(x) // batch)
+
+        def __getitem__(self, number):
+            return x[number * batch : (number + 1) * batch], y[number * batch : (number + 1) * batch]
+
+    return Batches()
+
+
+def pipeline(x, y, batch=32):
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(batch)
+
+
+def generated(x, y):
+    ends = np.cumsum(SIZES)
+
+    def batches(part):
+        return pipeline(x[ends[part] - SIZES[part] : ends[part]], y[ends[part] - SIZES[part] : ends[part]], 9)
+
+    return ddlf.data.generated(batches, SIZES)
+
+
+def test_one_order_of_five_sources_is_the_same_bits(place):
+    x, y = blobs(203)
+    batches = [32] * 6 + [11]
+    plain, files = made(), of_files(place())
+    made_up = [of_source(lambda make=make: make(x, y)) for make in (pydataset, pipeline, generated)]
+    start = plain.app.model.get_weights()
+    for shuffle in ("global", "none"):
+        for round, epoch in enumerate((0, 1)):
+            wanted = plain.carry(
+                task(
+                    plain,
+                    weights=start,
+                    indices=portions([203], [203], shuffle, seed=3, epoch=epoch)[0].ids([203]),
+                    round=round,
+                )
+            )
+            for replica, sizes in zip([files, *made_up], (SIZES, batches, batches, SIZES), strict=True):
+                (portion,) = portions(sizes, [203], shuffle, seed=3, epoch=epoch)
+                got = replica.carry(task(files, weights=start, indices=portion, round=round))
+                assert equal(arrays(got, start), arrays(wanted, start))
+                assert got.metrics == wanted.metrics
+    expected = evaluate(files.app, start)
+    assert all(evaluate(replica.app, start) == expected for replica in made_up)
+
+
+def test_slots_that_share_a_pipeline_have_each_of_its_samples_once():
+    replica = of_source(lambda: pipeline(*blobs(203)))
+    data, sizes = replica.app.train_data, [32] * 6 + [11]
+    parts = [portion for epoch in (0, 1) for portion in portions(sizes, [103, 100], "none", seed=3, epoch=epoch)]
+    start = replica.app.model.get_weights()
+    for portion in parts:  # also back to the beginning
+        feed = FileFeed(replica.app, "train", 32)
+        feed.set_order(portion)
+        found = np.concatenate([np.asarray(x) for x, *_ in feed.batches(portion)])
+        assert np.array_equal(found, np.asarray(blobs(203)[0])[portion.ids(sizes)].astype("float32"))
+    assert data.manifest.samples == 203
+    assert start
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda data: data.repeat(), "train_data has no end"),
+        (lambda data: data.filter(lambda x, y: True), "train_data does not say how many batches it has"),
+        (lambda data: data.take(0), "train_data has 0 batches"),
+        (
+            lambda data: data.unbatch().shuffle(99).batch(32),
+            "train_data (does not say|comes in another order each time)",
+        ),
+        (lambda data: data.shuffle(99), "train_data comes in another order each time"),
+        (lambda data: data.map(lambda x, y: (x, y, y, y)), "is a tuple of 4"),
+        (lambda data: data.concatenate(data), "batch 6 of train_data has 11 samples, not 32"),
+    ],
+)
+def test_pipelines_that_cannot_be_shared_are_refused_in_one_sentence(change, said):
+    def loaded():
+        data = of_source(lambda: change(pipeline(*blobs(203)))).app.train_data
+        return [data.load(number) for number in range(len(data.manifest.files))]
+
+    with pytest.raises(DatasetError, match=said):
+        loaded()
+
+
+def test_a_pydataset_that_cannot_be_shared_is_refused_in_one_sentence():
+    def of_no_length(endless):
+        data = pydataset(*blobs(203))
+        del type(data).__len__
+        if endless:
+            type(data).num_batches = property(lambda self: None)
+        return data
+
+    for endless in (True, False):
+        with pytest.raises(DatasetError, match="train_data does not say how many batches it has"):
+            of_source(lambda endless=endless: of_no_length(endless))
+
+
+def test_damaged_files_are_left_out_if_that_is_wanted_and_the_rest_is_the_bits_of_arrays(place):
+    where = place()
+    (where / "v0001" / "00001.safetensors").write_bytes(b"")
+    files, plain = of_files(where, on_bad="skip"), made()
+    start = plain.app.model.get_weights()
+    for round, portion in enumerate(portions(SIZES, [103, 100], "window:2", seed=3, epoch=1)):
+        got = files.carry(task(files, weights=start, indices=portion, round=round))
+        ids = portion.ids(SIZES)
+        kept = ids[(ids < 70) | (ids >= 138)]
+        wanted = plain.carry(task(plain, weights=start, indices=kept, round=round))
+        assert equal(arrays(got, start), arrays(wanted, start))
+        assert got.samples == len(kept)
+        assert got.skipped == ([(1, len(ids) - len(kept))] if len(ids) > len(kept) else [])
+    for number in (0, 2):
+        (where / "v0001" / f"0000{number}.safetensors").unlink()
+    files = of_files(where, on_bad="skip")
+    with pytest.raises(DatasetError, match=r"nothing is left to train on: .*safetensors"):
+        files.carry(task(files, weights=start, indices=portion))
+
+
+def test_first_steps_of_files_that_are_trained_ahead_are_the_bits_of_arrays(place):
+    files, plain = of_files(place()), made()
+    (whole,) = portions(SIZES, [203], "window:2", seed=3, epoch=0)
+    pieces, w = (whole[:100], whole[100:180]), plain.app.model.get_weights()
+
+    def streamed(replica, round, read):
+        merged, wanted = ((-1, -1), (0,)) if round == 0 else ((0, -1), (1,))
+        asked = task(replica, round=round, indices=read(pieces[round]), weights=w)
+        rest = dict(keep=("optimizer", "own"), merged=merged, wanted=wanted, alpha=0.25, overlap=2)
+        asked = replace(asked, **rest, ahead=(1, read(pieces[1][:32])) if round == 0 else None)
+        return Task.from_message(asked.to_message())
+
+    replies = []
+    for replica, read in ((files, lambda piece: piece), (plain, lambda piece: piece.ids(SIZES))):
+        replica.carry(streamed(replica, 0, read))
+        replica.go_ahead(streamed(replica, 0, read))
+        assert replica._ahead is not None
+        replies.append(replica.carry(streamed(replica, 1, read)))
+    assert [reply.fed for reply in replies] == [None, None]
+    like = [w[i] for i in tensors_of([1], w, [True] * len(w), 2)]
+    assert equal(*(decode_update(reply.update, like) for reply in replies))

@@ -1,0 +1,52 @@
+"""Keras is imported without the garbage collector, which is then what it was before."""
+
+import gc
+import sys
+
+import pytest
+
+from ddlf.training.roles import import_keras
+
+
+@pytest.fixture
+def imported(monkeypatch):
+    """Whether the collector was on, at each import."""
+    seen = []
+
+    def import_module(name):
+        seen.append(gc.isenabled())
+        raise ImportError(name)
+
+    monkeypatch.delitem(sys.modules, "keras", raising=False)
+    monkeypatch.setattr("ddlf.training.roles.importlib.import_module", import_module)
+    yield seen
+    gc.enable()
+
+
+def test_the_collector_is_off_during_the_import_and_then_on_again(imported):
+    gc.unfreeze()  # what other tests have left
+    import_keras()
+    assert imported == [False]
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_was_imported_is_not_looked_at_by_the_next_collection(imported):
+    gc.unfreeze()
+    young = [[] for _ in range(10)]
+    import_keras()
+    assert not any(object_ is young for object_ in gc.get_objects(generation=0))
+    assert any(object_ is young for object_ in gc.get_objects(generation=2)), "but it can still be collected"
+
+
+def test_a_collector_that_was_off_stays_off_and_what_was_frozen_stays_frozen(imported):
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        import_keras()
+        assert gc.get_freeze_count() >= frozen
+    finally:
+        gc.unfreeze()
+    gc.disable()
+    import_keras()
+    assert not gc.isenabled()

@@ -1,0 +1,55 @@
+"""Tests of the probe of a processor: its answer is what the processor can do, on a machine that is busy, too. No Keras."""
+
+import itertools
+
+import pytest
+
+from ddlf.training.roles.precision import LEAST_TURNS, times_as_fast
+
+
+class Machine:
+    """A clock, and work that takes what it is told, turn after turn; the last one for ever."""
+
+    def __init__(self, **seconds):
+        self.now, self.turns = 0.0, dict.fromkeys(seconds, 0)
+        self.left = {name: itertools.chain(took, itertools.repeat(took[-1])) for name, took in seconds.items()}
+
+    def work(self, name):
+        def run():
+            self.turns[name] += 1
+            self.now += next(self.left[name])
+
+        return run
+
+    def measured(self):
+        return times_as_fast(self.work("bfloat16"), self.work("float32"), lambda: self.now)
+
+
+def test_the_first_turns_in_which_threads_begin_and_kernels_are_chosen_count_for_nothing():
+    """188 times, it said once: the first product in float32 had taken longer than the whole probe, and there was no second."""
+    assert Machine(float32=[0.188, 0.002], bfloat16=[0.001]).measured() == pytest.approx(2)
+    assert Machine(float32=[0.002], bfloat16=[0.5, 0.001]).measured() == pytest.approx(2)
+
+
+def test_other_programs_that_take_the_processor_for_most_turns_change_nothing():
+    machine = Machine(float32=[0.1, 0.05, 0.004, 0.03, 0.0041, 0.02], bfloat16=[0.03, 0.002, 0.01, 0.0022, 0.05])
+    assert machine.measured() == pytest.approx(2)
+    assert machine.turns["float32"] == machine.turns["bfloat16"] > LEAST_TURNS
+
+
+@pytest.mark.parametrize(
+    "took",
+    [
+        {"float32": [0.3], "bfloat16": [0.001]},
+        {"float32": [0.1, 0.004, 0.1], "bfloat16": [0.002]},
+        {"float32": [0.002], "bfloat16": [0.1, 0.004, 0.1]},
+        {"float32": [0.002], "bfloat16": [0.0]},
+    ],
+    ids=["no processor has it", "float32 had no time", "bfloat16 had no time", "nothing was done"],
+)
+def test_what_cannot_be_is_not_said(took):
+    assert Machine(**took).measured() == 0
+
+
+def test_slow_ones_are_slower():
+    assert Machine(float32=[0.002], bfloat16=[0.01]).measured() == pytest.approx(0.2)

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ddlf.algorithms.pushed import Cadence
+from ddlf.training.roles.owners import Owners
+from ddlf.training.roles.pushing import LARGE, ModelReplica
+
+LONG = 1e9
+"""Seconds: longer than anything that a test waits."""
+
+
+class Shard:
+    """In the place of a shard: notes what reaches it, and answers a fetch when it is told to."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.asked: list[str] = []
+        self.news = asyncio.Event()
+        self.open = asyncio.Event()
+
+    async def ask(self, worker: int, role: str, epoch: int, shard: int, verb: str, *arguments: Any) -> Any:
+        self.asked.append(verb)
+        self.news.set()
+        if verb == "push":
+            return 0, 0
+        await self.open.wait()
+        facts = {"version": 0, "received": 0, "round": 0, "number": -1, "epoch": 1, "safe": 0}
+        return {"weights": np.zeros(self.size, np.float32), "rest": np.zeros(0, np.float32), **facts}
+
+    async def hears(self, count: int) -> list[str]:
+        while len(self.asked) < count:
+            self.news.clear()
+            await self.news.wait()
+        return self.asked
+
+
+def replica_of(shard: Shard, script: dict[str, list[list[int]]] | None = None) -> ModelReplica:
+    owners = Owners(1, {}, shard.ask, 1, [2], [1], [((0, shard.size), (0, 0))])
+    return ModelReplica(
+        id=0, life=1, round=0, steps=9, owners=owners, cadence=Cadence(), numbers=[0], epochs=[1], script=script
+    )
+
+
+async def stepped(shard: Shard, script: dict[str, list[list[int]]] | None, waited_s: float) -> ModelReplica:
+    """A replica that has pushed behind a step whose fetch took so long, while the next fetch has no answer yet."""
+    replica = replica_of(shard, script)
+    shard.open.set()
+    taking = asyncio.ensure_future(replica.take(None, 0.0))
+    await shard.hears(1)
+    await taking
+    shard.open.clear()  # the fetch that it has begun asks behind this
+    await shard.hears(2)
+    replica.done, replica._waited_s = 1, waited_s
+    await replica.push(np.zeros(shard.size, np.float32), np.zeros(0, np.float32))
+    return replica
+
+
+async def test_a_large_push_lets_the_fetch_go_first_that_the_next_step_waits_for() -> None:
+    shard = Shard(LARGE + 1)
+    replica = await stepped(shard, None, 0.0)
+    for _ in range(20):  # all that waits for no answer is done by then
+        await asyncio.sleep(0)
+    assert shard.asked == ["fetch", "fetch"]
+    shard.open.set()
+    assert await shard.hears(3) == ["fetch", "fetch", "push"]
+    replica.end()
+
+
+@pytest.mark.parametrize(
+    ("size", "waited_s", "script"),
+    [
+        (LARGE, 0.0, None),
+        (LARGE + 1, LONG, None),
+        (LARGE + 1, 0.0, {"fetches": [[0]] * 9, "pushes": [[0]] * 9}),
+    ],
+    ids=["small", "of a replica that waits longer than it computes", "in a replay"],
+)
+async def test_other_pushes_wait_for_no_fetch(
+    size: int, waited_s: float, script: dict[str, list[list[int]]] | None
+) -> None:
+    shard = Shard(size)
+    replica = await stepped(shard, script, waited_s)
+    assert await shard.hears(3) == ["fetch", "fetch", "push"]
+    replica.end()

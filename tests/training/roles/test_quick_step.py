@@ -1,0 +1,60 @@
+"""The training step of one batch that costs less to call: the bits of Keras's own."""
+
+import numpy as np
+import pytest
+
+from ddlf.training.roles.feed import make_feed
+from ddlf.training.roles.quick_step import SMALL, quick_step
+
+pytestmark = pytest.mark.slow  # each model is compiled twice
+
+X, Y = np.random.default_rng(0).normal(size=(70, 6, 4)).astype("f4"), np.eye(3, dtype="f4")[np.arange(70) % 3]
+
+
+def made(kind, units=5):
+    import keras
+    from keras import layers
+
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(1)
+    hidden = {
+        "dense": [layers.Flatten(), layers.Dense(units, activation="relu"), layers.BatchNormalization()],
+        "lstm": [layers.LSTM(units)],
+    }[kind]
+    model = keras.Sequential([keras.Input((6, 4)), *hidden, layers.Dropout(0.3), layers.Dense(3, activation="softmax")])
+    model.compile(keras.optimizers.Adam(0.01, clipnorm=1.0), "categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+@pytest.mark.parametrize("kind", ["dense", "lstm"])
+def test_it_trains_to_the_bits_of_kerass_own_step_and_says_the_same_metrics(kind):
+    """An LSTM has a loop, which threads compute to other bits than one: its step goes to them as ever."""
+    found = []
+    for quick in (False, True):
+        model, feed = made(kind), make_feed((X, Y), 16)
+        if quick:
+            model.train_function = quick_step(model)
+            assert model.train_function is not None
+        told = []
+        for order in (np.arange(70), np.arange(70)[::-1], np.arange(20)):  # the last batches are shorter
+            feed.set_order(order)
+            told.append(model.fit(feed.dataset, verbose=0, shuffle=False).history)
+        found.append(([array.tobytes() for array in model.get_weights()], told))
+    assert found[1] == found[0]
+
+
+def test_a_model_that_makes_its_own_step_or_is_large_keeps_kerass():
+    import keras
+
+    class Own(keras.Model):
+        def make_train_function(self, force=False):
+            return super().make_train_function(force)
+
+    inputs = keras.Input((4,))
+    own = Own(inputs, keras.layers.Dense(1)(inputs))
+    own.compile("sgd", "mse")
+    eager = made("dense")
+    eager.run_eagerly = True
+    several = made("dense")
+    several.steps_per_execution = 4
+    assert [quick_step(model) for model in (own, eager, several, made("dense", SMALL // 24))] == [None] * 4

@@ -1,0 +1,645 @@
+"""The worker's side of a round: still plain ``fit``, and nothing that depends on who carries a slot."""
+
+import importlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ddlf.algorithms.codec import CODEC
+from ddlf.algorithms.encoding import decode_update, encode_update
+from ddlf.algorithms.streaming import tensors_of
+from ddlf.data.held import HeldData
+from ddlf.data.parts import check_data
+from ddlf.errors import AppError, AppMissing
+from ddlf.training.roles import randomness
+from ddlf.training.roles.build import describe_weights
+from ddlf.training.roles.optimizer_state import final_weights, read_optimizer
+from ddlf.training.roles.randomness import reseed
+from ddlf.training.roles.replica import Replica, run_train
+from ddlf.training.roles.task import Task
+from tests.training.models import Blobs, blobs, distance, equal, small_model
+
+
+class FakeWorker:
+    id = 2
+
+    def __init__(self):
+        self.told = []
+
+    def tell(self, **facts):
+        self.told.append(facts)
+
+
+@pytest.fixture
+def make_replica():
+    def make(app_class=Blobs, **attributes):
+        app = app_class()
+        for name, value in attributes.items():
+            setattr(app, name, value)
+        replica = Replica(FakeWorker(), app)
+        replica.begin()
+        replica.load_data({}, HeldData())
+        replica.build()
+        return replica
+
+    return make
+
+
+def task(replica, *, weights=None, indices=None, epochs=1, round=0, slot=0, seed=5, name="float32"):
+    weights = replica.app.model.get_weights() if weights is None else weights
+    encoded, _ = encode_update(CODEC.read("float32"), weights, [False] * len(weights))
+    return Task(
+        slot=slot,
+        round=round,
+        slots=1,
+        version=0,
+        first_epoch=round * epochs,
+        epochs=epochs,
+        batch_size=16,
+        seed=seed,
+        indices=np.arange(203, dtype=np.uint8) if indices is None else indices,
+        weights={"delta": False, "encoded": encoded},
+        codec=name,
+        keep=("optimizer",),
+        back=("optimizer",),
+        state=None if carried(replica, slot, round - 1) else {},
+    )
+
+
+def carried(replica, slot, round):
+    try:
+        return bool(replica._kept.left(slot, round))
+    except AppMissing:
+        return False
+
+
+def arrays(reply, like):
+    from ddlf.algorithms.encoding import decode_update
+
+    return decode_update(reply.update, like)
+
+
+def test_a_round_tells_how_far_it_is_with_the_loss_so_far(make_replica, monkeypatch):
+    monkeypatch.setattr("ddlf.training.roles.replica.MOVED_EVERY_S", 0)
+    replica = make_replica()
+    reply = replica.carry(task(replica, epochs=2, round=1))
+    told = replica._worker.told
+    assert [facts["done"] for facts in told] == sorted({facts["done"] for facts in told})
+    assert {facts["total"] for facts in told} == {406}
+    assert [facts["epoch"] for facts in told if facts["done"] in (203, 406)] == [3, 4]
+    assert told[-1] == {"what": "training", "done": 406, "total": 406, "epoch": 4, "loss": reply.metrics["loss"]}
+
+
+def test_a_round_gives_weights_before_minus_weights_after_of_plain_fit(make_replica):
+    replica = make_replica()
+    before = replica.app.model.get_weights()
+    indices = np.random.default_rng(1).permutation(203)[:100].astype(np.uint8)
+    reply = replica.carry(task(replica, indices=indices))
+    plain = small_model()
+    plain.set_weights(before)
+    x, y = blobs(203)
+    plain.fit(x[indices], y[indices], batch_size=16, shuffle=False, verbose=0)
+    expected = [b - a for b, a in zip(before, plain.get_weights(), strict=True)]
+    assert equal(arrays(reply, before), expected)
+    assert reply.samples == 100
+    assert set(reply.metrics) == {"loss", "accuracy"}
+    assert reply.stopped is False
+
+
+def test_rounds_trace_the_model_once(make_replica):
+    from tests.training.roles.test_feed import _traces
+
+    replica = make_replica()
+    first = None
+    for number in range(6):
+        replica.carry(task(replica, round=number, indices=np.arange(100 + number, dtype=np.uint8), epochs=2))
+        first = first or _traces(replica.app.model)
+    assert _traces(replica.app.model) == first
+
+
+def test_with_exchange_gradient_a_round_gives_the_gradient_of_its_samples_whatever_was_done_before(make_replica):
+    fresh, used = (make_replica(exchange="gradient", dropout=0.3, norm=True) for _ in range(2))
+    weights, rows = fresh.app.model.get_weights(), np.arange(5, 15)
+    from tests.training.roles.test_feed import _traces
+
+    traces = []
+    for number in range(4):
+        used.carry(task(used, round=number, weights=weights, indices=rows[: 9 - number]))
+        traces.append(_traces(used.app.model))
+    assert traces == traces[:1] * 4
+    one, other = (replica.carry(task(replica, round=4, weights=weights, indices=rows)) for replica in (fresh, used))
+    assert equal(arrays(one, weights), arrays(other, weights))
+    assert one.samples == 10
+    assert one.counted["names"] == ["loss", "accuracy"] == list(one.metrics)
+    model = small_model(1.0, norm=True)
+    model.set_weights(weights)
+    one, weights = make_replica(exchange="gradient", norm=True, optimizer="adam"), model.get_weights()
+    reply = one.carry(task(one, weights=weights, indices=rows))
+    model.train_on_batch(*(array[rows] for array in blobs(203)))
+    stepped = [before - after for before, after in zip(weights, model.get_weights(), strict=True)]
+    assert distance(arrays(reply, weights), stepped) < 1e-6
+
+
+def test_later_local_epochs_have_an_own_order_that_depends_on_seed_round_and_slot_only(make_replica):
+    one, other = make_replica(), make_replica()
+    indices = np.arange(50)
+    one._task, other._task = task(one), task(other)
+    assert np.array_equal(one.order(indices, 0), indices)
+    assert np.array_equal(one.order(indices, 1), other.order(indices, 1))
+    assert sorted(one.order(indices, 1)) == list(indices)
+    assert not np.array_equal(one.order(indices, 1), one.order(indices, 2))
+    other._task = task(other, slot=1)
+    assert not np.array_equal(one.order(indices, 1), other.order(indices, 1))
+
+
+def test_a_slots_result_does_not_depend_on_what_its_worker_did_before_even_with_dropout(make_replica):
+    fresh, used = make_replica(dropout=0.5), make_replica(dropout=0.5)
+    weights = fresh.app.model.get_weights()
+    used.carry(task(used, weights=weights, round=7, slot=3))
+    one = fresh.carry(task(fresh, weights=weights, round=2, slot=1))
+    other = used.carry(task(used, weights=weights, round=2, slot=1))
+    assert equal(arrays(one, weights), arrays(other, weights))
+    elsewhere = used.carry(task(used, weights=weights, round=2, slot=2))
+    assert not equal(arrays(one, weights), arrays(elsewhere, weights))
+
+
+def test_reseeding_touches_no_weight():
+    model = small_model(norm=True, dropout=0.5)
+    before = model.get_weights()
+    reseed(model, (1, 2, 3))
+    assert equal(before, model.get_weights())
+
+
+def test_a_round_does_not_make_the_step_ready_again(make_replica, monkeypatch):
+    from tensorflow.python.eager.context import Context, context
+
+    replica, forgotten = make_replica(dropout=0.3), []
+    # What other tests have drawn in this process is none of this one's.
+    monkeypatch.setattr(randomness, "_functions", dict.fromkeys(context().list_function_names(), False))
+    monkeypatch.setattr(Context, "_set_global_seed", lambda self, seed: forgotten.append(seed))
+    for number in range(3):
+        replica.carry(task(replica, round=number))
+    assert forgotten == []
+
+
+def test_what_tensorflow_draws_follows_from_the_seed_alone():
+    import tensorflow as tf
+
+    def drawn(number):
+        reseed(model, (78, number))
+        return [function().numpy() for function in functions for _ in range(2)]
+
+    def step(x):
+        return x + tf.random.normal([3])
+
+    model = small_model()
+    functions = [
+        lambda: tf.random.normal([3]),
+        tf.function(lambda: tf.while_loop(lambda _: True, step, [tf.zeros(3)], maximum_iterations=1)[0]),
+    ]
+    functions[1]()  # what is compiled keeps the seed of this moment
+    first, second = drawn(1), drawn(2)
+    assert not equal(first[:2], second[:2])
+    assert equal(drawn(1), first)
+    assert equal(drawn(2), second)
+
+
+def test_stop_ends_local_training_at_the_next_batch(make_replica):
+    import keras
+
+    class StopAtThird(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(batch)
+            if len(seen) == 3:
+                replica.stopping = True
+
+    seen = []
+    replica = make_replica(worker_callbacks=[StopAtThird()])
+    reply = replica.carry(task(replica, epochs=50))
+    assert reply.stopped is True
+    assert len(seen) <= 4
+
+
+def test_callbacks_of_the_app_see_every_batch(make_replica):
+    import keras
+
+    class Count(keras.callbacks.Callback):
+        batches = 0
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.batches += 1
+
+    count = Count()
+    replica = make_replica(worker_callbacks=[count])
+    replica.carry(task(replica))
+    assert count.batches == 13
+
+
+def test_callbacks_on_a_worker_keep_what_is_the_slots_over_rounds_and_moves(make_replica):
+    import keras
+
+    class Counts(keras.callbacks.Callback):
+        epochs = 0
+
+        def on_train_begin(self, logs=None):
+            self.epochs = 0
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.epochs += 1
+            told.append((epoch, self.epochs))
+
+    told = []
+    here, there = make_replica(worker_callbacks=[Counts()]), make_replica(worker_callbacks=[Counts()])
+    keeps = {"keep": ("callbacks",), "back": ("callbacks",)}
+    first = here.carry(replace(task(here, epochs=2), **keeps))
+    here.carry(replace(task(here, slot=1), **keeps))  # another slot begins with nothing
+    here.carry(replace(task(here, round=1, epochs=2), **keeps))
+    there.carry(replace(task(there, round=1, epochs=2), state=first.state, **keeps))
+    assert told == [(0, 1), (1, 2), (0, 1), (2, 3), (3, 4), (2, 3), (3, 4)]
+
+
+def test_learning_rates_that_the_master_has_set_are_those_of_the_epochs(make_replica):
+    replica = make_replica()
+    weights = replica.app.model.get_weights()
+
+    def trained(epochs, rates):
+        reply = replica.carry(replace(task(replica, weights=weights, epochs=epochs), rates=rates))
+        return arrays(reply, weights)
+
+    assert max(np.abs(array).max() for array in trained(2, [[0.0], [0.0]])) == 0
+    assert equal(trained(2, [[0.05], [0.0]]), trained(1, [[0.05]]))
+    assert float(replica.app.model.optimizer.learning_rate) == pytest.approx(0.05)
+
+
+def test_a_custom_train_step_runs(make_replica):
+    class Custom(Blobs):
+        async def create_model(self):
+            import keras
+
+            class Model(keras.Model):
+                def train_step(self, data):
+                    logs = super().train_step(data)
+                    return {**logs, "mine": keras.ops.cast(1.5, "float32")}
+
+            inputs = keras.Input((8,))
+            outputs = keras.layers.Dense(4, activation="softmax")(inputs)
+            self.model = Model(inputs, outputs)
+            self.model.compile("sgd", "categorical_crossentropy")
+
+    replica = make_replica(Custom)
+    assert replica.carry(task(replica)).metrics["mine"] == 1.5
+
+
+def test_a_learning_rate_schedule_goes_on_over_rounds(make_replica):
+    class Scheduled(Blobs):
+        async def create_model(self):
+            import keras
+
+            self.model = small_model()
+            rate = keras.optimizers.schedules.PiecewiseConstantDecay([13], [0.05, 0.0])
+            self.model.compile(keras.optimizers.SGD(rate), "categorical_crossentropy")
+
+    replica = make_replica(Scheduled)
+    weights = replica.app.model.get_weights()
+    first = arrays(replica.carry(task(replica)), weights)
+    for number in range(1, 3):
+        last = arrays(replica.carry(task(replica, round=number)), weights)
+    assert max(np.abs(array).max() for array in first) > 0
+    assert max(np.abs(array).max() for array in last) == 0
+
+
+def test_a_model_that_is_not_there_not_built_or_without_data_is_named():
+    import keras
+
+    class Nothing(Blobs):
+        async def create_model(self):
+            pass
+
+    app = Nothing()
+    with pytest.raises(AppError, match=r"set no self\.model"):
+        Replica(FakeWorker(), app).build()
+    with pytest.raises(AppError, match="is not built"):
+        describe_weights(keras.Sequential([keras.layers.Dense(1)]))
+    with pytest.raises(AppError, match=r"set no self\.x_train"):
+        check_data(Nothing())
+    app.x_train, app.y_train = np.zeros(3), np.zeros(2)
+    with pytest.raises(AppError, match="x_train has 3 rows, y_train 2"):
+        check_data(app)
+
+
+def test_epochs_are_counted_over_the_whole_run_so_that_a_schedule_of_the_rate_is_that_of_one_fit(make_replica):
+    import keras
+
+    seen = []
+
+    def halved(epoch, rate):
+        seen.append((epoch, round(float(rate), 6)))
+        return 0.1 * 0.5**epoch
+
+    replica = make_replica(worker_callbacks=[keras.callbacks.LearningRateScheduler(halved)])
+    for number in range(3):
+        replica.carry(task(replica, round=number, epochs=2))
+    assert [epoch for epoch, _ in seen] == [0, 1, 2, 3, 4, 5]
+    assert float(replica.app.model.optimizer.learning_rate) == pytest.approx(0.1 / 32)
+    assert replica.app.model.steps_per_execution == 16  # it does not look at batches
+
+
+def test_callbacks_that_an_own_train_gives_to_fit_see_every_batch(make_replica):
+    import keras
+
+    batches = []
+
+    class Own(Blobs):
+        def train(self, weights, worker_epochs, batch_size):
+            see = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: batches.append(batch))
+            return super().train(weights, worker_epochs, batch_size), self.replica.fit(1, batch_size, [see])
+
+    replica = make_replica(Own)
+    with pytest.raises(AppError, match="train returned a tuple with a tuple first"):
+        replica.carry(task(replica))
+    assert batches == list(range(13))
+
+
+def test_averages_of_the_optimizer_take_the_place_of_the_weights_at_the_end_of_the_run_only(make_replica):
+    class Averaged(Blobs):
+        async def create_model(self):
+            import keras
+
+            self.model = small_model()
+            self.model.compile(keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.9), "categorical_crossentropy")
+
+    replica = make_replica(Averaged)
+    before = weights = replica.app.model.get_weights()
+    for number in range(3):
+        reply = replica.carry(task(replica, weights=weights, round=number))
+        weights = [old - new for old, new in zip(weights, arrays(reply, weights), strict=True)]
+    plain = small_model()
+    plain.compile(
+        replica.app.model.optimizer.from_config(replica.app.model.optimizer.get_config()), "categorical_crossentropy"
+    )
+    plain.set_weights(before)
+    x, y = blobs(203)
+    plain.fit(x, y, batch_size=16, epochs=3, shuffle=False, verbose=0)
+    assert max(np.abs(a - b).max() for a, b in zip(weights, plain.get_weights(), strict=True)) > 0.01
+    final = final_weights(replica.app.model, weights, [read_optimizer(replica.app.model)])
+    assert max(np.abs(a - b).max() for a, b in zip(final, plain.get_weights(), strict=True)) < 1e-6
+
+
+@pytest.mark.parametrize("exchange", ["star", "gradient"])
+@pytest.mark.parametrize("library", ["keras", "tensorflow"])
+def test_random_numbers_without_a_seed_of_their_own_do_not_depend_on_who_carries_the_slot(
+    make_replica, library, exchange
+):
+    class Noisy(Blobs):
+        async def create_model(self):
+            import keras
+
+            class Noise(keras.layers.Layer):
+                def call(self, x):
+                    normal = importlib.import_module(library).random.normal
+                    return x + normal(keras.ops.shape(x))
+
+            self.model = keras.Sequential([keras.Input((8,)), Noise(), keras.layers.Dense(4, activation="softmax")])
+            self.model.compile("sgd", "categorical_crossentropy")
+
+    fresh, used = (make_replica(Noisy, exchange=exchange) for _ in range(2))
+    weights = fresh.app.model.get_weights()
+    used.carry(task(used, weights=weights, round=7, slot=3))
+    one = fresh.carry(task(fresh, weights=weights, round=2, slot=1))
+    other = used.carry(task(used, weights=weights, round=2, slot=1))
+    assert equal(arrays(one, weights), arrays(other, weights))
+    elsewhere = used.carry(task(used, weights=weights, round=2, slot=2))
+    assert not equal(arrays(one, weights), arrays(elsewhere, weights))
+
+
+def test_metrics_have_the_same_names_in_every_run_on_a_worker(make_replica):
+    class Auc(Blobs):
+        async def create_model(self):
+            import keras
+
+            self.model = small_model()
+            self.model.compile("sgd", "categorical_crossentropy", metrics=[keras.metrics.AUC()])
+
+    replicas = [make_replica(Auc) for _ in range(2)]
+    assert [set(replica.carry(task(replica)).metrics) for replica in replicas] == [{"loss", "auc"}] * 2
+
+
+def test_a_metric_that_is_an_array_becomes_several_with_numbers(make_replica):
+    class F1(Blobs):
+        async def create_model(self):
+            import keras
+
+            self.model = small_model()
+            self.model.compile("sgd", "categorical_crossentropy", metrics=[keras.metrics.F1Score()])
+
+    replica = make_replica(F1)
+    assert list(replica.carry(task(replica)).metrics) == [
+        "f1_score_0",
+        "f1_score_1",
+        "f1_score_2",
+        "f1_score_3",
+        "loss",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "sentence"),
+    [
+        (None, "train returned a NoneType; return the update"),
+        (5, "train returned a int"),
+        (([], "good"), "metrics must be a dict of numbers by name, got a str"),
+        (([], {"loss": "good"}), "the metric 'loss' is 'good', which is no number"),
+    ],
+)
+def test_what_train_cannot_return_is_told_in_a_sentence(make_replica, outcome, sentence):
+    class Own(Blobs):
+        def train(self, weights, worker_epochs, batch_size):
+            return outcome
+
+    replica = make_replica(Own)
+    with pytest.raises(AppError, match=sentence):
+        replica.carry(task(replica))
+
+
+def test_numbers_of_any_library_are_metrics_and_a_tuple_of_arrays_is_an_update(make_replica):
+    class Own(Blobs):
+        def train(self, weights, worker_epochs, batch_size):
+            return tuple(weights), {"loss": np.float32(0.5), "steps": 3}
+
+    class Bare(Blobs):
+        def train(self, weights, worker_epochs, batch_size):
+            return tuple(weights)
+
+    replica = make_replica(Own)
+    metrics = replica.carry(task(replica)).metrics
+    assert metrics == {"loss": 0.5, "steps": 3.0}
+    assert {type(value) for value in metrics.values()} == {float}
+    replica = make_replica(Bare)
+    assert replica.carry(task(replica)).metrics == {}
+
+
+@pytest.mark.parametrize("inputs", ["subclassed", "sequential"])
+def test_a_model_that_does_not_say_its_input_is_built_on_samples(make_replica, inputs):
+    class Unsaid(Blobs):
+        async def create_model(self):
+            import keras
+
+            class Own(keras.Model):
+                def __init__(self):
+                    super().__init__()
+                    self.hidden, self.out = keras.layers.Dense(3), keras.layers.Dense(4, activation="softmax")
+
+                def call(self, x):
+                    return self.out(self.hidden(x))
+
+            self.model = Own() if inputs == "subclassed" else keras.Sequential([keras.layers.Dense(4)])
+            self.model.compile("adam", "mse")
+
+    replica = make_replica(Unsaid)
+    assert len(replica.carry(task(replica)).metrics) == 1
+
+
+def test_a_model_without_labels_trains(make_replica):
+    class Autoencoder(Blobs):
+        async def load_dataset(self):
+            self.x_train, _ = blobs(self.samples)
+
+        async def create_model(self):
+            import keras
+
+            class Own(keras.Model):
+                def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+                    assert y is None
+                    return keras.ops.mean((x - y_pred) ** 2)
+
+            inputs = keras.Input((8,))
+            self.model = Own(inputs, keras.layers.Dense(8)(keras.layers.Dense(2)(inputs)))
+            self.model.compile("adam")
+
+    replica = make_replica(Autoencoder)
+    first = replica.carry(task(replica)).metrics["loss"]
+    assert replica.carry(task(replica, round=1)).metrics["loss"] < first
+
+
+@pytest.mark.slow
+def test_weights_of_samples_and_of_classes_count_as_in_fit(make_replica):
+    x, y = blobs(203)
+    w = np.linspace(0, 3, 203)
+    by_class = {0: 0.5, 2: 4.0}
+    for attributes, given in (
+        (dict(w_train=w), dict(sample_weight=w)),
+        (dict(class_weight=by_class), dict(class_weight=by_class)),
+    ):
+        replica = make_replica(weighted_metrics=True, **attributes)
+        replica.app.model.compile("sgd", "categorical_crossentropy", metrics=["accuracy"], weighted_metrics=["mse"])
+        plain = small_model()
+        plain.compile("sgd", "categorical_crossentropy", metrics=["accuracy"], weighted_metrics=["mse"])
+        plain.set_weights(before := replica.app.model.get_weights())
+        replica._model._fresh = read_optimizer(replica.app.model)
+        reply = replica.carry(task(replica))
+        metrics = plain.fit(x, y, batch_size=16, shuffle=False, verbose=0, **given).history
+        assert {name: values[0] for name, values in metrics.items()} == pytest.approx(reply.metrics, abs=1e-6)
+        after = [b - u for b, u in zip(before, arrays(reply, before), strict=True)]
+        assert max(np.abs(a - b).max() for a, b in zip(after, plain.get_weights(), strict=True)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("outcome", "sentence"),
+    [
+        ([np.zeros(3)], "Mine.train returned 1 arrays for 2 weights; return weights before minus"),
+        (([np.zeros(3)] * 2, {}), r"Mine.train returned an array of shape \(3,\) for weight 2 of shape \(2, 2\)"),
+        ((np.zeros(3), np.zeros((2, 2)), 5), "Mine.train returned 3 arrays for 2 weights"),
+    ],
+)
+def test_an_update_of_other_shapes_is_refused_where_the_app_is_known(outcome, sentence):
+    weights = [np.zeros(3, np.float32), np.zeros((2, 2), np.float32)]
+    with pytest.raises(AppError, match=sentence):
+        run_train(type("Mine", (), {"train": lambda *_: outcome})(), weights, 1, 1)
+
+
+def test_an_update_of_float64_becomes_one_of_the_weights_type():
+    weights = [np.zeros(3, np.float32), np.zeros(1, np.int64)]
+    update, _ = run_train(type("Mine", (), {"train": lambda *_: [np.ones(3), np.zeros(1, np.int64)]})(), weights, 1, 1)
+    assert [array.dtype for array in update] == [np.float32, np.int64]
+
+
+def test_moving_statistics_are_those_of_the_samples_by_the_formula_and_training_goes_on_as_if_nothing_had_been(
+    make_replica,
+):
+    """Against the layer before, computed by hand: two batches of 16 and one of 8."""
+    replica = make_replica(norm=True, dropout=0.5)
+    indices = np.random.default_rng(1).permutation(203)[:40].astype(np.uint8)
+    weights = replica.app.model.get_weights()
+    weights[-4] += 7  # the moving mean of before matters to nobody
+    asked = task(replica, weights=weights, indices=indices)
+    mean, variance = replica.statistics(asked)
+    hidden = np.tanh(blobs(203)[0][indices].astype("f8") @ weights[0] + weights[1])
+    batches = [hidden[begin : begin + 16] for begin in (0, 16, 32)]
+    wanted = [sum(len(batch) * one(batch, axis=0) for batch in batches) / 40 for one in (np.mean, np.var)]
+    assert np.allclose(mean, wanted[0], rtol=1e-5, atol=1e-6)
+    assert np.allclose(variance, wanted[1], rtol=1e-4, atol=1e-6)
+    assert not np.allclose(variance, hidden.var(axis=0), rtol=1e-3)  # which has what batches differ by, too
+    first = arrays(replica.carry(asked), weights)
+    replica.statistics(asked)
+    again = arrays(replica.carry(replace(asked, state={})), weights)
+    assert all(np.array_equal(one, other) for one, other in zip(first, again, strict=True))
+
+
+def streamed(replica, *, round, weights=None, alpha=0.25, **more):
+    """A task of two fragments, of which the first was merged in the first round, with two steps of 16 before that is mixed in."""
+    order = np.random.default_rng(1).permutation(203).astype(np.uint8)
+    parts = order[:100], order[100:180]
+    merged, wanted = ((-1, -1), (0,)) if round == 0 else ((0, -1), (1,))
+    asked = task(replica, round=round, indices=parts[round], weights=weights)
+    rest = dict(keep=("optimizer", "own"), back=("optimizer",), merged=merged, wanted=wanted, alpha=alpha, overlap=2)
+    return replace(asked, **rest, ahead=(1, parts[1][:32]) if round == 0 else None, **more)
+
+
+@pytest.mark.slow
+def test_what_was_merged_reaches_a_slot_after_some_steps_of_its_next_round_by_the_formula(make_replica):
+    replica = make_replica()
+    w = replica.app.model.get_weights()
+    replica.carry(streamed(replica, round=0, weights=w))
+    *own, _ = replica._kept.left(0, 0)["own"]
+    merged = [value + 0.5 for value in w]
+    asked = streamed(replica, round=1, weights=merged)
+    sent = decode_update(replica.carry(asked).update, [merged[i] for i in tensors_of([1], w, [True] * 4, 2)])
+    x, y = blobs(203)
+    plain = small_model()
+    plain.set_weights(own)
+    first, rest = asked.indices[:32], asked.indices[32:]
+    plain.fit(x[first], y[first], 16, verbose=0, shuffle=False)
+    after = plain.get_weights()
+    for i in tensors_of([0], w, [True] * 4, 2):
+        after[i] = 0.25 * after[i] + 0.75 * merged[i]
+    plain.set_weights(after)
+    plain.fit(x[rest], y[rest], 16, verbose=0, shuffle=False)
+    for got, i in zip(sent, tensors_of([1], w, [True] * 4, 2), strict=True):
+        assert np.allclose(got, merged[i] - plain.get_weights()[i], rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_steps_that_a_worker_trained_ahead_are_those_of_one_that_did_not_and_of_one_that_the_slot_moved_to(
+    make_replica,
+):
+    kind = dict(dropout=0.5, optimizer="adam")
+    one, other, third = (make_replica(**kind) for _ in range(3))
+    w = one.app.model.get_weights()
+    for replica in (one, other):
+        replica.carry(streamed(replica, round=0, weights=w))
+    one.go_ahead(streamed(one, round=0, weights=w))
+    assert one._ahead is not None
+    moved = {name: one._kept.left(0, 0)[name] for name in ("optimizer", "own")}
+    trained, usual = [], one._model.fit
+    one._model.fit = lambda data, *given: trained.append(len(data)) or usual(data, *given)
+    replies = [replica.carry(streamed(replica, round=1, weights=w)) for replica in (one, other)]
+    replies.append(third.carry(streamed(third, round=1, weights=w, state=moved)))
+    assert trained == [3]  # of five batches two were there
+    for reply in replies:
+        like = [w[i] for i in tensors_of([1], w, [True] * 4, 2)]
+        assert equal(decode_update(reply.update, like), decode_update(replies[0].update, like))
+        assert equal(reply.state["optimizer"], replies[0].state["optimizer"])
+        assert reply.metrics == replies[0].metrics
+        assert reply.fed is None
+        assert reply.samples == 80

@@ -1,0 +1,99 @@
+"""A setting is declared once: what is made from the declarations has all of them, and nothing else."""
+
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import ddlf
+from ddlf.algorithms.arrival import ARRIVAL
+from ddlf.algorithms.codec import CODEC
+from ddlf.algorithms.local import LOCAL
+from ddlf.algorithms.merge import MERGE
+from ddlf.algorithms.outer import OUTER
+from ddlf.algorithms.staleness import STALENESS
+from ddlf.algorithms.uneven import PARTITION
+from ddlf.cli import main
+from ddlf.cli.options import OF_A_CLUSTER
+from ddlf.cluster.config.models import RunConfig, schema
+from ddlf.testing import FakeRun
+from ddlf.training.resume import settings_of
+from ddlf.training.settings.chosen import read
+from ddlf.training.settings.setting import Use
+from ddlf.training.settings.settings import SETTINGS, Settings, option
+from ddlf.training.settings.training_settings import TrainingSettings
+
+ROOT = Path(__file__).parents[2]
+MADE = runpy.run_path(str(ROOT / "docs/reference"))["PAGES"]
+OF_THE_CLUSTER = {"min_workers", "connect_timeout_s", "heartbeat_s", "suspect_after_s", "dead_after_s"}
+
+
+def options_of(command):
+    (commands,) = [action for action in main.parser()._actions if action.dest == "command"]
+    return {action.dest: action for action in commands.choices[command]._actions}
+
+
+def test_an_app_has_every_setting_and_its_default():
+    app = ddlf.IApp()
+    assert set(SETTINGS) == {name for name in vars(TrainingSettings) | vars(Settings) if not name.startswith("_")}
+    assert read(app, "sync", {}).keys() == SETTINGS.keys()
+    assert all(getattr(app, name) == getattr(Settings, name) for name in SETTINGS)
+    assert all(setting.help for setting in SETTINGS.values())
+
+
+def test_the_command_line_has_every_setting_that_has_an_option_and_its_help():
+    options = options_of("run")
+    with_option = {name for name, setting in SETTINGS.items() if setting.flag is not None}
+    others = {*OF_A_CLUSTER, "help", "app", "data", "target", "save", "parameters", "dry_run", "quiet", "debug"}
+    assert set(options) == with_option | others
+    for name in with_option:
+        assert (options[name].option_strings, options[name].help) == (
+            [option(name)],
+            SETTINGS[name].help,
+        )
+
+
+def test_the_cluster_file_and_its_schema_have_every_setting_that_can_stand_there():
+    in_the_file = {name for name, setting in SETTINGS.items() if Use.FILE in setting.use} | OF_THE_CLUSTER
+    assert set(RunConfig.model_fields) == set(schema()["$defs"]["RunConfig"]["properties"]) == in_the_file
+
+
+def test_what_is_said_of_a_rule_names_all_that_exist():
+    said = {
+        "codec": SETTINGS["codec"].help,
+        "merge": SETTINGS["merge"].help,
+        "staleness": SETTINGS["staleness"].help,
+        "outer": str(SETTINGS["outer"].check),
+        "arrival": str(SETTINGS["arrival"].check),
+        "local_rule": SETTINGS["local_rule"].help,
+        "partition": SETTINGS["partition"].help,
+    }
+    for name, family in (
+        ("codec", CODEC),
+        ("merge", MERGE),
+        ("staleness", STALENESS),
+        ("outer", OUTER),
+        ("arrival", ARRIVAL),
+        ("local_rule", LOCAL),
+        ("partition", PARTITION),
+    ):
+        assert [rule for rule in family.names if rule not in said[name]] == []
+
+
+def test_a_checkpoint_has_every_setting_that_the_result_depends_on_as_plain_data():
+    app = SimpleNamespace(_content="", _optimizer={}, model=FakeRun().model)
+    facts = settings_of(app, 1, read(ddlf.IApp(), "sync", {}))
+    decide = {name for name, setting in SETTINGS.items() if Use.FACT in setting.use}
+    assert facts.keys() - {"samples", "data", "model"} == decide
+    assert all(facts[name] is None or isinstance(facts[name], int | str) for name in decide)
+
+
+@pytest.mark.parametrize("path", MADE, ids=lambda path: path.name)
+def test_what_is_made_from_the_declarations_is_as_they_are_now(path):
+    assert path.read_text(encoding="utf-8") == MADE[path](), "python docs/reference writes it anew"
+
+
+def test_the_page_of_the_settings_has_each():
+    page = (ROOT / "docs/reference/settings.md").read_text()
+    assert [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")] == list(SETTINGS)

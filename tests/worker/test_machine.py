@@ -1,0 +1,103 @@
+"""What a machine is and has, as its daemon and ``ddlf doctor`` tell it."""
+
+import importlib.util
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+
+from ddlf.worker import machine
+from tests.processes import python
+
+
+def test_it_is_data_and_of_this_machine(tmp_path):
+    facts = machine.about([tmp_path, tmp_path / "not there", tmp_path.parent])
+    assert facts["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert facts["packages"]["numpy"] == metadata.version("numpy")
+    assert 0 < facts["memory_free"] <= facts["memory"]
+    assert facts["cores"] >= 1
+    (disk,) = facts["disks"]
+    assert disk["folder"] == str(tmp_path)
+    assert 0 < disk["free"] <= disk["size"]
+
+
+def test_to_ask_imports_nothing_of_weight():
+    code = "import sys\nfrom ddlf.worker.machine import about\nabout()\nprint({'numpy', 'keras', 'tensorflow'} & set(sys.modules))"
+    assert python(code) == "set()\n"
+
+
+def test_bytecode_is_missed_where_none_was_written(tmp_path, monkeypatch):
+    (tmp_path / "large").mkdir()
+    (tmp_path / "large" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    assert machine.lacks_bytecode("large")
+    subprocess.run([sys.executable, "-m", "compileall", "-q", tmp_path], check=True)
+    assert not machine.lacks_bytecode("large")
+    assert not machine.lacks_bytecode("not_installed")
+
+
+def test_what_is_missing_or_too_old_is_named(monkeypatch):
+    wanted = ["numpy>=999", "no_such_package>=1", "cloudpickle", "no_such_extra>=1; extra == 'gpu'"]
+    monkeypatch.setattr(metadata, "requires", lambda name: wanted)
+    version = metadata.version("numpy")
+    assert machine.unmet() == [f"numpy>=999 ({version} is installed)", "no_such_package>=1 (not installed)"]
+    assert machine.unmet(["numpy>=1", "cloudpickle>999", "no requirement"])[2:] == [
+        f"cloudpickle>999 ({metadata.version('cloudpickle')} is installed)"
+    ]
+
+
+def test_the_backend_is_the_one_that_keras_would_take(tmp_path, monkeypatch):
+    monkeypatch.delenv("KERAS_BACKEND", raising=False)
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    assert machine.keras_backend() == "tensorflow"
+    (tmp_path / "keras.json").write_text('{"backend": "torch"}')
+    assert machine.keras_backend() == "torch"
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    assert machine.keras_backend() == "jax"
+    assert not machine.has_module("no_such_backend")
+
+
+@pytest.mark.parametrize("text", ["max\n", "", None])
+def test_memory_without_a_limit_is_the_machines(monkeypatch, text):
+    def read_text(self, *arguments):
+        if self.name == "memory.max" and text is None:
+            raise FileNotFoundError
+        return text if self.name == "memory.max" else usual(self, *arguments)
+
+    usual, before = machine.Path.read_text, machine.memory()[0]
+    monkeypatch.setattr(machine.Path, "read_text", read_text)
+    assert machine.memory()[0] == before
+
+
+def test_memory_with_a_limit_is_what_a_container_may_have(monkeypatch):
+    cgroup = {"memory.max": "1000000\n", "memory.current": "900000\n", "memory.stat": "anon 1\ninactive_file 300000\n"}
+    usual = machine.Path.read_text
+    monkeypatch.setattr(machine.Path, "read_text", lambda self, *a: cgroup.get(self.name) or usual(self, *a))
+    assert machine.memory() == (1_000_000, 400_000)
+
+
+@pytest.mark.parametrize(
+    ("line", "folder", "names"),
+    [
+        ("0::/slurm/job_7/step_0", "slurm/job_7", ("memory.max", "memory.current", "inactive_file")),
+        (
+            "4:memory:/box/inner",
+            "memory/box",
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ),
+    ],
+)
+def test_memory_with_a_limit_around_the_own_group_is_that(monkeypatch, tmp_path, line, folder, names):
+    group, usual = tmp_path / folder, machine.Path.read_text
+    group.mkdir(parents=True)
+    for name, text in zip((*names[:2], "memory.stat"), ("1000000\n", "900000\n", f"{names[2]} 300000\n"), strict=True):
+        (group / name).write_text(text)
+    monkeypatch.setattr(machine, "GROUPS", tmp_path)
+    monkeypatch.setattr(
+        machine.Path,
+        "read_text",
+        lambda self, *a: f"5:cpu:/\n{line}\n" if str(self) == "/proc/self/cgroup" else usual(self, *a),
+    )
+    assert machine.memory() == (1_000_000, 400_000)
