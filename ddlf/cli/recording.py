@@ -65,16 +65,6 @@ def resumed(options: argparse.Namespace) -> str | None:
     return str(found / folder.CHECKPOINTS)
 
 
-def replayed(options: argparse.Namespace) -> str | None:
-    """What ``--replay`` names: a folder, or a run by its name.
-
-    Raises:
-        ConfigError: There is no such run.
-    """
-    name: str | None = options.replay
-    return name if not name or Path(name).exists() else str(folder.find(runs_of(options), name))
-
-
 def runs_of(options: argparse.Namespace) -> Path:
     """Where the runs are that a command is about."""
     return Path(options.out or folder.usual_out())

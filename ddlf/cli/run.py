@@ -154,9 +154,9 @@ async def _run_app(
     target: type[IApp], cluster: Cluster, described: str, options: argparse.Namespace, stop: Stop
 ) -> int:
     """Train, in a folder of the run's own unless none is wanted."""
-    from ddlf.cli.recording import in_folder, replayed, resumed
+    from ddlf.cli.recording import in_folder, resumed
 
-    options.resume, options.replay = resumed(options), replayed(options)
+    options.resume = resumed(options)
     app = prepare_app(target, cluster, options)
     check_app_options(options, app)
     if options.save:

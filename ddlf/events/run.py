@@ -242,20 +242,6 @@ class Converged(Event):
     epochs: int
 
 
-class Replayed(Event):
-    """All updates of an earlier run were merged again, in its order.
-
-    Args:
-        path: Folder of that run.
-        updates: How many there were.
-        same: Whether the weights are the same bits; None if it is not known what they were.
-    """
-
-    path: str
-    updates: int
-    same: bool | None
-
-
 class Evaluated(Event):
     """The master's model was evaluated on the test data by ``IApp.evaluate_model``.
 

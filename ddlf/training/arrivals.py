@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddlf.algorithms.partition import steps_by_speed
 from ddlf.algorithms.reading import Samples
 from ddlf.algorithms.weights import Weights
-from ddlf.events import PartsChanged, UpdateRejected
+from ddlf.events import PartsChanged
 from ddlf.training.gather import judged_alone
 from ddlf.training.roles.task import Reply, Task
 from ddlf.training.versions import go_over
@@ -69,7 +69,6 @@ class Arrivals:
         # With a bound of 0 the first task of a round, and what the algorithm kept then: all others have the same weights.
         self._in_step: tuple[Task, dict[str, Weights]] | None = None
         self._turned = asyncio.Event()  # a reply was looked at, or the run is to end
-        self._early: dict[int, tuple[Reply, asyncio.Future[None]]] = {}  # of slots whose turn in a replay has not come
         self._begun = list(run.progress.slot_rounds)
         self._latest: dict[int, Reply] = {}  # of each slot the last update that counted, to compare with
         self._told: dict[int, asyncio.Task[None]] = {}  # of each slot the hooks of its last commit
@@ -80,9 +79,7 @@ class Arrivals:
 
     async def replies(self) -> AsyncIterator[Reply]:
         """See ``Run.arrivals``. Ends when all slots have done their rounds or the run is to end, and all hooks have."""
-        run, replay = self._run, self._run.replay
-        if replay is not None:
-            replay.reached(run.merges, run.weights, run.state)
+        run = self._run
         for slot in range(run.slots):
             self._spawn(self._loop(slot))
         while self._tasks or not self._news.empty():
@@ -90,32 +87,17 @@ class Arrivals:
             if isinstance(news, asyncio.Task):
                 news.result()  # raises what ended it
                 continue
-            for reply, handled in self._in_turn(*news):
-                run.arrived = time.perf_counter()
-                if not run.stopping:
-                    fit = judged_alone(run, reply, self._latest)
-                    if fit is not None:
-                        self._latest[reply.slot] = reply
-                        yield fit
-                    elif replay is not None:
-                        raise replay.order.wrong(f"its update {replay.place + 1} was accepted, and is rejected now")
-                    else:
-                        self._drop(reply.slot, reply.task.round, reply.worker)
-                    if replay is not None:
-                        replay.merged()
-                        replay.reached(run.merges, run.weights, run.state)
-                handled.set_result(None)
-                self.turn()
-
-    def _in_turn(self, *news: Any) -> Iterator[tuple[Reply, asyncio.Future[None]]]:
-        """The replies that can be looked at now: this one, or in a replay those whose turn it is."""
-        replay = self._run.replay
-        if replay is None:
-            yield news
-            return
-        self._early[news[0].slot] = news
-        while replay.next is not None and replay.next.slot in self._early:
-            yield self._early.pop(replay.next.slot)
+            reply, handled = news
+            run.arrived = time.perf_counter()
+            if not run.stopping:
+                fit = judged_alone(run, reply, self._latest)
+                if fit is not None:
+                    self._latest[reply.slot] = reply
+                    yield fit
+                else:
+                    self._drop(reply.slot, reply.task.round, reply.worker)
+            handled.set_result(None)
+            self.turn()
 
     def ends_epoch(self, number: int) -> bool:
         """Whether with the commit of a slot's round, from 0, all samples were trained on once more, by all slots together."""
@@ -168,37 +150,25 @@ class Arrivals:
         run, progress = self._run, self._run.progress
         number = progress.following(slot, progress.slot_rounds[slot])
         while number < len(progress.epochs):
-            if not self._left_out(slot, number):
-                while not run.stopping and not self._may_begin(slot, number):
-                    await self._turned.wait()
-                if run.stopping or (run.replay is not None and run.replay.turn(slot, number) is None):
-                    return
-                await self._round_begins(slot, number)
-                part = await run.part(slot, number)
-                run.tries[slot] = 0
-                reply = await run.carry(slot, number, part, partial(self._task, slot, number, part))
-                if slot in self._told:
-                    await self._told.pop(slot)  # so at most K records wait for a test, each with its weights
-                if run.stopping or reply.stopped:
-                    return
-                handled = asyncio.get_running_loop().create_future()
-                self._news.put_nowait((reply, handled))
-                await handled
-                for waits in (self._keeping, self._tested):
-                    if slot in waits:
-                        await waits.pop(slot)
+            while not run.stopping and not self._may_begin(slot, number):
+                await self._turned.wait()
+            if run.stopping:
+                return
+            await self._round_begins(slot, number)
+            part = await run.part(slot, number)
+            run.tries[slot] = 0
+            reply = await run.carry(slot, number, part, partial(self._task, slot, number, part))
+            if slot in self._told:
+                await self._told.pop(slot)  # so at most K records wait for a test, each with its weights
+            if run.stopping or reply.stopped:
+                return
+            handled = asyncio.get_running_loop().create_future()
+            self._news.put_nowait((reply, handled))
+            await handled
+            for waits in (self._keeping, self._tested):
+                if slot in waits:
+                    await waits.pop(slot)
             number = progress.following(slot, number + 1)
-
-    def _left_out(self, slot: int, number: int) -> bool:
-        """Leave a round out that was, in the run that is replayed; False if it was not."""
-        run = self._run
-        if run.replay is None or (slot, number) not in run.replay.order.dropped:
-            return False
-        worker = run.replay.order.dropped[slot, number]
-        self._drop(slot, number, worker)
-        why = "as in the run that is replayed"
-        run.crew.emit(UpdateRejected(round=number + 1, slot=slot + 1, worker=worker, why=why))
-        return True
 
     async def _round_begins(self, slot: int, number: int) -> None:
         """Take in who has come since, and which files there are; the first slot of a round does so for all."""
@@ -211,10 +181,7 @@ class Arrivals:
         self._begun[slot] = number + 1
 
     def _may_begin(self, slot: int, number: int) -> bool:
-        """Whether a slot is not too far ahead of the others; in a replay, whether the weights are there that it began with."""
-        if self._run.replay is not None:
-            turn = self._run.replay.turn(slot, number)
-            return turn is None or turn.base in self._run.replay.kept
+        """Whether a slot is not too far ahead of the others."""
         if not self._gate(slot, number):
             return False
         if self.paced and number >= MEASURED and min(self._run.progress.slot_rounds) < MEASURED:
@@ -225,11 +192,7 @@ class Arrivals:
         run = self._run
         run.tries[slot] += 1
         task, state = run.task(slot, number, part), dict(run.state)
-        if run.replay is not None and (turn := run.replay.turn(slot, number)):
-            weights, state = run.replay.kept[turn.base]
-            before = run.replay.before(slot, number)  # on the worker nothing is left of a round that was left out
-            task = dataclasses.replace(task, weights=weights, version=turn.base, rates=turn.rates, before=before)
-        elif self._bound == 0:
+        if self._bound == 0:
             if self._in_step is None or self._in_step[0].round < number:
                 self._in_step = task, state
             first, state = self._in_step
@@ -265,7 +228,7 @@ class Arrivals:
     def _pace(self, number: int) -> None:
         """Cut a round that nobody has begun, and those after it, by how fast slots were."""
         run, progress = self._run, self._run.progress
-        if not self.paced or run.replay is not None or number < max(self._begun):
+        if not self.paced or number < max(self._begun):
             return
         batch = run.facts.batch_size
         parts = tuple(batch * steps for steps in steps_by_speed(progress.portion // batch, progress.speeds))
@@ -275,13 +238,9 @@ class Arrivals:
 
     async def _tell(self, reporting: asyncio.Task[bool]) -> None:
         run = self._run
-        # What is replayed ends where that run did, however often its last updates have converged.
-        if await reporting and not run.stopping and not (run.replay is not None and run.converged):
+        if await reporting and not run.stopping:
             run.stopping = True
             self.turn()
-            for _, handled in self._early.values():
-                handled.set_result(None)
-            self._early.clear()
             await run.stop_workers()
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

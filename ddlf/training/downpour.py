@@ -7,8 +7,7 @@ K replicas, the slots' or several in each, train at their own pace; the weights 
     a reply says which versions its fetches saw, and how stale its pushes were
 
 A slot whose worker is lost is carried again by another one, which begins behind the last push that all shards have: each push counts once. The
-weights come to the master at the end, and go into checkpoints from the shards. With the order of the pushes and fetches at each shard, which records
-have, a run is replayed to the same bits.
+weights come to the master at the end, and go into checkpoints from the shards.
 """
 
 from __future__ import annotations

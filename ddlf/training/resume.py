@@ -24,7 +24,6 @@ from ddlf.training.checkpoints.contents import Checkpoint, is_checkpoint
 from ddlf.training.early import check_same_model, check_slots
 from ddlf.training.keeper import Keeper
 from ddlf.training.ledger import FileLedger, Ledger
-from ddlf.training.order import Order
 from ddlf.training.parts import owners_of
 from ddlf.training.progress import Progress
 from ddlf.training.reading import files_of
@@ -127,7 +126,6 @@ async def begin(
     settings: dict[str, Any],
     *,
     fresh: bool,
-    order: Order | None = None,
     restoring: Restoring | None = None,
 ) -> tuple[Progress, Keeper | None, Path | None]:
     """What the run goes on from, planned; what writes checkpoints of it; and where those lie that it goes on from, if it does from any.
@@ -137,7 +135,6 @@ async def begin(
         samples: n.
         settings: Every setting as it is used, by name.
         fresh: Whether what the app was trained to before is left behind, but for the model's weights.
-        order: Order of the run that this one is to follow; it begins with nothing then.
         restoring: Has workers read slices of a checkpoint, if they are to hold the weights.
 
     Raises:
@@ -176,13 +173,7 @@ async def begin(
         progress = _go_on(app, before, now)
         progress.plan(epochs, worker_epochs, more=app.resume is None, **length)
     else:
-        if order is not None:
-            check_settings(order.as_given(app.slots), now, f"in {order.source}", "replay it with the same settings")
-        slots = (
-            order.slots_from[0][1]
-            if order is not None
-            else app.slots or app.cluster.N - (settings["shard_workers"] or 0)
-        )
+        slots = app.slots or app.cluster.N - (settings["shard_workers"] or 0)
         if slots > samples:  # refused before anything is made for each slot
             owners_of(app, settings["partition"], samples, slots, settings["seed"])
         progress = Progress(
@@ -193,8 +184,6 @@ async def begin(
             speeds=[None] * slots,
         )
         progress.plan(epochs, worker_epochs, more=False, **length)
-        if order is not None:
-            order.begin(progress)
     if data is not None:
         progress.ledger.sizes, progress.ledger.at = data.manifest.sizes, data.at
         progress.ledger.inexact = data.inexact

@@ -26,7 +26,6 @@ from ddlf.training.exchange import Exchange
 from ddlf.training.gather import check_weights, gather
 from ddlf.training.keeper import Keeper
 from ddlf.training.nearby import Nearby
-from ddlf.training.order import Order, Replay
 from ddlf.training.parts import parts_of, speeds_in
 from ddlf.training.progress import Progress
 from ddlf.training.reading import left_out
@@ -80,8 +79,6 @@ class Run:
         self.began: dict[int, float] = {}  # slot -> when its round did
         self.read: dict[int, dict[str, Weights]] = {}  # slot -> what the algorithm kept when the slot was given weights
         self.tries: dict[int, int] = {}  # slot of asynchronous training -> how often its round was begun
-        self.replay: Replay | None = None  # whose order asynchronous training is to follow
-        self.order: Order | None = None  # that Downpour is to follow
         self._cluster, self.exchange, self.nearby = cluster, exchange, nearby
         self._parts = parts_of(facts.samples, facts.seed, progress.owners, facts.files, facts.shuffle)
         self._merge_metrics = merge_metrics
@@ -192,9 +189,7 @@ class Run:
         return self._arrivals
 
     def is_last(self, reply: Reply) -> bool:
-        """Whether no slot has a round left when this reply, of ``arrivals``, is committed; in a replay, whether none had then."""
-        if self.replay is not None and (was := self.replay.was_last(self.merges)) is not None:
-            return was
+        """Whether no slot has a round left when this reply, of ``arrivals``, is committed."""
         rounds, ends = self.progress.slot_rounds, len(self.progress.epochs)
         following = self.progress.following(reply.slot, reply.task.round + 1)
         return following == ends and all(n == ends for slot, n in enumerate(rounds) if slot != reply.slot)
@@ -252,7 +247,7 @@ class Run:
             await self._reporting
         if self._arrivals is None or not self.stopping:
             await self.stop_workers()
-        if self.converged and not self.progress.is_complete and self.replay is None:
+        if self.converged and not self.progress.is_complete:
             self.crew.emit(Converged(version=self.progress.version, epochs=self.progress.asked))
 
     async def close(self) -> None:

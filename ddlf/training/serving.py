@@ -19,7 +19,6 @@ from ddlf.events import UpdateRejected, Warned
 from ddlf.training.checkpoints.slices import PUSHED, WEIGHTS
 from ddlf.training.early_downpour import check_replicas
 from ddlf.training.holding import Holding
-from ddlf.training.order import of_shards
 from ddlf.training.recovery import first_line
 from ddlf.training.roles.evaluation import EVALUATION_BATCH
 from ddlf.training.roles.serving import shard_parts, shares
@@ -56,7 +55,7 @@ class Serving:
         how: The algorithm, whose attributes are settings.
 
     Raises:
-        ConfigError: No weight is trained, there are fewer replicas than slots, more shards than values, or too few workers for a replay.
+        ConfigError: No weight is trained, there are fewer replicas than slots, or more shards than values.
     """
 
     def __init__(self, run: Run, there: ShardsThere, how: Any) -> None:
@@ -97,14 +96,6 @@ class Serving:
         self.version = 0
         self._begun = run.version
         self._warm = how.warm_start if how.warm_start is not None else self._some_pushes()
-        self._scripts = None if run.order is None else of_shards(run.order)
-        if self._scripts is not None and (free := run.crew.size - (how.shard_workers or 0)) < run.slots:
-            are, servers = "is" if free == 1 else "are", how.shard_workers
-            apart, fewer = (f" beside shard_workers={servers}", ", or leave shard_workers out") if servers else ("", "")
-            raise ConfigError(
-                f"a replay of {run.slots} slots, which wait for each other's pushes, needs as many workers, and there {are} {free}{apart}",
-                hint=f"start more workers: ddlf run --local N{fewer}",
-            )
         there.begin, there.serving = self._begin, self
 
     # -- before and while replicas train ----------------------------------------------------------------------------------
@@ -112,26 +103,17 @@ class Serving:
     def told(self, slot: int, number: int) -> dict[str, Any]:
         """What a task says of its replicas, each time that it goes to a worker."""
         ids = list(range(slot, self._replicas, self._run.slots))
-        scripts = None
-        if self._scripts is not None:
-            if self._run.tries.get(slot, 1) > 1:
-                raise ClusterTooSmall(
-                    f"a worker was lost in round {number + 1} of slot {slot + 1}, and a replay cannot begin a round twice",
-                    hint="replay it again",
-                )
-            scripts = [self._scripts[0].get((slot, number, id), {"fetches": [], "pushes": []}) for id in ids]
         return {
             "replicas": ids,
             "all": self._replicas,
             "life": next(self._lives),
             "alone": max(0, self._warm - self.version) if (slot, number) == (0, 0) else 0,
-            "scripts": scripts,
         }
 
     def may_begin(self, slot: int, number: int) -> bool:
         """Whether a slot's round may begin: at first the first replica is alone for a while."""
         first = self._run.progress.slot_rounds[0]
-        return slot == 0 or first > 0 or self.version >= self._warm or self._scripts is not None
+        return slot == 0 or first > 0 or self.version >= self._warm
 
     async def watch(self) -> None:
         """Look at the shards as long as replicas train: how far they are, and whether their workers are there."""
@@ -245,11 +227,9 @@ class Serving:
         return min(WARM, pushes // 2)
 
     def _shards_wanted(self, workers: int) -> int:
-        """S: that of the shards there were, also of a run that is replayed, or what is asked for."""
+        """Number of shards: that of the checkpoint, or what is asked for."""
         if META in self._run.state and STATE in self._run.state:
             return len(self._run.state[META][0])
-        if self._scripts is not None and (there_were := len(self._scripts[1])):
-            return there_were
         most = (
             self._rows.sizes[0]
             if self._layers is None
@@ -304,8 +284,6 @@ class Serving:
                 one |= {"restored": len(slices.sliced.get(PUSHED, ()))}
             if meta is not None:
                 one |= facts_of_meta(meta, shard)
-            if self._scripts is not None:
-                one["fetches"] = [list(pair) for pair in sorted(self._scripts[1][shard].items())]
             found.append(one)
         return found
 

@@ -8,7 +8,6 @@ import dataclasses
 import json
 import secrets
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from ddlf.algorithms.outer import Streaming
 from ddlf.algorithms.rate_decay import Never
 from ddlf.algorithms.weights import digest, is_float_type
 from ddlf.errors import AppError, BadUpdate, ConfigError, LeaseError
-from ddlf.events import ExchangeChosen, How, NothingToTrain, Replayed, RunBegan, RunEnded, TrainingBegan, Warned
+from ddlf.events import ExchangeChosen, How, NothingToTrain, RunBegan, RunEnded, TrainingBegan, Warned
 from ddlf.events.history import History
 from ddlf.extras.stabilisers.place import followers
 from ddlf.training.asynchronous import Asynchronous
@@ -39,12 +38,11 @@ from ddlf.training.evaluation_there import EvaluationThere
 from ddlf.training.exchange import Exchange, Outwards, WeightsOut
 from ddlf.training.nearby import Nearby
 from ddlf.training.opening import crew_of
-from ddlf.training.order import Order, Replay, read_order
 from ddlf.training.parts import partitioned
 from ddlf.training.reading import check_rounds, files_of, settle
 from ddlf.training.recalibration import norms_of
 from ddlf.training.reporting import Reporter, check_convergence
-from ddlf.training.resume import begin, check_folders, check_settings, rules_of
+from ddlf.training.resume import begin, check_folders
 from ddlf.training.roles import REPLICA
 from ddlf.training.roles.apart import batch_norms, warning
 from ddlf.training.roles.build import left_behind
@@ -90,8 +88,6 @@ def check(app: Any, mode: str, *given: int | None, fresh: bool = False) -> dict[
     check_downpour(settings)
     check_machines(settings, app.cluster)
     check_exchange(app, settings["exchange"])
-    if settings["replay"] is not None:
-        order_of(app, settings)
     check_folders(app, fresh)
     goes_on = app.resume is not None or (app._progress is not None and not fresh)
     check_slots(settings, settings["slots"] or (0 if goes_on or app.cluster is None else app.cluster.N))
@@ -116,7 +112,6 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
         LeaseError: The app is being trained already; nothing is told of this one.
     """
     settings, rule = check(app, mode, *given, fresh=fresh), ALGORITHMS[mode]
-    order = None if settings["replay"] is None else order_of(app, settings)
     async with (
         _told(app, settings) as name,
         crew_of(app, settings["seed"], backups=rule.backups, run=name, mode=mode) as (crew, samples),
@@ -142,7 +137,7 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
             check_optimizer(app.model.optimizer)
         check_test_data(app)
         check_convergence(app)
-        run = await _run(app, samples, crew, settings, fresh, order, callbacks)
+        run = await _run(app, samples, crew, settings, fresh, callbacks)
         progress = app._progress = run.progress
         if settings["exchange"] == "gradient":
             algorithm.outer.plan(len(progress.epochs), progress.starts[-1])
@@ -156,9 +151,6 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
                 app._tell(NothingToTrain(round=progress.reached, epochs=asked, converged=progress.converged))
             else:
                 await _train(run, algorithm, callbacks)
-            if order is not None and (run.replay is None or run.replay.next is None):
-                same = digest(progress.weights) == order.weights if order.weights else None
-                app._tell(Replayed(path=str(settings["replay"]), updates=len(order.turns), same=same))
             return History(progress.records[before:])
         finally:
             try:
@@ -198,33 +190,6 @@ async def _train(run: Run, algorithm: Any, callbacks: Callbacks | None) -> None:
 
 async def _bring_states(run: Run) -> None:
     run.progress.states = await run.exchange.states.all()
-
-
-def order_of(app: Any, settings: dict[str, Any]) -> Order:
-    """The order that a run is to follow.
-
-    Raises:
-        ConfigError: There is none, or it is of another app, or cannot be followed by this run.
-        CheckpointMismatch: It is of a run with other settings; those of data and model are compared when they are known.
-    """
-    source = Path(settings["replay"])
-    if app.resume is not None or app._progress is not None:
-        raise ConfigError(
-            f"replay={str(source)!r} begins with the first weights, but "
-            + ("resume goes on from others" if app.resume is not None else "this app was trained before"),
-            hint="leave out resume" if app.resume is not None else "make a new app",
-        )
-    order = read_order(source)
-    if order.app not in ("", type(app).__name__):
-        raise ConfigError(f"the run in {source} is of {order.app}, but this app is {type(app).__name__}")
-    known = rules_of(settings)
-    check_settings(
-        {name: value for name, value in order.as_given(app.slots).items() if name in known},
-        known,
-        f"in {source}",
-        "replay it with the same settings",
-    )
-    return order
 
 
 @contextlib.asynccontextmanager
@@ -277,7 +242,6 @@ async def _run(
     crew: Crew,
     settings: dict[str, Any],
     fresh: bool,
-    order: Order | None,
     callbacks: Callbacks | None,
 ) -> Run:
     for weight in app.model.trainable_weights:
@@ -308,7 +272,7 @@ async def _run(
     means = settings["optimizer_state"] == "averaged" or settings["local_rule"].steers
     # Where slots begin with means, or with weights of their own, the master gives them what these are made of.
     restoring = None if means or fragments else weights_out.restoring
-    progress, keeper, source = await begin(app, samples, settings, fresh=fresh, order=order, restoring=restoring)
+    progress, keeper, source = await begin(app, samples, settings, fresh=fresh, restoring=restoring)
     check_rounds(settings, samples, len(progress.states))
     weights_out.held = {slot: state[HELD] for slot, state in enumerate(progress.states) if HELD in state}
     if settings["evaluate_on"] == "workers":
@@ -351,7 +315,7 @@ async def _run(
         seed=settings["seed"],
         update_policy=settings["update_policy"],
         local=settings["local_rule"],
-        grows=not fixed and order is None,
+        grows=not fixed,
         files=files_of(app),
         shuffle=str(settings["shuffle"]),
         **norms,
@@ -361,9 +325,4 @@ async def _run(
     planned = PlannedSteps(progress, settings["batch_size"]) if followers(app.model.optimizer) else None
     exchange = Exchange(app._run, samples, settings["codec"].name, weights_out, states, app._tell, planned)
     nearby = Nearby(app, facts.files, crew, app.cluster, introduces=not weights_out.stays)
-    run = Run(facts, app.cluster, crew, progress, exchange, nearby, MetricMerge(app), reporter, keeper)
-    if downpour:
-        run.order = order
-    elif order is not None:
-        run.replay = Replay(order=order)
-    return run
+    return Run(facts, app.cluster, crew, progress, exchange, nearby, MetricMerge(app), reporter, keeper)

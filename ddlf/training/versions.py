@@ -28,7 +28,7 @@ async def go_over(run: Run, first: Callable[[], int]) -> None:
         first: Gives the round, from 0, with which that could be: none of the slots has begun it. In the middle of an epoch nothing is done.
     """
     data, progress = run.facts.files, run.progress
-    if data is None or data.manifest.hosts or run.replay or run.order or not progress.begins_epoch(first()):
+    if data is None or data.manifest.hosts or not progress.begins_epoch(first()):
         return
     try:
         newer = await asyncio.to_thread(data.newer, _known(run))

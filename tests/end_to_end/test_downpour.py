@@ -1,4 +1,4 @@
-"""Downpour SGD of a real Keras app on real workers: exact counts, the same bits in a replay, workers that are killed, NaN, early ends."""
+"""Downpour SGD of a real Keras app on real workers: exact counts, workers that are killed, NaN, early ends."""
 
 import os
 import signal
@@ -54,19 +54,14 @@ def app_of(kind, cluster, **settings):
     return app
 
 
-async def test_counts_are_exact_and_replays_are_the_same_bits_of_one_replica_in_each_slot_and_of_several(tmp_path):
+async def test_counts_are_exact_with_one_replica_in_each_slot_and_with_several():
     async with Cluster.local(2) as cluster:
         for replicas in (None, 3):
-            app = app_of(Pushing, cluster, replicas=replicas, checkpoint=tmp_path / str(replicas))
+            app = app_of(Pushing, cluster, replicas=replicas)
             await app.train_model()
             assert app.ledger.is_exact(1)
             if replicas is None:
                 assert [(len(one.fetches), len(one.pushes)) for one in app.history] == [(5, 6), (5, 6)]
-            wanted = digest(app.model.get_weights())
-            for _ in range(2 if replicas else 1):
-                again = app_of(Pushing, cluster, replicas=replicas, replay=tmp_path / str(replicas))
-                await again.train_model()
-                assert digest(again.model.get_weights()) == wanted
 
 
 async def test_workers_with_shards_are_killed_and_one_sends_nan_and_the_others_end_and_training_stops_early():

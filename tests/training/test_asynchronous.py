@@ -2,8 +2,6 @@
 
 import pytest
 
-from ddlf.events import Replayed
-from ddlf.testing import FaultPlan, local_cluster
 from tests.training.models import Quick, app, equal
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -55,23 +53,3 @@ async def test_an_app_that_raises_on_one_worker_ends_training_with_its_error(two
     with pytest.raises(RuntimeError, match="no luck here"):
         await Failing(two_workers).train_async()
     assert await two_workers.run_code("1 + 1") == [2, 2]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_template")
-async def test_each_replay_of_a_run_that_lost_a_worker_ends_with_the_same_bits(tmp_path):
-    settings = dict(mode="async", optimizer="adam", dropout=0.3, master_epochs=4)
-    async with local_cluster(2) as cluster:
-        recorded = app(cluster, **settings, out=tmp_path)
-        async with FaultPlan().kill(worker=2, at_round=2).on(recorded) as injection:
-            await recorded.train_model()
-        assert injection.done
-        assert sum(record.recomputed for record in recorded.history) == 1
-        (folder,) = tmp_path.iterdir()
-        for _ in range(2):
-            again = app(cluster, **settings, replay=folder)
-            told = []
-            again.subscribe(told.append)
-            await again.train_model()
-            assert equal(again.model.get_weights(), recorded.model.get_weights())
-            assert [event.same for event in told if isinstance(event, Replayed)] == [True]

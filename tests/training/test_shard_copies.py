@@ -177,7 +177,7 @@ async def test_one_that_joins_takes_a_shard_and_nothing_is_sent_again(logs):
     check_each_push_counts_once(run, logs, pushes=int(run._progress.state["shards"][0][0, 1]))
     assert run.ledger.is_exact(6)
     places = sorted(push[6] for record in run.history for push in record.pushes)
-    assert places == list(range(len(places)))  # so it can be replayed
+    assert places == list(range(len(places)))
 
 
 async def test_one_that_takes_no_part_any_more_hands_its_shard_on_though_there_is_no_copy(logs, monkeypatch):

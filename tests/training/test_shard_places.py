@@ -182,23 +182,6 @@ async def test_one_that_joins_takes_the_place_of_one_that_is_gone():
     assert run.ledger.is_exact(12)
 
 
-@pytest.mark.parametrize("other", [{"shard_workers": 1}, {"shard_workers": None}, {"workers": 5}])
-async def test_a_replay_has_the_shards_of_the_run_wherever_they_are(other, tmp_path):
-    settings = {"workers": 4, "slots": 2, "shard_workers": 2, "master_epochs": 2}
-    run = run_of(**settings, checkpoint=tmp_path)
-    await run.train_model()
-    again = run_of(**{**settings, **other}, replay=tmp_path)
-    again.on_round = lambda record: found.append(len(owners(again)))
-    found = []
-    await again.train_model()
-    assert found[0] == 2
-    assert [w.tobytes() for w in again.model.get_weights()] == [w.tobytes() for w in run.model.get_weights()]
-    with pytest.raises(
-        ConfigError, match=r"there is 1 beside shard_workers=3; start more .*, or leave shard_workers out"
-    ):
-        await run_of(**{**settings, "shard_workers": 3}, replay=tmp_path).train_model()
-
-
 async def test_when_only_they_are_left_they_train():
     run = run_of(2, shard_workers=1, master_epochs=6)
 

@@ -51,7 +51,7 @@ function _shtab_ddlf_using
 end
 
 set -g _shtab_ddlf_commands run check new demo advise status top dashboard stop clean bench data 'data split' 'data send' 'data repartition' 'data info' 'data verify' 'data export' model 'model show' 'model check' 'model format' 'model convert' 'model diff' 'model compare' export runs 'runs compare' 'runs prune' logs report doctor env config 'config show' token 'token new' 'token paste' 'token show' completion
-set -g _shtab_ddlf_opts_with_value --advice --arrival --backend --backends --balance --batch --batch-size --batches --batchnorm --checkpoint --checkpoint-every --clip --codec --columns --config --converge --copies --data --data-memory --evaluate-every --evaluate-on --exchange --explain --fail-on --file-bytes --file-samples --files --format --hosts --image-size --inputs --keep --label --last --launcher --layers --limit --local --local-rule --log --master-epochs --max-staleness --megabytes --memory --merge --mode --multipliers --n-fetch --n-push --name --on-bad --optimizer-state --out --outer --part --partition --precision --push-rule --ragged --rate-decay --replay --replicas --resume --round-samples --save --schedule --seed --shard-cut --shard-workers --shards --shuffle --slots --softsync --staleness --stratify --svg --target --template --timeout --to --token-file --tolerance --ui --update-policy --warm-start --weights --weights-codec --worker --worker-epochs --worker-steps --workers -c -n -p
+set -g _shtab_ddlf_opts_with_value --advice --arrival --backend --backends --balance --batch --batch-size --batches --batchnorm --checkpoint --checkpoint-every --clip --codec --columns --config --converge --copies --data --data-memory --evaluate-every --evaluate-on --exchange --explain --fail-on --file-bytes --file-samples --files --format --hosts --image-size --inputs --keep --label --last --launcher --layers --limit --local --local-rule --log --master-epochs --max-staleness --megabytes --memory --merge --mode --multipliers --n-fetch --n-push --name --on-bad --optimizer-state --out --outer --part --partition --precision --push-rule --ragged --rate-decay --replicas --resume --round-samples --save --schedule --seed --shard-cut --shard-workers --shards --shuffle --slots --softsync --staleness --stratify --svg --target --template --timeout --to --token-file --tolerance --ui --update-policy --warm-start --weights --weights-codec --worker --worker-epochs --worker-steps --workers -c -n -p
 
 complete -c ddlf -e
 complete -c ddlf -f
@@ -118,7 +118,6 @@ complete -c ddlf -n '_shtab_ddlf_using run' -l multipliers -x -d 'length of step
 complete -c ddlf -n '_shtab_ddlf_using run' -l checkpoint -x -d 'folder to write a checkpoint to after every round'
 complete -c ddlf -n '_shtab_ddlf_using run' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'
 complete -c ddlf -n '_shtab_ddlf_using run' -l resume -x -d 'go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR'
-complete -c ddlf -n '_shtab_ddlf_using run' -l replay -x -d 'merge the updates of an earlier run again, in its order'
 complete -c ddlf -n '_shtab_ddlf_using run' -l advice -xka "off quick strict" -d 'known mistakes: say, or refuse (strict)'
 complete -c ddlf -n '_shtab_ddlf_using run' -l out -x -d 'folder to make the run'"'"'s own folder in; none: make none'
 complete -c ddlf -n '_shtab_ddlf_using run' -l name -x -d 'name of the run, in its folder'"'"'s'
@@ -201,7 +200,6 @@ complete -c ddlf -n '_shtab_ddlf_using demo' -l multipliers -x -d 'length of ste
 complete -c ddlf -n '_shtab_ddlf_using demo' -l checkpoint -x -d 'folder to write a checkpoint to after every round'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l resume -x -d 'go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR'
-complete -c ddlf -n '_shtab_ddlf_using demo' -l replay -x -d 'merge the updates of an earlier run again, in its order'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l advice -xka "off quick strict" -d 'known mistakes: say, or refuse (strict)'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l out -x -d 'folder to make the run'"'"'s own folder in; none: make none'
 complete -c ddlf -n '_shtab_ddlf_using demo' -l name -x -d 'name of the run, in its folder'"'"'s'
@@ -485,7 +483,6 @@ complete -c ddlf -n '_shtab_ddlf_using env' -l multipliers -x -d 'length of step
 complete -c ddlf -n '_shtab_ddlf_using env' -l checkpoint -x -d 'folder to write a checkpoint to after every round'
 complete -c ddlf -n '_shtab_ddlf_using env' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'
 complete -c ddlf -n '_shtab_ddlf_using env' -l resume -x -d 'go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR'
-complete -c ddlf -n '_shtab_ddlf_using env' -l replay -x -d 'merge the updates of an earlier run again, in its order'
 complete -c ddlf -n '_shtab_ddlf_using env' -l advice -xka "off quick strict" -d 'known mistakes: say, or refuse (strict)'
 complete -c ddlf -n '_shtab_ddlf_using env' -l out -x -d 'folder to make the run'"'"'s own folder in; none: make none'
 complete -c ddlf -n '_shtab_ddlf_using env' -l name -x -d 'name of the run, in its folder'"'"'s'
@@ -560,7 +557,6 @@ complete -c ddlf -n '_shtab_ddlf_using config show' -l multipliers -x -d 'length
 complete -c ddlf -n '_shtab_ddlf_using config show' -l checkpoint -x -d 'folder to write a checkpoint to after every round'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l checkpoint-every -x -d 'write checkpoints only after every N rounds, and at the end'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l resume -x -d 'go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR'
-complete -c ddlf -n '_shtab_ddlf_using config show' -l replay -x -d 'merge the updates of an earlier run again, in its order'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l advice -xka "off quick strict" -d 'known mistakes: say, or refuse (strict)'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l out -x -d 'folder to make the run'"'"'s own folder in; none: make none'
 complete -c ddlf -n '_shtab_ddlf_using config show' -l name -x -d 'name of the run, in its folder'"'"'s'

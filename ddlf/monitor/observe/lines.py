@@ -149,14 +149,6 @@ def _line(event: e.Event) -> str:
             few, many = event.staleness[:MOST_SHOWN], sum(event.staleness[MOST_SHOWN:])
             found = [f"{tau} in {count}" for tau, count in enumerate(few) if count] + [f"more in {many}"] * bool(many)
             return f"staleness {', '.join(found)} of {sum(event.staleness)} updates"
-        case e.Replayed(same=False):
-            return (
-                f"replay    OTHER BITS than those of {event.path}, after the same {event.updates} updates: "
-                "is it another machine, or another version of something?"
-            )
-        case e.Replayed():
-            bits = "the same bits as those of" if event.same else "as many updates as in"
-            return f"replay    {bits} {event.path}, after {event.updates} updates"
         case e.Evaluated():
             return "test      " + "  ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
         case e.ModelSaved():

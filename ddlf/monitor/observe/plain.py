@@ -39,7 +39,7 @@ class Lines(Display):
     def tell(self, event: e.Event) -> None:
         """Take an event in; at the end of a run, print the last record if it was held back, before what is said of all."""
         super().tell(event)
-        if isinstance(event, e.RunEnded | e.Replayed | e.Converged) and self._held is not None:
+        if isinstance(event, e.RunEnded | e.Converged) and self._held is not None:
             put(str(self._held))
             self._held = None
         if isinstance(event, e.RunBegan) or (line(event) and not isinstance(event, e.Committed)):

@@ -66,14 +66,12 @@ class _Push:
 
     Args:
         number: From 0, in its round.
-        place: In the script of a replay.
         read: Version of each shard that it was made from.
         gradient: Of all shards.
         rest: Change of the values that are not trained.
     """
 
     number: int
-    place: int
     read: list[int]
     gradient: Row
     rest: Row
@@ -92,7 +90,6 @@ class ModelReplica:
         cadence: When it fetches and pushes.
         numbers: Of each shard the number of the first push that is not there: of an earlier life some may be.
         epochs: Of each shard how often it was given to a worker, when that was asked.
-        script: In a replay, ``fetches`` and ``pushes``: of each, for each shard, how many pushes are before it.
 
     Attributes:
         first: Number of the first push that some shard lacks: this life begins with its steps.
@@ -109,7 +106,6 @@ class ModelReplica:
     cadence: Cadence
     numbers: Sequence[int]
     epochs: list[int]
-    script: dict[str, list[list[int]]] | None = None
     done: int = 0
     read: list[int] = field(default_factory=list)
     lost: Counter[int] = field(default_factory=Counter)
@@ -192,10 +188,10 @@ class ModelReplica:
         """
         number, self._next = self._next, self._next + 1
         self._lacking.append((number, gradient))
-        push = _Push(number, len(self._answers), list(self.read), gradient, rest)
+        push = _Push(number, list(self.read), gradient, rest)
         self._answers[number] = [(KNOWN, 0) if number < known else None for known in self.numbers]  # of an earlier life
         computes = asyncio.get_running_loop().time() - self._taken_at > self._waited_s
-        yields = computes and len(gradient) > LARGE and self.script is None
+        yields = computes and len(gradient) > LARGE
         self._sending.append(asyncio.ensure_future(self._send(push, self._begun + 1 if yields else 0)))
         while len(self._sending) > ON_THEIR_WAY or (self._sending and self._sending[0].done()):
             await self._sending.popleft()
@@ -222,13 +218,11 @@ class ModelReplica:
                 one.cancel()
 
     def _fetch(self) -> asyncio.Future[Fetched]:
-        number, self._begun = self._begun, self._begun + 1
-        return asyncio.ensure_future(self._fetched(None if self.script is None else self.script["fetches"][number]))
+        self._begun += 1
+        return asyncio.ensure_future(self._fetched())
 
-    async def _fetched(self, script: list[int] | None) -> Fetched:
-        found = await self.owners.each(
-            lambda shard: self.owners.of(shard, "fetch", self.id, self.life, script and script[shard])
-        )
+    async def _fetched(self) -> Fetched:
+        found = await self.owners.each(lambda shard: self.owners.of(shard, "fetch", self.id, self.life))
         for shard, (one, parts) in enumerate(zip(found, self.owners.parts, strict=True)):
             for name, part in zip(("weights", "rest"), parts, strict=True):
                 one[name] = _read(self.owners.owners[shard], one[name], part)
@@ -276,10 +270,9 @@ class ModelReplica:
 
     async def _push(self, shard: int, push: _Push, epoch: int) -> tuple[int, int]:
         (begin, end), (low, high) = self.owners.parts[shard]
-        at = None if self.script is None else self.script["pushes"][push.place][shard]
         whose = self.id, self.life, self.round, push.number, push.read[shard]
         slices = push.gradient[begin:end], push.rest[low:high]
-        found = await self.owners.of(shard, "push", *whose, *slices, False, at, again=7, epoch=epoch)
+        found = await self.owners.of(shard, "push", *whose, *slices, False, again=7, epoch=epoch)
         return int(found[0]), int(found[1])
 
     async def _resume(self, shard: int, epoch: int) -> None:

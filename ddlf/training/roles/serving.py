@@ -220,7 +220,7 @@ class End(Restored):
             cadence: When each fetches and pushes.
         """
         told = task.weights
-        ids, life, scripts = told["replicas"], told["life"], told["scripts"] or [None] * len(told["replicas"])
+        ids, life = told["replicas"], told["life"]
         epochs = list(self.owners.epochs)
         numbers = await self.owners.each(lambda shard: self.owners.of(shard, "begin", ids, life, task.round))
         return [
@@ -233,9 +233,8 @@ class End(Restored):
                 cadence=cadence,
                 numbers=[int(of_shard[place]) for of_shard in numbers],
                 epochs=list(epochs),
-                script=script,
             )
-            for place, (id, count, script) in enumerate(zip(ids, steps, scripts, strict=True))
+            for place, (id, count) in enumerate(zip(ids, steps, strict=True))
         ]
 
 

@@ -46,7 +46,6 @@ class Shard:
         version: Steps so far.
         received: Pushes so far.
         last: Of each replica its last push.
-        fetches: In a replay, by how many pushes had been taken, fetches that are to come before the next one.
         how: What ``made`` is told that ``snapshot`` does not change.
         epoch: How often it was given to a worker.
         falls: Of each time that a copy took over, which may have lacked pushes, the epoch from then on and the pushes in it.
@@ -66,7 +65,6 @@ class Shard:
     version: int = 0
     received: int = 0
     last: dict[int, Last] = field(default_factory=dict)
-    fetches: dict[int, int] | None = None
     how: dict[str, Any] = field(default_factory=dict)
     epoch: int = 1
     falls: list[tuple[int, int]] = field(default_factory=list)
@@ -87,7 +85,7 @@ class Shard:
 
         Args:
             facts: ``weights``, ``rest``, ``rule``, ``staleness`` and ``codec`` as text; ``collects``, pushes that make a step; and what there is
-                already: ``state``, ``version``, ``received``, ``last``, ``count`` and ``factors`` of pushes that wait; ``fetches`` of a replay.
+                already: ``state``, ``version``, ``received``, ``last``, ``count`` and ``factors`` of pushes that wait.
             epoch: How often it was given to a worker.
             falls: As attribute.
         """
@@ -108,7 +106,6 @@ class Shard:
             version=facts.get("version", 0),
             received=facts.get("received", 0),
             last={int(replica): Last(*map(int, one)) for replica, *one in facts.get("last", ())},
-            fetches=None if facts.get("fetches") is None else {int(at): int(count) for at, count in facts["fetches"]},
             how={name: facts[name] for name in HOW if name in facts},
             epoch=epoch,
             falls=[(since, received) for since, received in falls],
@@ -133,7 +130,6 @@ class Shard:
             "last": [[replica, *one] for replica, one in sorted(self.last.items())],
             "count": 0 if softsync is None else softsync.count,
             "factors": 0.0 if softsync is None else softsync.factors,
-            "fetches": None if self.fetches is None else [list(pair) for pair in sorted(self.fetches.items())],
         }
 
     async def mark(self, moment: int) -> None:
@@ -181,13 +177,12 @@ class Shard:
             here = list(last[2:]) if last.round == round else None
             return {"last": here, "falls": [list(fall) for fall in self.falls]}
 
-    async def fetch(self, replica: int, life: int, at: int | None = None) -> dict[str, Any]:
+    async def fetch(self, replica: int, life: int) -> dict[str, Any]:
         """The values of now.
 
         Args:
             replica: Who asks.
             life: Which life of it.
-            at: In a replay, how many pushes are to be in them.
 
         Returns:
             ``weights``, as the codec makes them, and ``rest``, which are not changed any more; ``version``, ``received``; of the replica's last push
@@ -195,12 +190,6 @@ class Shard:
         """
         async with self._news:
             last = self._alive(replica, life)
-            if at is not None:
-                await self._news.wait_for(lambda: self.closed or self.received >= at)
-                self._alive(replica, life)
-                if self.fetches is not None:
-                    self.fetches[at] = self.fetches.get(at, 0) - 1
-                    self._news.notify_all()
             self._lent = True
             last = self.last.get(replica, last)
             return {
@@ -224,7 +213,6 @@ class Shard:
         gradient: Row,
         rest: Row,
         again: bool = False,
-        at: int | None = None,
     ) -> tuple[int, int]:
         """Take a push, and step by it.
 
@@ -237,7 +225,6 @@ class Shard:
             gradient: Sum of the gradients, as long as the shard.
             rest: What is subtracted from the values that are not trained.
             again: Whether it may have come already: its answer was lost.
-            at: In a replay, how many pushes come before it.
 
         Returns:
             Pushes that were taken before it, and its staleness.
@@ -255,11 +242,6 @@ class Shard:
                     return (last.at, last.tau) if (round, number) == last[1:3] else (KNOWN, 0)
                 raise BadUpdate(f"push {number + 1} of replica {replica + 1} in round {round + 1} came twice")
             self._check(replica, number, read, gradient, rest)
-            if at is not None:
-                await self._news.wait_for(
-                    lambda: self.closed or (self.received == at and not (self.fetches or {}).get(self.received, 0))
-                )
-                self._alive(replica, life)
             tau, before = self.version - read, self.received
             try:
                 await self._stepped(gradient, rest, tau)

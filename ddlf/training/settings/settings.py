@@ -58,14 +58,6 @@ class Settings(TrainingSettings):
     """Or from one checkpoint, ``DIR/round-000012``. With another folder as ``checkpoint`` the old one is only read. Synchronous training ends with
     the same bits as if it had never been interrupted, unless parts follow the measured speed. One that is complete is trained no more."""
 
-    replay: Annotated[
-        str | Path | None,
-        FOLDER,
-        *("merge the updates of an earlier run again, in its order", "DIR", NOWHERE, "async downpour"),
-    ] = None
-    """The folder of a run, or of its checkpoints: asynchronous training then ends with the same bits, whichever worker is fast, or is lost. App, data
-    and settings must be the same; a run that ended early is followed up to where it did."""
-
     advice: Annotated[str, OneOf("off", "quick", "strict"), "known mistakes: say, or refuse (strict)", ""] = "quick"
     """Looked for in what is in memory before training (``ddlf advise``). With ``strict`` a run that could learn nothing does not begin."""
 

@@ -49,14 +49,6 @@ def test_short_rounds_get_a_line_in_two_seconds_and_the_last_one_always_has_one(
     assert capsys.readouterr().out == f"{record(20)}\n"
 
 
-def test_the_last_record_of_a_replay_comes_before_what_is_said_of_its_bits(lines, capsys):
-    assert [lines.is_due(record(number)) for number in (1, 2)] == [True, False]
-    lines.tell(e.Replayed(path="runs/a", updates=2, same=True))
-    assert capsys.readouterr().out == f"{record(2)}\n"
-    lines.tell(e.RunEnded(run="r", how="complete", version=2))
-    assert capsys.readouterr().out == ""
-
-
 def test_a_last_round_that_had_its_line_has_no_second_one(lines, capsys):
     assert lines.is_due(record(1))
     lines.tell(e.RunEnded(run="r", how="complete", version=1))

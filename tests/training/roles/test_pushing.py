@@ -39,16 +39,14 @@ class Shard:
         return self.asked
 
 
-def replica_of(shard: Shard, script: dict[str, list[list[int]]] | None = None) -> ModelReplica:
+def replica_of(shard: Shard) -> ModelReplica:
     owners = Owners(1, {}, shard.ask, 1, [2], [1], [((0, shard.size), (0, 0))])
-    return ModelReplica(
-        id=0, life=1, round=0, steps=9, owners=owners, cadence=Cadence(), numbers=[0], epochs=[1], script=script
-    )
+    return ModelReplica(id=0, life=1, round=0, steps=9, owners=owners, cadence=Cadence(), numbers=[0], epochs=[1])
 
 
-async def stepped(shard: Shard, script: dict[str, list[list[int]]] | None, waited_s: float) -> ModelReplica:
+async def stepped(shard: Shard, waited_s: float) -> ModelReplica:
     """A replica that has pushed behind a step whose fetch took so long, while the next fetch has no answer yet."""
-    replica = replica_of(shard, script)
+    replica = replica_of(shard)
     shard.open.set()
     taking = asyncio.ensure_future(replica.take(None, 0.0))
     await shard.hears(1)
@@ -62,7 +60,7 @@ async def stepped(shard: Shard, script: dict[str, list[list[int]]] | None, waite
 
 async def test_a_large_push_lets_the_fetch_go_first_that_the_next_step_waits_for() -> None:
     shard = Shard(LARGE + 1)
-    replica = await stepped(shard, None, 0.0)
+    replica = await stepped(shard, 0.0)
     for _ in range(20):  # all that waits for no answer is done by then
         await asyncio.sleep(0)
     assert shard.asked == ["fetch", "fetch"]
@@ -72,18 +70,12 @@ async def test_a_large_push_lets_the_fetch_go_first_that_the_next_step_waits_for
 
 
 @pytest.mark.parametrize(
-    ("size", "waited_s", "script"),
-    [
-        (LARGE, 0.0, None),
-        (LARGE + 1, LONG, None),
-        (LARGE + 1, 0.0, {"fetches": [[0]] * 9, "pushes": [[0]] * 9}),
-    ],
-    ids=["small", "of a replica that waits longer than it computes", "in a replay"],
+    ("size", "waited_s"),
+    [(LARGE, 0.0), (LARGE + 1, LONG)],
+    ids=["small", "of a replica that waits longer than it computes"],
 )
-async def test_other_pushes_wait_for_no_fetch(
-    size: int, waited_s: float, script: dict[str, list[list[int]]] | None
-) -> None:
+async def test_other_pushes_wait_for_no_fetch(size: int, waited_s: float) -> None:
     shard = Shard(size)
-    replica = await stepped(shard, script, waited_s)
+    replica = await stepped(shard, waited_s)
     assert await shard.hears(3) == ["fetch", "fetch", "push"]
     replica.end()
