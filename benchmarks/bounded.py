@@ -34,7 +34,7 @@ import numpy as np
 from apps.big_images import PIXELS, BigImages, pictures
 from benchmarks.measure import ROOT, run_child, table
 from ddlf import Cluster
-from ddlf.algorithms.reading import portions
+from ddlf.algorithms.reading_order import portions
 from ddlf.data.manifest import Column
 from ddlf.data.place import Folder
 from ddlf.data.sources import Rows, row_type

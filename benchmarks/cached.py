@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measure import Spread, table, turns
-from ddlf.algorithms.reading import portions
+from ddlf.algorithms.reading_order import portions
 from ddlf.data.bucket import Bucket
 from ddlf.data.cache import Cache
 from ddlf.data.opened import DataSet

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.measure import some_of, table
-from ddlf.algorithms.pushed import PUSHED, Pushed
+from ddlf.algorithms.push_rules import PUSHED, Pushed
 from ddlf.algorithms.staleness import STALENESS, Staleness
 
 Row = npt.NDArray[np.float32]

@@ -1,4 +1,4 @@
-"""How far honest updates of one round are from each other: what the limits of ``ddlf.algorithms.check`` must let pass.
+"""How far honest updates of one round are from each other: what the limits of ``ddlf.algorithms.update_check`` must let pass.
 
     python -m benchmarks.honest [--rounds 10] [--samples 6000] [--only digits-sgd]
 
@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.workload import Weights, Workload
-from ddlf.algorithms.check import Limits, judge
 from ddlf.algorithms.merge import Mean, merged
-from ddlf.algorithms.pairs import cosines, norm
+from ddlf.algorithms.pairwise import cosines, norm
 from ddlf.algorithms.partition import partition, shuffled
+from ddlf.algorithms.update_check import Limits, judge
 
 SHARES = ((0.25, 0.25, 0.25, 0.25), (0.55, 0.35, 0.08, 0.02), (0.90, 0.07, 0.02, 0.01), (0.34, 0.33, 0.33))
 SETTINGS = {

@@ -27,7 +27,7 @@ from benchmarks.measure import table
 from benchmarks.network import Network
 from benchmarks.stand_in import PushingStandIn, StandInRun, nothing
 from ddlf import Cluster
-from ddlf.algorithms.pushed import Cadence
+from ddlf.algorithms.push_rules import Cadence
 from ddlf.rpc.tokens import new_token
 from ddlf.training.roles.downpour import batches_of
 from ddlf.training.roles.serving import record, shares

@@ -29,7 +29,7 @@ import numpy as np
 
 from benchmarks.baselines.readers import READERS, samples
 from benchmarks.measure import ROOT, Spread, table, turns
-from ddlf.algorithms.reading import portions
+from ddlf.algorithms.reading_order import portions
 
 MEMORY = 2**28
 """Bytes that a worker of DDLF may hold here."""

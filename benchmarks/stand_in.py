@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.pushed import Cadence
-from ddlf.algorithms.rows import Rows
+from ddlf.algorithms.flat_weights import Rows
+from ddlf.algorithms.push_rules import Cadence
 from ddlf.testing import FakeRun
 from ddlf.training import start
 from ddlf.training.crew import Crew

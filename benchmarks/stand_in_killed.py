@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.stand_in import PushingStandIn, StandInRun, like, nothing, tensors
-from ddlf.algorithms.pushed import Cadence
-from ddlf.algorithms.rows import Rows
+from ddlf.algorithms.flat_weights import Rows
+from ddlf.algorithms.push_rules import Cadence
 from ddlf.training.roles.downpour import batches_of
 from ddlf.training.roles.generation import Unreached
 from ddlf.training.roles.serving import record

@@ -21,7 +21,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ddlf.algorithms.arrived import Arrival, Arrived, State
+from ddlf.algorithms.arrival_rule import Arrival, Arrived, State
 from ddlf.algorithms.named import Family
 from ddlf.algorithms.peer import Average, Copy, Mimic, Weighted
 from ddlf.algorithms.weights import Weights, divided, is_float

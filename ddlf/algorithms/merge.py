@@ -20,27 +20,500 @@ Each rule is a value whose ``start`` gives the merge of one round, which takes u
 | ``clipped:1`` | the mean of updates that are no longer than the median | few are too long |
 """
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from math import ceil, isfinite
+from typing import ClassVar, Protocol
 
-from ddlf.algorithms.mean import Mean, Merge, Rule, RunningMerge
-from ddlf.algorithms.named import Family
-from ddlf.algorithms.robust import ClippedMean, GeometricMedian, Krum, Median, TrimmedMean
-from ddlf.algorithms.weights import Tensor
+import numpy as np
+
+from ddlf.algorithms.named import Family, Named
+from ddlf.algorithms.pairwise import Vector, norm, squared_distances
+from ddlf.algorithms.update_check import fault
+from ddlf.algorithms.weights import Tensor, is_float
 from ddlf.errors import ConfigError
 
-__all__ = [
-    "MERGE",
-    "ClippedMean",
-    "GeometricMedian",
-    "Krum",
-    "Mean",
-    "Median",
-    "Merge",
-    "Rule",
-    "RunningMerge",
-    "TrimmedMean",
-    "merged",
-]
+
+class Merge(ABC):
+    """The merge of one round, while the updates still arrive.
+
+    Args:
+        slots: Number of slots, K > 0.
+        like: Arrays with the shapes and types that every update must have, such as the model's weights. Not modified.
+        names: Paths of the tensors, for errors; without them they are numbered.
+
+    Raises:
+        ConfigError: ``slots`` is not positive.
+
+    On failure:
+        A refused update changes nothing: the same slot can be added again, from another worker.
+    """
+
+    def __init__(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> None:
+        if slots <= 0:
+            raise ConfigError(f"cannot merge {slots} slots")
+        self._slots = slots
+        # Shapes and types only; the weights themselves would be kept alive.
+        self._like = [np.broadcast_to(np.zeros((), tensor.dtype), tensor.shape) for tensor in like]
+        self._names = names
+        self._missing = set(range(slots))
+
+    def add(self, slot: int, update: Sequence[Tensor], count: int, *, checked: bool = False) -> None:
+        """Take the update of one slot.
+
+        Args:
+            slot: ``0 .. K-1``.
+            update: One array per tensor. It must not be modified before ``result``.
+            count: Samples that the slot trained on, > 0.
+            checked: Whether ``check.judge`` has accepted it, so that it need not be looked at again.
+
+        Raises:
+            ConfigError: The slot is unknown or was added before.
+            BadUpdate: A tensor has another shape or type or holds a NaN or an infinity, or ``count`` is not positive.
+        """
+        if not 0 <= slot < self._slots:
+            raise ConfigError(f"slot {slot} is not one of the {self._slots} slots of this round")
+        if slot not in self._missing:
+            raise ConfigError(f"slot {slot} was merged already", hint="add one update per slot and round")
+        if not checked and (found := fault(update, count, self._like, self._names)):
+            raise found.error(slot)
+        self._missing.remove(slot)
+        self._take(slot, update, count)
+
+    def leave_out(self, slot: int) -> None:
+        """Merge without the update of one slot.
+
+        Args:
+            slot: One that is missing.
+        """
+        self._missing.remove(slot)
+        self._leave_out(slot)
+
+    @property
+    def missing(self) -> list[int]:
+        """The slots whose update has not been added, in order."""
+        return sorted(self._missing)
+
+    def result(self) -> list[Tensor]:
+        """Return the merged update as new arrays, one per tensor. Those of integers or booleans are zero.
+
+        Raises:
+            ConfigError: Slots are missing.
+        """
+        if self._missing:
+            raise ConfigError(f"cannot merge: no update from slots {self.missing} of {self._slots}")
+        return [
+            np.asarray(self._merged(i), tensor.dtype) if is_float(tensor) else np.zeros(tensor.shape, tensor.dtype)
+            for i, tensor in enumerate(self._like)
+        ]
+
+    @abstractmethod
+    def _take(self, slot: int, update: Sequence[Tensor], count: int) -> None:
+        """Keep or sum an update that fits."""
+
+    def _leave_out(self, slot: int) -> None:  # noqa: B027  most have nothing to do
+        """Wait for this slot no more."""
+
+    @abstractmethod
+    def _merged(self, index: int) -> Tensor:
+        """The merged value of one float tensor, a new array."""
+
+
+class RunningMerge(Merge):
+    """The weighted mean, summed while updates arrive.
+
+    Updates are summed in slot order, never in arrival order: one that arrives early waits (by reference, without a
+    copy) until all lower slots are in. So the result has the same bits whichever worker was fast, and most of the work
+    is done when the last update arrives. Per tensor, with ``a`` in float64::
+
+        a <- n_0 * g_0;  a <- a + n_1 * g_1;  ...;  mean = float32(a / (n_0 + n_1 + ...))
+
+    In float64 the products of float32 values and counts below 2**29 are exact, hence a single slot, or slots that all
+    sent the same, get exactly their update back. Tensors of integers or booleans (counters, seeds) are not averaged:
+    their merged update is zero, so the master's value stays. BatchNorm statistics are averaged like any other float
+    tensor.
+    """
+
+    def __init__(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> None:
+        super().__init__(slots, like, names)
+        self._sums: dict[int, Tensor] = {i: np.empty(tensor.shape) for i, tensor in enumerate(like) if is_float(tensor)}
+        # One product at a time needs memory; it is shared by all tensors and slots.
+        self._product = np.empty(max((total.size for total in self._sums.values()), default=0))
+        self._samples = 0
+        self._next = 0
+        self._waiting: dict[int, tuple[Sequence[Tensor], int] | None] = {}  # None for those that are left out
+
+    def _take(self, slot: int, update: Sequence[Tensor], count: int) -> None:
+        self._waiting[slot] = (update, count)
+        self._go_on()
+
+    def _leave_out(self, slot: int) -> None:
+        self._waiting[slot] = None
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while self._next in self._waiting:
+            waiting = self._waiting.pop(self._next)
+            if waiting is not None:
+                self._sum(*waiting)
+            self._next += 1
+
+    def _sum(self, update: Sequence[Tensor], count: int) -> None:
+        for i, total in self._sums.items():
+            first = self._samples == 0  # written straight into the sum, since 0 + -0 would lose the sign
+            product = total if first else self._product[: total.size].reshape(total.shape)
+            np.multiply(update[i], count, out=product, dtype=np.float64)
+            if not first:
+                np.add(total, product, out=total)
+        self._samples += count
+
+    def _merged(self, index: int) -> Tensor:
+        mean = np.empty_like(self._like[index], order="C")
+        np.divide(self._sums[index], self._samples, out=mean, casting="same_kind")
+        return mean
+
+
+class Rule(Protocol):
+    """What every merge rule is.
+
+    Attributes:
+        least: Slots that it needs.
+        useful: Slots from which on one bad update cannot do what it likes; with fewer it does no more than the mean.
+
+    One that merges each value by itself says so with ``by_value``: it can be used on slices of the weights (``shards.py``).
+    """
+
+    @property
+    def least(self) -> int: ...
+
+    @property
+    def useful(self) -> int: ...
+
+    def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
+        """Begin the merge of one round; see ``Merge`` for the arguments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mean(Named):
+    """The mean weighted by samples, see ``RunningMerge``. One bad slot can make it anything.
+
+    Source:
+        FedAvg, McMahan et al. 2016, arXiv:1602.05629; with equal counts Phan, Do 2023, Algorithm 2.
+    """
+
+    least: ClassVar[int] = 1
+    useful: ClassVar[int] = 1
+    by_value: ClassVar[bool] = True
+
+    def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
+        return RunningMerge(slots, like, names)
+
+
+class SortedMerge(Merge):
+    """Any rule that needs all updates, and of each coordinate the values in order: all are kept until ``result``.
+
+    Since values are sorted, neither the order of arrival nor that of the slots changes a bit. Memory: the updates
+    themselves, by reference, and one tensor times the number of slots.
+
+    Args:
+        combine: From the values of all slots in ascending order, shape (K, *shape), float32 or wider, to the merged
+            ones, shape (*shape,).
+    """
+
+    def __init__(
+        self, slots: int, like: Sequence[Tensor], names: Sequence[str] = (), *, combine: Callable[[Tensor], Tensor]
+    ) -> None:
+        super().__init__(slots, like, names)
+        self._combine = combine
+        self._updates: dict[int, Sequence[Tensor]] = {}
+
+    def _take(self, slot: int, update: Sequence[Tensor], count: int) -> None:
+        self._updates[slot] = update
+
+    def _merged(self, index: int) -> Tensor:
+        values = np.stack([update[index] for update in self._updates.values()])
+        values.sort(axis=0)
+        return self._combine(values)
+
+
+class WholeRule(Named, ABC):
+    """A rule that gives each update as a whole a weight, when all are there, from what they are to each other.
+
+    Attributes:
+        by_length: Whether it looks at their lengths; else at the distances between them.
+    """
+
+    __slots__ = ()
+    by_length: ClassVar[bool] = False
+
+    def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
+        return WholeMerge(slots, like, names, weigh=self.weigh_all)
+
+    def weigh_all(self, updates: Sequence[Sequence[Tensor]], counts: Vector) -> tuple[Vector, float]:
+        """As ``weigh``, from the float tensors of all updates."""
+        return self.weigh(
+            np.array([norm(update) for update in updates]) if self.by_length else squared_distances(updates), counts
+        )
+
+    @abstractmethod
+    def weigh(self, found: Vector, counts: Vector) -> tuple[Vector, float]:
+        """Return a weight for each of S updates, and what their weighted sum is divided by.
+
+        Args:
+            found: Their lengths, shape (S,), or their squared distances, shape (S, S), over all float tensors.
+            counts: Samples of each.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """A rule for slices of updates that were weighed as wholes (``shards.py``).
+
+    Args:
+        weights: Of each slot.
+        divisor: What the weighted sum is divided by.
+    """
+
+    weights: Sequence[float]
+    divisor: float
+
+    least: ClassVar[int] = 1
+    useful: ClassVar[int] = 1
+
+    def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
+        return WholeMerge(slots, like, names, weigh=lambda updates, counts: (np.array(self.weights), self.divisor))
+
+
+class WholeMerge(Merge):
+    """Any rule that gives each update as a whole a weight, when all are there: they are kept until ``result``.
+
+    Sums are taken in slot order and in float64. Memory: the updates themselves, by reference.
+
+    Args:
+        weigh: From the float tensors of all updates and the samples, in slot order, to a weight for each, and what their sum is divided by.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        like: Sequence[Tensor],
+        names: Sequence[str] = (),
+        *,
+        weigh: Callable[[Sequence[Sequence[Tensor]], Vector], tuple[Vector, float]],
+    ) -> None:
+        super().__init__(slots, like, names)
+        self._weigh = weigh
+        self._updates: dict[int, tuple[Sequence[Tensor], int]] = {}
+        self._weighed: tuple[Vector, float] | None = None
+
+    def _take(self, slot: int, update: Sequence[Tensor], count: int) -> None:
+        self._updates[slot] = update, count
+
+    def _merged(self, index: int) -> Tensor:
+        updates = [self._updates[slot][0] for slot in sorted(self._updates)]
+        if self._weighed is None:
+            counts = np.array([self._updates[slot][1] for slot in sorted(self._updates)], np.float64)
+            floats = [i for i, tensor in enumerate(self._like) if is_float(tensor)]
+            self._weighed = self._weigh([[update[i] for i in floats] for update in updates], counts)
+        weights, divisor = self._weighed
+        parts = (
+            np.multiply(update[index], w, dtype=np.float64) for update, w in zip(updates, weights, strict=True) if w
+        )
+        return np.asarray(reduce(np.add, parts) / divisor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Median(Named):
+    """The median of each coordinate; of an even number of slots the mean of the middle two, in float64.
+
+    Each slot counts once, whatever its samples: as in the source, where a weight would be another way to lie. It
+    survives fewer than half bad slots. Its price: values that only a minority of the slots learned do not get through,
+    and where updates are skewed the model learns slower than with the mean.
+
+    Source:
+        Yin et al. 2018, arXiv:1803.01498, Definition 1.
+    """
+
+    least: ClassVar[int] = 1
+    useful: ClassVar[int] = 3
+    by_value: ClassVar[bool] = True
+
+    def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
+        return SortedMerge(slots, like, names, combine=self.combine)
+
+    def combine(self, values: Tensor) -> Tensor:
+        """The median of sorted values along the first axis."""
+        low, high = (len(values) - 1) // 2, len(values) // 2
+        return np.asarray(np.mean(values[low : high + 1], axis=0, dtype=np.float64))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrimmedMean(Named):
+    """The mean of each coordinate without its largest and smallest values, in float64.
+
+    Of K slots ``floor(beta * K)`` are left out at each end; with less than ``1 / beta`` slots that is none. As in the
+    source each slot counts once, whatever its samples. It survives up to ``floor(beta * K)`` bad slots.
+
+    Args:
+        beta: Share of the slots to leave out at each end, in [0, 0.5).
+
+    Raises:
+        ConfigError: ``beta`` is out of range.
+
+    Source:
+        Yin et al. 2018, arXiv:1803.01498, Definition 2.
+    """
+
+    beta: float = 0.2
+
+    least: ClassVar[int] = 1
+    by_value: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.beta < 0.5:
+            raise ConfigError(f"beta must be in [0, 0.5), got {self.beta}")
+
+    @property
+    def useful(self) -> int:
+        """Slots of which one is left out at each end; 1 where none is to be."""
+        return ceil(1 / self.beta) if self.beta > 1e-9 else 1
+
+    def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
+        return SortedMerge(slots, like, names, combine=self.combine)
+
+    def combine(self, values: Tensor) -> Tensor:
+        """The trimmed mean of sorted values along the first axis."""
+        cut = int(self.beta * len(values))
+        return np.asarray(np.mean(values[cut : len(values) - cut], axis=0, dtype=np.float64))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Krum(WholeRule):
+    """The mean of the ``keep`` updates that lie closest to others (Krum for ``keep=1``, else Multi-Krum).
+
+    The score of a slot's update, of S, is the sum of its squared Euclidean distances, over all float tensors, to the
+    ``S - bad - 2`` that are nearest to it, to one at least; the lowest count, each once, whatever its samples. Its source
+    proves it for ``S >= 2 * bad + 3``: with fewer slots it is refused; where an epoch ends with fewer samples than slots, that round has fewer.
+    As nothing is mixed by coordinates, what comes out is like an honest update; its price is what the others have learned.
+
+    Args:
+        bad: Slots that may be bad, 0 or more.
+        keep: Updates to take, 1 or more; as many as there are, if that is less.
+
+    Raises:
+        ConfigError: A value is out of range.
+
+    Source:
+        Blanchard et al. 2017, arXiv:1703.02757.
+    """
+
+    bad: int = 1
+    keep: int = 1
+
+    def __post_init__(self) -> None:
+        if self.bad < 0 or self.keep < 1:
+            raise ConfigError(f"bad must be 0 or more and keep 1 or more, got {self.bad} and {self.keep}")
+
+    @property
+    def least(self) -> int:
+        """Slots that its source's proof is for; without bad ones there is nothing to prove."""
+        return 2 * self.bad + 3 if self.bad else 1
+
+    useful = least
+
+    def weigh(self, found: Vector, counts: Vector) -> tuple[Vector, float]:
+        """1 for the ``keep`` updates with the lowest scores; of equal ones for those of lower slots."""
+        nearest = np.sort(found, axis=1)[:, 1 : 1 + max(1, len(found) - self.bad - 2)]  # not its own, 0
+        best = np.argsort(nearest.sum(axis=1), kind="stable")[: self.keep]
+        weights = np.zeros(len(found))
+        weights[best] = 1
+        return weights, len(best)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeometricMedian(WholeRule):
+    """The point with the least sum of distances to all updates, each counted by its samples (smoothed Weiszfeld).
+
+    With ``g_i`` the updates as wholes, over all float tensors, ``n_i`` their samples, and ``v`` their weighted mean to begin with, ``steps`` times::
+
+        b_i <- n_i / max(smoothing, norm(v - g_i))
+        v <- sum(b_i * g_i) / sum(b_i)
+
+    However far away the updates of fewer than half of the samples are, they pull no harder than others do. All ``v`` are means of the ``g_i``, so
+    only their weights are computed step by step, from the distances of each two updates.
+
+    Args:
+        steps: How often; 0 is the mean.
+        smoothing: Distance below which an update counts no more, in units of the weights, 1e-100 or more.
+
+    Raises:
+        ConfigError: A value is out of range.
+
+    Source:
+        RFA, Pillutla et al. 2019, arXiv:1912.13445, Algorithm 2. It takes 3 or 4 steps, each a round of messages there; here they cost nothing.
+    """
+
+    steps: int = 32
+    smoothing: float = 1e-6
+
+    least: ClassVar[int] = 1
+    useful: ClassVar[int] = 3
+
+    def __post_init__(self) -> None:
+        if self.steps < 0:
+            raise ConfigError(f"steps must be 0 or more, got {self.steps}")
+        if not (isfinite(self.smoothing) and self.smoothing >= 1e-100):  # below, an update's share could be infinite
+            raise ConfigError(f"smoothing must be finite and 1e-100 or more, got {self.smoothing}")
+
+    def weigh(self, found: Vector, counts: Vector) -> tuple[Vector, float]:
+        """The last ``b``, and its sum."""
+        weights = counts
+        for _ in range(self.steps):
+            shares = weights / weights.sum()
+            towards = found @ shares  # of each update; what the shares are apart from each other is then taken off
+            distances = np.sqrt(np.maximum(towards - shares @ towards / 2, 0))
+            weights = counts / np.maximum(self.smoothing, distances)
+        return weights, float(weights.sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClippedMean(WholeRule):
+    """The mean weighted by samples, after updates that are longer than most were made shorter.
+
+    With ``g_i`` the updates as wholes, over all float tensors, ``n_i`` their samples, and the median of all S lengths::
+
+        f_i <- min(1, longest * median(norm(g_1) ... norm(g_S)) / norm(g_i))
+        v <- sum(n_i * f_i * g_i) / sum(n_i)
+
+    It limits what a long update does, not where it points: of S slots ``bad`` ones that point back take ``longest * bad`` from what the others do.
+
+    Args:
+        longest: Times the median length that an update may have, > 0.
+
+    Raises:
+        ConfigError: ``longest`` is out of range.
+
+    Source:
+        Clipping by a norm: Sun et al. 2019, arXiv:1911.07963, there a fixed one. The median in its place is ours.
+    """
+
+    longest: float = 1.0
+
+    least: ClassVar[int] = 1
+    useful: ClassVar[int] = 3
+    by_length: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.longest) and self.longest > 0):
+            raise ConfigError(f"longest must be finite and > 0, got {self.longest}")
+
+    def weigh(self, found: Vector, counts: Vector) -> tuple[Vector, float]:
+        """Samples times what is left of each update's length, and all samples."""
+        limit = self.longest * np.median(found)
+        left = np.divide(limit, found, out=np.ones(len(found)), where=found > limit)
+        return counts * left, float(counts.sum())
 
 
 def merged(

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ddlf.algorithms.arrived import Arrival, Arrived, State
+from ddlf.algorithms.arrival_rule import Arrival, Arrived, State
 from ddlf.algorithms.weights import Weights, difference, is_float
 from ddlf.errors import ConfigError
 

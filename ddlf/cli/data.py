@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddlf.algorithms.reading import SHUFFLE, Global, Window
+from ddlf.algorithms.reading_order import SHUFFLE, Global, Window
 from ddlf.cli.options import named_cluster
 from ddlf.data.again import Placed
 from ddlf.data.again import repartition as rewritten

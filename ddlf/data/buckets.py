@@ -19,7 +19,7 @@ Numbers = npt.NDArray[np.unsignedinteger[Any]]
 PIECE = 1024
 """Samples that are taken out of a heap at a time."""
 SPLIT = 4
-"""What chance is used for; ``algorithms/reading.py`` has the other streams."""
+"""What chance is used for; ``algorithms/reading_order.py`` has the other streams."""
 NOTED_S = 20.0
 """How much of the first pass is done again at most, when it was broken off."""
 

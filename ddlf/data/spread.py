@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.algorithms.partition import equal_sizes
-from ddlf.algorithms.reading import portions
+from ddlf.algorithms.reading_order import portions
 from ddlf.data import manifest
 from ddlf.data.explained import explained
 from ddlf.data.manifest import Manifest, PartitionFile

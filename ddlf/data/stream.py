@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.reading import SHUFFLE, Global, Portion, Turned, Unshuffled, Window
+from ddlf.algorithms.reading_order import SHUFFLE, Global, Portion, Turned, Unshuffled, Window
 from ddlf.data.files import Arrays
 from ddlf.data.opened import DataSet
 from ddlf.errors import ConfigError

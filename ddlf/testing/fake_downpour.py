@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.pushed import Cadence
-from ddlf.algorithms.rows import Row, Rows
+from ddlf.algorithms.flat_weights import Row, Rows
+from ddlf.algorithms.push_rules import Cadence
 from ddlf.errors import WorkerLost
 from ddlf.training.roles.generation import Unreached
 from ddlf.training.roles.metrics import NOTHING_COUNTED

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.local import LOCAL, Control
-from ddlf.algorithms.reading import Portion
+from ddlf.algorithms.local_rules import LOCAL, Control
+from ddlf.algorithms.reading_order import Portion
 from ddlf.algorithms.weights import Weights, is_float
 from ddlf.app import IApp
 from ddlf.cluster.proxy import ProxyWorker

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddlf.algorithms.partition import steps_by_speed
-from ddlf.algorithms.reading import Samples
+from ddlf.algorithms.reading_order import Samples
 from ddlf.algorithms.weights import Weights
 from ddlf.events import PartsChanged
 from ddlf.training.gather import judged_alone

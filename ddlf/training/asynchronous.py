@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ddlf.algorithms.arrival import FedBuff, Published
-from ddlf.algorithms.arrived import Arrival, Arrived
+from ddlf.algorithms.arrival_rule import Arrival, Arrived
 from ddlf.algorithms.outer import OuterOptimizer, Subtract
 from ddlf.algorithms.staleness import Constant, Staleness
 from ddlf.events import Warned

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ddlf.algorithms.codec import Float32, Outward
-from ddlf.algorithms.pushed import Adagrad, Pushed
+from ddlf.algorithms.push_rules import Adagrad, Pushed
 from ddlf.algorithms.staleness import Inverse, Staleness
 from ddlf.training.evaluation import to_its_end
 from ddlf.training.rounds import end_all

@@ -17,10 +17,10 @@ import numpy as np
 
 from ddlf.algorithms.codec import TopK
 from ddlf.algorithms.encoding import RAW_BELOW_BYTES
-from ddlf.algorithms.local import Plain
+from ddlf.algorithms.local_rules import Plain
 from ddlf.algorithms.merge import Median, TrimmedMean
 from ddlf.algorithms.outer import OUTER, Streaming
-from ddlf.algorithms.shards import fits
+from ddlf.algorithms.ranges import fits
 from ddlf.algorithms.weights import Tensor
 from ddlf.errors import AppError, CheckpointMismatch, ConfigError
 from ddlf.training.settings.settings import SETTINGS

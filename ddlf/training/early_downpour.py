@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ddlf.algorithms.clips import Adaptive
+from ddlf.algorithms.clipping import Adaptive
 from ddlf.errors import ConfigError
 from ddlf.training.settings.settings import SETTINGS, Settings
 

@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from ddlf.algorithms.check import Verdict
 from ddlf.algorithms.codec import Float32, Outward
 from ddlf.algorithms.encoding import encode_delta, encode_update
 from ddlf.algorithms.streaming import put
+from ddlf.algorithms.update_check import Verdict
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.events import Event, SlotMoved

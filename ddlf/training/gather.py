@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddlf.algorithms.check import Fault, Verdict, fault, judge, scaled
 from ddlf.algorithms.merge import Merge
+from ddlf.algorithms.update_check import Fault, Verdict, fault, judge, scaled
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import BadUpdate
 from ddlf.events import UpdateClipped

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.reading import Portion
+from ddlf.algorithms.reading_order import Portion
 
 
 class Ledger:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ddlf.algorithms.partition import Indices, equal_sizes, partition, shuffled, sizes_by_speed
-from ddlf.algorithms.reading import SHUFFLE, Global, Numbers, Portion, pieces, portions
-from ddlf.algorithms.uneven import Labels, Owners, Partition, counts_of, labels_of
+from ddlf.algorithms.partitioners import Labels, Owners, Partition, counts_of, labels_of
+from ddlf.algorithms.reading_order import SHUFFLE, Global, Numbers, Portion, pieces, portions
 from ddlf.errors import ConfigError
 from ddlf.events import DataPartitioned
 from ddlf.training.progress import Progress, Span

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.shards import Slice, cut, pieces, put, within
+from ddlf.algorithms.ranges import Slice, cut, pieces, put, within
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import ClusterTooSmall, ConfigError
 from ddlf.training.recovery import LOSS

@@ -18,7 +18,7 @@ import numpy as np
 
 from ddlf.algorithms.codec import CODEC
 from ddlf.algorithms.partition import shuffled
-from ddlf.algorithms.reading import Portion, Samples
+from ddlf.algorithms.reading_order import Portion, Samples
 from ddlf.algorithms.weights import Weights, difference, is_float
 from ddlf.data.parts import batches as data_of
 from ddlf.data.parts import content, contents, has_own_train, place_of, rows

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddlf.algorithms.uneven import Owners
+from ddlf.algorithms.partitioners import Owners
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import ConfigError
 from ddlf.events.facts import from_data

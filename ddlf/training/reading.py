@@ -6,7 +6,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from ddlf.algorithms.outer import Streaming
-from ddlf.algorithms.reading import MAX_GLOBAL, NEAR, SHUFFLE, Global, Portion
+from ddlf.algorithms.reading_order import MAX_GLOBAL, NEAR, SHUFFLE, Global, Portion
 from ddlf.errors import ConfigError
 from ddlf.events import Warned
 from ddlf.training.parts import LEAST_SHARE

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.check import Fault, fault
 from ddlf.algorithms.merge import Rule
+from ddlf.algorithms.update_check import Fault, fault
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ConfigError

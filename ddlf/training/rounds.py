@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ddlf.algorithms.local import LocalRule
+from ddlf.algorithms.local_rules import LocalRule
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import ConfigError
 from ddlf.events import UpdateArrived

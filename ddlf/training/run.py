@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
-from ddlf.algorithms.local import Control, mean_control
+from ddlf.algorithms.local_rules import Control, mean_control
 from ddlf.algorithms.merge import Merge
 from ddlf.algorithms.partition import smooth_speed
 from ddlf.algorithms.weights import Weights

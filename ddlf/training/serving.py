@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.rows import Rows
+from ddlf.algorithms.flat_weights import Rows
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import ClusterTooSmall, ConfigError, ConnectError, DDLFError
 from ddlf.events import UpdateRejected, Warned

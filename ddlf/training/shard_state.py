@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.rows import Row
+from ddlf.algorithms.flat_weights import Row
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import ConfigError
 

@@ -20,10 +20,9 @@ from functools import partial
 
 import numpy as np
 
-from ddlf.algorithms.merge import Rule
+from ddlf.algorithms.merge import Rule, WholeRule
 from ddlf.algorithms.outer import OuterOptimizer, Streaming, Subtract
-from ddlf.algorithms.robust import WholeRule
-from ddlf.algorithms.shards import PIECE, cut
+from ddlf.algorithms.ranges import PIECE, cut
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import BadUpdate, ConfigError, DDLFError

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddlf.algorithms.shards import PIECE, Slice, pieces
+from ddlf.algorithms.ranges import PIECE, Slice, pieces
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import CheckpointError
 from ddlf.events import Warned

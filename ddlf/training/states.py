@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddlf.algorithms.codec import Codec
-from ddlf.algorithms.local import mean_control
+from ddlf.algorithms.local_rules import mean_control
 from ddlf.algorithms.streaming import Streaming
 from ddlf.algorithms.weights import Weights, digest, mean_of
 from ddlf.cluster.proxy import ProxyWorker

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NoReturn
 
-from ddlf.algorithms.check import Verdict
+from ddlf.algorithms.update_check import Verdict
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker

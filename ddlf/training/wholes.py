@@ -1,7 +1,7 @@
 """What updates that stay on their workers are as wholes: their lengths, distances and angles. Runs on the master.
 
 A length is said by the worker that has the update. What two are to each other is computed by those who have a slice of all, block by block, and
-added here exactly: the bits that the master has when it has the updates (``algorithms/pairs.py``).
+added here exactly: the bits that the master has when it has the updates (``algorithms/pairwise.py``).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ddlf.algorithms.check import Comparison, Fault, Limits, Verdict, compared, verdicts_of
-from ddlf.algorithms.pairs import Vector, added
-from ddlf.algorithms.robust import WholeRule
-from ddlf.algorithms.shards import PIECE
+from ddlf.algorithms.merge import WholeRule
+from ddlf.algorithms.pairwise import Vector, added
+from ddlf.algorithms.ranges import PIECE
+from ddlf.algorithms.update_check import Comparison, Fault, Limits, Verdict, compared, verdicts_of
 from ddlf.algorithms.weights import is_float
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.training.recovery import LOSS

@@ -13,20 +13,20 @@ from pathlib import Path
 
 from ddlf import errors
 from ddlf.algorithms.arrival import ARRIVAL
-from ddlf.algorithms.clips import CLIP
+from ddlf.algorithms.clipping import CLIP
 from ddlf.algorithms.codec import CODEC, Outward
 from ddlf.algorithms.convergence import CONVERGE
-from ddlf.algorithms.depths import Freeze
-from ddlf.algorithms.local import LOCAL
+from ddlf.algorithms.local_rules import LOCAL
 from ddlf.algorithms.merge import MERGE
+from ddlf.algorithms.multipliers import Freeze
 from ddlf.algorithms.named import Family
 from ddlf.algorithms.outer import OUTER
 from ddlf.algorithms.partition import equal_sizes, sizes_by_speed
-from ddlf.algorithms.pushed import PUSHED
+from ddlf.algorithms.partitioners import PARTITION
+from ddlf.algorithms.push_rules import PUSHED
 from ddlf.algorithms.rate_decay import RATE_DECAY
-from ddlf.algorithms.rates import PARTS
+from ddlf.algorithms.schedules import PARTS
 from ddlf.algorithms.staleness import STALENESS
-from ddlf.algorithms.uneven import PARTITION
 from ddlf.cli import verbs
 from ddlf.cli.completion import FOLDER as COMPLETIONS
 from ddlf.cli.completion import SHELLS

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ddlf.algorithms.arrival import ARRIVAL
-from ddlf.algorithms.arrived import Arrived
+from ddlf.algorithms.arrival_rule import Arrived
 from ddlf.algorithms.outer import Nesterov, Subtract
 from ddlf.algorithms.peer import Mimic, Peer, Weighted
 from ddlf.algorithms.staleness import STALENESS

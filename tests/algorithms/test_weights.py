@@ -4,12 +4,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ddlf.algorithms.check import judge, scaled
 from ddlf.algorithms.codec import Float32
 from ddlf.algorithms.encoding import decode_update, encode_delta, encode_update, relative_error
 from ddlf.algorithms.merge import MERGE, merged
 from ddlf.algorithms.outer import Nesterov, Subtract
-from ddlf.algorithms.pairs import norm
+from ddlf.algorithms.pairwise import norm
+from ddlf.algorithms.update_check import judge, scaled
 from ddlf.algorithms.weights import difference, is_float, mean_of
 
 FLOATS = [np.float16, np.float32, np.float64, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]

@@ -1,7 +1,7 @@
 """How far honest updates are from each other is measured, here with tiny settings."""
 
 from benchmarks import honest
-from ddlf.algorithms.check import judge
+from ddlf.algorithms.update_check import judge
 
 
 def test_honest_updates_of_very_unequal_partitions_are_not_rejected():

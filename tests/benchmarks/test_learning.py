@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import learning
 from ddlf import IApp
-from ddlf.algorithms.local import LOCAL
+from ddlf.algorithms.local_rules import LOCAL
 from ddlf.training.settings.chosen import read
 
 

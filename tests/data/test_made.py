@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ddlf.data
-from ddlf.algorithms.reading import portions
+from ddlf.algorithms.reading_order import portions
 from ddlf.data.parts import check_data, take_made
 from ddlf.data.stream import Stream
 from ddlf.errors import AppError, ConfigError, DatasetError

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import ddlf.data
-from ddlf.algorithms.reading import portions
+from ddlf.algorithms.reading_order import portions
 from ddlf.data.again import Placed, repartition
 from ddlf.data.place import Folder
 from ddlf.data.sources import open_source

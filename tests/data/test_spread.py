@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ddlf.algorithms.partition import equal_sizes
-from ddlf.algorithms.reading import portions
+from ddlf.algorithms.reading_order import portions
 from ddlf.data import spread
 from ddlf.data.opened import DataSet
 from ddlf.data.place import Folder

@@ -12,7 +12,7 @@ import pytest
 from filelock import FileLock
 
 import ddlf.data
-from ddlf.algorithms.reading import portions
+from ddlf.algorithms.reading_order import portions
 from ddlf.data import store
 from ddlf.data.again import Placed, repartition
 from ddlf.data.bucket import Bucket

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ddlf.data
-from ddlf.algorithms.reading import portions
+from ddlf.algorithms.reading_order import portions
 from ddlf.data.place import Folder, open_place
 from ddlf.data.sources import open_source
 from ddlf.data.split import split

@@ -9,11 +9,11 @@ import pytest
 import ddlf
 from ddlf.algorithms.arrival import ARRIVAL
 from ddlf.algorithms.codec import CODEC
-from ddlf.algorithms.local import LOCAL
+from ddlf.algorithms.local_rules import LOCAL
 from ddlf.algorithms.merge import MERGE
 from ddlf.algorithms.outer import OUTER
+from ddlf.algorithms.partitioners import PARTITION
 from ddlf.algorithms.staleness import STALENESS
-from ddlf.algorithms.uneven import PARTITION
 from ddlf.cli import main
 from ddlf.cli.options import OF_A_CLUSTER
 from ddlf.cluster.config.models import RunConfig, schema

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from ddlf.algorithms.reading import Portion, portions
+from ddlf.algorithms.reading_order import Portion, portions
 from ddlf.errors import ConfigError, WorkerLost
 from ddlf.rpc.values import dumps
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker

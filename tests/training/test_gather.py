@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ddlf.algorithms.check import Verdict
 from ddlf.algorithms.merge import MERGE
+from ddlf.algorithms.update_check import Verdict
 from ddlf.errors import BadUpdate
 from ddlf.events import UpdateClipped
 from ddlf.testing import FakeRun

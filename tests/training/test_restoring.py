@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from ddlf.algorithms.rows import Rows
+from ddlf.algorithms.flat_weights import Rows
 from ddlf.errors import CheckpointCorrupt, CheckpointError, WorkerLost
 from ddlf.events import CheckpointDamaged, Warned
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from ddlf.algorithms.shards import cut
+from ddlf.algorithms.ranges import cut
 from ddlf.errors import AppMissing, ClusterTooSmall, ConfigError, ConnectError
 from ddlf.events import Warned
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker

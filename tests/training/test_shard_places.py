@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from ddlf.algorithms.rows import Rows
+from ddlf.algorithms.flat_weights import Rows
 from ddlf.errors import CheckpointMismatch, ConfigError, ExecutorCrashed, WorkerLost
 from ddlf.events import SlotStarted, Warned, WorkerReturned
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker, fake_run

@@ -296,7 +296,7 @@ async def test_in_many_pieces_it_is_the_same_bits(monkeypatch):
     monkeypatch.setattr("ddlf.training.sharded.PIECE", 100)
     monkeypatch.setattr("ddlf.training.wholes.PIECE", 100)
     monkeypatch.setattr("ddlf.training.roles.wholes.BLOCK", 70)
-    monkeypatch.setattr("ddlf.algorithms.pairs.BLOCK", 70)
+    monkeypatch.setattr("ddlf.algorithms.pairwise.BLOCK", 70)
     settings = {"outer": "nesterov", "merge": "geometric", "codec": "int8-block:9"}
     assert bits(await trained(**settings)) == bits(await trained("star", **settings))
     settings["weights_codec"] = "bfloat16"

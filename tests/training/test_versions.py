@@ -132,7 +132,7 @@ async def test_a_place_that_cannot_be_read_just_now_changes_nothing():
 def test_ranges_of_two_versions_are_no_epoch_together():
     data = MadeUp((4, 3, 3))
     data.repartition((5, 5))
-    from ddlf.algorithms.reading import Portion
+    from ddlf.algorithms.reading_order import Portion
 
     one = Portion(shuffle="none", seed=0, epoch=0, slots=2, start=0, stop=5, version=1)
     other = Portion(shuffle="none", seed=0, epoch=0, slots=2, start=5, stop=10, version=2)

@@ -19,7 +19,7 @@ import pyarrow
 import pyarrow.parquet
 
 import ddlf.data
-from ddlf.algorithms.reading import portions
+from ddlf.algorithms.reading_order import portions
 from ddlf.data.manifest import NAME
 from ddlf.data.place import Folder
 from ddlf.data.sources import open_source

@@ -18,9 +18,9 @@ import numpy as np
 
 from apps.digits_cnn import DigitsCNN
 from benchmarks.measure import table
-from ddlf.algorithms.check import judge, scaled
 from ddlf.algorithms.merge import MERGE, merged
 from ddlf.algorithms.partition import equal_sizes, partition, shuffled
+from ddlf.algorithms.update_check import judge, scaled
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import BadUpdate
 

@@ -1,4 +1,4 @@
-"""An optimizer that clips each unit's gradient by its weights. Runs wherever a model is; ``ddlf/algorithms/clips.py`` has the formula."""
+"""An optimizer that clips each unit's gradient by its weights. Runs wherever a model is; ``ddlf/algorithms/clipping.py`` has the formula."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from ddlf.algorithms.clips import Adaptive
+from ddlf.algorithms.clipping import Adaptive
 from ddlf.errors import ConfigError
 from ddlf.extras.stabilisers.wrapper import Wrapper, dense, is_spared
 

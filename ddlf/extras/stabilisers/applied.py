@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ddlf.algorithms.clips import CLIP
-from ddlf.algorithms.depths import MULTIPLIERS, ByName
-from ddlf.algorithms.rates import SCHEDULE
+from ddlf.algorithms.clipping import CLIP
+from ddlf.algorithms.multipliers import MULTIPLIERS, ByName
+from ddlf.algorithms.schedules import SCHEDULE
 from ddlf.errors import AppError, ConfigError
 from ddlf.extras.stabilisers.chain import bare, chain, innermost
 

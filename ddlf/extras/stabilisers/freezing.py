@@ -1,6 +1,6 @@
 """Freezing by depth: the first layers stay, those behind them make shorter steps. Runs wherever a model is.
 
-``ddlf/algorithms/depths.py`` has the formula.
+``ddlf/algorithms/multipliers.py`` has the formula.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from ddlf.algorithms.depths import factors
+from ddlf.algorithms.multipliers import factors
 from ddlf.errors import ConfigError
 from ddlf.extras.stabilisers.multipliers import Multipliers, factor_of
 from ddlf.extras.stabilisers.place import read

@@ -1,4 +1,4 @@
-"""An optimizer that clips by what norms were before. Runs wherever a model is; ``ddlf/algorithms/clips.py`` has the formula."""
+"""An optimizer that clips by what norms were before. Runs wherever a model is; ``ddlf/algorithms/clipping.py`` has the formula."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from ddlf.algorithms.clips import Rolling
+from ddlf.algorithms.clipping import Rolling
 from ddlf.extras.stabilisers.wrapper import Wrapper, dense, is_spared, scaled
 
 
@@ -19,7 +19,7 @@ class RollingClip(Wrapper):
 
     Args:
         inner_optimizer: What steps.
-        decay, first, later, warm: As of ``ddlf.algorithms.clips.Rolling``.
+        decay, first, later, warm: As of ``ddlf.algorithms.clipping.Rolling``.
         name: Keras's.
 
     Raises:

@@ -6,14 +6,14 @@ from typing import Any
 
 import keras
 
-from ddlf.algorithms.rates import SCHEDULE
+from ddlf.algorithms.schedules import SCHEDULE
 from ddlf.errors import ConfigError
 from ddlf.extras.stabilisers import place
 
 
 @keras.saving.register_keras_serializable(package="ddlf")
 class RunSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
-    """A schedule whose lengths are shares of the run: warm-up, cosine and others (``ddlf.algorithms.rates``).
+    """A schedule whose lengths are shares of the run: warm-up, cosine and others (``ddlf.algorithms.schedules``).
 
     In a run of DDLF it goes by the steps of the slot, whatever K, mode, ``worker_steps`` and parts by speed make of them: each slot's last step has
     the rate of the end. Where a slot's optimizer begins anew in each round, the schedule does not.

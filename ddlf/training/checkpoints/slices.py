@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.shards import Slice, overlapped
+from ddlf.algorithms.ranges import Slice, overlapped
 from ddlf.errors import CheckpointCorrupt, CheckpointError
 from ddlf.training.checkpoints import tensors
 from ddlf.training.checkpoints.durable import OWNER, damaged, in_words, sync, unseal

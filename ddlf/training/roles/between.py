@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.reading import Portion, Turned
-from ddlf.algorithms.rows import Row, is_finite
+from ddlf.algorithms.flat_weights import Row, is_finite
+from ddlf.algorithms.reading_order import Portion, Turned
 from ddlf.errors import AppError
 from ddlf.training.roles.pushing import ModelReplica
 from ddlf.training.roles.serving import planned

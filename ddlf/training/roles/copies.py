@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.shards import PIECE, Slice, pieces, take
+from ddlf.algorithms.ranges import PIECE, Slice, pieces, take
 from ddlf.algorithms.weights import Tensor, Weights
 from ddlf.errors import AppMissing
 from ddlf.training.checkpoints.slices import part_name, write_if_seen

@@ -12,7 +12,7 @@ import time
 from collections.abc import Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
-from ddlf.algorithms.pushed import Cadence
+from ddlf.algorithms.push_rules import Cadence
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppError
 from ddlf.training.roles.between import Stopped, Turns

@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from ddlf.algorithms.check import Fault
 from ddlf.algorithms.codec import CODEC, Codec
 from ddlf.algorithms.encoding import SAME, EncodedUpdate, decode_update, encode_parts, encode_update
 from ddlf.algorithms.payload import peak_of
-from ddlf.algorithms.shards import Slice, decode_slice, overlapped, put, take
+from ddlf.algorithms.ranges import Slice, decode_slice, overlapped, put, take
+from ddlf.algorithms.update_check import Fault
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppMissing, BadUpdate, ConfigError
 

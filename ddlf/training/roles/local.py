@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.local import LOCAL, Control, LocalRule, Plain
+from ddlf.algorithms.local_rules import LOCAL, Control, LocalRule, Plain
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppError
 from ddlf.extras.stabilisers.chain import HELD_PATH, innermost

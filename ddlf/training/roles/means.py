@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.shards import PIECE, Slice, cut, pieces, put, take
+from ddlf.algorithms.ranges import PIECE, Slice, cut, pieces, put, take
 from ddlf.algorithms.weights import Weights, mean_of
 from ddlf.errors import AppMissing, BadUpdate
 from ddlf.training.roles.copies import Copies, Shapes, arrays_of, empty_of, shapes_of

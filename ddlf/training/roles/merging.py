@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.check import fault
 from ddlf.algorithms.encoding import EncodedUpdate
-from ddlf.algorithms.merge import MERGE
+from ddlf.algorithms.merge import MERGE, Weighed
 from ddlf.algorithms.outer import OUTER
 from ddlf.algorithms.payload import peak_of
-from ddlf.algorithms.robust import Weighed
-from ddlf.algorithms.shards import Slice, crossed, cut, overlapped, pieces, put, runs, stepped, take, within
+from ddlf.algorithms.ranges import Slice, crossed, cut, overlapped, pieces, put, runs, stepped, take, within
+from ddlf.algorithms.update_check import fault
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppMissing
 from ddlf.training.roles.generation import Generation, Plan, State, Unfit, codec_of, moved, size_of, write

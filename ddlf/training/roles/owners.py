@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from ddlf.algorithms.shards import Slice
+from ddlf.algorithms.ranges import Slice
 from ddlf.errors import AppMissing, DDLFError, LeaseError, RemoteError
 from ddlf.training.roles.generation import Unreached
 from ddlf.training.roles.shard import Shard

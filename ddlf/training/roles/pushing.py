@@ -21,9 +21,9 @@ from typing import Any, cast
 import numpy as np
 
 from ddlf.algorithms.encoding import EncodedUpdate, decode_update
-from ddlf.algorithms.pushed import KNOWN, Cadence
-from ddlf.algorithms.rows import Row
-from ddlf.algorithms.shards import Slice
+from ddlf.algorithms.flat_weights import Row
+from ddlf.algorithms.push_rules import KNOWN, Cadence
+from ddlf.algorithms.ranges import Slice
 from ddlf.errors import ConfigError
 from ddlf.training.roles.generation import Unreached
 from ddlf.training.roles.owners import Moved, Owners

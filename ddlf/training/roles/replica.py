@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddlf.algorithms.reading import Portion
+from ddlf.algorithms.reading_order import Portion
 from ddlf.algorithms.weights import Weights
 from ddlf.data.bucket import Bucket
 from ddlf.data.held import HeldData

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.rows import Rows
-from ddlf.algorithms.shards import Slice, overlapped
+from ddlf.algorithms.flat_weights import Rows
+from ddlf.algorithms.ranges import Slice, overlapped
 from ddlf.algorithms.weights import Tensor
 from ddlf.training.checkpoints.durable import damaged
 from ddlf.training.checkpoints.restored import found_at

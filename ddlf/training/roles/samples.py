@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.reading import Portion
+from ddlf.algorithms.reading_order import Portion
 from ddlf.data.held import HeldData
 from ddlf.data.parts import batches, place_of
 from ddlf.data.trees import first_array

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.pushed import Cadence
-from ddlf.algorithms.rows import Rows
-from ddlf.algorithms.shards import Slice
-from ddlf.algorithms.turns import turns
+from ddlf.algorithms.flat_weights import Rows
+from ddlf.algorithms.push_rules import Cadence
+from ddlf.algorithms.ranges import Slice
+from ddlf.algorithms.replica_turns import turns
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import DDLFError, ProtocolError
 from ddlf.training.checkpoints.slices import PUSHED, WEIGHTS, part_name, write_if_seen

@@ -20,8 +20,8 @@ import numpy as np
 
 from ddlf.algorithms.codec import CODEC, Codec, Float32
 from ddlf.algorithms.encoding import encode_update
-from ddlf.algorithms.pushed import KNOWN, PUSHED, Last, Pushed, Softsync
-from ddlf.algorithms.rows import Row, is_finite
+from ddlf.algorithms.flat_weights import Row, is_finite
+from ddlf.algorithms.push_rules import KNOWN, PUSHED, Last, Pushed, Softsync
 from ddlf.algorithms.staleness import STALENESS, Staleness
 from ddlf.errors import AppMissing, BadUpdate
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.check import fault, scaled
 from ddlf.algorithms.encoding import EncodedUpdate, decode_update
-from ddlf.algorithms.pairs import norm
+from ddlf.algorithms.pairwise import norm
 from ddlf.algorithms.payload import Payload
-from ddlf.algorithms.shards import PIECE, Slice, cut, pieces, take, take_encoded, within
+from ddlf.algorithms.ranges import PIECE, Slice, cut, pieces, take, take_encoded, within
 from ddlf.algorithms.streaming import put
+from ddlf.algorithms.update_check import fault, scaled
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppMissing, DDLFError
 from ddlf.training.checkpoints.slices import parts_of, write_if_seen

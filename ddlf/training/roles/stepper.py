@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.rows import Row, Rows
+from ddlf.algorithms.flat_weights import Row, Rows
 from ddlf.errors import AppError, ConfigError
 from ddlf.extras.stabilisers.chain import chain, innermost
 from ddlf.extras.stabilisers.place import Place, Steps

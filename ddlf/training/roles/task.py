@@ -15,10 +15,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from ddlf.algorithms.check import Fault
 from ddlf.algorithms.encoding import decode_update
-from ddlf.algorithms.reading import Portion
+from ddlf.algorithms.reading_order import Portion
 from ddlf.algorithms.streaming import put
+from ddlf.algorithms.update_check import Fault
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppMissing, ProtocolError
 from ddlf.extras.stabilisers.place import Steps
@@ -33,7 +33,7 @@ RESIDUAL = "residual"
 OWN = "own"
 """What a slot has of its own, where weights are exchanged in fragments: ``ddlf.training.roles.fragments`` says what."""
 CONTROL = "control"
-"""Control of the slot, for each trained weight, of local rules that have one (``algorithms/local.py``)."""
+"""Control of the slot, for each trained weight, of local rules that have one (``algorithms/local_rules.py``)."""
 APART = "apart"
 """Weights that the slot keeps apart from the others' (``Task.apart``); None in the place of each of the others."""
 CALLBACKS = "callbacks"

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from ddlf.algorithms.check import scaled
 from ddlf.algorithms.encoding import EncodedUpdate
-from ddlf.algorithms.pairs import BLOCK, Vector, brief, cosines_in, distances_in
-from ddlf.algorithms.shards import Slice, decode_slice, pieces, take
+from ddlf.algorithms.pairwise import BLOCK, Vector, brief, cosines_in, distances_in
+from ddlf.algorithms.ranges import Slice, decode_slice, pieces, take
+from ddlf.algorithms.update_check import scaled
 from ddlf.algorithms.weights import Tensor, Weights
 from ddlf.errors import ConfigError
 from ddlf.training.roles.generation import Unreached, moved

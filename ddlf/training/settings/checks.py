@@ -216,24 +216,24 @@ def page(name: str, value: Any) -> int | None:
 
 
 CODEC = CodecOf("ddlf.algorithms.codec:CODEC")
-SHUFFLE = RuleOrNone("ddlf.algorithms.reading:SHUFFLE")
-LOCAL_RULE = RuleOf("ddlf.algorithms.local:LOCAL")
+SHUFFLE = RuleOrNone("ddlf.algorithms.reading_order:SHUFFLE")
+LOCAL_RULE = RuleOf("ddlf.algorithms.local_rules:LOCAL")
 OUTWARD = OutwardOf("ddlf.algorithms.codec:Outward", "a codec that is not biased, or any after `delta:`")
 MERGE = RuleOf("ddlf.algorithms.merge:MERGE")
-PUSHED = RuleOf("ddlf.algorithms.pushed:PUSHED")
+PUSHED = RuleOf("ddlf.algorithms.push_rules:PUSHED")
 ARRIVAL = RuleOf("ddlf.algorithms.arrival:ARRIVAL")
 CONVERGE = RuleOf("ddlf.algorithms.convergence:CONVERGE")
 RATE_DECAY = RuleOf("ddlf.algorithms.rate_decay:RATE_DECAY")
 STALENESS = RuleOrNone("ddlf.algorithms.staleness:STALENESS")
 SCHEDULE = RuleOrNothing(
-    "ddlf.algorithms.rates:SCHEDULE", "a course such as `cosine`, also behind `warmup:0.05`, or None"
+    "ddlf.algorithms.schedules:SCHEDULE", "a course such as `cosine`, also behind `warmup:0.05`, or None"
 )
-CLIP = RuleOrNothing("ddlf.algorithms.clips:CLIP")
+CLIP = RuleOrNothing("ddlf.algorithms.clipping:CLIP")
 MULTIPLIERS = RuleOrNothing(
-    "ddlf.algorithms.depths:MULTIPLIERS",
+    "ddlf.algorithms.multipliers:MULTIPLIERS",
     "`freeze:0.75`, also several shares, or factors by name: `head=2,body/bias=0`, or None",
 )
-PARTITION = RuleOf("ddlf.algorithms.uneven:PARTITION")
+PARTITION = RuleOf("ddlf.algorithms.partitioners:PARTITION")
 OUTER = OuterOf("ddlf.algorithms.outer:OUTER")
 FOLDER = OfType((str, Path, NoneType), "a folder or None")
 NAME = OfType((str, NoneType), "a name or None")

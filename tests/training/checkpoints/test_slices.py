@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ddlf.algorithms.shards import cut, take
+from ddlf.algorithms.ranges import cut, take
 from ddlf.errors import CheckpointCorrupt, CheckpointError, LeaseError
 from ddlf.training.checkpoints import slices
 from ddlf.training.checkpoints.checkpoint import Checkpoint, CheckpointFolder

@@ -9,7 +9,7 @@ import pytest
 
 import ddlf.data
 from ddlf.algorithms.encoding import decode_update
-from ddlf.algorithms.reading import portions
+from ddlf.algorithms.reading_order import portions
 from ddlf.algorithms.streaming import tensors_of
 from ddlf.data.held import HeldData
 from ddlf.data.parts import check_data

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddlf.algorithms.pushed import Cadence
+from ddlf.algorithms.push_rules import Cadence
 from ddlf.training.roles.owners import Owners
 from ddlf.training.roles.pushing import LARGE, ModelReplica
 

@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlf.algorithms.check import Limits, fault, judge, scaled
 from ddlf.algorithms.merge import MERGE, merged
-from ddlf.algorithms.pairs import cosines, norm
+from ddlf.algorithms.pairwise import cosines, norm
+from ddlf.algorithms.update_check import Limits, fault, judge, scaled
 from ddlf.errors import BadUpdate, ConfigError
 
 NAMES = ["dense/kernel", "dense/bias"]

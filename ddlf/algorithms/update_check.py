@@ -17,7 +17,7 @@ What is not merged is left out, or computed again on another worker: the caller 
 
 These checks find a worker that is broken (a bad disk, an overflow, another version of the code), or a crude attack, as
 long as fewer than half of the slots are bad. They do not find an attacker who knows them and stays within the limits;
-against that use a merge of ``robust.py``, which limits what any few slots can do.
+against that use a robust rule of ``merge.py``, which limits what any few slots can do.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from ddlf.algorithms.pairs import cosines, norm
+from ddlf.algorithms.pairwise import cosines, norm
 from ddlf.algorithms.weights import Tensor, is_float
 from ddlf.errors import BadUpdate, ConfigError
 

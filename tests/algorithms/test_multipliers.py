@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddlf.algorithms.depths import MULTIPLIERS, ByName, Freeze, factor, factors
+from ddlf.algorithms.multipliers import MULTIPLIERS, ByName, Freeze, factor, factors
 from ddlf.errors import ConfigError
 
 DIGITS = {"w1": (1, 9), "b1": (2, 8), "w2": (4, 6), "b2": (5, 5), "w3": (7, 3), "b3": (8, 2)}

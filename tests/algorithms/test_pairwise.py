@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from ddlf.algorithms.pairs import added, brief, cosines, distances_in, norm, squared_distances
+from ddlf.algorithms.pairwise import added, brief, cosines, distances_in, norm, squared_distances
 
 CHANCE = np.random.default_rng(3)
 UPDATES = [

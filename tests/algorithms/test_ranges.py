@@ -10,7 +10,7 @@ from ddlf.algorithms.encoding import decode_update, encode_parts, encode_update
 from ddlf.algorithms.merge import MERGE, merged
 from ddlf.algorithms.outer import OUTER
 from ddlf.algorithms.payload import peak_of
-from ddlf.algorithms.shards import (
+from ddlf.algorithms.ranges import (
     crossed,
     cut,
     cut_by_layer,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlf.algorithms.uneven import PARTITION, Classes, Dirichlet, Power, counts_of, labels_of
+from ddlf.algorithms.partitioners import PARTITION, Classes, Dirichlet, Power, counts_of, labels_of
 from ddlf.errors import ConfigError
 
 UNEVEN = [rule for rule in PARTITION.names if rule != "equal"]

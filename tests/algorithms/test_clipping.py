@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ddlf.algorithms.clips import CLIP, Adaptive, Rolling
+from ddlf.algorithms.clipping import CLIP, Adaptive, Rolling
 from ddlf.errors import ConfigError
 
 NORMS = (1, 1, 1.2, 5, 1, 100, 1)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.shards import Slice, cut, cut_by_layer, overlapped
+from ddlf.algorithms.ranges import Slice, cut, cut_by_layer, overlapped
 from ddlf.algorithms.weights import Tensor, Weights, is_float
 
 Row = np.ndarray[Any, Any]

@@ -5,7 +5,7 @@ from math import cos, pi
 import numpy as np
 import pytest
 
-from ddlf.algorithms.rates import SCHEDULE
+from ddlf.algorithms.schedules import SCHEDULE
 from ddlf.errors import ConfigError
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ddlf.algorithms.local import LOCAL, FedProx, Plain, Scaffold, mean_control
+from ddlf.algorithms.local_rules import LOCAL, FedProx, Plain, Scaffold, mean_control
 from ddlf.errors import ConfigError
 
 A = np.diag([1.0, 3.0, 0.5])

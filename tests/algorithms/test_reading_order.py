@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlf.algorithms.partition import equal_sizes, partition, shuffled, sizes_by_speed
-from ddlf.algorithms.reading import MAX_GLOBAL, SHUFFLE, Portion, Turned, portions
+from ddlf.algorithms.reading_order import MAX_GLOBAL, SHUFFLE, Portion, Turned, portions
 from ddlf.errors import ConfigError
 
 files = st.lists(st.integers(1, 40), min_size=1, max_size=12)
