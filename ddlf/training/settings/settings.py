@@ -1,8 +1,9 @@
-"""What a run can be told: each setting is declared once, here or in ``training_settings``. Runs everywhere; imports nothing of weight.
+"""All settings of a run: those of training, in ``training_settings``, and the others, here. Imports nothing heavy.
 
-From a declaration follow the attribute of ``IApp`` and its default, the check, the option of ``ddlf run``, the key in ``run:`` of cluster.yaml and
-its JSON Schema, what a checkpoint compares, ``ddlf config show`` and docs/reference/settings.md. A setting that would have no effect is refused:
-nobody trains a day with a median that was never taken.
+Each setting is declared once. The declaration gives the attribute of ``IApp`` and its default, the check, the option of
+``ddlf run``, the key in ``run:`` of cluster.yaml and its JSON Schema, the values that a checkpoint compares, the row in
+``ddlf config show`` and the entry in docs/reference/settings.md. A setting without effect is refused: nobody should
+train for a day and find out that the median was never used.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,77 +26,111 @@ from ddlf.training.settings.training_settings import TrainingSettings
 
 
 class Settings(TrainingSettings):
-    """What a run can be told. Class attributes are the defaults; attributes of an app win over them, arguments and options over both.
+    """All settings of a run.
 
-    Each is declared by its name, its type, the fields of ``Setting``, and its default; below it stands what only the reference says.
+    Class attributes are the defaults. Attributes of an app override them; arguments and options override both. A
+    declaration has the name, the type, the fields of ``Setting`` and the default. The string below it is extra text
+    for the reference page.
     """
 
     callbacks: Annotated[
-        Sequence[Any], CALLBACKS, "Keras callbacks, which run on the master once an epoch, as in fit"
+        Sequence[Any], CALLBACKS, "Keras callbacks that run on the master once per epoch, as for fit"
     ] = ()
-    """Make them in ``create_model``. They get the metrics of all slots and of the validation data. A learning rate that they set is every slot's from
-    the next round on; ``stop_training`` ends the run. What looks at batches is for ``worker_callbacks``."""
+    """Create them in ``create_model``. They receive the metrics of all slots and of the validation data. A learning
+    rate that they set applies to every slot from the next round on, and ``stop_training`` ends the run. For
+    callbacks that watch batches, use ``worker_callbacks``."""
 
     worker_callbacks: Annotated[
-        Sequence[Any], CALLBACKS, "Keras callbacks for fit on the workers, which see batches"
+        Sequence[Any], CALLBACKS, "Keras callbacks for fit on the workers, where they also see batches"
     ] = ()
-    """Make them in ``create_model``. Each round is a ``fit``, with epochs counted over the whole run. What they keep in attributes as data is the
-    slot's: it goes on from round to round, moves to another worker with the slot, and is in checkpoints."""
+    """Create them in ``create_model``. Each round is one call of ``fit``, and epochs are counted over the whole
+    run. Data in their attributes belongs to the slot: it is passed on from round to round, moves to another worker
+    with the slot, and is saved in checkpoints."""
 
-    checkpoint: Annotated[str | Path | None, FOLDER, "folder to write a checkpoint to after every round", "DIR"] = None
-    """None for none, or for that of ``resume``."""
+    checkpoint: Annotated[str | Path | None, FOLDER, "folder for checkpoints, written after every round", "DIR"] = None
+    """None writes no checkpoints, or uses the folder of ``resume``."""
 
-    checkpoint_every: Annotated[int, Whole(1), "write checkpoints only after every N rounds, and at the end", "N"] = 1
-    """Updates, in asynchronous training."""
+    checkpoint_every: Annotated[int, Whole(1), "write a checkpoint only after every N rounds, and at the end", "N"] = 1
+    """In asynchronous training N counts updates."""
 
-    checkpoint_keep: Annotated[int, Whole(1), "how many of the last checkpoints are kept"] = 3
+    checkpoint_keep: Annotated[int, Whole(1), "number of checkpoints to keep"] = 3
 
     resume: Annotated[
         str | Path | None,
         FOLDER,
-        *("go on from the newest checkpoint: in --checkpoint, if there is one, or in DIR", "auto|DIR"),
+        *(
+            (
+                "continue from a checkpoint: auto (the newest in --checkpoint, if any), or a folder, "
+                "or the name of a run"
+            ),
+            "auto|DIR",
+        ),
     ] = None
-    """Or from one checkpoint, ``DIR/round-000012``. With another folder as ``checkpoint`` the old one is only read. Synchronous training ends with
-    the same bits as if it had never been interrupted, unless parts follow the measured speed. One that is complete is trained no more."""
+    """``DIR/round-000012`` selects one checkpoint. With another folder as ``checkpoint``, the old folder is only
+    read. Synchronous training ends with the same bits as without the interruption, unless the parts follow measured
+    speed. A run that is complete is not trained again."""
 
-    advice: Annotated[str, OneOf("off", "quick", "strict"), "known mistakes: say, or refuse (strict)", ""] = "quick"
-    """Looked for in what is in memory before training (``ddlf advise``). With ``strict`` a run that could learn nothing does not begin."""
+    advice: Annotated[
+        str,
+        OneOf("off", "quick", "strict"),
+        "check for known mistakes before training: never (off), print them (quick), or refuse to start (strict)",
+        "",
+    ] = "quick"
+    """Only looks at what is in memory before training; ``ddlf advise`` does more. With ``strict`` a run that could
+    not learn anything does not start."""
 
-    takeover: Annotated[bool, SWITCH, "take the checkpoints' folder from another master that writes there"] = False
-    """``Cluster`` has the same for workers, and ``--takeover`` is both."""
+    takeover: Annotated[bool, SWITCH, "take the checkpoint folder over from another master that writes to it"] = False
+    """``Cluster`` has the same option for workers. ``--takeover`` sets both."""
 
-    out: Annotated[str | Path | None, FOLDER, "folder to make the run's own folder in; none: make none", "DIR"] = None
-    """For ``ddlf run`` None is ``$DDLF_RUN_DIR``, else ``./runs``, and ``"none"`` makes none; in a program None makes none."""
+    out: Annotated[str | Path | None, FOLDER, "parent folder for run folders; none disables them", "DIR"] = None
+    """With ``ddlf run``, None means ``$DDLF_RUN_DIR`` or ``./runs``, and ``"none"`` disables run folders. In a
+    program, None disables them."""
 
-    run_name: Annotated[str | None, NAME, "name of the run, in its folder's", "NAME", NOWHERE, None, "name"] = None
-    """By default that of the app's class."""
+    run_name: Annotated[
+        str | None, NAME, "name of the run, used in the name of its folder", "NAME", NOWHERE, None, "name"
+    ] = None
+    """The default is the name of the app's class."""
 
     trackers: Annotated[
-        tuple[str, ...] | list[str] | str, TRACKERS, "log to tensorboard, mlflow", "NAMES", NOWHERE, None, "log"
+        tuple[str, ...] | list[str] | str,
+        TRACKERS,
+        "experiment trackers to log to: tensorboard, mlflow",
+        "NAMES",
+        NOWHERE,
+        None,
+        "log",
     ] = ()
-    """Only the master does. ``pip install "ddlf[track]"`` has both."""
+    """Only the master logs. ``pip install "ddlf[track]"`` installs both."""
 
-    wait_for_workers_s: Annotated[float, seconds, "how long to wait when all workers are lost"] = 60.0
+    wait_for_workers_s: Annotated[float, seconds, "seconds to wait when all workers are lost"] = 60.0
 
-    echo: Annotated[bool, SWITCH, "print what user code writes on the workers, with the worker's name"] = True
-    """``print``, ``logging`` and warnings, in training and before. All of it is told as ``WorkerWrote`` in any case."""
+    echo: Annotated[bool, SWITCH, "print what user code prints on the workers, with the worker's name"] = True
+    """``print``, ``logging`` and warnings, during training and before. The event ``WorkerWrote`` reports them in
+    any case."""
 
-    verbose: Annotated[bool, SWITCH, "print a line for each step"] = True
+    verbose: Annotated[bool, SWITCH, "print the progress of the run"] = True
     """``-q`` switches it off."""
 
     ui: Annotated[
         Literal["auto", "rich", "plain", "json", "none"],
         OneOf("auto", "rich", "plain", "json", "none"),
-        "how it is shown: a picture that moves (rich), lines (plain), each event as JSON (json), results only (none)",
+        (
+            "output style: live display (rich), log lines (plain), events as JSON lines (json), or "
+            "only the results (none)"
+        ),
         "",
     ] = "auto"
-    """``auto`` is ``rich`` in a terminal and in a notebook, and ``plain`` elsewhere and where ``$CI`` is set. ``$DDLF_UI`` says it for all runs: it
-    wins over the class, the option and the object's own attribute win over it. With ``plain`` rounds get at most one line in 2 s; with ``json`` what
-    programs print goes to standard error."""
+    """``auto`` is ``rich`` in a terminal or notebook, and ``plain`` elsewhere or if ``$CI`` is set. ``$DDLF_UI``
+    applies to all runs: it overrides the class attribute, and is overridden by the option and by the attribute of
+    the object. ``plain`` prints at most one line about rounds every 2 s. With ``json``, output of programs goes to
+    standard error."""
 
-    dashboard: Annotated[bool | int | None, page, "whether ``ddlf run`` shows a page, and on which port"] = None
-    """None when standard output is a terminal; without a port the first free one from 8900 to 8919. ``DDLF_DASHBOARD`` and ``--dashboard`` win over
-    it. In your own code, ``cluster.dashboard(app)`` shows the page."""
+    dashboard: Annotated[
+        bool | int | None, page, "whether ``ddlf run`` serves a page for the browser, and on which port"
+    ] = None
+    """None serves the page if standard output is a terminal. True chooses the first free port from 8900 to 8919.
+    ``DDLF_DASHBOARD`` and ``--dashboard`` override the attribute. In your own code, ``cluster.dashboard(app)``
+    serves the page."""
 
 
 _HINTS = TrainingSettings.__annotations__ | Settings.__annotations__
