@@ -333,7 +333,7 @@ class IApp(Settings):
         check(self, self.mode)
 
     async def _check_written(self) -> None:
-        from ddlf.extras.text.texts.in_app import check_written
+        from ddlf.extras.text.training.in_app import check_written
 
         await check_written(self, IApp)
 

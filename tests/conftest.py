@@ -50,8 +50,8 @@ USE_KERAS = (
     (
         *("tests/training/", "tests/data/test_parts.py", "tests/end_to_end/test_template.py"),
         *(
-            "tests/extras/text/models/",
-            "tests/extras/text/texts/",
+            "tests/extras/text/conversion/",
+            "tests/extras/text/training/",
             "tests/testing/test_in_process.py",
             "tests/testing/test_plan.py",
             "tests/cli/test_dry_run.py",

@@ -7,10 +7,11 @@ from ddlf.cli import interrupts  # isort: skip - before what takes time
 import argparse
 import asyncio
 import difflib
-import importlib
+import pkgutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ddlf import errors
 from ddlf.cli.parsing import reader_may_leave
@@ -92,10 +93,19 @@ def _check_verb(top: TopParser, argv: list[str]) -> None:
         )
 
 
+def function_of(act: str) -> Callable[[argparse.Namespace], Any]:
+    """Import the function that carries out a verb.
+
+    Args:
+        act: As ``ddlf.cli.parsing.verb`` takes it.
+    """
+    function: Callable[[argparse.Namespace], Any] = pkgutil.resolve_name(act if "." in act else f"ddlf.cli.{act}")
+    return function
+
+
 def act(options: argparse.Namespace) -> int:
     """Do what the verb says; returns the exit code."""
-    module, _, function = options.act.partition(":")
-    done = getattr(importlib.import_module(f"ddlf.cli.{module}"), function)(options)
+    done = function_of(options.act)(options)
     code: int = asyncio.run(done) if asyncio.iscoroutine(done) else done
     return code
 

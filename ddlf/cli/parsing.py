@@ -149,7 +149,8 @@ def verb(verbs: Verbs, name: str, act: str, help: str, description: str, *exampl
     Args:
         verbs: Those of ``ddlf``, or of a verb that has actions.
         name: Name of the verb.
-        act: The function that does it, as ``"module:function"`` below ``ddlf.cli``: takes the parsed options, returns the exit code; may be async.
+        act: The function that does it, as ``"package.module:function"``, or ``"module:function"`` for a module of ``ddlf.cli``. It takes the
+            parsed options and returns the exit code; it may be async.
         help: For the list of verbs.
         description: On top of its own help.
         examples: Whole commands.
@@ -157,6 +158,25 @@ def verb(verbs: Verbs, name: str, act: str, help: str, description: str, *exampl
     result = verbs.add_parser(name, help=help, description=description, epilog=examples_of(*examples))
     result.set_defaults(act=act)
     return result
+
+
+def verb_with_actions(verbs: Verbs, name: str, help: str, description: str, *examples: str) -> Verbs:
+    """Add a verb that has actions, or find the one that another part has added.
+
+    Args:
+        verbs: Those of ``ddlf``.
+        name: Name of the verb.
+        help: For the list of verbs.
+        description: On top of its own help.
+        examples: Whole commands.
+
+    Returns:
+        The actions of the verb, to add more.
+    """
+    if (known := verbs.choices.get(name)) is not None:
+        return next(action for action in known._actions if isinstance(action, argparse._SubParsersAction))
+    result = verbs.add_parser(name, help=help, description=description, epilog=examples_of(*examples))
+    return result.add_subparsers(dest="action", metavar="ACTION", parser_class=Parser, required=True)
 
 
 def examples_of(*lines: str) -> str:

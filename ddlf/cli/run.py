@@ -24,7 +24,7 @@ from ddlf.data.parts import has
 from ddlf.errors import ConfigError, DDLFError, LeaseError
 from ddlf.events import Evaluated
 from ddlf.events.sinks import Sink
-from ddlf.extras.text.texts.shipped import SUFFIX
+from ddlf.extras.text.training.shipped import SUFFIX
 from ddlf.monitor.observe.display import Display
 from ddlf.monitor.observe.lines import line
 from ddlf.monitor.runs.behind import reason

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ddlf.cli.dashboard import said
 from ddlf.cli.options import OF_A_CLUSTER, OF_AN_APP, OF_SETTINGS, given
 from ddlf.errors import AppError, ConfigError
-from ddlf.extras.text.texts.shipped import SUFFIX
+from ddlf.extras.text.training.shipped import SUFFIX
 from ddlf.training.settings.checks import FOLDER
 from ddlf.training.settings.settings import SETTINGS, option
 
@@ -253,7 +253,7 @@ def told(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple[str,
 def _near(target: type[IApp], key: str) -> str:
     """What was meant; else the attributes that the app itself has, not all settings there are."""
     from ddlf.app import IApp
-    from ddlf.extras.text.texts.block import ALIASES
+    from ddlf.extras.text.training.block import ALIASES
 
     if key in ALIASES:
         return f", did you mean {ALIASES[key]!r}?"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddlf.cli import advice_verbs, data_verbs, export_verbs, look_back, model_verbs
+from ddlf.cli import data_verbs, look_back
 from ddlf.cli.options import add_options, add_parameters
 from ddlf.cli.parsing import Parser, addresses, examples_of, number, verb
+from ddlf.extras import hooks
 from ddlf.version import __version__
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ GROUPS = {
     "look back": ("runs", "logs", "report"),
     "setup": ("doctor", "env", "config", "token", "completion"),
 }
-"""The verbs in the order in which ``ddlf --help`` shows them."""
+"""The verbs in the order in which ``ddlf --help`` shows them. Those of optional parts are left out where the part is not installed."""
 TOKEN_PLACE = "this user's configuration folder"
 
 
@@ -35,9 +36,10 @@ class TopParser(Parser):
         formatter.add_usage(None, self._actions, self._mutually_exclusive_groups)
         formatter.add_text(self.description)
         lines = {action.dest: action for action in self.verbs._choices_actions}
-        for title, names in GROUPS.items():
+        other = tuple(name for name in lines if not any(name in names for names in GROUPS.values()))
+        for title, names in {**GROUPS, "more": other}.items():
             formatter.start_section(title)
-            formatter.add_arguments([lines[name] for name in names])
+            formatter.add_arguments([lines[name] for name in names if name in lines])
             formatter.end_section()
         formatter.start_section("options")
         formatter.add_arguments([action for action in self._actions if action.option_strings])
@@ -63,13 +65,12 @@ def parser() -> TopParser:
     result.add_argument("--schema", action="store_true", help="print the JSON Schema of cluster.yaml, for editors")
     result.verbs = verbs = result.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     _train(verbs)
-    advice_verbs.add(verbs)
     _cluster(verbs)
     data_verbs.add(verbs)
-    model_verbs.add(verbs)
-    export_verbs.add(verbs)
     look_back.add(verbs)
     _setup(verbs)
+    for add in hooks("verbs"):
+        add(verbs)
     return result
 
 

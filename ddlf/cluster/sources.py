@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlf.errors import DDLFError
-from ddlf.extras.text.texts.shipped import SUFFIX, WEIGHTS, place_of
+from ddlf.extras.text.training.shipped import SUFFIX, WEIGHTS, place_of
 from ddlf.rpc.code import is_installed
 from ddlf.rpc.values import dumps
 
@@ -104,7 +104,7 @@ class Sources:
 
 def _text(folders: list[Path], name: str) -> bytes | None:
     """The text of a model, as ``load_notation`` finds it, if it is below one of the folders; of a file with weights that in it."""
-    from ddlf.extras.text.notation.model import read_bytes
+    from ddlf.extras.text.language.model import read_bytes
 
     path = place_of(name).resolve()
     below = any(path.is_relative_to(folder) for folder in folders)
@@ -112,7 +112,7 @@ def _text(folders: list[Path], name: str) -> bytes | None:
     if not below or hidden or not path.is_file():
         return None
     if path.suffix == WEIGHTS:
-        from ddlf.extras.text.models.weights import text_within
+        from ddlf.extras.text.conversion.weights import text_within
 
         return text_within(path).encode()
     return read_bytes(path) if path.suffix == SUFFIX else None

@@ -150,8 +150,8 @@ async def save(app: Any, path: str | Path) -> None:
 
 
 def _save_with_text(model: Any, path: Path) -> None:
-    from ddlf.extras.text.models.describe import describe
-    from ddlf.extras.text.models.weights import save
+    from ddlf.extras.text.conversion.describe import describe
+    from ddlf.extras.text.conversion.weights import save
 
     notation = getattr(model, "notation", None)
     try:

@@ -25,7 +25,7 @@ from typing import Any
 
 from ddlf.data.held import HeldData
 from ddlf.errors import DDLFError, ProtocolError
-from ddlf.extras.text.texts import shipped
+from ddlf.extras.text.training import shipped
 from ddlf.rpc.admission import Admission
 from ddlf.rpc.buffers import POOL
 from ddlf.rpc.code import CodeCache, unpickle

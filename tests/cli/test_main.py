@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import getpass
-import importlib
 import json
 import os
 import platform
@@ -19,7 +18,7 @@ import pytest
 
 from ddlf.cli import verbs
 from ddlf.cli.bench import Way, slow, slow_pairs
-from ddlf.cli.main import main
+from ddlf.cli.main import function_of, main
 from ddlf.cli.pairs import taken
 from ddlf.cli.status import shown
 from ddlf.cluster.cluster import Cluster
@@ -187,8 +186,7 @@ def test_every_verb_has_examples_that_can_be_parsed_and_a_function_that_there_is
             assert verbs.parser().parse_args(shlex.split(part)[1:]).act
     act = one.get_default("act")
     if act:
-        module, _, function = act.partition(":")
-        assert callable(getattr(importlib.import_module(f"ddlf.cli.{module}"), function))
+        assert callable(function_of(act))
 
 
 def test_help_is_a_command_too(here):

@@ -12,8 +12,8 @@ from pathlib import Path
 
 
 def main(names: list[str]) -> int:
-    from tests.extras.text.models import zoo
-    from tests.extras.text.models.test_describe import comes_back
+    from tests.extras.text.conversion import zoo
+    from tests.extras.text.conversion.test_describe import comes_back
 
     for name in names or zoo.APPLICATIONS:
         began = time.perf_counter()

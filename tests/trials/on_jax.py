@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 PYTEST = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
-OPERATORS = "from tests.extras.text.models.cases import main; main(every={})"
+OPERATORS = "from tests.extras.text.conversion.cases import main; main(every={})"
 
 
 def run(*arguments: str) -> bool:

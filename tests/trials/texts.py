@@ -15,10 +15,10 @@ import sys
 import time
 
 from ddlf.errors import NotationError
-from ddlf.extras.text.notation.model import read, statements
-from ddlf.extras.text.notation.operators import DTYPES, OPERATORS, PROPERTIES
-from ddlf.extras.text.notation.printer import format
-from tests.extras.text.notation.texts import DIGITS, HEADS, KERAS, LM, SQUARE
+from ddlf.extras.text.language.model import read, statements
+from ddlf.extras.text.language.operators import DTYPES, OPERATORS, PROPERTIES
+from ddlf.extras.text.language.printer import format
+from tests.extras.text.language.texts import DIGITS, HEADS, KERAS, LM, SQUARE
 
 SECONDS = 0.05
 CHARACTERS = 10_000

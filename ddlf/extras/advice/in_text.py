@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ddlf.extras.advice.source import IGNORE, Ignore, Place
-from ddlf.extras.text.notation.model import statements
-from ddlf.extras.text.notation.problems import Problems
-from ddlf.extras.text.texts.block import ALIASES
-from ddlf.extras.text.texts.shipped import place_of
+from ddlf.extras.text.language.model import statements
+from ddlf.extras.text.language.problems import Problems
+from ddlf.extras.text.training.block import ALIASES
+from ddlf.extras.text.training.shipped import place_of
 
 OF_TRAIN = {"optimizer": ("learning_rate", "optimizer", "clipping"), "metric": ("metrics",)}
 """Keys of the block ``train`` that may say something, what says most first."""
@@ -93,7 +93,7 @@ class Written:
 
 def text_of(app: Any) -> Written | None:
     """The text of an app's model; None if it has none."""
-    from ddlf.extras.text.texts.loaded import Notation
+    from ddlf.extras.text.training.loaded import Notation
 
     model = vars(app).get("model")
     made = model if isinstance(model, Notation) else getattr(model, "notation", None)

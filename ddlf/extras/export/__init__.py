@@ -2,3 +2,7 @@
 Each step runs in a process of its own (``step``), since Keras has one backend in a process: ``keras_model`` has the model there, ``write`` writes it,
 ``runtimes`` runs what was written.
 """
+
+from ddlf.extras import Extra
+
+EXTRA = Extra(name="export", verbs="ddlf.extras.export.verbs:add")

@@ -88,7 +88,7 @@ def load(path: Path, code: Path | None) -> Any:
     Raises:
         ConfigError: See ``Loaded``.
     """
-    importlib.import_module("ddlf.extras.text.models.operator")  # layers of models that were text
+    importlib.import_module("ddlf.extras.text.conversion.operator")  # layers of models that were text
     own = own_layers(code) if code is not None else {}
     for name in find(path, code).own:  # registered when the file was written, and not in the code
         if (short := name.rpartition(">")[2]) in own:

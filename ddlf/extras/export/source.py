@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ddlf.errors import ConfigError
-from ddlf.extras.text.notation.keras_layers import INNER
-from ddlf.extras.text.notation.model import load
-from ddlf.extras.text.notation.values import Word
+from ddlf.extras.text.language.keras_layers import INNER
+from ddlf.extras.text.language.model import load
+from ddlf.extras.text.language.values import Word
 
 TEXT = ".nnm"
 SAVED = ".keras"

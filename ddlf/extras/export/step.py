@@ -66,8 +66,8 @@ def main(job_file: Path) -> None:
 def _build(job: dict[str, Any], job_file: Path) -> dict[str, Any]:
     """Save the model of a text."""
     from ddlf.extras.export.keras_model import own_layers
-    from ddlf.extras.text.models.build import build
-    from ddlf.extras.text.notation.model import load
+    from ddlf.extras.text.conversion.build import build
+    from ddlf.extras.text.language.model import load
 
     if job["code"]:
         own_layers(Path(job["code"]))  # which registers them

@@ -1,1 +1,8 @@
-"""Models as text."""
+"""Models as text: ``language`` reads and checks a text, ``conversion`` makes a Keras model of it and back, ``training`` trains it.
+
+``verbs`` has the commands of ``ddlf model``, ``command`` and ``files`` do what they say.
+"""
+
+from ddlf.extras import Extra
+
+EXTRA = Extra(name="models as text", verbs="ddlf.extras.text.verbs:add")

@@ -9,11 +9,11 @@ from typing import Any
 
 from ddlf.app import IApp
 from ddlf.errors import ConfigError
-from ddlf.extras.text.texts.arrays import dataset
-from ddlf.extras.text.texts.block import KEYS, SETS, read_key
-from ddlf.extras.text.texts.in_app import not_open, take_decided
-from ddlf.extras.text.texts.loaded import Notation, load_notation
-from ddlf.extras.text.texts.source import Source
+from ddlf.extras.text.training.arrays import dataset
+from ddlf.extras.text.training.block import KEYS, SETS, read_key
+from ddlf.extras.text.training.in_app import not_open, take_decided
+from ddlf.extras.text.training.loaded import Notation, load_notation
+from ddlf.extras.text.training.source import Source
 
 
 class TextApp(IApp):

@@ -7,7 +7,7 @@ import pytest
 
 from ddlf.errors import ConfigError, NotationError
 from ddlf.extras.export.source import find
-from tests.extras.text.notation.texts import DIGITS
+from tests.extras.text.language.texts import DIGITS
 
 
 def layer(kind, module="keras.layers", registered=None, **config):
@@ -81,7 +81,7 @@ def test_layers_of_the_users_own_are_named_unless_their_file_is(saved, tmp_path)
 
 def test_what_keras_and_this_package_have_is_nobodys_own(saved):
     path = saved(
-        layer("Operator", "ddlf.extras.text.models.operator", "ddlf>Operator"),
+        layer("Operator", "ddlf.extras.text.conversion.operator", "ddlf>Operator"),
         layer(
             "Dense",
             kernel_initializer=layer("GlorotUniform", "keras.initializers"),

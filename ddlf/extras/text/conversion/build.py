@@ -1,0 +1,339 @@
+"""A model of Keras from a model as text: a layer for each node of the graph, named and connected as there. Runs where models are made."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import keras
+
+from ddlf.errors import NotationError
+from ddlf.extras.stabilisers.multipliers import multiplied
+from ddlf.extras.text.conversion.initial import initial_values
+from ddlf.extras.text.conversion.objects import PLAIN_CALLS, found, valued
+from ddlf.extras.text.conversion.operator import Operator
+from ddlf.extras.text.language.blocks import plain
+from ddlf.extras.text.language.forms import FUNCTIONAL, Form
+from ddlf.extras.text.language.graph import Graph, Node
+from ddlf.extras.text.language.known import shown
+from ddlf.extras.text.language.learned import with_parameters
+from ddlf.extras.text.language.model import Model
+from ddlf.extras.text.language.operators import OPERATORS, is_keras
+from ddlf.extras.text.language.problems import Problems
+from ddlf.extras.text.language.shapes import infer
+from ddlf.extras.text.language.values import Call, Items, Number, Value, Word
+
+SHAPED = ("reshape", "free")
+"""Kinds of operators that are told what comes out."""
+ERRORS = (TypeError, ValueError, NotImplementedError, KeyError, RuntimeError, AttributeError)
+"""What Keras raises where something does not fit."""
+
+
+def build(
+    model: Model,
+    scaling: Mapping[str, Call] | None = None,
+    initial: str | None = None,
+    places: dict[str, int] | None = None,
+) -> Any:
+    """Return the model of Keras that a text describes, not compiled.
+
+    One input is taken as an array, several as a dict by the names of their blocks; outputs likewise, unless a statement ``model`` says it.
+
+    Args:
+        model: The text, as it was read.
+        scaling: A layer of Keras behind some inputs, by the names of their blocks; by default as the block ``train`` says.
+        initial: As ``initial_values`` has it written; by default as the block ``train`` says.
+        places: Is told where the text says each layer, by the layers' names.
+
+    Raises:
+        NotationError: Keras refuses a layer; it has the place.
+    """
+    inputs = sorted((node for node in model.graph.nodes if node.operator == "input"), key=lambda node: node.at)
+    if scaling is None:
+        scaling = scaling_of(_written(model, "scaling"), [node.name for node in inputs])
+    initial = initial_of(_written(model, "initial")) if initial is None else initial
+    building = _Building(model, model.form, model.graph, {}, scaling, initial)
+    made = multiplied(building.model(), building.factors)
+    if places is not None:
+        places.update(building.places)
+    return made
+
+
+def scaling_of(value: Value | None, inputs: Sequence[str]) -> dict[str, Call]:
+    """The layer behind each input that has one, of what a text says: one, or a list in the order of the inputs."""
+    each = value.values if isinstance(value, Items) else () if value is None else (value,)
+    return {name: layer for name, layer in zip(inputs, each, strict=False) if isinstance(layer, Call)}
+
+
+def initial_of(value: Value | None) -> str:
+    """The initializer of weights that a text names; empty for those that follow from what comes after a layer."""
+    return value.name if isinstance(value, Word) and value.name != "by_activation" else ""
+
+
+def _written(model: Model, key: str) -> Value | None:
+    statement = model.train.get(key)
+    return statement.items[0][0].value if statement is not None and statement.items else None
+
+
+class _Building:
+    def __init__(
+        self,
+        model: Model,
+        form: Form,
+        graph: Graph,
+        models: dict[str, Any],
+        scaling: Mapping[str, Call] | None = None,
+        initial: str = "",
+    ) -> None:
+        self.text, self.form, self.graph, self.models = model, form, graph, models
+        self.scaling, self.initial = scaling or {}, initial
+        self.problems = Problems(model.text, model.file)
+        file = re.sub(r"\W", "_", model.file.rpartition("/")[2].partition(".")[0]) or "model"
+        self.name = form.name or file
+        self.taken = {node.name for node in graph.nodes if node.name and not node.share}
+        self.taken |= {model.parts[node.operator][0].name for node in graph.nodes if node.operator in model.parts}
+        self.used: set[str] = set()
+        self.shared: dict[str, Any] = {}
+        self.made: list[Any] = []
+        self.factors: dict[str, float] = {}  # of the learning rate, by the name of the layer
+        self.places: dict[str, int] = {}
+        self.given: dict[str, Any] = {}  # the inputs themselves, where a layer scales what comes in
+
+    def model(self) -> Any:
+        if self.form.kind == "Sequential":
+            return self._sequential()
+        for number in range(len(self.graph.nodes)):
+            self.made.append(self._output(number))
+            self.problems.check()
+        nodes, heads = self.graph.nodes, self.graph.heads
+        inputs = {node.name: self.given[node.name] for node in nodes if node.operator == "input"}
+        for head in heads:
+            self._hold(head.wanted, self.made[head.node], head.at, f"the output {head.name!r}")
+        self.problems.check()
+        outputs = {head.block: self.made[head.node] for head in heads}
+        named = {head.name: self.made[head.node] for head in heads}
+        first, last = (next(iter(each.values())) if len(each) == 1 else each for each in (inputs, named))
+        if self.form.block:
+            first = _structure(self.form.inputs, inputs, self.form.block)
+            last = _structure(self.form.outputs, outputs, self.form.block)
+        kind = keras.Model if self.form.kind == FUNCTIONAL else found(self.form.kind)
+        return self._completed(lambda options: kind(first, last, name=self.name, **options))
+
+    def _sequential(self) -> Any:
+        """A stack of layers, each of which reads the one before."""
+        nodes = self.graph.nodes
+        model = self._completed(lambda options: keras.Sequential(name=self.name, **options))
+        for number, node in enumerate(nodes):
+            if node.inputs != ((number - 1,) if number else ()) or node.given or node.share or node.operator == "part":
+                self.problems.add(node.call, "a Sequential is one chain of layers; write Functional() instead")
+            self.problems.check()
+            layer = self._input(node) if node.operator == "input" else self._made_layer(number)
+            self.problems.check()
+            try:
+                model.add(layer)
+                if node.name in self.scaling and node.operator == "input":
+                    model.add(valued(self.scaling[node.name]))
+                if number:
+                    self._learned(number, model.outputs[0])
+            except ERRORS as error:
+                self.problems.add(node.call, f"{node.operator}: Keras says: {_first_sentence(error)}")
+            self.problems.check()
+        for head in self.graph.heads:
+            self._hold(head.wanted, model.outputs[0], head.at, f"the output {head.name!r}")
+        self.problems.check()
+        return model
+
+    def _completed(self, make: Any) -> Any:
+        """The model with its options."""
+        options = {arg.key: valued(arg.value, self._model) for arg in self.form.options}
+        dtype = options.pop("dtype", None) if self.form.kind in ("Sequential", FUNCTIONAL) else None
+        model = None
+        try:
+            model = make(options)
+            if dtype is not None:
+                model.dtype_policy = keras.dtype_policies.get(dtype)
+        except ERRORS as error:
+            self.problems.add(self.form.at, f"{self.form.kind}: Keras says: {_first_sentence(error)}")
+        self.problems.check()
+        return model
+
+    def _model(self, call: Call | Node) -> Any:
+        """The model that a block is, made once; None if it is none."""
+        name = call.name if isinstance(call, Call) else call.operator
+        if name in self.text.parts and name not in self.models:
+            form, graph = self.text.parts[name]
+            inside = _Building(self.text, form, graph, self.models, None, self.initial)
+            self.models[name] = inside.model()
+            self.factors |= inside.factors
+            self.places |= inside.places
+        return self.models.get(name)
+
+    def _input(self, node: Node) -> Any:
+        options = {arg.key: plain(arg.value) for arg in node.options}
+        batch, name = options.pop("batch", None), options.pop("name", node.name)
+        return keras.Input(node.wanted, batch_size=batch, dtype=node.dtype, name=name, **options)
+
+    def _output(self, number: int) -> Any:
+        """What comes out of a node; None after a problem."""
+        node = self.graph.nodes[number]
+        into = [_first(self.made[each]) for each in node.inputs]
+        try:
+            if node.operator == "input":
+                given = self.given[node.name] = self._input(node)
+                return valued(self.scaling[node.name])(given) if node.name in self.scaling else given
+            if node.operator == "part":
+                return self._part(node)
+            layer = self._made_layer(number)
+            if layer is None:
+                return None
+            made = self._called(layer, node, into)
+        except NotationError:
+            raise
+        except ERRORS as error:
+            self.problems.add(node.call, f"{node.operator}: Keras says: {_first_sentence(error)}")
+            return None
+        flat = keras.tree.flatten(made)
+        if not flat or not all(isinstance(each, keras.KerasTensor) for each in flat):
+            self.problems.add(node.call, f"{node.operator} gives no tensor")
+            return None
+        self._learned(number, flat[0])
+        return flat[0] if len(flat) == 1 else flat
+
+    def _called(self, layer: Any, node: Node, into: list[Any]) -> Any:
+        if node.given is not None:
+            args = [valued(arg.value, self._model, into) for arg in node.given.args if not arg.key]
+            return layer(*args, **{arg.key: valued(arg.value, self._model, into) for arg in node.given.args if arg.key})
+        return layer(into) if node.operator not in OPERATORS and takes_a_list(layer, len(into)) else layer(*into)
+
+    def _part(self, node: Node) -> Any:
+        several, index = self.made[node.inputs[0]], node.operands[0]
+        assert isinstance(index, Number)
+        count = len(several) if isinstance(several, list) else 1
+        if index.value >= count:
+            self.problems.add(node.call, f"there is no tensor {index.value} among {count}, counted from 0")
+            return None
+        return several[int(index.value)] if isinstance(several, list) else several
+
+    def _learned(self, number: int, made: Any) -> None:
+        """Hold a shape against the text's, and tell what follows if only Keras knew it."""
+        node = self.graph.nodes[number]
+        self._hold(node.wanted, made, node.call, node.operator)
+        if node.operator not in OPERATORS and (node.shape is None or None in node.shape):
+            self._know(number, tuple(made.shape[1:]))
+
+    def _made_layer(self, number: int) -> Any:
+        """The layer of a node, which is the same for nodes that share it; None after a problem."""
+        node = self.graph.nodes[number]
+        if node.operator in self.text.parts:
+            return self._model(node)
+        if node.share in self.shared:
+            return self.shared[node.share]
+        try:
+            layer = self._layer(node, number)
+        except NotationError:  # of a model within
+            raise
+        except ERRORS as error:
+            self.problems.add(node.call, f"{node.operator}: Keras says: {_first_sentence(error)}")
+            return None
+        if node.share or node.name:
+            self.shared[node.share or node.name] = layer
+        return layer
+
+    def _layer(self, node: Node, number: int) -> Any:
+        if node.dtype in ("int4", "uint4"):
+            self.problems.add(node.call, f"{node.operator}: Keras has no type {node.dtype}, write int8 or uint8")
+        if len(self.problems):
+            return None
+        name = node.share or node.name
+        name = name if name and name not in self.used else self._free_name(node)
+        self.used.add(name)
+        self.places[name] = node.call
+        if node.lrm != 1:
+            self.factors[name] = node.lrm
+        options = {arg.key: valued(arg.value, self._model) for arg in node.options}
+        if is_keras(node.operator):
+            return found(node.operator)(**options, name=name)
+        if OPERATORS[node.operator].kind in SHAPED:
+            if node.shape is None or None in node.shape:
+                self.problems.add(node.call, f"{node.operator} needs shape=")
+                return None
+            options["shape"] = list(node.shape)
+        numbers = [each.value if isinstance(each, Number) else None for each in node.operands]
+        if OPERATORS[node.operator].kind == "attend":
+            numbers = [None] * len(node.parameters)
+        initial = initial_values(self.graph, number, self.initial)
+        return Operator(
+            OPERATORS[node.operator].name,
+            numbers,
+            options,
+            [
+                (each.name, list(each.shape or ()), each.dtype, first)
+                for each, first in zip(node.parameters, initial, strict=True)
+            ],
+            [*(self.graph.nodes[each].dtype for each in node.inputs), node.dtype],
+            name=name,
+        )
+
+    def _free_name(self, node: Node) -> str:
+        """A name as Keras would give it, the same at each time."""
+        base = str(keras.src.utils.naming.to_snake_case(node.operator.rpartition(">")[2]))
+        name, count = base, 0
+        while name in self.taken:
+            count += 1
+            name = f"{base}_{count}"
+        self.taken.add(name)
+        return name
+
+    def _hold(self, wanted: Any, made: Any, at: int, what: str) -> None:
+        """Tell if a shape is not the one that the text gives."""
+        if wanted is None or made is None:
+            return
+        found = tuple(made.shape[1:])
+        if len(found) != len(wanted) or any(one not in (None, two) for one, two in zip(wanted, found, strict=True)):
+            self.problems.add(
+                at, f"{what}: the text says {shown(tuple(wanted))}, and Keras gives {shown(tuple(made.shape[1:]))}"
+            )
+
+    def _know(self, number: int, shape: tuple[int | None, ...]) -> None:
+        """Infer again what follows, with the shape that only Keras knew."""
+        nodes = list(self.graph.nodes)
+        nodes[number] = replace(nodes[number], wanted=shape, shape=shape)
+        if all(each.operator not in OPERATORS for each in nodes[number + 1 :]):
+            self.graph = Graph(tuple(nodes), self.graph.heads)  # Keras knows of its own what follows
+            return
+        graph = Graph(tuple(replace(each, wanted=each.wanted or each.shape) for each in nodes), self.graph.heads)
+        shapes = infer(graph, self.problems)
+        known = tuple(replace(node, shape=shape) for node, shape in zip(nodes, shapes, strict=True))
+        models = {name: graph for name, (_, graph) in self.text.parts.items()}
+        self.graph = with_parameters(Graph(known, graph.heads), self.problems, models)
+
+
+def _first(made: Any) -> Any:
+    """Of several tensors the first one."""
+    return made[0] if isinstance(made, list) else made
+
+
+def _structure(value: Value | None, tensors: dict[str, Any], block: str) -> Any:
+    """Tensors as a text gives them to a model: one, a list or a dict of them."""
+    if isinstance(value, Items):
+        return [_structure(each, tensors, block) for each in value.values]
+    if isinstance(value, Call):
+        made = PLAIN_CALLS.get(value.name, PLAIN_CALLS["tuple"])
+        inner = [(arg.key, _structure(arg.value, tensors, block)) for arg in value.args]
+        return made(*(each for key, each in inner if not key), **{key: each for key, each in inner if key})
+    return _first(tensors[value.name if isinstance(value, Word) else block])
+
+
+def takes_a_list(layer: Any, count: int) -> bool:
+    """Whether a layer takes several inputs as one list."""
+    parameters = inspect.signature(layer.call).parameters.values()
+    named = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    return count > 1 and (len(named) < count or named[0] in ("inputs", "input"))
+
+
+def _first_sentence(error: Exception) -> str:
+    text = " ".join(str(error.args[0] if error.args else error).split())
+    return re.split(r"(?<=[.!]) (?=[A-Z])| Arguments received by", text)[0][:300]

@@ -1,0 +1,365 @@
+"""A model of Keras as text: chains of layers cut where they branch, each in a block. Runs where models are made.
+
+What is written is read again and compared before it is returned, so that a text never says less than its model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from ddlf.errors import NotationError
+from ddlf.extras.text.conversion.arguments import CannotBeWritten, Config, Writer, class_name, named, plainly
+from ddlf.extras.text.conversion.build import build, takes_a_list
+from ddlf.extras.text.conversion.chains import Chains, Key, Unit, key_of, leaves, units_of
+from ddlf.extras.text.conversion.configs import difference, is_model, layers_within, names_within, unfree_names
+from ddlf.extras.text.conversion.objects import as_installed
+from ddlf.extras.text.conversion.respelled import LAYER, initial_of_all, is_operator, kind_of, respelled
+from ddlf.extras.text.language.blocks import PLAIN, TRAIN
+from ddlf.extras.text.language.model import read
+from ddlf.extras.text.language.operators import OPERATORS
+from ddlf.extras.text.language.printer import format, spelled
+from ddlf.extras.text.language.reads import IT
+from ddlf.extras.text.language.values import Arg, Call, Items, Number, Text, Value, Word
+
+RESERVED = {*PLAIN, *OPERATORS, TRAIN, IT, "activation", "with"}
+
+
+def describe(model: Any) -> str:
+    """Return the text of a Sequential or functional model, without its weights and what it is compiled with.
+
+    Args:
+        model: The model of Keras; it has an input shape.
+
+    Raises:
+        CannotBeWritten: It has something that no text can say, which is named.
+    """
+    with as_installed(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a lambda, which is refused
+        entry = _serialized(model)
+        ways = [_Way(), _Way(short=False)]
+        if LAYER in str(entry):
+            initial = initial_of_all(layers_within(entry["config"]))
+            ways = [_Way(operators=True), _Way(operators=True, initial=initial), *ways]
+        for way in ways[:-1]:
+            with contextlib.suppress(CannotComeBack):
+                return _written(entry, model, way)
+        return _written(entry, model, ways[-1])
+
+
+class CannotComeBack(CannotBeWritten):
+    """The text of a model would make another one.
+
+    What to do:
+        Look at the layer that the sentence names; its config may not say all that it is made with.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """In which way a model is written.
+
+    Attributes:
+        short: What Keras does of its own accord is left out.
+        operators: Layers that hold an operator are written as the operator.
+        initial: The initializer that weights of operators have, where it does not follow from what comes after them.
+    """
+
+    short: bool = True
+    operators: bool = False
+    initial: str = ""
+
+
+def _written(entry: Config, model: Any, way: _Way) -> str:
+    """The text of a model, after it came back equal."""
+    text = _Text(Counter(names_within(entry["config"])), way)
+    text.model(entry, model)
+    try:
+        made = format("".join(f"{line}\n" for line in text.lines()))
+        again = plainly(keras.saving.serialize_keras_object(build(read(made, own=text.own))))
+    except NotationError as error:
+        raise CannotComeBack(f"the text of the model {model.name!r} cannot be read: {error}") from error
+    if again != plainly(entry):
+        raise CannotComeBack(f"the model {model.name!r} does not come back equal: {difference(plainly(entry), again)}")
+    return made
+
+
+def _serialized(model: Any) -> Config:
+    kind = type(model).__name__
+    if not isinstance(model, keras.Model):
+        raise CannotBeWritten(f"a {kind} is no model of Keras")
+    try:
+        entry: Config = keras.saving.serialize_keras_object(model)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        raise CannotBeWritten(f"{model.name!r} ({kind}) cannot be serialized by Keras: {error}") from error
+    if "layers" not in (entry["config"] or {}):
+        raise CannotBeWritten(
+            f"{model.name!r} is a subclassed model ({kind}), whose layers are in its code; write it as a functional model, with "
+            "keras.Input and keras.Model(inputs, outputs)"
+        )
+    return entry
+
+
+class _Text:
+    """All models of a text, the one that is described first."""
+
+    def __init__(self, names: Counter[str], way: _Way) -> None:
+        self.names, self.way = names, way
+        self.known: dict[int, str] = {}
+        self.statements: list[list[str]] = []
+        self.taken = set(RESERVED)
+        self.objects: dict[str, Any] = {}
+        self.own: set[str] = set()
+        self.writer = Writer(self._argument, lambda call: self.objects.get(call.name))
+
+    def lines(self) -> Iterator[str]:
+        for number, lines in enumerate(self.statements):
+            yield from [""] * bool(number)
+            yield from lines
+        if self.way.initial:
+            yield from ("", f"{TRAIN}:initial {self.way.initial};")
+
+    def model(self, entry: Config, model: Any) -> str:
+        """Write a model, unless it is written; returns its block's name."""
+        if id(model) in self.known:
+            return self.known[id(model)]
+        config = entry["config"]
+        kind = class_name(entry, f"the model {config['name']!r}")
+        block = self.free(str(config["name"]))
+        lines: list[str] = []
+        self.statements.append(lines)
+        self.objects[block] = model
+        self._own(model, block)
+        options = [] if config["name"] == block else [Arg("name", named(config["name"]), 0)]
+        if config.get("trainable") is False:
+            options.append(Arg("trainable", Word("false", 0), 0))
+        dtype = config.get("dtype")
+        if isinstance(dtype, dict) and dtype["config"].get("name") != "float32":
+            options.append(Arg("dtype", self.writer.value(dtype, f"the model {config['name']!r}"), 0))
+        known = {"name", "trainable", "dtype", "layers", "input_layers", "output_layers", "build_input_shape"}
+        what = f"the model {config['name']!r}"
+        options += [Arg(key, self.writer.value(config[key], what), 0) for key in config if key not in known]
+        if "input_layers" in config:
+            _Functional(self, config, model, block, lines, Call(kind, tuple(options), 0)).write()
+        else:
+            self._sequential(config, model, block, lines, Call(kind, tuple(options), 0))
+        return block
+
+    def _sequential(self, config: Config, model: Any, block: str, lines: list[str], call: Call) -> None:
+        entries = config["layers"]
+        if not entries or entries[0]["class_name"] != "InputLayer" or not model.built:
+            raise CannotBeWritten(
+                f"the model {config['name']!r} has no input shape yet; begin it with keras.Input, or call it once with data"
+            )
+        lines.append(f"{block}:model {spelled(call)}")
+        lines.append(f"{block}:input {self.input(entries[0], block)}")
+        layers = {each["config"]["name"]: each for each in entries[1:]}
+        blocks = {name: self.model(each, model.get_layer(name)) for name, each in layers.items() if is_model(each)}
+        kinds = [(name, self.kind(each)) for name, each in layers.items() if name not in blocks]
+        explicit = unfree_names(kinds, {block, *blocks})
+        calls = [
+            Call(blocks[name], (), 0)
+            if name in blocks
+            else self.layer(each, name if name in explicit else "", model.get_layer(name).output.shape)
+            for name, each in layers.items()
+        ]
+        if calls:
+            lines.append(f"{block}:layers {', '.join(map(spelled, calls))}")
+        lines.append(f"{block}:output shape={_shape(model.output_shape)}")
+        lines[:] = [f"{line};" for line in lines]
+
+    def _own(self, model: Any, block: str) -> None:
+        """Note whose its layers are; each can be of one model only."""
+        self.known[id(model)] = block
+        for layer in model.layers:
+            if not isinstance(layer, keras.Model) and self.known.setdefault(id(layer), block) != block:
+                raise CannotBeWritten(
+                    f"the layer {layer.name!r} is in two models, {self.known[id(layer)]!r} and {block!r}, and a text has it in "
+                    "one; make a model of it, and call that in both"
+                )
+
+    def _argument(self, entry: Config) -> str:
+        return self.model(entry, keras.saving.deserialize_keras_object(entry))
+
+    def kind(self, entry: Config) -> str:
+        """After what a layer is named that has no name of its own."""
+        return kind_of(entry, operators=self.way.operators)
+
+    def is_operator(self, entry: Config) -> bool:
+        """Whether a layer is written as an operator."""
+        return self.way.operators and is_operator(entry)
+
+    def layer(self, entry: Config, name: str, shape: Any, to: Sequence[str] = ()) -> Call:
+        """A layer with its arguments, and its name if that is to be written."""
+        what = f"the layer {entry['config'].get('name', entry.get('name'))!r}"
+        if self.is_operator(entry):
+            call = respelled(entry["config"], shape[1:], to, lambda value: self.writer.value(value, what))
+        else:
+            call = self.writer.call(entry, what, named=True)
+            self.own.add(call.name)
+        return Call(call.name, (*call.args, *([Arg("name", named(name), 0)] * bool(name))), 0)
+
+    def input(self, entry: Config, block: str) -> str:
+        """An input as a statement has it."""
+        config = entry["config"]
+        said = "" if config["dtype"] == "float32" else f"{config['dtype']} "
+        said += f"shape={_shape(config['batch_shape'])}"
+        if config["batch_shape"][0] is not None:
+            said += f" batch={config['batch_shape'][0]}"
+        said += "".join(f" {key}=true" for key in ("sparse", "ragged", "optional") if config.get(key))
+        return said + ("" if config["name"] == block else f" name={spelled(named(config['name']))}")
+
+    def free(self, name: str) -> str:
+        """A name for a block that none has yet."""
+        base = re.sub(r"\W", "_", name, flags=re.ASCII).lstrip("_0123456789") or "block"
+        base = base[0].lower() + base[1:]
+        made, count = base, 1
+        while made in self.taken or self.names[made] > (
+            made == name
+        ):  # a layer elsewhere may have a block's name neither
+            count += 1
+            made = f"{base}_{count}"
+        self.taken.add(made)
+        return made
+
+
+class _Functional:
+    """One functional model in blocks."""
+
+    def __init__(self, text: _Text, config: Config, model: Any, block: str, lines: list[str], call: Call) -> None:
+        self.text, self.config, self.model, self.block, self.lines, self.call = text, config, model, block, lines, call
+        self.entries = {each["name"]: each for each in config["layers"]}
+        self.layers = {each.name: each for each in model.operations}
+        self.models = {
+            name: text.model(each, self.layers[name]) for name, each in self.entries.items() if is_model(each)
+        }
+        self.outputs = dict(leaves(config["output_layers"], model.output, self.entries))
+        self.chains = Chains(units_of(self.entries), self.outputs)
+        self.blocks: dict[Key, str] = {}
+
+    def write(self) -> None:
+        inputs = [chain[0].layer for chain in self.chains if chain[0].is_input]
+        alone = len(inputs) == 1 and key_of(self.config["input_layers"], self.entries) is not None
+        for chain in self.chains:
+            self.blocks[chain[-1].key] = (
+                self.block if alone and chain[0].is_input else self.text.free(self._base(chain))
+            )
+        head = [*self.call.args]
+        for key, structure in (("inputs", self.config["input_layers"]), ("outputs", self.config["output_layers"])):
+            value = self._structure(structure)
+            begins = {self.blocks[chain[-1].key] for chain in self.chains if chain[0].is_input}
+            if value != Word(self.block, 0) or (key == "inputs" and self.block not in begins):
+                head.append(Arg(key, value, 0))
+        self.lines.append(f"{self.block}:model {spelled(Call(self.call.name, tuple(head), 0))};")
+        explicit = self._explicit()
+        for chain in self.chains:
+            self._chain(chain, explicit)
+
+    def _base(self, chain: list[Unit]) -> str:
+        if chain[0].is_input:
+            return chain[0].layer
+        last = chain[-1]
+        if last.tensor:
+            return f"{last.layer}_part{last.tensor}"
+        return f"{last.layer}_again" if last.call else last.layer
+
+    def _explicit(self) -> set[str]:
+        """The layers whose names are to be written: they would be called in another way, or are called again."""
+        firsts = [unit for chain in self.chains for unit in chain if not (unit.is_input or unit.tensor or unit.call)]
+        again = {unit.layer for chain in self.chains for unit in chain if unit.call}
+        taken = {self.blocks[chain[-1].key] for chain in self.chains if chain[0].is_input}
+        taken |= set(self.models)
+        order = [(unit.layer, self.text.kind(unit.entry)) for unit in firsts if unit.layer not in self.models]
+        return unfree_names(order, taken, {name for name in again if name not in self.models})
+
+    def _chain(self, chain: list[Unit], explicit: set[str]) -> None:
+        block, calls = self.blocks[chain[-1].key], []
+        if not chain[0].is_input:
+            self.lines.append(f"{block}:from {self.blocks[chain[0].reads[0]]};")
+        else:
+            self.lines.append(f"{block}:input {self.text.input(chain[0].entry, block)};")
+        for unit in chain:
+            if unit.is_input:
+                continue
+            if unit.tensor:
+                calls.append(Call("part", (Arg("", Number(str(unit.tensor), 0), 0),), 0))
+                continue
+            calls.append(self._call(unit, explicit))
+        if calls:
+            self.lines.append(f"{block}:layers {', '.join(map(spelled, calls))};")
+        if chain[-1].key in self.outputs:
+            self.lines.append(f"{block}:output shape={_shape(self.outputs[chain[-1].key].shape)};")
+
+    def _call(self, unit: Unit, explicit: set[str]) -> Call:
+        if unit.layer in self.models:
+            call = Call(self.models[unit.layer], (), 0)
+        elif unit.call:
+            kind = class_name(unit.entry, f"the layer {unit.layer!r}")
+            call = Call(kind, (Arg("share", named(unit.layer), 0),), 0)
+        else:
+            name, made = unit.layer if unit.layer in explicit else "", self.layers[unit.layer]
+            if self.text.is_operator(unit.entry) and not any(unit.kwargs.values()):
+                to = [self.blocks[key] for each in unit.args[1:] if (key := key_of(each)) is not None]
+                return self.text.layer(unit.entry, name, made.output.shape, to)
+            call = self.text.layer(unit.entry, name, ())
+        return Call(call.name, (*call.args, *self._given(unit)), 0)
+
+    def _given(self, unit: Unit) -> list[Arg]:
+        """What a layer is called with, beside the layer before."""
+        args, kwargs = unit.args, unit.kwargs
+        if self.text.way.short:  # Keras gives a mask of its own accord
+            kwargs = {key: value for key, value in kwargs.items() if value is not None}
+        if isinstance(self.layers[unit.layer], keras.layers.RNN) and kwargs == {"training": False, "mask": None}:
+            kwargs = {}  # which Keras notes down when nothing is said
+        one = [key_of(each) for each in args]
+        if not kwargs and len(args) == 1 and isinstance(args[0], list) and len(args[0]) > 1:
+            several = [key_of(each) for each in args[0]]
+            if None not in several and takes_a_list(self.layers[unit.layer], len(several)):
+                return [self._to(several[1:])]
+        elif not kwargs and None not in one and not takes_a_list(self.layers[unit.layer], len(one)):
+            return [self._to(one[1:])] if len(one) > 1 else []
+        made = [Arg("", self._value(each, unit), 0) for each in args]
+        made += [Arg(key, self._value(each, unit), 0) for key, each in kwargs.items()]
+        return [Arg("call", Call("with", tuple(made), 0), 0)]
+
+    def _to(self, keys: list[Key | None]) -> Arg:
+        words = [Word(self.blocks[key], 0) for key in keys if key is not None]
+        return Arg("to", words[0] if len(words) == 1 else Items(tuple(words), 0), 0)
+
+    def _value(self, value: Any, unit: Unit) -> Value:
+        key = key_of(value)
+        if key is not None:
+            return Word(IT if key == unit.reads[0] else self.blocks[key], 0)
+        if isinstance(value, list):
+            return Items(tuple(self._value(each, unit) for each in value), 0)
+        if isinstance(value, tuple):
+            return Call("tuple", tuple(Arg("", self._value(each, unit), 0) for each in value), 0)
+        if isinstance(value, dict) and "class_name" not in value:
+            return Call("dict", tuple(Arg(str(name), self._value(each, unit), 0) for name, each in value.items()), 0)
+        made = self.text.writer.value(value, f"the call of {unit.layer!r}")
+        return Text(made.name, 0) if isinstance(made, Word) and made.name not in PLAIN else made
+
+    def _structure(self, value: Any) -> Value:
+        """Inputs or outputs of the model as it has them: one, a list or a dict."""
+        key = key_of(value, self.entries)
+        if key is not None:
+            return Word(self.blocks[self.chains.end[key]], 0)
+        if isinstance(value, dict):
+            return Call("dict", tuple(Arg(str(name), self._structure(each), 0) for name, each in value.items()), 0)
+        inner = [self._structure(each) for each in value]
+        return (
+            Call("tuple", tuple(Arg("", each, 0) for each in inner), 0)
+            if isinstance(value, tuple)
+            else Items(tuple(inner), 0)
+        )
+
+
+def _shape(shape: Any) -> str:
+    return f"[{', '.join('none' if size is None else str(size) for size in shape[1:])}]"

@@ -1,0 +1,194 @@
+"""The weights of a model in one safetensors file, with the model's text in its metadata. Runs where models are made.
+
+Each tensor has the name of its layer and its own: ``dense/kernel``, within another model ``tower/dense/kernel``. Nothing in the file is ever run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ddlf.errors import ConfigError, NotationError
+from ddlf.extras.text.language.known import shown
+from ddlf.extras.text.language.model import Model, read
+
+TEXT = "ddlf.model"
+"""Under which name the metadata has the text."""
+SMALL = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+"""Types of the format that NumPy has by ml_dtypes only, which Keras brings."""
+
+
+def save(model: Any, text: str, path: Path) -> None:
+    """Write a model's weights and its text to a file, as a whole or not at all.
+
+    Args:
+        model: The model of Keras.
+        text: Its text, from which ``build`` makes it again.
+        path: The file, which is replaced if it is there.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    import numpy as np
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    arrays = {name: np.asarray(_array(each), order="C") for name, each in variables(model).items()}
+    beside = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        save_file(arrays, beside, {TEXT: text})
+        beside.replace(path)
+    except (OSError, SafetensorError) as error:
+        beside.unlink(missing_ok=True)
+        raise ConfigError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _array(variable: Any) -> Any:
+    import keras
+
+    return keras.ops.convert_to_numpy(variable)
+
+
+def text_within(path: Path) -> str:
+    """Return the text of a file, of which no tensor is read.
+
+    Raises:
+        ConfigError: It cannot be read, or has none.
+    """
+    import safetensors
+
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            facts = file.metadata() or {}
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}", hint="copy it again, or save the weights again") from error
+    return _text(facts, path)
+
+
+def _text(facts: dict[str, str], path: Path) -> str:
+    if TEXT not in facts:
+        raise ConfigError(
+            f"{path} has no text of a model in its metadata", hint="take a file that `ddlf model convert` wrote"
+        )
+    return facts[TEXT]
+
+
+def load(path: Path) -> tuple[str, dict[str, Any]]:
+    """Return the text and the tensors of a file.
+
+    Raises:
+        ConfigError: It cannot be read, it is cut, or it has no text of a model.
+    """
+    import numpy as np
+    import safetensors
+
+    try:
+        data = path.read_bytes()
+        with safetensors.safe_open(path, framework="numpy") as file:
+            facts = file.metadata() or {}
+        found = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    except safetensors.SafetensorError as error:
+        raise ConfigError(
+            f"{path} is cut or no safetensors file: {error}", hint="copy it again, or save the weights again"
+        ) from error
+    return _text(facts, path), {
+        name: np.frombuffer(each["data"], _dtype(each["dtype"], path)).reshape(each["shape"]) for name, each in found
+    }
+
+
+def _dtype(name: str, path: Path) -> Any:
+    import numpy as np
+    from safetensors.numpy import _TYPES
+
+    if name in _TYPES:
+        return np.dtype(_TYPES[name])
+    if name in SMALL:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, SMALL[name]))
+    raise ConfigError(f"{path} has a tensor of the type {name}, which NumPy does not have")
+
+
+def fill(model: Any, tensors: dict[str, Any], path: Path) -> None:
+    """Give a model the weights of a file.
+
+    Args:
+        model: The model of Keras.
+        tensors: As ``load`` gives them.
+        path: The file, for errors.
+
+    Raises:
+        ConfigError: They are those of another model, or there is one too many. Then nothing was changed.
+    """
+    wanted = variables(model)
+    for name, each in wanted.items():
+        if name not in tensors:
+            raise ConfigError(f"{path} has weights of another model: {name!r} is not among them")
+        if tuple(tensors[name].shape) != tuple(each.shape):
+            sizes = f"{name!r} has {shown(tensors[name].shape)} there and {shown(tuple(each.shape))} here"
+            raise ConfigError(f"{path} has weights of another model: {sizes}")
+        if str(tensors[name].dtype) != str(each.dtype):
+            raise ConfigError(
+                f"{path} has weights of another model: {name!r} is {tensors[name].dtype} there and {each.dtype} here"
+            )
+    if more := [name for name in tensors if name not in wanted]:
+        many = f" and {len(more) - 1} more" * (len(more) > 1)
+        raise ConfigError(f"{path} has a tensor too many: the model has no {more[0]!r}{many}")
+    for name, each in wanted.items():
+        each.assign(tensors[name])
+    for layer in model._flatten_layers():
+        if hasattr(layer, "finalize_state"):  # Normalization computes with a copy
+            layer.finalize_state()
+
+
+def check_text(model: Model, text: str, path: Path) -> None:
+    """Compare a model's text with the one that weights were saved with; comments and form do not count.
+
+    Raises:
+        ConfigError: It was changed since.
+    """
+    try:
+        same = read(text).graph.nodes == model.graph.nodes
+    except NotationError:
+        same = False
+    if not same:
+        raise ConfigError(
+            f"{model.file} was changed since its weights were saved to {path}",
+            hint=f"`ddlf model diff {model.file} {path}` says what; take the text that the weights have, or train again",
+        )
+
+
+def variables(model: Any) -> dict[str, Any]:
+    """Every weight of a model by its name in the file, in the order of the model."""
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+    for name, each in _named(model):
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        free, count = name, 1
+        while free in found:
+            count += 1
+            free = f"{name}_{count}"
+        found[free] = each
+    return found
+
+
+def _named(model: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    import keras
+
+    for layer in model.layers:
+        if isinstance(layer, keras.Model):
+            yield from _named(layer, f"{before}{layer.name}/")
+            continue
+        for each in layer.weights:
+            _, inside, own = str(each.path).rpartition(f"{layer.name}/")
+            own = re.sub(
+                r"\bvariable_\d+$", "variable", own if inside else each.name
+            )  # Keras counts those without a name
+            yield f"{before}{layer.name}/{own}", each

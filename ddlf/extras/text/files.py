@@ -1,0 +1,179 @@
+"""Models in files: a text, a ``.keras`` file, or a ``.safetensors`` file with weights and text.
+
+Keras is imported when one of the latter two is opened or made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+from ddlf.cli.output import native_output_to_log
+from ddlf.errors import ConfigError
+from ddlf.extras.text.language.diff import differences
+from ddlf.extras.text.language.model import Model, load, read
+
+KERAS, WEIGHTS = ".keras", ".safetensors"
+OTHERS = {
+    **dict.fromkeys((".h5", ".hdf5"), "an older format of Keras: load it in Python, and save it as .keras"),
+    **dict.fromkeys(
+        (".onnx", ".tflite", ".xml", ".pt2", ".pt", ".pth", ".mlirbc", ".pb"),
+        "a file of another program: `ddlf export` writes some",
+    ),
+    **dict.fromkeys((".npz", ".npy", ".csv", ".json", ".py", ".ipynb"), "no model"),
+}
+"""Endings of files that are surely no text."""
+
+
+def opened(path: Path, layers: Path | None = None) -> Model:
+    """The model of a file of any kind, without weights.
+
+    Raises:
+        ConfigError: It cannot be read.
+        NotationError: Something is wrong in its text, or no text can say it.
+    """
+    if path.suffix == WEIGHTS:
+        from ddlf.extras.text.conversion.weights import load as load_weights
+
+        return read(load_weights(path)[0], str(path))
+    _check_kind(path)
+    if path.suffix != KERAS:
+        _check_layers(layers)
+        return load(path)
+    with native_output_to_log():
+        from ddlf.extras.text.conversion.describe import describe
+
+        return read(describe(_loaded(path, layers)), str(path))
+
+
+def _check_kind(path: Path) -> None:
+    """Refuse a file that is of no kind that is read or made here."""
+    if why := OTHERS.get(path.suffix.lower()):
+        raise ConfigError(f"{path} is {why}", hint="models are texts (.nnm), .keras and .safetensors")
+
+
+def diff(options: argparse.Namespace) -> int:
+    """Say what differs between two models; returns 1 if anything does."""
+    lines = differences(opened(options.one, options.layers), opened(options.other, options.layers))
+    for line in lines:
+        print(line)
+    return 1 if lines else 0
+
+
+def convert(options: argparse.Namespace) -> int:
+    """Make a file of another kind of a model; returns the exit code."""
+    source, target = options.file, options.target
+    for path in (source, target):
+        _check_kind(path)
+    if options.weights and (source.suffix in (KERAS, WEIGHTS) or target.suffix not in (KERAS, WEIGHTS)):
+        raise ConfigError("--weights are those of a text that becomes a model with weights", hint="leave --weights out")
+    kinds = [path.suffix if path.suffix in (KERAS, WEIGHTS) else "a text" for path in (source, target)]
+    if kinds[0] == kinds[1]:
+        raise ConfigError(
+            f"{source} and {target} are both {kinds[0]}",
+            hint="`ddlf model format` writes a text in its one form" if kinds[0] == "a text" else "copy the file",
+        )
+    if target.exists():
+        raise ConfigError(f"{target} exists", hint="name a new file, or delete it first")
+    if not target.parent.is_dir():
+        raise ConfigError(f"there is no folder {target.parent}", hint="make it first, or name another")
+    if source.suffix == WEIGHTS and target.suffix != KERAS:
+        from ddlf.extras.text.conversion.weights import load as load_weights
+
+        text = load_weights(source)[0]
+        _write(target, lambda beside: beside.write_text(text, encoding="utf-8"))
+        print(f"wrote     {target}: the text")
+        return 0
+    with native_output_to_log():
+        text, made = _made(source, options)
+    if target.suffix == WEIGHTS:
+        from ddlf.extras.text.conversion.weights import save
+
+        save(made, text, target)
+    elif target.suffix == KERAS:
+        _write(target, made.save)
+    else:
+        _write(target, lambda beside: beside.write_text(text, encoding="utf-8"))
+    print(
+        f"wrote     {target}: {made.count_params():,} parameters{'' if kinds[1] != 'a text' else ', without their values'}"
+    )
+    if target.suffix == KERAS and "ddlf>" in str(made.get_config()):
+        print("load      keras.saving.load_model, after: import ddlf.extras.text.conversion.operator")
+    if source.suffix == KERAS and made.compiled:
+        print("note      what it is compiled with (optimizer, loss, metrics) is not in there")
+    return 0
+
+
+def _made(source: Path, options: argparse.Namespace) -> tuple[str, Any]:
+    """The text of a model, and the model of Keras."""
+    if source.suffix == KERAS:
+        from ddlf.extras.text.conversion.describe import describe
+
+        made = _loaded(source, options.layers)
+        return describe(made), made
+    from ddlf.extras.text.conversion import weights
+    from ddlf.extras.text.conversion.build import build
+
+    _register(options.layers)
+    tensors = None
+    if source.suffix == WEIGHTS:
+        text, tensors = weights.load(source)
+        model = read(text, str(source))
+    else:
+        model = load(source)
+    for each in model.warnings:
+        print(f"{model.file}:{each.line}:{each.column}: warning: {each.sentence}", file=sys.stderr)
+    if options.weights:
+        text, tensors = weights.load(options.weights)
+        weights.check_text(model, text, options.weights)
+    made = build(model)
+    if tensors is not None:
+        weights.fill(made, tensors, options.weights or source)
+    return model.text, made
+
+
+def _loaded(path: Path, layers: Path | None) -> Any:
+    """The model of a file of Keras."""
+    import keras
+
+    importlib.import_module("ddlf.extras.text.conversion.operator")  # whose layer is known then
+    _register(layers)
+    if not path.is_file():
+        raise ConfigError(f"{path} cannot be read: there is no such file")
+    try:
+        return keras.saving.load_model(path, compile=False)
+    except Exception as error:  # a zip file, JSON, HDF5 and classes of anybody's are read
+        sentence = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"{path} cannot be loaded by Keras: {sentence}",
+            hint="where layers of your own are missing, name the Python file that registers them with --layers",
+        ) from error
+
+
+def _check_layers(layers: Path | None) -> None:
+    """Refuse a file of layers that is not there, also where nothing needs them."""
+    if layers is not None and not layers.is_file():
+        raise ConfigError(f"{layers} cannot be read: there is no such file", hint="--layers names a Python file")
+
+
+def _register(layers: Path | None) -> None:
+    """Run the user's file that registers layers of their own."""
+    _check_layers(layers)
+    if layers is not None:
+        runpy.run_path(str(layers), run_name=layers.stem)
+
+
+def _write(target: Path, write: Any) -> None:
+    """Write a file as a whole or not at all."""
+    beside = target.with_name(f".{os.getpid()}.{target.name}")
+    try:
+        write(beside)
+        beside.replace(target)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise ConfigError(f"{target} cannot be written: {error.strerror or error}") from error

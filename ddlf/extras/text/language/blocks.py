@@ -1,0 +1,400 @@
+"""The blocks of a text: what each statement may say, looked at one by one. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddlf.extras.text.language import keras_layers
+from ddlf.extras.text.language.operators import (
+    DTYPES,
+    EVERYWHERE,
+    FLAG,
+    FOREIGN,
+    LIST,
+    LOSSES,
+    NUMBER,
+    OPERATORS,
+    PROPERTIES,
+    SIZES,
+    VALUES,
+    WHOLE,
+    WORDS,
+    is_keras,
+    loss_meant,
+)
+from ddlf.extras.text.language.problems import Problems
+from ddlf.extras.text.language.syntax import MAX_DIGITS, Parsed
+from ddlf.extras.text.language.values import Arg, Call, Items, Number, Statement, Text, Value, Word, numbers
+
+MAX_SIZE = 2**31 - 1
+PLAIN = {"true": True, "True": True, "false": False, "False": False, "none": None, "None": None}
+TRAIN = "train"
+OF_INPUTS = {"batch": "a size", "sparse": FLAG, "ragged": FLAG, "optional": FLAG, "name": "a name"}
+"""What an input says beside its type and shape."""
+CODE = ("Lambda", "TFSMLayer", "JaxLayer", "FlaxLayer", "TorchModuleWrapper")
+"""Layers that run code of their own."""
+
+
+@dataclass(slots=True)
+class Block:
+    """What the statements of one name say.
+
+    Attributes:
+        name: The name.
+        at: Where it is first named.
+        statements: By property.
+        calls: Its layers.
+    """
+
+    name: str
+    at: int
+    statements: dict[str, Statement] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+
+    @property
+    def is_macro(self) -> bool:
+        """Whether it is called by its name, and begins where it is called."""
+        return not self.statements.keys() & {"input", "output", "from", "model"}
+
+    @property
+    def is_name_only(self) -> bool:
+        """Whether it only says what a model is, whose layers are in other blocks."""
+        return "model" in self.statements and not self.statements.keys() & {"input", "output", "from", "layers"}
+
+
+def plain(value: Value) -> Any:
+    """A value as Python has it; a layer stays what it is."""
+    if isinstance(value, Number | Text):
+        return value.value
+    if isinstance(value, Word):
+        return PLAIN.get(value.name, value.name)
+    return [plain(each) for each in value.values] if isinstance(value, Items) else value
+
+
+def sizes(
+    value: Value, key: str, problems: Problems, *, empty: bool = True, free: bool = False
+) -> tuple[int | None, ...] | None:
+    """The sizes of a list; None if it is wrong, which is told.
+
+    Args:
+        value: The list.
+        key: What it is, for errors.
+        problems: Is told what is wrong.
+        empty: Whether it may have no size.
+        free: Whether a size may be ``none``, which takes any.
+    """
+    if not isinstance(value, Items):
+        meant = f", did you mean '{key}=[{value.written}]'?" if isinstance(value, Number) else ""
+        problems.add(value.at, f"{key} must be a list of sizes{meant or ', such as [28, 28]'}")
+        return None
+    if not value.values and not empty:
+        problems.add(value.at, f"{key} has a shape without a size, such as [10] has one")
+        return None
+    for each in value.values:
+        number = each.value if isinstance(each, Number) else None
+        if free and each == Word("none", 0):
+            continue
+        if not isinstance(number, int) or not 1 <= number <= MAX_SIZE:
+            shown = each.written if isinstance(each, Number) else getattr(each, "name", "a list")
+            problems.add(each.at, f"a size must be a whole number from 1 to {MAX_SIZE:,}, got {shown[:MAX_DIGITS]}")
+            return None
+    return tuple(plain(each) for each in value.values)
+
+
+class Blocks(dict[str, Block]):
+    """All blocks of a text, by name.
+
+    Args:
+        parsed: The statements.
+        problems: Is told what is wrong.
+        own: Names of the user's own layers of Keras.
+    """
+
+    def __init__(self, parsed: Parsed, problems: Problems, own: Collection[str] = ()) -> None:
+        super().__init__()
+        self.problems, self.own, self.broken = problems, own, parsed.broken
+        self.train: dict[str, Statement] = {}
+        for statement in parsed.statements:
+            self._add(statement)
+        self.option_keys = {arg.key for block in self.values() for call in block.calls for arg in call.args}
+        self.called = {
+            arg.value.name
+            for block in self.values()
+            for call in block.calls
+            for arg in call.args
+            if arg.key == "name" and isinstance(arg.value, Word)
+        }
+        self.free = {call.name for block in self.values() for call in block.calls if self.is_free(call.name)}
+        for block in self.values():
+            for call in block.calls:
+                self._check(call)
+
+    def _add(self, statement: Statement) -> None:
+        name, property_ = statement.block.name, statement.property.name
+        for args in statement.items:
+            for arg in args:
+                for number in numbers(arg):
+                    if len(number.written) > MAX_DIGITS or not math.isfinite(number.value):
+                        self.problems.add(number.at, f"{number.written[:12]}... is too large a number")
+        block = self.setdefault(name, Block(name, statement.at)) if name != TRAIN else Block(TRAIN, statement.at)
+        known = self.train if name == TRAIN else block.statements
+        if name != TRAIN and property_ not in PROPERTIES:
+            if meant := self.problems.near(name, [TRAIN]):
+                self.problems.add(statement.at, f"there is no block {name!r} that has {property_!r}{meant}")
+                return
+            self.problems.add(
+                statement.property.at,
+                f"a block has no {property_!r}"
+                + (self.problems.near(property_, PROPERTIES) or f"; there are: {', '.join(PROPERTIES)}"),
+            )
+            return
+        if property_ in known:
+            line = self.problems.place(known[property_].at)[0]
+            self.problems.add(statement.at, f"'{name}:{property_}' is given twice (first at line {line})")
+            return
+        known[property_] = statement
+        if not statement.items:
+            self.problems.add(statement.property.at, f"'{name}:{property_}' has no value")
+            return
+        if len(block.statements) == 1 and (name in OPERATORS or is_keras(name)):
+            whose = "an operator" if name in OPERATORS else "a layer of Keras, as each name with a capital"
+            self.problems.add(statement.at, f"a block cannot be called {name!r}, which is {whose}")
+        if name != TRAIN:
+            self._value(block, property_, statement)
+
+    def _value(self, block: Block, property_: str, statement: Statement) -> None:
+        """Look at what stands behind a property."""
+        if property_ == "layers":
+            for args in statement.items:
+                for arg in args[1:]:
+                    self.problems.add(arg.at, "',' is missing before this layer")
+                arg = args[0]
+                if isinstance(arg.value, Call) and not arg.key:
+                    block.calls.append(arg.value)
+                elif isinstance(arg.value, Word) and not arg.key:
+                    self.problems.add(arg.at, f"a layer has brackets, did you mean '{arg.value.name}()'?")
+                else:
+                    self.problems.add(arg.at, "a layer is meant here, such as relu()")
+            return
+        if len(statement.items) > 1:
+            self.problems.add(statement.items[1][0].at, f"{property_!r} has one value, got {len(statement.items)}")
+            return
+        args = statement.items[0]
+        if property_ in ("input", "output"):
+            typed(args, property_, self.problems)
+            return
+        value = args[0].value
+        if len(args) > 1 or args[0].key:
+            self.problems.add(args[-1].at, f"{property_!r} has one value, without a key")
+        elif property_ == "loss" and (not isinstance(value, Word) or value.name not in LOSSES):
+            shown = value.name if isinstance(value, Word | Call) else "this"
+            meant = self.problems.near(loss_meant(shown), LOSSES) or f"; there are: {', '.join(LOSSES)}"
+            self.problems.add(value.at, f"there is no loss {shown!r}{meant}")
+        elif property_ in ("delta", "gamma", "alpha") and not isinstance(value, Number):
+            self.problems.add(value.at, f"{property_} must be a number")
+        elif property_ == "model":
+            self._model(value)
+        elif property_ == "from" and not isinstance(value, Word):
+            self.problems.add(value.at, "'from' must name a block")
+        elif property_ == "name" and not isinstance(value, Word | Text):
+            self.problems.add(value.at, "'name' must be a name")
+
+    def _model(self, value: Value) -> None:
+        """Look at what a block says of a model."""
+        if not isinstance(value, Call):
+            self.problems.add(value.at, "'model' is a class of models, such as Sequential() or Functional()")
+            return
+        if value.name not in ("Sequential", "Functional") and ">" not in value.name:
+            meant = self.problems.near(value.name, ["Sequential", "Functional"]) or "; write Functional()"
+            self.problems.add(value.at, f"there is no model {value.name!r}{meant}")
+        for arg in value.args:
+            if not arg.key:
+                self.problems.add(arg.at, "a model has options only, such as name= or inputs=")
+            self.nested(arg.value)
+
+    def _check(self, call: Call) -> None:
+        """Look at a layer where it stands; what macros bind to it is looked at later."""
+        seen: set[str] = set()
+        for arg in call.args:
+            if arg.key in seen:
+                self.problems.add(arg.at, f"{arg.key!r} is given twice")
+            seen |= {arg.key} - {""}
+            self.nested(arg.value)
+        if is_keras(call.name):
+            self._check_keras(call)
+            return
+        if call.name not in OPERATORS:
+            for arg in call.args:
+                if arg.key in EVERYWHERE:
+                    self.value(arg)
+        if call.name in OPERATORS:
+            for arg in call.args:
+                if arg.key:
+                    self.option(call.name, arg)
+        elif call.name not in self and call.name not in self.broken and not self.is_placeholder(call.name):
+            keras = self.problems.near(call.name, keras_layers.arguments()) if call.name.casefold() == "dense" else ""
+            meant = keras or self.problems.near(
+                call.name, [*OPERATORS, *(each.name for each in self.values() if each.is_macro)]
+            )
+            self.problems.add(
+                call.at,
+                f"unknown operator {call.name!r}{meant or self.problems.near(call.name, keras_layers.arguments())}",
+            )
+
+    def is_free(self, name: str) -> bool:
+        """Whether a layer waits for an option that says what it is."""
+        known = name in OPERATORS or name in self or name in self.broken or is_keras(name)
+        return not known and self.is_placeholder(name)
+
+    def nested(self, value: Value) -> None:
+        """Refuse code within a value."""
+        if isinstance(value, Call):
+            if value.name.removeprefix("keras>") in CODE:
+                self.problems.add(value.at, f"{value.name} is not allowed: a text never runs code")
+            for arg in value.args:
+                self.nested(arg.value)
+        elif isinstance(value, Items):
+            for each in value.values:
+                self.nested(each)
+
+    def is_placeholder(self, name: str) -> bool:
+        """Whether a layer of this name stands for what an option of a macro says."""
+        return name in self.option_keys or name == "activation"
+
+    def _check_keras(self, call: Call) -> None:
+        self.nested(call)
+        known = keras_layers.arguments().get(call.name)
+        if known is None:
+            if call.name not in self.own and call.name != "Lambda" and ">" not in call.name:
+                close = self.problems.near(call.name, keras_layers.arguments())
+                lower = self.problems.near(call.name, OPERATORS)
+                if close or lower:
+                    self.problems.add(call.at, f"Keras has no layer {call.name!r}{close or lower}")
+            return
+        usual = (*known, *COMMON_OPTIONS)
+        for arg in call.args:
+            if not arg.key:
+                self.problems.add(
+                    arg.at,
+                    f"{call.name} is a layer of Keras, whose arguments have keys, such as {(*known, 'name')[0]}=",
+                )
+            elif arg.key not in usual and (meant := self.problems.near(arg.key, usual)):
+                self.problems.add(arg.at, f"{call.name} has no argument {arg.key!r}{meant}")
+            elif arg.key in EVERYWHERE or arg.key in keras_layers.COUNTS:
+                self.value(arg)
+
+    def option(self, name: str, arg: Arg, more: Collection[str] = ()) -> bool:
+        """Look at an option of an operator; returns whether it is right.
+
+        Args:
+            name: The operator.
+            arg: The option.
+            more: Names that are known beside the operator's own.
+        """
+        operator = OPERATORS[name]
+        usual = (*operator.options, *EVERYWHERE)
+        if arg.key not in usual:
+            meant = self.problems.near(arg.key, (*usual, *more)) or f"; it has {', '.join(usual)}"
+            self.problems.add(arg.at, f"{name} has no option {arg.key!r}{meant}")
+            return False
+        return self.value(arg)
+
+    def value(self, arg: Arg) -> bool:
+        """Look at the value of an option; returns whether it is right."""
+        key, value, before = arg.key, arg.value, len(self.problems)
+        kind = VALUES.get(key, "")
+        if key == "shapes":
+            each_of = value.values if isinstance(value, Items) else ()
+            if not each_of:
+                self.problems.add(value.at, "shapes must be a list of shapes, such as [[128], [80]]")
+            for each in each_of:
+                if not isinstance(each, Items):
+                    meant = f", did you mean '[{each.written}]'?" if isinstance(each, Number) else ", such as [10]"
+                    self.problems.add(each.at, f"shapes has a list of sizes for each copy{meant}")
+                else:
+                    sizes(each, key, self.problems, empty=False)
+        elif kind == SIZES:
+            sizes(value, key, self.problems, free=key == "shape")
+        elif kind == LIST:
+            wrong = not isinstance(value, Items) or not all(isinstance(plain(each), int) for each in value.values)
+            if wrong:
+                self.problems.add(value.at, f"{key} must be {LIST}, such as [0, 1]")
+        elif key == "splits":
+            parts = plain(value) if isinstance(value, Items) else [plain(value)]
+            if not parts or not all(_suits("a size", each) for each in parts):
+                self.problems.add(
+                    value.at, "splits must be a number of parts, or a list of their sizes, such as [2, 3]"
+                )
+        elif key == "scales":
+            factors = plain(value) if isinstance(value, Items) else [0]
+            if not all(_suits(NUMBER, each) and 0 < each <= MAX_SIZE for each in factors):
+                self.problems.add(value.at, "scales must be a list of numbers above 0, such as [2, 2]")
+        elif kind and not _suits(kind, plain(value)):
+            self.problems.add(value.at, f"{key} must be {'a whole number of 1 or more' if kind == 'a size' else kind}")
+        elif key == "lrm" and plain(value) <= 0:
+            self.problems.add(value.at, "lrm must be a number above 0")
+        elif key == "p" and not 0 <= plain(value) < 1:
+            self.problems.add(value.at, "p must be a number from 0 to below 1")
+        elif key in WORDS and (not isinstance(value, Word) or value.name not in WORDS[key]):
+            shown = value.name if isinstance(value, Word) else "this"
+            self.problems.add(
+                value.at, f"{key} must be {' or '.join(WORDS[key])}{self.problems.near(shown, WORDS[key])}"
+            )
+        elif key == "name" and not isinstance(value, Word | Text):
+            self.problems.add(value.at, "name must be a name")
+        return len(self.problems) == before
+
+
+COMMON_OPTIONS = (*keras_layers.COMMON, *EVERYWHERE, "to", "call", "share")
+
+
+def _suits(kind: str, value: Any) -> bool:
+    if kind == FLAG:
+        return isinstance(value, bool)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return kind == NUMBER or (isinstance(value, int) and (kind == WHOLE or value >= 1))
+
+
+def _of_input(arg: Arg, problems: Problems) -> None:
+    """Look at what an input says beside its type and shape."""
+    kind, value = OF_INPUTS[arg.key], arg.value
+    right = isinstance(value, Word | Text) if kind == "a name" else _suits(kind, plain(value))
+    if not right:
+        problems.add(value.at, f"{arg.key} must be {kind}")
+
+
+def typed(args: tuple[Arg, ...], property_: str, problems: Problems) -> tuple[str, tuple[int | None, ...] | None]:
+    """Type and shape of an input or output; the type is empty if it is not written, the shape None if it is wrong."""
+    dtype, shape, seen = "", None, False
+    for index, arg in enumerate(args):
+        if not arg.key and arg.value == Word("shape", 0):
+            behind = args[index + 1].at if index + 1 < len(args) else arg.at
+            problems.add(behind, "'=' is missing behind 'shape', did you mean 'shape=['?")
+            return dtype, None
+        if arg.key == "shape":
+            seen, shape = True, sizes(arg.value, "shape", problems, empty=property_ == "output", free=True)
+        elif property_ == "input" and arg.key in OF_INPUTS:
+            _of_input(arg, problems)
+        elif arg.key:
+            problems.add(arg.at, f"{property_!r} has no {arg.key!r}{problems.near(arg.key, ['shape', *OF_INPUTS])}")
+            seen = True
+        elif isinstance(arg.value, Word) and arg.value.name in (*DTYPES, *FOREIGN) and not dtype:
+            dtype = arg.value.name
+        elif isinstance(arg.value, Word):
+            problems.add(
+                arg.at,
+                f"there is no type {arg.value.name!r}{problems.near(arg.value.name, DTYPES) or '; there are: ' + ', '.join(DTYPES)}",
+            )
+        elif isinstance(arg.value, Items):
+            problems.add(arg.at, f"{property_!r} has its shape with a key, did you mean 'shape=[...]'?")
+            seen = True
+        else:
+            problems.add(arg.at, f"{property_!r} is a type and a shape, such as float32 shape=[28, 28, 1]")
+            seen = True
+    if not seen:
+        problems.add(args[0].at, f"{property_!r} has no shape, write shape=[...]")
+    return dtype, shape

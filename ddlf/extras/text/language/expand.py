@@ -1,0 +1,390 @@
+"""Blocks as a graph: macros with their options, repetitions, ``from``, ``to``, and names. Pure.
+
+A macro's options go inwards: to the calls of macros in it that can use them, and to the layers that are called as they are, which they replace.
+What nobody takes is bound to its last layer. An inner one wins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ddlf.extras.text.language import keras_layers
+from ddlf.extras.text.language.blocks import Block, Blocks, plain, typed
+from ddlf.extras.text.language.forms import Forms
+from ddlf.extras.text.language.graph import Graph, Head, Node
+from ddlf.extras.text.language.operators import EVERYWHERE, OPERATORS, is_keras
+from ddlf.extras.text.language.reads import Reads, Scope
+from ddlf.extras.text.language.values import Arg, Call, Items, Number, Text, Word
+
+MAX_LAYERS = 10_000
+MAX_NESTED = 30
+"""Macros within macros, and blocks each of which begins at the end of the next."""
+NO_OPTIONS = ("", "to", "call", "share", *EVERYWHERE)
+"""Keys of what is no option of the layer itself."""
+KEPT = ("name", "shapes", "lrm")
+"""Options of a macro's call that belong to the call itself."""
+
+
+class _TooMany(Exception):
+    """The text asks for more layers than there may be."""
+
+
+@dataclass(slots=True)
+class Within:
+    """Where a layer is: the macros around it, the learning rate's factor, and where the outermost one is called."""
+
+    macros: tuple[str, ...] = ()
+    lrm: float = 1.0
+    call: int | None = None
+
+
+def expand(blocks: Blocks, forms: Forms) -> Graph:
+    """Return the graph of all blocks of all models, with what leads nowhere. What is wrong is told to the blocks' problems."""
+    return _Expansion(blocks, forms).graph()
+
+
+class _Expansion(Reads):
+    def __init__(self, blocks: Blocks, forms: Forms) -> None:
+        super().__init__(blocks)
+        self.forms = forms
+        self.nodes: list[Node] = []
+        self.names: dict[str, dict[str, int]] = {}
+        self.ends: dict[str, int | None] = {}
+        self.open: list[str] = []
+        self.called: set[str] = set()
+        self.layers = 0
+        self.accepting: dict[tuple[str, str], bool] = {}
+
+    def graph(self) -> Graph:
+        heads: list[Head] = []
+        try:
+            for block in self.blocks.values():
+                if not block.is_macro and not block.is_name_only:
+                    self._end(block, block.at)
+            heads = [head for block in self.blocks.values() if not block.is_macro and (head := self._head(block))]
+        except _TooMany:
+            pass
+        inputs = [block for block in self.blocks.values() if "input" in block.statements]
+        if not inputs:
+            self.problems.add(0, "the text has no block with an input, such as digits:input shape=[64];", derived=True)
+        elif not any("output" in block.statements for block in self.blocks.values()):
+            at = inputs[0].statements["input"].at
+            self.problems.add(at, f"{inputs[0].name!r} has an input, but no block has an output", derived=True)
+        for block in self.blocks.values():
+            if block.is_macro and block.name not in self.called:
+                self.problems.warn(block.at, f"the macro {block.name!r} is never called")
+        return Graph(tuple(self.nodes), tuple(heads))
+
+    def _head(self, block: Block) -> Head | None:
+        says = block.statements
+        factors = [(name, says[name]) for name in ("delta", "gamma", "alpha") if name in says]
+        if "output" not in says:
+            for property_ in ("loss", "delta", "gamma", "alpha"):
+                if property_ in says:
+                    self.problems.add(
+                        says[property_].at, f"{property_!r} belongs to a block with an output", derived=True
+                    )
+            return None
+        end = self.ends.get(block.name)
+        if end is None or not says["output"].items:
+            return None
+        dtype, shape = typed(says["output"].items[0], "output", self.problems)
+        name, loss = block.name, ""
+        if "name" in says and says["name"].items:
+            name = str(plain(says["name"].items[0][0].value))
+        if "loss" in says and says["loss"].items:
+            loss = str(plain(says["loss"].items[0][0].value))
+        numbers = tuple((key, float(each.items[0][0].value.value)) for key, each in factors if _is_number(each))  # type: ignore[union-attr]
+        return Head(name, end, loss, numbers, dtype, shape, block.name, says["output"].at)
+
+    def end_of(self, name: str, at: int) -> int | None:
+        """As ``Reads`` has it."""
+        return self._end(self.blocks[name], at)
+
+    def _end(self, block: Block, at: int) -> int | None:
+        """Number of the node at the end of a block that begins somewhere; None if it cannot be found."""
+        if block.name in self.ends:
+            return self.ends[block.name]
+        if block.name in self.open:
+            self.problems.add(at, f"{block.name!r} begins at its own end: {', '.join([*self.open, block.name])}")
+            return None
+        if len(self.open) > MAX_NESTED:
+            self.problems.add(at, f"more than {MAX_NESTED} blocks begin each at the end of the next")
+            return None
+        self.open.append(block.name)
+        current = self._start(block)
+        names = self.names.setdefault(self.forms.owner(block.name), {})
+        scope = Scope(-1 if current is None else current, names)
+        for call in block.calls if current is not None else ():
+            current = self._layer(call, current, scope, Within())
+        self.open.pop()
+        self.ends[block.name] = current
+        return current
+
+    def _start(self, block: Block) -> int | None:
+        says = block.statements
+        if "input" in says and "from" in says:
+            self.problems.add(
+                says["from"].at, f"{block.name!r} has an input and 'from'; it can begin in one place only"
+            )
+        if "input" in says:
+            if not says["input"].items:
+                return None
+            dtype, shape = typed(says["input"].items[0], "input", self.problems)
+            at = says["input"].at
+            more = tuple(arg for arg in says["input"].items[0] if arg.key not in ("", "shape"))
+            self.nodes.append(
+                Node("input", options=more, name=block.name, written=dtype or "float32", wanted=shape, at=at, call=at)
+            )
+            return len(self.nodes) - 1
+        if "from" not in says:
+            sentence = (
+                f"{block.name!r} has an output, but nothing goes in; write {block.name}:input or {block.name}:from"
+            )
+            if block.name not in self.blocks.broken:
+                self.problems.add(says["output" if "output" in says else "model"].at, sentence)
+            return None
+        if not says["from"].items or not isinstance(word := says["from"].items[0][0].value, Word):
+            return None
+        other = self.blocks.get(word.name)
+        if other is None or other.is_macro or other.is_name_only:
+            if word.name not in self.blocks.broken:
+                known = [each.name for each in self.blocks.values() if not each.is_macro and each is not block]
+                why = (
+                    "is a macro, which has no end of its own"
+                    if other and other.is_macro
+                    else "has no layers of its own"
+                )
+                sentence = f"{word.name!r} {why}" if other else f"there is no block {word.name!r}"
+                self.problems.add(word.at, sentence + self.problems.near(word.name, known))
+            return None
+        return self._end(other, word.at)
+
+    def _layer(self, call: Call, current: int | None, scope: Scope, within: Within) -> int | None:
+        """Add a layer, or all that it stands for; returns the number of its last node, None if something is wrong."""
+        self.layers += 1
+        if self.layers > MAX_LAYERS:
+            where = call.at if within.call is None else within.call
+            self.problems.add(where, f"the text asks for more than {MAX_LAYERS:,} layers")
+            raise _TooMany
+        own = {arg.key: arg for arg in call.args}
+        if "shapes" in own and call.name != "Input":
+            return self._copies(call, own, current, scope, within)
+        factor = plain(own["lrm"].value) if "lrm" in own else 1.0
+        lrm = within.lrm * (factor if isinstance(factor, int | float) and factor > 0 else 1.0)
+        block = self.blocks.get(call.name)
+        if block is not None and call.name not in OPERATORS and call.name not in self.forms:
+            end = self._macro(call, block, current, scope, replace(within, lrm=lrm))
+        else:
+            end = self._node(call, current, scope, replace(within, lrm=lrm))
+        if end is not None and "name" in own and isinstance(own["name"].value, Word | Text):
+            name = str(plain(own["name"].value))
+            last = self.blocks[name].calls[-1:] if name in self.blocks and name == self.open[-1] else []
+            if name in scope.names or (name in self.blocks and call not in last):
+                self.problems.add(own["name"].at, f"the name {name!r} is given twice")
+            scope.names[name] = end
+        return end
+
+    def _copies(self, call: Call, own: dict[str, Arg], current: int | None, scope: Scope, within: Within) -> int | None:
+        shapes = own["shapes"]
+        if "shape" in own:
+            self.problems.add(own["shape"].at, "'shape' and 'shapes' are given both")
+            return None
+        if not (isinstance(shapes.value, Items) and shapes.value.values) or not all(
+            isinstance(each, Items) for each in shapes.value.values
+        ):
+            return None  # told already
+        rest = tuple(arg for arg in call.args if arg.key not in ("shapes", "name"))
+        for each in shapes.value.values[:-1]:
+            current = self._layer(replace(call, args=(*rest, Arg("shape", each, shapes.at))), current, scope, within)
+        last = Arg("shape", shapes.value.values[-1], shapes.at)
+        args = (*(arg for arg in call.args if arg.key != "shapes"), last)
+        return self._layer(replace(call, args=args), current, scope, within)
+
+    def _macro(self, call: Call, block: Block, current: int | None, scope: Scope, within: Within) -> int | None:
+        self.called.add(block.name)
+        if not block.is_macro:
+            what = next(name for name in ("input", "from", "output", "model") if name in block.statements)
+            meant = f", did you mean 'from {block.name}'?" if what != "output" else ""
+            self.problems.add(call.at, f"{block.name!r} is no macro: it has its own {what!r}{meant}")
+            return None
+        if block.name in within.macros:
+            self.problems.add(
+                call.at, f"the macro {block.name!r} calls itself: {', '.join([*within.macros, block.name])}"
+            )
+            return None
+        if len(within.macros) >= MAX_NESTED:
+            self.problems.add(call.at, f"macros are nested deeper than {MAX_NESTED}")
+            return None
+        for arg in call.args:
+            if not arg.key:
+                self.problems.add(arg.at, f"the macro {block.name!r} takes options only, such as shape=[10]")
+        if not block.calls:
+            if "layers" not in block.statements and block.name not in self.blocks.broken:
+                self.problems.add(call.at, f"the macro {block.name!r} has no layers")
+            return None
+        inside = Within((*within.macros, block.name), within.lrm, call.at if within.call is None else within.call)
+        body = self._bound(call, block)
+        if body is None or current is None:
+            return None
+        inner: Scope = Scope(current, {}, scope)
+        at: int | None = current
+        for each in body:
+            at = self._layer(each, at, inner, inside)
+        return at
+
+    def _bound(self, call: Call, block: Block) -> list[Call] | None:
+        """A macro's layers with the options of its call; None if one of them is of no layer."""
+        given = [arg for arg in call.args if arg.key and arg.key not in KEPT]
+        body, taken = list(block.calls), set[str]()
+        for arg in given:
+            for index, each in enumerate(block.calls):
+                if each.name == arg.key and (made := self._instead(each, arg)):
+                    body[index], taken = made, taken | {arg.key}
+        free = [each.name for each in block.calls if self.blocks.is_free(each.name) and each.name not in taken]
+        for arg in given:
+            if arg.key in taken:
+                continue
+            inner = [index for index, each in enumerate(body) if self._accepts(each.name, arg.key)]
+            last = body[-1]
+            if not inner and not self._binds(last.name, arg.key) and self.problems.near(arg.key, free):
+                self.problems.add(
+                    arg.at, f"{block.name!r} has no option {arg.key!r}{self.problems.near(arg.key, free)}"
+                )
+                return None
+            used = False
+            for index in inner or [len(body) - 1]:
+                if arg.key not in {each.key for each in body[index].args}:
+                    body[index] = replace(body[index], args=(*body[index].args, arg))
+                    used = True
+            if not used:
+                self.problems.warn(arg.at, f"{arg.key!r} has no effect: the layers of {block.name!r} have their own")
+        for name in free:
+            self.problems.add(call.at, f"{block.name!r} needs {name}=, such as {block.name}({name}=relu)", derived=True)
+        return None if free else body
+
+    def _instead(self, call: Call, arg: Arg) -> Call | None:
+        """The layer that an option puts in the place of one."""
+        if isinstance(arg.value, Word):
+            return Call(arg.value.name, call.args, arg.value.at)
+        if isinstance(arg.value, Call):
+            return Call(arg.value.name, (*call.args, *arg.value.args), arg.value.at)
+        self.problems.add(arg.value.at, f"{arg.key} must be a layer, such as relu")
+        return None
+
+    def _accepts(self, name: str, key: str, depth: int = 0) -> bool:
+        """Whether a macro has a layer that can use an option."""
+        block = self.blocks.get(name)
+        if block is None or name in OPERATORS or not block.calls or depth > MAX_NESTED:
+            return False
+        if (name, key) not in self.accepting:
+            self.accepting[name, key] = False  # while it is found out: a macro that calls itself
+            self.accepting[name, key] = self._binds(block.calls[-1].name, key) or any(
+                each.name == key or self._accepts(each.name, key, depth + 1) for each in block.calls
+            )
+        return self.accepting[name, key]
+
+    def _binds(self, name: str, key: str) -> bool:
+        """Whether an operator, a layer of Keras or what stands for one has an option."""
+        if name in OPERATORS:
+            return key in (*OPERATORS[name].options, *EVERYWHERE)
+        if is_keras(name):
+            return key in (*keras_layers.arguments().get(name, (key,)), *EVERYWHERE)
+        return name not in self.blocks and key in EVERYWHERE
+
+    def _node(self, call: Call, current: int | None, scope: Scope, within: Within) -> int | None:
+        name, at = call.name, call.at if within.call is None else within.call
+        keras = is_keras(name) or name in self.forms
+        if name not in OPERATORS and not keras:
+            if name not in self.blocks.broken:
+                macros = [each.name for each in self.blocks.values() if each.is_macro]
+                self.problems.add(
+                    call.at, f"unknown operator {name!r}{self.problems.near(name, [*OPERATORS, *macros])}"
+                )
+            return None
+        if keras:
+            self.blocks.nested(call)
+        more = self.blocks.free if within.macros else ()
+        wrong = 0 if keras else sum(not self.blocks.option(name, arg, more) for arg in call.args if arg.key)
+        if wrong:
+            return None
+        own = {arg.key: arg for arg in call.args if arg.key}
+        written, operands = self.operands(call, scope, "to" in own)
+        if operands is None or current is None:
+            return None
+        read = self._inputs(call, own, current, scope, keras=keras)
+        if read is None:
+            return None
+        shape = own["shape"].value if "shape" in own else None
+        wanted = tuple(plain(shape)) if isinstance(shape, Items) and _sizes(shape) else None
+        options = tuple(sorted((arg for arg in call.args if arg.key not in NO_OPTIONS), key=lambda arg: arg.key))
+        called = str(plain(own["name"].value)) if "name" in own and isinstance(own["name"].value, Word | Text) else ""
+        given, inputs = read
+        share = ""
+        if keras and "share" in own:
+            again = self._shared(call, own["share"], options, scope)
+            if again is None:
+                return None
+            share, options = again
+        elif name in self.forms:
+            share = name if any(each.operator == name for each in self.nodes) else ""
+            for arg in options:
+                self.problems.add(arg.at, f"{name!r} is a model, which is called without {arg.key}=")
+        node = Node(name, inputs, operands, options, called, written, wanted, within.lrm, given, share)
+        self.nodes.append(replace(node, at=call.at, call=at))
+        return len(self.nodes) - 1
+
+    def _inputs(
+        self, call: Call, own: dict[str, Arg], current: int, scope: Scope, *, keras: bool
+    ) -> tuple[Call | None, tuple[int, ...]] | None:
+        """What a layer is called with, if the text says it, and what it reads; None if that is wrong."""
+        name = call.name
+        if keras and "call" in own:
+            if "to" in own:
+                self.problems.add(own["to"].at, "'to' and 'call' are given both")
+                return None
+            found = self.given(own["call"], current, scope)
+            return None if found is None else (found[0], tuple(found[1]))
+        inputs = [current]
+        if name == "residual" and "to" not in own:
+            inputs.append(scope.start)
+        if "to" in own and name != "cast":
+            value = own["to"].value
+            for word in value.values if isinstance(value, Items) else (value,):
+                other = self.named(word, scope)
+                if other is None:
+                    return None
+                inputs.append(other)
+        if not keras and not self.count(call, len(inputs) - 1 if "to" in own or name != "residual" else 0):
+            return None
+        if name == "part" and self.nodes[current].operator in OPERATORS:
+            self.problems.add(call.at, "part is of a layer of Keras that gives several tensors")
+            return None
+        return None, tuple(inputs)
+
+    def _shared(
+        self, call: Call, arg: Arg, options: tuple[Arg, ...], scope: Scope
+    ) -> tuple[str, tuple[Arg, ...]] | None:
+        """Name and options of the layer that a call is of again; None if that is wrong."""
+        number = self.named(arg.value, scope, "share")
+        if number is None:
+            return None
+        other = self.nodes[number]
+        if other.operator != call.name or not other.name:
+            self.problems.add(arg.at, f"share= must name a {call.name}, and this is a {other.operator}")
+            return None
+        for each in options:
+            self.problems.add(each.at, f"{call.name} has its options where it is called first, not with share=")
+        return other.share or other.name, other.options
+
+
+def _sizes(items: Items) -> bool:
+    return all(
+        (isinstance(each, Number) and isinstance(each.value, int)) or each == Word("none", 0) for each in items.values
+    )
+
+
+def _is_number(statement: object) -> bool:
+    items: Any = getattr(statement, "items", ())
+    return bool(items) and isinstance(items[0][0].value, Number)

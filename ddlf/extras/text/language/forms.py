@@ -1,0 +1,145 @@
+"""What models a text has: its own, and those that are called in it as layers. Pure.
+
+``tower:model Sequential();`` makes of the block a model that is called as ``tower()``, each time with the same weights. Its inputs and outputs are
+the block's own, or blocks that ``inputs=`` and ``outputs=`` name. A block belongs to the model of the input that it begins at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass
+
+from ddlf.extras.text.language.blocks import Block, Blocks, plain
+from ddlf.extras.text.language.values import Arg, Call, Items, Value, Word
+
+FUNCTIONAL = "Functional"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a model is.
+
+    Attributes:
+        block: The block that says so; empty if none does.
+        kind: Its class.
+        name: What it is called; empty if the text does not say.
+        options: What else it is made with.
+        inputs: Which blocks go in, as they are given to it; None for all there are.
+        outputs: Which blocks come out.
+        at: Where the text says it.
+    """
+
+    block: str = ""
+    kind: str = FUNCTIONAL
+    name: str = ""
+    options: tuple[Arg, ...] = ()
+    inputs: Value | None = None
+    outputs: Value | None = None
+    at: int = 0
+
+
+class Forms(dict[str, Form]):
+    """Each model by its block; the text's own is ``main``, which no block need say.
+
+    Args:
+        blocks: All blocks; their problems are told what is wrong.
+    """
+
+    def __init__(self, blocks: Blocks) -> None:
+        super().__init__()
+        self.blocks, self.problems = blocks, blocks.problems
+        found = {block.name: form for block in blocks.values() if (form := _form(block))}
+        within = {name for block in blocks.values() for name in called(block.calls, found)}
+        own = [form for name, form in found.items() if name not in within]
+        for form in own[1:]:
+            self.problems.add(form.at, f"{form.block!r} and {own[0].block!r} are models, and none calls the other")
+        self.main = own[0] if own else Form()
+        self.owners = self._claimed(found)
+        self.heads = {
+            name: form.block for form in found.values() for name in self._names(form.outputs, form, "output", "outputs")
+        }
+        self.update(found)
+        outputs = {name for name, block in blocks.items() if "output" in block.statements}
+        if found and not own and outputs <= self.heads.keys():
+            names = ", ".join(found)
+            self.problems.add(next(iter(found.values())).at, f"each model is called by another one or itself: {names}")
+
+    def owner(self, name: str) -> str:
+        """The block of the model that a block belongs to; empty of the text's own."""
+        seen: set[str] = set()
+        while name not in seen and name in self.blocks:
+            seen.add(name)
+            if name in self.owners:
+                return self.owners[name]
+            says = self.blocks[name].statements
+            if (
+                "from" not in says
+                or not says["from"].items
+                or not isinstance(at := says["from"].items[0][0].value, Word)
+            ):
+                break
+            name = at.name
+        return ""
+
+    def _claimed(self, found: dict[str, Form]) -> dict[str, str]:
+        """The model of each input; the text's own has the empty name."""
+        owners: dict[str, str] = {}
+        for form in found.values():
+            for name in self._names(form.inputs, form, "input", "inputs"):
+                if name in owners:
+                    self.problems.add(form.at, f"{name!r} is an input of {form.block!r} and of {owners[name]!r}")
+                owners[name] = "" if form is self.main else form.block
+        return owners
+
+    def _names(self, value: Value | None, form: Form, property_: str, key: str) -> list[str]:
+        """The blocks that go into a model, or come out."""
+        if value is None:
+            if property_ in self.blocks[form.block].statements:
+                return [form.block]
+            self.problems.add(
+                form.at, f"{form.block!r} has no {property_} of its own; write {key}= with names of blocks"
+            )
+            return []
+        names = []
+        for word in words(value):
+            block = self.blocks.get(word.name)
+            if block is None or property_ not in block.statements:
+                having = [each.name for each in self.blocks.values() if property_ in each.statements]
+                meant = self.problems.near(word.name, having)
+                self.problems.add(word.at, f"there is no block {word.name!r} with an {property_}{meant}")
+            else:
+                names.append(word.name)
+        return names
+
+
+def called(values: Iterable[Value], forms: Container[str]) -> Iterator[str]:
+    """The names of models that are called in some values."""
+    waiting = [*values]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Call):
+            if value.name in forms:
+                yield value.name
+            waiting += [arg.value for arg in value.args]
+        elif isinstance(value, Items):
+            waiting += value.values
+
+
+def words(value: Value) -> Iterator[Word]:
+    """Every word in the values of lists and of ``dict(...)``."""
+    if isinstance(value, Word):
+        yield value
+    elif isinstance(value, Items | Call):
+        for each in value.values if isinstance(value, Items) else (arg.value for arg in value.args):
+            yield from words(each)
+
+
+def _form(block: Block) -> Form | None:
+    statement = block.statements.get("model")
+    if statement is None or not statement.items or not isinstance(call := statement.items[0][0].value, Call):
+        return None
+    own = {arg.key: arg for arg in call.args}
+    options = tuple(arg for arg in call.args if arg.key not in ("", "name", "inputs", "outputs"))
+    name = str(plain(own["name"].value)) if "name" in own else block.name
+    inputs, outputs = (own[key].value if key in own else None for key in ("inputs", "outputs"))
+    return Form(block.name, call.name, name, options, inputs, outputs, call.at)

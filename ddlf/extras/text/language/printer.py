@@ -1,0 +1,97 @@
+"""A text in its one form: a statement a line, long ones a layer a line; comments stay. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from ddlf.extras.text.language.model import statements
+from ddlf.extras.text.language.values import Arg, Call, Items, Number, Statement, Text, Value, Word
+
+WIDTH = 100
+"""Characters of a line that a statement may have before it is divided."""
+INDENT = " " * 4
+
+
+def format(text: str | bytes, file: str = "model.nnm") -> str:
+    """Return a text in its one form, which is the same after a second time.
+
+    Raises:
+        NotationError: A statement cannot be read.
+    """
+    _, parsed, problems = statements(text, file)
+    problems.check()
+    lines = [line for statement in parsed.statements for line in _statement(statement)]
+    lines += list(_comments(parsed.below))
+    return "".join(f"{line}\n" for line in lines).lstrip("\n")
+
+
+def changed(text: str, values: Mapping[tuple[str, str], str], *, without: str = "") -> str:
+    """Return a text, in its one form, in which some statements say something else; what it has not is added at its end.
+
+    Args:
+        text: A text without errors.
+        values: What is to stand there, by block and property.
+        without: A block that is left out, and all comments with it: to compare texts by what they mean.
+    """
+    _, parsed, _ = statements(text, "")
+    left: dict[tuple[str, str], str] = dict(values)
+    lines: list[str] = []
+    for statement in parsed.statements:
+        place = statement.block.name, statement.property.name
+        if place in left:
+            statement = replace(statement, items=_items(*place, left.pop(place)))
+        if not without:
+            lines += _statement(statement)
+        elif statement.block.name != without:
+            lines += _statement(replace(statement, above=(), beside="", gap=False))
+    for (block, key), value in left.items():
+        lines += _statement(Statement(Word(block, 0), Word(key, 0), _items(block, key, value), 0))
+    if not without:
+        lines += _comments(parsed.below)
+    return "".join(f"{line}\n" for line in lines).lstrip("\n")
+
+
+def _items(block: str, key: str, value: str) -> tuple[tuple[Arg, ...], ...]:
+    _, parsed, problems = statements(f"{block}:{key} {value};", key)
+    problems.check()
+    return parsed.statements[0].items
+
+
+def _statement(statement: Statement) -> Iterator[str]:
+    yield from _comments(statement.above)
+    if statement.gap:
+        yield ""
+    head = f"{statement.block.name}:{statement.property.name}"
+    items = [" ".join(map(_arg, args)) for args in statement.items]
+    beside = f"  {statement.beside}" if statement.beside else ""
+    line = f"{head} {', '.join(items)}".rstrip() + ";"
+    if len(line) <= WIDTH or len(items) < 2:
+        yield line + beside
+        return
+    yield head
+    yield from (f"{INDENT}{item}," for item in items[:-1])
+    yield f"{INDENT}{items[-1]};{beside}"
+
+
+def _comments(comments: tuple[str, ...]) -> Iterator[str]:
+    for comment in comments:
+        if comment.startswith("\n"):
+            yield ""
+        yield comment.strip()
+
+
+def _arg(arg: Arg) -> str:
+    return f"{arg.key}={spelled(arg.value)}" if arg.key else spelled(arg.value)
+
+
+def spelled(value: Value) -> str:
+    """A value as a text has it."""
+    if isinstance(value, Number):
+        return value.written
+    if isinstance(value, Text):
+        return '"' + value.value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if isinstance(value, Items):
+        return f"[{', '.join(map(spelled, value.values))}]"
+    # a word, or a tensor with its name
+    return f"{value.name}({', '.join(map(_arg, value.args))})" if isinstance(value, Call) else value.name

@@ -1,0 +1,295 @@
+"""The block ``train`` of a text: keys of its own, and settings of a run. Keras is not asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddlf.errors import ConfigError, NotationError
+from ddlf.extras.text.language.blocks import plain
+from ddlf.extras.text.language.model import Model, statements
+from ddlf.extras.text.language.operators import LOSSES, loss_meant
+from ddlf.extras.text.language.problems import Problems
+from ddlf.extras.text.language.values import Arg, Call, Items, Number, Statement, Text, Value, Word
+from ddlf.extras.text.training.keras_names import OPTIMIZERS, PENALTIES, check_arguments
+from ddlf.training.settings.settings import SETTINGS
+
+SETS = ("digits", "mnist", "cifar10", "iris")
+"""Data sets that are ready."""
+ALIASES = {"batch": "batch_size", "epochs": "master_epochs"}
+"""Short names of settings."""
+IN_BRACKETS = {"learning_rate": ("learning_rate",), "clipping": ("clipnorm", "clipvalue", "global_clipnorm")}
+"""Keys that may stand in the brackets of an optimizer as well, and what they are called there."""
+NOT_WRITTEN = ("callbacks", "worker_callbacks")
+"""Settings that are objects of a program."""
+SCALINGS = ("Normalization", "Rescaling")
+INITIAL = (
+    *("by_activation", "glorot_normal", "glorot_uniform", "he_normal", "he_uniform", "lecun_normal", "lecun_uniform"),
+    *("orthogonal", "random_normal", "random_uniform", "truncated_normal"),
+)
+
+UNCERTAINTY = "uncertainty"
+"""In the place of numbers: how losses count is learned."""
+
+Check = Callable[[Value], str]
+"""Says what a value must be, or nothing if it is that."""
+
+
+@dataclass(frozen=True)
+class Train:
+    """What a block ``train`` says.
+
+    Attributes:
+        own: The values of its own keys.
+        settings: Values of settings of a run, by their whole names.
+        at: Where each of them stands.
+    """
+
+    own: dict[str, Value] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    at: dict[str, int] = field(default_factory=dict)
+
+
+def read_train(block: Mapping[str, Statement], problems: Problems) -> Train:
+    """Look at each key of a block.
+
+    Args:
+        block: Its statements, by key.
+        problems: Is told what is wrong; nothing is raised.
+    """
+    found = Train()
+    for key, statement in block.items():
+        name = ALIASES.get(key, key)
+        if name in found.at:
+            problems.add(statement.property.at, f"train has {key!r} and {name!r}, which are the same: leave out one")
+        elif key not in KEYS and (name not in SETTINGS or name in NOT_WRITTEN):
+            _refuse_key(key, statement, problems)
+        elif statement.items and (value := _one_value(key, statement, problems)) is not None:
+            found.at[name] = value.at
+            if key in KEYS:
+                if wrong := KEYS[key](value):
+                    problems.add(value.at, f"{key} must be {wrong}{_near(key, value, problems)}")
+                elif key in ("optimizer", "penalty", "scaling"):
+                    check_arguments(value, problems)
+                found.own[key] = value
+            else:
+                _take_setting(key, name, value, found, problems)
+    _refuse_twice(found, problems)
+    return found
+
+
+def _refuse_twice(found: Train, problems: Problems) -> None:
+    """Learning rate and clipping may stand in several places: nobody should have to know which one wins."""
+    optimizer = found.own.get("optimizer")
+    for key, names in IN_BRACKETS.items():
+        here = found.own.get(key)
+        if here is None or is_none(here) or not isinstance(optimizer, Call):
+            continue
+        if any(arg.key in names for arg in optimizer.args):
+            problems.add(found.at[key], "the optimizer has one, too: leave out one of both")
+
+
+def check_train(model: Model) -> Train:
+    """What the block ``train`` of a model says.
+
+    Raises:
+        NotationError: Something is wrong in it.
+    """
+    problems = Problems(model.text, model.file)
+    found = read_train(model.train, problems)
+    if "initial" in found.own and not model.draws:
+        problems.add(
+            found.at["initial"],
+            "initial has no effect: no operator has weights, and layers of Keras have their own, such as kernel_initializer=he_normal",
+        )
+    problems.check()
+    return found
+
+
+def read_key(key: str, text: str, origin: str) -> Train:
+    """What a block would say with one key that does not stand in the text.
+
+    Raises:
+        ConfigError: It cannot be; ``origin`` says where it stands.
+    """
+    _, parsed, problems = statements(f"train:{key} {text};", origin)
+    found = read_train({each.property.name: each for each in parsed.statements}, problems)
+    try:
+        problems.check()
+    except NotationError as error:
+        raise ConfigError(f"{origin}: {'; '.join(each[2] for each in error.problems)}") from None
+    return found
+
+
+def ignored_of(own: Mapping[str, Value]) -> float | None:
+    """The label that is left out of the losses; None for none."""
+    found = own.get("ignore")
+    return found.value if isinstance(found, Number) else None
+
+
+def clips(optimizer: Value | None) -> bool:
+    """Whether an optimizer clips by what stands in its brackets."""
+    return any(arg.key in IN_BRACKETS["clipping"] for arg in _args(optimizer))
+
+
+def has_own_rates(optimizer: Value | None) -> bool:
+    """Whether an optimizer follows a schedule of its own."""
+    named = getattr(optimizer, "name", "").casefold() == "schedulefreeadamw"
+    return named or any(arg.key == "learning_rate" and isinstance(arg.value, Call) for arg in _args(optimizer))
+
+
+def _args(value: Value | None) -> Iterator[Arg]:
+    """The arguments of an optimizer, and of the one inside of it."""
+    for arg in value.args if isinstance(value, Call) else ():
+        yield arg
+        yield from _args(arg.value) if arg.key == "inner_optimizer" else ()
+
+
+def _refuse_key(key: str, statement: Statement, problems: Problems) -> None:
+    if key in NOT_WRITTEN:
+        problems.add(statement.property.at, f"{key} are objects of a program: a text cannot have them")
+        return
+    known = [*KEYS, *ALIASES, *(name for name in SETTINGS if name not in NOT_WRITTEN)]
+    meant = problems.near(key, known) or f"; it has {', '.join([*KEYS, *ALIASES])}, and all settings of a run"
+    problems.add(statement.property.at, f"train has no key {key!r}{meant}")
+
+
+def _one_value(key: str, statement: Statement, problems: Problems) -> Value | None:
+    args = [arg for args in statement.items for arg in args]
+    if len(args) > 1 or args[0].key:
+        meant = ", which is a list in brackets: [one, other]" if key in ("metrics", "loss_weights") else ""
+        problems.add(args[-1].at, f"{key!r} has one value, without a key{meant}")
+        return None
+    return args[0].value
+
+
+def _take_setting(key: str, name: str, value: Value, found: Train, problems: Problems) -> None:
+    if isinstance(value, Call):
+        problems.add(value.at, f"{key} must be {SETTINGS[name].check}, and no layer")
+        return
+    given = plain(value)
+    if name == "class_weight" and isinstance(given, list):
+        given = dict(enumerate(given))
+    try:
+        SETTINGS[name].check(key, given)
+    except ConfigError as error:
+        hint = f", {error.hint}" if error.hint else ""
+        problems.add(value.at, f"{error.message}{hint}")
+        return
+    found.settings[name] = given
+
+
+def _near(key: str, value: Value, problems: Problems) -> str:
+    """What was meant, of names."""
+    name = value.name if isinstance(value, Word | Call) else ""
+    if key == "loss":
+        name = loss_meant(name)
+    return problems.near(name, NAMES[key]) if name and key in NAMES else ""
+
+
+# -- what values may be ---------------------------------------------------------------------------------------------------
+
+
+def is_none(value: Value) -> bool:
+    """Whether a value says that there is to be none."""
+    return isinstance(value, Word) and value.name in ("none", "None")
+
+
+def _lambda(value: Value) -> bool:
+    if isinstance(value, Call):
+        return value.name == "Lambda" or any(_lambda(arg.value) for arg in value.args)
+    return isinstance(value, Items) and any(map(_lambda, value.values))
+
+
+def _object(what: str, names: tuple[str, ...], *, word: bool = False, none: bool = False) -> Check:
+    """One of some classes of Keras with its arguments in brackets; with ``word`` also its name alone, in any case."""
+
+    def check(value: Value) -> str:
+        fine = isinstance(value, Call) and value.name in names and all(arg.key for arg in value.args)
+        folded = [name.casefold() for name in names]
+        fine = fine or (word and isinstance(value, Word) and value.name.casefold() in folded)
+        return "" if (fine and not _lambda(value)) or (none and is_none(value)) else what
+
+    return check
+
+
+def _number(what: str, fits: Callable[[float], bool], *, none: bool = True) -> Check:
+    def check(value: Value) -> str:
+        fine = isinstance(value, Number) and fits(value.value)
+        return "" if fine or (none and is_none(value)) else what
+
+    return check
+
+
+def _word(what: str, names: tuple[str, ...]) -> Check:
+    return lambda value: "" if isinstance(value, Word) and value.name in names else what
+
+
+def _metrics(value: Value) -> str:
+    each = value.values if isinstance(value, Items) else (value,)
+    fine = all(isinstance(one, Word | Call | Text) and not _lambda(one) for one in each)
+    return "" if fine else "a metric of Keras, or a list of them: [accuracy, AUC()]"
+
+
+def _scaling(value: Value) -> str:
+    one = _object(
+        "none, Rescaling(scale=), Normalization(mean=, variance=), or a list of these for each input",
+        SCALINGS,
+        none=True,
+    )
+    each = value.values if isinstance(value, Items) else (value,)
+    return next((wrong for wrong in map(one, each) if wrong), "")
+
+
+def _loss_weights(value: Value) -> str:
+    each = plain(value) if isinstance(value, Items) else []
+    fine = bool(each) and all(isinstance(one, int | float) and not isinstance(one, bool) and one >= 0 for one in each)
+    if isinstance(value, Word | Call) and value.name == UNCERTAINTY:
+        args = value.args if isinstance(value, Call) else ()
+        fine = all(arg.key and isinstance(arg.value, Number) and arg.value.value > 0 for arg in args)
+    learned = f"{UNCERTAINTY}, {UNCERTAINTY}(one=2.3, other=230) with about the first losses"
+    return "" if fine or is_none(value) else f"none, {learned}, or a list with a number of 0 or more for each output"
+
+
+def _data(value: Value) -> str:
+    fine = isinstance(value, Text) or (isinstance(value, Word) and value.name in SETS)
+    return "" if fine else f'one of {", ".join(SETS)}, or a file in quotes: "data.npz"'
+
+
+KEYS: dict[str, Check] = {
+    "data": _data,
+    "optimizer": _object(
+        "an optimizer of Keras: adam, or SGD(learning_rate=0.1, momentum=0.9)", tuple(OPTIMIZERS), word=True
+    ),
+    "learning_rate": _number("a number above 0", lambda value: value > 0, none=False),
+    "loss": _word(f"one of {', '.join(LOSSES)}", LOSSES),
+    "metrics": _metrics,
+    "initial": _word(f"one of {', '.join(INITIAL)}", INITIAL),
+    "scaling": _scaling,
+    "penalty": _object("none, or L1(l1=), L2(l2=), L1L2(l1=, l2=)", tuple(PENALTIES), none=True),
+    "clipping": _number("none, or the largest norm of all gradients together, above 0", lambda value: value > 0),
+    "loss_weights": _loss_weights,
+    "patience": _number(
+        "none, or a whole number of epochs, 1 or more", lambda value: isinstance(value, int) and value >= 1
+    ),
+    "validation": _number(
+        "none, or the share of training samples that are held out, between 0 and 1", lambda value: 0 < value < 1
+    ),
+    "ignore": _number("none, or the label of entries that are left out of the losses", lambda value: True),
+}
+"""Keys of the block's own, and what their values may be."""
+NAMES: dict[str, tuple[str, ...]] = {
+    "data": SETS,
+    "optimizer": tuple(OPTIMIZERS),
+    "loss": LOSSES,
+    "initial": INITIAL,
+    "scaling": SCALINGS,
+    "penalty": tuple(PENALTIES),
+}
+"""What people may have meant."""
+
+
+def values(items: Value) -> Iterator[Value]:
+    """Those of a list, or the one."""
+    yield from items.values if isinstance(items, Items) else (items,)

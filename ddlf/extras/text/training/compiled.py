@@ -1,0 +1,194 @@
+"""A model of Keras, compiled as a text says. Runs where models are made."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+from ddlf.errors import NotationError
+from ddlf.extras.text.language.blocks import plain
+from ddlf.extras.text.language.graph import Head
+from ddlf.extras.text.language.values import Call, Items, Number, Text, Value, Word
+from ddlf.extras.text.training.block import UNCERTAINTY, ignored_of, values
+
+HOMES = {
+    "optimizer": ("optimizers", "optimizers.schedules"),
+    "penalty": ("regularizers",),
+    "metrics": ("metrics",),
+}
+"""Where Keras has the classes that a key names."""
+BY_LOSS = ("accuracy", "acc", "crossentropy", "ce")
+"""Names of metrics that stand for that of the loss."""
+LOSSES: dict[str, Callable[[dict[str, float], str], Any]] = {
+    "MSE": lambda factors, last: keras.losses.MeanSquaredError(),
+    "MAE": lambda factors, last: keras.losses.MeanAbsoluteError(),
+    "HUL": lambda factors, last: keras.losses.Huber(delta=factors.get("delta", 1.0)),
+    "BCE": lambda factors, last: keras.losses.BinaryCrossentropy(from_logits=last == "linear"),
+    "CCE": lambda factors, last: keras.losses.CategoricalCrossentropy(from_logits=last == "linear"),
+    "CCEL": lambda factors, last: keras.losses.CategoricalCrossentropy(from_logits=True),
+    "SCE": lambda factors, last: keras.losses.SparseCategoricalCrossentropy(from_logits=last == "linear"),
+    "HIL": lambda factors, last: keras.losses.Hinge(),
+    "KLD": lambda factors, last: keras.losses.KLDivergence(),
+    "FOL": lambda factors, last: _focal(factors.get("gamma", 2.0), factors.get("alpha", 0.25), last),
+}
+"""By name of the loss: of its factors, and the activation that an output ends with."""
+
+
+def _focal(gamma: float, alpha: float, last: str) -> Any:
+    if last == "softmax":
+        return keras.losses.CategoricalFocalCrossentropy(alpha=alpha, gamma=gamma)
+    return keras.losses.BinaryFocalCrossentropy(
+        apply_class_balancing=True, alpha=alpha, gamma=gamma, from_logits=last == "linear"
+    )
+
+
+def compile(
+    model: Any,
+    heads: Sequence[tuple[Head, str, dict[str, float], str]],
+    own: Mapping[str, Value],
+    place: Callable[[str], str],
+) -> Any:
+    """Compile a model.
+
+    Args:
+        model: Of Keras, built.
+        heads: Each output with its loss, the factors of that, and its last activation.
+        own: Values of the block ``train``.
+        place: Gives file, line and column of a key for an error.
+
+    Returns:
+        The model, or one around it that learns how its losses count.
+
+    Raises:
+        NotationError: Keras refuses a value.
+    """
+    with _placed(place, "optimizer"):
+        optimizer = _optimizer(own, place)
+    if (penalty := own.get("penalty")) is not None and isinstance(penalty, Call):
+        with _placed(place, "penalty"):
+            punish(model, made(penalty, "penalty"))
+    losses = {head.name: LOSSES[loss](factors, last) for head, loss, factors, last in heads}
+    ignored = ignored_of(own)
+    if ignored is not None:
+        from ddlf.extras.stabilisers.masked import Masked
+
+        losses = {name: Masked(loss, ignored) for name, loss in losses.items()}
+    with _placed(place, "metrics"):
+        metrics = {
+            head.name: _metrics(own.get("metrics"), "" if ignored is not None else loss) for head, loss, *_ in heads
+        }
+    given = own.get("loss_weights")
+    weights = plain(given) if isinstance(given, Items) else None
+    if isinstance(given, Word | Call) and given.name == UNCERTAINTY:
+        if len(heads) == 1:
+            raise NotationError(
+                f"{place('loss_weights')}: {UNCERTAINTY} weighs several losses, and there is one output"
+            )
+        from ddlf.extras.stabilisers.uncertainty import Uncertain
+
+        first = {arg.key: float(plain(arg.value)) for arg in given.args} if isinstance(given, Call) else None
+        with _placed(place, "loss_weights"):
+            model = Uncertain(model, first=first)
+    with _placed(place, "loss_weights"):
+        if weights is not None and len(weights) != len(heads):
+            raise ValueError(f"{len(weights)} numbers for {len(heads)} outputs")
+        if len(heads) == 1:
+            name = heads[0][0].name
+            model.compile(optimizer, losses[name], metrics=metrics[name], loss_weights=weights)
+        else:
+            each = None if weights is None else dict(zip(losses, weights, strict=True))
+            model.compile(optimizer, losses, metrics=metrics, loss_weights=each)
+    return model
+
+
+def punish(model: Any, penalty: Any) -> None:
+    """Add a penalty to the loss for each tensor of weights that has none; biases and what scales are let alone."""
+    for weight in model.trainable_weights:
+        if len(weight.shape) > 1 and weight.regularizer is None:
+            weight.regularizer = penalty
+
+
+def made(value: Value, key: str) -> Any:
+    """The object of Keras that a value names."""
+    if isinstance(value, Items):
+        return [made(each, key) for each in value.values]
+    if not isinstance(value, Call):
+        return plain(value)
+    for home in HOMES[key]:
+        place = keras
+        for part in home.split("."):
+            place = getattr(place, part)
+        if (found := getattr(place, value.name, None)) is not None:
+            return found(**{arg.key: made(arg.value, key) for arg in value.args})
+    raise ValueError(f"there is no {value.name} in keras.{HOMES[key][0]}")
+
+
+def _optimizer(own: Mapping[str, Value], place: Callable[[str], str]) -> Any:
+    value = own["optimizer"]
+    more: dict[str, Any] = {}
+    rate, clipping = own.get("learning_rate"), own.get("clipping")
+    if isinstance(rate, Number):
+        more["learning_rate"] = rate.value
+    if isinstance(clipping, Number):
+        more["global_clipnorm"] = float(clipping.value)
+    if str(getattr(value, "name", "")).casefold() == "rlion":
+        from ddlf.extras.stabilisers.rlion import Rlion
+
+        args = value.args if isinstance(value, Call) else ()
+        return Rlion(**{arg.key: made(arg.value, "optimizer") for arg in args}, **more)
+    if isinstance(value, Word):
+        kinds = {name.casefold(): kind for name, kind in vars(keras.optimizers).items() if isinstance(kind, type)}
+        if value.name.casefold() not in kinds:
+            raise ValueError(f"keras.optimizers has no {value.name}")
+        return kinds[value.name.casefold()](**more)
+    assert isinstance(value, Call)
+    kind = getattr(keras.optimizers, value.name)
+    return kind(**{arg.key: made(arg.value, "optimizer") for arg in value.args}, **more)
+
+
+def _metrics(value: Value | None, loss: str) -> list[Any]:
+    if value is None:
+        return usual_metrics(loss)
+    return [
+        made(each, "metrics")
+        if isinstance(each, Call)
+        else _known(each.value if isinstance(each, Text) else plain(each))
+        for each in values(value)
+        if plain(each) is not None
+    ]
+
+
+def _known(metric: Any) -> Any:
+    """The name of a metric, which Keras itself looks up in the first step of a training only."""
+    if metric not in BY_LOSS:
+        try:
+            keras.metrics.get(metric)
+        except ValueError:
+            known = [name for name in dir(keras.metrics) if not name.startswith("_")]
+            near = difflib.get_close_matches(str(metric), [*BY_LOSS, *known], 1)
+            meant = f", did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"there is no metric {metric!r}{meant}") from None
+    return metric
+
+
+def usual_metrics(loss: str) -> list[Any]:
+    """What people look at beside a loss."""
+    if loss in ("SCE", "CCE", "CCEL", "BCE", "FOL"):
+        return ["accuracy"]
+    return ["mae"] if loss in ("MSE", "HUL") else []
+
+
+@contextmanager
+def _placed(place: Callable[[str], str], key: str) -> Iterator[None]:
+    """Have what Keras refuses as an error at the place of a key."""
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, NotationError):
+            raise
+        first = " ".join(str(error).split()).partition(" Received")[0][:300]
+        raise NotationError(f"{place(key)}: Keras says: {first}") from error

@@ -1,0 +1,407 @@
+"""A model that is text, as programs have it: to set as ``self.model``, or to run, test and train by itself.
+
+Keras is imported when the model is made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ddlf.errors import AppError, DatasetError, NotationError
+from ddlf.extras.text.conversion.deciding import Decision, Output, decide, mismatch
+from ddlf.extras.text.language.graph import Head
+from ddlf.extras.text.language.model import read, statements
+from ddlf.extras.text.language.printer import changed, spelled
+from ddlf.extras.text.language.problems import Problems
+from ddlf.extras.text.language.values import Call, Text, Value
+from ddlf.extras.text.training import shipped
+from ddlf.extras.text.training.block import (
+    IN_BRACKETS,
+    check_train,
+    clips,
+    has_own_rates,
+    ignored_of,
+    is_none,
+    read_key,
+)
+from ddlf.extras.text.training.found import by_name, facts, inputs_of, last_activation, outputs_of
+from ddlf.extras.text.training.given import by_names, check_rows, check_shapes
+from ddlf.extras.text.training.shipped import WEIGHTS, place_of, text_of
+
+
+def load_notation(path: str | Path) -> Notation:
+    """Load a model that is text.
+
+    In ``create_model`` it is what ``self.model`` can be set to: a worker gets the text of the master, and what is not written is decided when the
+    data is there. By itself it has ``run``, ``test`` and ``train``.
+
+    Args:
+        path: The file: from the current folder, or beside the script; or a ``.safetensors`` file, whose weights it begins with.
+
+    Raises:
+        NotationError: It cannot be read, or something is wrong in it; the text has all that was found.
+    """
+    if not str(path).endswith(WEIGHTS) or shipped.ask is not None:
+        return Notation(text_of(path), str(path))
+    from ddlf.extras.text.conversion.weights import load
+
+    text, tensors = load(place_of(path))
+    found = Notation(text, str(path))
+    found.tensors = tensors
+    return found
+
+
+class Notation:
+    """A model that is text, and what is decided of its training. Other names are those of the model of Keras, which is made when one is asked for.
+
+    Args:
+        text: The text.
+        file: Its name, for errors.
+        values: What holds in the place of the text: value by block and key.
+        decisions: Those among them that rules have made.
+
+    Attributes:
+        parsed: What the text says of the model.
+        train_block: What its block ``train`` says.
+        settings: Values of settings of a run by name, of the text or decided.
+        inputs: Shape of each input, by name.
+        outputs: Shape of each output, by name.
+        places: Where the text says each layer of the model, once it is made: characters, by the layers' names.
+        tensors: Weights to begin with, by name; None for those that are drawn.
+
+    Raises:
+        NotationError: Something is wrong in it.
+    """
+
+    def __init__(
+        self,
+        text: str | bytes,
+        file: str = "model.nnm",
+        values: Mapping[tuple[str, str], str] | None = None,
+        decisions: tuple[Decision, ...] = (),
+    ) -> None:
+        self.parsed = read(text, file)
+        self.file, self.values, self.decisions = file, dict(values or {}), decisions
+        self._problems = Problems(self.parsed.text, file)
+        self.train_block = check_train(self.parsed)
+        said = [read_key(key, value, f"-p {key}") for (block, key), value in self.values.items() if block == "train"]
+        self._own = {key: value for each in said for key, value in each.own.items()}
+        self.settings = self.train_block.settings | {name: one for each in said for name, one in each.settings.items()}
+        self._made: Any = None
+        self.places: dict[str, int] = {}
+        self._trained: Any = None  # what was compiled, if it is around the model
+        self._by_text = False  # whether it was compiled by the text, and not by a program
+        self.tensors: dict[str, Any] | None = None
+        graph = self.parsed.graph
+        self.inputs = {node.name: tuple(node.shape or ()) for node in inputs_of(graph)}
+        self.outputs = {head.name: tuple(head.wanted or graph.nodes[head.node].shape or ()) for head in graph.heads}
+
+    def __reduce__(self) -> Any:
+        return Notation, (self.parsed.text, self.file, self.values, self.decisions)
+
+    def __repr__(self) -> str:
+        return f"Notation({self.file!r}: {', '.join(self.inputs)} -> {', '.join(self.outputs)})"
+
+    # -- what holds ---------------------------------------------------------------------------------------------------
+
+    @property
+    def text(self) -> str:
+        """The text with all that was decided: whoever runs it again decides nothing."""
+        return changed(self.parsed.text, self.values) if self.values else self.parsed.text
+
+    @property
+    def digest(self) -> str:
+        """Of what decides about the bits: layers, losses and keys of training, but for settings of the run; 16 hex digits."""
+        own = {key: value for key, value in self._all_own().items() if key != "data"}
+        blocks = changed(
+            self.parsed.text,
+            {place: value for place, value in self.values.items() if place[0] != "train"},
+            without="train",
+        )
+        return hashlib.sha256(
+            f"{blocks}\n{sorted((key, spelled(value)) for key, value in own.items())!r}".encode()
+        ).hexdigest()[:16]
+
+    def having(self, values: Mapping[tuple[str, str], str]) -> Notation:
+        """The same with other values, by block and key.
+
+        Raises:
+            NotationError: One of them cannot be.
+        """
+        values = {**self.values, **values}
+        optimizer = self.own("optimizer")
+        if isinstance(optimizer, Call) and ("train", "optimizer") not in values:
+            less = [key for key, names in IN_BRACKETS.items() if ("train", key) in values for key in names]
+            left = tuple(arg for arg in optimizer.args if arg.key not in less)
+            if left != optimizer.args:  # else it stays the text's, with its place there
+                values["train", "optimizer"] = spelled(replace(optimizer, args=left))
+        return Notation(self.parsed.text, self.file, values, self.decisions)
+
+    def own(self, key: str) -> Value | None:
+        """The value of a key of the block ``train``; None if it has none."""
+        return self._own.get(key, self.train_block.own.get(key))
+
+    def _all_own(self) -> dict[str, Value]:
+        return {**self.train_block.own, **self._own}
+
+    @property
+    def data(self) -> str | None:
+        """The data that the text names: a data set, or a file as it is written."""
+        value = self.own("data")
+        return None if value is None else value.value if isinstance(value, Text) else str(getattr(value, "name", ""))
+
+    @property
+    def loss(self) -> str:
+        """The loss of outputs without one of their own; empty if there is none."""
+        return str(getattr(self.own("loss"), "name", ""))
+
+    @property
+    def written(self) -> frozenset[tuple[str, str]]:
+        """Block and key of all that is not to be decided."""
+        _, parsed, _ = statements(self.parsed.text, self.file)
+        found = {(each.block.name, each.property.name) for each in parsed.statements} | self.values.keys()
+        optimizer, clipping = self.own("optimizer"), self.own("clipping")
+        if clips(optimizer):
+            found |= {("train", "clipping"), ("train", "clip")}
+        if clipping is not None and not is_none(clipping):
+            found.add(("train", "clip"))
+        if has_own_rates(optimizer):
+            found.add(("train", "schedule"))
+        return frozenset(found)
+
+    def place(self, key: str) -> str:
+        """File, line and column of a key of the block ``train``, for an error."""
+        if key not in self._own and key in self.train_block.at:
+            line, column = self._problems.place(self.train_block.at[key])
+            return f"{self.file}:{line}:{column}: train:{key}"
+        return f"{self.file}: train:{key}"
+
+    # -- deciding -----------------------------------------------------------------------------------------------------
+
+    def settled(
+        self,
+        x: Any,
+        y: Any,
+        *,
+        validation: bool,
+        weighted: bool = False,
+        given: Collection[str] = (),
+        trains: bool = True,
+    ) -> Notation:
+        """The same with all decided that is open.
+
+        Args:
+            x: Inputs of training, as Keras takes them; None if they are not in memory.
+            y: Labels, likewise.
+            validation: Whether there is validation data.
+            weighted: Whether samples have weights.
+            given: Settings of a run that are not to be decided.
+            trains: Whether it is to be trained, and not only tested.
+
+        A model of Keras that is there already is kept, and what would make it another one is not decided.
+
+        Raises:
+            AppError: Model and labels do not go together, or nothing can be decided.
+            DatasetError: Samples have another shape than an input.
+            NotationError: A key has no effect without validation data.
+        """
+        if trains and not validation and self.patience is not None:
+            raise NotationError(
+                f"{self.place('patience')} has no effect without validation data",
+                hint="write train:validation 0.2, or give x_val and y_val; else leave patience out",
+            )
+        check_shapes(by_name({} if x is None else x, list(self.inputs)), self.inputs, self.file)
+        if self.tensors is not None:
+            _ = self.keras
+        found = facts(
+            *(self.parsed, x, y),
+            parameters=self.parsed.graph.parameters or 0,
+            validation=validation,
+            weighted=weighted,
+            losses=self._losses(),
+            ignore=ignored_of(self._all_own()),
+        )
+        kept = ["scaling", "initial"] if self._made is not None else []
+        written = self.written | {("train", key) for key in (*kept, *given)}
+        try:
+            decisions = tuple(decide(found, written))
+        except ValueError as error:
+            raise AppError(f"{self.file} has no loss for an output: {error}") from None
+        settled = Notation(
+            self.parsed.text,
+            self.file,
+            self.values | {(each.block, each.key): each.value for each in decisions},
+            self.decisions + decisions,
+        )
+        settled._check(found.outputs)
+        if self._made is not None:
+            settled._made, self._made.notation, settled.places = self._made, settled, self.places
+        return settled
+
+    def _check(self, outputs: Sequence[Output]) -> None:
+        """Refuse losses that cannot compare labels with outputs."""
+        for head, output in zip(self.parsed.graph.heads, outputs, strict=True):
+            loss, _ = self.loss_of(head)
+            if output.labels is not None and (why := mismatch(output, loss)):
+                raise AppError(f"{self.file}: the output {head.name!r} has the loss {loss}: {why}")
+
+    def _losses(self) -> dict[str, str]:
+        return {each.name: self.loss_of(each)[0] for each in self.parsed.graph.heads}
+
+    def loss_of(self, head: Head) -> tuple[str, dict[str, float]]:
+        """Name of an output's loss, and its factors."""
+        said = {key: self.values.get((head.block, key)) for key in ("delta", "gamma", "alpha")}
+        factors = dict(head.factors) | {key: float(value) for key, value in said.items() if value is not None}
+        return head.loss or self.values.get((head.block, "loss"), "") or self.loss, factors
+
+    # -- the model of Keras -------------------------------------------------------------------------------------------
+
+    @property
+    def made(self) -> Any:
+        """The model of Keras, if it was made; else None."""
+        return self._made
+
+    @property
+    def keras(self) -> Any:
+        """The model of Keras, made at the first time; compiled once something was decided."""
+        if self._made is None:
+            from ddlf.extras.text.conversion.build import build, initial_of, scaling_of
+
+            scaling = scaling_of(self.own("scaling"), list(self.inputs))
+            self._made = build(self.parsed, scaling, initial_of(self.own("initial")), self.places)
+            self._made.notation = self
+            if self.tensors is not None:
+                from ddlf.extras.text.conversion.weights import fill
+
+                fill(self._made, self.tensors, Path(self.file))
+        return self._made
+
+    def compiled(self) -> Any:
+        """The model of Keras, compiled.
+
+        Raises:
+            NotationError: Keras refuses something.
+        """
+        from ddlf.extras.text.training.compiled import compile
+
+        model, graph = self.keras, self.parsed.graph
+        heads = [(head, *self.loss_of(head), last_activation(graph, head.node)) for head in graph.heads]
+        found = compile(model, heads, self._all_own(), self.place)
+        self._by_text = True
+        if found is not model:
+            self._trained, found.notation = found, self
+        return found
+
+    @property
+    def patience(self) -> int | None:
+        """Epochs without progress after which training ends; None for no limit."""
+        value = self.own("patience")
+        return getattr(value, "value", None)
+
+    def ready(self, app: Any) -> Any:
+        """The model of Keras that an app trains, compiled by the text and the app's data; what a program has compiled stays as it is.
+
+        Args:
+            app: The user's ``IApp``, with its data.
+        """
+        from ddlf.extras.text.training.in_app import ready
+
+        return ready(self, app)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        return getattr(self.keras, name)
+
+    # -- by itself ----------------------------------------------------------------------------------------------------
+
+    def run(self, inputs: Any) -> Any:
+        """What the model gives: an array, or of several outputs a dict of arrays by name.
+
+        Args:
+            inputs: An array with a row for each sample, or a dict by the names of the inputs.
+
+        Raises:
+            NotationError: A name is no input's.
+            DatasetError: An array is none that the input takes.
+        """
+        return self.keras.predict(self._taken(inputs)[0], verbose=0)
+
+    def test(self, inputs: Any, outputs: Any) -> dict[str, float]:
+        """Loss and metrics by name.
+
+        Args:
+            inputs: As ``run`` has them.
+            outputs: What is to come out: an array, or a dict by the names of the outputs.
+
+        Raises:
+            NotationError: A name is no input's or output's.
+            DatasetError: An array is none that the input or output takes.
+            AppError: Labels do not go with an output.
+        """
+        x, y = self._taken(inputs, outputs)
+        model = self.be_compiled(x, y, validation=False, trains=False)
+        return {name: float(value) for name, value in model.evaluate(x, y, verbose=0, return_dict=True).items()}
+
+    def train(
+        self,
+        inputs: Any,
+        outputs: Any,
+        *,
+        validation: tuple[Any, Any] | None = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        seed: int | None = None,
+    ) -> dict[str, list[float]]:
+        """Train on this machine with Keras's ``fit``; what is not written is decided by these arrays, and is in ``decisions``.
+
+        Args:
+            inputs: As ``run`` has them.
+            outputs: As ``test`` has them.
+            validation: Inputs and outputs that are tested after each epoch.
+            epochs: By default those of the text, else 10.
+            batch_size: By default that of the text, else 32.
+            seed: Of first weights and order, by default that of the text, else 0; without effect on a model that is there already.
+
+        Returns:
+            A list for loss and each metric, with a value for each epoch.
+
+        Raises:
+            NotationError: As ``test``.
+            DatasetError: Likewise.
+            AppError: Labels do not go with an output, or what the text says has no effect on these arrays.
+        """
+        from ddlf.extras.text.training.alone import train
+
+        x, y = self._taken(inputs, outputs)
+        beside = None
+        if validation is not None:
+            if not (isinstance(validation, tuple | list) and len(validation) == 2):
+                raise DatasetError(
+                    "validation is no pair of inputs and outputs", hint="give both: validation=(inputs, outputs)"
+                )
+            beside = self._taken(*validation)
+        return train(self, x, y, beside, epochs=epochs, batch_size=batch_size, seed=seed)
+
+    def be_compiled(self, x: Any, y: Any, *, validation: bool, trains: bool = True) -> Any:
+        """The model that is trained, compiled; decides what is open when that is done for the first time."""
+        if self._trained is None and (self._made is None or not self._made.compiled):
+            settled = self.settled(x, y, validation=validation, trains=trains)
+            settled.compiled()
+            vars(self).update(vars(settled))
+        return self._made if self._trained is None else self._trained
+
+    def _taken(self, inputs: Any, *outputs: Any) -> tuple[Any, Any]:
+        """Inputs, and outputs if they are given, as Keras takes them."""
+        texts = [node.name for node in inputs_of(self.parsed.graph) if node.dtype == "string"]
+        x = by_names(inputs, self.inputs, "input", self.file, texts)
+        y = by_names(outputs[0], self.outputs, "output", self.file) if outputs else {}
+        check_shapes(x, self.inputs, self.file)
+        check_rows(x, y)
+        if y and self._by_text:
+            self._check(outputs_of(self.parsed, y, self._losses(), ignored_of(self._all_own())))
+        return tuple(next(iter(each.values())) if len(each) == 1 else each for each in (x, y))  # type: ignore[return-value]

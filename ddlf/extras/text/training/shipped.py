@@ -1,0 +1,54 @@
+"""The bytes of a text: on the master those of the file, on a worker those that the master has. Runs on both; imports nothing of weight."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ddlf.errors import NotationError
+
+SUFFIX, WEIGHTS = ".nnm", ".safetensors"
+"""Of a text, and of a file with weights and their text, of which a worker gets the text: weights come to it with each round."""
+
+ask: Callable[[str], Any] | None = None
+"""In an executor: asks the master for the text with a name; None also where nobody answers."""
+
+
+def text_of(path: Path | str) -> bytes:
+    """Return the bytes of a text.
+
+    Args:
+        path: As the program has it: from the current folder, or from that of the script. On a worker also a file with weights.
+
+    Raises:
+        NotationError: There is none.
+    """
+    from ddlf.extras.text.language.model import read_bytes
+
+    if not isinstance(path, str | os.PathLike):
+        raise NotationError(f"the path of a text is no {type(path).__name__}", hint="name a file: digits.nnm")
+    if isinstance(path, str) and ("\n" in path or ";" in path) and not Path(path[:200]).exists():
+        raise NotationError(
+            "a text is given where the path of one is meant",
+            hint="write it to a file, or read it as such: ddlf.extras.text.language.model.read(text)",
+        )
+    if ask is not None:
+        found = ask(str(path))
+        if isinstance(found, bytes):
+            return found
+        raise NotationError(
+            f"the master gives no text {str(path)!r} to this worker",
+            hint=f"put it below the folder of the script or the current one on the master, with a name that ends in {SUFFIX} or {WEIGHTS}",
+        )
+    return read_bytes(place_of(path))
+
+
+def place_of(path: Path | str) -> Path:
+    """Where a text is that a program names: from the current folder, else beside the script."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    folders = [*([Path(script).parent] if script else []), *map(Path, sys.path[:1])]
+    beside = [folder / path for folder in folders if (folder / path).is_file()]
+    return beside[0] if beside and not Path(path).is_file() else Path(path)

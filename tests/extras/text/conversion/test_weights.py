@@ -1,0 +1,99 @@
+"""Weights in one file with the text: bit for bit back, and what is wrong with a file in a sentence each."""
+
+import numpy as np
+import pytest
+
+from ddlf.errors import ConfigError
+from ddlf.extras.text.conversion import weights
+from ddlf.extras.text.language.model import read
+from tests.extras.text.language.texts import DIGITS, one
+from tests.later import Later
+
+keras, build = Later("keras"), Later("ddlf.extras.text.conversion.build", "build")
+
+BATCH = one("Dense(units=8), BatchNormalization(), Dense(units=8, dtype=bfloat16)", more="")
+
+
+def saved(text, path):
+    model = build(read(text))
+    model.set_weights([np.random.default_rng(0).normal(size=each.shape) for each in model.get_weights()])
+    weights.save(model, text, path)
+    return model
+
+
+@pytest.mark.parametrize("text", [DIGITS, BATCH])
+def test_weights_come_back_bit_for_bit_with_the_text(text, tmp_path):
+    model = saved(text, tmp_path / "m.safetensors")
+    found, tensors = weights.load(tmp_path / "m.safetensors")
+    again = build(read(found))
+    weights.fill(again, tensors, tmp_path)
+    assert found == text
+    assert all(
+        np.asarray(one).tobytes() == np.asarray(other).tobytes()
+        for one, other in zip(model.weights, again.weights, strict=True)
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["m.safetensors"]
+
+
+def test_a_normalization_computes_with_what_it_learned(tmp_path):
+    text = one("Normalization()", more="")
+    model = build(read(text))
+    model.layers[-1].adapt(np.random.default_rng(0).normal(3, 2, (64, 8)))
+    weights.save(model, text, tmp_path / "m.safetensors")
+    again = build(read(text))
+    weights.fill(again, weights.load(tmp_path / "m.safetensors")[1], tmp_path)
+    x = np.ones((2, 8), "float32")
+    np.testing.assert_array_equal(again(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda tensors: tensors | {"more": np.zeros(3)}, "a tensor too many: the model has no 'more'"),
+        (lambda tensors: {name: tensors[name] for name in tensors if name != "matmul/w1"}, "another model: 'matmul/w1' is not among them"),
+        (lambda tensors: tensors | {"add/b1": np.zeros(3, "float32")}, r"another model: 'add/b1' has \[3\] there and \[48\]"),
+        (lambda tensors: tensors | {"add/b1": np.zeros(48)}, "'add/b1' is float64 there and float32 here"),
+    ],
+    ids=["more", "less", "shape", "type"],
+)  # fmt: skip
+def test_weights_of_another_model_are_refused_and_change_nothing(change, sentence, tmp_path):
+    model = saved(DIGITS, tmp_path / "m.safetensors")
+    before = model.get_weights()
+    with pytest.raises(ConfigError, match=sentence):
+        weights.fill(model, change(weights.load(tmp_path / "m.safetensors")[1]), tmp_path)
+    assert all(np.array_equal(one, other) for one, other in zip(before, model.get_weights(), strict=True))
+
+
+def test_a_file_that_is_cut_or_has_no_text_is_refused(tmp_path):
+    path = tmp_path / "m.safetensors"
+    saved(DIGITS, path)
+    whole = path.read_bytes()
+    for size in (0, 5, 100, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ConfigError, match="is cut or no safetensors file"):
+            weights.load(path)
+    from safetensors.numpy import save_file
+
+    save_file({"a": np.zeros(3)}, path)
+    with pytest.raises(ConfigError, match="no text of a model"):
+        weights.load(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        weights.load(tmp_path / "none.safetensors")
+
+
+def test_a_text_that_was_changed_since_is_told_and_one_of_another_form_is_not(tmp_path):
+    weights.check_text(read(DIGITS), "# the same\n" + DIGITS, tmp_path)
+    with pytest.raises(ConfigError, match="was changed since its weights were saved"):
+        weights.check_text(read(DIGITS), DIGITS.replace("48", "47"), tmp_path)
+
+
+def test_names_say_where_a_weight_is():
+    inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="d")], name="inner")
+    a, b = keras.Input((4,)), keras.Input((4,))
+    attend = keras.layers.MultiHeadAttention(1, 2, name="mha")
+    joined = keras.layers.Add()([inner(a), inner(b)])
+    made = attend(keras.layers.Reshape((1, 3))(joined), keras.layers.Reshape((1, 3))(joined))
+    names = list(weights.variables(keras.Model([a, b], made)))
+    assert names[:2] == ["inner/d/kernel", "inner/d/bias"]
+    assert "mha/query/kernel" in names
+    assert len(names) == 10

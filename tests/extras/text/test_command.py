@@ -1,0 +1,197 @@
+"""``ddlf model``: conversions in all directions with the same bits, what differs, pictures; what is wrong in a sentence each."""
+
+import re
+
+import numpy as np
+import pytest
+
+from ddlf.cli import main
+from ddlf.extras.text.language.model import read
+from tests.extras.text.language.texts import DIGITS, HEADS
+from tests.later import Later
+
+keras = Later("keras")
+
+
+def ddlf(capsys, *arguments):
+    """What a command prints, and its exit code."""
+    with pytest.raises(SystemExit) as ended:
+        main.main(["model", *map(str, arguments)])
+    out, err = capsys.readouterr()
+    return out + err, int(ended.value.code or 0)
+
+
+@pytest.fixture
+def digits(tmp_path):
+    (tmp_path / "digits.nnm").write_text(DIGITS)
+    return tmp_path / "digits.nnm"
+
+
+def test_every_kind_of_file_becomes_every_other_one_with_the_same_bits(digits, tmp_path, capsys):
+    files = [
+        tmp_path / name
+        for name in ("a.safetensors", "b.keras", "c.nnm", "d.safetensors", "e.nnm", "f.keras", "g.keras")
+    ]
+    ways = [(digits, 0), (files[0], 1), (files[1], 2), (files[1], 3), (files[3], 4), (files[3], 5)]
+    for source, target in ways:
+        assert ddlf(capsys, "convert", source, files[target])[1] == 0
+    assert ddlf(capsys, "convert", files[4], files[6], "--weights", files[3])[1] == 0
+    weights = [keras.saving.load_model(files[at]).get_weights() for at in (1, 5, 6)]
+    for other in weights[1:]:
+        assert all(np.array_equal(one, two) for one, two in zip(weights[0], other, strict=True))
+    assert files[2].read_text() == files[4].read_text()
+    assert ddlf(capsys, "diff", files[0], digits) == ("", 0)
+
+
+def test_weights_of_a_text_that_was_changed_are_refused(digits, tmp_path, capsys):
+    saved = tmp_path / "a.safetensors"
+    ddlf(capsys, "convert", digits, saved)
+    digits.write_text(DIGITS.replace("48", "47"))
+    said, code = ddlf(capsys, "convert", digits, tmp_path / "b.keras", "--weights", saved)
+    assert code == 2
+    assert "was changed since its weights were saved" in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors", "digits.nnm"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["{}", "b.nnm"], "are both a text"),
+        (["{}", "none/b.keras"], "there is no folder"),
+        (["none.keras", "b.nnm"], "there is no such file"),
+        (["none.safetensors", "b.nnm"], "cannot be read"),
+        (["{}", "{}.keras", "--layers", "none.py"], "--layers names a Python file"),
+        (["none.keras", "b.nnm", "--weights", "c.safetensors"], "leave --weights out"),
+        (["none.keras", "b.h5"], "b.h5 is an older format of Keras"),
+        (["none.keras", "b.onnx"], "b.onnx is a file of another program: `ddlf export`"),
+        (["a.npz", "b.keras"], "a.npz is no model"),
+    ],
+)
+def test_what_cannot_be_converted_has_a_sentence(arguments, sentence, digits, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said, code = ddlf(capsys, "convert", *(each.format(digits) for each in arguments))
+    assert code == 2
+    assert sentence in said
+
+
+def test_what_is_no_model_and_layers_that_are_not_there_are_refused_also_where_nothing_needs_them(digits, capsys):
+    for arguments, sentence in (
+        (("show", digits, "--layers", "none.py"), "--layers names"),
+        (("diff", digits, "a.npz"), "no model"),
+    ):
+        said, code = ddlf(capsys, *arguments)
+        assert (code, sentence in said) == (2, True), said
+
+
+def test_what_no_text_can_say_and_what_is_no_model_is_refused(tmp_path, capsys):
+    (tmp_path / "a.keras").write_bytes(b"no zip file")
+    said, code = ddlf(capsys, "convert", tmp_path / "a.keras", tmp_path / "b.nnm")
+    assert code == 2
+    assert "cannot be loaded by Keras" in said
+
+
+def test_layers_of_ones_own_come_from_a_file(tmp_path, capsys):
+    source = (
+        "import keras\n\n@keras.saving.register_keras_serializable('mine')\nclass Twice(keras.layers.Layer):\n"
+        "    def call(self, x):\n        return 2 * x\n"
+    )
+    (tmp_path / "mine.py").write_text(source)
+    (tmp_path / "a.nnm").write_text("a:input shape=[3]; a:output shape=[3]; a:layers mine>Twice();")
+    for one, other in (("a.nnm", "a.keras"), ("a.keras", "b.nnm")):
+        said, code = ddlf(capsys, "convert", tmp_path / one, tmp_path / other, "--layers", tmp_path / "mine.py")
+        assert code == 0, said
+    assert "mine>Twice()" in (tmp_path / "b.nnm").read_text()
+
+
+def test_a_difference_is_a_line_with_what_changed(digits, tmp_path, capsys):
+    (tmp_path / "other.nnm").write_text(DIGITS.replace("[24]", "[20]").replace("relu)", "tanh)").replace("SCE", "CCE"))
+    said, code = ddlf(capsys, "diff", digits, tmp_path / "other.nnm")
+    assert code == 1
+    assert said.splitlines() == [
+        "~ model: parameters 4,546 -> 4,310",
+        "- 4 relu() [48]",
+        "+ 4 tanh() [48]",
+        "~ 5 matmul: shape [24] -> [20], parameters [48, 24] -> [48, 20]",
+        "~ 6 add: shape [24] -> [20], parameters [24] -> [20]",
+        "- 7 relu() [24]",
+        "+ 7 tanh() [20]",
+        "~ 8 matmul: parameters [24, 10] -> [20, 10]",
+        "~ output digits: loss SCE -> CCE",
+    ]
+
+
+def test_a_model_of_keras_differs_by_its_layers(tmp_path, capsys):
+    for name, more in (("a", []), ("b", [keras.layers.Dropout(0.5, name="drop")])):
+        layers = [
+            keras.Input((4,)),
+            keras.layers.Dense(8 + len(more), name="d"),
+            *more,
+            keras.layers.Dense(2, name="e"),
+        ]
+        keras.Sequential(layers, name="m").save(tmp_path / f"{name}.keras")
+    said, code = ddlf(capsys, "diff", tmp_path / "a.keras", tmp_path / "b.keras")
+    assert code == 1
+    assert "~ 2 Dense d: units 8 -> 9, shape [8] -> [9], parameters [4, 8] [8] -> [4, 9] [9]" in said
+    assert "+ 3 Dropout(rate=0.5) drop [9]" in said
+    assert "~ 3 Dense e: parameters [8, 2] [2] -> [9, 2] [2]" in said
+    assert "reads" not in said
+
+
+RESIDUAL = (
+    "a:input shape=[8]; a:output shape=[8]; a:layers relu(), block(), tanh();"
+    "block:layers matmul(w, shape=[8]), add(b), residual();"
+)
+
+
+def test_a_picture_in_the_terminal_has_lanes_for_what_goes_around_others(tmp_path, capsys):
+    (tmp_path / "a.nnm").write_text(RESIDUAL)
+    said, _ = ddlf(capsys, "show", tmp_path / "a.nnm", "--graph")
+    assert said.splitlines()[:-1] == [
+        "○      1 input a  [8]",
+        "●      2 relu()  [8]",
+        "├─╮",
+        "│ ●    3 matmul(w)  [8]",
+        "│ ●    4 add(b)  [8]",
+        "├─╯",
+        "●      5 residual()  [8]",
+        "●      6 tanh()  [8]  -> output a",
+    ]
+
+
+def test_a_picture_as_svg_has_a_box_for_each_layer_that_none_other_touches(tmp_path, capsys):
+    import xml.etree.ElementTree as xml
+
+    text = HEADS.replace("softmax);", "softmax), add(to=trunk, shape=[10]);").replace("shape=[32]", "shape=[10]")
+    (tmp_path / "a.nnm").write_text(text)
+    assert ddlf(capsys, "show", tmp_path / "a.nnm", "--svg", tmp_path / "a.svg")[1] == 0
+    root = xml.parse(tmp_path / "a.svg").getroot()
+    space = "{http://www.w3.org/2000/svg}"
+    boxes = [[float(each.get(key)) for key in ("x", "y", "width", "height")] for each in root.iter(f"{space}rect")]
+    assert len(boxes) == len(read(text).graph.nodes)
+    for at, (x, y, wide, high) in enumerate(boxes):
+        for other_x, other_y, *_ in boxes[at + 1 :]:
+            assert other_y != y or abs(other_x - x) >= wide
+        assert y + high <= float(root.get("height"))
+        assert x >= 0
+        assert x + wide <= float(root.get("width"))
+    assert len([*root.iter(f"{space}path")]) == sum(len({*node.inputs}) for node in read(text).graph.nodes)
+
+
+def test_what_has_room_for_it_is_drawn_straight(tmp_path, capsys):
+    import xml.etree.ElementTree as xml
+
+    (tmp_path / "a.nnm").write_text(RESIDUAL)
+    ddlf(capsys, "show", tmp_path / "a.nnm", "--svg", tmp_path / "a.svg")
+    root = xml.parse(tmp_path / "a.svg").getroot()
+    left = [float(each.get("x")) for each in root.iter("{http://www.w3.org/2000/svg}rect")]
+    assert left[0] == left[1]
+    assert left[2] == left[3]
+    assert left[4] == left[5]
+    ways = [each.get("d") for each in root.iter("{http://www.w3.org/2000/svg}path")]
+    (around,) = [way for way in ways if way.count("C") > 2]
+    assert len(set(re.findall(r"(\d+),\d+ V", around))) == 1
+
+
+def test_a_file_of_keras_is_shown(tmp_path, capsys):
+    keras.Sequential([keras.Input((64,)), keras.layers.Dense(10, name="d")], name="m").save(tmp_path / "a.keras")
+    assert "650 parameters" in ddlf(capsys, "show", tmp_path / "a.keras")[0]

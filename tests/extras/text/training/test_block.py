@@ -1,0 +1,142 @@
+"""The block ``train``: what it may say, and what is wrong with it, at its line and column."""
+
+import inspect
+
+import pytest
+
+from ddlf.errors import ConfigError, NotationError
+from ddlf.extras.text.language.model import read
+from ddlf.extras.text.language.problems import Problems
+from ddlf.extras.text.language.values import Call, Word
+from ddlf.extras.text.training.block import KEYS, NOT_WRITTEN, read_key, read_train
+from ddlf.extras.text.training.keras_names import OPTIMIZERS, PENALTIES, SCHEDULES
+from ddlf.training.settings.settings import SETTINGS
+from tests.extras.text.language.texts import DIGITS
+
+
+def block(*lines):
+    model = read(DIGITS + "\n".join(f"train:{line};" for line in lines))
+    problems = Problems(model.text, model.file)
+    found = read_train(model.train, problems)
+    problems.check()
+    return found
+
+
+def test_settings_of_a_run_have_their_names_and_two_have_short_ones():
+    found = block(
+        "epochs 3",
+        "batch 16",
+        "seed 7",
+        'merge "trimmed:0.1"',
+        "worker_steps 5",
+        "class_weight [1, 2.5]",
+        "verbose false",
+    )
+    assert found.settings == {
+        **dict(master_epochs=3, batch_size=16, seed=7, merge="trimmed:0.1", worker_steps=5),
+        **dict(class_weight={0: 1, 1: 2.5}, verbose=False),
+    }
+
+
+def test_every_setting_that_is_no_object_can_be_written():
+    for name in SETTINGS:
+        text = f"train:{name} ~;"
+        model = read(DIGITS + text.replace("~", "none"))
+        problems = Problems(model.text, model.file)
+        read_train(model.train, problems)
+        said = str(problems._found)
+        assert ("objects of a program" in said) == (name in NOT_WRITTEN)
+        assert "has no key" not in said
+
+
+def test_own_keys_are_values_of_the_text():
+    found = block(
+        "optimizer adam",
+        "penalty L2(l2=0.1)",
+        "metrics [accuracy, AUC()]",
+    )
+    assert found.own["optimizer"] == Word("adam", 0)
+    assert isinstance(found.own["penalty"], Call)
+
+
+WRONG = [
+    ("~optimzer adam", "train has no key 'optimzer', did you mean 'optimizer'?"),
+    ("~batchsize 3", "did you mean 'batch_size'?"),
+    ("optimizer ~adamm", "did you mean 'Adam'?"),
+    ("optimizer ~adma", "did you mean 'Adam'?"),
+    ("optimizer SGD(~learning_rte=0.1)", "SGD has no argument 'learning_rte', did you mean 'learning_rate'?"),
+    ("optimizer SGD(learning_rate=CosineDecay(~decay_step=3))", "did you mean 'decay_steps'?"),
+    ("optimizer SGD(learning_rate=~CosinDecay(decay_steps=3))", "did you mean 'CosineDecay'?"),
+    ("penalty L2(~l1=0.1)", "L2 has no argument 'l1'; it has l2"),
+    ("scaling [none, Rescaling(~scal=2)]", "Rescaling has no argument 'scal', did you mean 'scale'?"),
+    ("loss ~mean_squared_error", "did you mean 'MSE'?"),
+    ("optimizer ~Sequential()", "optimizer must be an optimizer of Keras"),
+    ("learning_rate ~0", "a number above 0"),
+    ("learning_rate ~fast", "a number above 0"),
+    ("epochs ~0", "epochs must be a whole number of 1 or more, got 0"),
+    ("epochs ~many", "epochs must be a whole number"),
+    ("mode ~asink", "did you mean 'async'?"),
+    ("batch 3; train:~batch_size 4", "which are the same"),
+    ("loss ~SSE", "did you mean 'SCE'?"),
+    ("metrics ~[accuracy, 3]", "a metric of Keras"),
+    ("metrics accuracy, ~mae", "a list in brackets"),
+    ("data ~cifar", "did you mean 'cifar10'?"),
+    ("patience ~0", "1 or more"),
+    ("validation ~1", "between 0 and 1"),
+    ("loss_weights ~[-1, 2]", "0 or more"),
+    ("clipping ~0", "above 0"),
+    ("penalty ~L3(l3=1)", "L1(l1=)"),
+    ("scaling ~Dense(units=3)", "Rescaling(scale=)"),
+    ("optimizer ~Adam(learning_rate=Lambda(function=f))", "an optimizer of Keras"),
+    ("~callbacks [EarlyStopping()]", "objects of a program"),
+    ("epochs ~relu()", "and no layer"),
+    ("initial ~he_unifrm", "did you mean 'he_uniform'?"),
+    ("optimizer SGD(learning_rate=0.1); train:learning_rate ~0.2", "optimizer has one, too"),
+    ("optimizer SGD(clipnorm=1.0); train:clipping ~1", "optimizer has one, too"),
+]
+
+
+@pytest.mark.parametrize(("text", "sentence"), WRONG)
+def test_what_is_wrong_is_told_at_its_place(text, sentence):
+    lines = f"train:{text};"
+    before, after = lines.split("~")
+    with pytest.raises(NotationError) as error:
+        block((before + after).removeprefix("train:").removesuffix(";"))
+    line = DIGITS.count("\n") + 1
+    assert f"model.nnm:{line}:{len(before) + 1}: " in str(error.value).splitlines()[0], str(error.value)
+    assert sentence in str(error.value)
+
+
+def test_two_errors_are_both_told():
+    with pytest.raises(NotationError) as error:
+        block("optimzer adam", "epochs 0")
+    assert len(error.value.problems) == 2
+
+
+def test_a_value_that_does_not_stand_in_the_text_is_looked_at_as_well():
+    assert read_key("optimizer", "sgd", "-p optimizer").own["optimizer"] == Word("sgd", 0)
+    with pytest.raises(ConfigError, match=r"^-p optimizer: optimizer must be .*did you mean 'SGD'"):
+        read_key("optimizer", "sdg", "-p optimizer")
+
+
+def test_all_own_keys_are_told_of_when_none_is_near():
+    with pytest.raises(NotationError) as error:
+        block("zzzzz 3")
+    assert all(key in str(error.value) for key in KEYS)
+
+
+@pytest.mark.parametrize("name", [*OPTIMIZERS, *SCHEDULES, *PENALTIES])
+def test_arguments_are_those_of_keras(name):
+    import keras
+
+    from ddlf.extras.stabilisers.rlion import Rlion
+
+    homes = (keras.optimizers, keras.optimizers.schedules, keras.regularizers)
+    kind = Rlion if name == "Rlion" else next(getattr(home, name) for home in homes if hasattr(home, name))
+    there = [*inspect.signature(kind.__init__).parameters.values()][1:]
+    named = {one.name for one in there if one.kind is not one.VAR_KEYWORD}
+    known = {**OPTIMIZERS, **SCHEDULES, **PENALTIES}[name]
+    assert named <= set(known)
+    assert set(known) == named or len(named) < len(
+        there
+    )  # Rlion and another one have the rest as Keras's optimizers have

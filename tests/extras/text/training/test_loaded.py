@@ -1,0 +1,450 @@
+"""A loaded text as an object: what it decides, what it writes down, how it runs by itself with named inputs and outputs."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+import ddlf
+from ddlf.errors import AppError, ConfigError, DatasetError, NotationError
+from ddlf.extras.text.conversion.weights import save
+from ddlf.extras.text.language.model import read
+from ddlf.extras.text.language.values import Word
+from ddlf.extras.text.training.loaded import Notation
+from tests.extras.text.language.texts import DIGITS, HEADS, one
+from tests.later import Later
+from tests.processes import python
+
+keras, build = Later("keras"), Later("ddlf.extras.text.conversion.build", "build")
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(40, 64)).astype("float32")
+Y = np.arange(40) % 10
+OPEN = DIGITS.replace("digits:loss SCE;", "")
+WEIGHTS = "a:layers Dense(units=3), Dense(units=1);\n"
+LINE = "a:input shape=[2]; a:output shape=[1];\n" + WEIGHTS
+
+
+def settled(text, x=X, y=Y, validation=False):
+    return Notation(text).settled(x, y, validation=validation)
+
+
+def test_what_is_decided_is_written_down_and_then_decides_itself():
+    """Whoever runs the text of a run again decides nothing, and has the same model."""
+    first = settled(OPEN + "# why\ntrain:penalty none; train:epochs 3;")
+    assert {each.key: each.value for each in first.decisions} == {
+        **dict(loss="SCE", optimizer="adam", initial="by_activation", scaling="none", clipping="none"),
+        **dict(loss_weights="none", patience="none", schedule="none", clip="none", class_weight="none"),
+    }
+    assert "# why" in first.text
+    again = settled(first.text)
+    assert again.decisions == ()
+    assert again.digest == first.digest
+    assert again.text == first.text
+
+
+def test_what_is_written_stays_whatever_the_data_is():
+    text = (
+        OPEN
+        + "train:loss CCE; train:optimizer SGD(learning_rate=0.5); train:scaling none; train:patience 3; train:clipping 2; train:metrics none;"
+    )
+    found = settled(text, X * 100, np.eye(10)[Y], validation=True)
+    model = found.compiled()
+    assert {each.key for each in found.decisions} == {"initial", "penalty", "loss_weights", "schedule", "class_weight"}
+    assert isinstance(model.loss, keras.losses.CategoricalCrossentropy)
+    assert isinstance(model.optimizer, keras.optimizers.SGD)
+    assert float(model.optimizer.learning_rate) == 0.5
+    assert model.optimizer.global_clipnorm == 2
+    assert found.patience == 3
+    assert not any(isinstance(layer, keras.layers.Normalization) for layer in model.layers)
+
+
+def test_clipping_in_the_optimizers_brackets_is_written_too():
+    text = (
+        one("LSTM(units=4), dense(shape=[1], activation=linear)", "[5, 2]", "[1]")
+        + "train:optimizer Adam(clipnorm=3.0);"
+    )
+    found = settled(text, RANDOM.normal(size=(8, 5, 2)), RANDOM.normal(size=8))
+    assert "clipping" not in {each.key for each in found.decisions}
+    assert found.compiled().optimizer.clipnorm == 3
+
+
+@pytest.mark.parametrize(
+    ("more", "key"),
+    [
+        ("train:schedule none;", "schedule"),
+        ("train:optimizer Adam(learning_rate=CosineDecay(initial_learning_rate=0.1, decay_steps=9));", "schedule"),
+        ("train:optimizer ScheduleFreeAdamW();", "schedule"),
+        ("train:clip agc;", "clip"),
+        ("train:optimizer SGD(clipvalue=3.0);", "clip"),
+        ("train:clipping 3;", "clip"),
+        ("train:class_weight [1, 2];", "class_weight"),
+    ],
+)
+def test_nothing_is_decided_that_what_is_written_says_already(more, key):
+    assert key in {each.key for each in settled(OPEN).decisions}
+    assert key not in {each.key for each in settled(OPEN + more).decisions}
+
+
+def test_a_sample_that_is_an_outlier_is_noticed_and_bytes_have_none():
+    x = X.copy()
+    x[3] *= 1000
+    assert settled(OPEN).settings["clip"] is None
+    assert settled(OPEN, x).settings["clip"] == "rolling"
+    assert settled(OPEN, np.eye(64, dtype="uint8")[:40] * 255).settings["clip"] is None
+
+
+def test_training_alone_goes_by_what_is_said_and_decided_of_a_run():
+    """The last step of all has the rate of the end, also when training goes on; rare classes count more."""
+    from ddlf.extras.stabilisers.chain import chain, innermost
+
+    text = DIGITS + 'train:schedule "warmup:0.5,linear"; train:clip rolling; train:batch 16;'
+    found = Notation(text)
+    for epochs in (2, 1):
+        found.train(X, np.zeros(40, int) + (np.arange(40) == 7), epochs=epochs)
+        optimizer = found.keras.optimizer
+        rate = innermost(optimizer)._learning_rate
+        assert float(rate(int(optimizer.iterations) - 1)) == pytest.approx(0, abs=1e-9)
+        assert float(rate(int(optimizer.iterations) - 2)) > 1e-5
+    assert [type(one).__name__ for one in chain(optimizer)] == ["RollingClip", "Adam"]
+    assert found.settings["class_weight"][1] == 20
+
+
+TASKS = (
+    "near:from trunk; near:output shape=[1]; near:layers Dense(units=1);"
+    "far:from trunk; far:output shape=[1]; far:layers Dense(units=1);"
+    "trunk:input shape=[2]; trunk:layers Dense(units=3, lrm=0.5);"
+)
+
+
+def test_losses_of_different_size_are_weighed_by_uncertainty(tmp_path):
+    """Decided, trained, written down, saved with the weights of the model alone, and read again."""
+    from ddlf.extras.stabilisers import Uncertain
+    from ddlf.extras.stabilisers.chain import bare, chain
+
+    x = RANDOM.normal(size=(64, 2)).astype("float32")
+    y = {"near": x[:, :1], "far": 100 * x[:, 1:]}
+    found = Notation(TASKS)
+    history = found.train(x, y, epochs=3)
+    assert {each.key: each.value for each in found.decisions}["loss_weights"].startswith("uncertainty(near=")
+    assert {"near_loss", "far_loss"} <= set(history)
+    trained = found.be_compiled(x, y, validation=False)
+    assert isinstance(trained, Uncertain)
+    assert trained.notation.text == found.text
+    assert "Multipliers" in [type(one).__name__ for one in chain(trained.optimizer)]
+    save(bare(trained), found.text, tmp_path / "model.safetensors")
+    again = ddlf.load_notation(tmp_path / "model.safetensors")
+    for name, value in found.run(x).items():
+        np.testing.assert_array_equal(again.run(x)[name], value)
+    first = Notation(found.text).settled(x, y, validation=False).compiled()
+    assert first.log_variances.numpy() == pytest.approx(
+        np.log([(y[name] ** 2).mean() for name in ("far", "near")]), rel=1e-3
+    )
+    with pytest.raises(NotationError, match="there is one output"):
+        Notation(LINE + "train:loss_weights uncertainty;").train(x, x[:, :1])
+
+
+def test_labels_that_are_left_out_count_in_no_loss_and_in_no_rule():
+    text = "a:input shape=[3]; a:output shape=[3]; a:layers identity(); train:ignore -1;"
+    x, y = np.zeros((3, 3), "float32"), np.array([0, -1, 2])
+    x[1] = [9, 0, 0]
+    found = Notation(text)
+    assert found.test(x, y) == {"loss": pytest.approx(np.log(3), rel=1e-5)}
+    assert {each.key: each.value for each in found.decisions}["loss"] == "SCE"
+
+
+def test_scaling_becomes_a_layer_of_the_model_with_the_numbers_of_training():
+    x = np.stack([np.arange(10.0), 1000 * np.arange(10.0)], axis=1)
+    found = settled(LINE, x, x[:, 0])
+    layer = next(layer for layer in found.keras.layers if isinstance(layer, keras.layers.Normalization))
+    np.testing.assert_allclose(np.asarray(layer(x)), (x - x.mean(0)) / x.std(0), rtol=1e-4)
+    assert "Normalization(axis=-1, mean=[4.5, 4500]" in found.text
+    again = build(read(found.text))
+    again.set_weights(found.keras.get_weights())
+    np.testing.assert_array_equal(again.predict(x, verbose=0), found.keras.predict(x, verbose=0))
+    assert found.keras.count_params() == Notation(LINE).keras.count_params()
+
+
+@pytest.mark.parametrize(
+    ("places", "value"),
+    [((0.0, 0.0, 1000.0), "Normalization"), ((0.0, 500.0, 1000.0), "Normalization"), ((20.0, 20.0, 20.0), "Rescaling")],
+)
+def test_features_of_a_sequence_that_lie_in_other_places_are_scaled_each(places, value):
+    x = np.random.default_rng(0).normal(places, 3.0, (50, 9, 3))
+    found = settled(
+        "a:input shape=[9, 3]; a:output shape=[1]; a:loss MSE; a:layers GRU(units=2), Dense(units=1);", x, x[:, 0, 0]
+    )
+    layer = next(layer for layer in found.keras.layers if isinstance(layer, getattr(keras.layers, value)))
+    scaled = np.asarray(layer(x))
+    assert np.abs(scaled).max() < 6
+    if value == "Normalization":
+        np.testing.assert_allclose(scaled, (x - x.mean((0, 1))) / x.std((0, 1)), rtol=1e-3, atol=1e-3)
+
+
+def test_a_penalty_is_of_weights_and_not_of_biases():
+    found = settled(LINE + "train:penalty L2(l2=0.5);", np.ones((4, 2)), np.ones(4))
+    model = found.compiled()
+    expected = sum(0.5 * float(np.sum(np.square(each))) for each in model.get_weights() if each.ndim == 2)
+    assert float(sum(model.losses)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_start_weights_can_be_written():
+    found = settled(OPEN + "train:initial he_normal;")
+    assert found.own("initial") == Word("he_normal", 0)
+    first, bias, *_ = found.keras.get_weights()
+    assert np.abs(first).max() > np.sqrt(6 / 64)  # which uniform values do not pass
+    assert not bias.any()
+
+
+@pytest.mark.parametrize(
+    ("name", "factors", "last", "y", "p", "expected"),
+    [
+        ("CCE", "", "softmax", [0, 1, 0], [0.2, 0.7, 0.1], 0.356675),
+        ("MSE", "", "softmax", [0, 1, 0], [0.2, 0.7, 0.1], 0.0466667),
+        ("FOL", "a:gamma 2; a:alpha 0.25;", "softmax", [0, 1, 0], [0.2, 0.7, 0.1], 0.00802519),
+        ("SCE", "", "softmax", 1, [0.2, 0.7, 0.1], 0.356675),
+        ("HUL", "a:delta 0.5;", "identity", [3.0], [1.0], 0.5 * (2 - 0.25)),
+        ("KLD", "", "softmax", [0.5, 0.25, 0.25], [0.2, 0.7, 0.1], 0.5 * np.log(2.5) + 0.25 * np.log(0.25 / 0.7) + 0.25 * np.log(2.5)),
+    ],
+)  # fmt: skip
+def test_losses_are_those_of_the_formulas(name, factors, last, y, p, expected):
+    size = len(p)
+    found = Notation(f"a:input shape=[{size}]; a:output shape=[{size}]; a:loss {name}; {factors} a:layers {last}();")
+    found = found.settled(np.zeros((2, size)), np.array([y, y]), validation=False)
+    made = found.compiled()
+    assert float(made.loss(np.array([y]), np.array([p]))) == pytest.approx(expected, rel=1e-5)
+
+
+def test_logits_are_compared_as_such():
+    text = "a:input shape=[3]; a:output shape=[3]; a:layers identity();"
+    made = settled(text, np.zeros((3, 3)), np.arange(3)).compiled()
+    assert float(made.loss(np.array([0]), np.zeros((1, 3)))) == pytest.approx(np.log(3))
+
+
+@pytest.mark.slow  # it trains
+def test_it_runs_tests_and_trains_by_itself_with_names(tmp_path, monkeypatch):
+    (tmp_path / "heads.nnm").write_text(HEADS + "train:epochs 3;")
+    monkeypatch.chdir(tmp_path)
+    loaded = ddlf.load_notation("heads.nnm")
+    assert loaded.inputs == {"trunk": (64,)}
+    assert loaded.outputs == {"digit": (10,), "parity": (1,)}
+    labels = {"digit": Y, "parity": Y % 2}
+    history = loaded.train({"trunk": X}, labels, validation=(X, labels))
+    assert len(history["loss"]) == 3
+    assert {"digit_accuracy", "parity_accuracy", "val_loss"} <= set(history)
+    assert {each.key: each.value for each in loaded.decisions if each.key in ("loss", "patience")}["patience"] == "10"
+    assert {name: each.shape for name, each in loaded.run({"trunk": X}).items()} == {
+        "digit": (40, 10),
+        "parity": (40, 1),
+    }
+    assert loaded.test(X, labels)["loss"] == pytest.approx(history["val_loss"][-1], rel=1e-4)
+
+
+@pytest.mark.slow  # it trains
+def test_training_alone_is_that_of_keras_with_the_same_seed():
+    loaded = Notation(DIGITS + "train:optimizer SGD(learning_rate=0.1); train:batch 8; train:penalty none;")
+    loaded.train(X, Y, epochs=2, seed=5)
+    keras.utils.set_random_seed(5)
+    he = dict(activation="relu", kernel_initializer="he_uniform", bias_initializer=keras.initializers.Constant(0.01))
+    sizes = [keras.layers.Dense(size, **he) for size in (48, 24)]
+    usual = keras.Sequential([keras.Input((64,)), *sizes, keras.layers.Dense(10, activation="softmax")])
+    usual.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    usual.fit(X, Y, batch_size=8, epochs=2, verbose=0)
+    for ours, theirs in zip(loaded.get_weights(), usual.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda one: one.run({"trank": X}), "has no input 'trank', did you mean 'trunk'"),
+        (lambda one: one.test(X, {"digit": Y}), "nothing is given for the output 'parity'"),
+        (
+            lambda one: one.test(X, {"digit": Y, "parity": Y, "more": Y}),
+            "has no output 'more'; there are digit, parity",
+        ),
+    ],
+)
+def test_a_name_that_is_none_is_told(call, sentence):
+    with pytest.raises(NotationError, match=sentence):
+        call(Notation(HEADS))
+
+
+PAIR = (
+    "z:input shape=[3]; z:layers relu(name=held); a:input shape=[3]; a:layers mul(2), sub(to=held); a:output shape=[3];"
+)
+NO_ROW = "has samples of shape \\[64\\], and those that are given have"
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "sentence"),
+    [
+        (X[:, :5], Y, f"the input 'digits' {NO_ROW} \\[5\\]; change"),
+        (X[0], Y, f"{NO_ROW} \\[\\]; give a row for each sample"),
+        (X.reshape(-1, 8, 8), Y, f"{NO_ROW} \\[8, 8\\]"),
+        (X[:0], Y[:0], "the input 'digits' has no samples"),
+        (X, Y[:4], "the input 'digits' has 40 samples, the output 'digits' 4;"),
+        (None, Y, "the input 'digits' is None"),
+        (X, None, "the output 'digits' is None"),
+        (X.astype(str), Y, "the input 'digits' is made of text, not of numbers"),
+        (X.astype(object), Y, "made of Python objects"),
+        ([[1.0, 2.0], [1.0]], Y, "rows of different lengths"),
+        (1.5, Y, "is a single number"),
+        (X, Y.astype(str), "the output 'digits' is made of text"),
+        (X, Y + 5, "'digits' has the loss SCE: classes are 0 to 9, and labels go from 5 to 14"),
+        (X, Y - 5, "labels go from -5 to 4"),
+        (X, Y + 0.5, "labels go from 0.5 to 9.5"),
+        (X, np.eye(10)[Y], "write CCE for rows of 0 and 1"),
+    ],
+)
+def test_arrays_that_a_model_cannot_take_are_refused_before_keras_gets_them_also_when_it_is_compiled(x, y, sentence):
+    for model in (Notation(DIGITS), COMPILED):
+        with pytest.raises((DatasetError, AppError), match=sentence):
+            model.test(x, y)
+        with pytest.raises((DatasetError, AppError), match=sentence):
+            model.train(x, y)
+
+
+COMPILED = Notation(DIGITS)
+COMPILED._by_text = True
+
+
+def test_an_app_whose_data_has_another_shape_than_its_text_is_told_so():
+    with pytest.raises(DatasetError, match=f"{NO_ROW} \\[8, 8\\]; change"):
+        settled(DIGITS, X.reshape(-1, 8, 8))
+
+
+def test_a_list_is_in_the_order_of_the_text_and_one_sample_has_an_axis_of_its_own():
+    one, ten = np.full((2, 3), 1.0), np.full((2, 3), 10.0)
+    pair = Notation(PAIR)
+    np.testing.assert_array_equal(pair.run([one, ten]), np.full((2, 3), 19.0))
+    np.testing.assert_array_equal(pair.run({"a": ten, "z": one}), np.full((2, 3), 19.0))
+    np.testing.assert_array_equal(pair.run([[[1, 1, 1]], [[10, 10, 10]]]), np.full((1, 3), 19.0))
+    with pytest.raises(NotationError, match="has 2 inputs; give a dict by their names: z, a"):
+        pair.run(one)
+    with pytest.raises(DatasetError, match="the input 'z' has 2 samples, the input 'a' 1;"):
+        pair.run([one, ten[:1]])
+
+
+def test_patience_without_validation_data_has_no_effect_and_is_refused():
+    text = DIGITS + "\ntrain:patience 3;"
+    with pytest.raises(NotationError, match=r"model.nnm:\d+:16: train:patience has no effect without validation data"):
+        Notation(text).train(X, Y)
+    assert Notation(text).settled(X, Y, validation=True).patience == 3
+
+
+@pytest.mark.slow  # it trains
+def test_training_alone_holds_out_what_a_run_would():
+    loaded = Notation(DIGITS + "train:validation 0.25; train:patience 2;")
+    history = loaded.train(X, Y, epochs=1)
+    there = np.arange(40) % 4 == 0
+    assert loaded.test(X[there], Y[there])["loss"] == pytest.approx(history["val_loss"][0], rel=1e-5)
+    with pytest.raises(DatasetError, match="train:validation would hold out some of the samples, and validation is"):
+        loaded.train(X, Y, validation=(X, Y))
+
+
+def test_what_is_no_path_of_a_text_is_refused(tmp_path):
+    for wrong, sentence in (
+        (None, "no NoneType"),
+        (DIGITS, "a text is given where the path"),
+        ("no.nnm", "No such file"),
+    ):
+        with pytest.raises(NotationError, match=sentence):
+            ddlf.load_notation(wrong)
+    (tmp_path / "model.keras").write_bytes(b"PK\x03\x04\x84\xff")
+    with pytest.raises(NotationError, match="no UTF-8: this is a zip file, as"):
+        ddlf.load_notation(tmp_path / "model.keras")
+
+
+@pytest.mark.parametrize(
+    ("text", "y", "sentence"),
+    [
+        (OPEN, Y + 1, "has no loss for an output: it has 10 values, and its labels are one number each, from 1 to 10"),
+        (DIGITS, np.eye(10)[Y], "'digits' has the loss SCE: it takes the number of a class"),
+        (OPEN, None, "write loss"),
+    ],
+)
+def test_labels_that_do_not_go_with_an_output_are_refused(text, y, sentence):
+    with pytest.raises(AppError, match=sentence):
+        settled(text, y=y)
+
+
+@pytest.mark.parametrize(
+    ("key", "sentence"),
+    [
+        ("optimizer SGD(momentum=9)", "model.nnm:5:17: train:optimizer: Keras says: .*momentum"),
+        ("metrics [acuracy]", "model.nnm:5:15: train:metrics: .*no metric 'acuracy', did you mean 'accuracy'"),
+        ("metrics [Acuracy()]", "model.nnm:5:15: train:metrics: Keras says: there is no Acuracy"),
+        ("loss_weights [1, 2]", "model.nnm:5:20: train:loss_weights: Keras says: 2 numbers for 1 outputs"),
+    ],
+)
+def test_what_keras_refuses_has_its_place(key, sentence):
+    text = DIGITS + "\n" * (4 - DIGITS.count("\n")) + f"train:{key};"
+    with pytest.raises(NotationError, match=sentence):
+        settled(text).compiled()
+
+
+def test_a_command_that_says_nothing_of_the_optimizer_leaves_it_its_place():
+    found = Notation("\n" + DIGITS + "train:optimizer SGD(momentum=9);", "model.nnm").having(
+        {("train", "patience"): "3"}
+    )
+    assert found.place("optimizer").startswith(f"model.nnm:{DIGITS.count(chr(10)) + 2}:")
+
+
+def test_values_of_a_command_win_over_the_text():
+    found = Notation(DIGITS + "train:optimizer adam;").having({("train", "optimizer"): "SGD(learning_rate=0.25)"})
+    assert float(found.settled(X, Y, validation=False).compiled().optimizer.learning_rate) == 0.25
+    assert "train:optimizer SGD(learning_rate=0.25);" in found.text
+    rate = Notation(DIGITS + "train:optimizer SGD(learning_rate=0.1, momentum=0.9);").having(
+        {("train", "learning_rate"): "0.5"}
+    )
+    optimizer = Notation(rate.settled(X, Y, validation=False).text).settled(X, Y, validation=False).compiled().optimizer
+    assert (float(optimizer.learning_rate), optimizer.momentum) == (0.5, 0.9)
+    with pytest.raises(ConfigError, match="-p optimizer: optimizer must be"):
+        found.having({("train", "optimizer"): "fast"})
+
+
+def test_what_was_saved_is_loaded_with_its_text_and_gives_the_same_bits(tmp_path):
+    first = settled(OPEN, X * 100)
+    first.compiled()
+    save(first.keras, first.text, tmp_path / "some.safetensors")
+    again = ddlf.load_notation(tmp_path / "some.safetensors")
+    assert again.decisions == ()
+    np.testing.assert_array_equal(again.keras(X), first.keras(X))
+    loss = again.test(X, Y)["loss"]
+    assert loss == pytest.approx(float(first.keras.evaluate(X, Y, verbose=0)[0]), rel=1e-6)
+
+
+def test_it_travels_as_text():
+    first = settled(OPEN)
+    there = pickle.loads(pickle.dumps(first))
+    assert there.text == first.text
+    assert there.decisions == first.decisions
+    assert there.digest == first.digest
+
+
+def test_comments_and_the_length_of_the_run_are_no_part_of_what_it_is():
+    same = [
+        DIGITS,
+        "# a comment\n" + DIGITS,
+        DIGITS + "train:epochs 9; train:data digits;",
+        DIGITS.replace(", ", ",  "),
+    ]
+    assert len({Notation(text).digest for text in same}) == 1
+    others = [DIGITS.replace("[24]", "[25]"), DIGITS + "train:learning_rate 0.5;", DIGITS.replace("SCE", "CCE")]
+    assert len({Notation(text).digest for text in [DIGITS, *others]}) == 4
+
+
+def test_a_model_that_a_program_has_compiled_stays_as_it_is():
+    loaded = Notation(DIGITS)
+    loaded.compile("sgd", "mse")
+    app = type("App", (), {"x_train": X, "y_train": Y, "notation": loaded})()
+    assert loaded.ready(app) is loaded.keras
+    assert loaded.keras.loss == "mse"
+
+
+@pytest.mark.slow  # a new process
+def test_loading_imports_no_keras():
+    python(
+        "import sys, ddlf; ddlf.load_notation('apps/models/digits.nnm'); assert not {'keras', 'tensorflow', 'pydantic'} & set(sys.modules)"
+    )

@@ -1,0 +1,266 @@
+"""Texts on workers: the bits are those of the same model in Python, whoever is lost; the text travels, and a changed one is named."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ddlf
+from ddlf.cluster.sources import Sources
+from ddlf.errors import AppError, CheckpointMismatch, ConfigError
+from ddlf.extras.text.text_app import app_of
+from ddlf.extras.text.training import shipped
+from tests.commands import several
+from tests.extras.text.language.texts import DIGITS
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+TEXT = DIGITS + "train:data digits; train:optimizer SGD(learning_rate=0.1); train:epochs 2; train:batch 16;"
+
+
+class InPython(ddlf.IApp):
+    """The same model and data by hand."""
+
+    verbose = False
+    master_epochs = 2
+    batch_size = 16
+
+    def load_dataset(self):
+        (x, y), (x_test, y_test) = ddlf.load_digits()
+        self.x_train, self.y_train = x.reshape(-1, 64), y.argmax(axis=1).astype("int32")
+        self.x_test, self.y_test = x_test.reshape(-1, 64), y_test.argmax(axis=1).astype("int32")
+
+    def create_model(self):
+        import keras
+        from keras import layers
+
+        he = dict(
+            activation="relu", kernel_initializer="he_uniform", bias_initializer=keras.initializers.Constant(0.01)
+        )
+        self.model = keras.Sequential(
+            [keras.Input((64,)), layers.Dense(48, **he), layers.Dense(24, **he), layers.Dense(10, activation="softmax")]
+        )
+        self.model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
+
+
+class OnlyData(InPython):
+    """Its model is a text."""
+
+    notation = "digits.nnm"
+    create_model = ddlf.IApp.create_model
+
+
+class Loading(InPython):
+    """It loads a text as a line of Python."""
+
+    def create_model(self):
+        self.model = ddlf.load_notation("digits.nnm")
+
+
+@pytest.fixture
+def text(tmp_path, monkeypatch):
+    path = tmp_path / "digits.nnm"
+    path.write_text(TEXT)
+    monkeypatch.chdir(tmp_path)
+    return path
+
+
+def quiet(made):
+    made.verbose = False
+    return made
+
+
+async def bits(app):
+    await app.train_model()
+    return [each.tobytes() for each in app.model.get_weights()]
+
+
+@pytest.mark.slow
+async def test_a_text_trains_to_the_bits_of_the_same_model_in_python_whoever_is_lost(two_workers, text):
+    def kill(record):
+        if record.round == 1:
+            os.kill(two_workers.workers[1].facts["pid"], signal.SIGKILL)
+
+    expected = await bits(InPython(two_workers))
+    app = quiet(app_of(text)(two_workers))
+    told = []
+    app.subscribe(told.append)
+    assert await bits(app) == expected
+    assert "SCE" not in [each.value for each in told if type(each).__name__ == "Decided"]
+    assert await bits(OnlyData(two_workers)) == expected
+    loading = Loading(two_workers)
+    loading.subscribe(told.append)
+    assert await bits(loading) == expected
+    lost = quiet(app_of(text)(two_workers))
+    lost.on_round = kill
+    assert await bits(lost) == expected
+    assert (await lost.evaluate_model())["accuracy"] > 0.5
+    await two_workers.connect()
+
+
+@pytest.mark.slow
+async def test_a_changed_text_is_named_when_a_run_goes_on(two_workers, text):
+    first = quiet(app_of(text)(two_workers))
+    first.checkpoint = text.parent / "kept"
+    await first.train_model()
+    text.write_text(TEXT.replace("learning_rate=0.1", "learning_rate=0.2"))
+    other = quiet(app_of(text)(two_workers))
+    other.checkpoint, other.resume, other.master_epochs = first.checkpoint, "auto", 3
+    with pytest.raises(CheckpointMismatch, match=r"text: '[0-9a-f]{16}' in the checkpoint, '[0-9a-f]{16}' now"):
+        await other.train_model()
+    text.write_text("# nothing but a comment is new\n" + TEXT)
+    same = quiet(app_of(text)(two_workers))
+    same.checkpoint, same.resume, same.master_epochs = first.checkpoint, "auto", 3
+    assert len(await same.train_model()) == 1
+
+
+@pytest.mark.slow
+async def test_the_command_runs_a_text_without_python(text, standing_template):
+    folder = text.parent
+    words = ["ddlf", "run", text.name, "--local", "2", "--out", "runs", "--save", "out.safetensors"]
+    (said,) = several([[*words, "-p", "learning_rate=0.2", "--ui", "plain"]], folder, standing_template)
+    assert "decided   train:scaling none: inputs lie between -0.5 and 0.5 (scaling-fine)" in said
+    assert "test      accuracy" in said
+    assert ddlf.load_notation(folder / "out.safetensors").text.count("train:") > 8
+    (kept,) = (folder / "runs").glob("*/model.nnm")
+    assert "train:learning_rate 0.2;" in kept.read_text()
+    assert "train:optimizer SGD();" in kept.read_text()
+    assert kept.parent.name.endswith("digits")
+
+
+# -- what is refused before anything starts ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "values", "kind", "sentence"),
+    [
+        ("", {"data": "mnst"}, ConfigError, "--data mnst: .*did you mean 'mnist'"),
+        ("", {"optimizer": "addam"}, ConfigError, "-p optimizer: optimizer must be .*did you mean 'Adam'"),
+        ("train:mode downpour; train:merge median;", {}, ConfigError, "merge='median' is for synchronous training"),
+    ],
+)
+async def test_values_that_cannot_be_are_refused_at_once(text, more, values, kind, sentence):
+    text.write_text(TEXT + more)
+    app = app_of(text)()
+    for name, value in values.items():
+        setattr(app, name, value)
+    with pytest.raises(kind, match=sentence):
+        await app._check()
+
+
+async def test_a_text_without_data_says_how_to_name_it(text):
+    text.write_text(DIGITS)
+    with pytest.raises(ConfigError, match="does not say what data it is to learn") as error:
+        await app_of(text)()._check()
+    assert "--data digits|mnist|cifar10|iris|FILE.npz" in str(error.value)
+
+
+async def test_an_app_may_have_a_text_in_the_place_of_create_model(text):
+    app = OnlyData()
+    await app._check_written()
+    assert app.notation.inputs == {"digits": (64,)}
+    assert (app.master_epochs, app.seed) == (2, 0)
+    text.write_text(TEXT.replace("epochs 2", "epochs 7") + "train:seed 5;")
+    other = OnlyData()
+    await other._check_written()
+    assert (other.master_epochs, other.seed) == (2, 5)  # the class has epochs of its own
+    wrong = type("Wrong", (OnlyData,), {"notation": 3})()
+    with pytest.raises(AppError, match="notation must be the file of a text"):
+        await wrong._check_written()
+
+
+RARE = "a:input shape=[4]; a:output shape=[3]; a:layers Dense(units=3, activation=softmax);"
+
+
+async def test_settings_of_a_run_are_decided_where_nobody_says_them(tmp_path):
+    """In the text, the class, a flag or by what a callback needs: what is said stays, also that there is to be none."""
+    (tmp_path / "rare.nnm").write_text(RARE)
+    x, y = np.ones((100, 4), "float32"), np.zeros(100, int)
+    x[7], y[:3] = 1e6, 1
+    np.savez(tmp_path / "rare.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+
+    async def app(**said):
+        made = app_of(tmp_path / "rare.nnm", str(tmp_path / "rare.npz"))()
+        vars(made).update(said)
+        await made._check()
+        return made
+
+    assert (await app()).clip == "rolling"
+    assert (await app()).class_weight == {0: 0.515464, 1: 16.6667}
+    assert (await app(clip="none", class_weight=None)).class_weight is None
+    assert (await app(clip="agc")).clip == "agc"
+    assert {each.key for each in (await app(clip="agc")).notation.decisions}.isdisjoint({"clip"})
+    assert "schedule" in {each.key for each in (await app()).notation.decisions}
+    for said, key in ((dict(rate_decay="webnn"), "schedule"), (dict(mode="downpour"), "clip")):
+        assert key not in {each.key for each in (await app(**said)).notation.decisions}
+
+
+async def test_settings_of_a_text_are_those_of_the_app(text):
+    assert (app_of(text).master_epochs, app_of(text).batch_size, app_of(text).__name__) == (2, 16, "digits")
+
+
+# -- the way to workers -----------------------------------------------------------------------------------------------
+
+
+async def test_a_master_gives_texts_below_its_folders_and_nothing_else(text, monkeypatch):
+    folder = text.parent
+    monkeypatch.setattr(sys, "path", [str(folder / "elsewhere")])
+    inner, outer = folder / "inner", folder / "outer"
+    inner.mkdir()
+    outer.mkdir()
+    for place in (inner / "one.nnm", outer / "two.nnm", inner / "data.txt", inner / ".hidden.nnm"):
+        place.write_text("a")
+    (inner / "link.nnm").symlink_to(outer / "two.nnm")
+    monkeypatch.chdir(inner)
+    give = Sources(inner)
+    assert give.answer("text", "one.nnm") == b"a"
+    assert give.answer("text", str(inner / "one.nnm")) == b"a"
+    for name in ("../outer/two.nnm", str(outer / "two.nnm"), "link.nnm", "data.txt", ".hidden.nnm", "none.nnm", ""):
+        assert give.answer("text", name) is None
+
+
+async def test_a_worker_takes_the_masters_text_and_never_a_file_of_its_own(text, monkeypatch):
+    monkeypatch.setattr(shipped, "ask", lambda name: DIGITS.encode() if name == "digits.nnm" else None)
+    assert "train" not in ddlf.load_notation("digits.nnm").text
+    with pytest.raises(ddlf.DDLFError, match=r"the master gives no text .other\.nnm."):
+        ddlf.load_notation("other.nnm")
+
+
+async def test_a_worker_gets_the_text_in_a_file_of_weights_which_is_the_masters_only(text, monkeypatch):
+    from safetensors.numpy import save_file
+
+    save_file({"w": np.ones(3, "float32")}, text.parent / "some.safetensors", {"ddlf.model": DIGITS})
+    save_file({"w": np.ones(3, "float32")}, text.parent / "other.safetensors")
+    give = Sources(text.parent)
+    assert give.answer("text", "some.safetensors") == DIGITS.encode()
+    with pytest.raises(ConfigError, match=r"other.safetensors has no text of a model"):
+        give.answer("text", "other.safetensors")
+    monkeypatch.setattr(shipped, "ask", lambda name: give.answer("text", name))
+    monkeypatch.chdir(text.parent.parent)
+    monkeypatch.setattr(sys, "path", [str(text.parent), *sys.path])
+    loaded = ddlf.load_notation("some.safetensors")
+    assert (loaded.outputs, loaded.tensors) == ({"digits": (10,)}, None)
+
+
+async def test_a_text_beside_the_script_is_found(text, monkeypatch):
+    monkeypatch.chdir(Path(text.parent).parent)
+    monkeypatch.setattr(sys, "path", [str(text.parent), *sys.path])
+    assert ddlf.load_notation("digits.nnm").outputs == {"digits": (10,)}
+
+
+async def test_an_app_of_a_text_travels_with_text_and_data(text, tmp_path):
+    import pickle
+
+    np.savez(tmp_path / "some.npz", x=np.ones((10, 64), "float32"), y=np.arange(10))
+    app = app_of(text, str(tmp_path / "some.npz"))()
+    await app._check()
+    data = pickle.dumps(app)
+    text.unlink()
+    (tmp_path / "some.npz").unlink()
+    there = pickle.loads(data)
+    await there.load_dataset()
+    assert there.x_train.shape == (8, 64)
+    assert there.notation.digest == app.notation.digest
+    assert (type(there).__name__, there.batch_size) == ("digits", 16)
