@@ -54,7 +54,7 @@ class Trainer:
     def __init__(self, options: argparse.Namespace) -> None:
         import keras
 
-        from ddlf.training.roles.feed import make_feed
+        from ddlf.training.slot.feed import make_feed
 
         base, rate = DATA[options.data]
         self.app = base(None)

@@ -31,7 +31,7 @@ from ddlf.algorithms.push_rules import Cadence
 from ddlf.rpc.tokens import new_token
 from ddlf.training.roles.downpour import batches_of
 from ddlf.training.roles.serving import record, shares
-from ddlf.training.roles.task import Task
+from ddlf.training.slot.task import Task
 
 SLOWER = 3
 LEFT_OUT = 2

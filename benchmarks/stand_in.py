@@ -22,11 +22,11 @@ from ddlf.training.crew import Crew
 from ddlf.training.reporting import hooked
 from ddlf.training.roles import REPLICA
 from ddlf.training.roles.downpour import DownpourReplica, batches_of
-from ddlf.training.roles.exchange import read_weights, send_update
 from ddlf.training.roles.metrics import NOTHING_COUNTED
 from ddlf.training.roles.serving import record, shares
 from ddlf.training.roles.sharded import ShardedReplica
-from ddlf.training.roles.task import Reply, Task
+from ddlf.training.slot.task import Reply, Task
+from ddlf.training.slot.transfer import read_weights, send_update
 
 
 def tensors(parameters: int) -> list[int]:

@@ -18,7 +18,7 @@ from ddlf.training.roles.downpour import batches_of
 from ddlf.training.roles.generation import Unreached
 from ddlf.training.roles.serving import record
 from ddlf.training.roles.shard import Shard
-from ddlf.training.roles.task import Task
+from ddlf.training.slot.task import Task
 from ddlf.worker.methods import concurrent
 
 

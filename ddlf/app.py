@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ddlf.monitor.runs.recording import Recording
     from ddlf.training.ledger import Ledger
     from ddlf.training.progress import Progress
-    from ddlf.training.roles.replica import Replica
+    from ddlf.training.slot.replica import Replica
     from ddlf.worker.worker import Worker
 
 

@@ -43,7 +43,12 @@ from tests.trials.workers import Workers
 SLOW = {Path(__file__).parent / name for name in ("benchmarks", "trials")}
 USE_KERAS = (
     (
-        *("tests/training/roles/", "tests/training/test_keras_user.py", "tests/training/test_sync.py"),
+        *(
+            "tests/training/roles/",
+            "tests/training/slot/",
+            "tests/training/test_keras_user.py",
+            "tests/training/test_sync.py",
+        ),
         *("tests/test_app.py", "tests/test_research.py"),
         *("tests/test_bad_inputs/test_api.py", "tests/test_bad_inputs/test_datasets.py"),
     ),

@@ -15,7 +15,7 @@ from ddlf.errors import WorkerLost
 from ddlf.training.roles.generation import Unreached
 from ddlf.training.roles.metrics import NOTHING_COUNTED
 from ddlf.training.roles.serving import End, planned, record, shares
-from ddlf.training.roles.task import Reply, Task
+from ddlf.training.slot.task import Reply, Task
 
 RESTORED = ("look_at", "read_slice", "take_slice")
 """What the master asks of both, when a run goes on from a checkpoint."""

@@ -30,15 +30,16 @@ from ddlf.training import start
 from ddlf.training.arrivals import MEASURED
 from ddlf.training.crew import Crew
 from ddlf.training.reporting import hooked
-from ddlf.training.roles import apart, fragments
 from ddlf.training.roles.ahead import parts
 from ddlf.training.roles.around import Around
-from ddlf.training.roles.exchange import read_weights, send_update
 from ddlf.training.roles.metrics import NOTHING_COUNTED
 from ddlf.training.roles.serving import End
 from ddlf.training.roles.shards import ShardEnd
 from ddlf.training.roles.statistics import moving
-from ddlf.training.roles.task import APART, CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, KeptStates, Reply, Task
+from ddlf.training.slot.parts import batchnorm as apart
+from ddlf.training.slot.parts import fragments
+from ddlf.training.slot.task import APART, CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, KeptStates, Reply, Task
+from ddlf.training.slot.transfer import read_weights, send_update
 
 
 class FakeRun(IApp):

@@ -18,7 +18,7 @@ from ddlf.algorithms.reading_order import Samples
 from ddlf.algorithms.weights import Weights
 from ddlf.events import PartsChanged
 from ddlf.training.gather import judged_alone
-from ddlf.training.roles.task import Reply, Task
+from ddlf.training.slot.task import Reply, Task
 from ddlf.training.versions import go_over
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from ddlf.algorithms.outer import OuterOptimizer, Subtract
 from ddlf.algorithms.staleness import Constant, Staleness
 from ddlf.events import Warned
 from ddlf.events.record import accuracy
-from ddlf.training.roles.task import Reply
 from ddlf.training.run import Run
+from ddlf.training.slot.task import Reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

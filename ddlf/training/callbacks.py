@@ -23,7 +23,6 @@ from ddlf.events import Warned
 from ddlf.events.record import RoundRecord
 from ddlf.training.evaluation import compute
 from ddlf.training.progress import Progress
-from ddlf.training.roles.callbacks import CallbackStates, check, look_at_tests, warnings_of_master
 from ddlf.training.roles.describe import describe_optimizer
 from ddlf.training.roles.metrics import scalars
 from ddlf.training.roles.optimizer_state import (
@@ -35,8 +34,9 @@ from ddlf.training.roles.optimizer_state import (
     write_rates,
 )
 from ddlf.training.roles.rate_decay import callbacks_of
-from ddlf.training.roles.task import OPTIMIZER
 from ddlf.training.rounds import Elsewhere
+from ddlf.training.slot.parts.callbacks import CallbackStates, check, look_at_tests, warnings_of_master
+from ddlf.training.slot.task import OPTIMIZER
 
 
 class Callbacks:

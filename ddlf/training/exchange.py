@@ -1,4 +1,4 @@
-"""Tasks on their way to workers, and replies on their way back. Runs on the master; ``ddlf.training.roles.exchange`` is the worker's end.
+"""Tasks on their way to workers, and replies on their way back. Runs on the master; ``ddlf.training.slot.transfer`` is the worker's end.
 
 The codecs are applied in ``ddlf.algorithms.encoding``; here is what the master remembers of each slot between rounds: for a delta exactly what the
 slot's worker holds, so that another worker can be given the same.
@@ -22,8 +22,8 @@ from ddlf.cluster.proxy import ProxyWorker
 from ddlf.events import Event, SlotMoved
 from ddlf.training.restoring import Restoring
 from ddlf.training.roles import REPLICA
-from ddlf.training.roles.fragments import changed, exchanged
-from ddlf.training.roles.task import Reply, Task
+from ddlf.training.slot.parts.fragments import changed, exchanged
+from ddlf.training.slot.task import Reply, Task
 from ddlf.training.states import SlotStates
 from ddlf.training.steps import PlannedSteps
 

@@ -18,8 +18,8 @@ from ddlf.algorithms.update_check import Fault, Verdict, fault, judge, scaled
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import BadUpdate
 from ddlf.events import UpdateClipped
-from ddlf.training.roles.task import Reply, Task
 from ddlf.training.rounds import Elsewhere
+from ddlf.training.slot.task import Reply, Task
 
 if TYPE_CHECKING:
     from ddlf.training.run import Run

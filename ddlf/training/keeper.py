@@ -16,7 +16,7 @@ from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.checkpoints.contents import Checkpoint
 from ddlf.training.checkpoints.slices import Slices
 from ddlf.training.progress import Progress
-from ddlf.training.roles.task import SlotState
+from ddlf.training.slot.task import SlotState
 from ddlf.training.states import SlotStates
 from ddlf.training.stored import with_states
 

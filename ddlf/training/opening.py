@@ -32,8 +32,8 @@ from ddlf.training.reporting import hooked
 from ddlf.training.roles import PRELOADED, REPLICA, have_keras
 from ddlf.training.roles.build import describe_weights, fresh_names, ready_model
 from ddlf.training.roles.downpour import DownpourReplica
-from ddlf.training.roles.replica import Replica
 from ddlf.training.roles.sharded import ShardedReplica
+from ddlf.training.slot.replica import Replica
 
 ASKED_S = 10.0
 """How long this side waits with its own work for workers to say that they have the app."""

@@ -15,9 +15,9 @@ from ddlf.errors import ClusterTooSmall, ConfigError
 from ddlf.training.recovery import LOSS
 from ddlf.training.roles.copies import arrays_of, empty_of, left_parts
 from ddlf.training.roles.means import MeanPlan
-from ddlf.training.roles.task import CONTROL, OPTIMIZER, Reply
 from ddlf.training.run import Run
 from ddlf.training.slices import AT_ONCE, Writing
+from ddlf.training.slot.task import CONTROL, OPTIMIZER, Reply
 from ddlf.training.states import SlotStates
 from ddlf.training.there import Member, WeightsThere
 

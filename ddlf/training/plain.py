@@ -32,12 +32,12 @@ from ddlf.training.opening import crew_of
 from ddlf.training.roles import have_keras
 from ddlf.training.roles.build import describe_weights
 from ddlf.training.roles.describe import describe_optimizer
-from ddlf.training.roles.keras_model import KerasModel
 from ddlf.training.roles.optimizer_state import no_final_averages
 from ddlf.training.roles.precision import set_precision
 from ddlf.training.roles.randomness import keeps_a_seed
-from ddlf.training.roles.task import Reply, Task
 from ddlf.training.settings.chosen import read
+from ddlf.training.slot.keras_model import KerasModel
+from ddlf.training.slot.task import Reply, Task
 from ddlf.training.states import SlotStates
 
 Update = Callable[[int], Awaitable[Weights]]

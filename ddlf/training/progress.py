@@ -26,7 +26,7 @@ from ddlf.events.record import RoundRecord
 from ddlf.training.checkpoints.contents import Checkpoint
 from ddlf.training.checkpoints.slices import Slices
 from ddlf.training.ledger import FileLedger, Ledger
-from ddlf.training.roles.task import OPTIMIZER, SlotState
+from ddlf.training.slot.task import OPTIMIZER, SlotState
 from ddlf.training.stored import KEPT, SLOTS, as_of_now, numbered, with_states
 
 MOST_ROUNDS = 5_000_000

@@ -13,8 +13,8 @@ from ddlf.training.parts import LEAST_SHARE
 
 if TYPE_CHECKING:
     from ddlf.data.opened import DataSet
-    from ddlf.training.roles.task import Reply
     from ddlf.training.run import Run
+    from ddlf.training.slot.task import Reply
 
 USUAL = "window:8"
 """What mixes as well as a whole shuffle where the samples of files are mixed already, and reads each file once: ``docs/howto/big_data.md``."""

@@ -17,11 +17,11 @@ from ddlf.algorithms.update_check import Fault, fault
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ConfigError
-from ddlf.training.roles.apart import batch_norms
 from ddlf.training.roles.statistics import moving
-from ddlf.training.roles.task import Reply, Task
 from ddlf.training.rounds import end_all
 from ddlf.training.run import Run
+from ddlf.training.slot.parts.batchnorm import batch_norms
+from ddlf.training.slot.task import Reply, Task
 
 
 async def recalibrated(run: Run, weights: Weights, replies: Sequence[Reply], merge: Rule) -> Weights:

@@ -30,10 +30,10 @@ from ddlf.training.reading import files_of
 from ddlf.training.restoring import Restoring, names_of
 from ddlf.training.roles.build import describe_weights
 from ddlf.training.roles.describe import describe, describe_optimizer
-from ddlf.training.roles.task import APART, CONTROL, HELD, OPTIMIZER, OWN
 from ddlf.training.rounds import shapes
 from ddlf.training.settings.setting import Use
 from ddlf.training.settings.settings import SETTINGS
+from ddlf.training.slot.task import APART, CONTROL, HELD, OPTIMIZER, OWN
 
 SAME_TRAINING = ("samples", "data", "model", "precision", "optimizer")
 """Settings that cannot change when an app is trained on; those of the optimizer cannot, either."""

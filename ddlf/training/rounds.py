@@ -13,7 +13,7 @@ from ddlf.algorithms.weights import Weights
 from ddlf.errors import ConfigError
 from ddlf.events import UpdateArrived
 from ddlf.training.checkpoints.slices import Slices
-from ddlf.training.roles.task import Reply, Task
+from ddlf.training.slot.task import Reply, Task
 
 
 class Elsewhere(list[Any]):

@@ -31,8 +31,8 @@ from ddlf.training.progress import Progress
 from ddlf.training.reading import left_out
 from ddlf.training.reporting import Reporter
 from ddlf.training.roles.metrics import MetricMerge
-from ddlf.training.roles.task import CONTROL, Reply, Task
 from ddlf.training.rounds import Elsewhere, Ended, Facts, Round, arrived, end_all
+from ddlf.training.slot.task import CONTROL, Reply, Task
 from ddlf.training.versions import go_over
 
 STOP_S = 2.0

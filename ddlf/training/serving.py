@@ -22,11 +22,11 @@ from ddlf.training.holding import Holding
 from ddlf.training.recovery import first_line
 from ddlf.training.roles.evaluation import EVALUATION_BATCH
 from ddlf.training.roles.serving import shard_parts, shares
-from ddlf.training.roles.task import Reply
 from ddlf.training.rounds import Elsewhere, come_home, nowhere, shapes, snapshot
 from ddlf.training.run import Run
 from ddlf.training.shard_state import META, STATE, facts_of_meta, joined, last_life, meta_of
 from ddlf.training.slices import Writing, reading, sliced
+from ddlf.training.slot.task import Reply
 from ddlf.training.there import ShardsThere
 
 WARM = 200

@@ -34,10 +34,10 @@ from ddlf.training.recalibration import measured_there
 from ddlf.training.recovery import LOSS, first_line
 from ddlf.training.roles.generation import Plan
 from ddlf.training.roles.means import MeanPlan
-from ddlf.training.roles.task import OPTIMIZER, Reply, Task
 from ddlf.training.rounds import Elsewhere, Ended, Round, come_home, nowhere, shapes, snapshot
 from ddlf.training.run import Run
 from ddlf.training.slices import OnWorkers, Writing, reading, reading_left, sliced
+from ddlf.training.slot.task import OPTIMIZER, Reply, Task
 from ddlf.training.streaming import Fragments
 from ddlf.training.there import Member, WeightsThere
 from ddlf.training.together import Gone, Together

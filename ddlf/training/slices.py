@@ -20,8 +20,8 @@ from ddlf.training.recovery import LOSS
 from ddlf.training.roles.copies import left_of
 
 if TYPE_CHECKING:
-    from ddlf.training.roles.task import Reply
     from ddlf.training.run import Run
+    from ddlf.training.slot.task import Reply
     from ddlf.training.there import Member, WeightsThere
 
 There = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]

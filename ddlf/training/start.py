@@ -44,17 +44,17 @@ from ddlf.training.recalibration import norms_of
 from ddlf.training.reporting import Reporter, check_convergence
 from ddlf.training.resume import begin, check_folders
 from ddlf.training.roles import REPLICA
-from ddlf.training.roles.apart import batch_norms, warning
 from ddlf.training.roles.build import left_behind
-from ddlf.training.roles.callbacks import warnings
 from ddlf.training.roles.gradient import Step, check_model
 from ddlf.training.roles.metrics import MetricMerge
 from ddlf.training.roles.optimizer_state import final_weights, keeps_averages
 from ddlf.training.roles.stepper import check_optimizer
-from ddlf.training.roles.task import HELD
 from ddlf.training.rounds import Ended, Facts, come_home
 from ddlf.training.run import Run
 from ddlf.training.settings.chosen import read
+from ddlf.training.slot.parts.batchnorm import batch_norms, warning
+from ddlf.training.slot.parts.callbacks import warnings
+from ddlf.training.slot.task import HELD
 from ddlf.training.states import states_of
 from ddlf.training.steps import PlannedSteps
 from ddlf.training.sync import Synchronous

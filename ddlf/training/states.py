@@ -1,4 +1,4 @@
-"""What slots have left for their next rounds, and where it is. Runs on the master; ``ddlf.training.roles.task`` says what it is.
+"""What slots have left for their next rounds, and where it is. Runs on the master; ``ddlf.training.slot.task`` says what it is.
 
 Some groups come back with each reply. The others, as the residuals of biased codecs, are as large as the weights, so they stay on the worker that
 made them, and are fetched when they are needed elsewhere: when the slot moves to another worker while its own one lives, when a checkpoint is due,
@@ -27,8 +27,8 @@ from ddlf.training.recovery import LOSS
 from ddlf.training.restoring import Restoring
 from ddlf.training.roles import REPLICA
 from ddlf.training.roles.copies import left_of, left_parts
-from ddlf.training.roles.task import APART, CALLBACKS, CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, Reply, SlotState
 from ddlf.training.slices import Writing
+from ddlf.training.slot.task import APART, CALLBACKS, CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, Reply, SlotState
 
 if TYPE_CHECKING:
     from ddlf.training.exchange import Outwards

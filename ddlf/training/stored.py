@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddlf.training.checkpoints.contents import Checkpoint
-from ddlf.training.roles.task import HELD, OPTIMIZER, RESIDUAL, SlotState
+from ddlf.training.slot.task import HELD, OPTIMIZER, RESIDUAL, SlotState
 
 KEPT, SLOTS = "state_", "slots_"
 """How names of files in a checkpoint begin: of groups that the algorithm keeps, and of those that slots have left."""

@@ -1,6 +1,6 @@
 """Synchronous training that exchanges a fragment of the weights in each round. Runs on the master; ``Synchronous`` goes this way with ``streaming``.
 
-``ddlf.algorithms.streaming`` is the rule, ``ddlf.training.roles.fragments`` what a slot does with weights of its own.
+``ddlf.algorithms.streaming`` is the rule, ``ddlf.training.slot.parts.fragments`` what a slot does with weights of its own.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ddlf.algorithms.streaming import Streaming, deal, tensors_of
 from ddlf.algorithms.weights import Weights
 from ddlf.events import Warned
 from ddlf.training.recalibration import recalibrated
-from ddlf.training.roles.task import Task
 from ddlf.training.rounds import Ended, Round
 from ddlf.training.run import Run
+from ddlf.training.slot.task import Task
 
 
 class Fragments:

@@ -18,7 +18,7 @@ from ddlf.training.recovery import LOSS
 from ddlf.training.restoring import Restoring
 from ddlf.training.roles import REPLICA
 from ddlf.training.roles.evaluation import EVALUATION_BATCH
-from ddlf.training.roles.task import Reply
+from ddlf.training.slot.task import Reply
 
 Member = tuple[int, int]
 """A worker's number, and how often it was given the app: when that has changed, what it held before is gone."""

@@ -13,9 +13,9 @@ from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import BadUpdate, ClusterTooSmall, ConnectError, DDLFError
 from ddlf.training.gather import check, unfit
 from ddlf.training.recovery import LOSS
-from ddlf.training.roles.task import Reply, Task
 from ddlf.training.rounds import end_all
 from ddlf.training.run import Run
+from ddlf.training.slot.task import Reply, Task
 from ddlf.training.there import Member, WeightsThere
 
 NOTICED_S = 10.0

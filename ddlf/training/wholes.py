@@ -19,9 +19,9 @@ from ddlf.algorithms.update_check import Comparison, Fault, Limits, Verdict, com
 from ddlf.algorithms.weights import is_float
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.training.recovery import LOSS
-from ddlf.training.roles.task import Reply
 from ddlf.training.roles.wholes import Pairs
 from ddlf.training.rounds import end_all
+from ddlf.training.slot.task import Reply
 from ddlf.training.there import Member
 from ddlf.training.together import Gone, Together
 

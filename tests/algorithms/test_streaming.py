@@ -12,7 +12,7 @@ from ddlf.errors import ConfigError
 from ddlf.events import Warned
 from ddlf.testing import FakeCluster, FakeRun
 from ddlf.training.exchange import WeightsOut
-from ddlf.training.roles.fragments import begin, end, exchanged
+from ddlf.training.slot.parts.fragments import begin, end, exchanged
 
 START = {f"layer/{i}": np.random.default_rng(i).normal(size=(30, 20 + i)).astype(np.float32) for i in range(8)}
 

@@ -29,10 +29,10 @@ from ddlf.algorithms.weights import is_float
 from ddlf.errors import WorkerLost
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.testing.fake_run import accuracy_of
-from ddlf.training.roles.exchange import send_update
 from ddlf.training.roles.statistics import moving
 from ddlf.training.settings.setting import MODES
 from ddlf.training.settings.settings import SETTINGS
+from ddlf.training.slot.transfer import send_update
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -14,8 +14,8 @@ from ddlf.data.sources import open_source
 from ddlf.data.split import split
 from ddlf.data.trees import leaves
 from ddlf.errors import AppError, DatasetError
-from ddlf.training.roles.feed import make_feed
-from ddlf.training.roles.replica import Replica
+from ddlf.training.slot.feed import make_feed
+from ddlf.training.slot.replica import Replica
 from tests.training.models import Blobs, blobs
 
 Pair = collections.namedtuple("Pair", ("left", "right"))

@@ -416,7 +416,7 @@ async def train_alone(self, weights, number):
     """What a replica does with a task, without the rest of the round."""
     import types
 
-    from ddlf.training.roles.replica import call
+    from ddlf.training.slot.replica import call
 
     app = self.data["app"]
 

@@ -17,11 +17,11 @@ from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.testing.fake_downpour import gradient
 from ddlf.testing.files import MadeUp
 from ddlf.training import resume
-from ddlf.training.roles.callbacks import warnings_of_master
 from ddlf.training.roles.serving import End
 from ddlf.training.roles.shard import Shard
-from ddlf.training.roles.task import OPTIMIZER
 from ddlf.training.serving import Serving
+from ddlf.training.slot.parts.callbacks import warnings_of_master
+from ddlf.training.slot.task import OPTIMIZER
 
 CHANCE = np.random.default_rng(1)
 START = {

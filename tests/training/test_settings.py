@@ -312,8 +312,8 @@ OTHERS = {
 }
 USED_IN = {
     "mode": "app.py",
-    "precision": "training/roles/replica.py",
-    "exchange": "training/roles/keras_model.py",
+    "precision": "training/slot/replica.py",
+    "exchange": "training/slot/keras_model.py",
     "class_weight": "data/parts.py",
     "staleness": "training/asynchronous.py",
     "max_staleness": "training/asynchronous.py",

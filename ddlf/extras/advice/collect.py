@@ -23,8 +23,8 @@ from ddlf.rpc.code import own_modules
 from ddlf.rpc.iworker import awaited
 from ddlf.training.roles import have_keras
 from ddlf.training.roles.build import fresh_names, left_behind, ready_model
-from ddlf.training.roles.callbacks import check, warnings, warnings_of_master
 from ddlf.training.settings.chosen import read
+from ddlf.training.slot.parts.callbacks import check, warnings, warnings_of_master
 from ddlf.worker import machine
 
 SETTINGS = (

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-PRELOADED = ("keras", "ddlf.training.roles.replica")
+PRELOADED = ("keras", "ddlf.training.slot.replica")
 """What executors that train are to come with, imported once for all of a machine."""
 
 REPLICA = "replica"

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ddlf.training.roles.fragments import Own
-from ddlf.training.roles.task import Task
+from ddlf.training.slot.parts.fragments import Own
+from ddlf.training.slot.task import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

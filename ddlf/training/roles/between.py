@@ -14,7 +14,7 @@ from ddlf.errors import AppError
 from ddlf.training.roles.pushing import ModelReplica
 from ddlf.training.roles.serving import planned
 from ddlf.training.roles.stepper import Stepper
-from ddlf.training.roles.task import Task
+from ddlf.training.slot.task import Task
 
 Work = Callable[[], Coroutine[Any, Any, Any]]
 

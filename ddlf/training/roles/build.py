@@ -129,7 +129,7 @@ def sample(data: Any) -> Any:
     """The first rows of arrays or trees of arrays, as the model gets them."""
     import keras
 
-    from ddlf.training.roles.feed import keras_type
+    from ddlf.training.slot.feed import keras_type
 
     return tree_map(
         lambda array: keras.ops.convert_to_tensor(array[:SAMPLE_ROWS], keras_type(array)),

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from ddlf.errors import WorkerLost
 from ddlf.training.roles import REPLICA
 from ddlf.training.roles.around import Around
-from ddlf.training.roles.called import App
 from ddlf.training.roles.evaluation import beside, evaluate
-from ddlf.training.roles.replica import Replica
 from ddlf.training.roles.restored import Restored
+from ddlf.training.slot.app import App
+from ddlf.training.slot.replica import Replica
 from ddlf.worker.methods import concurrent, offered
 
 if TYPE_CHECKING:

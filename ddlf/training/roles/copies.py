@@ -14,8 +14,8 @@ from ddlf.algorithms.weights import Tensor, Weights
 from ddlf.errors import AppMissing
 from ddlf.training.checkpoints.slices import part_name, write_if_seen
 from ddlf.training.roles.generation import Unreached, size_of, write
-from ddlf.training.roles.task import KeptStates, SlotState, Task
 from ddlf.training.roles.wholes import limited
+from ddlf.training.slot.task import KeptStates, SlotState, Task
 
 Shapes = dict[str, list[tuple[tuple[int, ...], Tensor] | None]]
 """Of each group of a slot's state the shape of each array and an empty one of its type (NumPy has no text for bfloat16); None for none."""

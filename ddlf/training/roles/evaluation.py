@@ -14,9 +14,9 @@ from ddlf.algorithms.reading_order import Portion
 from ddlf.data.parts import batches, place_of, samples_of
 from ddlf.data.stream import LEAST_BATCHES
 from ddlf.errors import ConfigError
-from ddlf.training.roles.feed import Feed, make_feed
-from ddlf.training.roles.file_feed import FileFeed, memory_of
 from ddlf.training.roles.metrics import scalars
+from ddlf.training.slot.feed import Feed, make_feed
+from ddlf.training.slot.file_feed import FileFeed, memory_of
 
 if TYPE_CHECKING:
     from ddlf.worker.worker import Worker

@@ -19,8 +19,8 @@ from ddlf.errors import AppMissing, BadUpdate
 from ddlf.training.roles.copies import Copies, Shapes, arrays_of, empty_of, shapes_of
 from ddlf.training.roles.generation import Generation, Plan, Unreached, size_of
 from ddlf.training.roles.merging import Ask, fetch
-from ddlf.training.roles.task import CONTROL, OPTIMIZER, SlotState
 from ddlf.training.roles.wholes import limited
+from ddlf.training.slot.task import CONTROL, OPTIMIZER, SlotState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

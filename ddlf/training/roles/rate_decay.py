@@ -8,8 +8,8 @@ from ddlf.algorithms.rate_decay import Never, Plateau, RateDecay
 from ddlf.data.parts import has
 from ddlf.errors import AppError
 from ddlf.events.record import accuracy
-from ddlf.training.roles.callbacks import check_rates
 from ddlf.training.roles.optimizer_state import read_rates, write_rates
+from ddlf.training.slot.parts.callbacks import check_rates
 
 
 def callbacks_of(app: Any, rule: RateDecay | Plateau) -> list[Any]:

@@ -22,7 +22,7 @@ from ddlf.training.roles.owners import Ask, Owners, shard_of
 from ddlf.training.roles.pushing import ModelReplica
 from ddlf.training.roles.restored import Restored, shard_of_parts
 from ddlf.training.roles.shard import Shard
-from ddlf.training.roles.task import Task
+from ddlf.training.slot.task import Task
 
 OF_SHARDS = ("begin", "resume", "fetch", "push", "safe", "values")
 """What a shard is asked for by other workers."""

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from ddlf.algorithms.encoding import EncodedUpdate
 from ddlf.algorithms.weights import Weights
-from ddlf.training.roles.called import App
 from ddlf.training.roles.calling import CallingReplica
 from ddlf.training.roles.copies import Shapes
-from ddlf.training.roles.exchange import whole
-from ddlf.training.roles.fragments import exchanged
 from ddlf.training.roles.generation import State, Unreached
 from ddlf.training.roles.shards import ShardEnd
 from ddlf.training.roles.statistics import moving
-from ddlf.training.roles.task import Reply, SlotState, Task
+from ddlf.training.slot.app import App
+from ddlf.training.slot.parts.fragments import exchanged
+from ddlf.training.slot.task import Reply, SlotState, Task
+from ddlf.training.slot.transfer import whole
 from ddlf.worker.activity import Shard
 from ddlf.worker.methods import concurrent, offered
 

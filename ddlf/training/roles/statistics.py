@@ -18,7 +18,7 @@ import numpy as np
 
 from ddlf.algorithms.weights import Weights, is_float_type
 from ddlf.errors import AppError
-from ddlf.training.roles.apart import norm_layers
+from ddlf.training.slot.parts.batchnorm import norm_layers
 
 
 def moving(model: Any) -> tuple[int, ...]:

@@ -9,10 +9,10 @@ import pytest
 import ddlf
 from ddlf.algorithms.encoding import decode_update
 from ddlf.data.held import HeldData
-from ddlf.training.roles.replica import Replica
+from ddlf.training.slot.replica import Replica
 from tests.training.models import Blobs, app, blobs, equal
-from tests.training.roles.test_feed import _traces
-from tests.training.roles.test_replica import FakeWorker, task
+from tests.training.slot.test_feed import _traces
+from tests.training.slot.test_replica import FakeWorker, task
 
 pytestmark = pytest.mark.slow
 STEPS = 2 * 13

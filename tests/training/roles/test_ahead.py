@@ -9,8 +9,8 @@ import pytest
 
 from ddlf.testing import FakeCluster, FakeRun
 from ddlf.training.roles.ahead import Ahead, following, parts, together
-from ddlf.training.roles.replica import Replica
-from ddlf.training.roles.task import Task
+from ddlf.training.slot.replica import Replica
+from ddlf.training.slot.task import Task
 
 
 def task(**more):

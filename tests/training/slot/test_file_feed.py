@@ -19,13 +19,13 @@ from ddlf.data.split import split
 from ddlf.errors import AppError, DatasetError
 from ddlf.training.evaluation_there import added
 from ddlf.training.roles.evaluation import counts, evaluate, fitting
-from ddlf.training.roles.file_feed import FileFeed
 from ddlf.training.roles.metrics import MetricMerge
-from ddlf.training.roles.replica import Replica
-from ddlf.training.roles.task import Task
+from ddlf.training.slot.file_feed import FileFeed
+from ddlf.training.slot.replica import Replica
+from ddlf.training.slot.task import Task
 from tests.patience import PATIENCE_S
 from tests.training.models import Blobs, blobs, equal
-from tests.training.roles.test_replica import FakeWorker, arrays, task
+from tests.training.slot.test_replica import FakeWorker, arrays, task
 
 pytestmark = pytest.mark.slow
 

@@ -10,15 +10,15 @@ import numpy as np
 from ddlf.algorithms.weights import Weights
 from ddlf.extras.stabilisers.place import Place
 from ddlf.training.roles.build import describe_weights
-from ddlf.training.roles.callbacks import look_at_batches
 from ddlf.training.roles.describe import describe_optimizer
-from ddlf.training.roles.entries import entries_of
 from ddlf.training.roles.gradient import Gradients
 from ddlf.training.roles.metrics import NOTHING_COUNTED, counted_names, read_state, scalars
 from ddlf.training.roles.optimizer_state import no_final_averages, read_optimizer, write_optimizer, write_rates
 from ddlf.training.roles.quick_step import quick_step
 from ddlf.training.roles.randomness import keeps_a_seed, reseed
-from ddlf.training.roles.task import Task
+from ddlf.training.slot.entries import entries_of
+from ddlf.training.slot.parts.callbacks import look_at_batches
+from ddlf.training.slot.task import Task
 
 STEPS_PER_EXECUTION = 16
 """Batches in one call of the compiled step, when nothing watches single batches: ``docs/LAB.md`` has the figures."""

@@ -6,7 +6,7 @@ import pytest
 from ddlf.errors import ConfigError
 from ddlf.events import Warned
 from ddlf.testing import FakeCluster, FakeRun
-from ddlf.training.roles import apart
+from ddlf.training.slot.parts import batchnorm as apart
 
 NORMS = frozenset(["layer/1"])
 

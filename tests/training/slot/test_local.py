@@ -12,11 +12,11 @@ from ddlf.algorithms.encoding import decode_update
 from ddlf.data.held import HeldData
 from ddlf.errors import AppError
 from ddlf.training.roles.optimizer_state import read_optimizer
-from ddlf.training.roles.replica import Replica
-from ddlf.training.roles.task import CONTROL
+from ddlf.training.slot.replica import Replica
+from ddlf.training.slot.task import CONTROL
 from tests.training.models import Blobs, distance, equal
-from tests.training.roles.test_feed import _traces
-from tests.training.roles.test_replica import FakeWorker, arrays, task
+from tests.training.slot.test_feed import _traces
+from tests.training.slot.test_replica import FakeWorker, arrays, task
 
 RATE, BATCH = 0.05, 16
 BEGIN = [np.full((8, 4), 0.1, "float32"), np.zeros(4, "float32")]

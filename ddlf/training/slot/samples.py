@@ -11,9 +11,9 @@ from ddlf.algorithms.reading_order import Portion
 from ddlf.data.held import HeldData
 from ddlf.data.parts import batches, place_of
 from ddlf.data.trees import first_array
-from ddlf.training.roles.feed import Feed, gathered, make_feed
-from ddlf.training.roles.file_feed import FileFeed
-from ddlf.training.roles.task import Task
+from ddlf.training.slot.feed import Feed, gathered, make_feed
+from ddlf.training.slot.file_feed import FileFeed
+from ddlf.training.slot.task import Task
 
 
 class TrainingSamples:

@@ -31,7 +31,7 @@ OPTIMIZER = "optimizer"
 RESIDUAL = "residual"
 """What a biased codec still owes of the slot's updates, for each tensor."""
 OWN = "own"
-"""What a slot has of its own, where weights are exchanged in fragments: ``ddlf.training.roles.fragments`` says what."""
+"""What a slot has of its own, where weights are exchanged in fragments: ``ddlf.training.slot.parts.fragments`` says what."""
 CONTROL = "control"
 """Control of the slot, for each trained weight, of local rules that have one (``algorithms/local_rules.py``)."""
 APART = "apart"
@@ -70,7 +70,7 @@ class Task:
         shared: Groups of state that every slot begins with, in the place of its own.
         local: The local rule, as text.
         control: Mean of the controls of all slots; None for zeros, and where the rule has none.
-        apart: Places of the weights that each slot keeps apart: ``ddlf.training.roles.apart`` says how.
+        apart: Places of the weights that each slot keeps apart: ``ddlf.training.slot.parts.batchnorm`` says how.
         before: Number of that round; None for the one before this.
         merged: Of each fragment of the weights the round that merged it last, -1 before any; empty where weights are exchanged as a whole.
         wanted: Fragments whose updates come back, if there are any.

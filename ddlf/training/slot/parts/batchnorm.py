@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.algorithms.weights import Weights
-from ddlf.training.roles.task import Task
+from ddlf.training.slot.task import Task
 
 SMALL_BATCH = 16
 """Statistics of fewer samples are so noisy that a model with batch normalization learns worse (Wu, He 2018, arXiv:1803.08494, figure 1)."""

@@ -16,8 +16,8 @@ from ddlf.training.roles import randomness
 from ddlf.training.roles.build import describe_weights
 from ddlf.training.roles.optimizer_state import final_weights, read_optimizer
 from ddlf.training.roles.randomness import reseed
-from ddlf.training.roles.replica import Replica, run_train
-from ddlf.training.roles.task import Task
+from ddlf.training.slot.replica import Replica, run_train
+from ddlf.training.slot.task import Task
 from tests.training.models import Blobs, blobs, distance, equal, small_model
 
 
@@ -81,7 +81,7 @@ def arrays(reply, like):
 
 
 def test_a_round_tells_how_far_it_is_with_the_loss_so_far(make_replica, monkeypatch):
-    monkeypatch.setattr("ddlf.training.roles.replica.MOVED_EVERY_S", 0)
+    monkeypatch.setattr("ddlf.training.slot.replica.MOVED_EVERY_S", 0)
     replica = make_replica()
     reply = replica.carry(task(replica, epochs=2, round=1))
     told = replica._worker.told
@@ -108,7 +108,7 @@ def test_a_round_gives_weights_before_minus_weights_after_of_plain_fit(make_repl
 
 
 def test_rounds_trace_the_model_once(make_replica):
-    from tests.training.roles.test_feed import _traces
+    from tests.training.slot.test_feed import _traces
 
     replica = make_replica()
     first = None
@@ -121,7 +121,7 @@ def test_rounds_trace_the_model_once(make_replica):
 def test_with_exchange_gradient_a_round_gives_the_gradient_of_its_samples_whatever_was_done_before(make_replica):
     fresh, used = (make_replica(exchange="gradient", dropout=0.3, norm=True) for _ in range(2))
     weights, rows = fresh.app.model.get_weights(), np.arange(5, 15)
-    from tests.training.roles.test_feed import _traces
+    from tests.training.slot.test_feed import _traces
 
     traces = []
     for number in range(4):

@@ -10,7 +10,7 @@ import numpy as np
 from ddlf.data.held import HeldData, unchanging
 from ddlf.data.parts import NAMES, check_data, content, contents, place_of, rows_of, take_made
 from ddlf.data.trees import tree_map
-from ddlf.training.roles.called import call
+from ddlf.training.slot.app import call
 
 
 def load_data(app: Any, wanted: dict[str, str], held: HeldData) -> tuple[dict[str, str], dict[str, Any]]:

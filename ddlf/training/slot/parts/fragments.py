@@ -12,7 +12,7 @@ import numpy as np
 
 from ddlf.algorithms.streaming import tensors_of
 from ddlf.algorithms.weights import Weights, is_float
-from ddlf.training.roles.task import Task
+from ddlf.training.slot.task import Task
 
 Own = list[Any]
 """What a slot has of its own: its weights, and the number of the round that left them."""

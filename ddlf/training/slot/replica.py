@@ -21,23 +21,23 @@ from ddlf.data.bucket import Bucket
 from ddlf.data.held import HeldData
 from ddlf.data.parts import place_of, samples_of
 from ddlf.errors import AppError
-from ddlf.training.roles import apart, fragments
 from ddlf.training.roles.ahead import Ahead, following, parts, together
 from ddlf.training.roles.build import fresh_names, ready_model
-from ddlf.training.roles.callbacks import CallbackStates, check_of_workers
-from ddlf.training.roles.called import App, call, chosen, run_train
 from ddlf.training.roles.evaluation import beside, counts
-from ddlf.training.roles.exchange import read_weights, send_update, travelling
-from ddlf.training.roles.keras_model import KerasModel
-from ddlf.training.roles.loading import load_data
-from ddlf.training.roles.local import LocalSteps
 from ddlf.training.roles.metrics import NOTHING_COUNTED, scalars
-from ddlf.training.roles.others import PIECE_BYTES, Others
 from ddlf.training.roles.precision import gain_of_bfloat16, set_precision
 from ddlf.training.roles.randomness import reseed
-from ddlf.training.roles.samples import TrainingSamples, in_order
 from ddlf.training.roles.statistics import measured
-from ddlf.training.roles.task import (
+from ddlf.training.slot.app import App, call, chosen, run_train
+from ddlf.training.slot.keras_model import KerasModel
+from ddlf.training.slot.loading import load_data
+from ddlf.training.slot.parts import batchnorm as apart
+from ddlf.training.slot.parts import fragments
+from ddlf.training.slot.parts.callbacks import CallbackStates, check_of_workers
+from ddlf.training.slot.parts.control import LocalSteps
+from ddlf.training.slot.peer_files import PIECE_BYTES, Others
+from ddlf.training.slot.samples import TrainingSamples, in_order
+from ddlf.training.slot.task import (
     APART,
     CALLBACKS,
     CONTROL,
@@ -51,6 +51,7 @@ from ddlf.training.roles.task import (
     SlotState,
     Task,
 )
+from ddlf.training.slot.transfer import read_weights, send_update, travelling
 from ddlf.worker.methods import concurrent, offered
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Batches for ``Model.fit`` from partition files, as a stream. Runs where a model trains or is evaluated.
 
-With TensorFlow whole chunks of batches pass from Python into a ``tf.data`` pipeline, which cuts them; ``ddlf.training.roles.feed`` says
+With TensorFlow whole chunks of batches pass from Python into a ``tf.data`` pipeline, which cuts them; ``ddlf.training.slot.feed`` says
 why there is one.
 """
 
@@ -18,8 +18,8 @@ from ddlf.data.parts import place_of, rows
 from ddlf.data.stream import LEAST_BATCHES, Stream, usual_memory
 from ddlf.data.trees import leaves, tree_map, tuples
 from ddlf.errors import DatasetError
-from ddlf.training.roles.feed import keras_type
 from ddlf.training.settings.checks import count_of_bytes
+from ddlf.training.slot.feed import keras_type
 
 
 def memory_of(app: Any) -> int:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ddlf.data.trees import first_array, tree_map
-from ddlf.training.roles.feed import ArrayFeed, TensorFlowFeed, make_feed
+from ddlf.training.slot.feed import ArrayFeed, TensorFlowFeed, make_feed
 from tests.training.models import blobs, equal, small_model
 
 

@@ -1,0 +1,1 @@
+"""What a slot keeps between rounds: a file for each."""
