@@ -329,8 +329,10 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
         return cluster, f"{f'{name}, ' if name else ''}{path} ({_workers(cluster.N)})"
     count = options.local or 2
     why = "" if options.local else "no cluster file: "
-    cores = os.cpu_count() or 1
-    slow = f", which has {cores} cores: they take turns, and more than {cores} are no faster" if count > cores else ""
+    from ddlf.worker.machine import cores
+
+    own = cores()
+    slow = f", which has {own} cores: they take turns, and more than {own} are no faster" if count > own else ""
     cluster = Cluster.local(count, pickle_results=options.pickle_results)
     return cluster, f"{why}{_workers(count)} on this machine{slow}"
 

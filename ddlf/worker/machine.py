@@ -116,10 +116,13 @@ def lacks_bytecode(package: str) -> bool:
 
 
 def cores() -> int:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """The whole CPUs that this process may use: of its affinity, and of the CPU quota of its control group.
+
+    A quota is rounded down, to 1 at least: with 1.5 CPUs it is 1. A second computing thread would be stopped in each period of the quota, and the
+    first would wait for it; the rest serves the worker's other threads.
+    """
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([count, *(int(quota) for quota in _cpu_quotas())]))
 
 
 def memory() -> tuple[int | None, int | None]:
@@ -130,7 +133,7 @@ def memory() -> tuple[int | None, int | None]:
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    for limit, used in _limits():
+    for limit, used in _memory_limits():
         if total is None or limit < total:
             total, free = limit, min(max(limit - used, 0), limit if free is None else free)
     return total, free
@@ -144,23 +147,44 @@ OF_VERSION = {
 """Files of Linux's control groups, of version 2 and of version 1: the limit, what is used, and what of that is given back when it is wanted."""
 
 
-def _limits() -> Iterator[tuple[int, int]]:
-    """Bytes that this process may have, and that are used of them: of its control group and of each around it that has a limit."""
+def _memory_limits() -> Iterator[tuple[int, int]]:
+    """The limit and the use, in bytes, of each control group of this process that has a limit."""
+    for version, (most, current, inactive) in OF_VERSION.items():
+        for folder in _group_folders(version):
+            with contextlib.suppress(OSError, ValueError, StopIteration):  # "max" is no number: no limit
+                limit, used = (int((folder / name).read_text()) for name in (most, current))
+                stat = (folder / "memory.stat").read_text().splitlines()
+                yield limit, used - next(int(line.split()[1]) for line in stat if line.split()[0] == inactive)
+
+
+def _cpu_quotas() -> Iterator[float]:
+    """The CPUs of each control group of this process that has a quota."""
+    for folder in _group_folders(""):
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number: no quota
+            quota, period = map(int, (folder / "cpu.max").read_text().split())
+            yield quota / period
+    for folder in _group_folders("cpu"):
+        with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
+            quota, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+            if quota > 0:  # -1: no quota
+                yield quota / period
+
+
+def _group_folders(controller: str) -> Iterator[Path]:
+    """The folders of a control group of this process and of all groups around it, the innermost first.
+
+    Args:
+        controller: ``"cpu"`` or ``"memory"`` of version 1; empty for version 2, which has one group for all controllers.
+    """
     lines = []
     with contextlib.suppress(OSError):
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
-        if controllers not in OF_VERSION:
-            continue
-        most, current, inactive = OF_VERSION[controllers]
-        root = GROUPS / controllers
-        group = root / path.lstrip("/")
-        for folder in (group, *group.parents):
-            if folder.is_relative_to(root):
-                with contextlib.suppress(OSError, ValueError, StopIteration):  # "max" is no number: no limit
-                    limit, used = (int((folder / name).read_text()) for name in (most, current))
-                    stat = (folder / "memory.stat").read_text().splitlines()
-                    yield limit, used - next(int(line.split()[1]) for line in stat if line.split()[0] == inactive)
+        if controller in controllers.split(","):
+            # Two controllers may share a hierarchy, "cpu,cpuacct"; not every system links the single names to it.
+            root = GROUPS / controllers if (GROUPS / controllers).is_dir() else GROUPS / controller
+            group = root / path.lstrip("/")
+            yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(root))
 
 
 def disks(folders: Iterable[Path]) -> list[dict[str, Any]]:

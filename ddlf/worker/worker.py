@@ -22,6 +22,7 @@ import numpy as np
 from ddlf.data.held import HeldData
 from ddlf.rpc.iworker import IWorker, awaited
 from ddlf.worker.activity import Shard
+from ddlf.worker.machine import cores
 from ddlf.worker.methods import Method, Methods, once
 from ddlf.worker.peers import Peers
 
@@ -230,11 +231,6 @@ class Worker(IWorker):
             with contextlib.suppress(Exception):
                 await future
             raise
-
-
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def set_threads(threads: int) -> None:

@@ -778,7 +778,7 @@ def test_what_can_be_seen_before_is_refused_before_anything_is_connected_or_star
 
 
 def test_more_workers_than_cores_are_said_to_be_no_faster(app, monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr("ddlf.worker.machine.cores", lambda: 2)
     described = resolve_cluster(options(local=3))[1]
     assert described == "3 workers on this machine, which has 2 cores: they take turns, and more than 2 are no faster"
     assert resolve_cluster(options(local=2))[1] == "2 workers on this machine"

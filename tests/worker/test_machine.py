@@ -1,13 +1,17 @@
 """What a machine is and has, as its daemon and ``ddlf doctor`` tell it."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 from importlib import metadata
 
 import pytest
 
+from ddlf.data.held import HeldData
 from ddlf.worker import machine
+from ddlf.worker.methods import Methods
+from ddlf.worker.worker import Worker
 from tests.processes import python
 
 
@@ -101,3 +105,57 @@ def test_memory_with_a_limit_around_the_own_group_is_that(monkeypatch, tmp_path,
         lambda self, *a: f"5:cpu:/\n{line}\n" if str(self) == "/proc/self/cgroup" else usual(self, *a),
     )
     assert machine.memory() == (1_000_000, 400_000)
+
+
+@pytest.fixture
+def groups(monkeypatch, tmp_path):
+    """Makes control groups: ``groups("0::/box", {"box/cpu.max": "150000 100000"})``. The affinity is of eight CPUs."""
+    usual = machine.Path.read_text
+
+    def make(lines, files):
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(f"{text}\n")
+        monkeypatch.setattr(
+            machine.Path,
+            "read_text",
+            lambda self, *a: f"{lines}\n" if str(self) == "/proc/self/cgroup" else usual(self, *a),
+        )
+
+    monkeypatch.setattr(machine, "GROUPS", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    return make
+
+
+@pytest.mark.parametrize(
+    ("lines", "files", "count"),
+    [
+        ("0::/", {"cpu.max": "max 100000"}, 8),
+        ("0::/", {"cpu.max": "150000 100000"}, 1),
+        ("0::/", {"cpu.max": "400000 100000"}, 4),
+        ("0::/", {"cpu.max": "50000 100000"}, 1),
+        ("0::/", {"cpu.max": "1600000 100000"}, 8),
+        ("0::/", {"cpu.max": "unreadable"}, 8),
+        ("0::/pod/box", {"pod/box/cpu.max": "max 100000", "pod/cpu.max": "200000 100000"}, 2),
+        ("0::/pod/box", {"pod/box/cpu.max": "300000 100000", "pod/cpu.max": "600000 100000"}, 3),
+        ("4:cpu,cpuacct:/", {"cpu,cpuacct/cpu.cfs_quota_us": "-1", "cpu,cpuacct/cpu.cfs_period_us": "100000"}, 8),
+        ("4:cpu,cpuacct:/", {"cpu,cpuacct/cpu.cfs_quota_us": "290000", "cpu,cpuacct/cpu.cfs_period_us": "100000"}, 2),
+        ("5:memory:/\n4:cpuacct,cpu:/box", {"cpu/cpu.cfs_quota_us": "30000", "cpu/cpu.cfs_period_us": "10000"}, 3),
+        ("4:cpu:/box", {"cpu/box/cpu.cfs_quota_us": "200000", "cpu/box/cpu.cfs_period_us": "100000"}, 2),
+    ],
+)
+def test_cores_follow_the_quota_of_control_groups_rounded_down(groups, lines, files, count):
+    groups(lines, files)
+    assert machine.cores() == count
+
+
+def test_cores_follow_the_affinity(monkeypatch, groups):
+    groups("0::/", {"cpu.max": "400000 100000"})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 5}, raising=False)
+    assert machine.cores() == 2
+
+
+async def test_worker_says_the_cores_that_its_quota_leaves(groups, tmp_path):
+    groups("0::/", {"cpu.max": "150000 100000"})
+    worker = Worker(Methods(tmp_path, tmp_path), HeldData())
+    assert (await worker.connect(guest=True))["cores"] == 1
