@@ -24,7 +24,7 @@ from tests.commands import several
 from tests.test_readme import environment  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
-NAMES = ("README.md", "docs/guide.md", "docs/api.md", "docs/tutorial.md", "docs/tutorial_advice.md")
+NAMES = ("README.md", "docs/reference/api.md", "docs/tutorial/first_training.md", "docs/tutorial/advice.md")
 PAGES = {
     name: (ROOT / name).read_text()
     for name in (*NAMES, *(f"docs/howto/{path.name}" for path in (ROOT / "docs/howto").iterdir()))
@@ -80,7 +80,7 @@ def test_what_is_shown_of_python_and_yaml_can_be_read(page):
 
 
 def test_the_page_of_the_api_has_every_public_name_method_and_setting():
-    page = PAGES["docs/api.md"]
+    page = PAGES["docs/reference/api.md"]
     named = set(re.findall(r"\w+", page))
     methods = {
         name for cls in (ddlf.IApp, ddlf.Cluster) for name, value in vars(cls).items() if inspect.isfunction(value)
@@ -96,7 +96,7 @@ def rows(page, heading):
 
 
 def test_the_page_of_the_algorithms_has_every_rule_which_is_short_and_its_files_and_tests():
-    page = (ROOT / "docs/algorithms.md").read_text()
+    page = (ROOT / "docs/explanation/algorithms.md").read_text()
     families = runpy.run_path(str(ROOT / "docs/reference"))["FAMILIES"]
     wanted = {name: set(family.names) for name, (_, family) in families.items() if isinstance(family, Family)}
     assert {name: rows(page, name) for name in wanted} == wanted
@@ -112,7 +112,7 @@ def test_the_page_of_the_algorithms_has_every_rule_which_is_short_and_its_files_
 
 
 def test_each_rule_of_learning_has_a_formula_a_source_a_figure_and_what_it_is_good_for_and_its_table_a_file_and_a_test():
-    page = (ROOT / "docs/algorithms.md").read_text()
+    page = (ROOT / "docs/explanation/algorithms.md").read_text()
     parts = [part for part in page.split("\n## ") if "| wins |" in part]
     assert len(parts) == 9
     for part in parts:
@@ -155,7 +155,7 @@ def test_the_blocks_of_the_guide_run_one_after_the_other(tmp_path, environment):
     """As cells of a notebook would; every app that is defined is trained for an epoch."""
     *_, app, notebook = blocks("README.md", "python")
     cells = [app.partition("if __name__")[0], notebook, "await app.close()"]
-    for block in blocks("docs/guide.md", "python"):
+    for block in blocks("docs/howto/guide.md", "python"):
         defined = (
             [node.name for node in ast.parse(block).body if isinstance(node, ast.ClassDef)]
             if "await" not in block
@@ -195,8 +195,8 @@ def run(folder, *command):
 
 @pytest.mark.slow
 def test_the_tutorial_does_what_it_says(tmp_path, standing_template):
-    _, _, keep, on, unlucky, without_python = written("docs/tutorial.md", tmp_path)
-    (text,) = blocks("docs/tutorial.md", "text")
+    _, _, keep, on, unlucky, without_python = written("docs/tutorial/first_training.md", tmp_path)
+    (text,) = blocks("docs/tutorial/first_training.md", "text")
     (tmp_path / "flowers.nnm").write_text(text)
     hello, whole, disturbed, more, flowers = several(
         [["hello.py"], keep, unlucky, on, without_python], tmp_path, standing_template

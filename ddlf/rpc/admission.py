@@ -1,6 +1,6 @@
 """How many strangers and how many friends: limits on connections before and after the handshake. Runs in the daemon and in the executor.
 
-The numbers and their reasons are in ``docs/protocol.md``, section 5.
+The numbers and their reasons are in ``docs/reference/protocol.md``, section 5.
 
 A handshake takes milliseconds, so when there are too many at once the oldest one is not a real client's: it has to go, and the newcomer stays.
 Somebody who opens connections and says nothing therefore takes places from himself only. Many real masters that begin at the same moment are

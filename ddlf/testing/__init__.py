@@ -1,6 +1,6 @@
 """For tests of your own apps and rules: clusters that can be harmed, faults as values, a bad network, runs without Keras.
 
-Nothing is imported before it is named. ``docs/testing.md`` has examples.
+Nothing is imported before it is named. ``docs/howto/testing.md`` has examples.
 """
 
 from __future__ import annotations

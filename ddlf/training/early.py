@@ -34,7 +34,8 @@ LINK = 125e6
 AGREED_S = 0.05
 """What a round takes to agree on who does what, from worker to worker."""
 FEW = 0.2
-"""Share of its values that each slot has to send to a merge by coordinates: below it most slots are silent at most of them (docs/algorithms.md)."""
+"""Share of its values that each slot has to send to a merge by coordinates. Below it most slots are silent at most of them:
+see docs/explanation/algorithms.md."""
 
 
 def check_app(app: Any) -> None:

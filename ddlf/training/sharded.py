@@ -47,7 +47,7 @@ HOLDERS = 2
 """Workers that the master gives the first weights; the others get them from these."""
 PIECES = 32
 """Of each slice, if they are not too small: the last one cannot be given to the others before all updates of it have come, so the larger it is, the
-longer links idle. ``docs/LAB.md`` has the figures."""
+longer links idle. ``docs/contributing/LAB.md`` has the figures."""
 LEAST = 1 << 15
 """Values in a piece: fewer, and what it costs to ask for one is most of it."""
 

@@ -33,7 +33,7 @@ from ddlf.cli.completion import SHELLS
 from ddlf.cluster.config.models import schema
 from ddlf.events import KINDS
 from ddlf.events.record import RoundRecord
-from ddlf.extras.advice.rule import CLASSES, SEVERITIES
+from ddlf.extras.advice.rule import CLASSES, SEVERITIES, Rule
 from ddlf.extras.advice.rules import RULES as ADVICE
 from ddlf.extras.advice.told import explained
 from ddlf.training.settings.setting import Use
@@ -150,18 +150,24 @@ def _family(name: str, text: str, found: "Family | dict[str, object]") -> Iterat
 
 
 def advice() -> str:
-    """The page of the adviser's rules, which leads to that of each."""
+    """Return the page of the adviser's rules: a table for each class, then each rule under a heading of its name."""
     parts = [ADVICE_HEAD]
     for letter, name in CLASSES.items():
+        rules = [rule for rule in ADVICE if rule.id[0] == letter]
         rows = [
-            f"| [{rule.id}](advice/{rule.id}.md) | {SEVERITIES[rule.severity]} | {rule.level} | {rule.title} |"
-            for rule in ADVICE
-            if rule.id[0] == letter
+            f"| [{rule.id}](#{rule.id.lower()}) | {SEVERITIES[rule.severity]} | {rule.level} | {rule.title} |"
+            for rule in rules
         ]
         parts.append("\n".join([f"## {name}\n", "| rule | severity | level | what |", "|---|---|---|---|", *rows, ""]))
-    listed = "\n".join(f"advice/{rule.id}" for rule in ADVICE)
-    parts.append(f"```{{toctree}}\n:hidden:\n:maxdepth: 1\n\n{listed}\n```\n")
+        parts += [_advice(rule) for rule in rules]
     return "\n".join(parts)
+
+
+def _advice(rule: Rule) -> str:
+    """What ``ddlf advise --explain`` prints, below a heading that can be linked to."""
+    head, _, body = explained(rule).partition("\n")
+    title = head.partition(": ")[2]
+    return f"### {rule.id}\n\n{title[0].upper()}{title[1:]}\n{body}"
 
 
 def _sections(thing: object) -> Iterator[tuple[str, str]]:
@@ -237,7 +243,7 @@ def completion(shell: str) -> str:
 ERRORS = """\
 # Errors
 
-Made from `ddlf/errors.py` by `python docs/reference`. `ddlf help WorkerLost` prints the same in the terminal.
+Made from `ddlf/errors` by `python docs/reference`. `ddlf help WorkerLost` prints the same in the terminal.
 
 All errors of DDLF are in one tree; each is also of a class of Python that people would catch, which is in brackets:
 
@@ -311,12 +317,11 @@ FAMILIES: dict[str, tuple[str, Family | dict[str, object]]] = {
 ADVICE_HEAD = """\
 # Rules of the adviser
 
-Made from `ddlf/extras/advice` by `python docs/reference`. `ddlf advise --explain L02` prints a page in the terminal;
-[Advice before training](../advice.md) says how they are asked.
+Made from `ddlf/extras/advice` by `python docs/reference`. `ddlf advise --explain L02` prints one rule in the
+terminal. [Advice before training](../howto/advice.md) shows how to use them.
 """
 PAGES = {
     ROOT / "docs/reference/advice.md": advice,
-    **{ROOT / f"docs/reference/advice/{rule.id}.md": partial(explained, rule) for rule in ADVICE},
     ROOT / "docs/reference/errors.md": tree_of_errors,
     ROOT / "docs/reference/events.md": events,
     ROOT / "docs/reference/rules.md": rules,

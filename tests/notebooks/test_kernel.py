@@ -167,7 +167,7 @@ def test_the_notebook_of_the_documentation_runs(tmp_path):
     import nbformat
     from nbclient import NotebookClient
 
-    notebook = nbformat.read(ROOT / "docs/notebook.ipynb", 4)
+    notebook = nbformat.read(ROOT / "docs/tutorial/notebook.ipynb", 4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "outputs are those of whoever runs it"
     client = NotebookClient(notebook, timeout=PATIENCE_S, resources={"metadata": {"path": str(tmp_path)}})
     client.execute()

@@ -1,11 +1,11 @@
-"""The bytes that ``docs/protocol.md`` writes out by hand: the tests of ``wire`` use the very blocks that a reader sees."""
+"""The bytes that ``docs/reference/protocol.md`` writes out by hand: the tests of ``wire`` use the very blocks that a reader sees."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-PROTOCOL = Path(__file__).parents[2] / "docs" / "protocol.md"
+PROTOCOL = Path(__file__).parents[2] / "docs/reference/protocol.md"
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""``docs/protocol.md`` is complete: every number and every name in it is the one in the code."""
+"""``docs/reference/protocol.md`` is complete: every number and every name in it is the one in the code."""
 
 import importlib
 import re
@@ -10,7 +10,7 @@ from ddlf.rpc.messages import Kind
 from ddlf.rpc.values import BIG_ENDIAN, DTYPES, Tag
 from ddlf.worker.executor import Executor
 
-TEXT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs/reference/protocol.md").read_text()
 
 
 def section(title: str) -> str:

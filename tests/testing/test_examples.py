@@ -1,4 +1,4 @@
-"""The examples of docs/testing.md run as they are shown, and the package loads only what is named."""
+"""The examples of docs/howto/testing.md run as they are shown, and the package loads only what is named."""
 
 import re
 import subprocess
@@ -11,7 +11,7 @@ import ddlf.testing
 from tests.commands import several
 from tests.processes import python
 
-BLOCKS = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs" / "testing.md").read_text(), re.S)
+BLOCKS = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs/howto/testing.md").read_text(), re.S)
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ CLUSTER = (
         look=_one_process,
         why="Each slot steps its own optimizer, and makes a K-th of the steps: the learning rate stays high to the end.",
         fix="Divide decay_steps by the number of slots: epochs * samples // (slots * batch_size).",
-        source="docs/architecture.md: of n samples a slot makes n / (slots * batch_size) steps an epoch",
+        source="docs/explanation/architecture.md: of n samples a slot makes n / (slots * batch_size) steps an epoch",
     ),
     Rule(
         id="C07",
@@ -225,7 +225,7 @@ CLUSTER = (
         look=_few_batches,
         why="An exchange costs the same after two batches as after two hundred: such rounds are mostly exchange.",
         fix="Take a smaller batch_size, fewer slots, or several worker_epochs in a round.",
-        source="measured: docs/performance.md",
+        source="measured: docs/explanation/performance.md",
     ),
     Rule(
         id="C09",
@@ -245,7 +245,7 @@ CLUSTER = (
         look=_callbacks,
         why="A worker sees its own part: it stops, saves or slows down where the others do not.",
         fix="Put them into callbacks, which run on the master with the metrics of all.",
-        source="docs/guide.md, callbacks",
+        source="docs/howto/guide.md, callbacks",
     ),
     Rule(
         id="C14",
@@ -255,7 +255,7 @@ CLUSTER = (
         look=_left_behind,
         why="Weights and the optimizer of compile travel with a slot, and nothing else does: the rest is another one on each worker, or lost.",
         fix="Have one optimizer, that of compile, and keep what is to last in float weights.",
-        source="docs/guide.md, State that is not a weight",
+        source="docs/howto/guide.md, State that is not a weight",
     ),
     Rule(
         id="C11",
@@ -275,7 +275,7 @@ CLUSTER = (
         look=_does_not_pay,
         why="What workers save in computing is lost again in moving weights.",
         fix="Let rounds be longer (worker_epochs), take codec='int8' or optimizer_state='stays', or train it on one machine.",
-        source="measured: docs/performance.md",
+        source="measured: docs/explanation/performance.md",
     ),
     Rule(
         id="C15",
@@ -285,7 +285,7 @@ CLUSTER = (
         look=_asked,
         why="Data and model are to be the same on all workers: by a name, or a variable that is set on one machine, they come out different.",
         fix="Ask on the master alone: in __init__, kept in an attribute, which travels with the app, or by -p KEY=VALUE.",
-        source="docs/guide.md, Workers on other machines",
+        source="docs/howto/guide.md, Workers on other machines",
     ),
     Rule(
         id="C16",
@@ -305,6 +305,6 @@ CLUSTER = (
         look=_own_train,
         why="What a slot learns is lost, undone, or learnt by all: of its own samples it is to give weights before minus weights after.",
         fix="Begin with self.model.set_weights(weights), and return [before - after, ...] in the order of model.weights.",
-        source="docs/guide.md, a loop of your own",
+        source="docs/howto/guide.md, a loop of your own",
     ),
 )

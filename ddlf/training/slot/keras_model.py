@@ -21,7 +21,7 @@ from ddlf.training.slot.parts.callbacks import look_at_batches
 from ddlf.training.slot.task import Task
 
 STEPS_PER_EXECUTION = 16
-"""Batches in one call of the compiled step, when nothing watches single batches: ``docs/LAB.md`` has the figures."""
+"""Batches in one call of the compiled step, when nothing watches single batches: ``docs/contributing/LAB.md`` has the figures."""
 
 
 def use_fast_steps(model: Any, callbacks: Iterable[Any], chosen: int) -> None:

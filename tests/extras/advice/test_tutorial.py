@@ -9,7 +9,7 @@ from ddlf.extras.advice.advise import advise
 from ddlf.extras.advice.told import lines
 from tests.extras.advice.test_programs import app_in
 
-PAGE = Path(__file__).parents[3] / "docs/tutorial_advice.md"
+PAGE = Path(__file__).parents[3] / "docs/tutorial/advice.md"
 BLOCKS = re.findall(r"^```(python|diff|console)\n(.*?)^```", PAGE.read_text(), re.S | re.M)
 
 

@@ -216,7 +216,7 @@ def test_reading_imports_neither_numpy_nor_keras_and_lark_only_then():
 
 
 def test_the_page_of_the_notation_has_every_operator_and_its_models_can_be_read():
-    page = (Path(__file__).parents[4] / "docs/notation.md").read_text()
+    page = (Path(__file__).parents[4] / "docs/reference/notation.md").read_text()
     assert set(OPERATORS) - set(re.findall(r"\w+", page.partition("## Operators")[2])) == set()
     texts = re.findall(r"^```text\n(.*?)^```", page, re.S | re.M)
     assert [read(text).graph.parameters for text in texts] == [4546, None]
