@@ -27,10 +27,10 @@ import numpy as np
 
 from benchmarks.measure import Spread, table, turns
 from ddlf.algorithms.reading_order import portions
-from ddlf.data.bucket import Bucket
 from ddlf.data.cache import Cache
-from ddlf.data.opened import DataSet
+from ddlf.data.data_set import DataSet
 from ddlf.data.place import Folder
+from ddlf.data.remote_folder import RemoteFolder
 from ddlf.data.sources import open_source
 from ddlf.data.split import sizes_of, split
 from ddlf.data.store import Store
@@ -68,10 +68,10 @@ class Oldest(Cache):
 def read(url: str, case: str, folder: Path, part: float, epochs: int) -> tuple[float, float, int, int]:
     """Read all epochs; returns CPU seconds, seconds, files that were fetched, and the most bytes that the cache held."""
     store = Counted(url)
-    place = Bucket(url, store=store)
+    place = RemoteFolder(url, store=store)
     nbytes = place.manifest().nbytes
     cap = 0 if case == "none" else int(nbytes * part)
-    place = Bucket(url, (Oldest if case == "oldest" else Cache)(folder, cap), store)
+    place = RemoteFolder(url, (Oldest if case == "oldest" else Cache)(folder, cap), store)
     data = DataSet(url)
     data._place, held = place, 0
     place.manifest()

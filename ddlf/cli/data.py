@@ -13,10 +13,10 @@ from pathlib import Path
 
 from ddlf.algorithms.reading_order import SHUFFLE, Global, Window
 from ddlf.cli.options import named_cluster
-from ddlf.data.again import Placed
-from ddlf.data.again import repartition as rewritten
 from ddlf.data.manifest import Manifest
 from ddlf.data.place import Folder, Place, open_place
+from ddlf.data.repartition import PartitionedSource
+from ddlf.data.repartition import repartition as rewritten
 from ddlf.data.sources import Source, open_source, state_of
 from ddlf.data.split import sizes_of
 from ddlf.data.split import split as written
@@ -132,7 +132,7 @@ def _send(place: Folder, options: argparse.Namespace) -> int:
 def repartition(options: argparse.Namespace) -> int:
     """Write a data set into other files."""
     place = open_place(options.place)
-    source = Placed(place)
+    source = PartitionedSource(place)
     sizes = _sizes(source, options)
     began = time.monotonic()
     with _line() as moved:

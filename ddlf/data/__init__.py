@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ddlf.data.opened import DataSet
+    from ddlf.data.data_set import DataSet
 
 
 def open(place: str | Path, decode: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None) -> DataSet:
@@ -21,7 +21,7 @@ def open(place: str | Path, decode: Callable[[dict[str, Any]], Mapping[str, Any]
     Raises:
         DatasetError: There is no data set.
     """
-    from ddlf.data.opened import DataSet
+    from ddlf.data.data_set import DataSet
     from ddlf.data.trees import named
 
     return DataSet(place, None if decode is None else lambda sample: named(decode(sample)))
@@ -42,9 +42,9 @@ def generated(
     Raises:
         DatasetError: The first part yields nothing that can be used.
     """
-    from ddlf.data import made
+    from ddlf.data import generators
 
-    return made.generated(function, [samples] if isinstance(samples, int) else samples, endless=endless)
+    return generators.generated(function, [samples] if isinstance(samples, int) else samples, endless=endless)
 
 
 def pixels(data: Any, size: tuple[int, int] | None = None) -> Any:

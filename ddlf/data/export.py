@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.data.files import Arrays, Ragged
 from ddlf.data.manifest import Manifest
+from ddlf.data.partition_file import Arrays, Ragged
 from ddlf.errors import DatasetError
 
 Parts = Callable[[], Iterator[Arrays]]

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from ddlf.data.data_set import DataSet
 from ddlf.data.datasets import fingerprint
-from ddlf.data.made import taken
-from ddlf.data.opened import DataSet
+from ddlf.data.generators import taken
 from ddlf.data.trees import first_array, grown, leaves
 from ddlf.errors import AppError, DatasetError
 

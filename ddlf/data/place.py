@@ -16,9 +16,9 @@ from typing import Protocol
 import numpy as np
 
 from ddlf.data import manifest
-from ddlf.data.explained import explained
-from ddlf.data.files import COPY, Arrays, columns_of, mapped_columns
 from ddlf.data.manifest import Column, Manifest, PartitionFile
+from ddlf.data.os_errors import explained
+from ddlf.data.partition_file import COPY, Arrays, columns_of, mapped_columns
 from ddlf.data.unfinished import Unfinished
 from ddlf.errors import DatasetDamaged, DatasetError
 from ddlf.events.record import size
@@ -123,10 +123,10 @@ def open_place(text: str | Path) -> Place:
     """
     if "://" not in str(text):
         return Folder(text)
-    from ddlf.data.bucket import Bucket, path_of
+    from ddlf.data.remote_folder import RemoteFolder, path_of
 
     path = path_of(str(text))
-    return Bucket(str(text)) if path is None else Folder(path)
+    return RemoteFolder(str(text)) if path is None else Folder(path)
 
 
 class Folder:

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ddlf.data.explained import explained
 from ddlf.data.manifest import NAME, Column
+from ddlf.data.os_errors import explained
 from ddlf.errors import ConfigError, DatasetError
 
 Rows = np.ndarray[Any, Any]
@@ -151,10 +151,10 @@ def open_source(
 
             return Table(path, label)
         if kind == "placed":
-            from ddlf.data.again import Placed
             from ddlf.data.place import Folder
+            from ddlf.data.repartition import PartitionedSource
 
-            return Placed(Folder(path))
+            return PartitionedSource(Folder(path))
         if kind == ".parquet":
             from ddlf.data.parquet import Parquet
 

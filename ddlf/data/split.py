@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from ddlf.data.buckets import Buckets, behind
-from ddlf.data.explained import explained
-from ddlf.data.files import ENDS
 from ddlf.data.manifest import Manifest, PartitionFile
+from ddlf.data.os_errors import explained
+from ddlf.data.partition_file import ENDS
 from ddlf.data.place import Folder, Place, check_room
 from ddlf.data.sources import Rows, Source, row_type
 from ddlf.data.unfinished import Heaps, Unfinished

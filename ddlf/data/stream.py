@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from ddlf.algorithms.reading_order import SHUFFLE, Global, Portion, Turned, Unshuffled, Window
-from ddlf.data.files import Arrays
-from ddlf.data.opened import DataSet
+from ddlf.data.data_set import DataSet
+from ddlf.data.partition_file import Arrays
 from ddlf.errors import ConfigError
 from ddlf.events.record import size
 from ddlf.worker.machine import memory

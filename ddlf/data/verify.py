@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ddlf.data.explained import explained
 from ddlf.data.export import WRITERS
-from ddlf.data.files import Arrays
 from ddlf.data.manifest import Manifest, PartitionFile
+from ddlf.data.os_errors import explained
+from ddlf.data.partition_file import Arrays
 from ddlf.data.place import Place
 from ddlf.errors import DatasetError
 

@@ -12,7 +12,7 @@ from ddlf.events import Warned
 from ddlf.training.parts import LEAST_SHARE
 
 if TYPE_CHECKING:
-    from ddlf.data.opened import DataSet
+    from ddlf.data.data_set import DataSet
     from ddlf.training.run import Run
     from ddlf.training.slot.task import Reply
 

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ddlf.data.held import HeldData
+from ddlf.data.array_cache import ArrayCache
 from ddlf.errors import DDLFError, ProtocolError
 from ddlf.extras.text.training import shipped
 from ddlf.rpc.admission import Admission
@@ -90,7 +90,7 @@ class Executor:
         self._code = CodeCache(load)
         self._finder: MasterFinder | None = None
         self._master_id, self._gives_modules = b"", False
-        datasets = HeldData(tell=activity.hold if activity is not None else None)
+        datasets = ArrayCache(tell=activity.hold if activity is not None else None)
         self.worker = worker = kind(self._methods, datasets)
         self.calls = Calls(worker, self._find, self.sessions, activity)
         self.peers = worker.peers

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.data.held import HeldData
+from ddlf.data.array_cache import ArrayCache
 from ddlf.rpc.iworker import IWorker, awaited
 from ddlf.worker.activity import Shard
 from ddlf.worker.machine import cores
@@ -45,7 +45,7 @@ class Worker(IWorker):
         peers: Other workers that its roles may call.
     """
 
-    def __init__(self, methods: Methods, datasets: HeldData) -> None:
+    def __init__(self, methods: Methods, datasets: ArrayCache) -> None:
         self.id = 0
         self.N = 0
         self.data: dict[Any, Any] = {}

@@ -8,9 +8,9 @@ import sys
 import numpy as np
 import pytest
 
-from ddlf.data.again import Placed, repartition
-from ddlf.data.opened import DataSet
+from ddlf.data.data_set import DataSet
 from ddlf.data.place import Folder, open_place
+from ddlf.data.repartition import PartitionedSource, repartition
 from ddlf.data.sources import open_source
 from ddlf.data.split import sizes_of, split
 from ddlf.data.verify import damage
@@ -38,7 +38,7 @@ def rows(place):
 def test_three_files_become_five_and_seven_and_each_sample_keeps_its_id(place):
     before = rows(place)
     for version, files in ((2, 5), (3, 7)):
-        found = repartition(place, Placed(place), sizes_of(600, 1, files=files))
+        found = repartition(place, PartitionedSource(place), sizes_of(600, 1, files=files))
         assert place.manifest() == found
         assert (found.version, found.samples, len(found.files)) == (version, 600, files)
         assert [file.first for file in found.files] == np.cumsum([0, *found.sizes[:-1]]).tolist()
@@ -48,10 +48,10 @@ def test_three_files_become_five_and_seven_and_each_sample_keeps_its_id(place):
 
 def test_files_of_the_version_before_stay_until_the_next_or_until_they_are_removed(place):
     first, reader = place.manifest(), open_place(str(place))
-    repartition(place, Placed(place), sizes_of(600, 1, files=5))
+    repartition(place, PartitionedSource(place), sizes_of(600, 1, files=5))
     assert len(reader.load(first.files[0], first.columns)["x"]) == 200
     second = place.manifest()
-    repartition(place, Placed(place), sizes_of(600, 1, files=7))
+    repartition(place, PartitionedSource(place), sizes_of(600, 1, files=7))
     assert [str(error) for error in damage(place, first) if "is missing" in str(error)]
     place.retire(second)
     assert "is missing" in str(next(damage(place, second)))
@@ -61,14 +61,14 @@ def test_files_of_the_version_before_stay_until_the_next_or_until_they_are_remov
 def test_who_has_opened_a_version_finds_the_next_and_who_comes_later_finds_the_one_before(place):
     early = DataSet(str(place))
     assert early.newer(1) is None
-    repartition(place, Placed(place), sizes_of(600, 1, files=5))
+    repartition(place, PartitionedSource(place), sizes_of(600, 1, files=5))
     late, newer = DataSet(str(place)), early.newer(1)
     assert early.at(2) is newer
     assert newer.manifest == late.manifest
     assert late.at(1).manifest == early.manifest == early.at(0).manifest
     assert late.manifest.identity == early.manifest.identity == early.manifest.content != late.manifest.content
     assert np.array_equal(late.at(1).load(2)["x"], newer["x"][400:])
-    repartition(place, Placed(place), sizes_of(600, 1, files=7))
+    repartition(place, PartitionedSource(place), sizes_of(600, 1, files=7))
     with pytest.raises(DatasetError, match=r"version 1 of the data set in .* is there no more"):
         DataSet(str(place)).at(1)
     place.retire(late.manifest)
@@ -84,7 +84,7 @@ def test_a_place_with_another_data_set_by_now_is_none_to_go_over_to(tmp_path):
     run = DataSet(where)
     shutil.rmtree(where)
     split(open_source(tmp_path / "b.npz"), Folder(where), [300, 300])
-    repartition(Folder(where), Placed(Folder(where)), [200] * 3)
+    repartition(Folder(where), PartitionedSource(Folder(where)), [200] * 3)
     assert run.newer(1) is None
     with pytest.raises(DatasetError, match="is another data set by now"):
         run.at(2)
@@ -92,11 +92,11 @@ def test_a_place_with_another_data_set_by_now_is_none_to_go_over_to(tmp_path):
 
 def test_the_same_sizes_and_two_at_once_are_refused(place):
     with pytest.raises(ConfigError, match="has 3 files of these sizes already"):
-        repartition(place, Placed(place), [200] * 3)
+        repartition(place, PartitionedSource(place), [200] * 3)
     with place.writing(after=1), pytest.raises(DatasetError, match=r"writes to .*wait"):
-        repartition(place, Placed(place), [300] * 2)
-    late = Placed(place)
-    repartition(place, Placed(place), [300] * 2)
+        repartition(place, PartitionedSource(place), [300] * 2)
+    late = PartitionedSource(place)
+    repartition(place, PartitionedSource(place), [300] * 2)
     with pytest.raises(DatasetError, match="somebody else has changed"):
         repartition(place, late, [100] * 6)
     assert place.manifest().sizes.tolist() == [300, 300]
@@ -110,14 +110,14 @@ def test_what_is_broken_off_or_damaged_leaves_the_version_that_there_is(place, t
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        repartition(place, Placed(place), sizes_of(600, 1, files=5), moved=tear)
+        repartition(place, PartitionedSource(place), sizes_of(600, 1, files=5), moved=tear)
     assert place.manifest().version == 1
     assert rows(place) == before
     if isinstance(place, Folder):
         path = place.path / place.manifest().files[1].name
         path.write_bytes(path.read_bytes()[:-1] + b"!")
         with pytest.raises(DatasetError, match="is damaged"):
-            repartition(place, Placed(place), sizes_of(600, 1, files=5))
+            repartition(place, PartitionedSource(place), sizes_of(600, 1, files=5))
         assert sorted(path.name for path in place.path.glob("v*")) == ["v0001"]
 
 
@@ -126,7 +126,7 @@ import json, os, sys
 import numpy as np
 from tests.dying import dies_after
 from ddlf.data import place, split
-from ddlf.data.again import Placed, repartition
+from ddlf.data.repartition import PartitionedSource, repartition
 from ddlf.data.verify import damage
 
 where = place.open_place(sys.argv[1])
@@ -146,7 +146,7 @@ for moment in range(50):
     sys.stdout.flush()
     if not (child := os.fork()):
         dies_after(moment, NAMES)
-        repartition(place.open_place(sys.argv[1]), Placed(where), split.sizes_of(600, 1, files=files))
+        repartition(place.open_place(sys.argv[1]), PartitionedSource(where), split.sizes_of(600, 1, files=files))
         os._exit(0)
     ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     now = where.manifest()

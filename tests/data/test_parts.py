@@ -5,9 +5,9 @@ import collections
 import numpy as np
 import pytest
 
+from ddlf.data.array_cache import ArrayCache
+from ddlf.data.data_set import DataSet
 from ddlf.data.datasets import fingerprint, not_finite
-from ddlf.data.held import HeldData
-from ddlf.data.opened import DataSet
 from ddlf.data.parts import batches, check_data, class_weights, content, contents, look_alikes
 from ddlf.data.place import Folder
 from ddlf.data.sources import open_source
@@ -166,7 +166,7 @@ def test_equal_arrays_are_kept_once_and_nothing_else_of_an_earlier_run():
             await super().load_dataset()
             self.used = self.scale
 
-    held, apps = HeldData(), []
+    held, apps = ArrayCache(), []
     for scale in (1.0, 2.0):
         app = Scaled()
         app.scale = scale
@@ -179,7 +179,7 @@ def test_equal_arrays_are_kept_once_and_nothing_else_of_an_earlier_run():
 
 
 def test_nothing_is_loaded_when_only_arrays_are_wanted_and_all_are_here():
-    held = HeldData()
+    held = ArrayCache()
     replica, first = replica_with(held)
     found = contents(replica.app)
     other, again = replica_with(held, found, load_dataset=None)
@@ -191,7 +191,7 @@ def test_nothing_is_loaded_when_only_arrays_are_wanted_and_all_are_here():
 
 
 def test_data_of_runs_before_the_last_one_leaves():
-    held = HeldData()
+    held = ArrayCache()
     sizes = []
     for samples in (100, 200, 300, 400):
         replica_with(held, samples=samples)
@@ -202,12 +202,12 @@ def test_data_of_runs_before_the_last_one_leaves():
 
 
 def test_earlier_data_leaves_at_once_when_all_is_more_than_a_part_of_the_memory():
-    held = HeldData(max_bytes=1000)
+    held = ArrayCache(max_bytes=1000)
     for name, size in (("a", 400), ("b", 500), ("c", 800)):
         held[name] = np.zeros(size, np.uint8)
         held.use([name])
     assert list(held) == ["c"]
-    assert HeldData().use(["not here yet"]) is None
+    assert ArrayCache().use(["not here yet"]) is None
 
 
 def test_evaluations_of_the_same_data_share_one_feed():

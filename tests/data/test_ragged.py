@@ -11,8 +11,8 @@ from PIL import Image
 
 import ddlf.data
 from ddlf.algorithms.reading_order import portions
-from ddlf.data.again import Placed, repartition
 from ddlf.data.place import Folder
+from ddlf.data.repartition import PartitionedSource, repartition
 from ddlf.data.sources import open_source
 from ddlf.data.split import split
 from ddlf.data.stream import Stream
@@ -71,7 +71,7 @@ def test_rows_of_any_length_are_stored_as_they_are_and_read_with_zeros_behind(te
 
 
 def test_they_stay_what_they_are_through_shuffles_repartition_and_export(texts, tmp_path):
-    repartition(Folder(texts), Placed(Folder(texts)), [2, 2, 3])
+    repartition(Folder(texts), PartitionedSource(Folder(texts)), [2, 2, 3])
     data = ddlf.data.open(texts)
     assert [data.mapped(n)["x"][row].tolist() for n, size in enumerate([2, 2, 3]) for row in range(size)] == [
         row.tolist() for row in TEXTS

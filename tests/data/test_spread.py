@@ -8,7 +8,7 @@ import pytest
 from ddlf.algorithms.partition import equal_sizes
 from ddlf.algorithms.reading_order import portions
 from ddlf.data import spread
-from ddlf.data.opened import DataSet
+from ddlf.data.data_set import DataSet
 from ddlf.data.place import Folder
 from ddlf.data.sources import open_source
 from ddlf.data.split import sizes_of, split

@@ -14,10 +14,10 @@ from filelock import FileLock
 import ddlf.data
 from ddlf.algorithms.reading_order import portions
 from ddlf.data import store
-from ddlf.data.again import Placed, repartition
-from ddlf.data.bucket import Bucket
 from ddlf.data.cache import CAP, Cache
 from ddlf.data.place import LOCK, Folder, open_place
+from ddlf.data.remote_folder import RemoteFolder
+from ddlf.data.repartition import PartitionedSource, repartition
 from ddlf.data.sources import open_source
 from ddlf.data.split import split
 from ddlf.data.stream import Stream
@@ -240,7 +240,7 @@ def test_ctrl_c_ends_a_check_of_a_store_that_stalls(served, monkeypatch):
 
 def test_workers_of_one_machine_fetch_each_file_once_together(served, tmp_path):
     def fetch(_):
-        place = Bucket(served.url, Cache(tmp_path / "together", 10**6))
+        place = RemoteFolder(served.url, Cache(tmp_path / "together", 10**6))
         found = place.manifest()
         return [len(place.load(file, found.columns)["x"]) for file in found.files]
 
@@ -273,7 +273,7 @@ def test_of_a_data_set_larger_than_the_cache_a_part_stays_and_the_rest_is_not_wr
     chance = np.random.default_rng(0)
     for way, kept in (("load", 2), ("mapped", None)):
         folder = tmp_path / way
-        place = Bucket(served.url, Cache(folder, 2 * whole.files[0].nbytes + 10))
+        place = RemoteFolder(served.url, Cache(folder, 2 * whole.files[0].nbytes + 10))
         found, hits = place.manifest(), []
         for _ in range(3):
             before = sum(served.served.values())
@@ -293,14 +293,14 @@ def test_files_of_another_data_set_make_room_and_a_cap_that_is_smaller_by_now_is
     other = Cache(folder, 3 * each)
     for number in range(3):
         other.path(f"{number:064x}", each, lambda path: path.write_bytes(bytes(each)))
-    read(Bucket(served.url, Cache(folder, 3 * each)))
+    read(RemoteFolder(served.url, Cache(folder, 3 * each)))
     assert {path.name for path in folder.iterdir() if path.is_file()} == {file.sha256 for file in found.files[:3]}
-    read(Bucket(served.url, Cache(folder, 2 * each)))
+    read(RemoteFolder(served.url, Cache(folder, 2 * each)))
     assert sum(path.is_file() for path in folder.iterdir()) == 2
 
 
 def test_who_waits_for_another_process_to_fetch_is_let_go(served, tmp_path):
-    folder, place = tmp_path / "c", Bucket(served.url, Cache(tmp_path / "c", 10**6))
+    folder, place = tmp_path / "c", RemoteFolder(served.url, Cache(tmp_path / "c", 10**6))
     found, errors = place.manifest(), []
     folder.joinpath("locks").mkdir(parents=True)
 
@@ -341,13 +341,13 @@ class Conditional(store.Store):
 
 @pytest.mark.parametrize("moment", ["while it writes", "at its end"])
 def test_of_two_that_write_the_next_version_one_wins_and_the_other_says_so(source, url, tmp_path, moment):
-    place, late = (Bucket(url, Cache(tmp_path / name), Conditional(url)) for name in ("one", "two"))
+    place, late = (RemoteFolder(url, Cache(tmp_path / name), Conditional(url)) for name in ("one", "two"))
     split(source, place, [5] * 4)
     before = read(place)
 
     def other():  # the name in the store was removed, by hand or since the store does not see to it
         fsspec.filesystem("memory").rm(f"{url}/{LOCK}")
-        repartition(late, Placed(late), [10] * 2)
+        repartition(late, PartitionedSource(late), [10] * 2)
 
     def moved(what, done, of):
         if moment == "while it writes" and what == "writing" and done == 12:
@@ -356,13 +356,13 @@ def test_of_two_that_write_the_next_version_one_wins_and_the_other_says_so(sourc
     if moment == "at its end":
         place._store.happens = other
     with pytest.raises(DatasetError, match="somebody else has changed"):
-        repartition(place, Placed(place), [4] * 5, moved=moved)
+        repartition(place, PartitionedSource(place), [4] * 5, moved=moved)
     found = place.manifest()
     assert found.sizes.tolist() == [10, 10]
     assert not list(damage(place, found))
     place._store.happens = lambda: None
     place._store.loses = True
-    assert repartition(place, Placed(place), [20]) == place.manifest()
+    assert repartition(place, PartitionedSource(place), [20]) == place.manifest()
     assert all(np.array_equal(array, before[name]) for name, array in read(place).items())
 
 
@@ -370,13 +370,13 @@ def test_a_cache_without_room_is_done_without_and_says_so_once(served, tmp_path,
     wanted = read(open_place(served.url))
     monkeypatch.setattr("ddlf.data.cache.shutil.disk_usage", lambda path: _Usage)
     caplog.clear()
-    place = Bucket(served.url, Cache(tmp_path / "none"))
+    place = RemoteFolder(served.url, Cache(tmp_path / "none"))
     for _ in range(2):
         assert np.array_equal(read(place)["x"], wanted["x"])
     found = place.manifest()
     assert np.array_equal(place.mapped(found.files[0], found.columns)["x"], wanted["x"][:5])
     (tmp_path / "a file").touch()
-    other = Bucket(served.url, Cache(tmp_path / "a file", 10**6))
+    other = RemoteFolder(served.url, Cache(tmp_path / "a file", 10**6))
     assert np.array_equal(read(other)["x"], wanted["x"])
     lines = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert [line.split(":")[0] for line in lines] == [

@@ -9,8 +9,8 @@ import ddlf
 import ddlf.data
 from ddlf.algorithms.weights import digest
 from ddlf.data import spread
-from ddlf.data.again import Placed, repartition
 from ddlf.data.place import Folder
+from ddlf.data.repartition import PartitionedSource, repartition
 from ddlf.data.sources import open_source
 from ddlf.data.split import split
 from ddlf.errors import DatasetError
@@ -78,7 +78,7 @@ async def test_other_files_that_are_made_in_mid_run_are_read_from_the_next_epoch
 
     def others(record):
         if record.round == 1:
-            repartition(Folder(place), Placed(Folder(place)), [48] * 5)
+            repartition(Folder(place), PartitionedSource(Folder(place)), [48] * 5)
 
     async with local_cluster(3) as cluster:
         app = OfFiles(cluster)

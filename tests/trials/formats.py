@@ -30,8 +30,8 @@ import numpy as np
 
 import ddlf.data
 from ddlf import Cluster
-from ddlf.data.again import Placed, repartition
 from ddlf.data.place import Folder
+from ddlf.data.repartition import PartitionedSource, repartition
 from ddlf.data.sources import open_source
 from ddlf.data.split import sizes_of, split
 from ddlf.events import Event, SlotStarted
@@ -112,7 +112,7 @@ def made(kind: str, folder: Path) -> Path:
     place = Folder(folder / kind)
     split(open_source(written(kind, folder)), place, sizes_of(SAMPLES, 1, files=FILES), seed=1)
     for files in (5, FILES):
-        repartition(place, Placed(place), sizes_of(SAMPLES, 1, files=files))
+        repartition(place, PartitionedSource(place), sizes_of(SAMPLES, 1, files=files))
     return place.path
 
 

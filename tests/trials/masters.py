@@ -41,7 +41,7 @@ TASK_S = 0.02
 CHILD = """
 import asyncio, hashlib, json, sys, time
 import numpy as np
-from ddlf.data.opened import DataSet
+from ddlf.data.data_set import DataSet
 from ddlf.data.stream import Stream
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 

@@ -8,7 +8,7 @@ from importlib import metadata
 
 import pytest
 
-from ddlf.data.held import HeldData
+from ddlf.data.array_cache import ArrayCache
 from ddlf.worker import machine
 from ddlf.worker.methods import Methods
 from ddlf.worker.worker import Worker
@@ -157,5 +157,5 @@ def test_cores_follow_the_affinity(monkeypatch, groups):
 
 async def test_worker_says_the_cores_that_its_quota_leaves(groups, tmp_path):
     groups("0::/", {"cpu.max": "150000 100000"})
-    worker = Worker(Methods(tmp_path, tmp_path), HeldData())
+    worker = Worker(Methods(tmp_path, tmp_path), ArrayCache())
     assert (await worker.connect(guest=True))["cores"] == 1

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.algorithms.reading_order import Portion, Turned
-from ddlf.data.opened import DataSet
+from ddlf.data.data_set import DataSet
 from ddlf.data.parts import place_of, rows
 from ddlf.data.stream import LEAST_BATCHES, Stream, usual_memory
 from ddlf.data.trees import leaves, tree_map, tuples

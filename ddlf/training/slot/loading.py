@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.data.held import HeldData, unchanging
+from ddlf.data.array_cache import ArrayCache, unchanging
 from ddlf.data.parts import NAMES, check_data, content, contents, place_of, rows_of, take_made
 from ddlf.data.trees import tree_map
 from ddlf.training.slot.app import call
 
 
-def load_data(app: Any, wanted: dict[str, str], held: HeldData) -> tuple[dict[str, str], dict[str, Any]]:
+def load_data(app: Any, wanted: dict[str, str], held: ArrayCache) -> tuple[dict[str, str], dict[str, Any]]:
     """Give the app its data by its own ``load_dataset``; arrays that are here already are kept once.
 
     Args:

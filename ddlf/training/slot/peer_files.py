@@ -21,7 +21,7 @@ PIECE_BYTES = 2**22
 
 
 class Others:
-    """What ``Bucket`` asks of a ``Store``. Who reads compares what comes with the manifest.
+    """What ``RemoteFolder`` asks of a ``Store``. Who reads compares what comes with the manifest.
 
     Args:
         place: Where this worker and the others have their files.

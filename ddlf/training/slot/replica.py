@@ -17,9 +17,9 @@ import numpy as np
 
 from ddlf.algorithms.reading_order import Portion
 from ddlf.algorithms.weights import Weights
-from ddlf.data.bucket import Bucket
-from ddlf.data.held import HeldData
+from ddlf.data.array_cache import ArrayCache
 from ddlf.data.parts import place_of, samples_of
+from ddlf.data.remote_folder import RemoteFolder
 from ddlf.errors import AppError
 from ddlf.training.roles.ahead import Ahead, following, parts, together
 from ddlf.training.roles.build import fresh_names, ready_model
@@ -80,7 +80,7 @@ class Replica:
         self._worker = worker
         self.stopping = False
         self._found: dict[str, str] = {}
-        self._samples = TrainingSamples(app, {}, HeldData(), lambda: self.stopping)
+        self._samples = TrainingSamples(app, {}, ArrayCache(), lambda: self.stopping)
         self._task: Task
         self._fed: list[Any] = []  # of each epoch of this round what it was given
         self._told = 0.0  # when it was told how far this round is
@@ -110,7 +110,7 @@ class Replica:
         self._worker.tell(what="loading")
         data: dict[str, Any] = await compute(self.load_data, wanted or {}, held)
         if data["here"] is not None and (place := place_of(self.app, "train")) is not None:
-            place.beside(Bucket(str(place), store=Others(place, self._worker, asyncio.get_running_loop())))
+            place.beside(RemoteFolder(str(place), store=Others(place, self._worker, asyncio.get_running_loop())))
         self._worker.tell(what="building")
         model: dict[str, Any] = await compute(self.build)
         return data | model
@@ -211,7 +211,7 @@ class Replica:
             "gain": gain_of_bfloat16() if self.app.precision == "auto" and self.app.worker.id == 1 else 0.0,
         }
 
-    def load_data(self, wanted: dict[str, str], held: HeldData) -> dict[str, Any]:
+    def load_data(self, wanted: dict[str, str], held: ArrayCache) -> dict[str, Any]:
         """Give the app its data: see ``loading.load_data``."""
         self._found, facts = load_data(self.app, wanted, held)
         self._samples = TrainingSamples(self.app, self._found, held, lambda: self.stopping)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.algorithms.reading_order import Portion
-from ddlf.data.held import HeldData
+from ddlf.data.array_cache import ArrayCache
 from ddlf.data.parts import batches, place_of
 from ddlf.data.trees import first_array
 from ddlf.training.slot.feed import Feed, gathered, make_feed
@@ -26,7 +26,7 @@ class TrainingSamples:
         ends: Whether reading files is to end at once.
     """
 
-    def __init__(self, app: Any, found: dict[str, str], held: HeldData, ends: Callable[[], bool]) -> None:
+    def __init__(self, app: Any, found: dict[str, str], held: ArrayCache, ends: Callable[[], bool]) -> None:
         self._app, self._found, self._held, self._ends = app, found, held, ends
         self._feed: tuple[int, Feed] | None = None
         self._files: FileFeed | None = None

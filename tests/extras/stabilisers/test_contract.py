@@ -8,7 +8,7 @@ import pytest
 
 import ddlf
 from ddlf.algorithms.encoding import decode_update
-from ddlf.data.held import HeldData
+from ddlf.data.array_cache import ArrayCache
 from ddlf.training.slot.replica import Replica
 from tests.training.models import Blobs, app, blobs, equal
 from tests.training.slot.test_feed import _traces
@@ -143,7 +143,7 @@ def replica_of(kind):
     made.kind = kind
     replica = Replica(FakeWorker(), made)
     replica.begin()
-    replica.load_data({}, HeldData())
+    replica.load_data({}, ArrayCache())
     replica.build()
     return replica
 

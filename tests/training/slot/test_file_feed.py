@@ -11,7 +11,7 @@ import ddlf.data
 from ddlf.algorithms.encoding import decode_update
 from ddlf.algorithms.reading_order import portions
 from ddlf.algorithms.streaming import tensors_of
-from ddlf.data.held import HeldData
+from ddlf.data.array_cache import ArrayCache
 from ddlf.data.parts import check_data
 from ddlf.data.place import Folder
 from ddlf.data.sources import open_source
@@ -58,7 +58,7 @@ def made(kind=Blobs, **attributes):
         setattr(app, name, value)
     replica = Replica(FakeWorker(), app)
     replica.begin()
-    replica.load_data({}, HeldData())
+    replica.load_data({}, ArrayCache())
     replica.build()
     return replica
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ddlf.algorithms.encoding import decode_update
-from ddlf.data.held import HeldData
+from ddlf.data.array_cache import ArrayCache
 from ddlf.errors import AppError
 from ddlf.training.roles.optimizer_state import read_optimizer
 from ddlf.training.slot.replica import Replica
@@ -47,7 +47,7 @@ def replica_of(app_class=Linear, **attributes):
         setattr(app, name, value)
     replica = Replica(FakeWorker(), app)
     replica.begin()
-    replica.load_data({}, HeldData())
+    replica.load_data({}, ArrayCache())
     replica.build()
     return replica
 

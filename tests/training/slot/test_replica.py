@@ -9,7 +9,7 @@ import pytest
 from ddlf.algorithms.codec import CODEC
 from ddlf.algorithms.encoding import decode_update, encode_update
 from ddlf.algorithms.streaming import tensors_of
-from ddlf.data.held import HeldData
+from ddlf.data.array_cache import ArrayCache
 from ddlf.data.parts import check_data
 from ddlf.errors import AppError, AppMissing
 from ddlf.training.roles import randomness
@@ -39,7 +39,7 @@ def make_replica():
             setattr(app, name, value)
         replica = Replica(FakeWorker(), app)
         replica.begin()
-        replica.load_data({}, HeldData())
+        replica.load_data({}, ArrayCache())
         replica.build()
         return replica
 

@@ -13,7 +13,7 @@ from ddlf.data.split import split
 from ddlf.errors import ConfigError
 
 
-class Placed:
+class PartitionedSource:
     """Columns are those of the data set, and samples come in the order of their ids.
 
     Args:
@@ -49,7 +49,7 @@ class Placed:
 
 def repartition(
     place: Place,
-    source: Placed,
+    source: PartitionedSource,
     sizes: Sequence[int],
     *,
     memory: int = 10**9,

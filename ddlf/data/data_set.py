@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.data.files import Arrays
 from ddlf.data.manifest import Column, Manifest
+from ddlf.data.partition_file import Arrays
 from ddlf.data.place import Place, open_place
 from ddlf.errors import DatasetDamaged, DatasetError
 

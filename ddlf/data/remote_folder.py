@@ -20,9 +20,9 @@ import numpy as np
 
 from ddlf.data import manifest
 from ddlf.data.cache import Cache
-from ddlf.data.explained import explained
-from ddlf.data.files import COPY, Arrays, Bytes, columns_of, mapped_columns
 from ddlf.data.manifest import Column, Manifest, PartitionFile
+from ddlf.data.os_errors import explained
+from ddlf.data.partition_file import COPY, Arrays, Bytes, columns_of, mapped_columns
 from ddlf.data.place import LOCK, MAX_MANIFEST_BYTES, check_kept, check_version
 from ddlf.data.store import Gone, Store
 from ddlf.data.unfinished import Unfinished
@@ -34,7 +34,7 @@ KEY = "key"
 """In the folder here: what the name in the store has that was put there from it."""
 
 
-class Bucket:
+class RemoteFolder:
     """A place that a driver of fsspec reaches.
 
     Args:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.data.explained import explained
 from ddlf.data.manifest import Column, PartitionFile
+from ddlf.data.os_errors import explained
 from ddlf.errors import DatasetDamaged
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.data.files import Arrays
+from ddlf.data.data_set import DataSet
 from ddlf.data.manifest import KINDS, Column, Manifest, PartitionFile, check_columns
-from ddlf.data.opened import DataSet
+from ddlf.data.partition_file import Arrays
 from ddlf.data.trees import named
 from ddlf.errors import AppError, DatasetError
 
@@ -27,7 +27,7 @@ MOST_BATCHES = 10**7
 """What a pipeline or a ``PyDataset`` may have: each is a line of what nodes compare."""
 
 
-class Made(DataSet):
+class Generated(DataSet):
     """Samples that are made when they are wanted.
 
     Args:
@@ -157,7 +157,7 @@ def taken(name: str, value: Any) -> DataSet | None:
     return None
 
 
-def _of_pydataset(name: str, data: Any) -> Made:
+def _of_pydataset(name: str, data: Any) -> Generated:
     try:
         batches = data.num_batches
     except NotImplementedError:  # it has neither that nor a length
@@ -172,10 +172,10 @@ def _of_pydataset(name: str, data: Any) -> Made:
     first, last = read(0), read(batches - 1)
     _check_order(name, first, read(0))
     sizes = [*[_rows(first)] * (batches - 1), _rows(last)]
-    return Made(name, "batch", first, sizes, read, in_order=False, inexact="")
+    return Generated(name, "batch", first, sizes, read, in_order=False, inexact="")
 
 
-def _of_pipeline(name: str, data: Any, tf: Any) -> Made:
+def _of_pipeline(name: str, data: Any, tf: Any) -> Generated:
     batches = int(data.cardinality())
     if batches == tf.data.INFINITE_CARDINALITY:
         raise DatasetError(f"{name} has no end", hint="end it with .take(batches), or leave out .repeat()")
@@ -209,10 +209,10 @@ def _of_pipeline(name: str, data: Any, tf: Any) -> Made:
     first, last = read(0), read(batches - 1)
     _check_order(name, first, read(0))
     sizes = [*[_rows(first)] * (batches - 1), _rows(last)]
-    return Made(name, "batch", first, sizes, read, in_order=True, inexact="")
+    return Generated(name, "batch", first, sizes, read, in_order=True, inexact="")
 
 
-def generated(function: Callable[[int], Iterable[Any]], samples: Sequence[int], *, endless: bool = False) -> Made:
+def generated(function: Callable[[int], Iterable[Any]], samples: Sequence[int], *, endless: bool = False) -> Generated:
     """See ``ddlf.data.generated``."""
     name = getattr(function, "__name__", type(function).__name__)
     sizes = list(samples) if isinstance(samples, Sequence) else [samples]
@@ -259,7 +259,7 @@ def generated(function: Callable[[int], Iterable[Any]], samples: Sequence[int], 
     if not endless:
         _check_order(f"what {name} yields", first, next(batches(0), first))
     why = f"{name} goes on without end, so nobody knows which samples it gave: the ledger is not exact"
-    made = Made(name, "part", first, sizes, read, in_order=False, inexact=why if endless else "")
+    made = Generated(name, "part", first, sizes, read, in_order=False, inexact=why if endless else "")
     return made
 
 

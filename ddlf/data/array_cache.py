@@ -17,7 +17,7 @@ KEPT_USES = 2
 """Data sets of so many runs stay: that of this run and of the one before."""
 
 
-class HeldData(dict[str, Any]):
+class ArrayCache(dict[str, Any]):
     """Arrays, or lists, tuples and dicts of them, by a hash of their content or by name.
 
     Args:
