@@ -29,8 +29,8 @@ from benchmarks.stand_in import PushingStandIn, StandInRun, nothing
 from ddlf import Cluster
 from ddlf.algorithms.push_rules import Cadence
 from ddlf.rpc.tokens import new_token
-from ddlf.training.roles.downpour import batches_of
-from ddlf.training.roles.serving import record, shares
+from ddlf.training.downpour.replica import batches_of
+from ddlf.training.downpour.worker import record, shares
 from ddlf.training.slot.task import Task
 
 SLOWER = 3

@@ -43,7 +43,7 @@ async def kills(options: argparse.Namespace) -> dict[str, Any]:
     """Train while workers are killed; returns what came of it."""
     from benchmarks.stand_in_killed import KilledRun, size_of_push
     from ddlf import Cluster
-    from ddlf.training.holding import Holding
+    from ddlf.training.downpour.servers import Holding
 
     noticed: dict[tuple[int, int], float] = {}  # of each worker that was lost when the master knew of it
     lost = Holding.lost

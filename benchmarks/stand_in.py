@@ -19,12 +19,12 @@ from ddlf.algorithms.push_rules import Cadence
 from ddlf.testing import FakeRun
 from ddlf.training import start
 from ddlf.training.crew import Crew
+from ddlf.training.downpour.replica import DownpourReplica, batches_of
+from ddlf.training.downpour.worker import record, shares
+from ddlf.training.exchanges.sharded.replica import ShardedReplica
 from ddlf.training.reporting import hooked
 from ddlf.training.roles import REPLICA
-from ddlf.training.roles.downpour import DownpourReplica, batches_of
 from ddlf.training.roles.metrics import NOTHING_COUNTED
-from ddlf.training.roles.serving import record, shares
-from ddlf.training.roles.sharded import ShardedReplica
 from ddlf.training.slot.task import Reply, Task
 from ddlf.training.slot.transfer import read_weights, send_update
 

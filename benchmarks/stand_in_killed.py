@@ -14,10 +14,10 @@ import numpy as np
 from benchmarks.stand_in import PushingStandIn, StandInRun, like, nothing, tensors
 from ddlf.algorithms.flat_weights import Rows
 from ddlf.algorithms.push_rules import Cadence
-from ddlf.training.roles.downpour import batches_of
-from ddlf.training.roles.generation import Unreached
-from ddlf.training.roles.serving import record
-from ddlf.training.roles.shard import Shard
+from ddlf.training.downpour.replica import batches_of
+from ddlf.training.downpour.server import Shard
+from ddlf.training.downpour.worker import record
+from ddlf.training.exchanges.sharded.plan import Unreached
 from ddlf.training.slot.task import Task
 from ddlf.worker.methods import concurrent
 

@@ -12,9 +12,9 @@ import numpy as np
 from ddlf.algorithms.flat_weights import Row, Rows
 from ddlf.algorithms.push_rules import Cadence
 from ddlf.errors import WorkerLost
-from ddlf.training.roles.generation import Unreached
+from ddlf.training.downpour.worker import End, planned, record, shares
+from ddlf.training.exchanges.sharded.plan import Unreached
 from ddlf.training.roles.metrics import NOTHING_COUNTED
-from ddlf.training.roles.serving import End, planned, record, shares
 from ddlf.training.slot.task import Reply, Task
 
 RESTORED = ("look_at", "read_slice", "take_slice")

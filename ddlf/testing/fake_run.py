@@ -29,12 +29,12 @@ from ddlf.testing.turns import Turns
 from ddlf.training import start
 from ddlf.training.arrivals import MEASURED
 from ddlf.training.crew import Crew
+from ddlf.training.downpour.worker import End
+from ddlf.training.exchanges.sharded.worker import ShardEnd
 from ddlf.training.reporting import hooked
 from ddlf.training.roles.ahead import parts
 from ddlf.training.roles.around import Around
 from ddlf.training.roles.metrics import NOTHING_COUNTED
-from ddlf.training.roles.serving import End
-from ddlf.training.roles.shards import ShardEnd
 from ddlf.training.roles.statistics import moving
 from ddlf.training.slot.parts import batchnorm as apart
 from ddlf.training.slot.parts import fragments

@@ -26,13 +26,13 @@ from ddlf.extras.advice.watch import blamed, watched
 from ddlf.rpc.code import PickleOnce
 from ddlf.rpc.iworker import awaited
 from ddlf.training.crew import Crew
+from ddlf.training.downpour.replica import DownpourReplica
+from ddlf.training.exchanges.sharded.replica import ShardedReplica
 from ddlf.training.nearby import check_all_there, held
 from ddlf.training.reading import files_of
 from ddlf.training.reporting import hooked
 from ddlf.training.roles import PRELOADED, REPLICA, have_keras
 from ddlf.training.roles.build import describe_weights, fresh_names, ready_model
-from ddlf.training.roles.downpour import DownpourReplica
-from ddlf.training.roles.sharded import ShardedReplica
 from ddlf.training.slot.replica import Replica
 
 ASKED_S = 10.0

@@ -16,13 +16,13 @@ from ddlf.algorithms.weights import Weights
 from ddlf.errors import CheckpointError
 from ddlf.events import Warned
 from ddlf.training.checkpoints.slices import OUTER, WEIGHTS, Arrays, Slices, parts_of, write
+from ddlf.training.exchanges.sharded.copies import left_of
 from ddlf.training.recovery import LOSS
-from ddlf.training.roles.copies import left_of
 
 if TYPE_CHECKING:
+    from ddlf.training.exchanges.members import Member, WeightsThere
     from ddlf.training.run import Run
     from ddlf.training.slot.task import Reply
-    from ddlf.training.there import Member, WeightsThere
 
 There = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 """Has a worker write its slice at a place: what ``write_if_seen`` returns, with the worker's number as ``by``, and more."""

@@ -22,7 +22,8 @@ from ddlf.extras.stabilisers.place import followers
 from ddlf.training.asynchronous import Asynchronous
 from ddlf.training.callbacks import Callbacks
 from ddlf.training.crew import Crew
-from ddlf.training.downpour import Downpour
+from ddlf.training.downpour.master import Downpour
+from ddlf.training.downpour.stepper import check_optimizer
 from ddlf.training.early import (
     check_app,
     check_backend,
@@ -36,6 +37,8 @@ from ddlf.training.early_downpour import check_downpour, check_machines
 from ddlf.training.evaluation import check_test_data, to_its_end
 from ddlf.training.evaluation_there import EvaluationThere
 from ddlf.training.exchange import Exchange, Outwards, WeightsOut
+from ddlf.training.exchanges.gradient import Step, check_model
+from ddlf.training.exchanges.members import ShardsThere, WeightsThere, chosen
 from ddlf.training.nearby import Nearby
 from ddlf.training.opening import crew_of
 from ddlf.training.parts import partitioned
@@ -45,10 +48,8 @@ from ddlf.training.reporting import Reporter, check_convergence
 from ddlf.training.resume import begin, check_folders
 from ddlf.training.roles import REPLICA
 from ddlf.training.roles.build import left_behind
-from ddlf.training.roles.gradient import Step, check_model
 from ddlf.training.roles.metrics import MetricMerge
 from ddlf.training.roles.optimizer_state import final_weights, keeps_averages
-from ddlf.training.roles.stepper import check_optimizer
 from ddlf.training.rounds import Ended, Facts, come_home
 from ddlf.training.run import Run
 from ddlf.training.settings.chosen import read
@@ -58,7 +59,6 @@ from ddlf.training.slot.task import HELD
 from ddlf.training.states import states_of
 from ddlf.training.steps import PlannedSteps
 from ddlf.training.sync import Synchronous
-from ddlf.training.there import ShardsThere, WeightsThere, chosen
 
 ALGORITHMS: dict[str, Any] = {"sync": Synchronous, "async": Asynchronous, "downpour": Downpour}
 NUMBERS = ("master_epochs", "worker_epochs", "batch_size", "seed")

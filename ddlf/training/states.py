@@ -23,10 +23,10 @@ from ddlf.events import ResidualDropped
 from ddlf.training.checkpoints.slices import Slices
 from ddlf.training.crew import Crew
 from ddlf.training.early import keeps_little
+from ddlf.training.exchanges.sharded.copies import left_of, left_parts
 from ddlf.training.recovery import LOSS
 from ddlf.training.restoring import Restoring
 from ddlf.training.roles import REPLICA
-from ddlf.training.roles.copies import left_of, left_parts
 from ddlf.training.slices import Writing
 from ddlf.training.slot.task import APART, CALLBACKS, CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, Reply, SlotState
 

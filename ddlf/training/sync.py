@@ -18,10 +18,11 @@ from typing import ClassVar
 
 from ddlf.algorithms.merge import Mean, Rule
 from ddlf.algorithms.outer import OuterOptimizer, Streaming, Subtract
-from ddlf.training import sharded, streaming
+from ddlf.training import streaming
+from ddlf.training.exchanges.members import WeightsThere
+from ddlf.training.exchanges.sharded.master import train as train_sharded
 from ddlf.training.recalibration import recalibrated
 from ddlf.training.run import Run
-from ddlf.training.there import WeightsThere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class Synchronous:
     async def train(self, run: Run) -> None:
         """Train until all rounds are over or the run is to end."""
         if isinstance(there := run.exchange.weights_out, WeightsThere):
-            await sharded.train(run, there, self.merge, self.outer, self.balance)
+            await train_sharded(run, there, self.merge, self.outer, self.balance)
             return
         if isinstance(self.outer, Streaming):
             await streaming.train(run, self.merge, self.outer, self.balance)

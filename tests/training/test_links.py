@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from ddlf.errors import ConnectError, WorkerLost
+from ddlf.training.exchanges.sharded.plan import Unreached
 from ddlf.training.links import Links
 from ddlf.training.roles.around import Around
-from ddlf.training.roles.generation import Unreached
 
 
 class Worker:

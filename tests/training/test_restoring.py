@@ -16,7 +16,7 @@ from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.checkpoints.durable import seal, unseal
 from ddlf.training.checkpoints.restored import found_at, place_of
 from ddlf.training.checkpoints.slices import Slices
-from ddlf.training.roles.shard import Shard
+from ddlf.training.downpour.server import Shard
 
 CHANCE = np.random.default_rng(2)
 START = {
@@ -36,7 +36,11 @@ BOTH = pytest.mark.parametrize("settings", [SYNC, DOWNPOUR], ids=["sharded", "do
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Nobody waits long between two attempts."""
-    for name in ("training.roles.owners.RETRY_S", "training.roles.copying.RETRY_S", "training.serving.LOOK_S"):
+    for name in (
+        "training.downpour.owners.RETRY_S",
+        "training.downpour.copying.RETRY_S",
+        "training.downpour.serving.LOOK_S",
+    ):
         monkeypatch.setattr(f"ddlf.{name}", 0.005)
 
 

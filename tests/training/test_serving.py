@@ -9,7 +9,7 @@ from ddlf.errors import WorkerLost
 from ddlf.events import Warned
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.testing.fake_downpour import mean_of
-from ddlf.training.roles.shard import Shard
+from ddlf.training.downpour.server import Shard
 from ddlf.training.rounds import Elsewhere
 
 CHANCE = np.random.default_rng(1)
@@ -34,7 +34,11 @@ def on_the_master(monkeypatch):
 
     monkeypatch.setattr("ddlf.training.evaluation.compute", compute)
     monkeypatch.setattr("ddlf.training.start.check_test_data", lambda app: None)
-    for name in ("training.roles.owners.RETRY_S", "training.roles.copying.RETRY_S", "training.serving.LOOK_S"):
+    for name in (
+        "training.downpour.owners.RETRY_S",
+        "training.downpour.copying.RETRY_S",
+        "training.downpour.serving.LOOK_S",
+    ):
         monkeypatch.setattr(f"ddlf.{name}", 0.005)
     return found
 

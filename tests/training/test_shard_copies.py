@@ -12,8 +12,8 @@ from ddlf.errors import AppMissing, ClusterTooSmall, ConfigError, ConnectError
 from ddlf.events import Warned
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.crew import Crew
-from ddlf.training.roles.serving import End
-from ddlf.training.roles.shard import Shard
+from ddlf.training.downpour.server import Shard
+from ddlf.training.downpour.worker import End
 
 CHANCE = np.random.default_rng(1)
 START = {
@@ -30,10 +30,10 @@ NONE = np.zeros(0, "f4")
 def quick(monkeypatch):
     """Nobody waits long between two attempts."""
     for name in (
-        "training.roles.owners.RETRY_S",
-        "training.roles.copying.RETRY_S",
-        "training.roles.copying.LONGEST_S",
-        "training.serving.LOOK_S",
+        "training.downpour.owners.RETRY_S",
+        "training.downpour.copying.RETRY_S",
+        "training.downpour.copying.LONGEST_S",
+        "training.downpour.serving.LOOK_S",
     ):
         monkeypatch.setattr(f"ddlf.{name}", 0.005)
     monkeypatch.setattr("ddlf.training.recovery.RETRY_S", (0.02, 0.1))

@@ -14,7 +14,7 @@ from ddlf.rpc.values import dumps, loads
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.early import keeps_little
-from ddlf.training.roles.copies import Copies
+from ddlf.training.exchanges.sharded.copies import Copies
 from ddlf.training.rounds import Elsewhere
 
 CHANCE = np.random.default_rng(1)
@@ -292,10 +292,10 @@ async def test_tensors_that_are_frozen_do_not_travel_between_workers(codec, monk
 
 
 async def test_in_many_pieces_it_is_the_same_bits(monkeypatch):
-    monkeypatch.setattr("ddlf.training.roles.shards.PIECE", 100)
-    monkeypatch.setattr("ddlf.training.sharded.PIECE", 100)
-    monkeypatch.setattr("ddlf.training.wholes.PIECE", 100)
-    monkeypatch.setattr("ddlf.training.roles.wholes.BLOCK", 70)
+    monkeypatch.setattr("ddlf.training.exchanges.sharded.worker.PIECE", 100)
+    monkeypatch.setattr("ddlf.training.exchanges.sharded.master.PIECE", 100)
+    monkeypatch.setattr("ddlf.training.exchanges.sharded.comparing.PIECE", 100)
+    monkeypatch.setattr("ddlf.training.exchanges.sharded.pairs.BLOCK", 70)
     monkeypatch.setattr("ddlf.algorithms.pairwise.BLOCK", 70)
     settings = {"outer": "nesterov", "merge": "geometric", "codec": "int8-block:9"}
     assert bits(await trained(**settings)) == bits(await trained("star", **settings))

@@ -30,7 +30,11 @@ BRINGS = {"values", "kept", "snapshot", "give"}
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Nobody waits long between two attempts."""
-    for name in ("training.roles.owners.RETRY_S", "training.roles.copying.RETRY_S", "training.serving.LOOK_S"):
+    for name in (
+        "training.downpour.owners.RETRY_S",
+        "training.downpour.copying.RETRY_S",
+        "training.downpour.serving.LOOK_S",
+    ):
         monkeypatch.setattr(f"ddlf.{name}", 0.005)
 
 

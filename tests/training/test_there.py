@@ -8,9 +8,9 @@ import pytest
 from ddlf.data.parts import content_of
 from ddlf.errors import AppError, WorkerLost
 from ddlf.testing import FakeRun
+from ddlf.training.exchanges.members import WeightsThere
 from ddlf.training.opening import _check_models
 from ddlf.training.rounds import Elsewhere
-from ddlf.training.there import WeightsThere
 
 DATA = {"x_test": np.arange(6.0), "y_test": np.arange(6), "x_val": np.ones(3)}
 

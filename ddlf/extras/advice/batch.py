@@ -17,8 +17,8 @@ from ddlf.extras.advice.arrays import chosen
 from ddlf.extras.advice.facts import Facts
 from ddlf.extras.advice.network import graph_of
 from ddlf.extras.advice.steps import NO_SLOPE, first_error, learnt, plain_step, predicted, stepped, unlinked
+from ddlf.training.exchanges.gradient import Gradients
 from ddlf.training.roles.build import first_rows
-from ddlf.training.roles.gradient import Gradients
 from ddlf.training.slot.feed import keras_type
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from ddlf.errors import ConnectError, WorkerLost
-from ddlf.training.roles.generation import Unreached
+from ddlf.training.exchanges.sharded.plan import Unreached
 
 Call = Callable[..., Awaitable[Any]]
 """Calls another worker: its number, a verb, and the verb's own arguments."""

@@ -15,7 +15,7 @@ from ddlf.algorithms.weights import Tensor
 from ddlf.training.checkpoints.durable import damaged
 from ddlf.training.checkpoints.restored import found_at
 from ddlf.training.checkpoints.slices import OUTER, PUSHED, WEIGHTS, assembled, part_name, slice_name
-from ddlf.training.roles.generation import Generation
+from ddlf.training.exchanges.sharded.plan import Generation
 
 
 class Restored:

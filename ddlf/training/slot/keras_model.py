@@ -9,9 +9,9 @@ import numpy as np
 
 from ddlf.algorithms.weights import Weights
 from ddlf.extras.stabilisers.place import Place
+from ddlf.training.exchanges.gradient import Gradients
 from ddlf.training.roles.build import describe_weights
 from ddlf.training.roles.describe import describe_optimizer
-from ddlf.training.roles.gradient import Gradients
 from ddlf.training.roles.metrics import NOTHING_COUNTED, counted_names, read_state, scalars
 from ddlf.training.roles.optimizer_state import no_final_averages, read_optimizer, write_optimizer, write_rates
 from ddlf.training.roles.quick_step import quick_step

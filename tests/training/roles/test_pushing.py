@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ddlf.algorithms.push_rules import Cadence
-from ddlf.training.roles.owners import Owners
-from ddlf.training.roles.pushing import LARGE, ModelReplica
+from ddlf.training.downpour.client import LARGE, ModelReplica
+from ddlf.training.downpour.owners import Owners
 
 LONG = 1e9
 """Seconds: longer than anything that a test waits."""

@@ -16,12 +16,12 @@ from ddlf.algorithms.replica_turns import turns
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import DDLFError, ProtocolError
 from ddlf.training.checkpoints.slices import PUSHED, WEIGHTS, part_name, write_if_seen
-from ddlf.training.roles.copying import Copies, keep_copied
-from ddlf.training.roles.generation import Unreached
-from ddlf.training.roles.owners import Ask, Owners, shard_of
-from ddlf.training.roles.pushing import ModelReplica
+from ddlf.training.downpour.client import ModelReplica
+from ddlf.training.downpour.copying import Copies, keep_copied
+from ddlf.training.downpour.owners import Ask, Owners, shard_of
+from ddlf.training.downpour.server import Shard
+from ddlf.training.exchanges.sharded.plan import Unreached
 from ddlf.training.roles.restored import Restored, shard_of_parts
-from ddlf.training.roles.shard import Shard
 from ddlf.training.slot.task import Task
 
 OF_SHARDS = ("begin", "resume", "fetch", "push", "safe", "values")

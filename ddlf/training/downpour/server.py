@@ -3,7 +3,7 @@
 A push is named by (replica, life, round, number) and counts once. A replica that is carried anew, after the loss of its worker, lives on with the
 next *life*: what an earlier one still sends is refused. Whoever takes the shard over later needs what ``snapshot`` gives, and no more.
 
-Other workers that have copies get such a snapshot after some pushes (``ddlf.training.roles.copying``). A push that is in all of them is
+Other workers that have copies get such a snapshot after some pushes (``ddlf.training.downpour.copying``). A push that is in all of them is
 *safe*; what is not,
 its replica keeps, and sends again to whoever takes the shard over. That costs a part of what it would to send each push twice.
 """

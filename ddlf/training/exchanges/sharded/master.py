@@ -29,19 +29,19 @@ from ddlf.errors import BadUpdate, ConfigError, DDLFError
 from ddlf.events import Warned
 from ddlf.training.checkpoints.slices import OUTER, WEIGHTS
 from ddlf.training.evaluation import to_its_end
-from ddlf.training.places import Place, Places, means_of
+from ddlf.training.exchanges.members import Member, WeightsThere
+from ddlf.training.exchanges.sharded.comparing import verdicts, weighed
+from ddlf.training.exchanges.sharded.layout import Place, Places, means_of
+from ddlf.training.exchanges.sharded.means import MeanPlan
+from ddlf.training.exchanges.sharded.plan import Plan
+from ddlf.training.exchanges.sharded.updates import Gone, Together
 from ddlf.training.recalibration import measured_there
 from ddlf.training.recovery import LOSS, first_line
-from ddlf.training.roles.generation import Plan
-from ddlf.training.roles.means import MeanPlan
 from ddlf.training.rounds import Elsewhere, Ended, Round, come_home, nowhere, shapes, snapshot
 from ddlf.training.run import Run
 from ddlf.training.slices import OnWorkers, Writing, reading, reading_left, sliced
 from ddlf.training.slot.task import OPTIMIZER, Reply, Task
 from ddlf.training.streaming import Fragments
-from ddlf.training.there import Member, WeightsThere
-from ddlf.training.together import Gone, Together
-from ddlf.training.wholes import verdicts, weighed
 
 HOLDERS = 2
 """Workers that the master gives the first weights; the others get them from these."""

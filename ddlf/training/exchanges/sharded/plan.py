@@ -38,7 +38,7 @@ class Plan:
         copies: Whether the owner of the next slice keeps a copy of that state.
         left: Of what slots have left on their workers, of which others keep copies: slot, its round, its worker, and the worker with the copy.
         groups: Groups of these states that are copied.
-        means: Means of what slots have left that are made with it: ``MeanPlan`` of ``ddlf.training.roles.means``, as they travel.
+        means: Means of what slots have left that are made with it: ``MeanPlan`` of ``ddlf.training.exchanges.sharded.means``, as they travel.
         merge: The merge rule, as text.
         weighed: What it makes of the updates as wholes: a weight for each, and what their sum is divided by; empty if it merges value by value.
         outer: The outer optimizer, as text.
@@ -99,7 +99,7 @@ class Generation:
     peaks: Sequence[float] = ()
     within: list[float] = field(default_factory=list)
     stepped: asyncio.Event = field(default_factory=asyncio.Event)
-    means: dict[str, Any] = field(default_factory=dict)  # ``Mean`` of ``ddlf.training.roles.means``
+    means: dict[str, Any] = field(default_factory=dict)  # ``Mean`` of ``ddlf.training.exchanges.sharded.means``
 
     @classmethod
     def whole(cls, weights: Weights, outer: Weights, codec: str, trainable: Sequence[bool]) -> Generation:

@@ -1,6 +1,6 @@
 """One plan as one worker carries it out: the slice that it owns merged and stepped, those of the others fetched. Runs in the executor.
 
-``ddlf.training.roles.shards`` is what else a worker's end does; ``ddlf.training.roles.means`` the part of a plan that is about what slots have left.
+``ddlf.training.exchanges.sharded.worker`` has what else a worker does; ``means`` has the part of a plan about what slots keep.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ddlf.algorithms.ranges import Slice, crossed, cut, overlapped, pieces, put,
 from ddlf.algorithms.update_check import fault
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppMissing
-from ddlf.training.roles.generation import Generation, Plan, State, Unfit, codec_of, moved, size_of, write
-from ddlf.training.roles.wholes import Sent, decoded, limited
+from ddlf.training.exchanges.sharded.pairs import Sent, decoded, limited
+from ddlf.training.exchanges.sharded.plan import Generation, Plan, State, Unfit, codec_of, moved, size_of, write
 
 Ask = Callable[..., Awaitable[Any]]
 """Asks a worker's end, this one's, too: its number, a verb, and the verb's own arguments. Raises Unreached."""

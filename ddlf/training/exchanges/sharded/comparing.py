@@ -18,12 +18,12 @@ from ddlf.algorithms.ranges import PIECE
 from ddlf.algorithms.update_check import Comparison, Fault, Limits, Verdict, compared, verdicts_of
 from ddlf.algorithms.weights import is_float
 from ddlf.cluster.proxy import ProxyWorker
+from ddlf.training.exchanges.members import Member
+from ddlf.training.exchanges.sharded.pairs import Pairs
+from ddlf.training.exchanges.sharded.updates import Gone, Together
 from ddlf.training.recovery import LOSS
-from ddlf.training.roles.wholes import Pairs
 from ddlf.training.rounds import end_all
 from ddlf.training.slot.task import Reply
-from ddlf.training.there import Member
-from ddlf.training.together import Gone, Together
 
 
 async def verdicts(among: Together, replies: dict[int, Reply]) -> dict[int, Verdict]:

@@ -6,7 +6,7 @@ import asyncio
 
 from ddlf.algorithms.encoding import EncodedUpdate
 from ddlf.errors import AppMissing
-from ddlf.training.roles.generation import Generation
+from ddlf.training.exchanges.sharded.plan import Generation
 
 WAIT_S = 60.0
 """How long another worker is waited for that has not heard of a plan yet."""

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from ddlf.algorithms.encoding import EncodedUpdate
 from ddlf.algorithms.weights import Weights
+from ddlf.training.exchanges.sharded.copies import Shapes
+from ddlf.training.exchanges.sharded.plan import State, Unreached
+from ddlf.training.exchanges.sharded.worker import ShardEnd
 from ddlf.training.roles.calling import CallingReplica
-from ddlf.training.roles.copies import Shapes
-from ddlf.training.roles.generation import State, Unreached
-from ddlf.training.roles.shards import ShardEnd
 from ddlf.training.roles.statistics import moving
 from ddlf.training.slot.app import App
 from ddlf.training.slot.parts.fragments import exchanged

@@ -17,17 +17,17 @@ from ddlf.algorithms.weights import Weights
 from ddlf.errors import ClusterTooSmall, ConfigError, ConnectError, DDLFError
 from ddlf.events import UpdateRejected, Warned
 from ddlf.training.checkpoints.slices import PUSHED, WEIGHTS
+from ddlf.training.downpour.servers import Holding
+from ddlf.training.downpour.state import META, STATE, facts_of_meta, joined, last_life, meta_of
+from ddlf.training.downpour.worker import shard_parts, shares
 from ddlf.training.early_downpour import check_replicas
-from ddlf.training.holding import Holding
+from ddlf.training.exchanges.members import ShardsThere
 from ddlf.training.recovery import first_line
 from ddlf.training.roles.evaluation import EVALUATION_BATCH
-from ddlf.training.roles.serving import shard_parts, shares
 from ddlf.training.rounds import Elsewhere, come_home, nowhere, shapes, snapshot
 from ddlf.training.run import Run
-from ddlf.training.shard_state import META, STATE, facts_of_meta, joined, last_life, meta_of
 from ddlf.training.slices import Writing, reading, sliced
 from ddlf.training.slot.task import Reply
-from ddlf.training.there import ShardsThere
 
 WARM = 200
 """Steps of the shards before all replicas begin, if the first one has as many in the first half of its first round."""

@@ -17,10 +17,10 @@ from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ClusterTooSmall, ConnectError, RequestTimeout
 from ddlf.events import Warned
 from ddlf.training.early_downpour import check_enough
+from ddlf.training.exchanges.members import Member, WeightsThere
 from ddlf.training.recovery import LOSS, first_line
 from ddlf.training.rounds import end_all
 from ddlf.training.run import Run
-from ddlf.training.there import Member, WeightsThere
 
 TELL_S = 1.0
 """How long all are waited for as they are told who owns what; a worker that hangs hears of it when it goes on."""

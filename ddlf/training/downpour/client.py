@@ -25,8 +25,8 @@ from ddlf.algorithms.flat_weights import Row
 from ddlf.algorithms.push_rules import KNOWN, Cadence
 from ddlf.algorithms.ranges import Slice
 from ddlf.errors import ConfigError
-from ddlf.training.roles.generation import Unreached
-from ddlf.training.roles.owners import Moved, Owners
+from ddlf.training.downpour.owners import Moved, Owners
+from ddlf.training.exchanges.sharded.plan import Unreached
 
 ON_THEIR_WAY = 2
 """Pushes of a replica that are not acknowledged yet; the next one waits."""

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from ddlf.algorithms.push_rules import Cadence
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppError
-from ddlf.training.roles.between import Stopped, Turns
+from ddlf.training.downpour.client import ModelReplica
+from ddlf.training.downpour.stepper import Stepper
+from ddlf.training.downpour.turns import Stopped, Turns
+from ddlf.training.downpour.worker import End, record, shares
+from ddlf.training.exchanges.sharded.plan import Unreached
 from ddlf.training.roles.calling import CallingReplica
-from ddlf.training.roles.generation import Unreached
-from ddlf.training.roles.pushing import ModelReplica
-from ddlf.training.roles.serving import End, record, shares
-from ddlf.training.roles.stepper import Stepper
 from ddlf.training.slot.app import App, run_train
 from ddlf.training.slot.replica import MOVED_EVERY_S
 from ddlf.training.slot.task import CALLBACKS, MOST_FILES, Reply, SlotState, Task

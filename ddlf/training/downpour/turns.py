@@ -11,9 +11,9 @@ import numpy as np
 from ddlf.algorithms.flat_weights import Row, is_finite
 from ddlf.algorithms.reading_order import Portion, Turned
 from ddlf.errors import AppError
-from ddlf.training.roles.pushing import ModelReplica
-from ddlf.training.roles.serving import planned
-from ddlf.training.roles.stepper import Stepper
+from ddlf.training.downpour.client import ModelReplica
+from ddlf.training.downpour.stepper import Stepper
+from ddlf.training.downpour.worker import planned
 from ddlf.training.slot.task import Task
 
 Work = Callable[[], Coroutine[Any, Any, Any]]

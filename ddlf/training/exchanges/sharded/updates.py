@@ -11,12 +11,12 @@ from ddlf.algorithms.update_check import Fault
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import BadUpdate, ClusterTooSmall, ConnectError, DDLFError
+from ddlf.training.exchanges.members import Member, WeightsThere
 from ddlf.training.gather import check, unfit
 from ddlf.training.recovery import LOSS
 from ddlf.training.rounds import end_all
 from ddlf.training.run import Run
 from ddlf.training.slot.task import Reply, Task
-from ddlf.training.there import Member, WeightsThere
 
 NOTICED_S = 10.0
 """How long a worker that others do not reach has to be noticed as lost: longer, and it is the link between them."""

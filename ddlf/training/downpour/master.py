@@ -19,11 +19,11 @@ from typing import ClassVar
 from ddlf.algorithms.codec import Float32, Outward
 from ddlf.algorithms.push_rules import Adagrad, Pushed
 from ddlf.algorithms.staleness import Inverse, Staleness
+from ddlf.training.downpour.serving import Serving
 from ddlf.training.evaluation import to_its_end
+from ddlf.training.exchanges.members import ShardsThere
 from ddlf.training.rounds import end_all
 from ddlf.training.run import Run
-from ddlf.training.serving import Serving
-from ddlf.training.there import ShardsThere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

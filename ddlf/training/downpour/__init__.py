@@ -1,0 +1,1 @@
+"""Downpour SGD: replicas push gradients to servers of slices of the weights."""
