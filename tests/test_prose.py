@@ -1,0 +1,51 @@
+"""``scripts/prose.py`` finds the patterns of ``docs/contributing/style.md``, and no area has more of them than before."""
+
+import re
+import runpy
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROSE = runpy.run_path(str(ROOT / "scripts/prose.py"))
+PAIRS = re.findall(r"^\| (\d+) \| (.+?) \| (.+?) \|$", (ROOT / "docs/contributing/style.md").read_text(), re.M)
+
+
+def rules_broken(text):
+    return [finding.rule for finding in PROSE["findings_in"](PROSE["Text"]("page.md", 1, text))]
+
+
+@pytest.mark.parametrize(("before", "after"), [pair[1:] for pair in PAIRS], ids=[pair[0] for pair in PAIRS])
+def test_linter_finds_the_left_column_of_the_style_page_and_accepts_the_right(before, after):
+    assert rules_broken(before)
+    assert rules_broken(after) == []
+
+
+def test_style_page_has_thirty_pairs():
+    assert len(PAIRS) == 30
+
+
+def test_no_area_has_more_findings_than_the_baseline_allows():
+    counts = Counter(PROSE["area"](one.path) for path in PROSE["files"]() for one in PROSE["findings"](path))
+    allowed = PROSE["allowed"]()
+    assert {name: count for name, count in counts.items() if count > allowed.get(name, 0)} == {}
+
+
+def test_linter_reads_docstrings_comments_messages_and_pages(tmp_path, monkeypatch):
+    monkeypatch.setitem(PROSE["prose"].__globals__, "ROOT", tmp_path)
+    (tmp_path / "a.py").write_text(
+        '"""The run goes on for now."""\n\nx = f"{1} goes on with the run"\n# it goes on\ny = "goes on"\n'
+    )
+    (tmp_path / "b.md").write_text("One\n\n```\nit goes on\n```\n\n| a | it goes on |\n|---|---|\n\n" + 6 * "line\n")
+    found = [(one.line, one.rule) for name in ("a.py", "b.md") for one in PROSE["findings"](tmp_path / name)]
+    assert sorted(found[:3]) == [(1, "goes on"), (3, "goes on"), (4, "goes on")]
+    assert found[3:] == [(7, "goes on"), (15, "long paragraph")]
+
+
+def test_update_lowers_a_number_and_raises_none(tmp_path, monkeypatch):
+    baseline = tmp_path / "baseline.txt"
+    baseline.write_text("# head\na 5\nb 1\nc 2\n")
+    counted = {"a": 3, "b": 4}
+    lower = PROSE["lowered"](PROSE["allowed"](baseline), Counter(counted))
+    assert lower == {"a": 3, "b": 1}
