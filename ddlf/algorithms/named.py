@@ -21,6 +21,8 @@ class Named:
 
     __slots__ = ()
     family: ClassVar["Family[Any]"]
+    removed: ClassVar[dict[str, str]] = {}
+    """Parameters that earlier versions had, each with the only value that is still read: the one that had no effect."""
 
     def __str__(self) -> str:
         return self.family.text(self)
@@ -79,7 +81,8 @@ class Family(Generic[R]):
             return self._rules[name](**self._parameters(name, rest) if colon else {})
         except ConfigError as error:
             usual = self._spelled(name, self._defaults[name])
-            raise ConfigError(f"{self.kind} {text!r}: {error.message}", hint=f"write it as {usual}") from None
+            hint = error.hint or f"write it as {usual}"
+            raise ConfigError(f"{self.kind} {text!r}: {error.message}", hint=hint) from None
 
     def same(self, rule: R) -> R:
         """Return a rule of this family as its text is read: parameters of their own types, so that one rule has one text.
@@ -114,6 +117,11 @@ class Family(Generic[R]):
                 if place >= len(defaults):
                     raise ConfigError(f"{name} has no more parameters than {', '.join(defaults)}")
                 field, value = list(defaults)[place], field
+            removed: dict[str, str] = getattr(self._rules[name], "removed", {})
+            if field in removed:
+                if value != removed[field]:
+                    raise ConfigError(f"{name} has no {field} any more", hint=f"leave out {field}")
+                continue
             if field not in defaults:
                 raise ConfigError(f"{name} has no parameter {field!r}{_guess(field, defaults)}")
             if field in found:

@@ -23,14 +23,12 @@ class Streaming(Named):
         w_j <- alpha * w_j + (1 - alpha) * w  (on slot j, before its next round)
 
     So a round moves ``1 / P`` of the bytes. What is not trained (BatchNorm statistics) is exchanged in every round, and all in the last one.
-    With ``overlap`` a slot mixes in what was merged of a round only after so many steps of the next one, which its worker trains meanwhile.
 
     Args:
         fragments: P, at most as many as there are tensors that are trained, > 0.
         alpha: Share of its own values that a slot keeps of a fragment that was exchanged, in [0, 1).
         learning_rate: Step size on the update, dimensionless, > 0.
         momentum: Share of the previous velocity to keep, in [0, 1).
-        overlap: tau, steps of a slot's next round before it has what was merged, >= 0.
 
     Raises:
         ConfigError: A value is out of range.
@@ -43,14 +41,15 @@ class Streaming(Named):
     alpha: float = 0.0
     learning_rate: float = 0.7
     momentum: float = 0.9
-    overlap: int = 0
 
     only: ClassVar[str] = "sync"
     kept: ClassVar[int] = 1
     by_value: ClassVar[bool] = True
+    removed: ClassVar[dict[str, str]] = {"overlap": "0"}
 
     def __post_init__(self) -> None:
-        _check_least(fragments=(self.fragments, 1), overlap=(self.overlap, 0))
+        if self.fragments < 1:
+            raise ConfigError(f"fragments must be >= 1, got {self.fragments}")
         check_shares(alpha=self.alpha)
         Nesterov(learning_rate=self.learning_rate, momentum=self.momentum)
 
@@ -103,9 +102,3 @@ def tensors_of(parts: Iterable[int], weights: Sequence[Tensor], trainable: Seque
     """Return the numbers, ascending, of the tensors in some fragments and of all that are not trained."""
     dealt = deal(weights, trainable, fragments)
     return sorted([i for part in parts for i in dealt[part]] + [i for i, learns in enumerate(trainable) if not learns])
-
-
-def _check_least(**values: tuple[int, int]) -> None:
-    for name, (value, least) in values.items():
-        if value < least:
-            raise ConfigError(f"{name} must be >= {least}, got {value}")

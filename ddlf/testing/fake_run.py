@@ -32,7 +32,6 @@ from ddlf.training.crew import Crew
 from ddlf.training.downpour.worker import End
 from ddlf.training.exchanges.sharded.worker import ShardEnd
 from ddlf.training.reporting import hooked
-from ddlf.training.roles.ahead import parts
 from ddlf.training.roles.around import Around
 from ddlf.training.roles.metrics import NOTHING_COUNTED
 from ddlf.training.roles.statistics import moving
@@ -256,12 +255,8 @@ class FakeWorker:
         weights = self.end.weights(told["generation"]) if sharded else read_weights(told, before.get(HELD), self._like)
         exact = [path in self._app.frozen or i in task.apart for i, path in enumerate(self._app.start)]
         own, momentum = before.get(OWN), before.get(OPTIMIZER)
-        first, rest = parts(task, own)
-        if first is not None and own is not None:
-            update, momentum = self.fit(first, own[:-1], momentum)
-            own = [*fragments.after(own[:-1], update), own[-1]]
         begun = apart.begin(fragments.begin(task, weights, own, exact), before.get(APART))
-        update, momentum = self.fit(rest, begun, momentum)
+        update, momentum = self.fit(task, begun, momentum)
         update, control = self.corrected(task, begun, update, before.get(CONTROL))
         update, aside = apart.end(task, weights, begun, update)
         update, own = fragments.end(task, weights, begun, update)

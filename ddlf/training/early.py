@@ -92,31 +92,11 @@ def check_together(settings: Mapping[str, Any]) -> None:
             f"batchnorm={settings['batchnorm']!r} and outer={str(outer)!r} both say which weights a slot keeps",
             hint="leave one of them out",
         )
-    if isinstance(outer, Streaming) and outer.overlap:
-        _check_overlap(settings, outer)
     if isinstance(outer, Streaming) and not weights.delta and str(weights) != "float32":
         raise ConfigError(
             f"weights_codec={str(weights)!r} is for whole weights, and outer={str(outer)!r} exchanges them in fragments",
             hint=f"use weights_codec='delta:{weights}', or float32",
         )
-
-
-def _check_overlap(settings: Mapping[str, Any], outer: Streaming) -> None:
-    """Refuse what a slot cannot know, or has no room for, in the steps before it has what was merged."""
-    steps = settings["worker_steps"]
-    why = {
-        "worker_epochs": settings["worker_epochs"] > 1 and "a round of several epochs is not cut after some steps",
-        "worker_steps": steps is not None and outer.overlap > steps and f"a round has {steps} steps",
-        "balance": settings["balance"] != "equal" and "parts that follow speeds are not known before",
-        "optimizer_state": settings["optimizer_state"] == "averaged" and "it comes with what was merged",
-        "local_rule": settings["local_rule"].steers and "the mean of all controls comes with what was merged",
-    }
-    for name, wrong in why.items():
-        if wrong:
-            raise ConfigError(
-                f"{name}={str(settings[name])!r} and overlap={outer.overlap} of outer='streaming' do not go together: {wrong}",
-                hint="leave one of them out" if name != "worker_steps" else f"use an overlap of {steps} or fewer steps",
-            )
 
 
 def check_sharded(settings: Mapping[str, Any]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from ddlf.algorithms.outer import Streaming
 from ddlf.algorithms.reading_order import MAX_GLOBAL, NEAR, SHUFFLE, Global, Portion
 from ddlf.errors import ConfigError
 from ddlf.events import Warned
@@ -53,12 +52,7 @@ def settle(app: Any, settings: dict[str, Any]) -> None:
                 )
         return
     rule = settings["shuffle"] = settings["shuffle"] or SHUFFLE.read("none" if data.in_order else USUAL)
-    samples, whole, outer = data.manifest.samples, isinstance(rule, Global), settings["outer"]
-    if settings["on_bad"] == "skip" and isinstance(outer, Streaming) and outer.overlap:
-        raise ConfigError(
-            f"on_bad='skip' does not go with outer={str(outer)!r}: with overlap a round is read in two pieces",
-            hint="leave out overlap, or on_bad",
-        )
+    samples, whole = data.manifest.samples, isinstance(rule, Global)
     if settings["on_bad"] == "skip" and settings["mode"] == "downpour":
         raise ConfigError(
             "on_bad='skip' does not go with mode='downpour': replicas number the batches of all samples before they read any",

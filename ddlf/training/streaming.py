@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -45,15 +44,13 @@ class Fragments:
         self.tensors: list[int] = []
         self._parts: Sequence[int] = ()
 
-    async def tasks(self, round: Round) -> list[Task]:
+    def tasks(self, round: Round) -> list[Task]:
         """What slots do in a round."""
         run, rule = self._run, self._rule
         self._parts = range(rule.fragments) if round.last else [round.number % rule.fragments]
         self.tensors = tensors_of(self._parts, self._like, run.facts.trainable, rule.fragments)
         known, wanted = tuple(run.state["merged"][0].tolist()), tuple(self._parts)
-        more: dict[str, Any] = dict(merged=known, wanted=wanted, alpha=rule.alpha, overlap=rule.overlap)
-        ahead = await _ahead(run, round.number + 1, rule.overlap)
-        return [dataclasses.replace(task, **more, ahead=ahead.get(task.slot)) for task in round.tasks]
+        return [dataclasses.replace(task, merged=known, wanted=wanted, alpha=rule.alpha) for task in round.tasks]
 
     def were_merged(self, number: int) -> None:
         """Say that those of a round, from 0, are merged."""
@@ -86,7 +83,7 @@ async def train(run: Run, merge: Rule, rule: Streaming, balance: str) -> None:
     fragments = Fragments(run, rule, run.weights)
     with contextlib.suppress(Ended):
         async for round in run.rounds(balance):
-            tasks = await fragments.tasks(round)
+            tasks = fragments.tasks(round)
             into = merge.start(len(tasks), run.weights, run.facts.names)
             replies = await run.all(tasks, into=into)
             run.state["outer"], weights = rule.update(
@@ -95,11 +92,3 @@ async def train(run: Run, merge: Rule, rule: Streaming, balance: str) -> None:
             fragments.were_merged(round.number)
             await run.commit(await recalibrated(run, weights, replies, merge), replies)
     fragments.tell_late()
-
-
-async def _ahead(run: Run, number: int, steps: int) -> dict[int, Any]:
-    """Of each slot that trains in a round, from 0, the first local epoch, and the samples of its first steps."""
-    if not steps or number == len(run.progress.epochs):
-        return {}
-    epoch, samples = run.progress.starts[number], steps * run.facts.batch_size
-    return {slot: (epoch, (await run.part(slot, number))[:samples]) for slot in range(run.progress.tasks_in(number))}

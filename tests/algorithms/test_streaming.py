@@ -97,11 +97,16 @@ def test_each_fragment_has_a_tensor_also_when_some_are_empty():
         ("streaming:alpha=1", r"alpha must be in \[0, 1\), got 1.0"),
         ("streaming:learning_rate=0", "learning_rate must be finite and > 0"),
         ("streaming:momentum=1", r"momentum must be in \[0, 1\)"),
+        ("streaming:overlap=2", "streaming has no overlap any more; leave out overlap"),
     ],
 )
 def test_what_it_cannot_do_is_refused(text, sentence):
     with pytest.raises(ConfigError, match=sentence):
         OUTER.read(text)
+
+
+def test_the_text_of_an_earlier_version_is_read_if_its_overlap_had_no_effect():
+    assert OUTER.read("streaming:fragments=3,overlap=0") == Streaming(fragments=3)
 
 
 # --- runs with it -----------------------------------------------------------------------------------------------------

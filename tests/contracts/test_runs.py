@@ -80,7 +80,6 @@ ROWS = {
     "fedyogi": (BOTH, {"outer": "fedyogi:0.1"}),
     "fedavgm": (BOTH, {"outer": "fedavgm:0.5,momentum=0.8"}),
     "streaming": (("sync",), {"outer": "streaming:fragments=2,alpha=0.25"}),
-    "streaming with overlap": (("sync",), {"outer": "streaming:fragments=2,alpha=0.25,overlap=2"}),
     "streaming few bytes": (("sync",), {"outer": "streaming:3", "codec": "int8", "weights_codec": "delta:int8"}),
     "reject": (BOTH, {"update_policy": "reject"}),
     "clip": (BOTH, {"update_policy": "clip"}),
@@ -113,7 +112,7 @@ ROWS = {
     "sharded, float16": (("sync",), {"exchange": "sharded", "weights_codec": "float16", "outer": "nesterov"}),
     "sharded, averaged": (("sync",), {"exchange": "sharded", "optimizer_state": "averaged", "codec": "int8"}),
     "sharded, scaffold": (("sync",), {"exchange": "sharded", "local_rule": "scaffold"}),
-    "sharded, streaming": (("sync",), {"exchange": "sharded", "outer": "streaming:fragments=2,alpha=0.25,overlap=2"}),
+    "sharded, streaming": (("sync",), {"exchange": "sharded", "outer": "streaming:fragments=2,alpha=0.25"}),
 }
 """Of each rule the loops that take it, and the settings of a run with it."""
 RUNS = {f"{mode}, {name}": {"mode": mode, **settings} for name, (modes, settings) in ROWS.items() for mode in modes}
@@ -251,9 +250,7 @@ class TestEach:
         for name, before in START.items():
             assert (after[name].dtype, after[name].shape) == (before.dtype, before.shape)
             assert is_float(before) or np.array_equal(after[name], before)
-        # A round of two parts comes to something else.
-        outer = "streaming:fragments=1,overlap=2" if "overlap" in settings.get("outer", "") else "subtract"
-        plain = await undisturbed({**settings, "codec": "float32", "weights_codec": "float32", "outer": outer})
+        plain = await undisturbed({**settings, "codec": "float32", "weights_codec": "float32", "outer": "subtract"})
         variance = list(START).index("norm/variance")
         assert np.array_equal(after["norm/variance"], plain.model.get_weights()[variance])
 
@@ -324,12 +321,6 @@ def alone_in_fragments(run, rule):
     travels = []
     for number in range(ROUNDS):
         task = SimpleNamespace(slot=0, round=number, epochs=1, seed=0, indices=shuffled(run.samples, 0, number))
-        if number and rule.overlap:
-            cut = rule.overlap * run.batch_size
-            task.indices, rest = task.indices[:cut], task.indices[cut:]
-            update, momentum = run.cluster.workers[0].fit(task, own, momentum)
-            own = [np.asarray(w - g) if is_float(w) else w for w, g in zip(own, update, strict=True)]
-            task.indices = rest
         for i in travels:  # those of the round before
             mixes = trains[i] and rule.alpha
             own[i] = np.asarray(rule.alpha * own[i] + (1 - rule.alpha) * weights[i]) if mixes else weights[i]

@@ -70,15 +70,6 @@ async def test_workers_that_are_lost_and_join_change_no_bit(shuffle, length, tmp
     assert bits(await trained(workers=5, **settings)) == bits(undisturbed)
 
 
-@pytest.mark.parametrize("length", [{}, {"round_samples": 60}], ids=["epochs", "rounds within"])
-async def test_first_steps_that_are_trained_ahead_are_of_files_as_of_arrays(length):
-    settings = {"outer": "streaming:2,overlap=2", "batch_size": 8, **length}
-    arrays = await trained(files=(), **settings)
-    assert bits(await trained(shuffle="global", **settings)) == bits(arrays)
-    plain = await trained(shuffle="window:2", **settings)
-    assert bits(await trained(workers=5, shuffle="window:2", **settings)) == bits(plain)
-
-
 def test_a_piece_of_a_portion_is_that_part_of_its_samples():
     (portion,) = portions([5, 7], [12], "window:2", seed=0, epoch=0)
     ids = portion.ids([5, 7]).tolist()
@@ -232,7 +223,6 @@ def test_what_was_left_out_is_in_the_ledger_and_stays_there():
             {"balance": "speed", "round_samples": 20},
             "round_samples=20 cuts 203 samples into 11 rounds, too short for 3",
         ),
-        ({"outer": "streaming:2,overlap=1", "on_bad": "skip"}, "on_bad='skip' does not go with outer='streaming:"),
         ({"round_samples": 4}, "round_samples=4 cuts 203 samples into 51 rounds, too short for 3 slots"),
         ({"round_samples": 50, "worker_steps": 2}, "both say how long a round is"),
         ({"round_samples": 50, "worker_epochs": 2}, "both say how long a round is"),

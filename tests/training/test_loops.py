@@ -423,7 +423,7 @@ async def test_the_sharded_exchange_of_a_keras_model_has_the_bits_of_the_star(cl
     [
         {"optimizer": "adam", "optimizer_state": "averaged", "weights_codec": "float16", "outer": "nesterov"},
         {"local_rule": "scaffold", "norm": True, "batchnorm": "recalibrated", "codec": "int8"},
-        {"optimizer": "adam", "outer": "streaming:fragments=2,overlap=2"},
+        {"optimizer": "adam", "outer": "streaming:fragments=2"},
     ],
     ids=["averaged", "scaffold", "streaming"],
 )

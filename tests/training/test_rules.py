@@ -44,7 +44,7 @@ async def test_with_a_fifth_of_the_slots_turned_around_robust_merges_train_as_wi
 async def test_fragments_and_optimizers_that_stay_are_the_same_bits_on_one_worker_and_on_two(two_workers):
     settings = {
         "slots": 2,
-        "outer": "streaming:2,alpha=0.25,overlap=2",
+        "outer": "streaming:2,alpha=0.25",
         "optimizer": "adam",
         "optimizer_state": "stays",
         "worker_steps": 3,

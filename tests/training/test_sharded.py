@@ -144,7 +144,7 @@ async def test_weights_and_outer_state_have_the_bits_of_the_star(settings, worke
             "norms": ("norm/variance",),
         },
         {"outer": "streaming:fragments=2,alpha=0.25", "slots": 5},
-        {"outer": "streaming:fragments=2,overlap=2", "codec": "int8", "slots": 5},
+        {"outer": "streaming:fragments=2", "codec": "int8", "slots": 5},
         {"outer": "streaming:3", "merge": "geometric", "update_policy": "reject", "local_rule": "scaffold", "slots": 5},
         {"outer": "streaming:2", "optimizer_state": "averaged", "worker_steps": 5, "slots": 8},
         {"outer": "streaming:2", "batchnorm": "recalibrated", "norms": ("norm/variance",), "merge": "median"},

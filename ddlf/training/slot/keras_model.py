@@ -114,7 +114,7 @@ class KerasModel:
         if self.gradients is None and (task.state is not None or task.shared or in_model != task.slot):
             write_optimizer(model, self._fresh if optimizer is None else optimizer)
         if self._place is not None and (steps := task.place) is not None:
-            made = None if task.overlap else task.epochs * -(-len(task.indices) // task.batch_size)
+            made = task.epochs * -(-len(task.indices) // task.batch_size)
             self._place.set(steps, made)
         self._rates, self._first_epoch = task.rates, task.first_epoch
         self._set_rates(task.first_epoch)

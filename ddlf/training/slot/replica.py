@@ -6,7 +6,6 @@ Keras lives on the worker's one compute thread: imported, built and trained ther
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -21,10 +20,9 @@ from ddlf.data.array_cache import ArrayCache
 from ddlf.data.parts import place_of, samples_of
 from ddlf.data.remote_folder import RemoteFolder
 from ddlf.errors import AppError
-from ddlf.training.roles.ahead import Ahead, following, parts, together
 from ddlf.training.roles.build import fresh_names, ready_model
 from ddlf.training.roles.evaluation import beside, counts
-from ddlf.training.roles.metrics import NOTHING_COUNTED, scalars
+from ddlf.training.roles.metrics import scalars
 from ddlf.training.roles.precision import gain_of_bfloat16, set_precision
 from ddlf.training.roles.randomness import reseed
 from ddlf.training.roles.statistics import measured
@@ -88,8 +86,6 @@ class Replica:
         self._model: KerasModel
         self._local: LocalSteps
         self._callbacks: CallbackStates
-        self._ahead: Ahead | None = None  # first steps of the round that comes next
-        self._going: asyncio.Future[None]
 
     # -- verbs --------------------------------------------------------------------------------------------------------
 
@@ -117,10 +113,7 @@ class Replica:
 
     async def train(self, task: dict[str, Any]) -> dict[str, Any]:
         """Carry one slot through one round: a ``Task`` becomes a ``Reply``, both as they travel."""
-        asked = Task.from_message(task)
-        reply: Reply = await self._computed(self.carry, asked)
-        if asked.ahead is not None:
-            self._going = asyncio.ensure_future(self._worker.compute(self.go_ahead, asked))  # while this travels
+        reply: Reply = await self._computed(self.carry, Task.from_message(task))
         return {**(told := reply.to_message()), "update": travelling(told["update"])}
 
     async def measure(self, task: dict[str, Any]) -> Weights:
@@ -135,7 +128,7 @@ class Replica:
         try:
             return await asyncio.shield(computing)
         except asyncio.CancelledError:
-            gone.append(True)  # it may still wait for what was trained ahead
+            gone.append(True)  # the thread may not have begun it
             self._stop()
             await asyncio.wait([computing])
             raise
@@ -231,31 +224,19 @@ class Replica:
         """
         begin = time.perf_counter()
         self.stopping = False
-        ahead, self._ahead = self._ahead, None
         state = self._kept.begin(task)
-        first, rest = parts(task, state.get(OWN))
-        if first is None:
-            ahead, own = None, state.get(OWN)
-            self._begin(task, state)
-        else:
-            if ahead is None or not ahead.is_of(first):
-                ahead = self._first_steps(first, state)
-            own, self._fed = ahead.own, ahead.fed
-            self._model.reseed(task.seed, task.round, task.slot, 1)
-        self._task = task
+        self._begin(task, state)
         weights = read_weights(task.weights, state.get(HELD), self._model.like)
         exact = [flag or i in task.apart for i, flag in enumerate(self._model.lossless)]
-        begun = apart.begin(fragments.begin(task, weights, own, exact), state.get(APART))
+        begun = apart.begin(fragments.begin(task, weights, state.get(OWN), exact), state.get(APART))
         control = state.get(CONTROL)
         if self._model.gradients is None:
-            update, metrics = self._trained(rest, begun, control)
+            update, metrics = self._trained(task, begun, control)
             # What was ended early counts for nothing, and may have made no step.
-            if len(rest.indices) and not self.stopping:
+            if len(task.indices) and not self.stopping:
                 control = self._local.left(update)
         else:
             update, metrics = self._model.gradient(self._samples.batch(task), begun)
-        if ahead is not None:
-            metrics = together([(ahead.metrics, len(ahead.task.indices)), (metrics, len(rest.indices))])
         update, aside = apart.end(task, weights, begun, update)
         update, own = fragments.end(task, weights, begun, update)
         tensors = fragments.exchanged(task, weights, exact)
@@ -280,7 +261,7 @@ class Replica:
             samples=len(task.indices) - sum(samples for _, samples in skipped),
             fed=self._otherwise_fed(task),
             metrics=metrics,
-            counted=NOTHING_COUNTED if ahead is not None else self._model.counted(metrics),
+            counted=self._model.counted(metrics),
             compute_s=time.perf_counter() - begin,
             wait_data_s=wait_data_s,
             files=files[:MOST_FILES],
@@ -290,27 +271,12 @@ class Replica:
             entries=self._model.entries(task),
         )
 
-    def go_ahead(self, task: Task) -> None:
-        """Train the first steps of a slot's next round, while the update of this one and what is merged of it are on their way."""
-        if self.stopping:
-            return
-        with contextlib.suppress(Exception):  # what is wrong is told of when the round is asked for
-            ahead = self._first_steps(following(task), self._kept.left(task.slot, task.round))
-            self._ahead = None if self.stopping else ahead
-
     def _begin(self, task: Task, state: SlotState) -> None:
         """Be what a slot's round begins with, but for the weights."""
         self._task, self._fed = task, []
         self._told = time.monotonic()
         self._model.begin(task, state.get(OPTIMIZER))
         self._callbacks.begin(state.get(CALLBACKS))
-
-    def _first_steps(self, task: Task, state: SlotState) -> Ahead:
-        """Train from a slot's own weights, before what was merged is mixed into them."""
-        self._begin(task, state)
-        *begun, number = state[OWN]
-        update, metrics = self._trained(task, begun, None)
-        return Ahead(task=task, own=[*fragments.after(begun, update), number], metrics=metrics, fed=self._fed)
 
     def _trained(self, task: Task, begun: Weights, control: Any) -> tuple[Weights, dict[str, float]]:
         """The update of local training from some weights, and its metrics."""
@@ -332,11 +298,9 @@ class Replica:
         as_given = len(self._fed) == task.epochs and all(indices is task.indices for indices in self._fed)
         if as_given or not self._fed:
             return None
-        if isinstance(task.indices, Portion):  # with overlap the first steps and the others are two pieces of it
-            whole = task.overlap and sum(map(len, self._fed)) == task.epochs * len(task.indices)
-            return None if whole else len(self._fed)
-        fed = np.concatenate([np.asarray(indices, np.int64).reshape(-1) for indices in self._fed])
-        return None if task.overlap and np.array_equal(fed, task.indices) else fed
+        if isinstance(task.indices, Portion):
+            return len(self._fed)
+        return np.concatenate([np.asarray(indices, np.int64).reshape(-1) for indices in self._fed])
 
     # -- what the default ``IApp.train`` is made of -----------------------------------------------------------------
 
@@ -350,7 +314,7 @@ class Replica:
             Keras's metrics of the last epoch.
         """
         indices = self.app.indices
-        if indices is not self._task.indices and not isinstance(indices, Portion):  # with overlap it is a piece of it
+        if indices is not self._task.indices:
             if isinstance(self._task.indices, Portion):
                 raise AppError(
                     "train has set self.indices, but train_data is read in the order that every slot's part has",

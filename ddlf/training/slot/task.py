@@ -75,8 +75,6 @@ class Task:
         merged: Of each fragment of the weights the round that merged it last, -1 before any; empty where weights are exchanged as a whole.
         wanted: Fragments whose updates come back, if there are any.
         alpha: Share of its own values that the slot keeps of a fragment that was exchanged.
-        overlap: Steps of the round before the slot takes in what was merged.
-        ahead: First local epoch of the slot's next round, and its samples in the steps before that; None if it is not known.
         steps: The steps of the slot's optimizer, as ``Steps`` has them; none if nobody asks.
     """
 
@@ -104,8 +102,6 @@ class Task:
     merged: tuple[int, ...] = ()
     wanted: tuple[int, ...] = ()
     alpha: float = 0.0
-    overlap: int = 0
-    ahead: tuple[int, Any] | None = None
     steps: tuple[int, ...] = ()
 
     @property
@@ -129,8 +125,6 @@ class Task:
         message = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if isinstance(self.indices, Portion):
             message["indices"] = self.indices.to_message()
-            if self.ahead is not None:
-                message["ahead"] = self.ahead[0], self.ahead[1].to_message()
         return message
 
     @classmethod
@@ -138,8 +132,6 @@ class Task:
         """As it came."""
         if isinstance(message["indices"], dict):
             message = message | {"indices": Portion.from_message(message["indices"])}
-            if message["ahead"] is not None:
-                message["ahead"] = message["ahead"][0], Portion.from_message(message["ahead"][1])
         return cls(**message)
 
 
@@ -157,7 +149,7 @@ class Reply:
             ranges of them count; None if they were the partition's.
         metrics: Metrics of the last local epoch.
         counted: What the model's metrics counted in it, as ``metrics.read_state`` gives it.
-        compute_s: Seconds of local training, on the worker's clock, but for steps that it had trained ahead.
+        compute_s: Seconds of local training, on the worker's clock.
         wait_data_s: Those of them that nothing had been read to train on.
         files: Partition files that were opened for it, from 0, in the order of opening; empty with arrays.
         skipped: Partition files that are damaged, from 0, and how many of the task's samples were left out with each.

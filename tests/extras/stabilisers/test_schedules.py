@@ -98,15 +98,6 @@ async def test_the_last_step_of_each_slot_is_at_the_end(two_workers, name, slots
 
 @pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="session")
-async def test_steps_that_are_made_ahead_are_those_of_their_round(two_workers):
-    """52 steps, 13 of them of warm-up. What a round tells is the mean over the samples of its first 2 steps and of the others, which end at 0."""
-    trained = app(two_workers, Scheduled, slots=1, outer="streaming:fragments=2,overlap=2")
-    records = await trained.train_model()
-    assert records[-1].metrics["last_rate"] == pytest.approx(PEAK * 11 / 39 * 32 / 203, rel=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.asyncio(loop_scope="session")
 async def test_with_gradients_averaged_every_step_the_master_goes_to_the_end(two_workers):
     trained = app(two_workers, AllSteps, slots=2)
     records = await trained.train_model()

@@ -2,15 +2,12 @@
 
 import itertools
 import threading
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import ddlf.data
-from ddlf.algorithms.encoding import decode_update
 from ddlf.algorithms.reading_order import portions
-from ddlf.algorithms.streaming import tensors_of
 from ddlf.data.array_cache import ArrayCache
 from ddlf.data.parts import check_data
 from ddlf.data.place import Folder
@@ -22,7 +19,6 @@ from ddlf.training.roles.evaluation import counts, evaluate, fitting
 from ddlf.training.roles.metrics import MetricMerge
 from ddlf.training.slot.file_feed import FileFeed
 from ddlf.training.slot.replica import Replica
-from ddlf.training.slot.task import Task
 from tests.patience import PATIENCE_S
 from tests.training.models import Blobs, blobs, equal
 from tests.training.slot.test_replica import FakeWorker, arrays, task
@@ -402,26 +398,3 @@ def test_damaged_files_are_left_out_if_that_is_wanted_and_the_rest_is_the_bits_o
     files = of_files(where, on_bad="skip")
     with pytest.raises(DatasetError, match=r"nothing is left to train on: .*safetensors"):
         files.carry(task(files, weights=start, indices=portion))
-
-
-def test_first_steps_of_files_that_are_trained_ahead_are_the_bits_of_arrays(place):
-    files, plain = of_files(place()), made()
-    (whole,) = portions(SIZES, [203], "window:2", seed=3, epoch=0)
-    pieces, w = (whole[:100], whole[100:180]), plain.app.model.get_weights()
-
-    def streamed(replica, round, read):
-        merged, wanted = ((-1, -1), (0,)) if round == 0 else ((0, -1), (1,))
-        asked = task(replica, round=round, indices=read(pieces[round]), weights=w)
-        rest = dict(keep=("optimizer", "own"), merged=merged, wanted=wanted, alpha=0.25, overlap=2)
-        asked = replace(asked, **rest, ahead=(1, read(pieces[1][:32])) if round == 0 else None)
-        return Task.from_message(asked.to_message())
-
-    replies = []
-    for replica, read in ((files, lambda piece: piece), (plain, lambda piece: piece.ids(SIZES))):
-        replica.carry(streamed(replica, 0, read))
-        replica.go_ahead(streamed(replica, 0, read))
-        assert replica._ahead is not None
-        replies.append(replica.carry(streamed(replica, 1, read)))
-    assert [reply.fed for reply in replies] == [None, None]
-    like = [w[i] for i in tensors_of([1], w, [True] * len(w), 2)]
-    assert equal(*(decode_update(reply.update, like) for reply in replies))

@@ -8,7 +8,6 @@ import pytest
 
 from ddlf.algorithms.codec import CODEC
 from ddlf.algorithms.encoding import decode_update, encode_update
-from ddlf.algorithms.streaming import tensors_of
 from ddlf.data.array_cache import ArrayCache
 from ddlf.data.parts import check_data
 from ddlf.errors import AppError, AppMissing
@@ -75,7 +74,6 @@ def carried(replica, slot, round):
 
 
 def arrays(reply, like):
-    from ddlf.algorithms.encoding import decode_update
 
     return decode_update(reply.update, like)
 
@@ -584,62 +582,3 @@ def test_moving_statistics_are_those_of_the_samples_by_the_formula_and_training_
     replica.statistics(asked)
     again = arrays(replica.carry(replace(asked, state={})), weights)
     assert all(np.array_equal(one, other) for one, other in zip(first, again, strict=True))
-
-
-def streamed(replica, *, round, weights=None, alpha=0.25, **more):
-    """A task of two fragments, of which the first was merged in the first round, with two steps of 16 before that is mixed in."""
-    order = np.random.default_rng(1).permutation(203).astype(np.uint8)
-    parts = order[:100], order[100:180]
-    merged, wanted = ((-1, -1), (0,)) if round == 0 else ((0, -1), (1,))
-    asked = task(replica, round=round, indices=parts[round], weights=weights)
-    rest = dict(keep=("optimizer", "own"), back=("optimizer",), merged=merged, wanted=wanted, alpha=alpha, overlap=2)
-    return replace(asked, **rest, ahead=(1, parts[1][:32]) if round == 0 else None, **more)
-
-
-@pytest.mark.slow
-def test_what_was_merged_reaches_a_slot_after_some_steps_of_its_next_round_by_the_formula(make_replica):
-    replica = make_replica()
-    w = replica.app.model.get_weights()
-    replica.carry(streamed(replica, round=0, weights=w))
-    *own, _ = replica._kept.left(0, 0)["own"]
-    merged = [value + 0.5 for value in w]
-    asked = streamed(replica, round=1, weights=merged)
-    sent = decode_update(replica.carry(asked).update, [merged[i] for i in tensors_of([1], w, [True] * 4, 2)])
-    x, y = blobs(203)
-    plain = small_model()
-    plain.set_weights(own)
-    first, rest = asked.indices[:32], asked.indices[32:]
-    plain.fit(x[first], y[first], 16, verbose=0, shuffle=False)
-    after = plain.get_weights()
-    for i in tensors_of([0], w, [True] * 4, 2):
-        after[i] = 0.25 * after[i] + 0.75 * merged[i]
-    plain.set_weights(after)
-    plain.fit(x[rest], y[rest], 16, verbose=0, shuffle=False)
-    for got, i in zip(sent, tensors_of([1], w, [True] * 4, 2), strict=True):
-        assert np.allclose(got, merged[i] - plain.get_weights()[i], rtol=0, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_steps_that_a_worker_trained_ahead_are_those_of_one_that_did_not_and_of_one_that_the_slot_moved_to(
-    make_replica,
-):
-    kind = dict(dropout=0.5, optimizer="adam")
-    one, other, third = (make_replica(**kind) for _ in range(3))
-    w = one.app.model.get_weights()
-    for replica in (one, other):
-        replica.carry(streamed(replica, round=0, weights=w))
-    one.go_ahead(streamed(one, round=0, weights=w))
-    assert one._ahead is not None
-    moved = {name: one._kept.left(0, 0)[name] for name in ("optimizer", "own")}
-    trained, usual = [], one._model.fit
-    one._model.fit = lambda data, *given: trained.append(len(data)) or usual(data, *given)
-    replies = [replica.carry(streamed(replica, round=1, weights=w)) for replica in (one, other)]
-    replies.append(third.carry(streamed(third, round=1, weights=w, state=moved)))
-    assert trained == [3]  # of five batches two were there
-    for reply in replies:
-        like = [w[i] for i in tensors_of([1], w, [True] * 4, 2)]
-        assert equal(decode_update(reply.update, like), decode_update(replies[0].update, like))
-        assert equal(reply.state["optimizer"], replies[0].state["optimizer"])
-        assert reply.metrics == replies[0].metrics
-        assert reply.fed is None
-        assert reply.samples == 80

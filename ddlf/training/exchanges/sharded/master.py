@@ -367,7 +367,7 @@ async def train(run: Run, there: WeightsThere, merge: Rule, outer: OuterOptimize
     try:
         with contextlib.suppress(Ended):
             async for round in run.rounds(balance):
-                tasks = round.tasks if fragments is None else await fragments.tasks(round)
+                tasks = round.tasks if fragments is None else fragments.tasks(round)
                 tensors = None if fragments is None else fragments.tensors
                 replies, place = await shards.merged(await shards.all(tasks, tensors))
                 if fragments is not None:

@@ -44,7 +44,7 @@ def begin(task: Task, weights: Weights, own: Own | None, lossless: Sequence[bool
     Args:
         task: The round.
         weights: The global ones.
-        own: What its round before, or the first steps of this one, have left; None where nothing.
+        own: What its round before has left; None where nothing.
         lossless: Whether each is not trained: of those the global values are taken.
     """
     if not task.merged or not own:
