@@ -1,4 +1,4 @@
-"""The README's examples run as they are shown."""
+"""The examples of the README, and the first one of the page of calls, run as they are shown."""
 
 import os
 import re
@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+PAGES = ("README.md", "docs/howto/calls.md")
+BLOCKS = [block for page in PAGES for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)]
 
 
 @pytest.fixture

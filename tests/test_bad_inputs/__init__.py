@@ -12,5 +12,7 @@ The numbers are those of the project's list. Rows that belong to one part of the
     B94      a request with the key of another lease     tests/end_to_end/test_faults.py, tests/worker/test_lease.py
     B95      any cutting of the stream                   tests/rpc/test_frame.py, tests/rpc/test_connection.py
 
-There is no reader of CSV files or pictures, so B103 and B104 have nothing to test; nothing on the wire is compressed, so neither has B91.
+    B103     CSV files; B104 pictures                    tests/data/test_sources.py, tests/data/test_formats.py
+
+The wire compresses no bytes, so B91 has no test.
 """

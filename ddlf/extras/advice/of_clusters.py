@@ -245,7 +245,7 @@ CLUSTER = (
         look=_callbacks,
         why="A worker sees its own part: it stops, saves or slows down where the others do not.",
         fix="Put them into callbacks, which run on the master with the metrics of all.",
-        source="docs/howto/guide.md, callbacks",
+        source="docs/howto/train.md, Keras's callbacks",
     ),
     Rule(
         id="C14",
@@ -255,7 +255,7 @@ CLUSTER = (
         look=_left_behind,
         why="Weights and the optimizer of compile travel with a slot, and nothing else does: the rest is another one on each worker, or lost.",
         fix="Have one optimizer, that of compile, and keep what is to last in float weights.",
-        source="docs/howto/guide.md, State that is not a weight",
+        source="docs/howto/train.md, State that is not a weight",
     ),
     Rule(
         id="C11",
@@ -285,7 +285,7 @@ CLUSTER = (
         look=_asked,
         why="Data and model are to be the same on all workers: by a name, or a variable that is set on one machine, they come out different.",
         fix="Ask on the master alone: in __init__, kept in an attribute, which travels with the app, or by -p KEY=VALUE.",
-        source="docs/howto/guide.md, Workers on other machines",
+        source="docs/howto/calls.md, Use workers on other machines",
     ),
     Rule(
         id="C16",
@@ -305,6 +305,6 @@ CLUSTER = (
         look=_own_train,
         why="What a slot learns is lost, undone, or learnt by all: of its own samples it is to give weights before minus weights after.",
         fix="Begin with self.model.set_weights(weights), and return [before - after, ...] in the order of model.weights.",
-        source="docs/howto/guide.md, a loop of your own",
+        source="docs/howto/train.md, Your own local training",
     ),
 )
