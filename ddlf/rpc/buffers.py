@@ -1,7 +1,7 @@
 """Memory for the arrays that come, used again when nobody holds them any more. Runs in the executor and on the master.
 
 The first touch of fresh memory costs as much as the copy into it, and several times that on a virtual machine whose host has taken the free
-pages back (``docs/explanation/performance.md``). A training run receives the same sizes every round, so what the last round left is used again.
+pages back (``docs/contributing/LAB.md``). A training run receives the same sizes every round, so what the last round left is used again.
 Users see ordinary arrays, theirs for as long as they keep them or any view of them.
 """
 

@@ -5,7 +5,7 @@ The samples are gathered by index batch by batch, so the data set is never copie
 With TensorFlow the batches come from a ``tf.data`` pipeline that is built once and used in every round, with its autotuning off. Autotuning is on
 when ``fit`` is given arrays, and then the end of ``fit`` can wait for the autotuning thread's next wake-up, as long again as the training itself
 took (TensorFlow 2.21: ``Model::OptimizeLoop`` is notified before it can see that it was cancelled).
-``docs/explanation/performance.md`` has the figures.
+``docs/contributing/LAB.md`` has the figures.
 """
 
 from __future__ import annotations
