@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddlf.cli.options import named_cluster
+from ddlf.cli.options import add_cluster_options, add_json, named_cluster
 from ddlf.cli.pairs import taken
+from ddlf.cli.parsing import Command, Parser, number
 from ddlf.errors import ConfigError, ConnectError, DDLFError
 from ddlf.rpc.messages import Request
 from ddlf.training.roles.ways import WAYS, Ways
@@ -135,6 +136,14 @@ async def between(options: argparse.Namespace, which: list[int]) -> list[Pair]:
     return found
 
 
+def _options(parser: Parser) -> None:
+    add_cluster_options(parser)
+    parser.add("--megabytes", type=number(1, 1000), default=32, metavar="N", help="size of a transfer (default: 32)")
+    parser.add("--limit", type=number(1), default=60, metavar="S", help="maximum seconds per worker (default: 60)")
+    parser.add("--pairs", action="store_true", help="also measure between workers; nobody else may use them meanwhile")
+    add_json(parser)
+
+
 async def bench(options: argparse.Namespace) -> int:
     """Measure each worker and print a line for it; return the exit code."""
     cluster = named_cluster(options, guest=True)
@@ -211,3 +220,15 @@ def slow_pairs(pairs: list[Pair]) -> list[str]:
         for a, b, speed in speeds
         if speed < SLOW * middle
     ]
+
+
+BENCH = Command(
+    description="Measure latency and speed of the connection to each worker.",
+    examples=(
+        "ddlf bench -c cluster.yaml",
+        "ddlf bench -c cluster.yaml --pairs",
+        "ddlf bench --hosts 10.0.0.11:9000 --megabytes 100",
+    ),
+    options=_options,
+    run=bench,
+)

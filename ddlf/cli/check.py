@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+from pathlib import Path
 from typing import Any
 
 from ddlf.app import IApp
-from ddlf.cli.options import add_options
-from ddlf.cli.parsing import Parser
+from ddlf.cli.options import add_json, add_options, add_parameters, add_target, add_verbose
+from ddlf.cli.parsing import Command, Parser, number
 from ddlf.cli.run import execute
 from ddlf.cli.stopping import Stop
 from ddlf.cli.target import find_target, prepare_app
@@ -19,8 +20,17 @@ from ddlf.monitor.ui import attached, opened
 from ddlf.training.plain import Compared, compare
 
 
+def _options(parser: Parser) -> None:
+    parser.add("app", type=Path, help="Python file with a subclass of ddlf.IApp")
+    parser.add("--batches", type=number(1), default=20, metavar="N", help="batches to compare (default: 20)")
+    add_target(parser)
+    add_parameters(parser)
+    add_json(parser)
+    add_verbose(parser)
+
+
 def check(options: argparse.Namespace) -> int:
-    """Compare, print what came of it, and return the exit code: 0 if they agree."""
+    """Compare, print the result, and return the exit code: 0 if they agree."""
     of_run = Parser()
     add_options(of_run)
     settings = of_run.parse_args(["--local", "1", "--out", "none"])
@@ -36,7 +46,7 @@ async def _check(target: Any, options: argparse.Namespace, stop: Stop) -> int:
 
     if not (inspect.isclass(target) and issubclass(target, IApp)):
         raise AppError(
-            f"{target.__name__} is no app: there is nothing to compare", hint="check a subclass of ddlf.IApp"
+            f"{target.__name__} is not an app, so there is nothing to compare", hint="check a subclass of ddlf.IApp"
         )
     app = prepare_app(target, Cluster.local(1), options)
     with opened(options.ui or "plain") as display, attached(app, display):
@@ -52,20 +62,34 @@ async def _check(target: Any, options: argparse.Namespace, stop: Stop) -> int:
 
 
 def lines(name: str, compared: Compared) -> list[str]:
-    """What people read of it.
+    """Return the lines of the result.
 
     Args:
-        name: Name of the app's class.
-        compared: What came of the comparison.
+        name: The name of the app's class.
+        compared: The result of the comparison.
     """
-    of = f"{compared.batches} batch{'es' * (compared.batches != 1)} of {compared.batch_size} samples"
+    length = f"{compared.batches} batch{'es' * (compared.batches != 1)} of {compared.batch_size} samples"
     if (differs := compared.differs) is None:
         how = "the same bits as" if compared.same_bits else f"equal to rounding (at most {compared.most:.1e} apart) to"
-        return [f"agrees    {name}, with one slot, over {of}: {how} plain Keras"]
+        return [f"agrees    {name}, with one slot, over {length}: {how} plain Keras"]
     place = f" {list(differs.place)}" if differs.place else ""
     more = f"; {differs.tensors} tensors differ, at most by {differs.most:.2g}" if differs.tensors > 1 else ""
     return [
-        f"differs   {name}, with one slot, from batch {differs.batch} on, of {of}",
+        f"differs   {name}, with one slot, from batch {differs.batch} on, of {length}",
         f"where     {differs.tensor}{place}: {differs.expected:.9g} with plain Keras, {differs.found:.9g} with the app{more}",
         f"cause     {differs.cause}",
     ]
+
+
+CHECK = Command(
+    description="Train an app with one slot on one local worker, and plain Keras on the same samples in the same order "
+    "with the same seeds, and say whether they agree. If not, print the first batch and weight that differ and the "
+    "likely cause. The exit code is 0 if they agree.",
+    examples=(
+        "ddlf check app.py",
+        "ddlf check app.py --batches 100 -p learning_rate=0.05",
+        "ddlf check app.py --json",
+    ),
+    options=_options,
+    run=check,
+)

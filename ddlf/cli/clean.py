@@ -6,7 +6,9 @@ import argparse
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from ddlf.cli.options import named_cluster
+from ddlf.cli.options import add_cluster_options, named_cluster
+from ddlf.cli.parsing import Command, Parser
+from ddlf.cli.status import data_sets
 from ddlf.errors import DDLFError, LeaseError, RequestTimeout
 from ddlf.rpc.messages import Request
 
@@ -14,13 +16,18 @@ if TYPE_CHECKING:
     from ddlf.cluster.proxy import ProxyWorker
 
 
-async def command(options: argparse.Namespace) -> int:
-    """``clean`` the workers that the options name: no guest, for what is freed must be nobody else's."""
+def _options(parser: Parser) -> None:
+    add_cluster_options(parser)
+    parser.add("--methods", action="store_true", help="also remove hosted methods")
+
+
+async def clean_named(options: argparse.Namespace) -> int:
+    """Clean the workers that the options name."""
     return await clean(named_cluster(options).workers, options)
 
 
 async def clean(workers: list[ProxyWorker], options: argparse.Namespace) -> int:
-    """Free data, models and variables of all workers, or of none while somebody's run uses one of them.
+    """Free data, models and variables of all workers, or of none if a run uses one of them.
 
     Args:
         workers: Not connected.
@@ -51,7 +58,7 @@ async def clean(workers: list[ProxyWorker], options: argparse.Namespace) -> int:
 
 
 async def _take(worker: ProxyWorker, timeout_s: float) -> dict[str, Any] | DDLFError:
-    """Have the worker, so that nobody begins a run meanwhile; returns its status."""
+    """Lease the worker, so that nobody starts a run meanwhile; returns its status."""
     try:
         await worker.connect_control(timeout_s=timeout_s)
         return await worker.status(timeout_s)
@@ -78,19 +85,20 @@ async def _clean(worker: ProxyWorker, status: dict[str, Any] | DDLFError, option
         error.worker = ""
         return error
     freed = [
-        *held(status),
+        *data_sets(status),
         *([f"variables {', '.join(sorted(variables))}"] if variables else []),
         *([f"methods {', '.join(methods)}"] if methods else []),
     ]
-    return f"freed: {'; '.join(freed)}" if freed else "nothing to free but what methods kept"
-
-
-def held(status: dict[str, Any]) -> list[str]:
-    """The data sets that a worker holds, as a list of at most one text."""
-    data = status.get("datasets") or {"count": 0, "bytes": 0}
-    sets = "data set" if data["count"] == 1 else "data sets"
-    return [f"{data['count']} {sets} of {data['bytes'] / 1e6:,.1f} MB"] if data["count"] else []
+    return f"freed: {'; '.join(freed)}" if freed else "nothing to free"
 
 
 def _row(worker: ProxyWorker, text: str) -> str:
     return f"{worker.id:>3}  {worker.label:<21}  {text}"
+
+
+CLEAN = Command(
+    description="Free data, models and variables that earlier runs left on the workers.",
+    examples=("ddlf clean -c cluster.yaml", "ddlf clean --methods          # hosted methods, too"),
+    options=_options,
+    run=clean_named,
+)

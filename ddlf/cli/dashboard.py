@@ -1,4 +1,4 @@
-"""The page of a run: whether ``ddlf run`` shows one, and ``ddlf dashboard``, which finds those that are shown."""
+"""``ddlf dashboard``: find the page of a run. Also decides whether ``ddlf run`` serves one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
+from ddlf.cli.parsing import Command, Parser
 from ddlf.errors import ConfigError, ConnectError, DDLFError
 
 if TYPE_CHECKING:
@@ -22,14 +23,14 @@ WORDS = {
     **dict.fromkeys(("0", "off", "false", "no"), False),
     "auto": None,
 }
-NO_PAGE = "no run of yours shows a dashboard on this machine"
+NO_PAGE = "no run of yours has a dashboard on this machine"
 
 
-def said(options: argparse.Namespace) -> tuple[bool | int | None, str] | None:
-    """What the command line says about the page, or else ``$DDLF_DASHBOARD``, and which of them; None if neither says anything.
+def requested(options: argparse.Namespace) -> tuple[bool | int | None, str] | None:
+    """Return what ``--dashboard`` or else ``$DDLF_DASHBOARD`` says about the page, and which of them; None if neither does.
 
     Raises:
-        ConfigError: It cannot be.
+        ConfigError: The variable has another value.
     """
     if options.dashboard is not None:
         return options.dashboard, "--dashboard" if options.dashboard else "--no-dashboard"
@@ -44,10 +45,10 @@ def said(options: argparse.Namespace) -> tuple[bool | int | None, str] | None:
 
 
 @contextlib.asynccontextmanager
-async def shown(
+async def served(
     cluster: Cluster, app: Any, options: argparse.Namespace, display: Display, stop: Stop, described: str
 ) -> AsyncIterator[None]:
-    """Show a page meanwhile, if one is wanted, and say where. What keeps it from being shown is a line, unless a port was named.
+    """Serve the page meanwhile, if it is wanted, and print its address. A problem is an error only if a port was given.
 
     Args:
         cluster: What the page shows.
@@ -60,14 +61,14 @@ async def shown(
     Raises:
         ListenError: The port that was named cannot be used.
     """
-    wanted = (said(options) or (None, ""))[0] if app is None else app.dashboard
+    wanted = (requested(options) or (None, ""))[0] if app is None else app.dashboard
     if wanted is None:
         wanted = sys.stdout.isatty() and display.prints and not os.environ.get("CI")
     if wanted is False:
         yield
         return
 
-    def say(text: str) -> None:  # as one line, which is to be copied
+    def say(text: str) -> None:  # on one line, so that it can be copied
         print(text, file=None if display.prints else sys.stderr, flush=True)
 
     button = stop.interrupted if app is not None else None
@@ -90,8 +91,12 @@ async def shown(
         page.close()
 
 
+def _options(parser: Parser) -> None:
+    parser.add("--no-open", dest="open", action="store_false", help="do not open a browser")
+
+
 def dashboard(options: argparse.Namespace) -> int:
-    """Print where the pages of this user's runs are, the newest first, and open that one if there is a screen."""
+    """Print the addresses of the pages of this user's runs, the newest first, and open that one if there is a screen."""
     from ddlf.monitor.dashboard.address import tunnel
     from ddlf.monitor.dashboard.places import found
 
@@ -110,7 +115,15 @@ def dashboard(options: argparse.Namespace) -> int:
 
 
 def has_screen() -> bool:
-    """Whether a browser that is opened here is seen."""
+    """Return whether the user would see a browser that is opened here."""
     return sys.stdout.isatty() and (
         sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     )
+
+
+DASHBOARD = Command(
+    description="Print the addresses of the pages of your runs on this machine, and open the newest in a browser.",
+    examples=("ddlf dashboard", "ddlf dashboard --no-open"),
+    options=_options,
+    run=dashboard,
+)

@@ -1,4 +1,4 @@
-"""``ddlf data``: data sets as partition files. Runs on any machine; no cluster is needed."""
+"""``ddlf data``: data sets in partition files, for data that is larger than memory. Needs no cluster."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ddlf.algorithms.reading_order import SHUFFLE, Global, Window
-from ddlf.cli.options import named_cluster
+from ddlf.cli.options import add_json, add_verbose, named_cluster
+from ddlf.cli.parsing import Command, Parser, addresses, number
 from ddlf.data.manifest import Manifest
 from ddlf.data.place import Folder, Place, open_place
 from ddlf.data.repartition import PartitionedSource
@@ -26,10 +28,106 @@ from ddlf.data.verify import Moved, damage
 from ddlf.data.verify import export as exported
 from ddlf.errors import ConfigError, DatasetError
 from ddlf.events.record import size
+from ddlf.training.settings.checks import count_of_bytes
 from ddlf.worker.machine import memory
 
-USUAL_MEMORY = 2**30
+DEFAULT_MEMORY = 2**30
 EVERY_S = 0.2
+
+
+def _split_options(parser: Parser) -> None:
+    def column(*names: str, metavar: str, help: str) -> None:
+        parser.add(*names, default="", metavar=metavar, help=help, group="samples")
+
+    parser.add("source", type=Path, help=".npz, .npy, .csv, .parquet, .tar, .tfrecord, or a folder")
+    parser.add("place", help="empty or new folder, or URL")
+    parser.add("--shuffle", choices=("global", "none"), default="global", help="shuffle all samples (default: global)")
+    column("--stratify", metavar="COLUMN", help="column with labels that are spread evenly over the files")
+    parser.add("--seed", type=number(0), metavar="N", help="random seed of the shuffle (default: 0)")
+    column("--columns", metavar="A,B=C", help="columns to use; new=old renames one")
+    parser.add(
+        *("--part",),
+        choices=("train", "val", "test"),
+        metavar="NAME",
+        help="use the arrays x_NAME, y_NAME, w_NAME",
+        group="samples",
+    )
+    column("--label", metavar="NAME", help="column of the table that is the label")
+    column("--image-size", metavar="WxH", help="resize all images")
+    column("--ragged", metavar="A,B", help="columns of variable length; images stay encoded")
+    _add_sizes(parser, required=False)
+    _add_workers(parser, "send the files to the machines of these workers", required=False)
+    add_verbose(parser)
+
+
+def _send_options(parser: Parser) -> None:
+    parser.add("place", help="absolute path of the data set's folder, which is complete here")
+    _add_workers(parser, "addresses of workers", required=True)
+    add_verbose(parser)
+
+
+def _repartition_options(parser: Parser) -> None:
+    _add_place(parser)
+    _add_sizes(parser, required=True)
+    parser.add("--remove-old", action="store_true", help="remove the files of the previous version")
+    add_verbose(parser)
+
+
+def _info_options(parser: Parser) -> None:
+    _add_place(parser)
+    parser.add("--workers", type=number(1), default=2, metavar="N", help="number of workers (default: 2)")
+    parser.add("--shuffle", default="window:8", metavar="RULE", help="global, window:N, none (default: window:8)")
+    add_json(parser)
+    add_verbose(parser)
+
+
+def _verify_options(parser: Parser) -> None:
+    _add_place(parser)
+    add_verbose(parser)
+
+
+def _export_options(parser: Parser) -> None:
+    _add_place(parser)
+    parser.add("target", type=Path, help="new file")
+    add_verbose(parser)
+
+
+def _add_place(parser: Parser) -> None:
+    parser.add("place", help="folder or URL of the data set")
+
+
+def _add_sizes(parser: Parser, *, required: bool) -> None:
+    one = parser.add_mutually_exclusive_group(required=required)
+
+    def add(*names: str, within: Any = None, **more: Any) -> None:
+        parser.add(*names, group="files", within=within, **more)
+
+    add("--files", type=number(1), metavar="N", help="number of files", within=one)
+    add("--file-samples", type=number(1), metavar="N", help="maximum number of samples per file", within=one)
+    add("--file-bytes", type=_size, metavar="SIZE", help="maximum size of a file (split: 64MB)", within=one)
+    add("--memory", type=_size, metavar="SIZE", help="memory to work in (default: a quarter of the machine's)")
+
+
+def _add_workers(parser: Parser, help: str, *, required: bool) -> None:
+    one = parser.add_mutually_exclusive_group(required=required)
+
+    def add(*names: str, within: Any = None, **more: Any) -> None:
+        parser.add(*names, group="workers", within=within, common=required, **more)
+
+    add("-c", "--config", type=Path, metavar="PATH", help="cluster file that lists the workers", within=one)
+    add("--hosts", type=addresses, metavar="A:9000,B:9000", help=help, within=one)
+    copies = "number of machines that get each file (default: 1)"
+    add("--copies", type=number(1), metavar="N", default=1 if required else None, help=copies)
+    add("--token-file", type=Path, metavar="PATH", help="file with the workers' token")
+    add("--insecure-plaintext", action="store_true", help="with --hosts: do not encrypt")
+
+
+def _size(text: str) -> int:
+    """An argparse type: a size such as ``64MB``, ``1.5 GiB`` or a number of bytes."""
+    try:
+        return count_of_bytes("it", text) or 0
+    except ConfigError:
+        raise argparse.ArgumentTypeError(f"not a size above 0: {text!r}; write it as 512MB or 2GB") from None
 
 
 def split(options: argparse.Namespace) -> int:
@@ -45,11 +143,11 @@ def split(options: argparse.Namespace) -> int:
         and isinstance(place, Folder)
         and place.path.resolve().is_relative_to(options.source.resolve())
     ):
-        raise ConfigError(f"{place} is inside of {options.source}", hint="write the data set somewhere else")
+        raise ConfigError(f"{place} is inside {options.source}", hint="write the data set somewhere else")
     source = open_source(
         options.source,
         columns=options.columns,
-        part=options.part,
+        part=options.part or "",
         label=options.label,
         image_size=options.image_size,
         ragged=options.ragged,
@@ -58,7 +156,7 @@ def split(options: argparse.Namespace) -> int:
     if hosts and not (options.files or options.file_samples or options.file_bytes):
         sizes = sizes_of(source.samples, 1, files=min(-(-len(sizes) // hosts) * hosts, source.samples))
     began = time.monotonic()
-    how = (options.columns, options.part, options.label, options.image_size, options.ragged)
+    how = (options.columns, options.part or "", options.label, options.image_size, options.ragged)
     with _line() as moved:
         made = written(
             source,
@@ -155,7 +253,7 @@ def _sizes(source: Source, options: argparse.Namespace) -> list[int]:
 
 
 def _cap(options: argparse.Namespace) -> int:
-    return int(options.memory or (memory()[0] or 4 * USUAL_MEMORY) // 4)
+    return int(options.memory or (memory()[0] or 4 * DEFAULT_MEMORY) // 4)
 
 
 def info(options: argparse.Namespace) -> int:
@@ -268,3 +366,74 @@ def _line(unit: str = "samples") -> Iterator[Moved]:
         if width:
             sys.stderr.write(f"\r{'':<{width}}\r")
             sys.stderr.flush()
+
+
+def _action(help: str, description: str, options: Any, run: Any, *examples: str) -> tuple[str, Command]:
+    return help, Command(description=description, examples=examples, options=options, run=run)
+
+
+DATA = Command(
+    description="Data sets in partition files, for data that is larger than memory.",
+    examples=("ddlf data split mnist.npz /shared/mnist", "ddlf data info /shared/mnist"),
+    actions={
+        "split": _action(
+            "write a source as partition files",
+            "Write arrays (.npz, .npy, a folder of .npy), a table (.csv, .parquet), samples (.tar, .tfrecord) or images "
+            "(one folder per class) into a new folder, as partition files with a manifest. All samples are shuffled "
+            "together, however large the source is. An interrupted write leaves no data set behind; run the same "
+            "command again to continue. It starts over if the source or an option has changed.",
+            _split_options,
+            split,
+            "ddlf data split mnist.npz /shared/mnist                       # x_train, y_train as x, y",
+            "ddlf data split mnist.npz /shared/mnist-test --part test",
+            "ddlf data split photos /shared/photos --image-size 64x64 --files 12",
+            "ddlf data split photos /shared/photos --ragged x     # encoded, for ddlf.data.open(place, decode=...)",
+            "ddlf data split table.csv /shared/table --label price --file-samples 100000",
+            "ddlf data split shards /shared/shards --columns x=image,y=label    # a folder of .tar, .parquet, .tfrecord",
+            "ddlf data split big.npz /shared/big --file-bytes 128MB --memory 2GB",
+        ),
+        "send": _action(
+            "copy its files to each worker's disk",
+            "Copy to each machine of a cluster its part of a data set, into a folder of the same name, over the "
+            "connections to its workers. For machines without a shared folder. Only missing files are sent, so the same "
+            "command continues after an interruption.",
+            _send_options,
+            send,
+            "ddlf data send /data/mnist --hosts pc1:9000,pc2:9000,pc3:9000 --copies 2",
+            "ddlf data send /data/mnist --config cluster.yaml --copies 2",
+        ),
+        "repartition": _action(
+            "write a data set into more or fewer files",
+            "Write the samples of a data set into more or fewer partition files, in the same order, as its next version. "
+            "The previous version stays in use until all files are written, and its files stay for current readers "
+            "until the next repartition. Run the same command again to continue after an interruption.",
+            _repartition_options,
+            repartition,
+            "ddlf data repartition /shared/mnist --files 7",
+            "ddlf data repartition s3://bucket/photos --file-bytes 32MB --remove-old",
+        ),
+        "info": _action(
+            "show its contents, and what a worker needs for it",
+            "Show the manifest of a data set, and how much memory and disk a worker needs for it. Reads no data files.",
+            _info_options,
+            info,
+            "ddlf data info /shared/mnist",
+            "ddlf data info /shared/mnist --workers 8 --shuffle window:4",
+        ),
+        "verify": _action(
+            "check every byte",
+            "Read all files and compare them with the manifest. The exit code is 0 if nothing is damaged.",
+            _verify_options,
+            verify,
+            "ddlf data verify /shared/mnist",
+        ),
+        "export": _action(
+            "write all samples into one file",
+            "Write all samples of a data set into one file, in the order of their ids: .npz, .parquet, .tar (as in "
+            "WebDataset) or .tfrecord.",
+            _export_options,
+            export,
+            "ddlf data export /shared/mnist mnist-again.npz",
+        ),
+    },
+)

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddlf.cli.findings import FAST_MBS, Finding, joined, of_clock, of_error, of_machine, of_pair, of_speeds, of_versions
-from ddlf.cli.options import named_cluster
+from ddlf.cli.options import add_cluster_options, add_json, named_cluster
 from ddlf.cli.pairs import without_way
+from ddlf.cli.parsing import Command, Parser
 from ddlf.cluster.config.addresses import DEFAULT_PORT, find_config
 from ddlf.errors import ConnectError, DDLFError, ProtocolError
 from ddlf.rpc.tokens import find_tokens
@@ -89,6 +90,11 @@ class Report:
     def exit_code(self) -> int:
         """0 if nothing was found, else the highest of the findings'."""
         return max((finding.exit_code for finding in self.findings), default=0)
+
+
+def _options(parser: Parser) -> None:
+    add_cluster_options(parser)
+    add_json(parser)
 
 
 async def doctor(options: argparse.Namespace) -> int:
@@ -332,3 +338,16 @@ def size(machine: dict[str, Any]) -> str:
     memory = [f"{free / 1e9:.1f} of {total / 1e9:.1f} GB memory free"] if free and total else []
     disks = [f"{disk['free'] / 1e9:,.0f} GB disk free in {disk['folder']}" for disk in machine["disks"]]
     return ", ".join([cores, *memory, *disks])
+
+
+DOCTOR = Command(
+    description="Check this machine and the workers of a cluster, and say how to fix what is wrong. No run is disturbed. "
+    "The exit code is 0 if no problem is found.",
+    examples=(
+        "ddlf doctor                       # this machine, and the workers of ./cluster.yaml",
+        "ddlf doctor -c cluster.yaml --json",
+        "ddlf doctor --hosts 10.0.0.11:9000",
+    ),
+    options=_options,
+    run=doctor,
+)

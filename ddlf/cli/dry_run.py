@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddlf.app import IApp
+from ddlf.cli.config import setting_rows
 from ddlf.cli.doctor import HERE, Answer, all_asked, difference, of_answer, size, versions
 from ddlf.cli.findings import joined, of_machine
 from ddlf.cli.needs import needs_of
 from ddlf.cli.options import new_workers
-from ddlf.cli.show import rows
 from ddlf.cluster.config.addresses import find_config
 from ddlf.cluster.config.cluster_file import load_config
 from ddlf.cluster.link import CONNECT_TIMEOUT_S
@@ -93,7 +93,7 @@ def _line(mine: dict[str, Any], answer: Answer) -> str:
 
 
 def _print_settings(app: IApp, options: argparse.Namespace) -> None:
-    found = list(rows(app, options))
+    found = list(setting_rows(app, options))
     told = [row for row in found if row[2] != "default"]
     names, values = (max((len(row[column]) for row in told), default=0) for column in (0, 1))
     for number, (name, value, where) in enumerate(told):

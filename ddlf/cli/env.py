@@ -14,8 +14,10 @@ from typing import Any
 
 import ddlf
 from ddlf.app import IApp
+from ddlf.cli.config import setting_rows
 from ddlf.cli.doctor import size
-from ddlf.cli.show import rows
+from ddlf.cli.options import add_app_options, add_json
+from ddlf.cli.parsing import Command, Parser
 from ddlf.cli.target import find_target, prepare_app
 from ddlf.cluster.config.addresses import find_config
 from ddlf.errors import ConfigError, DDLFError
@@ -35,8 +37,13 @@ PREFIXES = (
     ),  # TF_VAR_ are Terraform's secrets
 )
 DEFAULTS = ("default", "ddlf run")
-"""Origins of what nobody has said."""
+"""Origins of values that nobody has set."""
 SECRET = re.compile(r"TOKEN$|KEY|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
+
+
+def _options(parser: Parser) -> None:
+    add_json(parser)
+    add_app_options(parser)
 
 
 def env(options: argparse.Namespace) -> int:
@@ -108,7 +115,7 @@ def _settings(options: argparse.Namespace) -> list[str]:
         target: Any = find_target(options.app, options.target) if options.app else IApp
         if not isinstance(target, type):
             return [f"{target.__name__} is no app, and so has none"]
-        told = [row for row in rows(prepare_app(target, None, options), options) if row[2] not in DEFAULTS]
+        told = [row for row in setting_rows(prepare_app(target, None, options), options) if row[2] not in DEFAULTS]
     except Exception as error:  # an app that cannot be loaded may be what the report is about
         return [f"cannot be had: {type(error).__name__}: {error}"]
     return [f"{name} = {value}  ({where})" for name, value, where in told] or ["all have their defaults"]
@@ -122,3 +129,15 @@ def _shortened(value: Any) -> Any:
     if isinstance(value, list):
         return [_shortened(part) for part in value]
     return re.sub(rf"{re.escape(home)}(?=$|/)", "~", value) if len(home) > 1 else value
+
+
+ENV = Command(
+    description="Print versions, this machine and the settings of a run, for a bug report. Secrets and addresses are left out.",
+    examples=(
+        "ddlf env",
+        "ddlf env app.py --mode async    # with the options of the run that failed",
+        "ddlf env --json",
+    ),
+    options=_options,
+    run=env,
+)

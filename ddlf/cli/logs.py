@@ -1,4 +1,4 @@
-"""``ddlf logs``: what workers wrote in a run, also while it goes on. Reads files only."""
+"""``ddlf logs``: what the workers printed in a run, also while it is running. Reads files only."""
 
 from __future__ import annotations
 
@@ -8,30 +8,39 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
-from ddlf.cli.recording import runs_of
+from ddlf.cli.parsing import Command, Parser, number
+from ddlf.cli.runs import add_out, add_run, runs_folder
 from ddlf.monitor.observe.echo import harmless
 from ddlf.monitor.runs import folder
 from ddlf.monitor.runs.logs import Line, Reader
 
-LOOK_S = 0.3
-"""How often it is looked for more."""
+POLL_S = 0.3
+"""Seconds between two looks for new lines."""
+
+
+def _options(parser: Parser) -> None:
+    add_run(parser)
+    parser.add("-f", "--follow", action="store_true", help="keep printing until the run is over")
+    parser.add("-n", "--last", type=number(1), metavar="N", help="print only the last N of the existing lines")
+    parser.add("--worker", metavar="NAME", help="print only the lines of one worker")
+    add_out(parser)
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print the lines of all workers, or of one, and those that come until the run is over."""
-    path = folder.find(runs_of(options), options.run)
+    """Print the lines of all workers or of one, with ``--follow`` until the run is over."""
+    path = folder.find(runs_folder(options), options.run)
     reader = Reader(path, options.worker)
     lines: Iterable[Line] = reader.new()
     printed = _print(lines if options.last is None else deque(lines, options.last))
     while options.follow:
-        is_over = folder.read_state(path).state != "running"  # asked first: what came before that is read below
+        is_over = folder.read_state(path).state != "running"  # first, so that the lines before the end are read below
         printed += _print(reader.new())
         if is_over:
             break
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     if not printed:
-        whose = f"those of {', '.join(reader.writers)}" if reader.writers else f"see {path / folder.LOGS}"
-        print(f"nothing was written by {options.worker or 'workers'} in {path.name}: {whose}", file=sys.stderr)
+        more = f"there are lines of {', '.join(reader.writers)}" if reader.writers else f"see {path / folder.LOGS}"
+        print(f"{options.worker or 'the workers'} printed nothing in {path.name}; {more}", file=sys.stderr)
     return 0
 
 
@@ -42,3 +51,15 @@ def _print(lines: Iterable[Line]) -> int:
         count += 1
     sys.stdout.flush()
     return count
+
+
+LOGS = Command(
+    description="Print what user code printed on the workers in a run, ordered by time.",
+    examples=(
+        "ddlf logs                         # of the last run",
+        "ddlf logs -f                      # keep printing until the run is over",
+        "ddlf logs 20261122-1145 --worker pc02 -n 100",
+    ),
+    options=_options,
+    run=show,
+)

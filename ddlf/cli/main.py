@@ -1,27 +1,65 @@
-"""``ddlf``: the master's commands. Each imports what it needs when it runs; ``ddlf --help`` imports nothing of weight."""
+"""``ddlf``: the commands of the master. ``ddlf --help`` imports nothing heavy: a command is imported when it is used."""
 
 from __future__ import annotations
 
 from ddlf.cli import interrupts  # isort: skip - before what takes time
 
 import argparse
-import asyncio
 import difflib
-import pkgutil
+import inspect
+import os
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import NoReturn
 
 from ddlf import errors
-from ddlf.cli.parsing import reader_may_leave
-from ddlf.cli.verbs import TopParser, parser
+from ddlf.cli.parsing import HELP_COLUMN, Command, Commands, Parser, reader_may_leave
 from ddlf.errors import DDLFError
+from ddlf.version import __version__
 
 interrupts.imported()
 
-OF_RUNS = ("compare", "prune")
-"""Actions of ``ddlf runs``, which people take for verbs."""
+CORE = (
+    ("train", "run", "ddlf.cli.run:RUN", "run an app on a cluster"),
+    ("train", "check", "ddlf.cli.check:CHECK", "compare an app with plain Keras"),
+    ("train", "new", "ddlf.cli.new:NEW", "create a small project to start with"),
+    ("train", "demo", "ddlf.cli.new:DEMO", "train a small model on this machine"),
+    ("cluster", "status", "ddlf.cli.status:STATUS", "show what the workers are doing"),
+    ("cluster", "top", "ddlf.cli.top:TOP", "watch a run, or the workers, in the terminal"),
+    ("cluster", "dashboard", "ddlf.cli.dashboard:DASHBOARD", "open the page of a run in the browser"),
+    ("cluster", "stop", "ddlf.cli.stop:STOP", "stop workers, or what they are running"),
+    ("cluster", "clean", "ddlf.cli.clean:CLEAN", "free what earlier runs left on the workers"),
+    ("cluster", "bench", "ddlf.cli.bench:BENCH", "measure the connections to the workers"),
+    ("data and models", "data", "ddlf.cli.data:DATA", "create, check and show data sets in files"),
+    ("past runs", "runs", "ddlf.cli.runs:RUNS", "list, compare and remove runs"),
+    ("past runs", "logs", "ddlf.cli.logs:LOGS", "show what the workers printed in a run"),
+    ("past runs", "report", "ddlf.cli.report:REPORT", "write and show the report of a run"),
+    ("setup", "doctor", "ddlf.cli.doctor:DOCTOR", "find problems here and on the workers"),
+    ("setup", "env", "ddlf.cli.env:ENV", "print what a bug report needs"),
+    ("setup", "config", "ddlf.cli.config:CONFIG", "show the settings of a run"),
+    ("setup", "token", "ddlf.cli.token:TOKEN", "create or show the shared secret"),
+    ("setup", "completion", "ddlf.cli.completion:COMPLETION", "complete commands and options in your shell"),
+)
+"""Group, name, home and line in the help of each command of the core. Optional parts add theirs."""
+NOT_COMMANDS = {
+    "worker": "did you mean 'ddlf-worker'? It is a command of its own",
+    "start": "'ddlf-worker' starts a worker, 'ddlf run' a training",
+    "train": "did you mean 'ddlf run'?",
+    "resume": "did you mean 'ddlf run APP --resume auto --checkpoint DIR'?",
+    "compare": "did you mean 'ddlf runs compare'?",
+    "prune": "did you mean 'ddlf runs prune'?",
+    "kill": "did you mean 'ddlf stop'?",
+    "init": "did you mean 'ddlf new'?",
+}
+"""What people type for other commands."""
+FIRST_STEPS = """\
+first steps:
+  ddlf demo                          train on two workers on this machine
+  ddlf new lab && cd lab             start a project of your own
+  ddlf run app.py --local 2
+  ddlf-worker --port 9000            start a worker, on each machine
+  ddlf run app.py -c cluster.yaml    train on these workers
+  ddlf doctor -c cluster.yaml        when something is wrong"""
 
 
 def command() -> None:
@@ -36,25 +74,68 @@ def main(argv: list[str] | None = None) -> None:
         _main(sys.argv[1:] if argv is None else argv)
 
 
+def core_commands() -> Commands:
+    """Return the commands without those of optional parts."""
+    commands = Commands()
+    for row in CORE:
+        commands.add(*row)
+    return commands
+
+
+def all_commands() -> Commands:
+    """Return the commands by name, in the order of the help."""
+    from ddlf.extras import installed
+
+    commands = core_commands()
+    for extra in installed():
+        for row in extra.commands:
+            commands.add(*row)
+    return commands
+
+
+def top_parser(commands: Commands) -> Parser:
+    """Return the parser of what stands before a command: its help lists the commands in groups."""
+    rows: dict[str, list[str]] = {}
+    for name, entry in commands.items():
+        rows.setdefault(entry.group, []).append(f"  {name:<{HELP_COLUMN - 4}}  {entry.help}")
+    lists = "\n\n".join("\n".join([f"{group}:", *lines]) for group, lines in rows.items())
+    result = Parser(
+        "ddlf",
+        "Train unchanged Keras models on the machines you have.",
+        epilog=f"{lists}\n\n{FIRST_STEPS}",
+        placeholders=["COMMAND"],
+    )
+    result.add("--version", action="version", version=f"ddlf {__version__}", help="print the version")
+    result.add("--schema", action="store_true", help="print the JSON Schema of cluster.yaml, for editors")
+    return result
+
+
+def parse(argv: Sequence[str]) -> tuple[Command, argparse.Namespace]:
+    """Return the command that arguments name, and its parsed options; a mistake exits with code 2."""
+    name, commands = argv[0] if argv else "", core_commands()
+    if name not in commands:
+        commands = all_commands()
+    if name not in commands:
+        _refuse(top_parser(commands), commands, argv)
+    chosen, parser, rest = commands[name].load().chosen(f"ddlf {name}", argv[1:])
+    return chosen, parser.parse_args(rest)
+
+
 def _main(argv: list[str]) -> NoReturn:
-    top = parser()
+    if "_DDLF_COMPLETE" in os.environ:
+        from ddlf.cli.completion import print_candidates
+
+        print_candidates(argv, all_commands())
+        sys.exit(0)
     if argv[:1] == ["help"] and argv[1:] and argv[1][:1].isupper():
-        _explain(top, argv[1])
+        _explain(argv[1])
     while argv[:1] == ["help"]:
         argv = [*argv[1:], "--help"]
-    _check_verb(top, argv)
-    options = top.parse_args(argv)
-    if options.schema:
-        print(
-            (Path(__file__).parents[1] / "cluster" / "config" / "cluster.schema.json").read_text(encoding="utf-8"),
-            end="",
-        )
-        sys.exit(0)
-    if options.command is None:
-        top.print_help()
-        sys.exit(2)
+    if argv[:1] in ([], ["-h"], ["--help"], ["--help-all"], ["--version"], ["--schema"]):
+        _without_command(argv)
+    chosen, options = parse(argv)
     try:
-        code = act(options)
+        code = act(chosen, options)
     except DDLFError as error:
         from ddlf.cli.output import show_error
 
@@ -65,49 +146,56 @@ def _main(argv: list[str]) -> NoReturn:
     sys.exit(code)
 
 
-def _explain(top: TopParser, name: str) -> NoReturn:
-    """Print what there is to know of an error."""
+def _without_command(argv: list[str]) -> NoReturn:
+    parser = top_parser(all_commands())
+    if parser.parse_args(argv).schema:
+        from ddlf.cluster import config
+
+        [folder] = config.__path__
+        with open(os.path.join(folder, "cluster.schema.json"), encoding="utf-8") as schema:
+            print(schema.read(), end="")
+        sys.exit(0)
+    print(parser.format_help(), end="")
+    sys.exit(2)
+
+
+def _explain(name: str) -> NoReturn:
+    """Print all about an error."""
     if name not in errors.__all__:
         near = difflib.get_close_matches(name, errors.__all__, 1)
-        top.error(f"there is no error {name!r}" + (f", did you mean {near[0]!r}?" if near else ""))
+        more = f", did you mean {near[0]!r}?" if near else ""
+        top_parser(core_commands()).error(f"there is no error {name!r}{more}")
     print(errors.explained(name), end="")
     sys.exit(0)
 
 
-def _check_verb(top: TopParser, argv: list[str]) -> None:
-    """End with a sentence if the first word is no verb, and say which is meant."""
-    names = tuple(top.verbs.choices)
-    if argv and argv[0].startswith("-") and argv[0] not in ("-h", "--help", "--version", "--schema"):
-        later = next((word for word in argv if word in names), None)
-        if later is not None:
-            top.error(f"{argv[0]} stands before the command; write: ddlf {later} {argv[0]} ...")
-    if argv and not argv[0].startswith("-") and argv[0] not in names:
-        near = difflib.get_close_matches(argv[0], (*names, "worker", *OF_RUNS), 1)
-        if near and near[0] in OF_RUNS:
-            near = [f"runs {near[0]}"]
-        if near == ["worker"]:
-            top.error(f"unknown command {argv[0]!r}, did you mean 'ddlf-worker'? It is a command of its own")
-        top.error(
-            f"unknown command {argv[0]!r}"
-            + (f", did you mean {near[0]!r}?" if near else f"; there are: {', '.join(names)}")
-        )
+def _refuse(parser: Parser, commands: Commands, argv: Sequence[str]) -> NoReturn:
+    """Exit with code 2: the first word is no command. Say which one is meant."""
+    name = argv[0] if argv else ""
+    if name.startswith("-"):
+        later = next((word for word in argv if word in commands), None)
+        if later is None:
+            parser.parse_args(argv)
+            parser.error(f"a command is missing: {', '.join(commands)}")
+        parser.error(f"{name} stands before the command; write: ddlf {later} {name} ...")
+    near = difflib.get_close_matches(name, (*commands, *NOT_COMMANDS), 1)
+    if near and near[0] in NOT_COMMANDS:
+        parser.error(f"unknown command {name!r}, {NOT_COMMANDS[near[0]]}")
+    more = f", did you mean {near[0]!r}?" if near else f"; there are: {', '.join(commands)}"
+    parser.error(f"unknown command {name!r}{more}")
 
 
-def function_of(act: str) -> Callable[[argparse.Namespace], Any]:
-    """Import the function that carries out a verb.
+def act(chosen: Command, options: argparse.Namespace) -> int:
+    """Run a command and return the exit code."""
+    assert chosen.run is not None
+    result = chosen.run(options)
+    if inspect.iscoroutine(result):
+        import asyncio
 
-    Args:
-        act: As ``ddlf.cli.parsing.verb`` takes it.
-    """
-    function: Callable[[argparse.Namespace], Any] = pkgutil.resolve_name(act if "." in act else f"ddlf.cli.{act}")
-    return function
-
-
-def act(options: argparse.Namespace) -> int:
-    """Do what the verb says; returns the exit code."""
-    done = function_of(options.act)(options)
-    code: int = asyncio.run(done) if asyncio.iscoroutine(done) else done
-    return code
+        code: int = asyncio.run(result)
+        return code
+    assert isinstance(result, int)
+    return result
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ddlf
+from ddlf.cli.options import add_options
+from ddlf.cli.parsing import Command, Parser
 from ddlf.errors import ConfigError
 from ddlf.version import __version__
 from ddlf.worker.machine import has_module, keras_backend
@@ -60,6 +62,11 @@ __pycache__/
 runs/
 *.keras
 """
+
+
+def _new_options(parser: Parser) -> None:
+    parser.add("name", type=Path, metavar="FOLDER", help="the new folder")
+    parser.add("--template", choices=tuple(TEMPLATES), default="digits", help="what to start with (default: digits)")
 
 
 def new(options: argparse.Namespace) -> int:
@@ -144,3 +151,24 @@ def demo(options: argparse.Namespace) -> int:
     if code == 0 and sys.stdout.isatty() and not (options.quiet or options.dry_run or options.ui in ("json", "none")):
         print("next      ddlf new lab && cd lab && ddlf run app.py")
     return code
+
+
+NEW = Command(
+    description="Create a new folder with a small project that runs as it is.",
+    examples=(
+        "ddlf new lab",
+        "ddlf new lab --template convert    # a program in plain Keras, and the same on workers",
+    ),
+    options=_new_options,
+    run=new,
+)
+DEMO = Command(
+    description="Train a small CNN on digits that come with DDLF. This needs no file, no cluster and no download.",
+    examples=(
+        "ddlf demo",
+        "ddlf demo --local 4 --mode async",
+        "ddlf demo -c cluster.yaml    # on your machines",
+    ),
+    options=add_options,
+    run=demo,
+)

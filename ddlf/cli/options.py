@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,31 @@ if TYPE_CHECKING:
     from ddlf.app import IApp
     from ddlf.cluster.cluster import Cluster
 
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "strategy": (
+        *("mode", "master_epochs", "worker_epochs", "worker_steps", "round_samples", "slots", "seed"),
+        *("merge", "update_policy", "outer"),
+    ),
+    "async": ("arrival", "staleness", "max_staleness"),
+    "downpour": (
+        *("n_fetch", "n_push", "push_rule", "replicas", "shards", "shard_cut", "shard_workers", "copies"),
+        *("softsync", "warm_start"),
+    ),
+    "data": ("batch_size", "partition", "balance", "shuffle", "data_memory", "on_bad"),
+    "exchange": ("exchange", "codec", "weights_codec"),
+    "local training": (
+        *("precision", "optimizer_state", "local_rule", "batchnorm", "rate_decay", "schedule", "clip"),
+        *("multipliers", "class_weight", "callbacks", "worker_callbacks"),
+    ),
+    "evaluation": ("evaluate_every", "evaluate_on", "converge"),
+    "checkpoints": ("checkpoint", "checkpoint_every", "checkpoint_keep", "resume"),
+    "cluster": ("takeover", "wait_for_workers_s"),
+    "display": ("ui", "dashboard", "verbose", "echo", "out", "run_name", "trackers"),
+    "app": ("advice",),
+}
+"""All settings by the groups of ``ddlf run --help-all`` and of the reference page."""
+COMMON = frozenset(("mode", "master_epochs", "batch_size", "codec", "merge", "checkpoint", "resume"))
+"""The settings that the short help lists."""
 OF_SETTINGS = tuple(name for name, setting in SETTINGS.items() if setting.flag is not None)
 """Options that set the app's attribute of the same name."""
 OF_AN_APP = (*(name for name in OF_SETTINGS if name != "ui"), "save")
@@ -26,89 +52,171 @@ OF_A_CLUSTER = (
 )
 
 
-def add_options(parser: Parser) -> None:
-    """The options that ``ddlf run`` and an app's own script share."""
-    where = parser.add_argument_group("cluster (default: $DDLF_CONFIG, ./cluster.yaml, else 2 workers on this machine)")
-    one = where.add_mutually_exclusive_group()
-    one.add_argument("-c", "--config", type=Path, metavar="PATH", help="cluster file")
-    one.add_argument("--local", type=number("local", 1, 1024), metavar="N", help="start N workers on this machine")
-    one.add_argument("--hosts", type=addresses, metavar="A:9000,B:9000", help="addresses of workers")
-    one.add_argument(
-        "--launcher", metavar="NAME[:TEXT]", help="start workers with the launcher of an installed package"
-    )
-    where.add_argument("--token-file", type=Path, metavar="PATH", help="file with the workers' token")
-    where.add_argument("--insecure-plaintext", action="store_true", help="with --hosts: do not encrypt")
-    where.add_argument("--takeover", action="store_true", help="take workers and checkpoints from another master")
-    where.add_argument(
-        "--wait", type=_seconds, metavar="SECONDS", help="for workers that another run uses; --wait alone: for ever"
-    )
-    parser.may_stand_alone["--wait"] = "for-ever"
-    where.add_argument(
-        "--pickle-results",
-        action="store_true",
-        help="take results that are no plain data, too: a worker could then run code here",
-    )
-    train = parser.add_argument_group("training (defaults are attributes of the app)")
-    for name in OF_SETTINGS:
-        train.add_argument(option(name), dest=name, help=SETTINGS[name].help, **_values(name, SETTINGS[name]))
-    train.add_argument(
-        "--save",
+def add_options(parser: Parser, *, common: bool = True) -> None:
+    """Add the options that ``ddlf run`` and an app's own script share.
+
+    Args:
+        parser: Gets them.
+        common: Whether the short help lists the most used ones.
+    """
+    for group, names in GROUPS.items():
+        if group == "cluster":
+            _add_cluster_options(parser, common)
+        if group == "display":
+            _add_display_options(parser, common)
+        for name in names:
+            if name in OF_SETTINGS:
+                setting, listed = SETTINGS[name], common and name in COMMON
+                parser.add(
+                    option(name), dest=name, help=setting.help, group=group, common=listed, **_values(name, setting)
+                )
+        if group == "checkpoints":
+            parser.add(
+                "--save",
+                type=Path,
+                metavar="PATH",
+                help="save the trained model as a .keras file, or as .safetensors with its text",
+                group=group,
+                common=common,
+            )
+    add_parameters(parser, common=common)
+
+
+def _add_cluster_options(parser: Parser, common: bool) -> None:
+    def add(*names: str, common: bool = False, **more: Any) -> None:
+        parser.add(*names, group="cluster", common=common, **more)
+
+    one = parser.add_mutually_exclusive_group()
+    add(
+        *("-c", "--config"),
         type=Path,
         metavar="PATH",
-        help="save the trained model as a .keras file, or as .safetensors with its text",
+        help="cluster file that lists the workers (default: $DDLF_CONFIG, ./cluster.yaml, else --local 2)",
+        within=one,
+        common=common,
     )
-    shown = parser.add_mutually_exclusive_group()
-    shown.add_argument(
-        "--dashboard", type=_page, metavar="[PORT]", help="show the run on a page (default: if this is a terminal)"
+    add(
+        *("--local",),
+        type=number(1, 1024),
+        metavar="N",
+        help="start N workers on this machine",
+        within=one,
+        common=common,
     )
-    parser.may_stand_alone["--dashboard"] = "on"
-    shown.add_argument("--no-dashboard", dest="dashboard", action="store_const", const=False, help="show no page")
-    add_parameters(parser)
-    parser.add_argument("--dry-run", action="store_true", help="print what would be done, and train nothing")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print the results only")
-    parser.add_argument(
-        "-v", "--verbose", "--debug", dest="debug", action="store_true", help="show the whole traceback of an error"
+    add("--hosts", type=addresses, metavar="A:9000,B:9000", help="addresses of running workers", within=one)
+    add("--launcher", metavar="NAME[:TEXT]", help="start workers with a launcher of an installed package", within=one)
+    add("--token-file", type=Path, metavar="PATH", help="file with the workers' token")
+    add("--insecure-plaintext", action="store_true", help="with --hosts: do not encrypt")
+    add("--takeover", action="store_true", help="take workers and the checkpoint folder over from another master")
+    add(
+        "--wait",
+        type=_seconds,
+        metavar="SECONDS",
+        alone="for-ever",
+        help="wait until busy workers are free (no value: indefinitely)",
+    )
+    add(
+        "--pickle-results",
+        action="store_true",
+        help="also accept results that must be unpickled; a malicious worker could then run code here",
     )
 
 
-def add_parameters(parser: Parser) -> None:
-    """The option that sets attributes of the app."""
-    parser.add_argument(
+def _add_display_options(parser: Parser, common: bool) -> None:
+    def add(*names: str, common: bool = False, **more: Any) -> None:
+        parser.add(*names, group="display", common=common, **more)
+
+    one = parser.add_mutually_exclusive_group()
+    add(
+        "--dashboard",
+        type=_page,
+        metavar="[PORT]",
+        alone="on",
+        help="serve a page for the browser (default: if the output is a terminal)",
+        within=one,
+        common=common,
+    )
+    add("--no-dashboard", dest="dashboard", action="store_const", const=False, help="serve no page", within=one)
+    add("-q", "--quiet", action="store_true", help="print only the results")
+    add("-v", "--verbose", "--debug", dest="debug", action="store_true", help="print full tracebacks")
+    add("--dry-run", action="store_true", help="check everything and print the plan, but train nothing")
+
+
+def add_parameters(parser: Parser, *, common: bool = True) -> None:
+    """Add the option that sets attributes of the app."""
+    parser.add(
         "-p",
         dest="parameters",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="set an attribute of the app; may be repeated",
+        help="set an attribute of the app, such as learning_rate=0.1; may be repeated",
+        group="app",
+        common=common,
     )
 
 
+def add_cluster_options(parser: Parser) -> None:
+    """Add the options that name running workers."""
+    one = parser.add_mutually_exclusive_group()
+    parser.add(
+        *("-c", "--config"),
+        type=Path,
+        metavar="PATH",
+        help="cluster file that lists the workers (default: $DDLF_CONFIG, ./cluster.yaml)",
+        within=one,
+    )
+    parser.add("--hosts", type=addresses, metavar="A:9000,B:9000", help="addresses of workers", within=one)
+    parser.add("--token-file", type=Path, metavar="PATH", help="file with the workers' token")
+    parser.add("--insecure-plaintext", action="store_true", help="with --hosts: do not encrypt")
+    parser.add("--timeout", type=number(1), default=5, metavar="S", help="seconds to wait for an answer (default: 5)")
+    add_verbose(parser)
+
+
+def add_app_options(parser: Parser) -> None:
+    """Add the app whose settings are shown, and the options of ``ddlf run``."""
+    parser.add("app", type=Path, nargs="?", metavar="[APP]", help="Python file with a subclass of ddlf.IApp")
+    add_target(parser)
+    add_options(parser, common=False)
+
+
+def add_target(parser: Parser, *, what: str = "class", common: bool = True) -> None:
+    """Add the option that chooses one of several apps of a file."""
+    parser.add(
+        "--target", metavar="NAME", help=f"the {what} to use, if the file has several", group="app", common=common
+    )
+
+
+def add_verbose(parser: Parser) -> None:
+    """Add the option for tracebacks."""
+    parser.add("-v", "--verbose", "--debug", dest="debug", action="store_true", help="print full tracebacks")
+
+
+def add_json(parser: Parser) -> None:
+    """Add the option for output that programs read."""
+    parser.add("--json", action="store_true", help="print JSON")
+
+
 def _values(name: str, setting: Setting) -> dict[str, Any]:
-    """What argparse is to know of a setting's values. What it cannot see is seen when all settings are read."""
+    """Return what argparse checks of a setting's values. The rest is checked when all settings are known."""
     check = setting.check
     if isinstance(check, OneOf):
         return {"choices": check.choices}
     if isinstance(check, Whole):
-        return {"type": number(name, check.low, check.high), "metavar": setting.flag}
+        return {"type": number(check.low, check.high), "metavar": setting.flag}
     return {"type": float if isinstance(getattr(Settings, name), float) else str, "metavar": setting.flag}
 
 
 def _page(text: str) -> bool | int:
-    if text == "on":
-        return True
-    port: int = number("dashboard", 1, 65535)(text)
-    return port
+    return True if text == "on" else number(1, 65535)(text)
 
 
 def _seconds(text: str) -> float:
-    if text == "for-ever":
-        return math.inf
-    seconds: int = number("seconds", 1)(text)
-    return seconds
+    return math.inf if text == "for-ever" else number(1)(text)
 
 
 def given(options: argparse.Namespace, names: tuple[str, ...]) -> list[str]:
-    """Those of some options that were given, as they are written."""
+    """Return those of some options that were given, as they are typed."""
 
     def is_given(name: str) -> bool:
         value: Any = getattr(options, name)

@@ -10,16 +10,25 @@ import math
 import os
 import random
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddlf.cli.dashboard import shown
+from ddlf.cli.dashboard import served
 from ddlf.cli.needs import check_needs
-from ddlf.cli.options import check_app_options, check_cluster_options, named_cluster, new_workers
+from ddlf.cli.options import (
+    add_options,
+    add_target,
+    check_app_options,
+    check_cluster_options,
+    named_cluster,
+    new_workers,
+)
 from ddlf.cli.output import native_output_to_log, show_error
+from ddlf.cli.parsing import Command, Parser
+from ddlf.cli.runs import runs_folder
 from ddlf.cli.stopping import Stop, interruptible, leave_an_import, run_until_signal, swallowed_quietly
-from ddlf.cli.target import find_target, function_arguments, prepare_app, takes_a_cluster
+from ddlf.cli.target import find_target, function_arguments, overrides, prepare_app, takes_a_cluster
 from ddlf.data.parts import has
 from ddlf.errors import ConfigError, DDLFError, LeaseError
 from ddlf.events import Evaluated
@@ -27,8 +36,10 @@ from ddlf.events.sinks import Sink
 from ddlf.extras.text.training.shipped import SUFFIX
 from ddlf.monitor.observe.display import Display
 from ddlf.monitor.observe.lines import line
+from ddlf.monitor.runs import folder
 from ddlf.monitor.runs.behind import reason
 from ddlf.monitor.runs.folder import MODEL, STATE
+from ddlf.monitor.runs.recording import recorded
 from ddlf.monitor.ui import LongMaps, attached, choice, chosen, heard, opened
 from ddlf.training.roles import PRELOADED, begin_import
 from ddlf.training.settings.chosen import read
@@ -40,6 +51,23 @@ if TYPE_CHECKING:
 Then = Callable[[Any, argparse.Namespace, Stop], Coroutine[Any, Any, int]]
 ASK_AGAIN_S = 1.0
 """Between two tries to get workers that another run uses, on average."""
+
+
+def _options(parser: Parser) -> None:
+    parser.add(
+        "app",
+        type=Path,
+        help="Python file with a subclass of ddlf.IApp or an async function main(cluster), or a model as text (.nnm)",
+    )
+    add_options(parser)
+    parser.add(
+        "--data",
+        metavar="NAME|FILE.npz",
+        help="data for a model as text: digits, mnist, cifar10, iris, or arrays",
+        group="app",
+        common=False,
+    )
+    add_target(parser, what="class or function", common=False)
 
 
 def run_file(options: argparse.Namespace) -> int:
@@ -136,7 +164,7 @@ async def run_target(target: Any, options: argparse.Namespace, stop: Stop) -> in
         return await plan(target, cluster, described, options)
     with opened(asked_ui(options)) as display:
         display.say(f"cluster   {described}")
-        async with shown(cluster, None, options, display, stop, described):
+        async with served(cluster, None, options, display, stop, described):
             await _connect(cluster, options.wait, display, display.tell, ())
             try:
                 await check_needs(cluster, target, display.say, here=new_workers(options))
@@ -154,9 +182,7 @@ async def _run_app(
     target: type[IApp], cluster: Cluster, described: str, options: argparse.Namespace, stop: Stop
 ) -> int:
     """Train, in a folder of the run's own unless none is wanted."""
-    from ddlf.cli.recording import in_folder, resumed
-
-    options.resume = resumed(options)
+    options.resume = resumed_from(options)
     app = prepare_app(target, cluster, options)
     check_app_options(options, app)
     if options.save:
@@ -168,12 +194,12 @@ async def _run_app(
         from ddlf.cli.dry_run import plan
 
         return await plan(app, cluster, described, options)
-    with opened(choice(app)) as display, attached(app, display), in_folder(app, options, display.say) as folder:
+    with opened(choice(app)) as display, attached(app, display), in_folder(app, options, display.say) as path:
         stop.say = display.note
         display.say(f"cluster   {described}")
         if new_workers(options):  # the workers' template imports it now, too
             begin_import()
-        async with shown(cluster, app, options, display, stop, described):
+        async with served(cluster, app, options, display, stop, described):
             await _connect(cluster, options.wait, display, app._tell, PRELOADED)
             try:
                 await check_needs(cluster, target, display.say, here=new_workers(options))
@@ -187,23 +213,23 @@ async def _run_app(
                     f"training  {type(app).__name__}: {app.mode}, {epochs} in rounds of {length}, "
                     f"batch {app.batch_size} per {_slots(app.slots, cluster.N, apart)}, seed {app.seed}"
                 )
-                return await _train(app, options.save, folder, stop)
+                return await _train(app, options.save, path, stop)
             finally:
                 await cluster.close()
 
 
-async def _train(app: IApp, asked: Path | None, folder: Path | None, stop: Stop) -> int:
+async def _train(app: IApp, asked: Path | None, run: Path | None, stop: Stop) -> int:
     """Train, save, evaluate; what complete rounds have come to is saved, however training ends.
 
     Args:
         app: Connected.
         asked: Where the model is to be saved; None for the run's folder.
-        folder: Folder of the run; None if it has none.
+        run: Folder of the run; None if it has none.
         stop: How it is asked to end.
     """
     from ddlf.training.evaluation import to_its_end
 
-    path = asked if asked is not None or folder is None else folder / MODEL
+    path = asked if asked is not None or run is None else run / MODEL
     stop.gently = app.stop_training
     stop.words = _what_an_interrupt_does(app, path)
     try:
@@ -349,3 +375,67 @@ def _slots(slots: int | None, workers: int, apart: int = 0) -> str:
 
 def _workers(count: int) -> str:
     return "1 worker" if count == 1 else f"{count} workers"
+
+
+@contextlib.contextmanager
+def in_folder(app: IApp, options: argparse.Namespace, say: Callable[[str], None]) -> Iterator[Path | None]:
+    """Create the folder of a run, and print where it and the report are.
+
+    Raises:
+        ConfigError: An option has no effect without a folder.
+    """
+    origins = {name: where for name, _, where in overrides(type(app), options)}
+    path = None
+    try:
+        with recorded(app, origins) as path:
+            if path is not None:
+                say(f"folder    {path}")
+            if options.checkpoint_every is not None and app.checkpoint is None and app.resume is None:
+                if path is None:
+                    raise ConfigError("there is no folder for checkpoints", hint="name one with --checkpoint DIR")
+                app.checkpoint, origins["checkpoint"] = path / folder.CHECKPOINTS, "the run's folder"
+            yield path
+    finally:
+        if path is not None and (path / folder.REPORT).exists():
+            say(f"report    {path / folder.REPORT}" + ("" if app.history else " (no round was completed)"))
+
+
+def resumed_from(options: argparse.Namespace) -> str | None:
+    """Return what ``--resume`` names: the checkpoints of a run that is given by name or folder; ``last`` is the newest run with some.
+
+    Raises:
+        ConfigError: The run has no checkpoints.
+    """
+    name: str | None = options.resume
+    if not name or name == "auto" or (Path(name).exists() and not (Path(name) / folder.STATE).exists()):
+        return name
+    runs = runs_folder(options)
+    hint = "--checkpoint-every N writes them into the run's folder"
+    if name == "last":
+        found = next((path for path in folder.runs_in(runs) if (path / folder.CHECKPOINTS).is_dir()), None)
+        if found is None:
+            raise ConfigError(f"no run in {str(runs)!r} has checkpoints", hint=hint)
+        return str(found / folder.CHECKPOINTS)
+    try:
+        found = Path(name) if Path(name).exists() else folder.find(runs, name)
+    except ConfigError:
+        return name  # not a run: a missing folder is refused later
+    if not (found / folder.CHECKPOINTS).is_dir():
+        raise ConfigError(f"the run {found.name} has no checkpoints", hint=hint)
+    return str(found / folder.CHECKPOINTS)
+
+
+RUN = Command(
+    description="Run an app on a cluster.",
+    examples=(
+        "ddlf run app.py                    # 2 workers here, or those of ./cluster.yaml",
+        "ddlf run app.py --local 4 --master-epochs 20 --save model.keras",
+        "ddlf run app.py --hosts pc1:9000,pc2:9000 -p learning_rate=0.05",
+        "ddlf run app.py --merge median --codec int8",
+        "ddlf run app.py --checkpoint ckpt --resume auto    # run it again to continue",
+        "ddlf run app.py -c cluster.yaml --dry-run          # print the plan only",
+        "ddlf run model.nnm --data digits   # a model as text, no Python",
+    ),
+    options=_options,
+    run=run_file,
+)

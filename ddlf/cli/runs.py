@@ -1,4 +1,4 @@
-"""``ddlf runs``: which runs there are, two or more side by side, the old ones removed. Reads files only."""
+"""``ddlf runs``: list runs, compare them, and remove old ones. Works on files only."""
 
 from __future__ import annotations
 
@@ -8,31 +8,71 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ddlf.cli.recording import runs_of
+from ddlf.cli.parsing import Command, Parser, number
 from ddlf.errors import ConfigError
 from ddlf.events.facts import to_data
 from ddlf.monitor.runs import folder, past, report, table
 
-USUAL_LAST = 20
+DEFAULT_LAST = 20
+
+
+def runs_folder(options: argparse.Namespace) -> Path:
+    """Return the parent folder of the runs that a command is about."""
+    return Path(options.out or folder.usual_out())
+
+
+def add_out(parser: Parser) -> None:
+    """Add the option that names the parent folder of the runs."""
+    parser.add("--out", metavar="DIR", help="parent folder of the runs (default: $DDLF_RUN_DIR, ./runs)")
+
+
+def add_run(parser: Parser) -> None:
+    """Add the argument that names a run."""
+    parser.add("run", nargs="?", default="last", metavar="[RUN]", help="the beginning of a run's name (default: last)")
+
+
+def add_formats(parser: Parser) -> None:
+    """Add the options for the format of a table."""
+    one = parser.add_mutually_exclusive_group()
+    parser.add("--csv", action="store_true", help="print CSV", within=one)
+    parser.add("--latex", action="store_true", help="print LaTeX", within=one)
+
+
+def _options(parser: Parser) -> None:
+    add_out(parser)
+    parser.add("--last", type=number(1), metavar="N", help=f"number of runs to list (default: {DEFAULT_LAST})")
+    parser.add("--all", action="store_true", help="list all runs")
+    parser.add("--json", action="store_true", help="print JSON")
+
+
+def _compare_options(parser: Parser) -> None:
+    parser.add("runs", nargs="+", metavar="RUN...", help="the beginning of each run's name, or last")
+    add_out(parser)
+    add_formats(parser)
+
+
+def _prune_options(parser: Parser) -> None:
+    parser.add("--keep", type=number(0), required=True, metavar="N", help="number of runs to keep")
+    add_out(parser)
 
 
 def show(options: argparse.Namespace) -> int:
     """List runs, newest first."""
     if options.all and options.last is not None:
         raise ConfigError("--last has no effect with --all", hint="leave one of them out")
-    out = runs_of(options)
+    out = runs_folder(options)
     paths = folder.runs_in(out)
-    rows = [_row(path) for path in (paths if options.all else paths[: options.last or USUAL_LAST])]
+    rows = [_row(path) for path in (paths if options.all else paths[: options.last or DEFAULT_LAST])]
     if options.json:
         print(json.dumps(to_data(rows)))
         return 0
     if not rows:
-        print(f"no runs in {str(out)!r} yet; ddlf run makes them")
+        print(f"no runs in {str(out)!r} yet; ddlf run creates them")
         return 0
     head = ["run", "state", "began", "time", "rounds", "loss", "accuracy", "test"]
     print(table.as_text([head, *([_cell(row[name]) for name in head] for row in rows)]))
     if more := len(paths) - len(rows):
-        print(f"and {more} older; --all shows them")
+        print(f"{more} older runs; --all shows them")
     return 0
 
 
@@ -66,14 +106,11 @@ def _number(value: Any) -> float | None:
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Show runs side by side: what they came to, and the settings in which they differ."""
-    _check_alone(options)
-    out = runs_of(options)
+    """Show the results of runs side by side, and the settings in which they differ."""
+    out = runs_folder(options)
     paths = [folder.find(out, name) for name in options.runs]
     if len(set(paths)) < len(paths):
-        raise ConfigError(
-            f"{' and '.join(options.runs)} name the same run", hint="ddlf runs lists those that there are"
-        )
+        raise ConfigError(f"{' and '.join(options.runs)} name the same run", hint="list the runs with: ddlf runs")
     pasts = [past.read(path) for path in paths]
     rows = table.of_runs(pasts)
     if options.csv:
@@ -96,16 +133,9 @@ def _differing(pasts: list[past.Past]) -> list[list[str]]:
     return [row for row in rows if len(set(row[1:])) > 1]
 
 
-def _check_alone(options: argparse.Namespace) -> None:
-    """Refuse what stands before an action and is for the list of runs."""
-    if unused := [f"--{name}" for name in ("last", "all", "json") if getattr(options, name) not in (None, False)]:
-        raise ConfigError(f"{', '.join(unused)} has no effect with {options.action}", hint="leave it out")
-
-
 def prune(options: argparse.Namespace) -> int:
     """Remove all but the newest runs. The exit code is 1 when one could not be removed."""
-    _check_alone(options)
-    removed, stay, failed = folder.prune(runs_of(options), options.keep)
+    removed, stay, failed = folder.prune(runs_folder(options), options.keep)
     for path in removed:
         print(f"removed   {path}")
     for path, why in stay.items():
@@ -115,3 +145,35 @@ def prune(options: argparse.Namespace) -> int:
     if not removed and not stay and not failed:
         print("nothing to remove")
     return 1 if failed else 0
+
+
+RUNS = Command(
+    description="List runs, newest first.",
+    examples=(
+        "ddlf runs",
+        "ddlf runs compare last 20261122-11       # the beginning of a name is enough",
+        "ddlf runs prune --keep 20",
+    ),
+    options=_options,
+    run=show,
+    actions={
+        "compare": (
+            "show runs side by side",
+            Command(
+                description="Show the results of runs side by side, and the settings in which they differ.",
+                examples=("ddlf runs compare last 20261122-11", "ddlf runs compare A B C --latex > table.tex"),
+                options=_compare_options,
+                run=compare,
+            ),
+        ),
+        "prune": (
+            "remove old runs",
+            Command(
+                description="Remove the folders of all runs except the newest ones and those that are still running.",
+                examples=("ddlf runs prune --keep 20",),
+                options=_prune_options,
+                run=prune,
+            ),
+        ),
+    },
+)

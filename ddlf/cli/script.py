@@ -7,6 +7,7 @@ runs inside an event loop: it uses one loop of its own on a background thread, s
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
 import threading
 from collections.abc import Coroutine
@@ -16,7 +17,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     import argparse
 
+    from ddlf.cli.parsing import Parser
+
 T = TypeVar("T")
+PLAIN = (bool, int, float, str)
+"""Types of values that can be given as text."""
 
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
@@ -77,7 +82,6 @@ def main(target: Any, options: argparse.ArgumentParser | None = None) -> None:
             ddlf.main(App)
     """
     from ddlf.cli.options import add_options
-    from ddlf.cli.own import given_to, settable
     from ddlf.cli.parsing import Parser, reader_may_leave
     from ddlf.cli.run import execute, run_target
     from ddlf.cli.stopping import Stop
@@ -88,7 +92,7 @@ def main(target: Any, options: argparse.ArgumentParser | None = None) -> None:
         return
     own = [] if options is None else [options]
     about = (target.__doc__ or "").partition("\n")[0]
-    parser = Parser(prog=sys.argv[0], description=about, epilog=settable(target), parents=own)
+    parser = Parser(sys.argv[0], about, epilog=settable(target), parents=own)
     add_options(parser)
     if in_notebook():
         if isinstance(target, type):
@@ -108,7 +112,7 @@ def main(target: Any, options: argparse.ArgumentParser | None = None) -> None:
             f"ddlf.main runs an event loop of its own, and this code runs inside one; here write: {inside}"
         )
     with reader_may_leave():
-        sys.exit(execute(lambda: target, given_to(target, parser.parse_args(), own)))
+        sys.exit(execute(lambda: target, as_parameters(parser.parse_args(), parser)))
 
 
 def in_notebook() -> bool:
@@ -144,3 +148,45 @@ async def _settle() -> None:
     await asyncio.gather(
         *(task for task in asyncio.all_tasks() if task is not mine and task.cancelling()), return_exceptions=True
     )
+
+
+def settable(target: Any) -> str:
+    """Return what ``-p`` can set, with the default values, for the end of the help; "" if there is nothing.
+
+    Args:
+        target: A subclass of ``IApp``, or a function that takes a cluster.
+    """
+    found = _attributes(target) if isinstance(target, type) else _parameters(target)
+    rows = [f"  -p {name}={value}" for name, value in found.items()]
+    what = "attributes of this app" if isinstance(target, type) else f"parameters of {target.__name__}"
+    return "\n".join([f"{what}, with their default values:", *rows]) if rows else ""
+
+
+def as_parameters(options: argparse.Namespace, parser: Parser) -> argparse.Namespace:
+    """Let the author's own options set what ``-p`` would.
+
+    Args:
+        options: Parsed.
+        parser: The parser, whose options of DDLF are not the author's.
+    """
+    for name in vars(options).keys() - {option.dest for option in parser.options}:
+        if (value := getattr(options, name)) is not None:
+            options.parameters.append(f"{name}={value}")
+    return options
+
+
+def _attributes(target: type) -> dict[str, Any]:
+    from ddlf.training.settings.settings import SETTINGS
+
+    classes = [cls for cls in reversed(target.__mro__) if not cls.__module__.startswith("ddlf.") and cls is not object]
+    found = {name: value for cls in classes for name, value in vars(cls).items()}
+    return {
+        name: getattr(target, name)
+        for name, value in found.items()
+        if not name.startswith("_") and name not in SETTINGS and isinstance(value, PLAIN)
+    }
+
+
+def _parameters(target: Any) -> dict[str, Any]:
+    found = list(inspect.signature(target).parameters.values())[1:]
+    return {one.name: one.default for one in found if isinstance(one.default, PLAIN)}

@@ -1,4 +1,4 @@
-"""``ddlf status`` and ``ddlf stop``: what daemons are asked and told, whoever has the workers. Runs on the master."""
+"""``ddlf status``: ask the daemons of a cluster what they do, whoever uses them. Runs on the master."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
-from ddlf.cli.clean import held
-from ddlf.cli.options import named_cluster
-from ddlf.cluster.claim import master_name
-from ddlf.errors import DDLFError, LeaseError
+from ddlf.cli.options import add_cluster_options, add_json, named_cluster
+from ddlf.cli.parsing import Command, Parser
+from ddlf.errors import DDLFError
 
 if TYPE_CHECKING:
     from ddlf.cluster.proxy import ProxyWorker
+
+
+def _options(parser: Parser) -> None:
+    add_cluster_options(parser)
+    add_json(parser)
 
 
 async def status(options: argparse.Namespace) -> int:
@@ -39,6 +43,12 @@ async def status(options: argparse.Namespace) -> int:
 
 
 def describe(answer: Any, label: str) -> str:
+    """Return what a worker does, in words.
+
+    Args:
+        answer: The answer of its daemon, or the error.
+        label: Its address or name.
+    """
     if isinstance(answer, DDLFError):
         answer.worker = ""  # the line says which
         return f"unreachable: {str(answer).removeprefix(f'{label}: ')}"
@@ -50,8 +60,8 @@ def describe(answer: Any, label: str) -> str:
     restarts += f", leased by {lease['holder']} since {lease['since']}" if lease else ""
     methods = answer.get("methods") or []
     holds = [
-        *held(answer),
-        *shown(answer.get("shard")),
+        *data_sets(answer),
+        *weights_held(answer.get("shard")),
         *([f"{len(methods)} method{'s' * (len(methods) > 1)}"] if methods else []),
     ]
     restarts += f", holds {' and '.join(holds)}" if holds else ""
@@ -59,8 +69,15 @@ def describe(answer: Any, label: str) -> str:
     return f"{state}; {answer['host']}, up {answer['uptime_s']:.0f} s, Python {answer['python']}{restarts}{plain}"
 
 
-def shown(shard: dict[str, Any] | None) -> list[str]:
-    """Which slice of a run's weights a worker keeps, in words."""
+def data_sets(status: dict[str, Any]) -> list[str]:
+    """Return the data sets that a worker holds, as a list of at most one text."""
+    data = status.get("datasets") or {"count": 0, "bytes": 0}
+    sets = "data set" if data["count"] == 1 else "data sets"
+    return [f"{data['count']} {sets} of {data['bytes'] / 1e6:,.1f} MB"] if data["count"] else []
+
+
+def weights_held(shard: dict[str, Any] | None) -> list[str]:
+    """Return which part of a run's weights a worker holds, as a list of texts."""
     if shard is None:
         return []
     share = f"values {shard['begin'] + 1:,} to {shard['end']:,} of {shard['of']:,}"
@@ -71,40 +88,8 @@ def shown(shard: dict[str, Any] | None) -> list[str]:
     return [*found[:-1], f"{found[-1]} of run {shard['run']}"]
 
 
-async def stop(options: argparse.Namespace) -> int:
-    """End workers, or what they run: all of them, or none while one is in use."""
-    workers = named_cluster(options, guest=True).workers
-    used = {} if options.force else await _used(workers, options.timeout)
-    for worker, who in used.items():
-        print(f"{worker.id:>3}  {worker.label:<21}  in use by {who}")
-    if used:
-        done = "restarted" if options.restart else "stopped"
-        raise LeaseError(
-            f"{len(used)} of {len(workers)} workers are in use, so none was {done}", hint="--force ends those runs"
-        )
-    command = "restart" if options.restart else "shutdown"
-    who = f"{master_name().partition(' pid ')[0]} (ddlf stop{' --restart' * options.restart})"
-    answers = await asyncio.gather(
-        *(ask(worker, command, options.timeout, who=who, force=options.force) for worker in workers)
-    )
-    for worker, answer in zip(workers, answers, strict=True):
-        done = "restarted" if options.restart else "stopped"
-        print(f"{worker.id:>3}  {worker.label:<21}  {answer if isinstance(answer, DDLFError) else done}")
-    return max((getattr(answer, "exit_code", 0) for answer in answers), default=0)
-
-
-async def _used(workers: list[ProxyWorker], timeout_s: float) -> dict[ProxyWorker, str]:
-    """Those that a living master has, and who it is since when."""
-    answers = await asyncio.gather(*(ask(worker, "status", timeout_s) for worker in workers))
-    leases = [None if isinstance(answer, DDLFError) else answer["lease"] for answer in answers]
-    return {
-        worker: f"{lease['holder']} since {lease['since']}"
-        for worker, lease in zip(workers, leases, strict=True)
-        if lease and lease["state"] != "dead"
-    }
-
-
 async def ask(worker: ProxyWorker, command: str, timeout_s: float, **arguments: Any) -> Any:
+    """Ask a daemon; returns its answer, or the error."""
     try:
         await worker.connect_control(timeout_s=timeout_s)
         return await worker.ask(command, timeout_s=timeout_s, **arguments)
@@ -112,3 +97,11 @@ async def ask(worker: ProxyWorker, command: str, timeout_s: float, **arguments: 
         return error
     finally:
         await worker.close()
+
+
+STATUS = Command(
+    description="Show what the workers are doing.",
+    examples=("ddlf status", "ddlf status -c cluster.yaml --json"),
+    options=_options,
+    run=status,
+)

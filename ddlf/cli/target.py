@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddlf.cli.dashboard import said
+from ddlf.cli.dashboard import requested
 from ddlf.cli.options import OF_A_CLUSTER, OF_AN_APP, OF_SETTINGS, given
 from ddlf.errors import AppError, ConfigError
 from ddlf.extras.text.training.shipped import SUFFIX
@@ -203,12 +203,12 @@ def prepare_app(target: type[IApp], cluster: Cluster | None, options: argparse.N
             hint="give other parameters of its __init__ defaults, or make them attributes of the class",
         ) from None
     app = target(cluster)
-    for name, value, _ in told(target, options):
+    for name, value, _ in overrides(target, options):
         setattr(app, name, value)
     return app
 
 
-def told(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple[str, Any, str]]:
+def overrides(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple[str, Any, str]]:
     """What wins over the app's own attributes, the last over those before: name, value, and where it stands.
 
     Raises:
@@ -231,7 +231,7 @@ def told(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple[str,
     for name in OF_SETTINGS:
         if (value := getattr(options, name)) is not None:
             yield name, value, option(name)
-    if page := said(options):
+    if page := requested(options):
         yield "dashboard", *page
     if options.quiet:
         yield "verbose", False, "--quiet"

@@ -1,21 +1,24 @@
-"""``ddlf token``: make, take over and show the secret that master and workers share."""
+"""``ddlf token``: create, copy and show the secret that master and workers share."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
+from ddlf.cli.parsing import Command, Parser
 from ddlf.errors import AuthError
 from ddlf.rpc import tokens
 
 
 def new(options: argparse.Namespace) -> int:
-    """Write a new token, and say how it comes to other machines."""
+    """Write a new token, and print how to copy it to other machines."""
     path = tokens.write_token(options.token_file)
-    folder, there = tokens.shell_path(path.parent), tokens.shell_path(path)
+    folder, target = tokens.shell_path(path.parent), tokens.shell_path(path)
     print(f"A new token is in {path}. Whoever has it can run code on your workers.")
-    print("Copy it to each of the other machines. This line does it, with HOST replaced:")
-    print(f"  ssh HOST 'umask 077; mkdir -p {folder}; cat > {there}' < {there}")
+    print("Copy it to each of the other machines. This command does it, with HOST replaced:")
+    print(f"  ssh HOST 'umask 077; mkdir -p {folder}; cat > {target}' < {target}")
     print(
         "Without ssh: 'ddlf token show' here, 'ddlf token paste' there. Then start the workers: ddlf-worker --port 9000"
     )
@@ -30,19 +33,63 @@ def paste(options: argparse.Namespace) -> int:
 
 def show(options: argparse.Namespace) -> int:
     """Print the token alone on standard output, and where it is on standard error."""
-    found = tokens.find_tokens(options.token_file)
-    if found is None:
-        raise AuthError("there is no token", hint="make one with: ddlf token new")
-    print(f"# {found.source}, fingerprint {found.fingerprint}", file=sys.stderr)
-    for secret in found.all:
+    known = tokens.find_tokens(options.token_file)
+    if known is None:
+        raise AuthError("there is no token", hint="create one with: ddlf token new")
+    print(f"# {known.source}, fingerprint {known.fingerprint}", file=sys.stderr)
+    for secret in known.all:
         print(secret.decode())
     return 0
 
 
 def _read_secret() -> str:
-    """A token from the terminal, where it does not show, or all of standard input. Never from an argument, which others can see."""
+    """Read a token from the terminal without showing it, or from standard input. Other users could see an argument."""
     if not sys.stdin.isatty():
         return sys.stdin.read(4096)
     import getpass
 
-    return getpass.getpass("token (it does not show): ")
+    return getpass.getpass("token (not shown): ")
+
+
+def _options(help: str) -> Callable[[Parser], None]:
+    return lambda parser: parser.add("--token-file", type=Path, metavar="PATH", help=help)
+
+
+PLACE = "(default: in your configuration folder)"
+TOKEN = Command(
+    description="Create, copy or show the secret that master and workers share.",
+    examples=(
+        "ddlf token new      # once, on the master; it prints how to copy the token",
+        "ddlf token paste    # on another machine",
+    ),
+    actions={
+        "new": (
+            "create a token",
+            Command(
+                description="Create a token for your account.",
+                examples=("ddlf token new", "ddlf token new --token-file lab-token"),
+                options=_options(f"where to write it {PLACE}"),
+                run=new,
+            ),
+        ),
+        "paste": (
+            "save the token of another machine",
+            Command(
+                description="Save the token of another machine on this one. It is read from the terminal, without "
+                "showing it, or from standard input.",
+                examples=("ddlf token paste", "ssh pc01 ddlf token show | ddlf token paste"),
+                options=_options(f"where to write it {PLACE}"),
+                run=paste,
+            ),
+        ),
+        "show": (
+            "show the token, to copy it",
+            Command(
+                description="Print where the token is, and the token itself.",
+                examples=("ddlf token show",),
+                options=_options(f"the file of the token {PLACE}"),
+                run=show,
+            ),
+        ),
+    },
+)

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ddlf.cli.parsing import Parser, number, reader_may_leave
-from ddlf.cli.service import feed_watchdog, notify
 from ddlf.errors import AuthError, ConfigError, DDLFError
 
 if TYPE_CHECKING:
@@ -31,40 +31,53 @@ STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 def parser() -> Parser:
-    """The command's options."""
+    """Return the parser of the command."""
     result = Parser(
-        prog="ddlf-worker",
-        description="Run one DDLF worker on this machine. Masters reach it on the one port.",
-        epilog="Without a token it listens on this machine only. To use it from others, encrypted:\n"
+        "ddlf-worker",
+        "Run one DDLF worker on this machine. Masters connect to its port.",
+        epilog="Without a token it listens on this machine only. To use it from other machines, encrypted:\n"
         "  ddlf token new           once; it prints how to copy the token to another machine\n"
         "  ddlf-worker --port 9000  on each machine",
     )
-    result.add_argument(
-        "--port", type=number("port", 0, 65535), default=9000, help="0-65535, 0 for any free one (default: 9000)"
+    result.add(
+        "--port", type=number(0, 65535), default=9000, help="port to listen on; 0 for any free one (default: 9000)"
     )
-    result.add_argument("--host", help=f"address to listen on (default: all with a token, else {LOOPBACK})")
-    result.add_argument(
-        "--advertise", metavar="HOST[:PORT]", help="where other workers reach this one (default: found out)"
+    result.add("--host", help=f"address to listen on (default: all with a token, else {LOOPBACK})")
+    result.add(
+        "--advertise", metavar="HOST[:PORT]", help="address at which other workers reach this one (default: detected)"
     )
-    result.add_argument("--token-file", type=Path, help="file with the token that masters must hold")
-    result.add_argument(
-        "--insecure-plaintext",
+    result.add("--token-file", type=Path, metavar="PATH", help="file with the token that masters must have")
+    result.add(
+        "--insecure-plaintext", action="store_true", help="do not encrypt, even for other machines: private links only"
+    )
+    result.add("--tls-ca", type=Path, metavar="PEM", help="masters must show a certificate signed by this one")
+    result.add("--tls-cert", type=Path, metavar="PEM", help="own certificate (default: created at the first start)")
+    result.add("--tls-key", type=Path, metavar="PEM", help="its private key")
+    result.add("--state-dir", type=Path, metavar="DIR", help="folder for persistent methods and the executor's log")
+    result.add("-q", "--quiet", action="store_true", help="print errors only")
+    result.add(
+        "--exit-with-parent",
         action="store_true",
-        help="encrypt nothing, also beyond this machine: private links only",
+        help="read the token from stdin, and end when stdin ends",
+        group="launchers",
+        common=False,
     )
-    result.add_argument("--tls-ca", type=Path, metavar="PEM", help="masters must show a certificate signed by this one")
-    result.add_argument(
-        "--tls-cert", type=Path, metavar="PEM", help="own certificate (default: made at the first start)"
+    result.add(
+        *("--ready-fd",),
+        type=int,
+        metavar="FD",
+        help="descriptor that gets one line of JSON when the worker is ready",
+        group="launchers",
+        common=False,
     )
-    result.add_argument("--tls-key", type=Path, metavar="PEM", help="its private key")
-    result.add_argument("--state-dir", type=Path, help="folder for persistent methods and the executor's log")
-    result.add_argument("-q", "--quiet", action="store_true", help="print errors only")
-    # For programs that start workers: the token comes on stdin, whose end is the parent's end; readiness goes to a descriptor as one line of JSON.
-    result.add_argument(
-        "--exit-with-parent", action="store_true", help="read the token from stdin, and end when stdin ends"
+    result.add(
+        *("--template-fd",),
+        type=int,
+        metavar="FD",
+        help="socket of the process to fork executors from",
+        group="launchers",
+        common=False,
     )
-    result.add_argument("--ready-fd", type=int, help="descriptor to write one line of JSON to when ready")
-    result.add_argument("--template-fd", type=int, help="socket of the process to fork executors from")
     return result
 
 
@@ -198,6 +211,35 @@ async def _serve(settings: Options, ready: Callable[[Daemon], None], exit_with_p
         for task in tasks:
             task.cancel()
     return code
+
+
+def notify(state: str, flags: int = 0) -> None:
+    """Tell systemd a state such as ``"READY=1"``, by the protocol of sd_notify(3); does nothing elsewhere.
+
+    Args:
+        state: One datagram of text.
+        flags: Flags of ``socket.send``.
+    """
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.connect(address.replace("@", "\0", 1) if address.startswith("@") else address)
+        sock.send(state.encode(), flags)
+
+
+async def feed_watchdog() -> None:
+    """Tell systemd that the event loop is alive, twice per watchdog period. Starts when the worker is ready.
+
+    Nothing is sent while systemd has not read the previous message, because the event loop would wait.
+    """
+    try:
+        period_s = int(os.environ["WATCHDOG_USEC"]) / 2e6
+    except (KeyError, ValueError):
+        return
+    while True:
+        notify("WATCHDOG=1", socket.MSG_DONTWAIT)
+        await asyncio.sleep(period_s)
 
 
 def _no_core_dumps() -> None:

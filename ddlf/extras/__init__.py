@@ -29,7 +29,7 @@ class Extra:
 
     Args:
         name: What the part is called in errors.
-        verbs: Adds commands to the command line: ``(commands: ddlf.cli.parsing.Commands) -> None``.
+        commands: Commands of ``ddlf``, each with its group, name, home and line in the help, as ``ddlf.cli.parsing.Commands.add`` takes them.
         app_of_file: Makes an app of a file that is not Python: ``(path: Path) -> type[IApp] | None``.
         file_types: Suffixes of the files that ``app_of_file`` takes, with spaces between them.
         check_app: Refuses an app before anything starts: ``async (app, base: type) -> None``.
@@ -43,7 +43,7 @@ class Extra:
     """
 
     name: str
-    verbs: str = ""
+    commands: tuple[tuple[str, str, str, str], ...] = ()
     app_of_file: str = ""
     file_types: str = ""
     check_app: str = ""

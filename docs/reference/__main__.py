@@ -1,13 +1,11 @@
 """Writes what follows from the code's own declarations: ``python docs/reference`` after a change of them."""
 
-import argparse
 import ast
 import inspect
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import fields
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -27,9 +25,7 @@ from ddlf.algorithms.push_rules import PUSHED
 from ddlf.algorithms.rate_decay import RATE_DECAY
 from ddlf.algorithms.schedules import PARTS
 from ddlf.algorithms.staleness import STALENESS
-from ddlf.cli import verbs
-from ddlf.cli.completion import FOLDER as COMPLETIONS
-from ddlf.cli.completion import SHELLS
+from ddlf.cli.options import GROUPS
 from ddlf.cluster.config.models import schema
 from ddlf.events import KINDS
 from ddlf.events.record import RoundRecord
@@ -51,7 +47,11 @@ def settings() -> str:
         for line, text in pairwise(body)
         if isinstance(line, ast.AnnAssign) and isinstance(text, ast.Expr)
     }
-    return "\n".join([HEAD, *(_setting(name, more.get(name, "")) for name in SETTINGS)])
+    sections = [
+        "\n".join([f"## {title.capitalize()}\n", *(_setting(name, more.get(name, "")) for name in names)])
+        for title, names in GROUPS.items()
+    ]
+    return "\n".join([HEAD, *sections])
 
 
 def _setting(name: str, more: str) -> str:
@@ -67,7 +67,7 @@ def _setting(name: str, more: str) -> str:
     if setting.only:
         facts.append(f"{' and '.join(setting.only.split())} only")
     text = f"{setting.help[0].upper()}{setting.help[1:]}. {more}".strip().replace("``", "`")
-    return f"## {name}\n\n{text}\n\n*{'; '.join(facts)}*\n".replace("``", "`")
+    return f"### {name}\n\n{text}\n\n*{'; '.join(facts)}*\n".replace("``", "`")
 
 
 def events() -> str:
@@ -204,9 +204,11 @@ HEAD = """\
 
 Made from `ddlf/training/settings/settings.py` and `ddlf/training/settings/training_settings.py` by `python docs/reference`.
 
-Settings are attributes of an app's class or object. Those of the object win over those of the class, `run:` of cluster.yaml over both, and options of
-`ddlf run` and arguments of `train_sync` over all; `-p NAME=VALUE` sets any of them. `ddlf config show app.py --origin` says which values a run would
-have, and from where. All are checked before anything is connected or started, and what a mode has no use for is refused.
+Settings are attributes of an app. Those of the object override those of its class. `run:` in cluster.yaml overrides
+both, and options of `ddlf run` and arguments of `train_sync` override all; `-p NAME=VALUE` sets any of them.
+`ddlf config show app.py --origin` shows which values a run would use, and where they come from. All settings are
+checked before anything is connected or started, and a setting without effect is refused. The groups are those of
+`ddlf run --help-all`; `ddlf run --help downpour` shows one of them.
 """
 EVENTS = """\
 # Events
@@ -219,25 +221,6 @@ and workers count from 1. `ddlf.events.sinks.to_json` and `from_json` turn each 
 texts `"NaN"`,
 `"Infinity"` and `"-Infinity"`. An event tells no time: who wants it takes it when the event comes.
 """
-
-
-def completion(shell: str) -> str:
-    """The script for a shell, with files where a path is wanted. What may stand alone takes no word that follows for its value."""
-    import shtab
-
-    top = verbs.parser()
-    parsers = [top]
-    for parser in parsers:
-        for action in parser._actions:
-            if action.type is Path:
-                action.complete = shtab.FILE
-            if parser.may_stand_alone.keys() & set(action.option_strings):
-                action.nargs = 0
-            if isinstance(action, argparse._SubParsersAction):
-                parsers += action.choices.values()
-                for verb in action._choices_actions:  # a line of a menu has room for no more
-                    action.choices[verb.dest].description = verb.help
-    return shtab.complete(top, shell)
 
 
 ERRORS = """\
@@ -326,7 +309,6 @@ PAGES = {
     ROOT / "docs/reference/events.md": events,
     ROOT / "docs/reference/rules.md": rules,
     ROOT / "docs/reference/settings.md": settings,
-    **{COMPLETIONS / f"ddlf.{shell}": partial(completion, shell) for shell in SHELLS},
     ROOT / "ddlf/cluster/config/cluster.schema.json": lambda: json.dumps(schema(), indent=2) + "\n",
 }
 

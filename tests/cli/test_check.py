@@ -43,7 +43,7 @@ def checked(tmp_path, source, *arguments):
 def test_a_function_is_refused_in_a_sentence(tmp_path):
     ended = checked(tmp_path, "async def main(cluster):\n    pass\n")
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == "error  main is no app: there is nothing to compare; check a subclass of ddlf.IApp\n"
+    assert ended.stderr == "error  main is not an app, so there is nothing to compare; check a subclass of ddlf.IApp\n"
 
 
 def test_settings_that_cannot_be_are_refused_before_anything_starts(tmp_path):

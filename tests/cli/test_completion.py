@@ -3,12 +3,14 @@
 import os
 import pty
 import select
+import sys
 import time
 
 import pytest
 
 from ddlf.cli import main
-from ddlf.cli.completion import SHELLS
+from ddlf.cli.completion import SCRIPTS, print_candidates
+from ddlf.cli.main import all_commands
 from tests.patience import PATIENCE_S
 
 
@@ -18,12 +20,27 @@ def script(shell, capsys):
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("shell", SHELLS)
-def test_each_shell_has_a_script_that_knows_verbs_and_options(shell, capsys):
-    text = script(shell, capsys)
-    assert "doctor" in text
-    assert "master-epochs" in text
-    assert "Nobody's run is disturbed" not in text, "that is for its help: a menu has one line for it"
+def candidates(capsys, *words):
+    print_candidates(words, all_commands())
+    return [line.partition("\t")[0] for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.mark.parametrize("shell", SCRIPTS)
+def test_each_shell_has_a_script_that_asks_ddlf(shell, capsys):
+    assert "_DDLF_COMPLETE" in script(shell, capsys)
+
+
+def test_completion_offers_commands_actions_options_and_values(capsys):
+    assert {"doctor", "run", "--help"} <= {*candidates(capsys, "")}
+    assert candidates(capsys, "data", "re") == ["repartition"]
+    assert candidates(capsys, "run", "app.py", "--master-e") == ["--master-epochs"]
+    assert candidates(capsys, "run", "--mode", "") == ["sync", "async", "downpour"]
+    assert candidates(capsys, "nothing", "") == []
+
+
+def test_completion_adds_the_help_of_each_candidate(capsys):
+    print_candidates(["run", "--worker-st"], all_commands())
+    assert capsys.readouterr().out == "--worker-steps\tbatches per slot and round, instead of worker_epochs\n"
 
 
 @pytest.mark.parametrize(
@@ -45,7 +62,8 @@ def test_bash_completes_what_was_typed_when_tab_is_pressed(tmp_path, capsys, typ
     (tmp_path / "completion").write_text(script("bash", capsys))
     # What is on the line when Enter is pressed is what the function is called with.
     (tmp_path / "rc").write_text(
-        "PS1='ready> '\nbind 'set enable-bracketed-paste off'\nddlf() { printf '<%s>\\n' \"ddlf $*\"; }\nsource completion\n"
+        f"PS1='ready> '\nbind 'set enable-bracketed-paste off'\nddlf() {{\n"
+        f'if [ $_DDLF_COMPLETE ]; then {sys.executable} -m ddlf "$@"; else printf \'<%s>\\n\' "ddlf $*"; fi; }}\nsource completion\n'
     )
     pid, terminal = pty.fork()
     if pid == 0:

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from ddlf.cli import doctor as module
-from ddlf.cli import verbs
 from ddlf.cli.doctor import doctor, examine
+from ddlf.cli.main import parse
 from ddlf.rpc.dial import dial
 from ddlf.rpc.handshake import MAGIC, PREAMBLE, Role
 from ddlf.rpc.tokens import new_token
@@ -64,7 +64,7 @@ async def speaking(answer):
 
 def options(*ports, timeout="30", more=()):
     hosts = ("--hosts", ",".join(f"127.0.0.1:{port}" for port in ports)) if ports else ()
-    return verbs.parser().parse_args(["doctor", *hosts, "--token-file", "token", "--timeout", timeout, *more])
+    return parse(["doctor", *hosts, "--token-file", "token", "--timeout", timeout, *more])[1]
 
 
 async def findings(*ports, **more):
@@ -333,7 +333,7 @@ async def test_a_cable_that_has_become_slow_between_two_machines(monkeypatch):
 
         async def found():
             hosts = ["--hosts", f"{link.address_b}:{port}", "--token-file", str(workers.token_file)]
-            report = await examine(verbs.parser().parse_args(["doctor", *hosts]))
+            report = await examine(parse(["doctor", *hosts])[1])
             assert report.answers[0].error is None
             return [
                 finding for finding in report.findings if "memory" not in finding.what

@@ -5,11 +5,11 @@ import sys
 import pytest
 
 from ddlf.cli import main
+from ddlf.cli.main import parse
 from ddlf.cli.needs import check_needs, needs_in
 from ddlf.cli.run import run_target
 from ddlf.cli.stopping import Stop
 from ddlf.cli.target import find_target
-from ddlf.cli.verbs import parser
 from ddlf.cluster.cluster import Cluster
 from ddlf.errors import VersionError
 from tests.cli.facts import machine
@@ -57,7 +57,7 @@ def folder(tmp_path, monkeypatch):
 
 
 async def planned(*arguments, target="App"):
-    options = parser().parse_args(["run", "app.py", "--target", target, "--dry-run", *arguments])
+    _, options = parse(["run", "app.py", "--target", target, "--dry-run", *arguments])
     return await run_target(find_target(options.app, target, options), options, Stop())
 
 
@@ -129,7 +129,7 @@ def test_a_script_without_such_a_block_or_with_a_wrong_one_needs_nothing(text):
 @pytest.mark.parametrize("name", ["App", "main"])
 async def test_a_run_says_which_workers_lack_what_the_script_says_it_needs(folder, monkeypatch, name):
     (folder / "app.py").write_text('# /// script\n# dependencies = ["pandas>=2"]\n# ///\n' + APP)
-    options = parser().parse_args(["run", "app.py", "--target", name])
+    _, options = parse(["run", "app.py", "--target", name])
     target = find_target(options.app, name, options)
     answers = [["pandas>=2 (not installed)"], []]
     monkeypatch.setattr("ddlf.worker.machine.about", lambda folders, needs: {"unmet": answers.pop(0)})
@@ -195,5 +195,5 @@ def test_a_script_that_runs_by_itself_is_refused_before_it_does(folder, capfd):
 def test_to_plan_starts_no_template(folder):
     from ddlf.cli.run import _will_train_here
 
-    options = parser().parse_args(["run", "app.py", "--dry-run"])
+    _, options = parse(["run", "app.py", "--dry-run"])
     assert not _will_train_here(options.app, options)

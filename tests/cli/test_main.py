@@ -1,6 +1,5 @@
 """The ``ddlf`` command: its help, tokens, and looking after workers that run elsewhere."""
 
-import argparse
 import contextlib
 import getpass
 import json
@@ -16,11 +15,10 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from ddlf.cli import verbs
 from ddlf.cli.bench import Way, slow, slow_pairs
-from ddlf.cli.main import function_of, main
+from ddlf.cli.main import all_commands, main, parse
 from ddlf.cli.pairs import taken
-from ddlf.cli.status import shown
+from ddlf.cli.status import weights_held
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ConnectError, LeaseError
@@ -73,7 +71,7 @@ def half(standing, free_port):
     return first, ["--hosts", f"127.0.0.1:{first.port},127.0.0.1:{free_port}", "--token-file", str(first.token_file)]
 
 
-def test_help_imports_nothing_of_weight():
+def test_help_imports_nothing_heavy():
     code = (
         "import sys, contextlib, io\nfrom ddlf.cli.main import main\n"
         "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n    main(['--help'])\n"
@@ -140,7 +138,11 @@ def test_help_shows_first_steps_and_every_command(here):
         (["stop", "--hosts", ""], "argument --hosts: names no worker, got ''"),
         (["run", "app.py", "--hosts", ","], "argument --hosts: names no worker, got ','"),
         (["run"], "the following arguments are required: app"),
-        (["token"], "the following arguments are required: ACTION"),
+        (["token"], "an action is missing: new, paste, show"),
+        (["token", "nwe"], "unknown action 'nwe', did you mean 'new'?"),
+        (["run", "app.py", "--help", "downpuor"], "--help has no group 'downpuor', did you mean 'downpour'?"),
+        (["train"], "unknown command 'train', did you mean 'ddlf run'?"),
+        (["--hlep"], "unknown option '--hlep', did you mean --help?"),
         (["status", "--hosts", "a:1", "--config", "x"], "not allowed with argument"),
         (["status", "--timeout", "0"], "argument --timeout: must be 1 or more, got 0"),
         (["status", "--confgi", "x"], "unknown option '--confgi', did you mean --config?"),
@@ -160,33 +162,65 @@ def test_a_wrong_command_line_is_one_sentence_and_exit_code_2(here, arguments, s
     assert len(ended.stderr.splitlines()) <= 3
 
 
-def every_parser(one):
-    """The parsers of the verbs of one, and of their actions."""
-    verbs_of = [action for action in one._actions if isinstance(action, argparse._SubParsersAction)]
-    below = [parser for action in verbs_of for parser in action.choices.values()]
-    return below + [parser for each in below for parser in every_parser(each)]
+def every_command():
+    """Every command and action, with the words that are typed for it."""
+    todo = [(f"ddlf {name}", entry.load()) for name, entry in all_commands().items()]
+    for words, one in todo:
+        yield pytest.param(words, one, id=words)
+        todo += [(f"{words} {name}", action) for name, (_, action) in one.actions.items()]
 
 
-def test_the_help_shows_every_verb_once_in_its_group():
-    top = verbs.parser()
-    assert sorted(name for names in verbs.GROUPS.values() for name in names) == sorted(top.verbs.choices)
-    text = top.format_help()
-    for title, names in verbs.GROUPS.items():
+def test_help_lists_every_command_once_in_its_group(here):
+    text = here("--help").stdout
+    commands = all_commands()
+    for title in {entry.group for entry in commands.values()}:
         group = text.partition(f"\n{title}:\n")[2].partition("\n\n")[0]
-        assert [line.split()[0] for line in group.splitlines() if line[2] != " "] == list(names)
+        names = [name for name, entry in commands.items() if entry.group == title]
+        assert [line.split()[0] for line in group.splitlines()] == names
 
 
-@pytest.mark.parametrize("one", every_parser(verbs.parser()), ids=lambda one: one.prog)
-def test_every_verb_has_examples_that_can_be_parsed_and_a_function_that_there_is(one):
-    examples = (one.epilog or "").partition("examples:\n")[2].splitlines()
-    assert examples
-    for line in examples:
-        assert line.strip().startswith(("ddlf ", "eval ", "ssh ")), line
+@pytest.mark.parametrize(("words", "one"), list(every_command()))
+def test_every_command_has_examples_that_can_be_parsed(words, one):
+    assert one.examples
+    assert one.run or one.actions
+    for line in one.examples:
+        assert line.startswith(("ddlf ", "eval ", "ssh ")), line
         for part in re.findall(r"\bddlf \w[^|&;>)]*", line.split("#")[0]):
-            assert verbs.parser().parse_args(shlex.split(part)[1:]).act
-    act = one.get_default("act")
-    if act:
-        assert callable(function_of(act))
+            assert parse(shlex.split(part)[1:])[0].run
+
+
+@pytest.mark.parametrize(("words", "one"), list(every_command()))
+def test_every_help_fits_on_a_screen_and_in_80_columns(words, one, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = one.parser(words).format_help()
+    assert len(text.splitlines()) <= 45, text
+    options = text.partition("examples:")[0]
+    assert [line for line in options.splitlines() if len(line) > 80] == []
+
+
+def test_run_help_lists_twelve_options_and_help_all_lists_every_option(here):
+    short, whole = here("run", "--help").stdout, here("run", "--help-all").stdout
+    parser = all_commands()["run"].load().parser("ddlf run")
+    assert len([option for option in parser.options if option.is_common and option.names]) == 1 + 12  # and --help
+    for option in parser.options:
+        for name in option.names[:2]:
+            assert name in whole
+    assert "--softsync" not in short
+
+
+def test_run_help_of_a_group_lists_its_options_only(here):
+    text = here("run", "--help", "downpour").stdout
+    assert "--softsync" in text
+    assert "--merge" not in text
+    assert here("run", "--help", "app.py").stdout == here("run", "--help").stdout == here("run", "app.py", "-h").stdout
+
+
+def test_options_before_an_action_belong_to_it(here, tmp_path):
+    assert (
+        here("runs", "--out", tmp_path, "compare", "last").stderr
+        == here("runs", "compare", "last", "--out", tmp_path).stderr
+    )
+    assert "unknown option '--last'" in here("runs", "--last", "3", "compare", "a").stderr
 
 
 def test_help_is_a_command_too(here):
@@ -239,14 +273,14 @@ def test_status_says_what_each_worker_does_and_the_exit_code_whether_all_answer(
 
 def test_status_says_which_shard_a_worker_keeps():
     shard = {"begin": 10, "end": 1_250_000, "of": 10_000_000, "version": 7, "run": "3f2a"}
-    assert shown(shard) == ["a shard (values 11 to 1,250,000 of 10,000,000, version 7) of run 3f2a"]
-    both = " and ".join(shown({**shard, "shards": 2, "copies": 1}))
+    assert weights_held(shard) == ["a shard (values 11 to 1,250,000 of 10,000,000, version 7) of run 3f2a"]
+    both = " and ".join(weights_held({**shard, "shards": 2, "copies": 1}))
     assert (
         both
         == "a shard (values 11 to 1,250,000 of 10,000,000, version 7) and 1 more shard and a copy of 1 other of run 3f2a"
     )
-    assert shown({**shard, "shards": 0, "copies": 2}) == ["copies of 2 others of run 3f2a"]
-    assert shown(None) == []
+    assert weights_held({**shard, "shards": 0, "copies": 2}) == ["copies of 2 others of run 3f2a"]
+    assert weights_held(None) == []
 
 
 def test_status_as_json_has_a_row_for_each_worker(half):
@@ -492,7 +526,7 @@ def test_a_token_can_be_pasted_and_is_never_an_argument(tmp_path, pasted, code, 
 def test_without_a_token_there_is_none_to_show(tmp_path):
     ended = ddlf("token", "show", XDG_CONFIG_HOME=str(tmp_path))
     assert (ended.returncode, ended.stdout) == (4, "")
-    assert ended.stderr == "error  there is no token; make one with: ddlf token new\nmore   ddlf help AuthError\n"
+    assert ended.stderr == "error  there is no token; create one with: ddlf token new\nmore   ddlf help AuthError\n"
 
 
 # -- output -------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddlf.cli import main, new, verbs
+from ddlf.cli import main, new
 from tests.commands import several
 from tests.end_to_end.test_training import accuracy, started_with
 from tests.patience import PATIENCE_S
@@ -33,7 +33,7 @@ def ddlf(tmp_path, monkeypatch, capsys):
 
 
 def test_the_command_line_has_every_template():
-    (option,) = [action for action in verbs.parser().verbs.choices["new"]._actions if action.dest == "template"]
+    (option,) = [each for each in new.NEW.parser("ddlf new").options if each.dest == "template"]
     assert set(option.choices) == set(new.TEMPLATES)
 
 

@@ -9,11 +9,11 @@ from ddlf.cli.parsing import Parser, number
 def parser():
     """A command with some options."""
     result = Parser(prog="tool")
-    result.add_argument("--port", type=number("port", 0, 65535))
-    result.add_argument("--workers", type=number("workers", 1, 1024))
-    result.add_argument("--seed", type=number("seed", 0))
-    result.add_argument("--mode")
-    result.add_argument("--ui", choices=["rich", "plain"])
+    result.add("--port", type=number(0, 65535), help="a port")
+    result.add("--workers", type=number(1, 1024), help="workers")
+    result.add("--seed", type=number(0), help="a seed")
+    result.add("--mode", help="a mode")
+    result.add("--ui", choices=["rich", "plain"], help="a style")
     return result
 
 
@@ -32,12 +32,12 @@ def parser():
         (["--prot", "1"], "tool: unknown option '--prot', did you mean --port?"),
         (
             ["--ui", "plane"],
-            "tool: argument --ui: invalid choice: 'plane' (choose from 'rich', 'plain'); did you mean 'plain'?",
+            "tool: argument --ui: must be one of rich, plain, got 'plane'; did you mean 'plain'?",
         ),
-        (["--ui", "x"], "tool: argument --ui: invalid choice: 'x' (choose from 'rich', 'plain')"),
+        (["--ui", "x"], "tool: argument --ui: must be one of rich, plain, got 'x'"),
         (["--xyz"], "tool: unknown option '--xyz'"),
         (["--hiden"], "tool: unknown option '--hiden'"),  # as long as --mode, which begins with the same signs
-        (["word"], "tool: unknown argument 'word'"),
+        (["word"], "tool: unexpected argument 'word'"),
         (["--por", "1"], "tool: unknown option '--por', did you mean --port?"),
         (
             ["--token", "secret"],
@@ -80,15 +80,14 @@ def test_numbers_in_their_range_are_taken(parser):
 )
 def test_an_option_that_may_stand_alone_does_not_take_the_next_argument_for_its_value(arguments, wait, files):
     parser = Parser(prog="tool")
-    parser.add_argument("--wait")
-    parser.add_argument("files", nargs="*")
-    parser.may_stand_alone["--wait"] = "for-ever"
+    parser.add("--wait", alone="for-ever", help="seconds")
+    parser.add("files", nargs="*", help="files")
     found = parser.parse_args(arguments)
     assert (found.wait, found.files) == (wait, files)
 
 
 def test_an_option_that_may_be_an_attribute_of_the_app_says_how_that_is_set(parser, capsys):
-    parser.add_argument("-p", metavar="KEY=VALUE")
+    parser.add("-p", metavar="KEY=VALUE", help="an attribute")
     with pytest.raises(SystemExit):
         parser.parse_args(["--hidden=2"])
-    assert "unknown option '--hidden'; an attribute of the app is set with -p hidden=...\n" in capsys.readouterr().err
+    assert "unknown option '--hidden'; to set an attribute of the app, use -p hidden=VALUE\n" in capsys.readouterr().err

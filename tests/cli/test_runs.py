@@ -7,8 +7,8 @@ import pytest
 from ddlf.cli.main import main
 from ddlf.cli.options import add_options
 from ddlf.cli.parsing import Parser
-from ddlf.cli.recording import resumed
-from ddlf.cli.target import told
+from ddlf.cli.run import resumed_from
+from ddlf.cli.target import overrides
 from ddlf.errors import ConfigError
 from ddlf.monitor.runs import folder
 from ddlf.testing import FakeRun
@@ -40,7 +40,7 @@ def test_runs_are_listed_newest_first_with_what_they_came_to(out, capsys):
     assert [row[1] for row in rows[1:]] == ["finished", "failed", "finished"]
     assert rows[3][-3:] == ["6/6", "0.1667", "0.8571"]
     _, text, _ = ddlf(capsys, "runs", "--last", "1")
-    assert text.splitlines()[-1] == "and 2 older; --all shows them"
+    assert text.splitlines()[-1] == "2 older runs; --all shows them"
     _, text, _ = ddlf(capsys, "runs", "--json")
     assert [row["state"] for row in json.loads(text)] == ["finished", "failed", "finished"]
 
@@ -59,7 +59,7 @@ def test_runs_are_compared_and_their_settings(out, capsys):
     assert ddlf(capsys, "runs", "compare", "short", "long", "--latex")[1].startswith("% \\usepackage{booktabs}")
     assert ddlf(capsys, "runs", "compare", "short", "long", "--csv")[1].startswith("quantity,")
     code, _, error = ddlf(capsys, "runs", "compare", "short", "last")
-    assert (code, error) == (2, "error  short and last name the same run; ddlf runs lists those that there are\n")
+    assert (code, error) == (2, "error  short and last name the same run; list the runs with: ddlf runs\n")
 
 
 def test_old_runs_are_pruned(out, capsys):
@@ -96,7 +96,7 @@ def test_a_report_that_cannot_be_written_is_said_behind_the_table(out, capsys, m
     assert code == 1
     assert ["state", "finished"] in [line.split() for line in text.splitlines()]
     assert error.startswith("the report cannot be written: Read-only file system, ")
-    assert error.endswith("; what is there is older\n")
+    assert error.endswith("; the existing one is older\n")
     assert ddlf(capsys, "report", "short", "--csv")[0] == 0
 
 
@@ -104,7 +104,7 @@ def test_a_misspelt_option_and_an_action_without_its_verb_are_named(out, capsys)
     error = ddlf(capsys, "runs", "--lsat", "3")[2]
     assert error.startswith("ddlf runs: unknown option '--lsat', did you mean --last?")
     assert ddlf(capsys, "prune", "--keep", "3")[2].startswith(
-        "ddlf: unknown command 'prune', did you mean 'runs prune'?"
+        "ddlf: unknown command 'prune', did you mean 'ddlf runs prune'?"
     )
     assert ddlf(capsys, "runs", "--out", str(out), "prune", "--keep", "9")[0] == 0
 
@@ -112,7 +112,7 @@ def test_a_misspelt_option_and_an_action_without_its_verb_are_named(out, capsys)
 def test_what_is_for_the_list_alone_is_refused_elsewhere(out, capsys):
     assert ddlf(capsys, "runs", "--json", "--last", "2", "prune", "--keep", "1")[::2] == (
         2,
-        "error  --last, --json has no effect with prune; leave it out\n",
+        "ddlf runs prune: unknown option '--json'\nSee: ddlf runs prune --help\n",
     )
     assert ddlf(capsys, "runs", "--all", "compare", "short", "long")[0] == 2
     assert ddlf(capsys, "runs", "--all", "--last", "2")[0] == 2
@@ -127,17 +127,17 @@ def options(*words):
 
 def test_a_run_goes_on_from_the_checkpoints_of_another_by_its_name(out):
     with pytest.raises(ConfigError, match=r"no run in .* has checkpoints; --checkpoint-every N writes them"):
-        resumed(options("--resume", "last"))
+        resumed_from(options("--resume", "last"))
     (folder.find(out, "long") / folder.CHECKPOINTS).mkdir()
     wanted = str(folder.find(out, "long") / folder.CHECKPOINTS)
     for name in ("long", "last"):  # not the newest one, which has none
-        assert resumed(options("--resume", name)) == wanted
+        assert resumed_from(options("--resume", name)) == wanted
     with pytest.raises(ConfigError, match=r"the run \d+-\d+-short has no checkpoints; --checkpoint-every"):
-        resumed(options("--resume", "short"))
-    assert resumed(options("--resume", str(folder.find(out, "long")))) == wanted
-    assert resumed(options("--resume", "auto")) == "auto"
-    assert resumed(options("--resume", "elsewhere")) == "elsewhere"
-    assert resumed(options()) is None
+        resumed_from(options("--resume", "short"))
+    assert resumed_from(options("--resume", str(folder.find(out, "long")))) == wanted
+    assert resumed_from(options("--resume", "auto")) == "auto"
+    assert resumed_from(options("--resume", "elsewhere")) == "elsewhere"
+    assert resumed_from(options()) is None
 
 
 def test_a_run_of_the_command_line_has_a_folder_unless_it_is_told_otherwise(monkeypatch):
@@ -145,7 +145,7 @@ def test_a_run_of_the_command_line_has_a_folder_unless_it_is_told_otherwise(monk
         out = "own"
 
     def out_of(target, *words):
-        return [(value, where) for name, value, where in told(target, options(*words)) if name == "out"][-1:]
+        return [(value, where) for name, value, where in overrides(target, options(*words)) if name == "out"][-1:]
 
     monkeypatch.setenv("DDLF_RUN_DIR", "elsewhere")
     assert out_of(FakeRun) == [("elsewhere", "$DDLF_RUN_DIR")]
@@ -153,5 +153,5 @@ def test_a_run_of_the_command_line_has_a_folder_unless_it_is_told_otherwise(monk
     assert out_of(FakeRun) == [("runs", "ddlf run")]
     assert out_of(Own) == []
     assert out_of(FakeRun, "--out", "none") == [("none", "--out")]
-    named = {name: value for name, value, _ in told(FakeRun, options("--name", "a", "--log", "tensorboard"))}
+    named = {name: value for name, value, _ in overrides(FakeRun, options("--name", "a", "--log", "tensorboard"))}
     assert (named["run_name"], named["trackers"]) == ("a", "tensorboard")

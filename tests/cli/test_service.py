@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from ddlf.cli.service import feed_watchdog, notify
+from ddlf.cli.worker import feed_watchdog, notify
 from tests.cli.test_worker import start
 from tests.patience import PATIENCE_S
 

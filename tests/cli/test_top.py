@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 
 from ddlf import events as e
-from ddlf.cli.picture import draw, spark
-from ddlf.cli.top import top
+from ddlf.cli.top import draw, spark, top
 from ddlf.monitor.dashboard.viewer import take
 from ddlf.monitor.observe.board import Board, Seen
 from tests.monitor.dashboard.made_up import NAMES, answers, beginning, one_round

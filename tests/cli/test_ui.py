@@ -42,7 +42,7 @@ def test_none_prints_results_only_and_a_pipe_has_no_control_codes_even_with_colo
     [
         (["--ui", "rich"], {}, "error  --ui is 'rich', but standard output is no terminal that can draw; leave it at 'auto'"),
         (["--ui", "plain", "-q"], {}, "error  --ui plain has no effect with --quiet; leave one of them out"),
-        (["--ui", "fancy"], {}, "ddlf run: argument --ui: invalid choice: 'fancy'"),
+        (["--ui", "fancy"], {}, "ddlf run: argument --ui: must be one of auto, rich, plain, json, none, got 'fancy'"),
         ([], {"DDLF_UI": "fancy"}, "error  DDLF_UI must be one of auto, rich, plain, json, none, got 'fancy'"),
     ],
 )  # fmt: skip

@@ -140,7 +140,7 @@ def test_a_token_and_nothing_else_opens_the_port_to_other_machines(tmp_path, has
 
 
 def test_no_option_turns_the_token_off():
-    ended = command("ddlf.cli.worker", "--help")
+    ended = command("ddlf.cli.worker", "--help-all")
     options = set(re.findall(r"--[\w-]+", ended.stdout))
     assert options - {"--help"} == {
         *(

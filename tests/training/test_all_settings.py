@@ -14,8 +14,8 @@ from ddlf.algorithms.merge import MERGE
 from ddlf.algorithms.outer import OUTER
 from ddlf.algorithms.partitioners import PARTITION
 from ddlf.algorithms.staleness import STALENESS
-from ddlf.cli import main
-from ddlf.cli.options import OF_A_CLUSTER
+from ddlf.cli.options import GROUPS, OF_A_CLUSTER
+from ddlf.cli.run import RUN
 from ddlf.cluster.config.models import RunConfig, schema
 from ddlf.testing import FakeRun
 from ddlf.training.resume import settings_of
@@ -29,11 +29,6 @@ MADE = runpy.run_path(str(ROOT / "docs/reference"))["PAGES"]
 OF_THE_CLUSTER = {"min_workers", "connect_timeout_s", "heartbeat_s", "suspect_after_s", "dead_after_s"}
 
 
-def options_of(command):
-    (commands,) = [action for action in main.parser()._actions if action.dest == "command"]
-    return {action.dest: action for action in commands.choices[command]._actions}
-
-
 def test_an_app_has_every_setting_and_its_default():
     app = ddlf.IApp()
     assert set(SETTINGS) == {name for name in vars(TrainingSettings) | vars(Settings) if not name.startswith("_")}
@@ -43,15 +38,17 @@ def test_an_app_has_every_setting_and_its_default():
 
 
 def test_the_command_line_has_every_setting_that_has_an_option_and_its_help():
-    options = options_of("run")
+    options = {each.dest: each for each in RUN.parser("ddlf run").options}
     with_option = {name for name, setting in SETTINGS.items() if setting.flag is not None}
     others = {*OF_A_CLUSTER, "help", "app", "data", "target", "save", "parameters", "dry_run", "quiet", "debug"}
     assert set(options) == with_option | others
     for name in with_option:
-        assert (options[name].option_strings, options[name].help) == (
-            [option(name)],
-            SETTINGS[name].help,
-        )
+        assert options[name].names == (option(name),)
+        assert options[name].help.startswith(SETTINGS[name].help)
+
+
+def test_help_groups_have_every_setting_once():
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(SETTINGS)
 
 
 def test_the_cluster_file_and_its_schema_have_every_setting_that_can_stand_there():
@@ -94,6 +91,11 @@ def test_what_is_made_from_the_declarations_is_as_they_are_now(path):
     assert path.read_text(encoding="utf-8") == MADE[path](), "python docs/reference writes it anew"
 
 
-def test_the_page_of_the_settings_has_each():
-    page = (ROOT / "docs/reference/settings.md").read_text()
-    assert [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")] == list(SETTINGS)
+def test_settings_page_has_every_setting_in_its_group():
+    lines = (ROOT / "docs/reference/settings.md").read_text().splitlines()
+    expected = [
+        line
+        for title, names in GROUPS.items()
+        for line in (f"## {title.capitalize()}", *(f"### {name}" for name in names))
+    ]
+    assert [line for line in lines if line.startswith("##")] == expected

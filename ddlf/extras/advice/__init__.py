@@ -2,4 +2,7 @@
 
 from ddlf.extras import Extra
 
-EXTRA = Extra(name="the adviser", verbs="ddlf.extras.advice.verbs:add")
+EXTRA = Extra(
+    name="the adviser",
+    commands=(("train", "advise", "ddlf.extras.advice.verbs:ADVISE", "find likely mistakes in an app"),),
+)

@@ -1,70 +1,81 @@
-"""``ddlf advise``: its options and examples. Imports nothing of weight."""
+"""``ddlf advise``: its options and examples. Imports nothing heavy."""
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ddlf.cli.options import add_parameters
-from ddlf.cli.parsing import number, verb
-
-if TYPE_CHECKING:
-    from ddlf.cli.parsing import Verbs
+from ddlf.cli.options import add_parameters, add_target, add_verbose
+from ddlf.cli.parsing import Command, Parser, number
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb."""
-    advise = verb(
-        verbs,
-        "advise",
-        "ddlf.extras.advice.command:advise",
-        "say what is likely to be wrong with an app",
-        "Look at an app's data, labels, loss, model and settings for what is known to make training fail, and say what to do about it. "
-        "Nothing of the app is changed, and no workers need be there. The exit code is 1 if something is found that is as bad as --fail-on says.",
+def _options(parser: Parser) -> None:
+    parser.add(
+        "app",
+        type=Path,
+        nargs="?",
+        metavar="[APP]",
+        help="Python file with a subclass of ddlf.IApp, or a model as text (.nnm)",
+    )
+    parser.add("--data", metavar="NAME|FILE", help="data for a model as text that does not name its data")
+    level = parser.add_mutually_exclusive_group()
+    parser.add("--quick", action="store_true", help="check settings, arrays and model; train nothing", within=level)
+    parser.add(
+        "--cluster",
+        action="store_true",
+        help="also check what shows only on several machines, and wrong labels, which takes five trainings",
+        within=level,
+    )
+    parser.add("--workers", type=number(1), metavar="N", help="number of workers to plan for (default: 2)")
+    parser.add(
+        *("--limit",),
+        type=number(1),
+        default=600,
+        metavar="SECONDS",
+        help="maximum time for load_dataset and for create_model (default: 600)",
+    )
+    parser.add("--explain", metavar="RULE", help="explain a rule")
+    shown = parser.add_mutually_exclusive_group()
+    parser.add(
+        "--format",
+        choices=("text", "json", "sarif"),
+        default="text",
+        help="output format (default: text)",
+        within=shown,
+    )
+    parser.add(
+        "--diff", action="store_true", help="print the changes that fix the findings, for patch -p0", within=shown
+    )
+    parser.add("--fix", action="store_true", help="make these changes")
+    parser.add(
+        *("--fail-on",),
+        choices=("error", "warning", "note", "never"),
+        default="error",
+        metavar="LEVEL",
+        help="exit with 1 if there is a finding of this level: error (the default), warning, note, never",
+    )
+    add_target(parser)
+    add_parameters(parser)
+    add_verbose(parser)
+
+
+def _advise(options: argparse.Namespace) -> int:
+    from ddlf.extras.advice.command import advise
+
+    return advise(options)
+
+
+ADVISE = Command(
+    description="Check an app's data, labels, loss, model and settings for known mistakes, and say how to fix them. "
+    "The app is not changed, and no workers are needed. The exit code is 1 if a finding has the level of --fail-on.",
+    examples=(
         "ddlf advise app.py",
-        "ddlf advise app.py --quick            # nothing is trained",
+        "ddlf advise app.py --quick            # train nothing",
         "ddlf advise app.py --diff | patch -p0 # or --fix",
         "ddlf advise model.nnm --data digits",
         "ddlf advise --explain L02",
         "ddlf advise app.py --format sarif --fail-on warning    # for CI",
-    )
-    advise.add_argument(
-        "app", type=Path, nargs="?", help="Python file with a subclass of ddlf.IApp, or the text of a model (.nnm)"
-    )
-    advise.add_argument("--target", metavar="NAME", help="the class that is meant, when the file has several")
-    advise.add_argument("--data", metavar="NAME|FILE", help="what a text is to learn, where it does not say so")
-    level = advise.add_mutually_exclusive_group()
-    level.add_argument("--quick", action="store_true", help="look at settings, arrays and the model: train nothing")
-    level.add_argument(
-        "--cluster",
-        action="store_true",
-        help="also at what only shows on several machines, and at wrong labels, which takes five trainings",
-    )
-    advise.add_argument("--workers", type=number("workers", 1), metavar="N", help="how many there will be (default: 2)")
-    advise.add_argument(
-        "--limit",
-        type=number("limit", 1),
-        default=600,
-        metavar="SECONDS",
-        help="how long load_dataset and create_model may take, each (default: %(default)s)",
-    )
-    advise.add_argument("--explain", metavar="RULE", help="print all about a rule")
-    shown = advise.add_mutually_exclusive_group()
-    shown.add_argument(
-        "--format", choices=("text", "json", "sarif"), default="text", help="%(choices)s", metavar="FORMAT"
-    )
-    shown.add_argument(
-        "--diff", action="store_true", help="print the changes that would mend it, as patch -p0 takes them"
-    )
-    advise.add_argument("--fix", action="store_true", help="write these changes")
-    advise.add_argument(
-        "--fail-on",
-        choices=("error", "warning", "note", "never"),
-        default="error",
-        metavar="LEVEL",
-        help="what the exit code is 1 for: %(choices)s (default: %(default)s)",
-    )
-    add_parameters(advise)
-    advise.add_argument(
-        "-v", "--verbose", "--debug", dest="debug", action="store_true", help="show the whole traceback of an error"
-    )
+    ),
+    options=_options,
+    run=_advise,
+)

@@ -5,4 +5,15 @@ Each step runs in a process of its own (``step``), since Keras has one backend i
 
 from ddlf.extras import Extra
 
-EXTRA = Extra(name="export", verbs="ddlf.extras.export.verbs:add")
+EXTRA = Extra(
+    name="export",
+    commands=(
+        ("data and models", "export", "ddlf.extras.export.verbs:EXPORT", "write a model for other programs"),
+        (
+            "data and models",
+            "model compare",
+            "ddlf.extras.export.verbs:COMPARE",
+            "run a model on each backend of Keras",
+        ),
+    ),
+)

@@ -5,4 +5,7 @@
 
 from ddlf.extras import Extra
 
-EXTRA = Extra(name="models as text", verbs="ddlf.extras.text.verbs:add")
+EXTRA = Extra(
+    name="models as text",
+    commands=(("data and models", "model", "ddlf.extras.text.verbs:MODEL", "show, check and convert models"),),
+)

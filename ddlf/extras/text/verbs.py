@@ -1,103 +1,149 @@
-"""``ddlf model``: its actions, their options and examples. Imports nothing of weight."""
+"""``ddlf model``: its actions, their options and examples. Imports nothing heavy."""
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ddlf.cli.parsing import verb, verb_with_actions
+from ddlf.cli.options import add_verbose
+from ddlf.cli.parsing import Command, Parser
 
-if TYPE_CHECKING:
-    from ddlf.cli.parsing import Verbs
+A_MODEL = "a model as text, .keras or .safetensors"
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb."""
-    actions = verb_with_actions(
-        verbs,
-        "model",
-        "show, check, format, convert and compare models",
-        "Models as text. DDLF never runs code from a text. Only conversion needs Keras.",
-        "ddlf model show model.nnm",
-        "ddlf model check *.nnm",
-        "ddlf model format model.nnm",
+def _show_options(parser: Parser) -> None:
+    parser.add("file", type=Path, help=A_MODEL)
+    one = parser.add_mutually_exclusive_group()
+    parser.add("--json", action="store_true", help="print JSON", within=one)
+    parser.add("--graph", action="store_true", help="draw which layer reads which", within=one)
+    parser.add("--svg", type=Path, metavar="FILE", help="write this drawing as a picture", within=one)
+    _add_layers(parser)
+
+
+def _check_options(parser: Parser) -> None:
+    parser.add("files", type=Path, nargs="+", metavar="FILE...", help="models as text")
+    add_verbose(parser)
+
+
+def _format_options(parser: Parser) -> None:
+    parser.add("files", type=Path, nargs="+", metavar="FILE...", help="models as text")
+    parser.add("--check", action="store_true", help="write nothing; the exit code is 1 if a file would change")
+    add_verbose(parser)
+
+
+def _convert_options(parser: Parser) -> None:
+    parser.add("file", type=Path, help=A_MODEL)
+    parser.add("target", type=Path, help="new file; its suffix selects the format")
+    parser.add("--weights", type=Path, metavar="FILE", help=".safetensors file with weights for the text")
+    _add_layers(parser)
+
+
+def _diff_options(parser: Parser) -> None:
+    parser.add("one", type=Path, metavar="A", help=A_MODEL)
+    parser.add("other", type=Path, metavar="B", help="another model")
+    _add_layers(parser)
+
+
+def _add_layers(parser: Parser) -> None:
+    parser.add(
+        "--layers", type=Path, metavar="FILE.py", help="Python file to run first, which registers your own layers"
     )
-    show = verb(
-        actions,
-        "show",
-        "ddlf.extras.text.command:show",
-        "layers, shapes and parameters",
-        "Show each layer of a model with what it reads, its shape, its type and its parameters, and how far each parameter is from an input "
-        "and from an output.",
-        "ddlf model show model.nnm",
-        "ddlf model show model.nnm --graph",
-        "ddlf model show model.nnm --svg model.svg",
-    )
-    show.add_argument("file", type=Path, metavar="FILE", help="a text, .keras or .safetensors")
-    how = show.add_mutually_exclusive_group()
-    how.add_argument("--json", action="store_true", help="print JSON")
-    how.add_argument("--graph", action="store_true", help="draw what reads what")
-    how.add_argument("--svg", type=Path, metavar="FILE", help="write a picture of what reads what")
+    add_verbose(parser)
 
-    check = verb(
-        actions,
-        "check",
-        "ddlf.extras.text.command:check",
-        "say what is wrong",
-        "Say all that is wrong with some texts, with file, line and column, and what is allowed but probably not meant. The exit code is 0 if "
-        "nothing is wrong.",
-        "ddlf model check model.nnm",
-        "ddlf model check *.nnm",
-    )
-    check.add_argument("files", type=Path, nargs="+", metavar="FILE", help="text of a model")
 
-    format_ = verb(
-        actions,
-        "format",
-        "ddlf.extras.text.command:format",
-        "write texts in their one form",
-        "Write texts in their one form: a statement a line, with its comments. Whether the model makes sense is not looked at.",
-        "ddlf model format model.nnm",
-        "ddlf model format --check *.nnm    # for CI: writes nothing",
-    )
-    format_.add_argument("files", type=Path, nargs="+", metavar="FILE", help="text of a model")
-    format_.add_argument(
-        "--check", action="store_true", help="write nothing; the exit code is 1 if a text has another form"
-    )
+def _show(options: argparse.Namespace) -> int:
+    from ddlf.extras.text.command import show
 
-    convert = verb(
-        actions,
-        "convert",
-        "ddlf.extras.text.files:convert",
-        "make a model of Keras, weights or a text of another of them",
-        "Make of a text, a .keras file or a .safetensors file (weights with their text) another of them. Weights stay the same bits; a text "
-        "by itself begins with first weights. What a model is compiled with does not come along.",
-        "ddlf model convert model.nnm model.keras",
-        "ddlf model convert model.keras model.nnm",
-        "ddlf model convert model.keras model.safetensors",
-        "ddlf model convert model.nnm model.keras --weights model.safetensors",
-    )
-    convert.add_argument("file", type=Path, metavar="FILE", help="a text, .keras or .safetensors")
-    convert.add_argument("target", type=Path, metavar="TARGET", help="new file, whose ending says what is made")
-    convert.add_argument("--weights", type=Path, metavar="FILE", help=".safetensors file with the weights of the text")
+    return show(options)
 
-    diff = verb(
-        actions,
-        "diff",
-        "ddlf.extras.text.files:diff",
-        "say what differs between two models",
-        "Say what differs between two models: layers that are gone (-) or new (+), and options, shapes and parameters that changed (~). The exit "
-        "code is 1 if anything differs.",
-        "ddlf model diff old.nnm new.nnm",
-        "ddlf model diff model.keras model.nnm",
-    )
-    diff.add_argument("one", type=Path, metavar="A", help="a text, .keras or .safetensors")
-    diff.add_argument("other", type=Path, metavar="B", help="another one")
-    for action in (show, convert, diff):
-        action.add_argument(
-            "--layers", type=Path, metavar="FILE.py", help="Python file to run, which registers layers of your own"
-        )
-    for action in (show, check, format_, convert, diff):
-        action.add_argument(
-            "-v", "--verbose", "--debug", dest="debug", action="store_true", help="show the traceback of an error"
-        )
+
+def _check(options: argparse.Namespace) -> int:
+    from ddlf.extras.text.command import check
+
+    return check(options)
+
+
+def _format(options: argparse.Namespace) -> int:
+    from ddlf.extras.text.command import format
+
+    return format(options)
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from ddlf.extras.text.files import convert
+
+    return convert(options)
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from ddlf.extras.text.files import diff
+
+    return diff(options)
+
+
+MODEL = Command(
+    description="Models as text. No code in a text is run. Only conversion needs Keras.",
+    examples=("ddlf model show model.nnm", "ddlf model check *.nnm", "ddlf model format model.nnm"),
+    actions={
+        "show": (
+            "show layers, shapes and parameters",
+            Command(
+                description="Show each layer of a model with its inputs, shape, type and parameters, and how far each "
+                "parameter is from an input and from an output.",
+                examples=(
+                    "ddlf model show model.nnm",
+                    "ddlf model show model.nnm --graph",
+                    "ddlf model show model.nnm --svg model.svg",
+                ),
+                options=_show_options,
+                run=_show,
+            ),
+        ),
+        "check": (
+            "report mistakes",
+            Command(
+                description="Report all mistakes in models as text, with file, line and column, and what is allowed but "
+                "probably not intended. The exit code is 0 if there are no mistakes.",
+                examples=("ddlf model check model.nnm", "ddlf model check *.nnm"),
+                options=_check_options,
+                run=_check,
+            ),
+        ),
+        "format": (
+            "write texts in the standard format",
+            Command(
+                description="Write models as text in the standard format: one statement per line, with its comments. "
+                "Does not check whether the model makes sense.",
+                examples=("ddlf model format model.nnm", "ddlf model format --check *.nnm    # for CI: writes nothing"),
+                options=_format_options,
+                run=_format,
+            ),
+        ),
+        "convert": (
+            "convert between text, Keras and weights",
+            Command(
+                description="Convert between a text, a .keras file and a .safetensors file (weights with their text). "
+                "Weights keep their bits. A text alone gets initial weights. Optimizer, loss and metrics are not "
+                "converted.",
+                examples=(
+                    "ddlf model convert model.nnm model.keras",
+                    "ddlf model convert model.keras model.nnm",
+                    "ddlf model convert model.keras model.safetensors",
+                    "ddlf model convert model.nnm model.keras --weights model.safetensors",
+                ),
+                options=_convert_options,
+                run=_convert,
+            ),
+        ),
+        "diff": (
+            "show the differences of two models",
+            Command(
+                description="Show the differences of two models: removed layers (-), new layers (+), and changed options, "
+                "shapes and parameters (~). The exit code is 1 if they differ.",
+                examples=("ddlf model diff old.nnm new.nnm", "ddlf model diff model.keras model.nnm"),
+                options=_diff_options,
+                run=_diff,
+            ),
+        ),
+    },
+)

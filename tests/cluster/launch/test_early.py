@@ -73,11 +73,11 @@ async def test_it_ends_when_nobody_takes_it(early):
     ],
 )
 async def test_only_an_app_on_local_workers_needs_it(tmp_path, monkeypatch, text, options, wanted):
-    from ddlf.cli.main import parser
+    from ddlf.cli.main import parse
     from ddlf.cli.run import _will_train_here
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "app.py").write_text(text)
-    parsed = parser().parse_args(["run", "app.py", *options])
+    _, parsed = parse(["run", "app.py", *options])
     assert _will_train_here(parsed.app, parsed) is wanted
     assert not _will_train_here(tmp_path / "missing.py", parsed)

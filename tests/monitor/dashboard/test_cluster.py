@@ -105,7 +105,7 @@ def lines_of(capsys):
         display.prints = prints
         async with (
             in_process_cluster(1) as cluster,
-            cli.shown(cluster, None, options(dashboard=wanted), display, Stop(), "lab"),
+            cli.served(cluster, None, options(dashboard=wanted), display, Stop(), "lab"),
         ):
             pages = places.found()
         captured = capsys.readouterr()
@@ -153,15 +153,15 @@ async def test_a_page_that_cannot_be_shown_is_a_line_but_a_port_that_was_named_i
 )
 def test_the_environment_says_on_off_auto_or_a_port(monkeypatch, text, value):
     monkeypatch.setenv("DDLF_DASHBOARD", text)
-    assert cli.said(options()) == (None if value == "nothing" else (value, "DDLF_DASHBOARD"))
-    assert cli.said(options(dashboard=8960)) == (8960, "--dashboard")
+    assert cli.requested(options()) == (None if value == "nothing" else (value, "DDLF_DASHBOARD"))
+    assert cli.requested(options(dashboard=8960)) == (8960, "--dashboard")
 
 
 @pytest.mark.parametrize("text", ["maybe", "70000"])
 def test_anything_else_is_refused(monkeypatch, text):
     monkeypatch.setenv("DDLF_DASHBOARD", text)
     with pytest.raises(ConfigError, match="DDLF_DASHBOARD must be"):
-        cli.said(options())
+        cli.requested(options())
 
 
 def test_without_a_page_the_command_says_how_to_have_one():

@@ -6,8 +6,8 @@ import pytest
 
 import ddlf
 from ddlf.cli.options import add_options
-from ddlf.cli.own import given_to, settable
 from ddlf.cli.parsing import Parser
+from ddlf.cli.script import as_parameters, settable
 
 
 class Base(ddlf.IApp):
@@ -31,7 +31,7 @@ async def measure(cluster, calls: int = 3, name="a", more=None, *, fast=False):
 
 def test_the_help_has_what_p_sets_with_the_values_that_are_there():
     assert settable(Own).splitlines() == [
-        "attributes of this app, with the values that they have:",
+        "attributes of this app, with their default values:",
         "  -p width=16",
         "  -p network=dense",
     ]
@@ -49,7 +49,7 @@ def own_of():
 def test_an_option_of_the_authors_own_sets_the_attribute_and_stands_in_the_help(capsys):
     parser = Parser(prog="app.py", parents=[own_of()], epilog=settable(Own))
     add_options(parser)
-    given = given_to(Own, parser.parse_args(["--width", "2", "--seed", "3"]), [own_of()])
+    given = as_parameters(parser.parse_args(["--width", "2", "--seed", "3"]), parser)
     assert given.parameters == ["width=2"]
     assert given.seed == 3
     with pytest.raises(SystemExit):
@@ -60,4 +60,7 @@ def test_an_option_of_the_authors_own_sets_the_attribute_and_stands_in_the_help(
     assert "-p width=16" in said
     with pytest.raises(SystemExit):
         parser.parse_args(["--network", "lstmm"])
-    assert "did you mean 'lstm'?" in capsys.readouterr().err
+    assert "argument --network: invalid choice: 'lstmm' (choose from 'dense', 'lstm')" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--netwrok", "lstm"])
+    assert "did you mean --network?" in capsys.readouterr().err

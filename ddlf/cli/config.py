@@ -1,4 +1,4 @@
-"""``ddlf config show``: each setting of a run, its value, and where that comes from. Nothing is connected or started."""
+"""``ddlf config``: the settings of a run, and where each value comes from. Nothing is connected or started."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddlf.app import IApp
-from ddlf.cli.options import check_app_options
-from ddlf.cli.target import find_target, prepare_app, told
+from ddlf.cli.options import add_app_options, check_app_options
+from ddlf.cli.parsing import Command, Parser
+from ddlf.cli.target import find_target, overrides, prepare_app
 from ddlf.cluster.config.addresses import find_config
 from ddlf.cluster.config.cluster_file import lines_of_run, load_config
 from ddlf.errors import ConfigError
@@ -18,17 +19,22 @@ from ddlf.training.settings.chosen import read
 from ddlf.training.settings.settings import SETTINGS
 
 
+def _options(parser: Parser) -> None:
+    parser.add("--origin", action="store_true", help="print where each value comes from")
+    add_app_options(parser)
+
+
 def show(options: argparse.Namespace) -> int:
-    """Print a line for each setting of the app, as ``ddlf run`` with the same options would have it; return the exit code.
+    """Print each setting as ``ddlf run`` with the same options would use it; return the exit code.
 
     Raises:
-        ConfigError: ``ddlf run`` would refuse it, too; the lines are printed before.
+        ConfigError: ``ddlf run`` would refuse the settings, too. They are printed before.
     """
     target: Any = find_target(options.app, options.target) if options.app else IApp
     if not isinstance(target, type):
-        raise ConfigError(f"{target.__name__} in {options.app} is no app, and so has no settings")
+        raise ConfigError(f"{target.__name__} in {options.app} is not an app, so it has no settings")
     app = prepare_app(target, None, options)
-    found = list(rows(app, options))
+    found = list(setting_rows(app, options))
     names, values = (max(len(row[column]) for row in found) for column in (0, 1))
     for name, value, where in found:
         used = name not in SETTINGS or SETTINGS[name].used_by(app.mode)
@@ -42,11 +48,11 @@ def show(options: argparse.Namespace) -> int:
     return 0
 
 
-def rows(app: IApp, options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
-    """Name, value and origin of each setting: those of the app, then what the cluster file says about the cluster itself."""
+def setting_rows(app: IApp, options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
+    """Yield name, value and origin of each setting: those of the app, then those of the cluster itself."""
     path = None if options.local or options.hosts or options.launcher else find_config(options.config)
     lines = lines_of_run(path) if path else {}
-    origins = {name: where for name, _, where in told(type(app), options)}
+    origins = {name: where for name, _, where in overrides(type(app), options)}
     for name, row in settings_of(app, origins).items():
         where = row["origin"]
         yield name, str(row["value"]), f"{path}:{lines[name]}" if where == str(path) else where
@@ -54,3 +60,20 @@ def rows(app: IApp, options: argparse.Namespace) -> Iterator[tuple[str, str, str
         for name, value in load_config(path).run:
             if name not in SETTINGS:
                 yield name, str(value), f"{path}:{lines[name]}" if name in lines else "default"
+
+
+CONFIG = Command(
+    description="Show the settings of a run.",
+    examples=("ddlf config show --origin", "ddlf config show app.py --mode async --origin"),
+    actions={
+        "show": (
+            "print each setting and its value",
+            Command(
+                description="Print each setting and its value, as ddlf run with the same options would use it.",
+                examples=("ddlf config show --origin", "ddlf config show app.py --mode async --origin"),
+                options=_options,
+                run=show,
+            ),
+        )
+    },
+)

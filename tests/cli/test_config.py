@@ -102,7 +102,7 @@ def test_what_the_mode_does_not_use_is_said_and_what_it_refuses_is_an_error(show
 
 def test_what_is_no_app_has_no_settings(show):
     lines, errors, code = show("app.py", "--target", "main")
-    assert (lines, errors, code) == ({}, "error  main in app.py is no app, and so has no settings\n", 2)
+    assert (lines, errors, code) == ({}, "error  main in app.py is not an app, so it has no settings\n", 2)
 
 
 def test_a_folder_may_be_called_as_a_number(show):
