@@ -17,7 +17,7 @@ from ddlf.algorithms.push_rules import Cadence
 from ddlf.training.downpour.replica import batches_of
 from ddlf.training.downpour.server import Shard
 from ddlf.training.downpour.worker import record
-from ddlf.training.exchanges.sharded.plan import Unreached
+from ddlf.training.exchanges.peers import Unreached
 from ddlf.training.slot.task import Task
 from ddlf.worker.methods import concurrent
 

@@ -44,14 +44,15 @@ async def introduce(
         raise no_way(found)
 
 
-def no_way(found: Sequence[tuple[ProxyWorker, ProxyWorker, str]]) -> ConnectError:
+HINT = "let a firewall pass that, or say where other workers reach it: ddlf-worker --advertise HOST:PORT, or advertise: in cluster.yaml"
+"""What to do where one worker cannot reach another one."""
+
+
+def no_way(found: Sequence[tuple[ProxyWorker, ProxyWorker, str]], hint: str = HINT) -> ConnectError:
     """The error for pairs without a way, as ``introduced`` gives them."""
     lines = [f"{caller.name} has no way to {called.name}: {why}" for caller, called, why in found]
     more = [f"and {len(lines) - PAIRS_SHOWN} more pairs"] if len(lines) > PAIRS_SHOWN else []
-    return ConnectError(
-        "\n".join([*lines[:PAIRS_SHOWN], *more]),
-        hint="let a firewall pass that, or say where other workers reach it: ddlf-worker --advertise HOST:PORT, or advertise: in cluster.yaml",
-    )
+    return ConnectError("\n".join([*lines[:PAIRS_SHOWN], *more]), hint=hint)
 
 
 async def introduced(

@@ -13,7 +13,7 @@ from ddlf.algorithms.flat_weights import Row, Rows
 from ddlf.algorithms.push_rules import Cadence
 from ddlf.errors import WorkerLost
 from ddlf.training.downpour.worker import End, planned, record, shares
-from ddlf.training.exchanges.sharded.plan import Unreached
+from ddlf.training.exchanges.peers import Unreached
 from ddlf.training.roles.metrics import NOTHING_COUNTED
 from ddlf.training.slot.task import Reply, Task
 
@@ -149,6 +149,6 @@ def leave(worker: Any) -> None:
     """End what goes on of a run on a made-up worker."""
     if isinstance(end := getattr(worker, "end", None), End):
         worker.ending = asyncio.ensure_future(end.close())
-        worker.end = End(worker.id, worker.around.ask, end.rows)
+        worker.end = End(worker.id, worker.ask, end.rows)
     if worker.carrying is not None:
         worker.carrying.cancel()

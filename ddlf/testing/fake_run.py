@@ -30,9 +30,9 @@ from ddlf.training import start
 from ddlf.training.arrivals import MEASURED
 from ddlf.training.crew import Crew
 from ddlf.training.downpour.worker import End
+from ddlf.training.exchanges.peers import over_links
 from ddlf.training.exchanges.sharded.worker import ShardEnd
 from ddlf.training.reporting import hooked
-from ddlf.training.roles.around import Around
 from ddlf.training.roles.metrics import NOTHING_COUNTED
 from ddlf.training.roles.statistics import moving
 from ddlf.training.slot.parts import batchnorm as apart
@@ -185,10 +185,10 @@ class FakeWorker:
     def open(self, app: FakeRun) -> None:
         """Take part in a run, with nothing of before."""
         leave(self)
-        self.kept, self.around = KeptStates(), Around(self._ask)
-        self.end: Any = ShardEnd(self.id, self.around.ask, self.kept)
+        self.kept, self.ask = KeptStates(), over_links(self._ask)
+        self.end: Any = ShardEnd(self.id, self.ask, self.kept)
         if app.mode == "downpour":
-            self.end = End(self.id, self.around.ask, lambda: rows_of(app))
+            self.end = End(self.id, self.ask, lambda: rows_of(app))
         self._app, self._like = app, list(app.start.values())
 
     @property
@@ -215,8 +215,6 @@ class FakeWorker:
             return {name: group for name, group in self.end.copies.state(slot, number).items() if name in groups}
         if verb == "stop":
             return None
-        if verb == "go_around":
-            return self.around.go_around(*arguments)
         if verb in (*SHARDED, *VERBS, "evaluate"):
             self.asked.append((verb, *arguments))
             return await answered(self, verb, arguments)
@@ -242,8 +240,6 @@ class FakeWorker:
         await asyncio.sleep(0)
         if self.lost or other.lost:
             raise WorkerLost("it was lost", worker=other.name)
-        if verb == "relay":
-            return await other.around.relay(*arguments)
         if verb in ("shard", "copy"):
             return await getattr(other.end, verb)(*arguments)
         return await other.end.answer(verb, *arguments)

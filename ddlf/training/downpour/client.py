@@ -26,7 +26,7 @@ from ddlf.algorithms.push_rules import KNOWN, Cadence
 from ddlf.algorithms.ranges import Slice
 from ddlf.errors import ConfigError
 from ddlf.training.downpour.owners import Moved, Owners
-from ddlf.training.exchanges.sharded.plan import Unreached
+from ddlf.training.exchanges.peers import Unreached
 
 ON_THEIR_WAY = 2
 """Pushes of a replica that are not acknowledged yet; the next one waits."""

@@ -12,7 +12,7 @@ from typing import Any
 from ddlf.errors import AppMissing, DDLFError
 from ddlf.training.downpour.owners import RETRY_S, Ask
 from ddlf.training.downpour.server import Shard
-from ddlf.training.exchanges.sharded.plan import Unreached
+from ddlf.training.exchanges.peers import Unreached
 
 LONGEST_S = 2.0
 """Longest pause before a worker is tried again that does not take its copy: it is lost, or the shard is somebody else's by now."""

@@ -74,4 +74,5 @@ class Downpour:
                 await serving.committed(reply)
         finally:
             await end_all([watching])
+            await there.close()
             await to_its_end(serving.settle())

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from ddlf.algorithms.ranges import Slice
 from ddlf.errors import AppMissing, DDLFError, LeaseError, RemoteError
 from ddlf.training.downpour.server import Shard
-from ddlf.training.exchanges.sharded.plan import Unreached
+from ddlf.training.exchanges.peers import Unreached
 
 NOTICED_S = 10.0
 """How long a shard is asked again that does not answer: by then the master has noticed that its worker is lost, or it is the link between the two."""

@@ -19,7 +19,7 @@ from ddlf.training.downpour.client import ModelReplica
 from ddlf.training.downpour.stepper import Stepper
 from ddlf.training.downpour.turns import Stopped, Turns
 from ddlf.training.downpour.worker import End, record, shares
-from ddlf.training.exchanges.sharded.plan import Unreached
+from ddlf.training.exchanges.peers import Unreached
 from ddlf.training.roles.calling import CallingReplica
 from ddlf.training.slot.app import App, run_train
 from ddlf.training.slot.replica import MOVED_EVERY_S
@@ -47,7 +47,7 @@ class DownpourReplica(CallingReplica):
 
     def __init__(self, worker: Worker, app: App, run: str) -> None:
         super().__init__(worker, app, run)
-        self._end = End(worker.id, self._around.ask, lambda: self._stepper.rows)
+        self._end = End(worker.id, self._ask, lambda: self._stepper.rows)
         self._stepper: Stepper
         self._cadence: Cadence
         self._turns: Turns | None = None  # of this round

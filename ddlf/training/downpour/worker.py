@@ -20,7 +20,7 @@ from ddlf.training.downpour.client import ModelReplica
 from ddlf.training.downpour.copying import Copies, keep_copied
 from ddlf.training.downpour.owners import Ask, Owners, shard_of
 from ddlf.training.downpour.server import Shard
-from ddlf.training.exchanges.sharded.plan import Unreached
+from ddlf.training.exchanges.peers import Unreached
 from ddlf.training.roles.restored import Restored, shard_of_parts
 from ddlf.training.slot.task import Task
 

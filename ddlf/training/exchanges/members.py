@@ -1,27 +1,42 @@
-"""Weights that are on the workers, and not on the master. Runs on the master."""
+"""The workers of a run that hold its weights and call each other. Runs on the master.
+
+If two of them cannot reach each other when the run begins, it does not begin. If a link fails later, one of the two takes no part any more,
+and the others carry its slots: the result has the same bits.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NoReturn
 
 from ddlf.algorithms.update_check import Verdict
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.cluster import Cluster
+from ddlf.cluster.introduce import no_way
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.data.parts import content_of
+from ddlf.errors import ConnectError, DDLFError
 from ddlf.training.crew import Crew
 from ddlf.training.early import chosen_exchange
-from ddlf.training.links import Links
 from ddlf.training.recovery import LOSS
 from ddlf.training.restoring import Restoring
 from ddlf.training.roles import REPLICA
 from ddlf.training.roles.evaluation import EVALUATION_BATCH
+from ddlf.training.rounds import end_all
 from ddlf.training.slot.task import Reply
 
 Member = tuple[int, int]
 """A worker's number, and how often it was given the app: when that has changed, what it held before is gone."""
+Unmet = Sequence[tuple[ProxyWorker, ProxyWorker, str]]
+"""Pairs without a link: the worker that calls, the worker that it cannot reach, and what is wrong at each address."""
+NOTICED_S = 10.0
+"""How long the master may take to see that a worker is lost. After that, the link from another worker to it has failed."""
+HINT = (
+    "open the port between the two, or say where other workers reach it: ddlf-worker --advertise HOST:PORT; "
+    "or use exchange='star', where all goes through the master. ddlf doctor --pairs tries every pair"
+)
 
 
 class WeightsThere:
@@ -40,7 +55,6 @@ class WeightsThere:
         at: Workers that have them.
         means: Groups of what slots have left whose means rounds begin with, and of how many slots each is the sum; 0 for what is a mean.
         begin: Sees that some have.
-        links: Links between them that are broken.
         restoring: Brings slices of checkpoints to them.
         compares: See ``Outwards``.
     """
@@ -61,13 +75,13 @@ class WeightsThere:
         self.at: Sequence[Member] = ()
         self.means: dict[str, int] = {}
         self.begin: Callable[[], Awaitable[None]] = _nothing
-        self.links = Links(self.role, crew, lambda: {number: one for (number, _), one in self.members().items()})
         self.compares: Callable[[dict[int, Reply]], Awaitable[dict[int, Verdict]]] | None = None
         self.restoring = Restoring(self.role, lambda: list(self.members().values()), crew)
         self.evaluation: Any = None  # an ``EvaluationThere``, if workers share evaluations
         self._introduced: set[Member] = set()
         self._content: dict[tuple[Any, ...], dict[str, str]] = {}
         self._one_at_a_time = asyncio.Lock()
+        self._looking: set[asyncio.Task[None]] = set()
 
     def proxies(self) -> Sequence[ProxyWorker]:
         """All workers of the cluster, whether they take part or not."""
@@ -90,10 +104,6 @@ class WeightsThere:
         there = self.members()
         at = [one[0] for one in self.at if one in there]
         return {"generation": self.generation, "at": at, **({"means": self.means} if self.means else {})}
-
-    def silent(self, worker: int, other: int, why: str) -> None:
-        """See ``Links``."""
-        self.links.silent(worker, other, why)
 
     def whole(self, weights: Weights) -> NoReturn:
         """Not for runs of this kind: what needs it is refused."""
@@ -139,31 +149,90 @@ class WeightsThere:
         return None
 
     async def reach(self, worker: ProxyWorker | None = None) -> None:
-        """Have all workers know each other, that are there, and some of them have the weights.
+        """Introduce all workers to each other, and see that some of them have the weights.
 
         Args:
             worker: The one that a task goes to; None if several are to do something together.
 
         Raises:
-            ConnectError: Two that meet for the first time have no way to each other, and none around.
+            ConnectError: Two that meet for the first time cannot reach each other.
         """
         async with self._one_at_a_time:
             left_out: set[str] = set()
             while True:
-                there = {one: proxy for one, proxy in self.members().items() if proxy.name not in left_out}
-                if there.keys() <= self._introduced:
+                present = {one: proxy for one, proxy in self.members().items() if proxy.name not in left_out}
+                if present.keys() <= self._introduced:
                     break
                 try:
-                    unmet = await self._cluster.introduced(list(there.values()), self._run)
+                    unmet = await self._cluster.introduced(list(present.values()), self._run)
                 except LOSS as error:
                     lost = getattr(error, "worker", "")
                     if not lost or (worker is not None and lost == worker.name):
                         raise
-                    left_out.add(lost)  # who needs it will hear of its loss
-                else:
-                    first, self._introduced = not self._introduced, set(there)
-                    await self.links.met(unmet, first=first)
+                    left_out.add(lost)  # whoever needs it will hear of its loss
+                    continue
+                if unmet and not self._introduced:
+                    refused = no_way(unmet, HINT)
+                    self._crew.end(refused)
+                    raise refused
+                self._introduced = set(present)
+                self._leave_out([(one.id, other.id, f"{_cannot(one, other)}: {why}") for one, other, why in unmet])
             await self.begin()
+
+    async def cut(self, worker: int, other: int, why: str) -> None:
+        """Go on without one of two workers that cannot reach each other any more.
+
+        Args:
+            worker: Number of the worker that cannot reach the other one.
+            other: Number of the other worker.
+            why: How it noticed.
+        """
+        async with self._one_at_a_time:
+            present = {number: proxy for (number, _), proxy in self.members().items()}
+            if worker not in present or other not in present:
+                return
+            try:  # a worker that several others cannot reach is the one to leave out
+                unmet: Unmet = await self._cluster.introduced(list(present.values()), self._run)
+            except LOSS:
+                unmet = []
+            broken = [(one.id, two.id, f"{_cannot(one, two)} any more: {reason}") for one, two, reason in unmet]
+            broken.insert(0, (worker, other, f"{_cannot(present[worker], present[other])} any more: {why}"))
+            self._leave_out(broken)
+
+    def silent(self, worker: int, other: int, why: str) -> None:
+        """Find out whether a worker that another one hears nothing of is lost, or their link has failed."""
+        looking = asyncio.ensure_future(self._look(worker, other, why))
+        self._looking.add(looking)
+        looking.add_done_callback(self._looking.discard)
+
+    async def close(self) -> None:
+        """End what still goes on."""
+        await end_all(list(self._looking))
+
+    async def _look(self, worker: int, other: int, why: str) -> None:
+        proxies = {number: proxy for (number, _), proxy in self.members().items()}
+        if worker not in proxies or other not in proxies:
+            return
+        try:
+            async with asyncio.timeout(NOTICED_S):
+                await proxies[other].status()  # its daemon answers whatever its executor does
+        except (DDLFError, TimeoutError):
+            return  # it is lost, and the crew hears of that
+        await self.cut(worker, other, why)
+
+    def _leave_out(self, broken: Sequence[tuple[int, int, str]]) -> None:
+        """Take workers out of the run until all that are left reach each other; first the one with the most broken links."""
+        while True:
+            present = {number: proxy for (number, _), proxy in self.members().items()}
+            broken = [one for one in broken if present.keys() >= {*one[:2]}]
+            if not broken:
+                return
+            pairs = {frozenset(one[:2]) for one in broken}
+            links = Counter(number for pair in pairs for number in pair)
+            worst = max(links, key=lambda number: (links[number], number))
+            why = next(text for *pair, text in broken if worst in pair)
+            self._crew.put_out(present[worst], ConnectError(f"{why}; {present[worst].name} is left out", hint=HINT))
+            self._crew.changed()
 
 
 class ShardsThere(WeightsThere):
@@ -192,15 +261,19 @@ async def chosen(app: Any, crew: Crew, settings: dict[str, Any]) -> tuple[str, s
         settings: Every setting as it is used, by name.
     """
     exchange, why = chosen_exchange(settings, app.cluster.N, sum(w.nbytes for w in app.model.get_weights()))
-    there = {worker.id: worker for worker in app.cluster.workers if crew.member(worker.id) is not None}
     if exchange == "sharded":
+        present = [worker for worker in app.cluster.workers if crew.member(worker.id) is not None]
         try:
-            unmet = await app.cluster.introduced(list(there.values()), app._run)
+            unmet = await app.cluster.introduced(present, app._run)
         except LOSS:
-            unmet = []  # who is lost is met when it is back
-        if missing := Links((app._run, REPLICA), crew, lambda: there).missing(unmet):
-            return "star", f"{missing}, and no third worker reaches both"
+            unmet = []  # a lost worker is met when it is back
+        for one, other, reason in unmet:
+            return "star", f"{_cannot(one, other)}: {reason}"
     return exchange, why
+
+
+def _cannot(one: ProxyWorker, other: ProxyWorker) -> str:
+    return f"{one.name} cannot reach {other.name}"
 
 
 async def _nothing() -> None: ...

@@ -1,18 +1,17 @@
-"""A replica whose worker calls the others of its run, directly or around a broken link. Runs in the executor."""
+"""A replica whose worker calls the other workers of its run. Runs in the executor."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ddlf.errors import WorkerLost
+from ddlf.training.exchanges.peers import calls_of
 from ddlf.training.roles import REPLICA
-from ddlf.training.roles.around import Around
 from ddlf.training.roles.evaluation import beside, evaluate
 from ddlf.training.roles.restored import Restored
 from ddlf.training.slot.app import App
 from ddlf.training.slot.replica import Replica
-from ddlf.worker.methods import concurrent, offered
+from ddlf.worker.methods import concurrent
 
 if TYPE_CHECKING:
     from ddlf.worker.worker import Worker
@@ -31,22 +30,8 @@ class CallingReplica(Replica):
 
     def __init__(self, worker: Worker, app: App, run: str) -> None:
         super().__init__(worker, app)
-        self._around = Around(self._call)
         self._role = (run, REPLICA)
-
-    async def _call(self, worker: int, verb: str, *arguments: Any) -> Any:
-        peer = self._worker.peers[worker]
-        peer.refuse_silent()  # it would be dialled for seconds; the master knows a way around, or tries this one again
-        try:
-            return await peer.call(self._role, verb, *arguments)
-        except WorkerLost:  # a connection that was reset is made anew; what is asked for may be asked twice
-            peer.refuse_silent()
-            return await peer.call(self._role, verb, *arguments)
-
-    @concurrent
-    async def go_around(self, ways: list[tuple[int, int]]) -> None:
-        """See ``Around``."""
-        self._around.go_around(ways)
+        self._ask = calls_of(worker, self._role)
 
     @concurrent
     async def evaluate(
@@ -84,8 +69,3 @@ class CallingReplica(Replica):
     async def take_slice(self, number: int, arrays: dict[str, Any]) -> None:
         """See ``Restored``."""
         await self._end.take_slice(number, arrays)
-
-    @offered
-    async def relay(self, worker: int, verb: str, *arguments: Any) -> dict[str, Any]:
-        """See ``Around``."""
-        return await self._around.relay(worker, verb, *arguments)

@@ -13,8 +13,9 @@ from ddlf.algorithms.ranges import PIECE, Slice, pieces, take
 from ddlf.algorithms.weights import Tensor, Weights
 from ddlf.errors import AppMissing
 from ddlf.training.checkpoints.slices import part_name, write_if_seen
+from ddlf.training.exchanges.peers import Unreached
 from ddlf.training.exchanges.sharded.pairs import limited
-from ddlf.training.exchanges.sharded.plan import Unreached, size_of, write
+from ddlf.training.exchanges.sharded.plan import size_of, write
 from ddlf.training.slot.task import KeptStates, SlotState, Task
 
 Shapes = dict[str, list[tuple[tuple[int, ...], Tensor] | None]]

@@ -378,7 +378,7 @@ async def train(run: Run, there: WeightsThere, merge: Rule, outer: OuterOptimize
         if fragments is not None:
             fragments.tell_late()
     finally:
-        await there.links.close()
+        await there.close()
         await to_its_end(shards.settle())
 
 

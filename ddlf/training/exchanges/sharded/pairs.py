@@ -14,7 +14,8 @@ from ddlf.algorithms.ranges import Slice, decode_slice, pieces, take
 from ddlf.algorithms.update_check import scaled
 from ddlf.algorithms.weights import Tensor, Weights
 from ddlf.errors import ConfigError
-from ddlf.training.exchanges.sharded.plan import Unreached, moved
+from ddlf.training.exchanges.peers import Unreached
+from ddlf.training.exchanges.sharded.plan import moved
 
 AT_ONCE = 8
 """Pieces of a slice that are on their way at a time. A piece is stepped when all updates of it have come; what comes from a worker whose link is busy

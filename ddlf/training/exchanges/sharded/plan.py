@@ -17,6 +17,7 @@ from ddlf.algorithms.ranges import Slice, decode_slice, overlapped, put, take
 from ddlf.algorithms.update_check import Fault
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppMissing, BadUpdate, ConfigError
+from ddlf.training.exchanges.peers import Unreached
 
 GLANCE = 1 << 12
 """Bytes of a tensor that are looked at before all of them."""
@@ -182,21 +183,6 @@ class Unfit(Exception):
         self.fault = fault
 
 
-class Unreached(Exception):
-    """Another worker did not give what it was asked for.
-
-    Args:
-        worker: Its number.
-        why: What happened, in one line.
-        link: Whether nothing passes between the two.
-        by: Number of the worker that did not reach it, if that is another one than who asks: on a way around.
-    """
-
-    def __init__(self, worker: int, why: str, *, link: bool = False, by: int | None = None) -> None:
-        super().__init__(why)
-        self.worker, self.why, self.link, self.by = worker, why, link or by is not None, by
-
-
 async def told(me: int, work: Coroutine[Any, Any, None]) -> dict[str, Any]:
     """Do something together with others, and say what was in the way.
 
@@ -207,8 +193,7 @@ async def told(me: int, work: Coroutine[Any, Any, None]) -> dict[str, Any]:
     try:
         await work
     except Unreached as error:
-        by = me if error.by is None else error.by
-        return {"me": by, "peer": error.worker, "why": error.why, "link": error.link}
+        return {"me": me, "peer": error.worker, "why": error.why, "link": error.link}
     except BadUpdate as error:
         return {"bad": str(error)}
     except Unfit as error:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ddlf.algorithms.encoding import EncodedUpdate
 from ddlf.algorithms.weights import Weights
+from ddlf.training.exchanges.peers import Unreached
 from ddlf.training.exchanges.sharded.copies import Shapes
-from ddlf.training.exchanges.sharded.plan import State, Unreached
+from ddlf.training.exchanges.sharded.plan import State
 from ddlf.training.exchanges.sharded.worker import ShardEnd
 from ddlf.training.roles.calling import CallingReplica
 from ddlf.training.roles.statistics import moving
@@ -36,7 +37,7 @@ class ShardedReplica(CallingReplica):
 
     def __init__(self, worker: Worker, app: App, run: str) -> None:
         super().__init__(worker, app, run)
-        self._end = ShardEnd(worker.id, self._around.ask, self._kept)
+        self._end = ShardEnd(worker.id, self._ask, self._kept)
         self._own = type(app).train.__module__ != "ddlf.app"  # it may change what it is given, and what it returned
 
     # -- verbs of the master ------------------------------------------------------------------------------------------

@@ -172,7 +172,7 @@ class Together:
         if (lost := await self._loss_of(other)) is not None:
             return other, lost
         if found["link"]:
-            await self.there.links.cut(found["me"], found["peer"], found["why"])
+            await self.there.cut(found["me"], found["peer"], found["why"])
             return other, None
         raise ConnectError(
             f"{worker.name} does not get its part of the round from {other.name}: {found['why']}",

@@ -27,12 +27,13 @@ from ddlf.algorithms.update_check import fault, scaled
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppMissing, DDLFError
 from ddlf.training.checkpoints.slices import parts_of, write_if_seen
+from ddlf.training.exchanges.peers import Unreached
 from ddlf.training.exchanges.sharded.copies import Copies, Shapes, left_parts
 from ddlf.training.exchanges.sharded.held import Held
 from ddlf.training.exchanges.sharded.means import Mean, MeanPlan, averaging, begins_with, bring, mean_in, shapes
 from ddlf.training.exchanges.sharded.merging import Merging, fetch, update_of
 from ddlf.training.exchanges.sharded.pairs import Pairs, all_of, limited, sums
-from ddlf.training.exchanges.sharded.plan import Generation, Plan, State, Unreached, size_of, told, write
+from ddlf.training.exchanges.sharded.plan import Generation, Plan, State, size_of, told, write
 from ddlf.training.roles.restored import Restored, generation_of
 from ddlf.training.slot.task import KeptStates, SlotState, Task
 from ddlf.training.slot.transfer import travelling

@@ -1,0 +1,167 @@
+"""Workers that hold the weights: which of them evaluates, and which is left out when two cannot reach each other. No process, no Keras."""
+
+import asyncio
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ddlf.data.parts import content_of
+from ddlf.errors import AppError, ConnectError, WorkerLost
+from ddlf.testing import FakeRun
+from ddlf.training.exchanges.members import WeightsThere
+from ddlf.training.opening import _check_models
+from ddlf.training.rounds import Elsewhere
+
+DATA = {"x_test": np.arange(6.0), "y_test": np.arange(6), "x_val": np.ones(3)}
+
+
+def there_of(*proxies):
+    crew = SimpleNamespace(member=lambda number: (proxies[number - 1], 0))
+    cluster = SimpleNamespace(workers=[SimpleNamespace(id=number + 1) for number in range(len(proxies))])
+    return WeightsThere("run", crew, cluster, [])
+
+
+class Proxy:
+    """A worker that says who it is, or is lost."""
+
+    def __init__(self, answer, asked):
+        self.answer, self.asked = answer, asked
+
+    async def call(self, role, *arguments):
+        self.asked.append(arguments)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+async def test_the_first_that_is_there_evaluates_with_the_masters_data_named_by_content():
+    asked = []
+    there = there_of(Proxy(WorkerLost("gone"), asked), Proxy({"loss": 2.0}, asked), Proxy({"loss": 3.0}, asked))
+    app = SimpleNamespace(precision="float32", **DATA)
+    assert await there.evaluated([(9, 0), (1, 0), (2, 0), (3, 0)], 7, app, "test", 64) == {"loss": 2.0}
+    assert asked == [("evaluate", 7, "test", 64, content_of(app, "test"))] * 2
+    assert asked[0][-1].keys() == {"x_test", "y_test"}
+
+
+async def test_other_data_is_named_by_another_content():
+    asked = []
+    there = there_of(Proxy({"loss": 2.0}, asked))
+    app = SimpleNamespace(precision="float32", **DATA)
+    for data in (np.arange(6.0), np.arange(1.0, 7.0)):
+        app.x_test = data
+        await there.evaluated([(1, 0)], 7, app, "test")
+    assert asked[0] != asked[1]
+
+
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+async def test_workers_that_compute_with_fewer_bits_are_not_asked(precision):
+    asked = []
+    app = SimpleNamespace(precision=precision, **DATA)
+    assert await there_of(Proxy({"loss": 2.0}, asked)).evaluated([(1, 0)], 7, app, "val") is None
+    assert asked == []
+
+
+async def test_the_model_of_a_worker_that_comes_back_is_compared_while_the_weights_are_on_workers():
+    run = FakeRun()
+    facts = [(name, list(array.shape), str(array.dtype)) for name, array in run.start.items()]
+    run._weights = Elsewhere(None, None)
+    _check_models(run, {1: {"weights": facts}})
+    with pytest.raises(AppError, match="create_model makes another model on worker 1"):
+        _check_models(run, {1: {"weights": facts[:1]}})
+    assert isinstance(run._weights, Elsewhere)
+
+
+async def test_when_all_are_lost_nobody_has_evaluated_them():
+    app = SimpleNamespace(precision="auto", **DATA)
+    assert await there_of(Proxy(WorkerLost("gone"), [])).evaluated([(1, 0)], 7, app, "val") is None
+
+
+# --- links between workers ------------------------------------------------------------------------------------------------
+
+
+class Worker:
+    """A worker whose daemon answers, or not."""
+
+    def __init__(self, number):
+        self.id, self.name, self.answers = number, f"worker {number}", True
+
+    async def status(self):
+        if not self.answers:
+            raise WorkerLost("gone", worker=self.name)
+        return {}
+
+
+class Crew:
+    """Some workers, of which it leaves out those that it is told to leave out."""
+
+    def __init__(self, count):
+        self.workers = [Worker(number) for number in range(1, count + 1)]
+        self.there = {worker.id: worker for worker in self.workers}
+        self.unmet, self.out, self.ended = [], [], []
+        self.members = WeightsThere("run", self, self, [])
+
+    def member(self, number):
+        return (self.there[number], 0) if number in self.there else None
+
+    def put_out(self, worker, error):
+        self.out.append((worker.id, str(error)))
+        del self.there[worker.id]
+
+    def end(self, error):
+        self.ended.append(error)
+
+    def changed(self):
+        pass
+
+    async def introduced(self, workers, run):
+        pairs = ((self.workers[one - 1], self.workers[other - 1]) for one, other in self.unmet)
+        return [(*pair, "127.0.0.1:1 refused") for pair in pairs if {*pair} <= {*workers}]
+
+
+async def test_a_run_does_not_begin_when_two_workers_cannot_reach_each_other():
+    crew = Crew(3)
+    crew.unmet = [(1, 3)]
+    with pytest.raises(ConnectError, match=r"worker 1 has no way to worker 3: 127.0.0.1:1 refused") as caught:
+        await crew.members.reach()
+    for part in ("open the port", "exchange='star'", "ddlf doctor --pairs"):
+        assert part in caught.value.hint
+    assert crew.ended == [caught.value]
+    assert crew.out == []
+
+
+async def test_a_worker_that_joins_and_reaches_nobody_is_left_out():
+    crew = Crew(3)
+    joins = crew.there.pop(3)
+    await crew.members.reach()
+    crew.there[3], crew.unmet = joins, [(1, 3), (2, 3)]
+    await crew.members.reach()
+    assert [worker for worker, _ in crew.out] == [3]
+
+
+async def test_one_of_two_workers_is_left_out_when_their_link_fails():
+    crew = Crew(3)
+    await crew.members.cut(2, 1, "no heartbeat for 4.0 s")
+    await crew.members.cut(1, 2, "no heartbeat for 4.0 s")  # the other one notices, too
+    ((worker, why),) = crew.out
+    assert worker == 2
+    assert "worker 2 cannot reach worker 1 any more: no heartbeat for 4.0 s; worker 2 is left out" in why
+    assert "ddlf doctor --pairs" in why
+
+
+async def test_the_worker_with_the_most_failed_links_is_left_out():
+    crew = Crew(4)
+    crew.unmet = [(1, 3), (4, 1)]
+    await crew.members.cut(1, 2, "no answer")
+    assert [worker for worker, _ in crew.out] == [1]
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_silence_between_two_workers_is_their_link_only_if_the_master_reaches_both(answers):
+    crew = Crew(3)
+    crew.there[2].answers = answers
+    crew.members.silent(1, 2, "no heartbeat for 4.0 s")
+    crew.members.silent(1, 9, "no heartbeat for 4.0 s")  # of a worker that is lost meanwhile
+    await asyncio.gather(*crew.members._looking)
+    assert len(crew.out) == answers
+    await crew.members.close()
