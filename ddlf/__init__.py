@@ -58,7 +58,12 @@ def __getattr__(name: str) -> Any:
     """Load a public name when it is first used."""
     if name not in _HOME:
         raise AttributeError(f"module 'ddlf' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
+    try:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("ddlf.extras."):
+            raise
+        raise AttributeError(f"module 'ddlf' has no attribute {name!r}: {error.name} is not installed") from error
     globals()[name] = value
     return value
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddlf.errors import AppError, RemoteError
+from ddlf.errors import AppError, ConfigError, RemoteError
 from ddlf.events import Event
 from ddlf.events.history import History
 from ddlf.events.record import RoundRecord, TrainingEvent, put
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ddlf.cluster.cluster import Cluster
-    from ddlf.extras.advice.advise import Answer
-    from ddlf.extras.advice.rule import Level
+    from ddlf.extras import AdviceReport
     from ddlf.monitor.observe.display import Display
     from ddlf.monitor.runs.recording import Recording
     from ddlf.training.ledger import Ledger
@@ -333,9 +332,16 @@ class IApp(Settings):
         check(self, self.mode)
 
     async def _check_written(self) -> None:
-        from ddlf.extras.text.training.in_app import check_written
+        """Refuse an app that lacks a method or needs an optional part that is not installed, and have those parts check it."""
+        from ddlf.extras import check_settings, hooks
 
-        await check_written(self, IApp)
+        check_settings(self, IApp)
+        if type(self).load_dataset is IApp.load_dataset:
+            await self.load_dataset()
+        if type(self).create_model is IApp.create_model and self.notation is None:
+            await self.create_model()
+        for check in hooks("check_app"):
+            await check(self)
 
     async def prepare(self, seed: int | None = None) -> int:
         """Bring every node to where training can begin: connected, model built, data loaded and the same everywhere.
@@ -352,16 +358,23 @@ class IApp(Settings):
         with shown(self):
             return await prepare(self, seed)
 
-    async def advise(self, level: Level = "batch") -> Answer:
-        """Say what is likely to be wrong with this app, which stays as it is: ``advice`` has each finding, the worst first.
+    async def advise(self, level: str = "batch") -> AdviceReport:
+        """Look for likely mistakes in this app, without changing it. The report's ``advice`` has the findings, the worst first.
 
         Args:
-            level: ``"quick"``: settings, arrays and the model; ``"batch"``: also some batches on a copy; ``"cluster"``: a fresh process, labels.
+            level: ``"quick"`` looks at settings, arrays and the model; ``"batch"`` also trains a copy on some batches; ``"cluster"`` also loads
+                the data in a fresh process and checks the labels.
+
+        Raises:
+            ConfigError: There is no such level, or the adviser is not installed.
         """
-        from ddlf.extras.advice.advise import advise
+        from ddlf.extras import hooks
 
         await self._check_written()
-        return await advise(self, level)
+        for advise in hooks("advise"):
+            report: AdviceReport = await advise(self, level)
+            return report
+        raise ConfigError("the adviser is not installed", hint="install DDLF with all parts of ddlf.extras")
 
     # -- after training ---------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """How gradients are clipped: the values of the setting ``clip``, and their numbers. Runs on master and workers; knows no Keras.
 
-``ddlf.extras.stabilisers`` has the optimizers that do it. Formulas take the functions of NumPy or of ``keras.ops``, as those of ``rates`` do.
+An optional part has the optimizers that do it. Formulas take the functions of NumPy or of ``keras.ops``, as those of ``rates`` do.
 """
 
 from dataclasses import dataclass

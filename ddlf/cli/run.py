@@ -33,7 +33,7 @@ from ddlf.data.parts import has
 from ddlf.errors import ConfigError, DDLFError, LeaseError
 from ddlf.events import Evaluated
 from ddlf.events.sinks import Sink
-from ddlf.extras.text.training.shipped import SUFFIX
+from ddlf.extras import suffixes
 from ddlf.monitor.observe.display import Display
 from ddlf.monitor.observe.lines import line
 from ddlf.monitor.runs import folder
@@ -96,7 +96,9 @@ def _will_train_here(path: Path, options: argparse.Namespace) -> bool:
     with contextlib.suppress(OSError, UnicodeDecodeError, DDLFError):
         if options.dry_run:
             return False
-        is_app = path.suffix == SUFFIX or (path.suffix == ".py" and "IApp" in path.read_text(encoding="utf-8"))
+        is_app = path.suffix in suffixes("file_types") or (
+            path.suffix == ".py" and "IApp" in path.read_text(encoding="utf-8")
+        )
         return is_app and path.is_file() and new_workers(options)
     return False
 

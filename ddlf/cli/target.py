@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from ddlf.cli.dashboard import requested
 from ddlf.cli.options import OF_A_CLUSTER, OF_AN_APP, OF_SETTINGS, given
+from ddlf.cli.parsing import Parser
 from ddlf.errors import AppError, ConfigError
-from ddlf.extras.text.training.shipped import SUFFIX
+from ddlf.extras import hook_for, suffixes
 from ddlf.training.settings.checks import FOLDER
 from ddlf.training.settings.settings import SETTINGS, option
 
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from ddlf.app import IApp
     from ddlf.cluster.cluster import Cluster
 
-KINDS = (".py", SUFFIX)
-"""What files end in that can be run."""
 AN_APP = "a subclass of ddlf.IApp"
 A_FUNCTION = "an async function main(cluster)"
 
@@ -99,12 +98,10 @@ def find_target(path: Path, name: str | None = None, options: argparse.Namespace
     """
     _check_file(path)
     data = getattr(options, "data", None)
-    if path.suffix == SUFFIX:
+    if (app_of_file := hook_for("app_of_file", "file_types", path.suffix)) is not None:
         if name is not None:
             raise ConfigError(f"--target {name} has no effect: {path} is the text of one model", hint="leave it out")
-        from ddlf.extras.text.text_app import app_of
-
-        return app_of(path, data)
+        return app_of_file(path, data)
     if data is not None:
         raise ConfigError(f"--data has no effect on {path}", hint="what it is to learn is in its load_dataset")
     # As `python file.py` does: modules beside it are importable.
@@ -132,22 +129,23 @@ def _all_given(options: argparse.Namespace) -> list[str]:
 
 
 def _check_file(path: Path) -> None:
+    others_than_python = suffixes("file_types")
+    kinds = (".py", *others_than_python)
     if not path.is_file():
         if path.is_dir():
-            inside = sorted(other for kind in KINDS for other in path.glob(f"*{kind}"))
+            inside = sorted(other for kind in kinds for other in path.glob(f"*{kind}"))
             meant, folder = inside[0] if len(inside) == 1 else path / "app.py", " (it is a folder)"
             near = [meant] if meant in inside else []
         else:
-            others, folder = {other.name: other for kind in KINDS for other in path.parent.glob(f"*{kind}")}, ""
+            others, folder = {other.name: other for kind in kinds for other in path.parent.glob(f"*{kind}")}, ""
             near = [others[name] for name in difflib.get_close_matches(path.name, others, 1)]
         raise ConfigError(
             f"there is no file {str(path)!r}{folder}", hint=f"did you mean {str(near[0])!r}?" if near else ""
         )
-    if path.suffix not in KINDS:
-        raise ConfigError(
-            f"{str(path)!r} is no Python file, and no text of a model",
-            hint=f"give the .py file of an app, or a text that ends in {SUFFIX}",
-        )
+    if path.suffix not in kinds:
+        text = ", and no text of a model" if others_than_python else ""
+        hint = f", or a text that ends in {' or '.join(others_than_python)}" if others_than_python else ""
+        raise ConfigError(f"{str(path)!r} is no Python file{text}", hint=f"give the .py file of an app{hint}")
 
 
 def _choose(path: Path, module: types.ModuleType, name: str | None) -> Any:
@@ -253,10 +251,10 @@ def overrides(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple
 def _near(target: type[IApp], key: str) -> str:
     """What was meant; else the attributes that the app itself has, not all settings there are."""
     from ddlf.app import IApp
-    from ddlf.extras.text.training.block import ALIASES
 
-    if key in ALIASES:
-        return f", did you mean {ALIASES[key]!r}?"
+    meant = Parser.SYNONYMS.get(f"--{key}", "").removeprefix("--").replace("-", "_")
+    if meant in SETTINGS:
+        return f", did you mean {meant!r}?"
 
     def is_plain(value: Any) -> bool:
         return not (callable(value) or isinstance(value, property))

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from ddlf.errors import DDLFError
-from ddlf.extras.text.training.shipped import SUFFIX, WEIGHTS, place_of
+from ddlf.extras import hooks
 from ddlf.rpc.code import is_installed
 from ddlf.rpc.values import dumps
 
 log = logging.getLogger(__name__)
 
+KINDS = ("names", "module", "files", "data")
+"""What is answered here; other questions go to optional parts."""
 MAX_FILE_BYTES = 256 * 1024**2
 """Of a data file: what is larger is data for ``DDLF_DATA`` or an argument."""
 PIECE_BYTES = 256 * 1024
@@ -74,14 +76,16 @@ class Sources:
         """What the worker gets; None if there is no such thing, or it may not have it.
 
         Args:
-            what: ``"names"`` of the modules on top, a ``"module"``, the ``"files"`` of a package, a ``"data"`` file of one, or the ``"text"`` of
-                a model, which may also lie below the current folder.
-            name: Name of the module or package, or the path of the text as the program has it.
+            what: ``"names"`` of the modules on top, a ``"module"``, the ``"files"`` of a package, or a ``"data"`` file of one. Optional parts
+                answer other questions, and may also give files below the current folder.
+            name: Name of the module or package, or what an optional part is asked for.
             file: File of the data file, below the package's folder.
         """
         folder = self._folder or script_folder()
-        if what == "text":
-            return _text([each for each in (folder, Path.cwd().resolve()) if each is not None], name)
+        if what not in KINDS:
+            folders = [each for each in (folder, Path.cwd().resolve()) if each is not None]
+            answers = (answer(what, name, folders) for answer in hooks("answer"))
+            return next((found for found in answers if found is not None), None)
         if folder is None:
             return None
         if what == "names":
@@ -100,22 +104,6 @@ class Sources:
         if what == "files":
             return _files(inside)
         return _data(inside, file) if what == "data" else None
-
-
-def _text(folders: list[Path], name: str) -> bytes | None:
-    """The text of a model, as ``load_notation`` finds it, if it is below one of the folders; of a file with weights that in it."""
-    from ddlf.extras.text.language.model import read_bytes
-
-    path = place_of(name).resolve()
-    below = any(path.is_relative_to(folder) for folder in folders)
-    hidden = any(part.startswith(".") for part in Path(name).parts if part not in (".", ".."))
-    if not below or hidden or not path.is_file():
-        return None
-    if path.suffix == WEIGHTS:
-        from ddlf.extras.text.conversion.weights import text_within
-
-        return text_within(path).encode()
-    return read_bytes(path) if path.suffix == SUFFIX else None
 
 
 def _names(folder: Path) -> list[str]:

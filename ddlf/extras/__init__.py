@@ -1,8 +1,8 @@
 """Optional parts: models as text, the adviser, export, stabilisers. They plug into the core, which never imports them.
 
 Each part is a package with an ``EXTRA`` in its ``__init__``. A package from outside brings one through the entry point group
-``ddlf.extras``. The core calls ``hooks("save_model")`` and gets that hook of every part that is installed. A part may be deleted: the
-core then works without it.
+``ddlf.extras``. The core calls ``hooks("save_model")`` and gets that hook of every part that is installed. Parts do not import each other
+either; they ask ``hooks``, too. A part may be deleted: the core then works without it, and refuses the settings that need it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,26 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, Protocol
+
+from ddlf.errors import ConfigError
 
 BUILT_IN = ("text", "advice", "export", "stabilisers")
 """Packages beside this file."""
 GROUP = "ddlf.extras"
+OPTIONAL_SETTINGS = ("notation", "schedule", "clip", "multipliers", "advice")
+"""Settings that the core declares and a part implements."""
+
+
+class AdviceReport(Protocol):
+    """The answer of the adviser. As text it is what ``ddlf advise`` prints."""
+
+    @property
+    def advice(self) -> Sequence[object]:
+        """The findings, the worst first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,39 +42,46 @@ class Extra:
     Args:
         name: What the part is called in errors.
         commands: Commands of ``ddlf``, each with its group, name, home and line in the help, as ``ddlf.cli.parsing.Commands.add`` takes them.
-        app_of_file: Makes an app of a file that is not Python: ``(path: Path) -> type[IApp] | None``.
+        settings: Names of the settings of ``OPTIONAL_SETTINGS`` that the part implements, with spaces between them.
+        app_of_file: Makes an app of a file that is not Python: ``(path: Path, data: str | None) -> type[IApp]``.
         file_types: Suffixes of the files that ``app_of_file`` takes, with spaces between them.
-        check_app: Refuses an app before anything starts: ``async (app, base: type) -> None``.
-        ready_model: Finishes the model of an app on every node: ``(app, model) -> model``.
-        before_run: Looks at an app before training: ``async (app) -> Iterable[Event]``.
-        during_run: Watches a run: ``(app) -> AbstractContextManager``.
+        check_app: Refuses an app before anything starts: ``async (app) -> None``.
+        ready_model: Finishes the compiled model of an app on every node, before it trains: ``(app, model) -> None``.
+        watch_run: Looks at an app before training, on the master: ``async (app) -> AbstractContextManager``. The context is open while the app
+            trains.
+        advise: Looks for mistakes in an app: ``async (app, level: str) -> AdviceReport``.
         save_model: Writes a model to a file with one of ``saved_types``: ``(model, path: Path) -> None``.
         saved_types: Suffixes of the files that ``save_model`` writes, with spaces between them.
-        on_executor: Runs once in each executor: ``(ask_master: Callable[[str], Any]) -> None``.
-        answer: Answers a question that an executor asked its master: ``(kind: str, name: str, folders) -> bytes | None``.
+        begin_executor: Runs once in each executor: ``(ask_master: Callable[[str, str], Any]) -> None``. ``ask_master(kind, name)`` returns what
+            ``answer`` gave on the master.
+        answer: Answers a question that an executor asked its master: ``(kind: str, name: str, folders: Sequence[Path]) -> bytes | None``. Only
+            files below these folders may be given.
+        provide: Gives other parts an object: ``(name: str) -> Any``, None if the part has no such object.
     """
 
     name: str
     commands: tuple[tuple[str, str, str, str], ...] = ()
+    settings: str = ""
     app_of_file: str = ""
     file_types: str = ""
     check_app: str = ""
     ready_model: str = ""
-    before_run: str = ""
-    during_run: str = ""
+    watch_run: str = ""
+    advise: str = ""
     save_model: str = ""
     saved_types: str = ""
-    on_executor: str = ""
+    begin_executor: str = ""
     answer: str = ""
+    provide: str = ""
 
 
 @functools.cache
 def installed() -> tuple[Extra, ...]:
     """Return the parts that are installed: the built-in ones first, then those of other packages by name."""
     modules = [f"{__name__}.{name}" for name in BUILT_IN if importlib.util.find_spec(f"{__name__}.{name}")]
-    found = [extra for module in modules if (extra := getattr(importlib.import_module(module), "EXTRA", None))]
+    extras = [extra for module in modules if (extra := getattr(importlib.import_module(module), "EXTRA", None))]
     outside = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda entry: entry.name)
-    return (*found, *(entry.load() for entry in outside))
+    return (*extras, *(entry.load() for entry in outside))
 
 
 def hooks(name: str) -> Iterator[Callable[..., Any]]:
@@ -89,3 +108,52 @@ def hook_for(name: str, types: str, suffix: str) -> Callable[..., Any] | None:
             hook: Callable[..., Any] = resolve_name(getattr(extra, name))
             return hook
     return None
+
+
+def suffixes(types: str) -> tuple[str, ...]:
+    """Return the suffixes of all files that the installed parts handle.
+
+    Args:
+        types: ``"file_types"`` or ``"saved_types"``.
+    """
+    return tuple(suffix for extra in installed() for suffix in getattr(extra, types).split())
+
+
+def provided(name: str, needed_by: str) -> Any:
+    """Return an object that a part gives to other parts.
+
+    Args:
+        name: For example ``"Multipliers"``.
+        needed_by: What needs it, for the error.
+
+    Raises:
+        ConfigError: No installed part has it.
+    """
+    for provide in hooks("provide"):
+        if (found := provide(name)) is not None:
+            return found
+    raise ConfigError(
+        f"{needed_by} needs {name!r}, which no installed part of DDLF has",
+        hint="install DDLF with all parts of ddlf.extras, or leave it out",
+    )
+
+
+def check_settings(app: Any, defaults: type) -> None:
+    """Refuse a setting that no installed part implements.
+
+    Args:
+        app: The user's ``IApp``.
+        defaults: The class with the default values, ``IApp``.
+
+    Raises:
+        ConfigError: Names the setting.
+    """
+    for name in OPTIONAL_SETTINGS:
+        value = getattr(app, name)
+        if value in (None, "none", "off", getattr(defaults, name, None)):
+            continue
+        if not any(name in extra.settings.split() for extra in installed()):
+            raise ConfigError(
+                f"{name}={value!r} has no effect: the part of DDLF that implements it is not installed",
+                hint=f"install DDLF with all parts of ddlf.extras, or leave {name} out",
+            )

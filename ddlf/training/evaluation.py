@@ -16,15 +16,15 @@ from ddlf.data.trees import leaves
 from ddlf.errors import AppError, ConfigError, DDLFError
 from ddlf.events import Evaluated, ModelSaved, Warned, What
 from ddlf.events.phase import Phase
-from ddlf.extras.stabilisers.chain import bare
+from ddlf.extras import hook_for, suffixes
 from ddlf.rpc.iworker import awaited
 from ddlf.training.roles.build import fresh_names, ready_model
 from ddlf.training.roles.evaluable import check_test, wrong_with_test
 from ddlf.training.roles.evaluation import EVALUATION_BATCH, Moved, end_reading, evaluate
 from ddlf.training.rounds import Elsewhere
 
-WEIGHTS = ".safetensors"
-"""What the name of a file of weights ends with that has the model as text."""
+KERAS = ".keras"
+"""Suffix of a model in Keras's format."""
 
 
 def validate(
@@ -127,13 +127,13 @@ async def save(app: Any, path: str | Path) -> None:
     """Save the model; the file is complete or not there.
 
     Args:
-        path: Ends with ``.keras``, Keras's format, or with ``.safetensors``: weights, and the text of a model that is one.
+        path: Ends with ``.keras``, Keras's format, or with a suffix that an optional part of DDLF writes.
     """
     path = Path(path)
     check_path(path)
-    if path.suffix == WEIGHTS:
+    if (save_model := hook_for("save_model", "saved_types", path.suffix)) is not None:
         with Phase(app._tell, "saving"):
-            await compute(_save_with_text, app.model, path)
+            await compute(save_model, app.model, path)
         app._tell(ModelSaved(path=str(path)))
         return
     temporary = path.with_name(f".{path.stem}.new.keras")
@@ -149,22 +149,6 @@ async def save(app: Any, path: str | Path) -> None:
     app._tell(ModelSaved(path=str(path)))
 
 
-def _save_with_text(model: Any, path: Path) -> None:
-    from ddlf.extras.text.conversion.describe import describe
-    from ddlf.extras.text.conversion.weights import save
-
-    notation = getattr(model, "notation", None)
-    try:
-        text = describe(model) if notation is None else notation.text
-    except DDLFError as error:
-        other = path.with_suffix(".keras")
-        model.save(other)
-        raise ConfigError(
-            f"{path} cannot be written, for no text says this model: {error}; it is in {other}"
-        ) from error
-    save(model if notation is None else bare(model), text, path)
-
-
 def check_path(path: Path) -> None:
     """Refuse a path that no model can be saved to, before there is one.
 
@@ -172,8 +156,9 @@ def check_path(path: Path) -> None:
         ConfigError: It ends with none of both, or its folder is missing or cannot be written to.
     """
     folder = path.parent
-    if path.suffix not in (".keras", WEIGHTS):
-        raise ConfigError(f"a model is saved as a .keras or {WEIGHTS} file, got {str(path)!r}")
+    kinds = (KERAS, *suffixes("saved_types"))
+    if path.suffix not in kinds:
+        raise ConfigError(f"a model is saved as a {' or '.join(kinds)} file, got {str(path)!r}")
     if path.is_dir():
         raise ConfigError(f"a model is saved as a file, but {str(path)!r} is a folder")
     if path.exists() and not os.access(path, os.W_OK):

@@ -11,6 +11,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -19,10 +20,9 @@ from ddlf.cluster.proxy import ProxyWorker
 from ddlf.data import parts
 from ddlf.data.datasets import not_finite
 from ddlf.errors import AppError, DatasetMismatch
-from ddlf.events import Advised, DataLoaded, Event, ModelBuilt, Warned
+from ddlf.events import DataLoaded, Event, ModelBuilt, Warned
 from ddlf.events.phase import Phase, PhasesInTurn
-from ddlf.extras.advice.advise import of_run
-from ddlf.extras.advice.watch import blamed, watched
+from ddlf.extras import hooks
 from ddlf.rpc.code import PickleOnce
 from ddlf.rpc.iworker import awaited
 from ddlf.training.crew import Crew
@@ -53,8 +53,7 @@ class Opening:
 
     Attributes:
         content: Fingerprint of this side's training data, empty if it has none; not done before that is known.
-        advice: What is likely to be wrong with the app, as it is on this side.
-        cause: What is likely to be the cause if training comes to nothing; empty if nothing is known.
+        watches: What optional parts open for the time of the run, once this side has data and model.
         wanted: The fingerprint of each array, if ``load_dataset`` sets nothing else: who holds these need not load.
         opened: What each worker has, by its number.
         checked: Whether they have been compared with this side; from then on each is when it is opened.
@@ -71,8 +70,7 @@ class Opening:
         self._role = (run, REPLICA)
         self.content: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.wanted: dict[str, str] = {}
-        self.advice: list[Advised] = []
-        self.cause = ""
+        self.watches: list[AbstractContextManager[None]] = []
         self.opened: dict[int, dict[str, Any]] = {}
         self.checked = False
         self._asked: set[int] = set()
@@ -164,7 +162,7 @@ class Opening:
             with Phase(app._tell, "building"), fresh_names():
                 await _make(app, app.create_model)
         ready_model(app)
-        self.advice, self.cause = await of_run(app)
+        self.watches = [await watch(app) for watch in hooks("watch_run")]
 
     async def _have_asked(self, workers: list[ProxyWorker]) -> None:
         """Wait until these workers have the app, or cannot have it: this side may hold up the event loop from now on."""
@@ -240,9 +238,9 @@ async def crew_of(
             await _both(opening.here(seed), crew.ready())
             samples = opening.check()
             _tell(app, opening.opened, time.perf_counter() - begin)
-            for advised in opening.advice:
-                app._tell(advised)
-            with watched(app), blamed(app, opening.cause):
+            with contextlib.ExitStack() as stack:
+                for watch in opening.watches:
+                    stack.enter_context(watch)
                 yield crew, samples
     finally:
         opening.content.cancel()  # nobody will tell it any more

@@ -18,7 +18,6 @@ from ddlf.algorithms.weights import digest, is_float_type
 from ddlf.errors import AppError, BadUpdate, ConfigError, LeaseError
 from ddlf.events import ExchangeChosen, How, NothingToTrain, RunBegan, RunEnded, TrainingBegan, Warned
 from ddlf.events.history import History
-from ddlf.extras.stabilisers.place import followers
 from ddlf.training.asynchronous import Asynchronous
 from ddlf.training.callbacks import Callbacks
 from ddlf.training.crew import Crew
@@ -50,6 +49,7 @@ from ddlf.training.roles import REPLICA
 from ddlf.training.roles.build import left_behind
 from ddlf.training.roles.metrics import MetricMerge
 from ddlf.training.roles.optimizer_state import final_weights, keeps_averages
+from ddlf.training.roles.run_position import followers
 from ddlf.training.rounds import Ended, Facts, come_home
 from ddlf.training.run import Run
 from ddlf.training.settings.chosen import read

@@ -10,8 +10,8 @@ import itertools
 
 import numpy as np
 
-from ddlf.extras.stabilisers.place import Steps
 from ddlf.training.progress import Progress
+from ddlf.training.roles.run_position import Steps
 
 
 class PlannedSteps:

@@ -25,7 +25,7 @@ from typing import Any
 
 from ddlf.data.array_cache import ArrayCache
 from ddlf.errors import DDLFError, ProtocolError
-from ddlf.extras.text.training import shipped
+from ddlf.extras import hooks
 from ddlf.rpc.admission import Admission
 from ddlf.rpc.buffers import POOL
 from ddlf.rpc.code import CodeCache, unpickle
@@ -114,7 +114,8 @@ class Executor:
         self._finder = MasterFinder(ask, lambda: self.calls.running.id if self.calls.running else None)
         self._finder.enabled = self._may_ask_master
         sys.meta_path.append(self._finder)
-        shipped.ask = lambda name: ask("text", name) if self._may_ask_master() else None
+        for begin in hooks("begin_executor"):
+            begin(lambda kind, name: ask(kind, name) if self._may_ask_master() else None)
 
     async def serve(self, sock: socket.socket, limits: Limits, peer_limits: Limits) -> None:
         """Serve one connection until it ends.

@@ -5,4 +5,7 @@ from ddlf.extras import Extra
 EXTRA = Extra(
     name="the adviser",
     commands=(("train", "advise", "ddlf.extras.advice.verbs:ADVISE", "find likely mistakes in an app"),),
+    settings="advice",
+    watch_run="ddlf.extras.advice.watch:watch_run",
+    advise="ddlf.extras.advice.advise:advise",
 )

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ddlf.extras.advice.source import IGNORE, Ignore, Place
-from ddlf.extras.text.language.model import statements
-from ddlf.extras.text.language.problems import Problems
-from ddlf.extras.text.training.block import ALIASES
-from ddlf.extras.text.training.shipped import place_of
 
 OF_TRAIN = {"optimizer": ("learning_rate", "optimizer", "clipping"), "metric": ("metrics",)}
 """Keys of the block ``train`` that may say something, what says most first."""
@@ -27,17 +23,13 @@ class Written:
     """
 
     def __init__(self, notation: Any) -> None:
-        self.path = Path(place_of(notation.file))
-        self._text = notation.parsed.text
-        self._problems = Problems(self._text, notation.file)
+        self.path: Path = notation.path
+        self._text: str = notation.parsed.text
+        self._line_of: Callable[[int], int] = notation.line_of
         self._layers: Mapping[str, int] = notation.places
         self._blocks = {head.name: head.block for head in notation.parsed.graph.heads}
         self._inputs = [node.name for node in notation.parsed.graph.nodes if node.operator == "input"]
-        _, parsed, _ = statements(self._text, notation.file)
-        self._statements = {(one.block.name, one.property.name): one.at for one in parsed.statements}
-        for (block, key), at in [*self._statements.items()]:
-            if block == "train":
-                self._statements[block, ALIASES.get(key, key)] = at
+        self._statements: Mapping[tuple[str, str], int] = notation.statement_places()
 
     def model(self, what: str, name: str) -> Place | None:
         """Where the text says something of the model: a layer, a loss, a metric, the optimizer; None if it does not.
@@ -88,14 +80,19 @@ class Written:
         return None if at is None else Place(self.path, self._line(at))
 
     def _line(self, at: int) -> int:
-        return self._problems.place(at)[0]
+        return self._line_of(at)
 
 
 def text_of(app: Any) -> Written | None:
     """The text of an app's model; None if it has none."""
-    from ddlf.extras.text.training.loaded import Notation
-
     model = vars(app).get("model")
-    made = model if isinstance(model, Notation) else getattr(model, "notation", None)
-    found = next((each for each in (made, getattr(app, "notation", None)) if isinstance(each, Notation)), None)
-    return None if found is None else Written(found)
+    texts = (
+        each for each in (model, getattr(model, "notation", None), getattr(app, "notation", None)) if _is_text(each)
+    )
+    notation = next(texts, None)
+    return None if notation is None else Written(notation)
+
+
+def _is_text(model: Any) -> bool:
+    """Whether an object is a model as text: the part for these may not be installed."""
+    return hasattr(type(model), "statement_places")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from ddlf.errors import BadUpdate
 from ddlf.events import Advised, Committed, Event
+from ddlf.extras.advice.advise import of_run
 from ddlf.extras.advice.facts import Facts
 from ddlf.extras.advice.of_runs import RUNS
 from ddlf.extras.advice.rule import look
@@ -16,6 +18,24 @@ from ddlf.extras.advice.rule import look
 log = logging.getLogger(__name__)
 MOST_RECORDS = 1_000
 """Of a run that are looked at, the last ones."""
+
+
+async def watch_run(app: Any) -> AbstractContextManager[None]:
+    """Look at an app before a run, and return what watches the run.
+
+    Raises:
+        AppError: ``advice="strict"``, and something is wrong without which nothing can be learnt.
+    """
+    findings, cause = await of_run(app)
+    return _watching(app, findings, cause)
+
+
+@contextlib.contextmanager
+def _watching(app: Any, findings: Iterable[Advised], cause: str) -> Iterator[None]:
+    for advised in findings:
+        app._tell(advised)
+    with watched(app), blamed(app, cause):
+        yield
 
 
 @contextlib.contextmanager

@@ -11,17 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from ddlf.errors import ConfigError
-from ddlf.extras.text.language.keras_layers import INNER
-from ddlf.extras.text.language.model import load
-from ddlf.extras.text.language.values import Word
+from ddlf.extras import provided
 
 TEXT = ".nnm"
 SAVED = ".keras"
 MODEL = "model.keras"
 """The model in the folder of a run."""
 HALF = ("float16", "bfloat16")
-OF_KERAS = {home.rpartition(".")[2] for home in INNER}
-"""Packages before a ``>`` that are nobody's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +83,8 @@ def find(path: Path, code: Path | None) -> Source:
 
 def _written(path: Path, stem: str) -> Source:
     """What a text tells."""
-    model = load(path)
-    own: dict[str, None] = {}
-    half = None
-    for graph in (model.graph, *(graph for _, graph in model.parts.values())):
-        for node in graph.nodes:
-            package, _, _ = node.operator.rpartition(">")
-            if package and package not in OF_KERAS:
-                own[node.operator] = None
-            said = [arg.value.name for arg in node.options if arg.key == "dtype" and isinstance(arg.value, Word)]
-            kind = said[0] if said else node.dtype
-            if half is None and kind.removeprefix("mixed_") in HALF:
-                half = (node.name or node.operator, kind)
-    return Source(path, stem, tuple(own), half)
+    own, half = provided("layers_of_text", str(path))(path)
+    return Source(path, stem, own, half)
 
 
 def _near(path: Path) -> str:

@@ -65,13 +65,12 @@ def main(job_file: Path) -> None:
 
 def _build(job: dict[str, Any], job_file: Path) -> dict[str, Any]:
     """Save the model of a text."""
+    from ddlf.extras import provided
     from ddlf.extras.export.keras_model import own_layers
-    from ddlf.extras.text.conversion.build import build
-    from ddlf.extras.text.language.model import load
 
     if job["code"]:
         own_layers(Path(job["code"]))  # which registers them
-    build(load(job["model"])).save(job["target"])
+    provided("model_of_text", job["model"])(Path(job["model"])).save(job["target"])
     return {}
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ddlf.extras import Extra
+
 if TYPE_CHECKING:
     from ddlf.extras.stabilisers.agc import AGC as AGC
     from ddlf.extras.stabilisers.freezing import Unfreezing as Unfreezing
@@ -39,6 +41,22 @@ _HOMES = {
 }
 
 __all__ = sorted(_HOMES)
+
+EXTRA = Extra(
+    name="stabilisers",
+    settings="schedule clip multipliers",
+    ready_model="ddlf.extras.stabilisers.applied:ready_model",
+    provide="ddlf.extras.stabilisers:provide",
+)
+
+
+def provide(name: str) -> Any:
+    """Give another part one of the public names, or ``multiplied``."""
+    if name == "multiplied":
+        from ddlf.extras.stabilisers.multipliers import multiplied
+
+        return multiplied
+    return __getattr__(name) if name in _HOMES else None
 
 
 def __getattr__(name: str) -> Any:

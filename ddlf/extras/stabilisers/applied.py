@@ -9,10 +9,15 @@ from ddlf.algorithms.clipping import CLIP
 from ddlf.algorithms.multipliers import MULTIPLIERS, ByName
 from ddlf.algorithms.schedules import SCHEDULE
 from ddlf.errors import AppError, ConfigError
-from ddlf.extras.stabilisers.chain import bare, chain, innermost
+from ddlf.training.roles.optimizers import chain, innermost, unwrapped
 
 MARK = "_ddlf_stabilised"
 """Where a model has the settings that are in its optimizer."""
+
+
+def ready_model(app: Any, model: Any) -> None:
+    """Have the optimizer of an app's model follow the app's settings; see ``stabilised``."""
+    stabilised(model, *(getattr(app, name, None) for name in ("schedule", "clip", "multipliers")))
 
 
 def stabilised(model: Any, schedule: Any, clip: Any, multipliers: Any = None) -> None:
@@ -96,8 +101,8 @@ def _multiply(model: Any, rule: str) -> None:
         if isinstance(asked, ByName):
             return Multipliers(inner, dict(asked.factors))
         if len(asked.shares) == 1:
-            return frozen_to(bare(model), asked.shares[0], inner)
-        return Unfreezing.of(bare(model), inner, asked.shares)
+            return frozen_to(unwrapped(model), asked.shares[0], inner)
+        return Unfreezing.of(unwrapped(model), inner, asked.shares)
 
     _around(model, made)
     for one in chain(model.optimizer):

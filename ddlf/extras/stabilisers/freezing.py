@@ -13,8 +13,8 @@ import keras
 from ddlf.algorithms.multipliers import factors
 from ddlf.errors import ConfigError
 from ddlf.extras.stabilisers.multipliers import Multipliers, factor_of
-from ddlf.extras.stabilisers.place import read
 from ddlf.extras.stabilisers.wrapper import Wrapper
+from ddlf.training.roles.run_position import read
 
 
 def depths(model: Any) -> dict[str, tuple[int, int]]:

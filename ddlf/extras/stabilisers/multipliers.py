@@ -9,8 +9,8 @@ from typing import Any
 import keras
 
 from ddlf.errors import ConfigError
-from ddlf.extras.stabilisers.chain import chain
 from ddlf.extras.stabilisers.wrapper import Wrapper
+from ddlf.training.roles.optimizers import chain
 
 FACTORS = "_ddlf_factors"
 """Where a model has the factors that each optimizer of it is to have."""

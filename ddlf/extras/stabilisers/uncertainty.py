@@ -9,9 +9,9 @@ from typing import Any
 import keras
 
 from ddlf.errors import ConfigError
-from ddlf.extras.stabilisers.chain import innermost
 from ddlf.extras.stabilisers.multipliers import with_factors_of
 from ddlf.extras.stabilisers.wrapper import SPARED
+from ddlf.training.roles.optimizers import innermost
 
 
 def weighed(losses: Any, log_variances: Any, ops: Any) -> Any:
@@ -65,6 +65,11 @@ class Uncertain(keras.Model):  # type: ignore[misc]
             self.log_variances.assign([math.log(self.first[name]) for name in self.output_names])
         self.parts = [keras.metrics.Mean(name=f"{one}_loss") for one in self.output_names]
         self.built = True
+
+    @property
+    def wrapped_model(self) -> Any:
+        """See ``ddlf.training.roles.optimizers.unwrapped``."""
+        return self.inner
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """The outputs of the model."""

@@ -8,4 +8,13 @@ from ddlf.extras import Extra
 EXTRA = Extra(
     name="models as text",
     commands=(("data and models", "model", "ddlf.extras.text.verbs:MODEL", "show, check and convert models"),),
+    settings="notation",
+    app_of_file="ddlf.extras.text.text_app:app_of",
+    file_types=".nnm",
+    check_app="ddlf.extras.text.training.in_app:check_app",
+    save_model="ddlf.extras.text.conversion.weights:save_with_text",
+    saved_types=".safetensors",
+    begin_executor="ddlf.extras.text.training.shipped:begin_executor",
+    answer="ddlf.extras.text.training.shipped:answer",
+    provide="ddlf.extras.text.files:provide",
 )

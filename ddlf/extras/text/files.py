@@ -16,9 +16,14 @@ from typing import Any
 from ddlf.cli.output import native_output_to_log
 from ddlf.errors import ConfigError
 from ddlf.extras.text.language.diff import differences
+from ddlf.extras.text.language.keras_layers import INNER
 from ddlf.extras.text.language.model import Model, load, read
+from ddlf.extras.text.language.values import Word
 
 KERAS, WEIGHTS = ".keras", ".safetensors"
+KERAS_PACKAGES = {home.rpartition(".")[2] for home in INNER}
+"""Packages before a ``>`` in the name of a layer that are Keras's own."""
+HALF = ("float16", "bfloat16")
 OTHERS = {
     **dict.fromkeys((".h5", ".hdf5"), "an older format of Keras: load it in Python, and save it as .keras"),
     **dict.fromkeys(
@@ -55,6 +60,39 @@ def _check_kind(path: Path) -> None:
     """Refuse a file that is of no kind that is read or made here."""
     if why := OTHERS.get(path.suffix.lower()):
         raise ConfigError(f"{path} is {why}", hint="models are texts (.nnm), .keras and .safetensors")
+
+
+def provide(name: str) -> Any:
+    """Give other parts what they need to know of a text: ``layers_of_text`` or ``model_of_text``."""
+    return {"layers_of_text": layers_of_text, "model_of_text": model_of_text}.get(name)
+
+
+def layers_of_text(path: Path) -> tuple[tuple[str, ...], tuple[str, str] | None]:
+    """Return the layers in a text that are the user's own, and the first layer that computes in 16 bits with its type; None if none does.
+
+    Raises:
+        NotationError: Something is wrong in the text.
+    """
+    model = load(path)
+    own: dict[str, None] = {}
+    half = None
+    for graph in (model.graph, *(graph for _, graph in model.parts.values())):
+        for node in graph.nodes:
+            package, _, _ = node.operator.rpartition(">")
+            if package and package not in KERAS_PACKAGES:
+                own[node.operator] = None
+            said = [arg.value.name for arg in node.options if arg.key == "dtype" and isinstance(arg.value, Word)]
+            kind = said[0] if said else node.dtype
+            if half is None and kind.removeprefix("mixed_") in HALF:
+                half = (node.name or node.operator, kind)
+    return tuple(own), half
+
+
+def model_of_text(path: Path) -> Any:
+    """Make the Keras model of a text, with its first weights."""
+    from ddlf.extras.text.conversion.build import build
+
+    return build(load(path))
 
 
 def diff(options: argparse.Namespace) -> int:

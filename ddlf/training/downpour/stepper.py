@@ -14,9 +14,9 @@ import numpy as np
 
 from ddlf.algorithms.flat_weights import Row, Rows
 from ddlf.errors import AppError, ConfigError
-from ddlf.extras.stabilisers.chain import chain, innermost
-from ddlf.extras.stabilisers.place import Place, Steps
+from ddlf.training.roles.optimizers import chain, innermost
 from ddlf.training.roles.quick_step import SMALL
+from ddlf.training.roles.run_position import RunPosition, Steps
 
 
 class Stepper:
@@ -42,7 +42,7 @@ class Stepper:
         self._optimizer = _made(innermost(model.optimizer))
         model.optimizer = _around(model.optimizer, self._optimizer)
         model.optimizer.build(model.trainable_variables)
-        self._place = Place.of(model.optimizer)
+        self._position = RunPosition.of(model.optimizer)
         model.train_function = None  # one may have been made for the other optimizer
         kept = {id(w): kept for w, kept in zip(model.trainable_variables, self._optimizer.unpushed, strict=True)}
         variables = [model.weights[place] for place in self.rows.trained]
@@ -65,8 +65,8 @@ class Stepper:
             steps: Of the round; None where nobody has said it.
             left: Steps that are left of it: fewer than all, if a worker was lost that had made the others.
         """
-        if self._place is not None and steps is not None:
-            self._place.set(steps._replace(before=max(steps.after - left, steps.before)))
+        if self._position is not None and steps is not None:
+            self._position.set(steps._replace(before=max(steps.after - left, steps.before)))
 
     @property
     def steps(self) -> int:

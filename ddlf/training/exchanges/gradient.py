@@ -19,11 +19,11 @@ from ddlf.algorithms.outer import State
 from ddlf.algorithms.weights import Tensor, Weights, difference, is_float
 from ddlf.data.trees import tree_map
 from ddlf.errors import AppError, ConfigError
-from ddlf.extras.stabilisers.chain import chain
-from ddlf.extras.stabilisers.place import followers
 from ddlf.training.roles.build import first_rows
 from ddlf.training.roles.metrics import scalars
 from ddlf.training.roles.optimizer_state import read_optimizer, write_optimizer
+from ddlf.training.roles.optimizers import chain
+from ddlf.training.roles.run_position import followers
 
 AT_FIRST = "_ddlf_at_first"
 """Where an optimizer has the state that it began with: Keras cannot set it back."""

@@ -11,7 +11,7 @@ import numpy as np
 from ddlf.data.parts import batches, has, has_own_train, meant, place_of, rows
 from ddlf.data.trees import tree_map, tuples
 from ddlf.errors import AppError
-from ddlf.extras.stabilisers.applied import stabilised
+from ddlf.extras import hooks
 from ddlf.training.roles.optimizer_state import other_optimizers
 
 SAMPLE_ROWS = 2
@@ -81,7 +81,8 @@ def ready_model(app: Any) -> Any:
                 f"the model {model.name!r} is not built, and cannot be called on {SAMPLE_ROWS} rows of x_train: {error}",
                 hint="begin it with keras.Input(...), or give it a build method",
             ) from error
-    stabilised(model, *(getattr(app, name, None) for name in ("schedule", "clip", "multipliers")))
+    for finish in hooks("ready_model"):
+        finish(app, model)
     return model
 
 

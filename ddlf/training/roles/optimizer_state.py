@@ -10,7 +10,7 @@ import numpy as np
 
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppError
-from ddlf.extras.stabilisers.chain import HELD_PATH, chain, innermost
+from ddlf.training.roles.optimizers import HELD_PATH, chain, innermost
 
 
 def state_of(model: Any) -> list[Any]:

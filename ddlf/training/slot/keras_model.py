@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from ddlf.algorithms.weights import Weights
-from ddlf.extras.stabilisers.place import Place
 from ddlf.training.exchanges.gradient import Gradients
 from ddlf.training.roles.build import describe_weights
 from ddlf.training.roles.describe import describe_optimizer
@@ -16,6 +15,7 @@ from ddlf.training.roles.metrics import NOTHING_COUNTED, counted_names, read_sta
 from ddlf.training.roles.optimizer_state import no_final_averages, read_optimizer, write_optimizer, write_rates
 from ddlf.training.roles.quick_step import quick_step
 from ddlf.training.roles.randomness import keeps_a_seed, reseed
+from ddlf.training.roles.run_position import RunPosition
 from ddlf.training.slot.entries import entries_of
 from ddlf.training.slot.parts.callbacks import look_at_batches
 from ddlf.training.slot.task import Task
@@ -67,7 +67,7 @@ class KerasModel:
         self.gradients = Gradients(model) if app.exchange == "gradient" else None
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
-        self._place = Place.of(model.optimizer)
+        self._position = RunPosition.of(model.optimizer)
         self._fresh = read_optimizer(model)
         self._slot: int | None = None  # whose optimizer is in the model
         self._rates: Sequence[Sequence[float]] = ()
@@ -113,9 +113,9 @@ class KerasModel:
         in_model, self._slot = self._slot, None  # until this round is over nothing is known of it
         if self.gradients is None and (task.state is not None or task.shared or in_model != task.slot):
             write_optimizer(model, self._fresh if optimizer is None else optimizer)
-        if self._place is not None and (steps := task.place) is not None:
+        if self._position is not None and (steps := task.place) is not None:
             made = task.epochs * -(-len(task.indices) // task.batch_size)
-            self._place.set(steps, made)
+            self._position.set(steps, made)
         self._rates, self._first_epoch = task.rates, task.first_epoch
         self._set_rates(task.first_epoch)
         self.reseed(task.seed, task.round, task.slot)

@@ -5,7 +5,7 @@ import pytest
 
 from ddlf.errors import AppError, ConfigError
 from ddlf.extras.stabilisers.applied import stabilised
-from ddlf.extras.stabilisers.chain import chain
+from ddlf.training.roles.optimizers import chain
 from tests.training.models import Blobs, app, distance, small_model
 
 pytestmark = pytest.mark.slow

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.algorithms.test_clips import FACTORS, NORMS
+from tests.algorithms.test_clipping import FACTORS, NORMS
 
 pytestmark = pytest.mark.slow
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ddlf.errors import AppError, ConfigError
-from ddlf.extras.stabilisers.place import Place, Steps
 from ddlf.testing import FakeCluster, FakeRun
+from ddlf.training.roles.run_position import RunPosition, Steps
 from ddlf.training.steps import PlannedSteps
 from tests.training.models import Blobs, app
 
@@ -147,7 +147,7 @@ def test_a_round_of_other_steps_than_were_planned_is_stretched():
 
     optimizer = keras.optimizers.SGD(RunSchedule(1.0, "linear"))
     optimizer.build([])
-    place = Place.of(optimizer)
+    place = RunPosition.of(optimizer)
     optimizer._iterations.assign(7)  # whatever it has made before
     place.set(Steps(10, 20, 40, 4), made=5)
     assert [float(optimizer._learning_rate(7 + step)) for step in (0, 4)] == pytest.approx([1 - 12 / 40, 1 - 20 / 40])

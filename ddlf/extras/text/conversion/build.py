@@ -11,7 +11,7 @@ from typing import Any
 import keras
 
 from ddlf.errors import NotationError
-from ddlf.extras.stabilisers.multipliers import multiplied
+from ddlf.extras import provided
 from ddlf.extras.text.conversion.initial import initial_values
 from ddlf.extras.text.conversion.objects import PLAIN_CALLS, found, valued
 from ddlf.extras.text.conversion.operator import Operator
@@ -56,7 +56,9 @@ def build(
         scaling = scaling_of(_written(model, "scaling"), [node.name for node in inputs])
     initial = initial_of(_written(model, "initial")) if initial is None else initial
     building = _Building(model, model.form, model.graph, {}, scaling, initial)
-    made = multiplied(building.model(), building.factors)
+    made = building.model()
+    if building.factors:
+        made = provided("multiplied", f"lrm= in {model.file}")(made, building.factors)
     if places is not None:
         places.update(building.places)
     return made

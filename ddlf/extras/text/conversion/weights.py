@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ddlf.errors import ConfigError, NotationError
+from ddlf.errors import ConfigError, DDLFError, NotationError
 from ddlf.extras.text.language.known import shown
 from ddlf.extras.text.language.model import Model, read
+from ddlf.training.roles.optimizers import unwrapped
 
 TEXT = "ddlf.model"
 """Under which name the metadata has the text."""
@@ -74,6 +75,26 @@ def _text(facts: dict[str, str], path: Path) -> str:
             f"{path} has no text of a model in its metadata", hint="take a file that `ddlf model convert` wrote"
         )
     return facts[TEXT]
+
+
+def save_with_text(model: Any, path: Path) -> None:
+    """Write the weights of a model with its text: that which it was made of, else a description of it.
+
+    Raises:
+        ConfigError: No text can describe the model; it is saved as a ``.keras`` file beside the path instead.
+    """
+    from ddlf.extras.text.conversion.describe import describe
+
+    notation = getattr(model, "notation", None)
+    try:
+        text = describe(model) if notation is None else notation.text
+    except DDLFError as error:
+        other = path.with_suffix(".keras")
+        model.save(other)
+        raise ConfigError(
+            f"{path} cannot be written, for no text says this model: {error}; it is in {other}"
+        ) from error
+    save(model if notation is None else unwrapped(model), text, path)
 
 
 def load(path: Path) -> tuple[str, dict[str, Any]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ddlf.errors import DatasetError
-from ddlf.extras.stabilisers.applied import stabilised
-from ddlf.extras.stabilisers.place import followers
+from ddlf.extras import OPTIONAL_SETTINGS, check_settings, hooks
 from ddlf.extras.text.training.given import held_out
+from ddlf.training.roles.run_position import followers
 from ddlf.training.settings.settings import SETTINGS, Settings
 
 if TYPE_CHECKING:
@@ -48,7 +49,10 @@ def train(
         keras.utils.set_random_seed(said("seed", seed))
     model = notation.be_compiled(x, y, validation=beside is not None)
     epochs, batch_size = said("master_epochs", epochs), said("batch_size", batch_size)
-    stabilised(model, said("schedule"), said("clip"), said("multipliers"))
+    settings = SimpleNamespace(**{name: said(name) for name in OPTIONAL_SETTINGS if name in SETTINGS}, notation=None)
+    check_settings(settings, Settings)
+    for finish in hooks("ready_model"):
+        finish(settings, model)
     if found := followers(model.optimizer):
         first = next(iter(x.values())) if isinstance(x, dict) else x
         made = int(model.optimizer.iterations)  # a schedule counts from the first step of all

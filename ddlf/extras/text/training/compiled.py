@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from ddlf.errors import NotationError
+from ddlf.extras import provided
 from ddlf.extras.text.language.blocks import plain
 from ddlf.extras.text.language.graph import Head
 from ddlf.extras.text.language.values import Call, Items, Number, Text, Value, Word
@@ -74,8 +75,7 @@ def compile(
     losses = {head.name: LOSSES[loss](factors, last) for head, loss, factors, last in heads}
     ignored = ignored_of(own)
     if ignored is not None:
-        from ddlf.extras.stabilisers.masked import Masked
-
+        Masked = provided("Masked", place("ignore"))
         losses = {name: Masked(loss, ignored) for name, loss in losses.items()}
     with _placed(place, "metrics"):
         metrics = {
@@ -88,8 +88,7 @@ def compile(
             raise NotationError(
                 f"{place('loss_weights')}: {UNCERTAINTY} weighs several losses, and there is one output"
             )
-        from ddlf.extras.stabilisers.uncertainty import Uncertain
-
+        Uncertain = provided("Uncertain", place("loss_weights"))
         first = {arg.key: float(plain(arg.value)) for arg in given.args} if isinstance(given, Call) else None
         with _placed(place, "loss_weights"):
             model = Uncertain(model, first=first)
@@ -136,8 +135,7 @@ def _optimizer(own: Mapping[str, Value], place: Callable[[str], str]) -> Any:
     if isinstance(clipping, Number):
         more["global_clipnorm"] = float(clipping.value)
     if str(getattr(value, "name", "")).casefold() == "rlion":
-        from ddlf.extras.stabilisers.rlion import Rlion
-
+        Rlion = provided("Rlion", place("optimizer"))
         args = value.args if isinstance(value, Call) else ()
         return Rlion(**{arg.key: made(arg.value, "optimizer") for arg in args}, **more)
     if isinstance(value, Word):

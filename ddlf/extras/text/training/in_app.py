@@ -18,16 +18,8 @@ if TYPE_CHECKING:
     from ddlf.extras.text.training.loaded import Notation
 
 
-async def check_written(app: Any, base: type) -> None:
-    """Refuse an app that lacks what must be written, and read the text that may stand in the place of ``create_model``.
-
-    Args:
-        app: The user's ``IApp``.
-        base: ``IApp``, whose methods say what is missing.
-    """
-    for name in ("load_dataset", "create_model"):
-        if getattr(type(app), name) is getattr(base, name) and (name == "load_dataset" or app.notation is None):
-            await getattr(app, name)()
+async def check_app(app: Any) -> None:
+    """Read the text that an app names in ``notation``; see ``take_notation``."""
     if app.notation is not None:
         take_notation(app)
 

@@ -20,6 +20,7 @@ from ddlf.extras.text.language.problems import Problems
 from ddlf.extras.text.language.values import Call, Text, Value
 from ddlf.extras.text.training import shipped
 from ddlf.extras.text.training.block import (
+    ALIASES,
     IN_BRACKETS,
     check_train,
     clips,
@@ -172,6 +173,22 @@ class Notation:
         if has_own_rates(optimizer):
             found.add(("train", "schedule"))
         return frozenset(found)
+
+    @property
+    def path(self) -> Path:
+        """The file, from the current folder or beside the script."""
+        return Path(place_of(self.file))
+
+    def statement_places(self) -> dict[tuple[str, str], int]:
+        """Return where each statement stands, by block and key; a setting of a run also under its long name."""
+        _, parsed, _ = statements(self.parsed.text, self.file)
+        places = {(each.block.name, each.property.name): each.at for each in parsed.statements}
+        long_names = {("train", ALIASES.get(key, key)): at for (block, key), at in places.items() if block == "train"}
+        return places | long_names
+
+    def line_of(self, at: int) -> int:
+        """Return the line, from 1, of a place in the text."""
+        return self._problems.place(at)[0]
 
     def place(self, key: str) -> str:
         """File, line and column of a key of the block ``train``, for an error."""

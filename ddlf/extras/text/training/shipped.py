@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,40 @@ def text_of(path: Path | str) -> bytes:
             hint=f"put it below the folder of the script or the current one on the master, with a name that ends in {SUFFIX} or {WEIGHTS}",
         )
     return read_bytes(place_of(path))
+
+
+def begin_executor(ask_master: Callable[[str, str], Any]) -> None:
+    """Read texts from the master from now on."""
+    global ask
+
+    def ask_for_text(name: str) -> Any:
+        return ask_master("text", name)
+
+    ask = ask_for_text
+
+
+def answer(kind: str, name: str, folders: Sequence[Path]) -> bytes | None:
+    """Return the text that a worker asks for, if it is below one of the folders; from a file with weights only its text.
+
+    Args:
+        kind: What the worker asks for; only ``"text"`` is answered.
+        name: The path as the program has it.
+        folders: Resolved.
+    """
+    from ddlf.extras.text.language.model import read_bytes
+
+    if kind != "text":
+        return None
+    path = place_of(name).resolve()
+    below = any(path.is_relative_to(folder) for folder in folders)
+    hidden = any(part.startswith(".") for part in Path(name).parts if part not in (".", ".."))
+    if not below or hidden or not path.is_file():
+        return None
+    if path.suffix == WEIGHTS:
+        from ddlf.extras.text.conversion.weights import text_within
+
+        return text_within(path).encode()
+    return read_bytes(path) if path.suffix == SUFFIX else None
 
 
 def place_of(path: Path | str) -> Path:

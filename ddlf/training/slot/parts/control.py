@@ -14,7 +14,7 @@ import numpy as np
 from ddlf.algorithms.local_rules import LOCAL, Control, LocalRule, Plain
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppError
-from ddlf.extras.stabilisers.chain import HELD_PATH, innermost
+from ddlf.training.roles.optimizers import HELD_PATH, innermost
 
 
 class LocalSteps:
