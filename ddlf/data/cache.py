@@ -67,6 +67,7 @@ class Cache:
         *,
         beside: Collection[str] = (),
         ends: Callable[[], bool] = lambda: False,
+        exact: bool = True,
     ) -> Path | None:
         """A file of this hash, or of what was once so: who reads it compares the bytes.
 
@@ -76,6 +77,7 @@ class Cache:
             fetch: Writes the file at the path that it is given. It is called if the file is not here.
             beside: Hashes of files that are wanted as often as this one, none of which makes room for it.
             ends: Whether to wait no longer for others that fetch.
+            exact: Whether ``nbytes`` is the size; else it is an estimate.
 
         Returns:
             None if it has no room here: it is larger than the cap, those beside it fill that, or the disk is full, which is said once.
@@ -89,13 +91,13 @@ class Cache:
             return None
         try:
             path = self.folder / sha256
-            if self._here(path, nbytes):
+            if self._here(path, nbytes if exact else None):
                 return path
             if beside and time.monotonic() < self._full_until:
                 return None
             self._locks.mkdir(parents=True, exist_ok=True, mode=0o700)
             with self._held(sha256[:2], ends):
-                if self._here(path, nbytes):
+                if self._here(path, nbytes if exact else None):
                     return path
                 part = self.folder / f".{sha256}-{nbytes}-{secrets.token_hex(4)}"
                 with self._held("room", ends):
@@ -123,9 +125,9 @@ class Cache:
     def _locks(self) -> Path:
         return self.folder / "locks"
 
-    def _here(self, path: Path, nbytes: int) -> bool:
+    def _here(self, path: Path, nbytes: int | None) -> bool:
         try:
-            if path.lstat().st_size != nbytes or path.is_symlink():
+            if nbytes not in (None, path.lstat().st_size) or path.is_symlink():
                 return False
             os.utime(path)  # it was used just now
         except FileNotFoundError:

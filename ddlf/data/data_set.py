@@ -39,12 +39,14 @@ class DataSet(Mapping[str, Array]):
         on_disk: Whether rows can be read one by one, without a partition file in memory.
         in_order: Whether only reading from the beginning to the end is fast.
         inexact: Why nobody knows which samples were trained on; empty where that is known.
+        notes: Sentences about how it is read, for the log.
 
     Raises:
         DatasetError: There is no data set.
     """
 
     on_disk, in_order, inexact = True, False, ""
+    notes: Sequence[str] = ()
 
     def __init__(self, place: str | Path | Manifest, decode: Decode | None = None) -> None:
         if isinstance(place, Manifest):
@@ -229,14 +231,23 @@ class DataSet(Mapping[str, Array]):
 
     def _undecoded(self, number: int, arrays: Arrays) -> str:
         """Why ``decode`` cannot use a sample of a file; empty if it can use all."""
-        if self._decode is not None:
-            rows = np.arange(self.manifest.files[number].samples)
-            for begin in range(0, len(rows), SOME):
-                try:
-                    self.taken(number, arrays, rows[begin : begin + SOME])
-                except DatasetError as error:
-                    return error.message
+        return "" if self._decode is None else self._untaken(number, arrays)
+
+    def _untaken(self, number: int, arrays: Arrays) -> str:
+        """Why a sample of a file cannot be taken; empty if all can."""
+        rows = np.arange(self.manifest.files[number].samples)
+        for begin in range(0, len(rows), SOME):
+            try:
+                self.taken(number, arrays, rows[begin : begin + SOME])
+            except DatasetError as error:
+                return error.message
         return ""
+
+    def head(self, count: int) -> Arrays:
+        """The first samples that are here, at most so many, as they are trained on."""
+        number = self.first
+        rows = np.arange(min(count, self.manifest.files[number].samples))
+        return self.taken(number, self.mapped(number), rows)
 
     def interrupt(self) -> None:
         """Have a thread that waits for the place get an error. What is asked for later is done."""
@@ -251,8 +262,16 @@ class DataSet(Mapping[str, Array]):
         """
         return self._place_of(number).load(self.manifest.files[number], self.manifest.columns)
 
-    def mapped(self, number: int) -> Arrays:
-        """The same, read from a disk row by row when it is used."""
+    def mapped(self, number: int, room: int | None = None) -> Arrays:
+        """The same, read from a disk row by row when it is used.
+
+        Args:
+            number: Which file, from 0.
+            room: Bytes of memory that it may take where no disk has it; None for as many as it needs.
+
+        Raises:
+            ConfigError: It needs more.
+        """
         return self._place_of(number).mapped(self.manifest.files[number], self.manifest.columns)
 
     def __contains__(self, name: object) -> bool:

@@ -90,7 +90,7 @@ class Generated(DataSet):
     def newer(self, version: int) -> None:
         """See ``DataSet``: there is one version."""
 
-    def mapped(self, number: int) -> Arrays:
+    def mapped(self, number: int, room: int | None = None) -> Arrays:
         """See ``DataSet``."""
         return self.load(number)
 

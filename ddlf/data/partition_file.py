@@ -40,7 +40,7 @@ def mapped_columns(path: Path, file: PartitionFile, columns: Mapping[str, Column
     """
     with explained(path, "read"):
         whole = np.memmap(path, np.uint8, "r")
-    return _columns_of(whole, file, columns, where)
+    return arrays_of(whole, file, columns, where)
 
 
 def columns_of(whole: Bytes, file: PartitionFile, columns: Mapping[str, Column], where: str) -> Arrays:
@@ -58,11 +58,21 @@ def columns_of(whole: Bytes, file: PartitionFile, columns: Mapping[str, Column],
     if hashlib.sha256(whole.data).hexdigest() != file.sha256:
         raise DatasetDamaged(f"{where} is damaged: it has not the SHA-256 of the manifest", hint=COPY)
     whole.flags.writeable = False
-    return _columns_of(whole, file, columns, where)
+    return arrays_of(whole, file, columns, where)
 
 
-def _columns_of(whole: Bytes, file: PartitionFile, columns: Mapping[str, Column], where: str) -> Arrays:
-    """Views of the arrays in a file of the safetensors format: 8 bytes with the length of the header, the header as JSON, the bytes of the arrays."""
+def arrays_of(whole: Bytes, file: PartitionFile, columns: Mapping[str, Column], where: str) -> Arrays:
+    """Views of the arrays in a file of the safetensors format: 8 bytes with the length of the header, the header as JSON, the bytes of the arrays.
+
+    Args:
+        whole: All bytes of the file.
+        file: From the manifest.
+        columns: Those that it must have.
+        where: Its name, for errors.
+
+    Raises:
+        DatasetDamaged: It has other arrays.
+    """
     try:
         length = int.from_bytes(whole[:8].tobytes(), "little")
         if length > min(MAX_HEADER_BYTES, len(whole) - 8):

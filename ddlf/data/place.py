@@ -123,7 +123,8 @@ def open_place(text: str | Path) -> Place:
     """
     if "://" not in str(text):
         return Folder(text)
-    from ddlf.data.remote_folder import RemoteFolder, path_of
+    from ddlf.data.remote_folder import RemoteFolder
+    from ddlf.data.store import path_of
 
     path = path_of(str(text))
     return RemoteFolder(str(text)) if path is None else Folder(path)

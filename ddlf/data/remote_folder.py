@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from ddlf.data.partition_file import COPY, Arrays, Bytes, columns_of, mapped_col
 from ddlf.data.place import LOCK, MAX_MANIFEST_BYTES, check_kept, check_version
 from ddlf.data.store import Gone, Store
 from ddlf.data.unfinished import Unfinished
-from ddlf.errors import ConfigError, DatasetDamaged, DatasetError
+from ddlf.errors import DatasetDamaged, DatasetError
 from ddlf.events.record import size
 
 VERSION = re.compile(r"v\d{4,9}")
@@ -309,17 +308,3 @@ class RemoteFolder:
         self._store.remove(manifest.name_of(before.version))
         for folder in {file.name.partition("/")[0] for file in before.files}:
             self._store.remove(folder)
-
-
-def path_of(url: str) -> Path | None:
-    """The folder that a ``file://`` URL names; None for others.
-
-    Raises:
-        ConfigError: It is on another machine.
-    """
-    found = urlsplit(url)
-    if found.scheme != "file":
-        return None
-    if found.netloc not in ("", "localhost"):
-        raise ConfigError(f"{url} names a folder of another machine", hint="mount it, and name the folder here")
-    return Path(unquote(found.path))

@@ -11,10 +11,10 @@ import errno
 import functools
 import logging
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from ddlf.errors import ConfigError, DatasetError
 
@@ -39,6 +39,7 @@ DRIVERS = {
     "abfss": "adlfs",
     "az": "adlfs",
     "hdfs": "pyarrow",
+    "hf": "huggingface_hub",
     "http": "aiohttp",
     "https": "aiohttp",
     "sftp": "paramiko",
@@ -57,13 +58,14 @@ class Store:
 
     Args:
         url: Such as ``s3://bucket/folder``.
+        options: What the driver is to be made with, by name; None leaves that to its environment and its files.
 
     Raises:
         ConfigError: The URL cannot be used.
         DatasetError: There is no driver.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         self.url = url.rstrip("/")
         found = urlsplit(self.url)
         if found.password:
@@ -74,7 +76,7 @@ class Store:
             )
         if found.query or found.fragment:
             raise ConfigError(f"{self.url.partition('?')[0]} has a ? or # behind it", hint="name the folder alone")
-        self._fs, self._root = opened(self.url, found.scheme)
+        self._fs, self._root = opened(self.url, found.scheme, options or {})
         self._closed = threading.Event()
 
     def __str__(self) -> str:
@@ -109,6 +111,64 @@ class Store:
         path = self._path(name)
         return bytes(self._tried(f"read {self._said(name)}", lambda: self._done("cat_file", limit, path)))
 
+    def read_range(self, name: str, begin: int, end: int) -> bytes:
+        """Some bytes of a file.
+
+        Args:
+            name: Below the URL.
+            begin: Place of the first.
+            end: Place behind the last.
+
+        Raises:
+            Gone: There is no such file.
+            DatasetError: They cannot be read, or the store gives only whole files.
+        """
+        path = self._path(name)
+
+        def once() -> bytes:
+            limit = STALL_S * (1 + (end - begin) / STALL_BYTES)
+            data = bytes(self._done("cat_file", limit, path, start=begin, end=end))
+            if len(data) < end - begin:
+                raise ConnectionError(f"{len(data):,} of {end - begin:,} bytes came")
+            if len(data) > end - begin:
+                raise DatasetError(
+                    f"{self._said(name)} comes only as a whole: the server does not read ranges of bytes",
+                    hint="serve it from one that does, or copy the files to a folder",
+                )
+            return data
+
+        return self._tried(f"read {self._said(name)}", once)
+
+    def find(self, pattern: str) -> dict[str, dict[str, Any]]:
+        """Files below the URL whose names match a pattern, in the order of their names, each with what the store says of it.
+
+        Args:
+            pattern: As of ``glob``: ``*`` and ``?`` within a folder, ``**`` for any folders.
+
+        Raises:
+            DatasetError: The store cannot be listed.
+        """
+        path = f"{self._root}/{pattern}"
+        try:
+            found = self._tried(
+                f"list {self._said(pattern)}", lambda: self._done("glob", 20 * STALL_S, path, detail=True)
+            )
+        except Gone:
+            return {}
+        root = self._fs._strip_protocol(self._root).rstrip("/")
+        names = {str(name).removeprefix(root).lstrip("/"): info for name, info in found.items()}
+        return {name: names[name] for name in sorted(names) if names[name].get("type") == "file"}
+
+    def info(self, name: str) -> dict[str, Any]:
+        """What the store says of a file: its size, and whatever else it has.
+
+        Raises:
+            Gone: There is no such file.
+            DatasetError: It cannot be looked at.
+        """
+        path = self._path(name)
+        return dict(self._tried(f"look at {self._said(name)}", lambda: self._done("info", STALL_S, path)))
+
     def fetch(self, name: str, nbytes: int, target: Path) -> None:
         """Bring a file to a disk of this machine, whole; its bytes are not compared with anything.
 
@@ -140,12 +200,10 @@ class Store:
 
     def mark(self, name: str) -> str:
         """Another text when a file was written to since; empty where it is not there, or nobody can say."""
-        path = self._path(name)
         try:
-            found = self._tried(f"look at {self._said(name)}", lambda: self._done("info", STALL_S, path))
+            return str(self.info(name).get("ETag") or "")
         except Gone:
             return ""
-        return str(found.get("ETag") or "")
 
     def write(self, name: str, data: bytes, *, new: bool = False, over: str = "") -> None:
         """Write a file, whole or not at all where the store can do that, as buckets can.
@@ -387,12 +445,13 @@ def known() -> Any:
     return fsspec
 
 
-def opened(url: str, scheme: str) -> tuple[Any, str]:
+def opened(url: str, scheme: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     """The file system of a URL, and the path of the URL there.
 
     Args:
         url: Such as ``s3://bucket/folder``.
         scheme: What stands before its colon.
+        options: What the driver is made with.
 
     Raises:
         ConfigError: The URL cannot be used.
@@ -404,7 +463,7 @@ def opened(url: str, scheme: str) -> tuple[Any, str]:
         raise DatasetError(f"no driver is known for {scheme}://", hint=hint)
     try:
         # Lists are of what is there now, and a store of this process is nobody else's.
-        fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
+        fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True, **options)
     except ImportError:
         wanted = DRIVERS.get(scheme, f"the driver of fsspec for {scheme}")
         said = f"{scheme}:// needs {wanted}, which is not installed here"
@@ -421,3 +480,17 @@ def opened(url: str, scheme: str) -> tuple[Any, str]:
 def first_line(error: BaseException | None) -> str:
     """What an error says first, of at most 300 characters."""
     return (str(error).strip().splitlines() or [""])[0][:300]
+
+
+def path_of(url: str) -> Path | None:
+    """The folder that a ``file://`` URL names; None for others.
+
+    Raises:
+        ConfigError: It is on another machine.
+    """
+    found = urlsplit(url)
+    if found.scheme != "file":
+        return None
+    if found.netloc not in ("", "localhost"):
+        raise ConfigError(f"{url} names a folder of another machine", hint="mount it, and name the folder here")
+    return Path(unquote(found.path))

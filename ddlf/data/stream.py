@@ -13,7 +13,7 @@ import numpy as np
 
 from ddlf.algorithms.reading_order import SHUFFLE, Global, Portion, Turned, Unshuffled, Window
 from ddlf.data.data_set import DataSet
-from ddlf.data.partition_file import Arrays
+from ddlf.data.partition_file import Arrays, Ragged
 from ddlf.errors import ConfigError
 from ddlf.events.record import size
 from ddlf.worker.machine import memory
@@ -200,15 +200,15 @@ class Stream:
                 self.files.append(number)
                 self._loading = True
                 try:
-                    self._open[number] = self._data.load(number) if self._loads else self._data.mapped(number)
+                    room = self._room - self._in_memory(sizes)
+                    self._open[number] = self._data.load(number) if self._loads else self._data.mapped(number, room)
                 finally:
                     self._loading = False
                 self._check_room(len(numbers), sizes)
 
     def _check_room(self, files: int, sizes: list[int]) -> None:
         """Refuse files of a store in memory for which the cache has no room, if the memory for data has none, either."""
-        held = [number for number, arrays in self._open.items() if not any(map(_is_mapped, arrays.values()))]
-        if self._loads or (need := sum(sizes[number] for number in held)) <= self._room:
+        if self._loads or (need := self._in_memory(sizes)) <= self._room:
             return
         raise ConfigError(
             f"{files} files of {self._data} that are read together have no room in the cache of this machine, and {size(need)} of them "
@@ -216,6 +216,10 @@ class Stream:
             hint=f"make smaller ones: ddlf data repartition {self._data} --file-bytes {max(self._room // files, 1)}; or give more "
             "data_memory, or the cache more (DDLF_CACHE_SIZE)",
         )
+
+    def _in_memory(self, sizes: list[int]) -> int:
+        """Bytes of the open files that are not read from a disk."""
+        return sum(sizes[number] for number, arrays in self._open.items() if not any(map(_is_mapped, arrays.values())))
 
     def _gather(self, whole: Arrays, filled: int, files: Any, rows: Any) -> None:
         """Copy rows of open files to the places from ``filled`` on."""
@@ -227,5 +231,5 @@ class Stream:
 
 
 def _is_mapped(array: Any) -> bool:
-    """Whether an array is read from the disk when it is used; what is no plain array is taken for that."""
-    return isinstance(array, np.memmap) or not isinstance(array, np.ndarray)
+    """Whether an array is read from the disk when it is used."""
+    return isinstance(array.values if isinstance(array, Ragged) else array, np.memmap)

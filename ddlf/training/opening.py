@@ -319,8 +319,9 @@ def _tell(app: Any, opened: dict[int, dict[str, Any]], seconds: float) -> None:
     for name in parts.NAMES:
         if getattr(app, name, None) is not None and (found := not_finite(getattr(app, name))):
             app._tell(Warned(about="data", why=f"{found} of {name} are NaN or infinite"))
-    if (data := parts.place_of(app, "train")) is not None and data.inexact:
-        app._tell(Warned(about="data", why=data.inexact))
+    if (data := parts.place_of(app, "train")) is not None:
+        for sentence in filter(None, (data.inexact, *data.notes)):
+            app._tell(Warned(about="data", why=sentence))
     for sentence in parts.look_alikes(app):
         app._tell(Warned(about="data", why=sentence))
     app._tell(

@@ -93,9 +93,7 @@ def first_rows(app: Any, part: str) -> tuple[Any, ...]:
     if not any(place.here()):
         nothing = {name: np.zeros((SAMPLE_ROWS, *each.shape), each.dtype) for name, each in place.columns.items()}
         return rows(app, part, nothing)
-    number = place.first
-    count = min(SAMPLE_ROWS, place.manifest.files[number].samples)
-    return rows(app, part, place.taken(number, place.mapped(number), np.arange(count)))
+    return rows(app, part, place.head(SAMPLE_ROWS))
 
 
 def _needs_labels(model: Any) -> bool:

@@ -1,0 +1,323 @@
+"""The Parquet files that a place names, in a folder, in a store or on a web server, and ranges of their bytes. Runs on all machines."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddlf.data.arrow import load_pyarrow
+from ddlf.data.manifest import NAME
+from ddlf.data.os_errors import explained
+from ddlf.data.store import Gone, Store, path_of
+from ddlf.errors import ConfigError, DatasetDamaged, DatasetError
+from ddlf.events.record import size
+
+TAIL = 2**16
+"""Bytes at the end of a file that are read first: most footers are shorter."""
+MAX_FOOTER_BYTES = 2**28
+AT_ONCE = 16
+"""Footers that are read at the same time."""
+PREFETCH_BYTES = 2**24
+"""What is wanted of a row group comes in one piece, if it is no more than this; else page by page."""
+GAP_BYTES = 2**16
+"""Two ranges that are nearer to each other than this are read as one."""
+GLOB = re.compile(r"[*?\[]")
+ENDINGS = (".parquet", ".parq", ".pq")
+MARKS = ("ETag", "etag", "md5Hash", "content_md5", "generation")
+"""What stores call the mark of a file, which is another one when it was written to."""
+TIMES = ("LastModified", "last_modified", "updated", "mtime", "created")
+COPY = "copy it again, or write it again"
+
+
+def is_parquet(place: str | Path | Sequence[str]) -> bool:
+    """Whether a place names Parquet files by itself: a glob, a file's ending, several files, or a folder here that has such files alone."""
+    if not isinstance(place, str | Path) or GLOB.search(str(place)):
+        return True
+    folder = path_of(str(place)) if "://" in str(place) else Path(place)
+    if folder is not None and (folder := folder.expanduser()).is_dir():
+        return not (folder / NAME).exists() and any(next(folder.glob(f"*{end}"), None) for end in ENDINGS)
+    return str(place).lower().endswith(ENDINGS)
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a file is, by what is cheap to know.
+
+    Args:
+        name: Below the root of the place.
+        nbytes: Its size.
+        mark: Of the store, empty where there is none.
+        footer: SHA-256 of its footer, which has schema, rows and places of all columns.
+        state: Size, mark and time: another one when the file was written to since.
+    """
+
+    name: str
+    nbytes: int
+    mark: str
+    footer: str
+    state: tuple[str, ...]
+
+
+class ParquetFiles:
+    """Files in the order of their names.
+
+    Args:
+        place: A file, a folder, a glob, or several files; local, or at a URL that a driver of fsspec knows.
+        options: What the driver is made with.
+
+    Raises:
+        DatasetError: There is none, or it cannot be read.
+        ConfigError: The URL cannot be used.
+    """
+
+    def __init__(self, place: str | Path | Sequence[str], options: Mapping[str, Any] | None = None) -> None:
+        given = [str(place)] if isinstance(place, str | Path) else [str(each) for each in place]
+        self._text = given[0] if len(given) == 1 else f"{given[0]} and {len(given) - 1} more"
+        if wrong := [text for text in given if text.lower().endswith((".csv", ".arrow", ".feather", ".json"))]:
+            raise DatasetError(
+                f"{wrong[0]} is no Parquet file, and only Parquet files are read where they are",
+                hint="write it as Parquet, as pandas does with to_parquet; or make partition files: ddlf data split",
+            )
+        root, patterns = _split(given)
+        self.store: Store | None = None
+        folder = path_of(root) if "://" in root else Path(root)
+        if folder is None:
+            self.store = Store(root, options)
+        else:
+            self._root = folder.expanduser()
+            if options:
+                raise ConfigError(
+                    f"{self} is a folder, for which storage_options have no effect", hint="leave them out"
+                )
+        self._infos: dict[str, dict[str, Any]] = {}
+        for pattern in patterns:
+            for name, info in self._find(pattern).items():
+                self._infos[name] = info
+        self.names = sorted(self._infos)
+        if not self.names:
+            raise DatasetError(
+                f"there is no Parquet file at {self}",
+                hint="name a file, a folder or a glob such as train/*.parquet; the columns of partition files "
+                "have their names: leave out x= and y=",
+            )
+
+    def __str__(self) -> str:
+        return self._text
+
+    def said(self, name: str) -> str:
+        """A file's whole name, for errors."""
+        return f"{self.store}/{name}" if self.store is not None else str(self._root / name)
+
+    def interrupt(self) -> None:
+        """Have a thread that waits for the store get an error."""
+        if self.store is not None:
+            self.store.interrupt()
+
+    def heads(self) -> list[tuple[Head, Any]]:
+        """Each file, in the order of names, with its metadata as pyarrow has it.
+
+        Raises:
+            DatasetError: One cannot be read.
+        """
+        with ThreadPoolExecutor(AT_ONCE, "footer") as threads:
+            return list(threads.map(self._opened, self.names))
+
+    def _opened(self, name: str) -> tuple[Head, Any]:
+        info = self._infos[name]
+        nbytes, state = int(info["size"]), _state(info)
+        mark = "" if self.store is None else next((str(info[key]) for key in MARKS if info.get(key)), "")
+        footer, metadata = self._footer(name, nbytes)
+        return Head(name, nbytes, mark, hashlib.sha256(footer).hexdigest(), state), metadata
+
+    def metadata(self, head: Head) -> Any:
+        """What a file's footer says, which is read again.
+
+        Raises:
+            DatasetError: It cannot be read, or says something else by now.
+        """
+        footer, metadata = self._footer(head.name, head.nbytes)
+        if hashlib.sha256(footer).hexdigest() != head.footer:
+            raise self._changed(head.name)
+        return metadata
+
+    def check(self, head: Head) -> None:
+        """Refuse a file that was written to since it was opened.
+
+        Raises:
+            DatasetError: It was, or is there no more.
+        """
+        if _state(self._info(head.name)) != head.state:
+            raise self._changed(head.name)
+
+    def source(self, head: Head, ranges: Sequence[tuple[int, int]]) -> Any:
+        """A file for pyarrow to read from; ranges of it that are wanted are read at once if they are short."""
+        if self.store is None:
+            return self.said(head.name)
+        whole = list[tuple[int, int]]()
+        for begin, end in sorted(ranges):
+            if whole and begin - whole[-1][1] <= GAP_BYTES:
+                whole[-1] = whole[-1][0], max(end, whole[-1][1])
+            else:
+                whole.append((begin, end))
+        near = whole if sum(end - begin for begin, end in whole) <= PREFETCH_BYTES else []
+        return load_pyarrow().PythonFile(_Ranges(self, head, near), mode="r")
+
+    def read(self, name: str, begin: int, end: int) -> bytes:
+        """Some bytes of a file.
+
+        Raises:
+            DatasetDamaged: It is missing, or too short.
+            DatasetError: It cannot be read.
+        """
+        if self.store is None:
+            with explained(self.said(name), "read"), open(self._root / name, "rb") as file:
+                file.seek(begin)
+                return file.read(end - begin)
+        try:
+            return self.store.read_range(name, begin, end)
+        except Gone:
+            raise DatasetDamaged(f"{self.said(name)} is missing", hint=COPY) from None
+
+    def _footer(self, name: str, nbytes: int) -> tuple[bytes, Any]:
+        arrow = load_pyarrow()
+        try:
+            tail = self.read(name, max(nbytes - TAIL, 0), nbytes)
+            length = int.from_bytes(tail[-8:-4], "little")
+            if tail[-4:] == b"PARE":
+                raise ValueError("it is encrypted")
+            if tail[-4:] != b"PAR1" or length + 12 > nbytes:
+                raise ValueError("it does not end as one")
+            if length > MAX_FOOTER_BYTES:
+                raise ValueError(f"its footer has {size(length)}")
+            if length + 8 > len(tail):
+                tail = self.read(name, nbytes - length - 8, nbytes)
+            return tail[-8 - length :], arrow.parquet.read_metadata(arrow.BufferReader(tail))
+        except (arrow.ArrowException, ValueError) as error:
+            raise DatasetDamaged(
+                f"{self.said(name)} is no Parquet file that can be read ({error})", hint=COPY
+            ) from None
+
+    def _changed(self, name: str) -> DatasetError:
+        return DatasetError(
+            f"{self.said(name)} was written to since the data set was opened",
+            hint="begin anew with the files that there are now",
+        )
+
+    def _info(self, name: str) -> dict[str, Any]:
+        missing = DatasetDamaged(f"{self.said(name)} is missing", hint=COPY)
+        if self.store is None:
+            with explained(self.said(name), "read"):
+                if not (path := self._root / name).is_file():
+                    raise missing
+                about = path.stat()
+                return {"size": about.st_size, "mtime": about.st_mtime_ns}
+        try:
+            return self.store.info(name)
+        except Gone:
+            raise missing from None
+
+    def _find(self, pattern: str) -> dict[str, dict[str, Any]]:
+        if not GLOB.search(pattern):
+            return {pattern: self._info(pattern)}
+        if self.store is not None:
+            found = self.store.find(pattern)
+        else:
+            with explained(self._root, "read"):
+                paths = [path for path in self._root.glob(pattern) if path.is_file()]
+            names = [path.relative_to(self._root).as_posix() for path in paths]
+            found = {name: self._info(name) for name in names if not _is_hidden(name)}
+        return {name: info for name, info in found.items() if not _is_hidden(name)}
+
+
+def _is_hidden(name: str) -> bool:
+    """Whether a name is of what programs write beside data: ``_metadata``, ``_SUCCESS``, ``.part-0.crc``."""
+    return any(part[:1] in (".", "_") for part in name.split("/"))
+
+
+def _state(info: Mapping[str, Any]) -> tuple[str, ...]:
+    found = [str(info[key]) for key in (*MARKS, *TIMES) if info.get(key)]
+    return str(info["size"]), *found
+
+
+def _split(given: Sequence[str]) -> tuple[str, list[str]]:
+    """The folder that several texts have in common, and what each names below it."""
+    if not given:
+        raise DatasetError("no Parquet file is named", hint="name a file, a folder or a glob")
+    folders, names = [], []
+    for text in given:
+        text = text.rstrip("/")
+        found = GLOB.search(text)
+        if found:
+            folder = text[: found.start()].rpartition("/")[0]
+            rest = text[len(folder) :].lstrip("/")
+        elif text.lower().endswith(ENDINGS):
+            folder, _, rest = text.rpartition("/")
+        else:
+            folder, rest = text, "**/*.parquet"
+        folders.append(folder or ("/" if text.startswith("/") else "."))
+        names.append(rest)
+    parts = [folder.split("/") for folder in folders]
+    common = []
+    for each in zip(*parts, strict=False):
+        if len(set(each)) > 1:
+            break
+        common.append(each[0])
+    root = "/".join(common)
+    if "://" in given[0] and len(common) < 3:
+        raise DatasetError(f"{given[0]} and the others are in several stores", hint="name files of one store")
+    below = [folder[len(root) :].strip("/") for folder in folders]
+    return root or "/", [f"{folder}/{name}".lstrip("/") for folder, name in zip(below, names, strict=True)]
+
+
+class _Ranges(io.RawIOBase):
+    """A file of a store as Python has files; what was read ahead is given from memory."""
+
+    def __init__(self, files: ParquetFiles, head: Head, ahead: Sequence[tuple[int, int]]) -> None:
+        self._files, self._head, self._at = files, head, 0
+        self._ahead = [(begin, files.read(head.name, begin, end)) for begin, end in ahead]
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, self._head.nbytes)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, count: int = -1) -> bytes:
+        end = self._head.nbytes if count < 0 else min(self._at + count, self._head.nbytes)
+        begin, self._at = self._at, max(end, self._at)
+        if end <= begin:
+            return b""
+        for first, data in self._ahead:
+            if first <= begin and end <= first + len(data):
+                return data[begin - first : end - first]
+        return self._files.read(self._head.name, begin, end)
+
+
+@contextlib.contextmanager
+def arrow_errors(where: str) -> Iterator[None]:
+    """Turn what pyarrow says of bytes that it cannot read into an error that names the place.
+
+    Raises:
+        DatasetDamaged: In place of any error of pyarrow.
+    """
+    try:
+        yield
+    except DatasetError:
+        raise
+    except (load_pyarrow().ArrowException, OSError) as error:
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        raise DatasetDamaged(f"{where} cannot be read ({why})", hint=COPY) from None

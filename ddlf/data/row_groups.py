@@ -1,0 +1,688 @@
+"""Parquet files as a data set where they are, without conversion: each row group is what a partition file is elsewhere.
+
+Row groups are numbered in the order of the files' names, and within a file as they lie. The parts of slots, the ledger and the order of reading go by
+these numbers, so everything that trains on partition files trains on row groups. All nodes compare one fingerprint: names, sizes and marks of the
+files, the hashes of their footers, and what is made of which columns.
+
+A row group is read batch by batch into arrays, of which only the columns that are wanted come from the store. Those arrays are kept in the cache of
+the machine, where they come from a store, or where so many row groups are read together that they have no room in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import shutil
+import tempfile
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from ddlf.data import arrow
+from ddlf.data.arrow import Where, kind_of, no_column
+from ddlf.data.cache import Cache
+from ddlf.data.data_set import SOME, Array, DataSet, Decode
+from ddlf.data.images import Decoder, on_all_cores
+from ddlf.data.manifest import Column, Manifest, PartitionFile, check_columns
+from ddlf.data.parquet_files import COPY, Head, ParquetFiles, arrow_errors
+from ddlf.data.partition_file import ENDS, Arrays, Bytes, Ragged, arrays_of
+from ddlf.errors import AppError, ConfigError, DatasetDamaged, DatasetError
+from ddlf.events.record import size
+
+Columns = str | Sequence[str] | Mapping[str, str | Sequence[str]]
+"""Names of columns in the files: one, several that are stacked, or those of each of several inputs."""
+
+PIECE_BYTES = 2**22
+"""Of rows that are read at a time."""
+BUFFER_BYTES = 2**23
+"""Read at a time of all columns of a row group that does not come in one piece."""
+LONGEST = 2**40
+"""What a column of bytes says of its longest row, which nobody knows."""
+KEPT_FOOTERS = 2**24
+"""Bytes of footers that stay in memory; others are read again with a row group."""
+DIGEST_BYTES = 32
+DATE_HINT = "bring it to numbers beforehand, or make arrays of it with decode="
+
+
+@dataclass(frozen=True)
+class Field:
+    """How a column of the data set is made of columns of the files.
+
+    Args:
+        name: In the data set: ``x``, ``y``, ``w``, or a leaf of a tree as ``x['left']``.
+        sources: In the files.
+        kind: ``number`` for what becomes an array of numbers, ``image`` for encoded images, ``bytes`` for what ``decode`` gets as it is, ``label``
+            for texts that are names of classes.
+        classes: Names of classes of a label.
+    """
+
+    name: str
+    sources: tuple[str, ...]
+    kind: str
+    classes: tuple[str, ...] = ()
+
+    @property
+    def is_blob(self) -> bool:
+        """Whether rows have different lengths as they are stored."""
+        return self.kind in ("image", "bytes")
+
+    def read(self, batch: Any, where: Where) -> Array | Ragged:
+        """The rows of a batch of Arrow.
+
+        Args:
+            batch: It has all sources.
+            where: Names a row of it, for errors.
+
+        Raises:
+            DatasetError: A row has no value, or one that does not fit.
+        """
+        if self.is_blob:
+            return arrow.blobs(batch.column(self.sources[0]), self.sources[0], where)
+        if self.kind == "label":
+            return self._numbered(arrow.blobs(batch.column(self.sources[0]), self.sources[0], where), where)
+        arrays = [arrow.numbers(batch.column(name), name, where) for name in self.sources]
+        return arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=1)
+
+    def _numbered(self, texts: Ragged, where: Where) -> Array:
+        number_of = {name.encode(): number for number, name in enumerate(self.classes)}
+        found = np.empty(len(texts), np.int64)
+        for row in range(len(texts)):
+            text = texts[row].tobytes()
+            if text not in number_of:
+                what = f"{text.decode(errors='replace')!r}, which is none of classes" if text else "an empty text"
+                raise DatasetError(f"{where(row)}: column {self.sources[0]!r} has {what}", hint=arrow.FILL)
+            found[row] = number_of[text]
+        return found
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """Where a row group is.
+
+    Args:
+        head: Its file.
+        number: Its number in the file, from 0.
+        rows: How many it has, > 0.
+    """
+
+    head: Head
+    number: int
+    rows: int
+
+
+class RowGroups(DataSet):
+    """Parquet files as a data set; see the module.
+
+    Args:
+        place: A file, a folder, a glob or several files, local or at a URL.
+        x: Columns of inputs. A list of names is one input, the columns side by side; a dict has several inputs.
+        y: Columns of labels.
+        w: Column of weights of samples.
+        classes: Names of classes, where the label is a text: the number of each is its place here.
+        image_size: Width and height that all images are brought to.
+        decode: As in ``DataSet``. Images, texts and lists of several lengths come to it as they are.
+        storage_options: What the driver of the URL is made with.
+
+    Raises:
+        DatasetError: Files or columns cannot be used.
+        ConfigError: An argument cannot be used.
+    """
+
+    def __init__(
+        self,
+        place: str | Path | Sequence[str],
+        *,
+        x: Columns | None = None,
+        y: Columns | None = None,
+        w: Columns | None = None,
+        classes: Sequence[str] = (),
+        image_size: tuple[int, int] | None = None,
+        decode: Decode | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.files = ParquetFiles(place, storage_options)
+        heads = self.files.heads()
+        schemas = [metadata.schema.to_arrow_schema() for _, metadata in heads]
+        wanted = _wanted({"x": x, "y": y, "w": w}, schemas[0].names, str(self.files))
+        self._fields = [self._field(name, names, schemas[0], classes, decode) for name, names in wanted.items()]
+        for (head, _), schema in zip(heads[1:], schemas[1:], strict=True):
+            self._check_schema(head, schema, schemas[0])
+        if classes and not any(field.kind == "label" for field in self._fields):
+            raise ConfigError("classes= has no effect: no label is a text", hint="leave it out")
+        if image_size and not any(field.kind == "image" for field in self._fields):
+            raise ConfigError(
+                "image_size= has no effect: no column has images that are decoded here", hint="leave it out"
+            )
+        self._groups = [
+            RowGroup(head, number, rows)
+            for head, metadata in heads
+            for number in range(metadata.num_row_groups)
+            if (rows := metadata.row_group(number).num_rows)
+        ]
+        if not self._groups:
+            raise DatasetError(f"{self.files} has no rows", hint="look at how it was made")
+        self._leaves = self._leaves_in(schemas[0])
+        self._footers: dict[str, Any] = {}
+        for head, metadata in heads:
+            self._keep(head, metadata)
+        self._decoder = Decoder("" if image_size is None else f"{image_size[0]}x{image_size[1]}")
+        self._decode = decode
+        self._cache, self._whole = Cache(), set[int]()
+        self._first = self._read_first()
+        self._stored = {
+            field.name: Column(
+                array.dtype.name, (LONGEST, *array.shape[2:]) if field.is_blob else array.shape[1:], field.is_blob
+            )
+            for field, array in zip(self._fields, self._first.values(), strict=True)
+        }
+        self.columns = made = self._made()
+        try:
+            check_columns(made)
+        except ValueError as error:
+            raise DatasetError(f"{self.files}: {error}", hint="name other columns") from None
+        metadata_of = {head.name: metadata for head, metadata in heads}
+        what = repr((self._fields, made, image_size))
+        units, first = list[PartitionFile](), 0
+        for group in self._groups:
+            nbytes = self._bytes_of(metadata_of[group.head.name].row_group(group.number), group.rows)
+            facts = [group.head.name, group.head.nbytes, group.head.mark, group.head.footer, group.number, what]
+            told = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+            units.append(PartitionFile(f"{group.head.name}#{group.number}", group.rows, nbytes, told, first))
+            first += group.rows
+        names = tuple(classes) or _class_names(schemas[0], self._fields)
+        super().__init__(Manifest(made, units, classes=names), decode)
+        self.notes = self._notes(schemas[0])
+        self._all = frozenset(unit.sha256 for unit in units)
+
+    def __str__(self) -> str:
+        return str(self.files)
+
+    # -- columns ------------------------------------------------------------------------------------------------------
+
+    def _field(
+        self, name: str, names: tuple[str, ...], schema: Any, classes: Sequence[str], decode: Decode | None
+    ) -> Field:
+        """How a column is read.
+
+        Raises:
+            DatasetError: There is no such column in the files, or one of a kind that is not read.
+        """
+        kinds = {}
+        for source in names:
+            if schema.get_field_index(source) < 0:
+                said, hint = no_column(self.files, source, schema.names)
+                raise DatasetError(said, hint=hint)
+            kinds[source] = kind_of(schema.field(source).type)
+        if len(names) > 1:
+            if bad := next((source for source, kind in kinds.items() if kind != "number"), None):
+                raise DatasetError(
+                    f"{self.files}: {bad!r} holds {schema.field(bad).type}, and only columns of numbers are put side by side",
+                    hint="give each of the others its own input: x={'left': 'a', 'right': 'b'}",
+                )
+            return Field(name, names, "number")
+        source, kind = names[0], kinds[names[0]]
+        if decode is not None and kind in ("list", "image", "bytes", "text"):
+            fixed = kind == "list" and arrow.is_fixed(schema.field(source).type)
+            return Field(name, names, "number" if fixed else "bytes")
+        if kind in ("number", "list"):
+            return Field(name, names, "number")
+        if kind in ("image", "bytes"):
+            return Field(name, names, "image")
+        if kind == "text" and name[0] == "y" and classes:
+            return Field(name, names, "label", tuple(classes))
+        if kind == "text" and name[0] == "y":
+            raise DatasetError(
+                f"{self.files}: the label {source!r} is a text",
+                hint="name the classes in the order of their numbers: classes=['cat', 'dog']",
+            )
+        raise DatasetError(
+            f"{self.files}: column {source!r} holds {schema.field(source).type}, not numbers", hint=DATE_HINT
+        )
+
+    def _check_schema(self, head: Head, schema: Any, wanted: Any) -> None:
+        for field in self._fields:
+            for name in field.sources:
+                if schema.get_field_index(name) < 0:
+                    said, hint = no_column(self.files.said(head.name), name, schema.names)
+                    raise DatasetError(said, hint=f"{hint}; name the files that belong together")
+                kind, first = schema.field(name).type, wanted.field(name).type
+                if not kind.equals(first) and (kind_of(kind) != kind_of(first) or kind_of(kind) in ("number", "list")):
+                    raise DatasetError(
+                        f"{self.files.said(head.name)}: column {name!r} holds {kind}, but {first} in {self.files.names[0]}",
+                        hint="write all files with one schema; nothing is cast without a word",
+                    )
+
+    def _leaves_in(self, schema: Any) -> list[str]:
+        """The columns that are read, of images only the bytes."""
+        names = dict.fromkeys(name for field in self._fields for name in field.sources)
+        return [f"{name}.bytes" if kind_of(schema.field(name).type) == "image" else name for name in names]
+
+    def _read_first(self) -> Arrays:
+        """Some rows from the beginning, by which types and shapes are known."""
+        pieces = self._pieces(0, SOME)
+        try:
+            return next(pieces)
+        finally:
+            pieces.close()
+
+    def _made(self) -> dict[str, Column]:
+        """The columns that are trained on."""
+        if self._decode is not None:
+            return self._made_by_decode()
+        made = {}
+        for field in self._fields:
+            array = self._first[field.name]
+            if field.kind == "image":
+                pixels = self._pixels(field, self._first, 0, 0)
+                made[field.name] = Column(pixels.dtype.name, pixels.shape)
+            else:
+                made[field.name] = Column(array.dtype.name, array.shape[1:])
+        return made
+
+    def _made_by_decode(self) -> dict[str, Column]:
+        why: DatasetError | None = None
+        for row in range(min(SOME, self._groups[0].rows)):
+            try:
+                first = self._decoded(0, self._first, row)
+            except DatasetError as error:
+                why = why or error
+                continue
+            return {name: Column(array.dtype.name, array.shape) for name, array in first.items()}
+        assert why is not None
+        raise why
+
+    def _notes(self, schema: Any) -> list[str]:
+        """A sentence for each input whose columns have several types."""
+        found = []
+        for field in self._fields:
+            kinds = sorted({str(schema.field(name).type) for name in field.sources})
+            if len(kinds) > 1:
+                dtype = self._stored[field.name].dtype
+                found.append(f"{field.name} of {self} has columns of {', '.join(kinds)} side by side, all as {dtype}")
+        return found
+
+    # -- row groups ---------------------------------------------------------------------------------------------------
+
+    def _where(self, number: int, row: int, *, begin: int = 0) -> str:
+        group = self._groups[number]
+        return f"{self.files.said(group.head.name)}, row group {group.number}, row {begin + row:,}"
+
+    def _metadata(self, head: Head) -> Any:
+        if head.name not in self._footers:
+            self._keep(head, self.files.metadata(head))
+        return self._footers[head.name]
+
+    def _keep(self, head: Head, metadata: Any) -> None:
+        self._footers[head.name] = metadata
+        while len(self._footers) > 1 and sum(each.serialized_size for each in self._footers.values()) > KEPT_FOOTERS:
+            del self._footers[next(iter(self._footers))]
+
+    def _chunks(self, row_group: Any) -> list[Any]:
+        """What the footer says of the columns of a row group that are read."""
+        chunks = [row_group.column(number) for number in range(row_group.num_columns)]
+        return [
+            chunk
+            for chunk in chunks
+            if any(chunk.path_in_schema == leaf or chunk.path_in_schema.startswith(f"{leaf}.") for leaf in self._leaves)
+        ]
+
+    def _bytes_of(self, row_group: Any, rows: int) -> int:
+        """Bytes of a row group in memory, those of encoded images and texts as the footer has them."""
+        fixed = sum(rows * (8 if column.ragged else column.row_bytes) for column in self._stored.values())
+        blobs = {f"{name}." for field in self._fields if field.is_blob for name in field.sources}
+        chunks = self._chunks(row_group)
+        return fixed + sum(
+            int(chunk.total_uncompressed_size)
+            for chunk in chunks
+            if any(f"{chunk.path_in_schema}.".startswith(name) for name in blobs)
+        )
+
+    def _pieces(self, number: int, rows: int) -> Generator[Arrays, None, None]:
+        """The rows of a row group, some at a time. What is given is of the file as it was when it was opened.
+
+        Raises:
+            DatasetDamaged: It cannot be read.
+            DatasetError: A row cannot be used, or the file was written to.
+        """
+        group, pyarrow = self._groups[number], arrow.load_pyarrow()
+        said = f"{self.files.said(group.head.name)}, row group {group.number}"
+        metadata, done = self._metadata(group.head), 0
+        chunks = self._chunks(metadata.row_group(group.number))
+        ranges = [(begin := _begin(chunk), begin + chunk.total_compressed_size) for chunk in chunks]
+        with arrow_errors(said):
+            source = self.files.source(group.head, [(int(begin), int(end)) for begin, end in ranges])
+            opened = pyarrow.parquet.ParquetFile(
+                source,
+                metadata=metadata,
+                buffer_size=max(BUFFER_BYTES // len(chunks), 2**16),
+                pre_buffer=False,
+                page_checksum_verification=True,
+            )
+        with opened:
+            batches = opened.iter_batches(rows, row_groups=[group.number], columns=self._leaves)
+            while True:
+                with arrow_errors(said):
+                    batch = next(batches, None)
+                if batch is None:
+                    break
+                begin = done
+                done += len(batch)
+                if done <= group.rows:
+                    yield {
+                        field.name: field.read(batch, partial(self._where, number, begin=begin))
+                        for field in self._fields
+                    }
+        if done != group.rows:
+            raise DatasetDamaged(f"{said} has {done:,} rows, not the {group.rows:,} of its footer", hint=COPY)
+        self.files.check(group.head)
+
+    def _checked_pieces(self, number: int) -> Iterator[Arrays]:
+        """The same, in pieces of some megabytes, of the types and shapes of the first rows."""
+        unit = self.manifest.files[number]
+        row, at_once = 0, max(PIECE_BYTES // max(unit.nbytes // unit.samples, 1), 1)
+        for piece in self._pieces(number, at_once):
+            for name, array in piece.items():
+                column = self._stored[name]
+                if array.dtype.name != column.dtype or (not column.ragged and array.shape[1:] != column.shape):
+                    raise DatasetError(
+                        f"{self._where(number, row)}: {name} is {array.dtype.name} of shape {array.shape[1:]}, "
+                        f"but {column.dtype} of shape {column.shape} in the first rows",
+                        hint="bring all to one type and shape beforehand",
+                    )
+            row += len(next(iter(piece.values())))
+            yield piece
+
+    def _read(self, number: int) -> Arrays:
+        """A row group in memory."""
+        rows, done = self._groups[number].rows, 0
+        whole: Arrays = {
+            name: np.empty((rows, *column.shape), column.dtype)
+            for name, column in self._stored.items()
+            if not column.ragged
+        }
+        parts: dict[str, list[Ragged]] = {name: [] for name, column in self._stored.items() if column.ragged}
+        for piece in self._checked_pieces(number):
+            for name, array in piece.items():
+                if isinstance(array, Ragged):
+                    parts[name].append(array)
+                else:
+                    whole[name][done : done + len(array)] = array
+            done += len(next(iter(piece.values())))
+        for name, pieces in parts.items():
+            values = np.concatenate([piece.values for piece in pieces])
+            starts = np.cumsum([0, *(len(piece.values) for piece in pieces[:-1])])
+            ends = np.concatenate([piece.ends + start for piece, start in zip(pieces, starts, strict=True)])
+            whole[name] = Ragged(values, ends, LONGEST)
+        return {name: whole[name] for name in self._stored}
+
+    def load(self, number: int) -> Arrays:
+        """See ``DataSet``. What came from a store is kept in the cache, as far as there is room."""
+        if self.files.store is not None and (path := self._cached(number, mapped=False)) is not None:
+            with contextlib.suppress(_Torn):
+                return self._verified(np.fromfile(path, np.uint8), number)
+            self._cache.drop(self.manifest.files[number].sha256)
+        return self._read(number)
+
+    def mapped(self, number: int, room: int | None = None) -> Arrays:
+        """See ``DataSet``: from the cache; without room there it is in memory."""
+        unit = self.manifest.files[number]
+        for _ in range(2):
+            if (path := self._cached(number, mapped=True)) is None:
+                break
+            try:
+                whole = np.memmap(path, np.uint8, "r")
+                if number in self._whole:
+                    return arrays_of(whole[:-DIGEST_BYTES], unit, self._stored, self._said(number))
+                arrays = self._verified(whole, number)
+            except _Torn:  # it comes once more, and is right then
+                self._cache.drop(unit.sha256)
+                continue
+            self._whole.add(number)
+            return arrays
+        if room is not None and unit.nbytes > room:
+            raise ConfigError(
+                f"{self._said(number)} has {size(unit.nbytes)}, for which there is no room in the cache of this machine "
+                f"({self._cache.folder}), and none in half of data_memory beside what is there: {size(max(room, 0))}",
+                hint="give data_memory or the cache more (DDLF_CACHE_SIZE), use a smaller window (shuffle='window:1'), "
+                "or write the files with smaller row groups (row_group_size of pyarrow.parquet.write_table)",
+            )
+        return self._read(number)
+
+    def head(self, count: int) -> Arrays:
+        """See ``DataSet``."""
+        return self.taken(0, self._first, np.arange(min(count, SOME, self._groups[0].rows)))
+
+    def interrupt(self) -> None:
+        """See ``DataSet``."""
+        self.files.interrupt()
+
+    def newer(self, version: int) -> None:
+        """See ``DataSet``: there is one version."""
+
+    def _said(self, number: int) -> str:
+        group = self._groups[number]
+        return f"row group {group.number} of {self.files.said(group.head.name)}"
+
+    # -- the cache ----------------------------------------------------------------------------------------------------
+
+    def _cached(self, number: int, *, mapped: bool) -> Path | None:
+        """A row group in the cache, as a file of the safetensors format with a hash behind it; None if it has no room."""
+        unit, store = self.manifest.files[number], self.files.store
+        return self._cache.path(
+            unit.sha256,
+            unit.nbytes,
+            lambda path: self._write(number, path),
+            beside=() if mapped else self._all,
+            ends=store.ending() if store is not None else lambda: False,
+            exact=False,
+        )
+
+    def _write(self, number: int, path: Path) -> None:
+        rows = self._groups[number].rows
+        shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
+        for name, column in self._stored.items():
+            key = name + ENDS if column.ragged else name
+            shapes[key] = ("int64", (rows,)) if column.ragged else (column.dtype, (rows, *column.shape))
+        at, entries = 0, dict[str, Any]()
+        places: dict[str, int] = {}
+        for key, (dtype, shape) in shapes.items():
+            nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+            entries[key] = {"dtype": _code(dtype), "shape": list(shape), "data_offsets": [at, at + nbytes]}
+            places[key], at = at, at + nbytes
+        blobs = [name for name, column in self._stored.items() if column.ragged]
+        room = len(json.dumps(entries)) + 200 * len(blobs) + sum(map(len, blobs)) + 64
+        begin, done = 8 + room, 0
+        digests = {key: hashlib.sha256() for key in (*shapes, *blobs)}
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(open(path, "wb"))
+            beside: dict[str, IO[bytes]] = {
+                name: stack.enter_context(tempfile.TemporaryFile(dir=path.parent)) for name in blobs
+            }
+            for piece in self._checked_pieces(number):
+                count = len(next(iter(piece.values())))
+                for name, array in piece.items():
+                    key, values = name, array
+                    if isinstance(array, Ragged):
+                        _append(beside[name], array.values, digests[name])
+                        key = name + ENDS
+                        values = array.ends + beside[name].tell() // array.dtype.itemsize - len(array.values)
+                    file.seek(begin + places[key] + done * (values.nbytes // max(count, 1)))
+                    _append(file, values, digests[key])
+                done += count
+            file.seek(begin + at)
+            for name in blobs:
+                column, nbytes = self._stored[name], beside[name].tell()
+                beside[name].seek(0)
+                shutil.copyfileobj(beside[name], file, 2**20)
+                length = nbytes // np.dtype(column.dtype).itemsize
+                entries[name] = {"dtype": _code(column.dtype), "shape": [length], "data_offsets": [at, at + nbytes]}
+                at += nbytes
+            file.write(_total(digests))
+            file.seek(0)
+            file.write(room.to_bytes(8, "little") + json.dumps(entries).encode().ljust(room))
+
+    def _verified(self, whole: Bytes, number: int) -> Arrays:
+        """The arrays of a file of the cache, if it is what was written.
+
+        Raises:
+            _Torn: It is not.
+        """
+        try:
+            arrays = arrays_of(whole[:-DIGEST_BYTES], self.manifest.files[number], self._stored, self._said(number))
+        except DatasetDamaged:
+            raise _Torn from None
+        digests = {}
+        for name, array in arrays.items():
+            parts = {name: array.values, name + ENDS: array.ends} if isinstance(array, Ragged) else {name: array}
+            for key, values in parts.items():
+                digests[key] = hashlib.sha256(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+        if whole[-DIGEST_BYTES:].tobytes() != _total(digests):
+            raise _Torn
+        return arrays
+
+    # -- samples ------------------------------------------------------------------------------------------------------
+
+    def taken(self, number: int, arrays: Arrays, rows: Any) -> Arrays:
+        """See ``DataSet``. Images are decoded on all cores."""
+        images = [field for field in self._fields if field.kind == "image"]
+        if not images:
+            return super().taken(number, arrays, rows)
+        names = {field.name for field in images}
+        whole: Arrays = {name: array[rows] for name, array in arrays.items() if name not in names}
+        for field in images:
+            column = self.columns[field.name]
+            pixels = np.empty((len(rows), *column.shape), column.dtype)
+            decoded = on_all_cores(
+                lambda row, field=field: self._pixels(field, arrays, number, row),  # type: ignore[misc]
+                rows.tolist(),
+            )
+            for place, one in enumerate(decoded):
+                if (one.dtype.name, one.shape) != (column.dtype, column.shape):
+                    raise DatasetError(
+                        f"{self._where(number, int(rows[place]))}: an image is {one.dtype.name} of shape {one.shape}, "
+                        f"but {column.dtype} of shape {column.shape} in the first row",
+                        hint="bring all to one size with image_size=(64, 64), and to one mode beforehand",
+                    )
+                pixels[place] = one
+            whole[field.name] = pixels
+        return {name: whole[name] for name in arrays}
+
+    def _pixels(self, field: Field, arrays: Arrays, number: int, row: int) -> Array:
+        where = f"{self._where(number, row)}, column {field.sources[0]!r}"
+        return self._decoder.pixels(io.BytesIO(arrays[field.name][row].tobytes()), where)
+
+    def _undecoded(self, number: int, arrays: Arrays) -> str:
+        """See ``DataSet``: also why an image cannot be decoded."""
+        if self._decode is None and not any(field.kind == "image" for field in self._fields):
+            return ""
+        return self._untaken(number, arrays)
+
+    # -- what is told -------------------------------------------------------------------------------------------------
+
+    def lines(self) -> Iterator[str]:
+        """What there is, for people: files, row groups, columns, and whether the row groups suit."""
+        sizes, nbytes = self.manifest.sizes, [unit.nbytes for unit in self.manifest.files]
+        total = sum({group.head.name: group.head.nbytes for group in self._groups}.values())
+        yield f"place     {self}, content {self.manifest.content}"
+        for field in self._fields:
+            column = self.columns.get(field.name) or self._stored[field.name]
+            shape = " x ".join(map(str, column.shape)) or "a number"
+            yield f"column    {field.name}: {column.dtype}, {shape}, of {', '.join(field.sources)}"
+        for note in self.notes:
+            yield f"note      {note}"
+        if self.manifest.classes:
+            shown = ", ".join(self.manifest.classes[:10])
+            yield f"classes   {len(self.manifest.classes):,}: {shown}{', ...' if len(self.manifest.classes) > 10 else ''}"
+        yield f"samples   {self.manifest.samples:,}, {size(sum(nbytes))} in memory"
+        yield f"files     {len(self.files.names):,}, {size(total)}"
+        yield (
+            f"groups    {len(sizes):,} row groups of {sizes.min():,} to {sizes.max():,} rows, "
+            f"{size(min(nbytes))} to {size(max(nbytes))} in memory"
+        )
+        yield f"suited    {self.advice()}"
+
+    def advice(self) -> str:
+        """Whether the row groups suit, and for which memory."""
+        largest, count = max(unit.nbytes for unit in self.manifest.files), len(self.manifest.files)
+        need = 16 * largest
+        if count < 8:
+            return f"there are {count} row groups: a slot needs one at least, and mixing needs some; write smaller ones"
+        if largest > 2**28:
+            return (
+                f"row groups are large: a window of 8 is kept in the cache on the disk, {size(8 * largest)}; "
+                "write smaller ones for speed (row_group_size of pyarrow.parquet.write_table)"
+            )
+        if largest < 2**16:
+            return "row groups are small, each a request: write larger ones for speed, of 4 to 64 MB"
+        return f"yes: a window of 8 is in memory with data_memory of {size(need)}, else in the cache on the disk"
+
+
+class _Torn(Exception):
+    """A file of the cache is not what was written."""
+
+
+def _wanted(given: Mapping[str, Columns | None], there: Sequence[str], where: str) -> dict[str, tuple[str, ...]]:
+    """Names of columns of the data set, each with those of the files. Where nothing is said, those that are named ``x``, ``y`` and ``w``.
+
+    Raises:
+        DatasetError: There is no input.
+        AppError: Something is no name of a column.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for letter, what in given.items():
+        if what is None:
+            continue
+        each = (
+            {f"{letter}[{key!r}]": names for key, names in what.items()}
+            if isinstance(what, Mapping)
+            else {letter: what}
+        )
+        for name, names in each.items():
+            several = (names,) if isinstance(names, str) else tuple(names) if isinstance(names, Sequence) else ()
+            if not several or not all(isinstance(one, str) for one in several):
+                raise AppError(f"{letter}={what!r} names no columns", hint=f"write {letter}='name', or a list of names")
+            found[name] = several
+    if not found:
+        found = {name: (name,) for name in there if name in ("x", "y", "w") or name.startswith(("x[", "y[", "w["))}
+    if not any(name[0] == "x" for name in found):
+        raise DatasetError(
+            f"nothing says which column of {where} is the input", hint=f"write x=...: it has {', '.join(there)}"
+        )
+    return found
+
+
+def _class_names(schema: Any, fields: Sequence[Field]) -> tuple[str, ...]:
+    """Names of classes that Hugging Face's ``datasets`` writes for a label."""
+    label = next((field.sources[0] for field in fields if field.name == "y" and field.kind == "number"), None)
+    with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+        names = json.loads(schema.metadata[b"huggingface"])["info"]["features"][label]["names"]
+        if all(isinstance(name, str) for name in names):
+            return tuple(names)
+    return ()
+
+
+def _begin(chunk: Any) -> int:
+    """Where a column of a row group begins in its file."""
+    first = chunk.data_page_offset
+    return int(min(first, chunk.dictionary_page_offset or first))
+
+
+def _code(dtype: str) -> str:
+    kind = np.dtype(dtype)
+    return "BOOL" if kind.kind == "b" else f"{kind.kind.upper()}{8 * kind.itemsize}"
+
+
+def _append(file: IO[bytes], array: Array, digest: Any) -> None:
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    file.write(data)
+    digest.update(data)
+
+
+def _total(digests: Mapping[str, Any]) -> bytes:
+    return hashlib.sha256(b"".join(name.encode() + digests[name].digest() for name in sorted(digests))).digest()

@@ -1,0 +1,298 @@
+"""Parquet files as training data where they are: columns, order, memory, the cache, and what is refused."""
+
+import io
+import os
+
+import numpy as np
+import PIL.Image
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import ddlf.data
+from ddlf.algorithms.reading_order import portions
+from ddlf.data.stream import Stream
+from ddlf.errors import AppError, ConfigError, DatasetDamaged, DatasetError
+
+ROWS, GROUP = 200, 25
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("DDLF_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DDLF_CACHE_SIZE", "50MB")
+
+
+def png(value, mode="RGB", size=(4, 3)):
+    file = io.BytesIO()
+    PIL.Image.new("RGB", size, (value, value, value)).convert(mode).save(file, "PNG")
+    return file.getvalue()
+
+
+def table(ids):
+    ids = np.asarray(ids)
+    return pa.table(
+        {
+            "id": ids,
+            "f0": ids.astype("float32"),
+            "f1": (2 * ids).astype("float32"),
+            "big": ids.astype("float64") / 4,
+            "vector": [[float(n), 1.0] for n in ids],
+            "fixed": pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(ids, 3).astype("int16")), 3),
+            "tensor": pa.FixedShapeTensorArray.from_numpy_ndarray(
+                np.arange(4 * len(ids), dtype="float32").reshape(len(ids), 2, 2)
+            ),
+            "image": [{"bytes": png(int(n) % 256), "path": f"{n}.png"} for n in ids],
+            "label": [("cat", "dog")[n % 2] for n in ids],
+            "ragged": [[1.5] * (int(n) % 3) for n in ids],
+        }
+    )
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "set"
+    path.mkdir()
+    for number, ids in enumerate(np.array_split(np.arange(ROWS), 2)):
+        pq.write_table(table(ids), path / f"part-{number}.parquet", row_group_size=GROUP)
+    (path / "_metadata.parquet").write_bytes(b"not data")
+    return path
+
+
+def read(data, *, shuffle="window:2", memory=10**6, slots=2):
+    """All samples of an epoch, slot by slot."""
+    shares = [len(part) for part in np.array_split(np.arange(data.manifest.samples), slots)]
+    parts = portions(data.manifest.sizes, shares, shuffle, seed=3, epoch=1)
+    chunks = [chunk for part in parts for chunk in Stream(data, part, 8, memory)]
+    return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in data.columns}
+
+
+def test_row_groups_are_units_in_the_order_of_names_and_keep_types(folder):
+    data = ddlf.data.open(folder, x=["f0", "f1"], y="id", w="big")
+    assert [file.name for file in data.manifest.files] == [f"part-{n}.parquet#{g}" for n in range(2) for g in range(4)]
+    assert [file.first for file in data.manifest.files] == list(range(0, ROWS, GROUP))
+    assert {name: (column.dtype, column.shape) for name, column in data.columns.items()} == {
+        "x": ("float32", (2,)),
+        "y": ("int64", ()),
+        "w": ("float64", ()),
+    }
+    assert np.array_equal(data["x"], np.stack([np.arange(ROWS), 2 * np.arange(ROWS)], axis=1))
+
+
+@pytest.mark.parametrize("shuffle", ["window:2", "none", "global"])
+def test_epoch_reads_each_sample_once_in_the_same_order_whatever_the_memory(folder, shuffle):
+    data = ddlf.data.open(folder, x="vector", y="id")
+    roomy, narrow = (read(data, shuffle=shuffle, memory=memory) for memory in (10**6, 2_000))
+    assert np.array_equal(np.sort(roomy["y"]), np.arange(ROWS))
+    assert np.array_equal(roomy["y"], narrow["y"])
+    assert np.array_equal(roomy["x"][:, 0], roomy["y"])
+    assert np.array_equal(narrow["x"], roomy["x"])
+
+
+def test_columns_may_be_vectors_tensors_images_and_trees(folder):
+    data = ddlf.data.open(f"{folder}/*.parquet", x={"a": "fixed", "b": ["f0", "f1"]}, y="id", w="f0")
+    assert data.columns["x['a']"].dtype == "int16"
+    assert np.array_equal(data["x['a']"][:, 2], np.arange(ROWS))
+    assert data.columns["x['b']"].shape == (2,)
+    tensors = ddlf.data.open(str(folder / "part-0.parquet"), x="tensor")
+    assert tensors.columns["x"].shape == (2, 2)
+    assert tensors["x"][1].tolist() == [[4, 5], [6, 7]]
+    images = read(ddlf.data.open(folder, x="image", y="label", w="id", classes=["cat", "dog"]))
+    assert images["x"].shape == (ROWS, 3, 4, 3)
+    assert np.array_equal(images["x"][:, 0, 0, 0], images["w"] % 256)
+    assert np.array_equal(images["y"], images["w"] % 2)
+    small = ddlf.data.open(folder, x="image", image_size=(2, 2))
+    assert small.columns["x"].shape == (2, 2, 3)
+
+
+def test_decode_gets_bytes_texts_and_ragged_lists_as_they_are(folder):
+    def decode(sample):
+        x = np.zeros(2, "float32")
+        x[: len(sample["x"])] = sample["x"]
+        return {"x": x, "y": np.int64(sample["y"].tobytes() == b"dog"), "w": sample["w"]}
+
+    for shuffle in ("window:2", "global"):
+        found = read(ddlf.data.open(folder, decode, x="ragged", y="label", w="id"), shuffle=shuffle)
+        assert np.array_equal(np.count_nonzero(found["x"], axis=1), found["w"] % 3)
+        assert np.array_equal(found["y"], found["w"] % 2)
+
+
+def test_columns_of_several_types_side_by_side_are_cast_aloud(folder):
+    data = ddlf.data.open(folder, x=["f0", "big"])
+    assert data.columns["x"].dtype == "float64"
+    assert data.notes == [f"x of {folder} has columns of double, float side by side, all as float64"]
+
+
+def test_names_of_classes_come_from_the_schema_of_hugging_face(tmp_path):
+    head = {"huggingface": '{"info": {"features": {"label": {"names": ["a", "b"], "_type": "ClassLabel"}}}}'}
+    pq.write_table(pa.table({"x": [1.0, 2.0], "label": [0, 1]}).replace_schema_metadata(head), tmp_path / "a.parquet")
+    assert ddlf.data.open(tmp_path / "a.parquet", x="x", y="label").manifest.classes == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "said"),
+    [
+        (dict(x="imgae"), DatasetError, r"has no column 'imgae'; it has image, id, f0"),
+        (dict(x="f0", y="lable"), DatasetError, r"has no column 'lable'; it has label, "),
+        (dict(x="ragged"), DatasetError, r"row group 0, row 1: column 'ragged' has a list of 1 values, but 0.*decode="),
+        (dict(x="f0", y="label"), DatasetError, r"label 'label' is a text; name the classes"),
+        (dict(x="label"), DatasetError, r"column 'label' holds string, not numbers"),
+        (dict(x="f0", y="label", classes=["cat"]), DatasetError, r"row 1: column 'label' has 'dog', which is none of"),
+        (dict(x="f0", classes=["cat"]), ConfigError, "classes= has no effect"),
+        (dict(x="f0", image_size=(2, 2)), ConfigError, "image_size= has no effect"),
+        (dict(x=["f0", "image"]), DatasetError, r"'image' holds struct.*only columns of numbers are put side by side"),
+        (dict(y="id"), DatasetError, "nothing says which column of .* is the input; write x=...: it has id"),
+        (dict(x=7), AppError, "x=7 names no columns"),
+        (dict(x="f0", storage_options={"anon": True}), ConfigError, "storage_options have no effect"),
+    ],
+)
+def test_columns_that_cannot_be_used_are_refused_by_name(folder, arguments, kind, said):
+    with pytest.raises(kind, match=said):
+        read(ddlf.data.open(folder, **arguments))
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (pa.array([1, 2, 3, None, 5, 6]), r"a\.parquet, row group 1, row 1: column 'y' has no value"),
+        (pa.array([[1.0], [2.0], [3.0], [4.0], [None], [6.0]]), r"row group 2, row 0: column 'y' has no value"),
+        (
+            pa.array([[1.0], [2.0], [3.0], [4.0], [], [6.0]]),
+            "row group 2, row 1: column 'y' has a list of 1 values, but 0",
+        ),
+    ],
+)
+def test_missing_value_is_refused_with_file_row_group_and_row(tmp_path, values, said):
+    pq.write_table(pa.table({"x": np.arange(6.0), "y": values}), tmp_path / "a.parquet", row_group_size=2)
+    data = ddlf.data.open(tmp_path / "a.parquet")
+    for memory in (10**6, 800):
+        with pytest.raises(DatasetError, match=said):
+            read(data, memory=memory, slots=1)
+
+
+def test_empty_label_is_refused_by_row(tmp_path):
+    pq.write_table(pa.table({"x": [1.0, 2.0], "y": ["a", ""]}), tmp_path / "a.parquet")
+    with pytest.raises(DatasetError, match="row 1: column 'y' has an empty text"):
+        ddlf.data.open(tmp_path / "a.parquet", x="x", y="y", classes=["a"])
+
+
+def test_files_of_different_schemas_are_refused_by_name(folder):
+    pq.write_table(pa.table({"f0": np.arange(3)}), folder / "part-2.parquet")
+    with pytest.raises(DatasetError, match=r"part-2\.parquet: column 'f0' holds int64, but float in part-0"):
+        ddlf.data.open(folder, x="f0")
+    with pytest.raises(DatasetError, match=r"part-2\.parquet has no column 'id'"):
+        ddlf.data.open(folder, x="id")
+
+
+def test_places_without_parquet_files_are_refused(tmp_path):
+    with pytest.raises(DatasetError, match="there is no Parquet file at"):
+        ddlf.data.open(f"{tmp_path}/*.parquet", x="a")
+    with pytest.raises(DatasetDamaged, match=r"a\.parquet is missing"):
+        ddlf.data.open(tmp_path / "a.parquet")
+    with pytest.raises(DatasetError, match=r"a\.csv is no Parquet file.*ddlf data split"):
+        ddlf.data.open(tmp_path / "a.csv", x="a")
+    (tmp_path / "b.parquet").write_bytes(b"PAR1 no such file PAR1")
+    with pytest.raises(DatasetDamaged, match=r"b\.parquet is no Parquet file that can be read"):
+        ddlf.data.open(tmp_path / "b.parquet")
+
+
+def test_missing_pyarrow_is_named_with_its_extra(folder, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(DatasetError, match=r"need pyarrow.*pip install 'ddlf\[parquet\]'"):
+        ddlf.data.open(folder, x="f0")
+
+
+def test_content_is_another_one_for_other_files_columns_and_sizes(folder):
+    first = ddlf.data.open(folder, x="f0", y="id").manifest.identity
+    assert ddlf.data.open(f"{folder}/*.parquet", x="f0", y="id").manifest.identity == first
+    assert ddlf.data.open(folder, x="f1", y="id").manifest.identity != first
+    images = {ddlf.data.open(folder, x="image", image_size=size).manifest.identity for size in (None, (4, 3), (3, 3))}
+    assert len(images) == 3
+    os.utime(folder / "part-0.parquet", ns=(1, 1))  # a copy on another machine has another time
+    assert ddlf.data.open(folder, x="f0", y="id").manifest.identity == first
+    pq.write_table(table(np.arange(100)[::-1]), folder / "part-0.parquet", row_group_size=GROUP)
+    assert ddlf.data.open(folder, x="f0", y="id").manifest.identity != first
+
+
+@pytest.mark.parametrize("way", ["load", "mapped"])
+def test_file_that_was_written_to_since_is_refused_by_name(folder, way):
+    data = ddlf.data.open(folder, x="f0", y="id")
+    pq.write_table(table(np.arange(100)), folder / "part-0.parquet", row_group_size=GROUP)
+    with pytest.raises(DatasetError, match=r"part-0\.parquet was written to since the data set was opened"):
+        getattr(data, way)(0)
+    getattr(data, way)(4)
+    (folder / "part-1.parquet").unlink()
+    with pytest.raises(DatasetDamaged, match=r"part-1\.parquet is missing|part-1\.parquet.*cannot be read"):
+        getattr(data, way)(5)
+
+
+def test_damaged_page_is_named_and_can_be_left_out(folder, monkeypatch):
+    path = folder / "part-0.parquet"
+    pq.write_table(table(np.arange(100)), path, row_group_size=GROUP, write_page_checksum=True, compression="none")
+    column = pq.read_metadata(path).row_group(2).column(1)
+    whole = bytearray(path.read_bytes())
+    whole[column.dictionary_page_offset + column.total_compressed_size - 3] ^= 1
+    path.write_bytes(whole)
+    data = ddlf.data.open(folder, x="f0", y="id")
+    with pytest.raises(DatasetDamaged, match=r"part-0\.parquet, row group 2 cannot be read"):
+        data.load(2)
+    assert [bool(data.damaged(number)) for number in range(8)] == [number == 2 for number in range(8)]
+    part = portions(data.manifest.sizes, [ROWS], "none", seed=0, epoch=0)[0]
+    read = Stream(data, part, 8, 10**6, skipped=[2])
+    assert sum(len(chunk["y"]) for chunk in read) == ROWS - GROUP
+    assert read.left_out == {2: GROUP}
+
+
+def test_image_that_cannot_be_decoded_is_named_and_its_row_group_can_be_left_out(tmp_path):
+    images = [png(n) for n in range(12)]
+    images[7] = images[7][:40]
+    pq.write_table(pa.table({"x": images, "y": np.arange(12)}), tmp_path / "a.parquet", row_group_size=4)
+    data = ddlf.data.open(tmp_path / "a.parquet")
+    with pytest.raises(DatasetError, match=r"a\.parquet, row group 1, row 3, column 'x' is no image that can be read"):
+        read(data, slots=1)
+    assert [number for number in range(3) if data.damaged(number)] == [1]
+    sizes = [(4, 3), (4, 3), (5, 3)]
+    pq.write_table(pa.table({"x": [png(1, size=size) for size in sizes]}), tmp_path / "b.parquet")
+    with pytest.raises(DatasetError, match=r"row 2: an image is uint8 of shape \(3, 5, 3\).*image_size="):
+        read(ddlf.data.open(tmp_path / "b.parquet"), slots=1)
+
+
+def test_torn_copy_in_the_cache_is_made_again(folder, tmp_path):
+    data = ddlf.data.open(folder, x="image", y="id")
+    assert np.array_equal(data.mapped(1)["y"], np.arange(GROUP, 2 * GROUP))
+    (copy,) = [path for path in (tmp_path / "cache").iterdir() if path.name == data.manifest.files[1].sha256]
+    whole = bytearray(copy.read_bytes())
+    whole[-60] ^= 1
+    copy.write_bytes(whole)
+    again = ddlf.data.open(folder, x="image", y="id")
+    assert np.array_equal(again.mapped(1)["y"], np.arange(GROUP, 2 * GROUP))
+    assert bytes(again.mapped(1)["x"][24]) == png(2 * GROUP - 1)
+    copy.write_bytes(whole[:100])
+    assert np.array_equal(ddlf.data.open(folder, x="image", y="id").mapped(1)["y"], np.arange(GROUP, 2 * GROUP))
+
+
+def test_row_groups_that_have_no_room_anywhere_are_refused_with_a_way_out(folder, monkeypatch):
+    monkeypatch.setenv("DDLF_CACHE_SIZE", "0")
+    data = ddlf.data.open(folder, x="vector", y="id")
+    with pytest.raises(
+        ConfigError, match=r"row group \d of .* no room in the cache.*half of data_memory.*row_group_size"
+    ):
+        read(data, memory=1_600)
+    assert np.array_equal(np.sort(read(data, memory=4_000)["y"]), np.arange(ROWS))
+
+
+def test_row_group_larger_than_memory_is_read_piece_by_piece(tmp_path, monkeypatch):
+    x = np.arange(400_000, dtype="float64").reshape(-1, 4)
+    arrays = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), 4)
+    pq.write_table(pa.table({"x": arrays, "y": np.arange(len(x))}), tmp_path / "a.parquet", data_page_size=2**14)
+    monkeypatch.setattr("ddlf.data.row_groups.PIECE_BYTES", 2**14)
+    data = ddlf.data.open(tmp_path / "a.parquet")
+    seen = []
+    pieces = data._pieces
+    monkeypatch.setattr(
+        data, "_pieces", lambda *given: (seen.append(len(each["y"])) or each for each in pieces(*given))
+    )
+    found = read(data, memory=2**17, slots=2)
+    assert max(seen) * 40 <= 2**14
+    assert np.array_equal(np.sort(found["y"]), np.arange(len(x)))
+    assert np.array_equal(found["x"][:, 0], 4.0 * found["y"])
