@@ -69,6 +69,7 @@ class IApp(Settings):
     _is_training = False
     _shown: Display | None = None  # while something of this app is shown
     _run = _content = ""
+    _threads: int | None = None  # those of each worker in the run
     _held: Mapping[int, Any] = {}
     _optimizer: Mapping[str, Any] = {}  # that of the workers, described
     _progress: Progress | None = None  # what the last training has come to

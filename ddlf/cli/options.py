@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "strategy": (
-        *("mode", "master_epochs", "worker_epochs", "worker_steps", "round_samples", "slots", "seed"),
+        *("mode", "master_epochs", "worker_epochs", "worker_steps", "round_samples", "slots", "threads", "seed"),
         *("merge", "update_policy", "outer"),
     ),
     "async": ("arrival", "staleness", "max_staleness"),

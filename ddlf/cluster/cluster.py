@@ -205,6 +205,12 @@ class Cluster(Group):
         return f"Cluster({', '.join(f'{worker.host}:{worker.port}' for worker in self._workers)})"
 
     @property
+    def threads(self) -> int | None:
+        """For computation on each worker, as the cluster was made with."""
+        threads: int | None = self._options["threads"]
+        return threads
+
+    @property
     def echo(self) -> bool:
         """Whether what user code writes on the workers is printed here."""
         return self._echo.on

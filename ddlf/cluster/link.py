@@ -218,7 +218,7 @@ class Link:
             return self.data
         self._open_to_ask()
         if self._opening is None or self._opening.done():
-            self._opening = self.spawn(self._open_data_again())
+            self._opening = self.spawn(self.open_data())
             # It may be that nobody asks.
             self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())
         opening = self._opening
@@ -235,7 +235,8 @@ class Link:
             raise error
         return opening.result()
 
-    async def _open_data_again(self) -> DataChannel:
+    async def open_data(self) -> DataChannel:
+        """The data connection, opened if it is not, whose executor knows the session as it is now."""
         async with self._connecting:
             return await self._open_data(CONNECT_TIMEOUT_S)
 

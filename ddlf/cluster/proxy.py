@@ -393,6 +393,17 @@ class ProxyWorker(IWorker):
             if facts["replaceable"]:
                 await self._link.replace_executor(list(modules))
 
+    async def use_threads(self, threads: int) -> None:
+        """Have the executor compute with a number of threads.
+
+        A process cannot change the number: an executor that has another one is started anew, and what it held is lost.
+        """
+        self._link.session["threads"] = threads
+        await self._link.open_data()
+        if self.facts["threads"] != threads:
+            await self.restart()
+            await self._link.open_data()
+
     async def shutdown(self) -> None:
         """End the worker's processes, and this side's connections."""
         with contextlib.suppress(WorkerLost):

@@ -348,6 +348,7 @@ class FakeCluster:
     """
 
     missing: tuple[Any, ...] = ()
+    threads = None
 
     def __init__(self, workers: int = 2) -> None:
         self.workers = [FakeWorker(number) for number in range(1, workers + 1)]
@@ -368,7 +369,9 @@ class FakeCluster:
 
 
 @asynccontextmanager
-async def _crew_of(app: FakeRun, seed: int, *, backups: bool, run: str, mode: str) -> AsyncIterator[tuple[Crew, int]]:
+async def _crew_of(
+    app: FakeRun, seed: int, *, backups: bool, run: str, mode: str, fresh: bool
+) -> AsyncIterator[tuple[Crew, int]]:
     """As ``opening.crew_of``, with workers that need no preparation."""
 
     async def open_worker(worker: Any) -> None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 import threading
@@ -92,14 +91,9 @@ class OwnClasses:
 class InProcessWorker(Worker):
     """A ``Worker`` that shares its process."""
 
-    async def connect(self, **session: Any) -> dict[str, Any]:
-        """See ``Worker``; the environment stays as it is."""
-        before = dict(os.environ)
-        try:
-            return await super().connect(**session)
-        finally:
-            for name in os.environ.keys() - before.keys():
-                del os.environ[name]
+    def _set_threads(self, threads: int | None, share: int) -> int:
+        """The threads of this process serve all its workers, and stay as they are."""
+        return threads or 1
 
     async def compute(self, function: Callable[..., Any], /, *args: Any) -> Any:
         """Run a function on the worker's thread while everything waits: Keras's global state is one for all workers and the master."""

@@ -34,6 +34,7 @@ from ddlf.training.reporting import hooked
 from ddlf.training.roles import PRELOADED, REPLICA, have_keras
 from ddlf.training.roles.build import describe_weights, fresh_names, ready_model
 from ddlf.training.slot.replica import Replica
+from ddlf.training.threads import chosen_threads, given_threads, unused_cores
 
 ASKED_S = 10.0
 """How long this side waits with its own work for workers to say that they have the app."""
@@ -56,6 +57,7 @@ class Opening:
         watches: What optional parts open for the time of the run, once this side has data and model.
         wanted: The fingerprint of each array, if ``load_dataset`` sets nothing else: who holds these need not load.
         opened: What each worker has, by its number.
+        threads: Those that each worker computes with; None leaves each its own.
         checked: Whether they have been compared with this side; from then on each is when it is opened.
 
     Raises:
@@ -72,6 +74,7 @@ class Opening:
         self.wanted: dict[str, str] = {}
         self.watches: list[AbstractContextManager[None]] = []
         self.opened: dict[int, dict[str, Any]] = {}
+        self.threads: int | None = None
         self.checked = False
         self._asked: set[int] = set()
         self._telling: set[asyncio.Future[Any]] = set()
@@ -101,6 +104,7 @@ class Opening:
         try:
             phases.begin("importing")
             await worker.preload(*PRELOADED)
+            await self._use_threads(worker)
             phases.begin("sending", total=self._size, unit="bytes")
             role = DownpourReplica if self._mode == "downpour" else ShardedReplica
             shards = self._mode == "downpour" or self.app.exchange in ("sharded", "auto")
@@ -126,6 +130,25 @@ class Opening:
         self.opened[worker.id] = facts
         if self.checked:  # before that this side may not have its data
             self.app._held[worker.id] = held(facts["here"], files_of(self.app))
+
+    async def _use_threads(self, worker: ProxyWorker) -> None:
+        if self.threads is None:
+            return
+        await worker.use_threads(self.threads)
+        if worker.facts["threads"] != self.threads:  # a worker of an earlier release goes by its own environment
+            why = f"{worker.name} computes with {worker.facts['threads']} threads, not {self.threads}: its results may differ in bits"
+            self._tell(Warned(about="threads", why=f"{why}. Unset OMP_NUM_THREADS there, or update DDLF"))
+
+    def choose_threads(self, mode: str, *, fresh: bool) -> None:
+        """Decide with how many threads all workers compute, once they are connected."""
+        app, workers = self.app, self.app.cluster.workers
+        self.threads = given_threads(app, fresh=fresh)
+        if self.threads is None and mode in ("", "sync"):
+            facts = [worker.facts for worker in workers]
+            self.threads = chosen_threads(facts, app.slots or len(workers))
+            if why := unused_cores(facts, self.threads):
+                app._tell(Warned(about="threads", why=why))
+        app._threads = self.threads
 
     async def _load(self, worker: ProxyWorker, wanted: dict[str, str] | None, phases: PhasesInTurn) -> Any:
         """Have a worker load data and build the model, of which it tells what it does."""
@@ -209,7 +232,13 @@ class Opening:
 
 @contextlib.asynccontextmanager
 async def crew_of(
-    app: Any, seed: int | None = None, *, backups: bool = True, run: str | None = None, mode: str = ""
+    app: Any,
+    seed: int | None = None,
+    *,
+    backups: bool = True,
+    run: str | None = None,
+    mode: str = "",
+    fresh: bool = False,
 ) -> AsyncIterator[tuple[Crew, int]]:
     """The workers of a run, brought to where training can begin: connected, data loaded and the same everywhere, model built.
 
@@ -219,6 +248,7 @@ async def crew_of(
         backups: As in ``Crew``.
         run: Names the run; by default it gets a name that nothing else has.
         mode: As in ``Opening``.
+        fresh: Whether what the app was trained to before is left behind.
 
     Yields:
         The crew, and the number of training samples.
@@ -229,6 +259,7 @@ async def crew_of(
     stop_hearing = app.cluster.subscribe(app._tell)
     try:
         await app.connect()
+        opening.choose_threads(mode, fresh=fresh)
         async with (
             Crew(app.cluster, opening.open, app._tell, backups=backups, wait_s=app.wait_for_workers_s) as crew,
             hooked(app, crew.end),

@@ -50,7 +50,7 @@ def check_folders(app: Any, fresh: bool) -> None:
         raise ConfigError(
             f"fresh=True begins anew, resume={str(app.resume)!r} goes on", hint="leave out one of the two"
         )
-    target, source = _folders(app)
+    target, source = checkpoint_folders(app)
     for name in ("checkpoint", "resume"):
         where = getattr(app, name)
         if where is not None and str(where) != "auto" and Path(where).is_file():
@@ -82,7 +82,7 @@ def _same(one: Path, other: Path) -> bool:
     return one.resolve() == other.resolve()
 
 
-def _folders(app: Any) -> tuple[Path | None, Path | None]:
+def checkpoint_folders(app: Any) -> tuple[Path | None, Path | None]:
     """Where checkpoints are written to, and where one is read from: a folder of them, or one itself; None for "auto" and nothing."""
     target = None if app.checkpoint is None else Path(app.checkpoint)
     if app.resume is None:
@@ -149,7 +149,7 @@ async def begin(
         "portion": (settings["worker_steps"] or 0) * settings["batch_size"],
         "together": settings["round_samples"] or 0,
     }
-    target, source = _folders(app)
+    target, source = checkpoint_folders(app)
     found, data = None, files_of(app)
     known: dict[str, CheckpointCorrupt] = {}
     if app.resume is not None and target is not None:

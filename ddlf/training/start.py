@@ -59,6 +59,7 @@ from ddlf.training.slot.task import HELD
 from ddlf.training.states import states_of
 from ddlf.training.steps import PlannedSteps
 from ddlf.training.sync import Synchronous
+from ddlf.training.threads import given_threads
 
 ALGORITHMS: dict[str, Any] = {"sync": Synchronous, "async": Asynchronous, "downpour": Downpour}
 NUMBERS = ("master_epochs", "worker_epochs", "batch_size", "seed")
@@ -92,6 +93,7 @@ def check(app: Any, mode: str, *given: int | None, fresh: bool = False) -> dict[
     goes_on = app.resume is not None or (app._progress is not None and not fresh)
     check_slots(settings, settings["slots"] or (0 if goes_on or app.cluster is None else app.cluster.N))
     check_backend()
+    given_threads(app, fresh=fresh)
     return settings
 
 
@@ -114,9 +116,10 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
     settings, rule = check(app, mode, *given, fresh=fresh), ALGORITHMS[mode]
     async with (
         _told(app, settings) as name,
-        crew_of(app, settings["seed"], backups=rule.backups, run=name, mode=mode) as (crew, samples),
+        crew_of(app, settings["seed"], backups=rule.backups, run=name, mode=mode, fresh=fresh) as (crew, samples),
     ):
         settings = read(app, mode, dict(zip(NUMBERS, given, strict=True)))  # callbacks are made in create_model
+        settings["threads"] = app._threads
         check_machines(settings, app.cluster)  # with min_workers fewer may have answered
         settle(app, settings)
         if settings["exchange"] == "auto":

@@ -57,6 +57,8 @@ class Worker(IWorker):
         self._namespace: dict[str, Any] = {"self": self}
         self._name = os.urandom(8).hex()  # a master notices by it that this is a new executor
         self._compute: ThreadPoolExecutor | None = None
+        self._own_threads = threads_of_environment()
+        self._threads = 0
         self.peers = Peers(self._name)
         self._own_attributes = frozenset(vars(self)) | {"_own_attributes"}
 
@@ -65,25 +67,29 @@ class Worker(IWorker):
 
         Args:
             session: ``id`` and ``N`` of this worker; ``threads``, for computation, or ``share``, the number of workers that share
-                this machine's cores; ``pickle_results``, whether the master unpickles; ``lease``, its key; or ``guest``, who has none and
-                changes nothing.
+                this machine's cores (the first session of a process decides: libraries read the number once); ``pickle_results``,
+                whether the master unpickles; ``lease``, its key; or ``guest``, who has none and changes nothing.
 
         Returns:
-            Versions, process id and host name.
+            Versions, process id and host name; ``cores``, which the environment of this worker may have limited; ``threads``, those of this process.
         """
         if not session.get("guest"):
             self.id = session.get("id", 0)
             self.N = session.get("N", 0)
-            set_threads(session.get("threads") or max(1, cores() // session.get("share", 1)))
+            self._threads = self._threads or self._set_threads(session.get("threads"), session.get("share", 1))
         return {
             "python": platform.python_version(),
             "numpy": np.__version__,
             "pid": os.getpid(),
             "executor": self._name,
             "host": platform.node(),
-            "cores": cores(),
-            "threads": int(os.environ.get("OMP_NUM_THREADS", 0)),
+            "cores": min(cores(), self._own_threads or cores()),
+            "threads": self._threads,
         }
+
+    def _set_threads(self, threads: int | None, share: int) -> int:
+        """Bound the threads of the numeric libraries, before they are imported; returns how many there are now."""
+        return set_threads(threads or self._own_threads or max(1, cores() // share))
 
     async def close(self) -> None:
         """End the session; everything stays for the next one."""
@@ -233,12 +239,26 @@ class Worker(IWorker):
             raise
 
 
-def set_threads(threads: int) -> None:
-    """Bound the threads of the numeric libraries. Only has effect before they are imported; an own setting is respected.
+THREADS = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NPROC")
+"""Variables of the environment from which numeric libraries take their number of threads; JAX's is ``NPROC``."""
+
+
+def threads_of_environment() -> int:
+    """The number of threads that the environment of this process allows; 0 without a limit."""
+    limits = (os.environ.get(name, "") for name in THREADS[:2])
+    return next((int(limit) for limit in limits if limit.isdecimal() and int(limit)), 0)
+
+
+def set_threads(threads: int) -> int:
+    """Have the numeric libraries compute with this many threads. Has an effect only before they are first used.
 
     Args:
-        threads: Threads for each of them, at least 1.
+        threads: At least 1.
+
+    Returns:
+        The same.
     """
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
-        os.environ.setdefault(name, str(threads))
+    for name in THREADS:
+        os.environ[name] = str(threads)
     os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
+    return threads

@@ -113,6 +113,10 @@ WRONG = [
     (dict(evaluate_every=-1), "evaluate_every must be a whole number of 0 or more, got -1"),
     (dict(evaluate_every=True), "evaluate_every must be a whole number of 0 or more, got True"),
     (dict(evaluate_on="worker"), "evaluate_on must be 'master' or 'workers', got 'worker'; did you mean 'workers'?"),
+    (
+        dict(threads=0),
+        "threads must be a whole number of 1 or more, or None for one number for all workers, chosen from cores and slots, got 0",
+    ),
     (dict(slots=0), "slots must be a whole number of 1 or more, or None for as many as workers, got 0"),
     (dict(slots=1.5), "slots must be a whole number of 1 or more, or None for as many as workers, got 1.5"),
     (dict(slots="3"), "slots must be a whole number of 1 or more, or None for as many as workers, got '3'"),
@@ -305,6 +309,7 @@ OTHERS = {
 USED_IN = {
     "mode": "app.py",
     "precision": "training/slot/replica.py",
+    "threads": "training/threads.py",
     "exchange": "training/slot/keras_model.py",
     "class_weight": "data/parts.py",
     "staleness": "training/asynchronous.py",

@@ -362,6 +362,10 @@ class CheckpointFolder:
         """The highest number of a checkpoint here, whole or not; None when there is none. Reads names only."""
         return max((number for number, _ in self._candidates()), default=None)
 
+    def paths(self) -> list[Path]:
+        """The folder of each checkpoint here, whole or not, the newest first. Reads names only."""
+        return [self.path / name for _, name in self._candidates()]
+
     def entries(self) -> list[Entry]:
         """Everything in the folder that is, or would have become, a checkpoint, newest first. Reads and checks every byte."""
         found = []

@@ -93,6 +93,15 @@ class TrainingSettings:
     workers that join later get new slots, from a round that ``history`` names. If K is set, it stays fixed:
     additional workers are spare, and fewer workers take turns."""
 
+    threads: Annotated[
+        int | None,
+        Whole(1, none="one number for all workers, chosen from cores and slots"),
+        *("threads that each worker computes with (default: chosen, equal on all workers)", "N", FILE | FACT),
+    ] = None
+    """The bits of convolutions depend on the number of threads, so it is equal on all workers. By default a synchronous run uses the cores of its
+    smallest machine divided by the slots per machine, and a resumed run the number in its checkpoint. Set a number to get the same bits on other
+    machines. In asynchronous and Downpour training, each worker uses its share of its machine's cores by default."""
+
     precision: Annotated[
         str,
         OneOf("auto", "float32", "mixed_bfloat16", "mixed_float16"),

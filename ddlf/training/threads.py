@@ -1,0 +1,88 @@
+"""How many threads the workers of a run compute with. Runs on the master.
+
+TensorFlow splits the gradient of a convolution into one partial sum per thread, so the bits of a round depend on the number of threads.
+A run therefore has one number for all its workers: that of the setting, else that of the training it continues, else one that is chosen
+from machines and slots. The number of workers on a machine has no part in that choice: slots give the same bits whoever carries them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddlf.errors import CheckpointError, ConfigError
+from ddlf.training.checkpoints.checkpoint import CheckpointFolder
+from ddlf.training.checkpoints.contents import is_checkpoint, read_manifest
+from ddlf.training.resume import checkpoint_folders
+
+Facts = Mapping[str, Any]
+"""What a worker said of itself: ``host``, ``cores``."""
+
+
+def given_threads(app: Any, *, fresh: bool = False) -> int | None:
+    """The number that the app, its cluster, or the training to continue asks for.
+
+    Args:
+        app: The user's ``IApp``.
+        fresh: Whether the app's former training is ignored.
+
+    Returns:
+        None if a number is to be chosen.
+
+    Raises:
+        ConfigError: The app and its cluster ask for different numbers.
+    """
+    of_cluster = None if app.cluster is None else app.cluster.threads
+    if app.threads is not None and of_cluster not in (None, app.threads):
+        raise ConfigError(
+            f"threads={app.threads} of the app and threads={of_cluster} of the cluster contradict each other",
+            hint="leave out one of the two",
+        )
+    given: int | None = app.threads or of_cluster
+    return given or _recorded(app, fresh)
+
+
+def _recorded(app: Any, fresh: bool) -> int | None:
+    """The number of the training to continue. Reads manifests only; whether they fit is checked later."""
+    if app.resume is not None:
+        target, source = checkpoint_folders(app)
+        folder = source or target
+        assert folder is not None  # or resume="auto" would have been refused
+        for path in [folder] if is_checkpoint(folder) else CheckpointFolder(folder).paths():
+            with contextlib.suppress(CheckpointError):
+                recorded: int | None = read_manifest(path).facts.get("settings", {}).get("threads")
+                return recorded
+    if app._progress is None or fresh:
+        return None
+    before: int | None = app._progress.settings.get("threads")
+    return before
+
+
+def chosen_threads(workers: Sequence[Facts], slots: int) -> int:
+    """The number of threads with which the slots of a run, spread evenly over its machines, use all cores of the smallest machine.
+
+    Args:
+        workers: Facts of each.
+        slots: K.
+
+    Returns:
+        ``max(1, cores // ceil(slots / machines))``.
+    """
+    machines = {worker["host"] for worker in workers}
+    cores = min(int(worker["cores"]) for worker in workers)
+    return max(1, cores // -(-slots // len(machines)))
+
+
+def unused_cores(workers: Sequence[Facts], threads: int) -> str:
+    """A sentence about the machine where most cores are left idle by chosen threads; empty if all are used."""
+    count = Counter(worker["host"] for worker in workers)
+    shares = {worker["host"]: int(worker["cores"]) // count[worker["host"]] for worker in workers}
+    host, share = max(shares.items(), key=lambda item: item[1], default=("", 0))
+    if share <= threads:
+        return ""
+    return (
+        f"each worker computes with {threads} thread{'s' * (threads != 1)}, though {host} has {share} cores for each: equal bits, "
+        f"whoever carries a slot, take equal threads; threads={share} (--threads {share}) uses more"
+    )

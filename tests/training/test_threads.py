@@ -1,0 +1,158 @@
+"""The number of threads that the workers of a run compute with: equal on all of them, whoever carries a slot."""
+
+import dataclasses
+
+import pytest
+
+import ddlf
+from ddlf.errors import CheckpointMismatch, ConfigError
+from ddlf.events import Warned
+from ddlf.testing import FakeRun
+from ddlf.training.checkpoints.checkpoint import CheckpointFolder
+from ddlf.training.threads import chosen_threads, given_threads, unused_cores
+from tests.training.models import equal
+
+
+def facts(**machines):
+    """Facts of workers: ``facts(a=(16, 2))`` for two workers on a machine of 16 cores."""
+    return [{"host": host, "cores": cores} for host, (cores, workers) in machines.items() for _ in range(workers)]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+def test_chosen_threads_do_not_depend_on_the_workers_of_a_machine(workers):
+    assert chosen_threads(facts(a=(16, workers)), slots=4) == 4
+
+
+@pytest.mark.parametrize(
+    ("machines", "slots", "threads"),
+    [
+        ({"a": (16, 1)}, 1, 16),
+        ({"a": (2, 2)}, 2, 1),
+        ({"a": (2, 4)}, 4, 1),
+        ({"a": (16, 1), "b": (16, 1)}, 2, 16),
+        ({"a": (16, 1), "b": (16, 1)}, 3, 8),
+        ({"a": (16, 1), "b": (4, 1)}, 2, 4),
+        ({"a": (16, 2), "b": (16, 1)}, 3, 8),
+    ],
+)
+def test_chosen_threads_fit_the_smallest_machine(machines, slots, threads):
+    assert chosen_threads(facts(**machines), slots) == threads
+
+
+def test_unused_cores_are_said_where_a_worker_could_use_more_threads():
+    assert unused_cores(facts(a=(16, 2)), 8) == ""
+    said = unused_cores(facts(a=(16, 1), b=(4, 1)), 4)
+    assert said.startswith("each worker computes with 4 threads, though a has 16 cores for each")
+    assert "--threads 16" in said
+
+
+class Named(ddlf.IApp):
+    cluster = None
+
+
+def test_given_threads_of_app_and_cluster_that_differ_are_refused():
+    app = Named(ddlf.Cluster.local(1, threads=2))
+    assert given_threads(app) == 2
+    app.threads = 2
+    assert given_threads(app) == 2
+    app.threads = 3
+    with pytest.raises(ConfigError, match="threads=3 of the app and threads=2 of the cluster"):
+        given_threads(app)
+
+
+async def trained(folder, threads):
+    app = FakeRun(checkpoint=folder)
+    app._threads = threads  # as of workers that compute
+    await app.train_sync(2)
+    return app
+
+
+async def test_given_threads_are_those_of_the_training_to_continue(tmp_path):
+    app = await trained(tmp_path, 3)
+    assert given_threads(app) == 3
+    assert given_threads(app, fresh=True) is None
+    (newest,) = tmp_path.glob("round-000002")
+    for resumed in (
+        FakeRun(checkpoint=tmp_path, resume="auto"),
+        FakeRun(resume=tmp_path),
+        FakeRun(resume=newest, checkpoint=tmp_path / "other"),
+    ):
+        assert given_threads(resumed) == 3
+    assert given_threads(FakeRun(checkpoint=tmp_path / "none", resume="auto")) is None
+    (newest / "manifest.json").write_text("{")
+    assert given_threads(FakeRun(resume=tmp_path)) == 3  # of the checkpoint before
+
+
+async def test_a_run_is_not_resumed_with_other_threads(tmp_path):
+    await trained(tmp_path, 3)
+    app = FakeRun(resume=tmp_path)
+    app._threads = 2
+    with pytest.raises(CheckpointMismatch, match="threads: 3 in the checkpoint, 2 now"):
+        await app.train_sync(3)
+
+
+async def test_a_checkpoint_without_threads_is_resumed_with_any(tmp_path):
+    app = await trained(tmp_path, 3)
+    settings = {name: value for name, value in app._progress.settings.items() if name != "threads"}
+    app._progress = dataclasses.replace(app._progress, settings=settings)
+    folder = tmp_path / "earlier"
+    checkpoint = CheckpointFolder(tmp_path).newest()
+    earlier = dataclasses.replace(checkpoint, facts={**checkpoint.facts, "settings": settings})
+    with_folder = CheckpointFolder(folder)
+    with_folder.open("earlier")
+    with_folder.save(earlier)
+    with_folder.close()
+    resumed = FakeRun(resume=folder)
+    resumed._threads = 2
+    await resumed.train_sync(3)
+    assert resumed.history[-1].round == 3
+
+
+class Pictures(ddlf.IApp):
+    """A convolution, whose gradient is summed in as many parts as there are threads."""
+
+    verbose = False
+    batch_size = 16
+    master_epochs = 1
+
+    async def load_dataset(self):
+        import numpy as np
+
+        random = np.random.default_rng(0)
+        self.x_train = random.normal(size=(64, 20, 20, 1)).astype("float32")
+        self.y_train = random.integers(0, 4, 64)
+
+    async def create_model(self):
+        import keras
+
+        layers = keras.layers
+        self.model = keras.Sequential(
+            [keras.Input((20, 20, 1)), layers.Conv2D(16, 3), layers.Conv2D(16, 3), layers.Flatten(), layers.Dense(4)]
+        )
+        self.model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+
+
+async def weights_of(cluster, warned=None, **settings):
+    app = Pictures(cluster)
+    for name, value in {"slots": 2, **settings}.items():
+        setattr(app, name, value)
+    if warned is not None:
+        app.subscribe(lambda event: warned.append(event.about) if isinstance(event, Warned) else None)
+    await app.train_sync()
+    return app.model.get_weights(), {worker.facts["threads"] for worker in cluster.workers}
+
+
+async def test_the_bits_of_two_slots_are_those_of_any_number_of_workers_and_follow_the_threads():
+    warned = []
+    async with ddlf.Cluster.local(1) as one, ddlf.Cluster.local(2) as two:
+        cores = min(worker.facts["cores"] for worker in one.workers)
+        of_one, threads = await weights_of(one, warned)
+        of_two, others = await weights_of(two)
+        assert threads == others == {max(1, cores // 2)}
+        assert ("threads" in warned) == (cores > 1)
+        assert equal(of_one, of_two)
+        # Executors that have computed with another number are started anew.
+        of_one, threads = await weights_of(one, threads=3)
+        of_two, others = await weights_of(two, threads=3)
+        assert threads == others == {3}
+        assert equal(of_one, of_two)
