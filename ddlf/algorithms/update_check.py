@@ -48,7 +48,7 @@ class Limits:
 
     The defaults are from honest updates, of IID partitions as unequal as 90:7:2:1 (``balance="speed"``), of the digits
     and the MNIST CNN, with SGD and Adam, over 10 and 30 rounds (``python -m benchmarks.honest``; figures in
-    docs/explanation/reliability.md). The longest was 7 times (in a run from other weights 11) and the shortest 1/23 of the median of
+    docs/contributing/trials.md). The longest was 7 times (in a run from other weights 11) and the shortest 1/23 of the median of
     the others; the most opposite one, of those whose others agreed, had a cosine of -0.27. None was rejected.
 
     Args:

@@ -1,4 +1,4 @@
-"""The model survives what one of four slots sends, as docs/explanation/reliability.md says; here with a model that trains in milliseconds."""
+"""The model survives what one of four slots sends, as docs/contributing/trials.md says; here with a model that trains in milliseconds."""
 
 import pytest
 
