@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ddlf.errors import RemoteError as RemoteError
     from ddlf.errors import RequestTimeout as RequestTimeout
     from ddlf.errors import WorkerLost as WorkerLost
-    from ddlf.extras.text.training.loaded import load_notation as load_notation
+    from ddlf.extras.text.training.notation import load_notation as load_notation
     from ddlf.rpc.iworker import IWorker as IWorker
     from ddlf.rpc.messages import Request as Request
     from ddlf.rpc.messages import Response as Response
@@ -43,7 +43,7 @@ _HOMES = {
     "ddlf.rpc.iworker": ("IWorker",),
     "ddlf.cluster.pool.executor": ("Pool",),
     "ddlf.cli.script": ("main", "run"),
-    "ddlf.extras.text.training.loaded": ("load_notation",),
+    "ddlf.extras.text.training.notation": ("load_notation",),
     "ddlf.rpc.messages": ("Request", "Response"),
     "ddlf.data.datasets": ("load_cifar10", "load_digits", "load_mnist"),
     "ddlf.worker.methods": ("concurrent",),

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.advice.defects import Defect, healthy
-from ddlf.extras.advice.advise import Answer, advise
+from ddlf.extras.advice.advise import advise
 from ddlf.extras.advice.changes import changed, diff
+from ddlf.extras.advice.report import Report
 
 SEEDS = (1, 2, 3)
 POINT = 0.01
@@ -72,7 +73,7 @@ def inside(folder: Path) -> Iterator[None]:
         os.chdir(before)
 
 
-def asked(app: Any, level: Any, labels: bool = False) -> Answer:
+def asked(app: Any, level: Any, labels: bool = False) -> Report:
     """What advice says, of two workers.
 
     Args:
@@ -86,7 +87,7 @@ def asked(app: Any, level: Any, labels: bool = False) -> Answer:
     return asyncio.run(advise(app, level, workers=2, cluster=cluster))
 
 
-def found_in(answer: Answer) -> list[list[str]]:
+def found_in(answer: Report) -> list[list[str]]:
     """Findings as lists of rule, severity, level and sentence."""
     return [
         [one.finding.rule.id, one.finding.severity, one.finding.rule.level, one.finding.found.what]
@@ -217,7 +218,7 @@ def of_defect(
             answer = asked(app_of(path), defect.level, labels="D18" in defect.rules)
             found = found_in(answer)
         except Exception as error:  # said in a sentence, before any training
-            answer, found = Answer(), [["refused", "E", "quick", str(error)]]
+            answer, found = Report(), [["refused", "E", "quick", str(error)]]
         facts |= {"seconds": time.monotonic() - begin}
         facts["found"] = [one for one in found if (one[0], one[1]) not in before]
         if defect.nature:
@@ -245,7 +246,7 @@ def _trained(path: Path, base: str, truth: Any, before: list[float]) -> dict[str
 def _mended(
     path: Path,
     defect: Defect,
-    answer: Answer,
+    answer: Report,
     truth: Any,
     before: list[float],
     mutant: dict[str, Any],

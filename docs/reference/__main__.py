@@ -29,9 +29,9 @@ from ddlf.cli.options import GROUPS
 from ddlf.cluster.config.models import schema
 from ddlf.events import KINDS
 from ddlf.events.record import RoundRecord
+from ddlf.extras.advice.report import explained
 from ddlf.extras.advice.rule import CLASSES, SEVERITIES, Rule
 from ddlf.extras.advice.rules import RULES as ADVICE
-from ddlf.extras.advice.told import explained
 from ddlf.training.settings.setting import Use
 from ddlf.training.settings.settings import SETTINGS, Settings, option
 from ddlf.training.settings.training_settings import TrainingSettings

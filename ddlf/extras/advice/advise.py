@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddlf.data.trees import leaves
@@ -22,7 +22,8 @@ from ddlf.extras.advice.limits import doing
 from ddlf.extras.advice.near import near
 from ddlf.extras.advice.own_train import trained_by_own
 from ddlf.extras.advice.related import related
-from ddlf.extras.advice.rule import LEVELS, Failed, Finding, Level, look, named
+from ddlf.extras.advice.report import Advice, Report
+from ddlf.extras.advice.rule import LEVELS, Finding, Level, look, named
 from ddlf.extras.advice.rules import RULES
 from ddlf.extras.advice.source import Ignore, Place, Sources
 from ddlf.training.roles import have_keras
@@ -45,56 +46,9 @@ SEEN_BY_RUNS = frozenset({"C06", "C07"})
 """Rules of several machines that a run asks as well, for it knows how many slots it has, and nothing has to be done for them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """One finding, where it is in the user's code.
-
-    Args:
-        finding: What was found.
-        place: Where that is written; None if it is not known.
-        edits: What would mend it; none if nobody but the user can.
-    """
-
-    finding: Finding
-    place: Place | None
-    edits: tuple[Edit, ...] = ()
-
-    def __str__(self) -> str:
-        """A line."""
-        return f"{self.finding.rule.id} {self.finding.found.what}"
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """All that came of asking.
-
-    Args:
-        advice: Findings, the worst first.
-        failed: Rules that raised.
-        ignored: How many findings the user's comments have taken away.
-        unneeded: Comments that took nothing away.
-        left: What was not looked at, and why, as sentences.
-    """
-
-    advice: tuple[Advice, ...] = ()
-    failed: tuple[Failed, ...] = ()
-    ignored: int = 0
-    unneeded: tuple[Ignore, ...] = ()
-    left: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        """What ``ddlf advise`` prints."""
-        from ddlf.extras.advice.told import lines
-
-        return "\n".join(lines(self))
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # the last line of a cell in a notebook
-        printer.text(str(self))
-
-
 async def advise(
     app: Any, level: Level = "batch", *, workers: int | None = None, cluster: Cluster | None = None
-) -> Answer:
+) -> Report:
     """Say what is likely to be wrong with an app.
 
     Args:
@@ -181,7 +135,7 @@ def _related(app: Any, facts: Facts) -> dict[str, Any]:
     return min(found, key=lambda told: told["train"][0], default={})
 
 
-def _errors(app: Any, workers: int | None, sources: Sources, ignores: Iterable[Ignore]) -> Answer | None:
+def _errors(app: Any, workers: int | None, sources: Sources, ignores: Iterable[Ignore]) -> Report | None:
     """What the quick level says of an app that cannot run; None if nothing of it says why."""
     answer = answered(facts_of(app, workers=workers), sources, ignores, ("quick",))
     return answer if any(one.finding.severity == "E" for one in answer.advice) else None
@@ -206,7 +160,7 @@ def known_ignores(sources: Sources) -> list[Ignore]:
 
 def answered(
     facts: Facts, sources: Sources, ignores: Iterable[Ignore], levels: Iterable[str], more: Collection[str] = ()
-) -> Answer:
+) -> Report:
     """Ask the rules of some levels, and some more by their ids, and leave out what is not wanted."""
     wanted = set(levels)
     asked = [rule for rule in RULES if rule.level in wanted or rule.id in more]
@@ -221,7 +175,7 @@ def answered(
             advice.append(Advice(finding, place, tuple(_edits(finding, place, sources, facts))))
     ids = {rule.id for rule in asked}
     unneeded = tuple(one for one in ignores if one not in used and one.id.upper() in ids)
-    return Answer(tuple(advice), tuple(failed), len(findings) - len(advice), unneeded)
+    return Report(tuple(advice), tuple(failed), len(findings) - len(advice), unneeded)
 
 
 def _edits(finding: Finding, place: Place | None, sources: Sources, facts: Facts) -> Iterable[Edit]:
@@ -280,7 +234,7 @@ def _told(one: Advice, more: int) -> Advised:
     )
 
 
-def _quickly(app: Any) -> Answer:
+def _quickly(app: Any) -> Report:
     sources = sources_of(app)
     facts = facts_of(app)
     return answered(facts, sources, sources.ignores(), ("quick",), SEEN_BY_RUNS if facts.slots > 1 else ())

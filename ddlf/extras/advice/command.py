@@ -54,9 +54,9 @@ def advise(options: argparse.Namespace) -> int:
 
 
 def _explain(id: str) -> int:
+    from ddlf.extras.advice.report import explained
     from ddlf.extras.advice.rule import named
     from ddlf.extras.advice.rules import RULES
-    from ddlf.extras.advice.told import explained
 
     print(explained(named(RULES, id, "--explain")), end="")
     return 0
@@ -83,9 +83,9 @@ async def _advise(target: Any, options: argparse.Namespace, stop: Stop) -> int:
     from ddlf.extras.advice.advise import advise as ask
     from ddlf.extras.advice.changes import changed, diff
     from ddlf.extras.advice.limits import held
+    from ddlf.extras.advice.report import as_json, as_sarif, lines
     from ddlf.extras.advice.rule import LEVELS, Level
     from ddlf.extras.advice.rules import RULES
-    from ddlf.extras.advice.told import as_json, as_sarif, lines
 
     if not (inspect.isclass(target) and issubclass(target, IApp)):
         raise AppError(f"{target.__name__} is no app: there is nothing to look at", hint="name a subclass of ddlf.IApp")

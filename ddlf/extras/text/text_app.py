@@ -11,8 +11,7 @@ from ddlf.app import IApp
 from ddlf.errors import ConfigError
 from ddlf.extras.text.training.arrays import dataset
 from ddlf.extras.text.training.block import KEYS, SETS, read_key
-from ddlf.extras.text.training.in_app import not_open, take_decided
-from ddlf.extras.text.training.loaded import Notation, load_notation
+from ddlf.extras.text.training.notation import Notation, load_notation, not_open, take_decided
 from ddlf.extras.text.training.source import Source
 
 

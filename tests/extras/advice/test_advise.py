@@ -15,10 +15,10 @@ from ddlf.errors import AppError, ConfigError, DDLFError
 from ddlf.extras.advice.advise import answered, known_ignores, of_run
 from ddlf.extras.advice.again import differing, is_of_this_machine
 from ddlf.extras.advice.collect import take_in
+from ddlf.extras.advice.report import as_json, as_sarif, explained, lines
 from ddlf.extras.advice.rules import RULES
 from ddlf.extras.advice.source import Sources
 from ddlf.extras.advice.steps import plain
-from ddlf.extras.advice.told import as_json, as_sarif, explained, lines
 from ddlf.training.roles.build import ready_model
 from tests.extras.advice.cases import CASES, FACTS
 from tests.extras.advice.test_source import TEXT

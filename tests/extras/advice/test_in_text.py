@@ -7,9 +7,9 @@ import pytest
 from ddlf.extras.advice.advise import answered, known_ignores
 from ddlf.extras.advice.in_text import text_of
 from ddlf.extras.advice.operators import as_layer
+from ddlf.extras.advice.report import lines
 from ddlf.extras.advice.source import Sources
-from ddlf.extras.advice.told import lines
-from ddlf.extras.text.training.loaded import Notation
+from ddlf.extras.text.training.notation import Notation
 from tests.extras.advice.cases import CASES, FACTS
 
 TEXT = """\

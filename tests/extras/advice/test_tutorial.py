@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ddlf.extras.advice.advise import advise
-from ddlf.extras.advice.told import lines
+from ddlf.extras.advice.report import lines
 from tests.extras.advice.test_programs import app_in
 
 PAGE = Path(__file__).parents[3] / "docs/tutorial/advice.md"

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.extras.text.conversion.deciding import DROPOUTS, MOST_NUMBERS, Facts, Input, Labels, Output
-from ddlf.extras.text.conversion.steadying import NORMALIZING
 from ddlf.extras.text.language.graph import Graph, Head, Node, consumers
 from ddlf.extras.text.language.model import Model
 from ddlf.extras.text.language.operators import DTYPES, is_keras
 from ddlf.extras.text.language.shapes import options_of
+from ddlf.extras.text.training.deciding import DROPOUTS, MOST_NUMBERS, NORMALIZING, Facts, Input, Labels, Output
 
 PASSING = frozenset({"identity", "cast", "reshape", "Flatten", "Reshape", "Identity", *DROPOUTS})
 """What changes no value: the activation is that before it."""

@@ -7,7 +7,7 @@ import pytest
 from ddlf.extras.text.language.model import load
 from ddlf.extras.text.language.printer import format
 from ddlf.extras.text.text_app import app_of
-from ddlf.extras.text.training.loaded import load_notation
+from ddlf.extras.text.training.notation import load_notation
 
 MODELS = Path(__file__).parents[4] / "apps" / "models"
 COUNTS = {

@@ -10,7 +10,7 @@ from ddlf.errors import AppError, ConfigError, DatasetError, NotationError
 from ddlf.extras.text.conversion.weights import save
 from ddlf.extras.text.language.model import read
 from ddlf.extras.text.language.values import Word
-from ddlf.extras.text.training.loaded import Notation
+from ddlf.extras.text.training.notation import Notation
 from tests.extras.text.language.texts import DIGITS, HEADS, one
 from tests.later import Later
 from tests.processes import python

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddlf.extras.text.conversion.deciding import RULES, Facts, Input, Labels, Output, decide, loss, mismatch, scaling
+from ddlf.extras.text.training.deciding import RULES, Facts, Input, Labels, Output, decide, loss, mismatch, scaling
 
 ROWS = Labels((10,), True, 0.0, 1.0, one_each=True, majority=0.1)
 NUMBERS = Labels((), True, 0.0, 9.0, majority=0.1)

@@ -1,22 +1,68 @@
-"""What an answer is told as: lines for people, JSON, SARIF for what reviews code. Pure, but for files that are read for their diffs."""
+"""The report of the adviser, as lines for people, as JSON, and as SARIF for code review. Reads files only to make diffs."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddlf.extras.advice.advise import Advice, Answer
 from ddlf.extras.advice.changes import Edit, diff, places
-from ddlf.extras.advice.rule import CLASSES, SEVERITIES, Rule
+from ddlf.extras.advice.rule import CLASSES, SEVERITIES, Failed, Finding, Rule
+from ddlf.extras.advice.source import Ignore, Place
 from ddlf.version import __version__
 
 SARIF_LEVELS = {"E": "error", "W": "warning", "I": "note"}
 
 
-def lines(answer: Answer, rules: int | None = None) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One finding, where it is in the user's code.
+
+    Args:
+        finding: What was found.
+        place: Where that is written; None if it is not known.
+        edits: What would mend it; none if nobody but the user can.
+    """
+
+    finding: Finding
+    place: Place | None
+    edits: tuple[Edit, ...] = ()
+
+    def __str__(self) -> str:
+        """A line."""
+        return f"{self.finding.rule.id} {self.finding.found.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the adviser says of an app.
+
+    Args:
+        advice: Findings, the worst first.
+        failed: Rules that raised.
+        ignored: How many findings the user's comments have taken away.
+        unneeded: Comments that took nothing away.
+        left: What was not looked at, and why, as sentences.
+    """
+
+    advice: tuple[Advice, ...] = ()
+    failed: tuple[Failed, ...] = ()
+    ignored: int = 0
+    unneeded: tuple[Ignore, ...] = ()
+    left: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """What ``ddlf advise`` prints."""
+        return "\n".join(lines(self))
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # the last line of a cell in a notebook
+        printer.text(str(self))
+
+
+def lines(answer: Report, rules: int | None = None) -> Iterator[str]:
     """What people read.
 
     Args:
@@ -55,7 +101,7 @@ def _short(path: Path) -> str:
     return str(path) if relative.startswith("..") else relative
 
 
-def as_json(answer: Answer) -> dict[str, Any]:
+def as_json(answer: Report) -> dict[str, Any]:
     """An answer as data for programs."""
     return {
         "findings": [
@@ -84,7 +130,7 @@ def as_json(answer: Answer) -> dict[str, Any]:
     }
 
 
-def as_sarif(answer: Answer) -> dict[str, Any]:
+def as_sarif(answer: Report) -> dict[str, Any]:
     """An answer in the Static Analysis Results Interchange Format, version 2.1.0."""
     used = {one.finding.rule.id: one.finding.rule for one in answer.advice}
     return {

@@ -6,13 +6,17 @@ Keras is imported when the model is made.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from ddlf.data.parts import has
 from ddlf.errors import AppError, DatasetError, NotationError
-from ddlf.extras.text.conversion.deciding import Decision, Output, decide, mismatch
+from ddlf.events import Decided, Warned
+from ddlf.extras import OPTIONAL_SETTINGS, check_settings, hooks
 from ddlf.extras.text.language.graph import Head
 from ddlf.extras.text.language.model import read, statements
 from ddlf.extras.text.language.printer import changed, spelled
@@ -29,9 +33,15 @@ from ddlf.extras.text.training.block import (
     is_none,
     read_key,
 )
+from ddlf.extras.text.training.deciding import OF_RUNS, Decision, Output, decide, mismatch
 from ddlf.extras.text.training.found import by_name, facts, inputs_of, last_activation, outputs_of
-from ddlf.extras.text.training.given import by_names, check_rows, check_shapes
+from ddlf.extras.text.training.given import by_names, check_rows, check_shapes, held_out
 from ddlf.extras.text.training.shipped import WEIGHTS, place_of, text_of
+from ddlf.training.roles.run_position import followers
+from ddlf.training.settings.settings import SETTINGS, Settings
+
+SET_RATES = ("LearningRateScheduler", "ReduceLROnPlateau")
+"""Callbacks of Keras that need a rate that can be set."""
 
 
 def load_notation(path: str | Path) -> Notation:
@@ -325,9 +335,7 @@ class Notation:
         Args:
             app: The user's ``IApp``, with its data.
         """
-        from ddlf.extras.text.training.in_app import ready
-
-        return ready(self, app)
+        return _ready(self, app)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -392,8 +400,6 @@ class Notation:
             DatasetError: Likewise.
             AppError: Labels do not go with an output, or what the text says has no effect on these arrays.
         """
-        from ddlf.extras.text.training.alone import train
-
         x, y = self._taken(inputs, outputs)
         beside = None
         if validation is not None:
@@ -402,7 +408,7 @@ class Notation:
                     "validation is no pair of inputs and outputs", hint="give both: validation=(inputs, outputs)"
                 )
             beside = self._taken(*validation)
-        return train(self, x, y, beside, epochs=epochs, batch_size=batch_size, seed=seed)
+        return _train_alone(self, x, y, beside, epochs=epochs, batch_size=batch_size, seed=seed)
 
     def be_compiled(self, x: Any, y: Any, *, validation: bool, trains: bool = True) -> Any:
         """The model that is trained, compiled; decides what is open when that is done for the first time."""
@@ -422,3 +428,164 @@ class Notation:
         if y and self._by_text:
             self._check(outputs_of(self.parsed, y, self._losses(), ignored_of(self._all_own())))
         return tuple(next(iter(each.values())) if len(each) == 1 else each for each in (x, y))  # type: ignore[return-value]
+
+
+async def check_app(app: Any) -> None:
+    """Read the text that an app names in ``notation``; see ``take_notation``."""
+    if app.notation is not None:
+        take_notation(app)
+
+
+def take_notation(app: Any) -> None:
+    """Read the text that an app names in ``notation``, and take the settings in it that the app does not set itself.
+
+    Raises:
+        NotationError: Something is wrong in it.
+        AppError: It is no text.
+    """
+    given = app.notation
+    if isinstance(given, str | Path):
+        given = app.notation = load_notation(given)
+    if not isinstance(given, Notation):
+        raise AppError(
+            f"notation must be the file of a text, or what ddlf.load_notation gives, got {type(given).__name__}"
+        )
+    for name, value in given.train_block.settings.items():
+        if not _says(app, name):
+            setattr(app, name, value)
+
+
+def _says(app: Any, name: str) -> bool:
+    """Whether an app has a value of its own for a setting."""
+    return name in vars(app) or not issubclass(Settings, _home(app, name))
+
+
+def not_open(app: Any) -> list[str]:
+    """The settings of a run that no rule is to decide for an app: those that it sets itself, and those that would not go with what it sets."""
+    found = [name for name in OF_RUNS if _says(app, name)]
+    if SETTINGS["rate_decay"].check("rate_decay", app.rate_decay) != SETTINGS["rate_decay"].check(
+        "rate_decay", "never"
+    ):
+        found.append("schedule")
+    if any(kind.__name__ in SET_RATES for one in app.callbacks for kind in type(one).__mro__):
+        found.append("schedule")
+    if app.mode == "downpour":
+        found.append("clip")  # whose replicas take no optimizer around another one
+    return found
+
+
+def take_decided(app: Any, notation: Notation) -> None:
+    """Set on an app the settings of a run that were decided."""
+    for each in notation.decisions:
+        if each.block == "train" and each.key in OF_RUNS:
+            setattr(app, each.key, notation.settings[each.key])
+
+
+def _home(app: Any, name: str) -> type:
+    return next(kind for kind in type(app).__mro__ if name in vars(kind))
+
+
+def _ready(notation: Notation, app: Any) -> Any:
+    """The model of Keras that an app trains; see ``Notation.ready``."""
+    before = notation.made
+    if before is not None and before.compiled:
+        return before
+    x, y, w = (getattr(app, name, None) for name in ("x_train", "y_train", "w_train"))
+    # Where a program loads the text itself, settings are the program's.
+    given = not_open(app) if app.notation is not None else OF_RUNS
+    settled = notation.settled(x, y, validation=has(app, "val"), weighted=w is not None, given=given)
+    if app.notation is not None:
+        take_decided(app, settled)
+    model = settled.compiled()
+    if not hasattr(app, "worker"):
+        _tell(settled, app)
+        if settled.patience is not None:
+            import keras
+
+            app.callbacks = [
+                *app.callbacks,
+                keras.callbacks.EarlyStopping(patience=settled.patience, restore_best_weights=True),
+            ]
+    return model
+
+
+def _tell(notation: Notation, app: Any) -> None:
+    """Say what was decided, and what of the text has no effect in this app."""
+    for each in notation.decisions:
+        app._tell(Decided(key=f"{each.block}:{each.key}", value=each.value, rule=each.rule, why=each.reason))
+    unused = (
+        []
+        if getattr(app, "takes_data", False)
+        else [key for key in ("data", "validation") if notation.own(key) is not None]
+    )
+    for key in unused:
+        app._tell(
+            Warned(
+                about="model", why=f"train:{key} of {notation.file} has no effect: load_dataset says what the data is"
+            )
+        )
+    if app.notation is not None:
+        return
+    for name, value in notation.train_block.settings.items():
+        if SETTINGS[name].check(name, value) != SETTINGS[name].check(name, getattr(app, name)):
+            how = f"write notation = {notation.file!r} in the class, in the place of create_model"
+            app._tell(Warned(about="model", why=f"train:{name} of {notation.file} has no effect here: {how}"))
+
+
+def _train_alone(
+    notation: Notation,
+    x: Any,
+    y: Any,
+    beside: Any,
+    *,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    seed: int | None = None,
+) -> dict[str, list[float]]:
+    """Train a text with Keras's ``fit`` on this machine; see ``Notation.train``.
+
+    Args:
+        beside: Inputs and outputs of validation; None for none.
+    """
+    import keras
+
+    def said(name: str, given: Any = None) -> Any:
+        value = notation.settings.get(name, getattr(Settings, name)) if given is None else given
+        return SETTINGS[name].check(name, value)
+
+    if share := getattr(notation.own("validation"), "value", 0.0):
+        if beside is not None:
+            raise DatasetError(
+                f"{notation.place('validation')} would hold out some of the samples, and validation is given as well",
+                hint="leave one of both out",
+            )
+        (x, x_val), (y, y_val) = (held_out(each, max(round(1 / share), 2)) for each in (x, y))  # as a run does
+        beside = (x_val, y_val)
+    if notation.made is None:
+        keras.utils.set_random_seed(said("seed", seed))
+    model = notation.be_compiled(x, y, validation=beside is not None)
+    epochs, batch_size = said("master_epochs", epochs), said("batch_size", batch_size)
+    settings = SimpleNamespace(**{name: said(name) for name in OPTIONAL_SETTINGS if name in SETTINGS}, notation=None)
+    check_settings(settings, Settings)
+    for finish in hooks("ready_model"):
+        finish(settings, model)
+    if found := followers(model.optimizer):
+        first = next(iter(x.values())) if isinstance(x, dict) else x
+        made = int(model.optimizer.iterations)  # a schedule counts from the first step of all
+        for one in found:
+            one.plan(made + epochs * math.ceil(len(first) / batch_size), epochs)
+        model.train_function = None  # what was planned before may be compiled into it
+    callbacks = []
+    if beside is not None and notation.patience is not None:
+        callbacks = [keras.callbacks.EarlyStopping(patience=notation.patience, restore_best_weights=True)]
+    history = model.fit(
+        x,
+        y,
+        batch_size=batch_size,
+        epochs=epochs,
+        validation_data=beside,
+        callbacks=callbacks,
+        class_weight=said("class_weight"),
+        verbose=0,
+    ).history
+    return {name: [float(value) for value in each] for name, each in history.items()}
