@@ -16,7 +16,7 @@ from ddlf.events import Event
 from ddlf.events.history import History
 from ddlf.events.record import RoundRecord, TrainingEvent, put
 from ddlf.events.sinks import Events, Sink
-from ddlf.monitor.observe.lines import line_without_hook, training_event
+from ddlf.monitor.terminal.lines import line_without_hook, training_event
 from ddlf.monitor.ui import shown
 from ddlf.training.roles import PRELOADED
 from ddlf.training.settings.settings import SETTINGS, Settings
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from ddlf.cluster.cluster import Cluster
     from ddlf.extras import AdviceReport
-    from ddlf.monitor.observe.display import Display
     from ddlf.monitor.runs.recording import Recording
+    from ddlf.monitor.terminal.display import Display
     from ddlf.training.ledger import Ledger
     from ddlf.training.progress import Progress
     from ddlf.training.slot.replica import Replica

@@ -15,7 +15,7 @@ from ddlf.errors import ConfigError, ConnectError, DDLFError
 if TYPE_CHECKING:
     from ddlf.cli.stopping import Stop
     from ddlf.cluster.cluster import Cluster
-    from ddlf.monitor.observe.display import Display
+    from ddlf.monitor.terminal.display import Display
 
 VARIABLE = "DDLF_DASHBOARD"
 WORDS = {
@@ -97,10 +97,9 @@ def _options(parser: Parser) -> None:
 
 def dashboard(options: argparse.Namespace) -> int:
     """Print the addresses of the pages of this user's runs, the newest first, and open that one if there is a screen."""
-    from ddlf.monitor.dashboard.address import tunnel
-    from ddlf.monitor.dashboard.places import found
+    from ddlf.monitor.dashboard.address import open_pages, tunnel
 
-    pages = found()
+    pages = open_pages()
     if not pages:
         raise ConnectError(NO_PAGE, hint="start one with: ddlf run APP --dashboard")
     for page in pages:

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 
 from ddlf.cli.parsing import Command, Parser, number
 from ddlf.cli.runs import add_out, add_run, runs_folder
-from ddlf.monitor.observe.echo import harmless
 from ddlf.monitor.runs import folder
 from ddlf.monitor.runs.logs import Line, Reader
+from ddlf.monitor.terminal.echo import harmless
 
 POLL_S = 0.3
 """Seconds between two looks for new lines."""

@@ -8,7 +8,7 @@ import sys
 from ddlf.cli.parsing import Command, Parser
 from ddlf.cli.runs import add_formats, add_out, add_run, runs_folder
 from ddlf.monitor.runs import folder, report, table
-from ddlf.monitor.runs.behind import reason
+from ddlf.monitor.runs.background import reason
 from ddlf.monitor.runs.past import read
 
 

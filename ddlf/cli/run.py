@@ -34,12 +34,12 @@ from ddlf.errors import ConfigError, DDLFError, LeaseError
 from ddlf.events import Evaluated
 from ddlf.events.sinks import Sink
 from ddlf.extras import suffixes
-from ddlf.monitor.observe.display import Display
-from ddlf.monitor.observe.lines import line
 from ddlf.monitor.runs import folder
-from ddlf.monitor.runs.behind import reason
+from ddlf.monitor.runs.background import reason
 from ddlf.monitor.runs.folder import MODEL, STATE
 from ddlf.monitor.runs.recording import recorded
+from ddlf.monitor.terminal.display import Display
+from ddlf.monitor.terminal.lines import line
 from ddlf.monitor.ui import LongMaps, attached, choice, chosen, heard, opened
 from ddlf.training.roles import PRELOADED, begin_import
 from ddlf.training.settings.chosen import read

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-from ddlf.monitor.observe.display import Display
+from ddlf.monitor.terminal.display import Display
 from ddlf.training.roles import is_importing
 
 

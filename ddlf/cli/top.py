@@ -20,7 +20,7 @@ from ddlf.cli.parsing import Command, Parser
 from ddlf.cluster.config.addresses import find_config
 from ddlf.errors import ConnectError
 from ddlf.events.record import size
-from ddlf.monitor.observe.phrases import duration, number, rate
+from ddlf.monitor.terminal.phrases import duration, number, rate
 
 POLL_S = 1.0
 ANSWER_S = 3.0
@@ -75,11 +75,11 @@ def _print(known: dict[str, Any]) -> None:
 
 def _source(options: argparse.Namespace) -> AsyncGenerator[dict[str, Any], None]:
     """Return what to watch: the newest run of this user here, or the daemons of a cluster if one is named or there is no run."""
-    from ddlf.monitor.dashboard.places import found
+    from ddlf.monitor.dashboard.address import open_pages
     from ddlf.monitor.dashboard.viewer import watch
 
     if not (options.config or options.hosts):
-        if pages := found():
+        if pages := open_pages():
             return watch(pages[0]["port"], pages[0]["url"].rpartition("#")[2])
         if find_config() is None:
             raise ConnectError(

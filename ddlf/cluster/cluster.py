@@ -22,7 +22,7 @@ from ddlf.cluster.members import Members
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ConfigError
 from ddlf.events.sinks import Events
-from ddlf.monitor.observe.echo import Echo
+from ddlf.monitor.terminal.echo import Echo
 from ddlf.rpc.liveness import Timing
 from ddlf.rpc.tls import Security, client_context
 

@@ -14,7 +14,7 @@ from ddlf.cluster.launch.launcher import Launcher
 from ddlf.cluster.proxy import MAX_ATTEMPTS, ProxyWorker
 from ddlf.errors import ConfigError, ConnectError, DDLFError, ExecutorCrashed, LeaseError, WorkerLost
 from ddlf.events import Event
-from ddlf.events.phase import Phase
+from ddlf.events.phases import Phase
 from ddlf.rpc.deadline import Deadline
 
 log = logging.getLogger(__name__)

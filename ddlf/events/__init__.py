@@ -1,6 +1,6 @@
 """What happens in a run and on a cluster, as values with facts only; whoever shows it, writes it down or reacts to it subscribes.
 
-Rounds, slots and workers count from 1. Sentences are made of events in ``ddlf/monitor/observe``; only reasons (``why``) are texts here, as
+Rounds, slots and workers count from 1. Sentences are made of events in ``ddlf/monitor/terminal``; only reasons (``why``) are texts here, as
 errors give them.
 """
 

@@ -14,8 +14,8 @@ from typing import Any
 from ddlf.errors import ConfigError
 from ddlf.events import Event, MapBegan, MapEnded
 from ddlf.events.sinks import Sink, to_json
-from ddlf.monitor.observe.display import Display
-from ddlf.monitor.observe.plain import Lines
+from ddlf.monitor.terminal.display import Display
+from ddlf.monitor.terminal.lines import Lines
 from ddlf.training.settings.settings import SETTINGS
 
 _drawing = threading.Lock()
@@ -96,7 +96,7 @@ def opened(ui: str) -> Iterator[Display]:
 
 
 def _drawn() -> Display:
-    from ddlf.monitor.observe.live import Cell, Terminal
+    from ddlf.monitor.terminal.live import Cell, Terminal
 
     return Cell() if in_kernel() else Terminal()
 

@@ -15,7 +15,7 @@ from ddlf.data.parts import has, place_of, samples_of
 from ddlf.data.trees import leaves
 from ddlf.errors import AppError, ConfigError, DDLFError
 from ddlf.events import Evaluated, ModelSaved, Warned, What
-from ddlf.events.phase import Phase
+from ddlf.events.phases import Phase
 from ddlf.extras import hook_for, suffixes
 from ddlf.rpc.iworker import awaited
 from ddlf.training.roles.build import fresh_names, ready_model

@@ -18,7 +18,7 @@ from ddlf.cluster.proxy import ProxyWorker
 from ddlf.data.parts import content_of, has, place_of, samples_of
 from ddlf.errors import ConfigError
 from ddlf.events import Warned
-from ddlf.events.phase import Phase
+from ddlf.events.phases import Phase
 from ddlf.training.crew import Crew
 from ddlf.training.recovery import LOSS
 from ddlf.training.roles.evaluation import fitting

@@ -10,7 +10,7 @@ from typing import Any
 
 from ddlf.errors import CheckpointError, LeaseError
 from ddlf.events import CheckpointFailed, CheckpointWritten, Event
-from ddlf.events.phase import Phase
+from ddlf.events.phases import Phase
 from ddlf.events.record import RoundRecord
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.checkpoints.contents import Checkpoint

@@ -21,7 +21,7 @@ from ddlf.data import parts
 from ddlf.data.datasets import not_finite
 from ddlf.errors import AppError, DatasetMismatch
 from ddlf.events import DataLoaded, Event, ModelBuilt, Warned
-from ddlf.events.phase import Phase, PhasesInTurn
+from ddlf.events.phases import Phase, PhasesInTurn
 from ddlf.extras import hooks
 from ddlf.rpc.code import PickleOnce
 from ddlf.rpc.iworker import awaited

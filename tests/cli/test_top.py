@@ -9,8 +9,8 @@ from rich.console import Console
 
 from ddlf import events as e
 from ddlf.cli.top import draw, spark, top
+from ddlf.monitor.dashboard.board import Board, Seen
 from ddlf.monitor.dashboard.viewer import take
-from ddlf.monitor.observe.board import Board, Seen
 from tests.monitor.dashboard.made_up import NAMES, answers, beginning, one_round
 
 

@@ -14,7 +14,7 @@ from ddlf import IApp, events
 from ddlf.events import KINDS
 from ddlf.events.record import RoundRecord
 from ddlf.events.sinks import Events, from_json, to_json
-from ddlf.monitor.observe.lines import line, line_without_hook, training_event
+from ddlf.monitor.terminal.lines import line, line_without_hook, training_event
 
 SAVED = events.ModelSaved(path="m.keras")
 RECORD = RoundRecord(

@@ -3,7 +3,7 @@
 import pytest
 
 from ddlf.events import PhaseBegan, PhaseEnded, PhaseMoved
-from ddlf.events.phase import Phase, PhasesInTurn
+from ddlf.events.phases import Phase, PhasesInTurn
 
 
 def test_a_phase_is_told_from_beginning_to_end():

@@ -11,11 +11,11 @@ from ddlf.errors import ConfigError
 from ddlf.events import ModelSaved
 from ddlf.events.sinks import from_json
 from ddlf.monitor import ui
-from ddlf.monitor.observe.display import Display
-from ddlf.monitor.observe.plain import Lines
+from ddlf.monitor.terminal.display import Display
+from ddlf.monitor.terminal.lines import Lines
 from ddlf.monitor.ui import chosen, opened, shown
 from ddlf.testing import FakeRun
-from tests.monitor.observe.terminal import Program
+from tests.monitor.terminal.terminal import Program
 
 SAVED = ModelSaved(path="m.keras")
 ASK = "import ddlf.monitor.ui; print(ddlf.monitor.ui.chosen('auto'))"

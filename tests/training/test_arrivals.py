@@ -7,7 +7,7 @@ import pytest
 
 from ddlf.errors import AppError, ConfigError, WorkerLost
 from ddlf.events import RunEnded, Warned
-from ddlf.monitor.observe.plain import Lines
+from ddlf.monitor.terminal.lines import Lines
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training import reporting
 

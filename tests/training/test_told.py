@@ -19,7 +19,7 @@ from ddlf.events import (
     UpdateArrived,
 )
 from ddlf.events.sinks import from_json, to_json
-from ddlf.monitor.observe.lines import line
+from ddlf.monitor.terminal.lines import line
 from ddlf.testing import FakeRun
 
 

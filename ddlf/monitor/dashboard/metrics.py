@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ddlf.monitor.observe.board import Board
+from ddlf.monitor.dashboard.board import Board
 from ddlf.version import __version__
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 from ddlf.errors import DDLFError, ListenError
 from ddlf.events import Event
-from ddlf.monitor.dashboard import address, places
-from ddlf.monitor.observe.board import Board, Seen
+from ddlf.monitor.dashboard import address
+from ddlf.monitor.dashboard.board import Board, Seen
 from ddlf.rpc.tokens import automatic_token
 from ddlf.version import __version__
 
@@ -48,7 +48,7 @@ READY_S = 20.0
 END_S = 2.0
 SUBPROTOCOL = "ddlf"
 STATIC = Path(__file__).parent / "page"
-SHARED = Path(__file__).parents[1] / "observe" / "static"
+SHARED = Path(__file__).parents[1] / "static"
 FILES = {
     "/": (STATIC / "index.html", "text/html"),
     **{f"/{name}": (STATIC / name, "text/javascript") for name in ("page.js", "charts.js", "timeline.js", "format.js")},
@@ -220,7 +220,7 @@ class Dashboard:
             server_header=None,
         ):
             await self._request_myself()
-            file = places.announce(self.port, {"url": self.url, **self._board.about})
+            file = address.announce(self.port, {"url": self.url, **self._board.about})
             ready()
             try:
                 await self._keep_up()

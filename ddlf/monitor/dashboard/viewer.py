@@ -8,7 +8,7 @@ from typing import Any
 
 from ddlf.errors import AuthError, ConnectError
 from ddlf.monitor.dashboard.address import HOST
-from ddlf.monitor.observe.board import MOST_LINES
+from ddlf.monitor.dashboard.board import MOST_LINES
 
 MOST_BYTES = 64 * 1024**2
 

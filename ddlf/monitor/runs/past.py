@@ -14,9 +14,9 @@ from ddlf.errors import ConfigError
 from ddlf.events.facts import from_data
 from ddlf.events.record import RoundRecord
 from ddlf.events.sinks import from_json
-from ddlf.monitor.observe.lines import training_event
-from ddlf.monitor.observe.sums import Sums
 from ddlf.monitor.runs import folder
+from ddlf.monitor.state import Sums
+from ddlf.monitor.terminal.lines import training_event
 
 SKIPPED = ('"event":"SlotStarted"', '"event":"SlotFinished"', '"event":"Phase', '"event":"WorkerWrote"')
 """What most lines of a long run are, and nothing here is made of: not even read as JSON."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from ddlf.errors import ConfigError
 from ddlf.monitor.runs import folder
-from ddlf.monitor.runs.behind import Behind, log, reason
+from ddlf.monitor.runs.background import Behind, log, reason
 from ddlf.monitor.runs.trackers import WRITERS, check_installed
 from ddlf.monitor.runs.writer import FolderWriter
 from ddlf.training.settings.settings import SETTINGS

@@ -20,7 +20,7 @@ from ddlf.monitor.runs import folder, table
 from ddlf.monitor.runs.past import Past, read
 
 HERE = Path(__file__).parent / "static"
-UPLOT = Path(__file__).parents[1] / "observe" / "static"
+UPLOT = Path(__file__).parents[1] / "static"
 MOST_POINTS = 800
 MOST_CHARTS = 8
 """Of metrics."""

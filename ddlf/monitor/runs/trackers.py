@@ -19,7 +19,7 @@ from ddlf import events as e
 from ddlf.errors import ConfigError
 from ddlf.events.history import metrics
 from ddlf.events.record import RoundRecord
-from ddlf.monitor.runs.behind import Timed
+from ddlf.monitor.runs.background import Timed
 from ddlf.monitor.runs.folder import How
 
 

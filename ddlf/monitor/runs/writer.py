@@ -20,7 +20,7 @@ from ddlf.events.history import row
 from ddlf.events.record import RoundRecord
 from ddlf.events.sinks import to_json
 from ddlf.monitor.runs import folder, summary
-from ddlf.monitor.runs.behind import Timed
+from ddlf.monitor.runs.background import Timed
 from ddlf.monitor.runs.logs import STAMP
 
 ELSEWHERE = (e.SlotMoved, e.PhaseMoved, e.WorkerWrote)

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from ddlf import events as e
-from ddlf.monitor.observe.board import MOST_LINES, MOST_SPANS, Board, Seen
-from ddlf.monitor.observe.series import MOST_POINTS, Series
+from ddlf.monitor.dashboard.board import MOST_LINES, MOST_POINTS, MOST_SPANS, Board, Seen, Series
 from tests.monitor.dashboard.made_up import beginning, one_round
 
 

@@ -11,9 +11,9 @@ from ddlf.cli import dashboard as cli
 from ddlf.cli.stopping import Stop
 from ddlf.cluster.cluster import Cluster
 from ddlf.errors import ConfigError, ConnectError, ListenError
-from ddlf.monitor.dashboard import places
+from ddlf.monitor.dashboard import address
 from ddlf.monitor.dashboard.server import Dashboard
-from ddlf.monitor.observe.display import Display
+from ddlf.monitor.terminal.display import Display
 from ddlf.testing import FakeRun, in_process_cluster
 from tests.patience import PATIENCE_S
 
@@ -107,7 +107,7 @@ def lines_of(capsys):
             in_process_cluster(1) as cluster,
             cli.served(cluster, None, options(dashboard=wanted), display, Stop(), "lab"),
         ):
-            pages = places.found()
+            pages = address.open_pages()
         captured = capsys.readouterr()
         return (captured.out if prints else captured.err).splitlines(), pages
 

@@ -12,10 +12,10 @@ from websockets.exceptions import InvalidStatus
 
 from ddlf.cli.stopping import Stop
 from ddlf.errors import AuthError, ConnectError
-from ddlf.monitor.dashboard import places
+from ddlf.monitor.dashboard import address
+from ddlf.monitor.dashboard.board import Board
 from ddlf.monitor.dashboard.server import Dashboard
 from ddlf.monitor.dashboard.viewer import watch
-from ddlf.monitor.observe.board import Board
 from tests.monitor.dashboard.made_up import answers, beginning, one_round
 from tests.patience import PATIENCE_S
 
@@ -241,8 +241,8 @@ async def test_a_terminal_sees_what_the_page_shows_and_ends_with_the_master():
 
 async def test_a_page_is_found_as_long_as_it_is_shown():
     async with page() as dashboard:
-        assert [place["url"] for place in places.found()] == [dashboard.url]
-    assert places.found() == []
+        assert [place["url"] for place in address.open_pages()] == [dashboard.url]
+    assert address.open_pages() == []
 
 
 async def test_metrics_have_base_units_and_are_what_prometheus_reads():

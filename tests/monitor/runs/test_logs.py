@@ -82,7 +82,7 @@ def test_a_run_whose_workers_wrote_nothing_says_so(tmp_path, capsys):
     run(tmp_path, "app", [])
     code, text, error = ddlf(capsys, "logs", "--out", str(tmp_path))
     assert (code, text) == (0, "")
-    assert "nothing was written by workers in" in error
+    assert "the workers printed nothing in" in error
 
 
 def test_a_file_that_becomes_too_long_is_begun_anew_and_followed(tmp_path, monkeypatch):
@@ -105,4 +105,4 @@ def test_a_worker_that_wrote_nothing_is_told_with_those_that_did(tmp_path, capsy
     path = run(tmp_path, "app", TOLD)
     code, text, error = ddlf(capsys, "logs", "--out", str(tmp_path), "--worker", "wroker 1")
     assert (code, text) == (0, "")
-    assert error == f"nothing was written by wroker 1 in {path.name}: those of pc-03, worker-1, worker-2\n"
+    assert error == f"wroker 1 printed nothing in {path.name}; there are lines of pc-03, worker-1, worker-2\n"

@@ -20,10 +20,10 @@ from ddlf.errors import ConfigError
 from ddlf.events import Evaluated, ModelSaved, SlotMoved, WorkerWrote
 from ddlf.events.history import History
 from ddlf.events.sinks import from_json
-from ddlf.monitor.observe.display import Display
 from ddlf.monitor.runs import folder, past
 from ddlf.monitor.runs.recording import recorded
 from ddlf.monitor.runs.summary import without_secrets
+from ddlf.monitor.terminal.display import Display
 from ddlf.testing import FakeRun, in_process_cluster
 from tests.patience import PATIENCE_S
 

@@ -5,9 +5,9 @@ import threading
 import pytest
 
 from ddlf import events as e
-from ddlf.monitor.observe import plain
-from ddlf.monitor.observe.plain import Lines
-from tests.monitor.observe.told import record
+from ddlf.monitor.terminal import lines as module
+from ddlf.monitor.terminal.lines import Lines
+from tests.monitor.terminal.told import record
 from tests.patience import PATIENCE_S
 
 IMPORTING = e.PhaseBegan(phase=1, what="importing", worker=2)
@@ -25,8 +25,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(plain, "time", clock)
-    monkeypatch.setattr("ddlf.monitor.observe.display.time", clock)
+    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr("ddlf.monitor.terminal.display.time", clock)
     return clock
 
 
@@ -95,7 +95,7 @@ def test_the_thread_that_looks_ends_quietly_when_nobody_reads_any_more(monkeypat
         looked.set()
         raise BrokenPipeError
 
-    monkeypatch.setattr(plain, "LOOK_S", 0.001)
+    monkeypatch.setattr(module, "LOOK_S", 0.001)
     monkeypatch.setattr(Lines, "look", look)
     lines = Lines()
     assert looked.wait(PATIENCE_S)

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from ddlf import events as e
 from ddlf.events.record import RoundRecord
-from ddlf.monitor.observe.phrases import doing, waiting
-from ddlf.monitor.observe.picture import draw
-from ddlf.monitor.observe.state import State
-from tests.monitor.observe.told import BEGAN, a_round, arrived, began, connected, in_training, moved, record, told
+from ddlf.monitor.state import State
+from ddlf.monitor.terminal.live import draw
+from ddlf.monitor.terminal.phrases import doing, waiting
+from tests.monitor.terminal.told import BEGAN, a_round, arrived, began, connected, in_training, moved, record, told
 
 COUNTS = st.integers(1, 9)
 

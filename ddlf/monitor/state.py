@@ -1,4 +1,4 @@
-"""How far a run is, folded from its events: a plain value for whoever shows it. It has no clock: who folds and who asks says what time it is."""
+"""The state of a run, folded from its events, and sums of its updates. It has no clock: callers pass the time."""
 
 from __future__ import annotations
 
@@ -306,3 +306,38 @@ class State:
         if worker not in self.lanes:
             self.lanes[worker] = Lane(worker, f"worker {worker}", now, now)
         return self.lanes[worker]
+
+
+@dataclass(kw_only=True)
+class Sums:
+    """What came of updates.
+
+    Args:
+        updates: How many arrived.
+        trained: Samples that they were trained on, those of each local epoch counted.
+        compute_s: Seconds of local training.
+        transfer_s: The other seconds from sending weights to having updates.
+        bytes_out: Bytes sent for them.
+        bytes_back: Bytes received for them.
+        lost: How often whoever brings them was lost.
+    """
+
+    updates: int = 0
+    trained: int = 0
+    compute_s: float = 0.0
+    transfer_s: float = 0.0
+    bytes_out: int = 0
+    bytes_back: int = 0
+    lost: int = 0
+
+    def add(self, event: e.UpdateArrived | e.WorkerLost) -> None:
+        """Count an update, or a loss."""
+        if isinstance(event, e.WorkerLost):
+            self.lost += 1
+            return
+        self.updates += 1
+        self.trained += event.samples * event.epochs
+        self.compute_s += event.compute_s
+        self.transfer_s += max(event.transfer_s, 0.0)  # two clocks
+        self.bytes_out += event.bytes_out
+        self.bytes_back += event.bytes_back

@@ -3,7 +3,7 @@
 import asyncio
 
 from ddlf import events as e
-from ddlf.monitor.observe.echo import Echo, collapsed, harmless
+from ddlf.monitor.terminal.echo import Echo, collapsed, harmless
 
 
 def wrote(worker, *lines, dropped=0):
@@ -21,7 +21,7 @@ def test_equal_lines_of_several_workers_come_once_and_those_of_one_as_often_as_i
 
 
 async def test_lines_of_several_workers_are_printed_together_when_the_others_have_had_their_time(capsys, monkeypatch):
-    monkeypatch.setattr("ddlf.monitor.observe.echo.WINDOW_S", 0)
+    monkeypatch.setattr("ddlf.monitor.terminal.echo.WINDOW_S", 0)
     echo = Echo()
     for event in (connected(1), connected(2), wrote(1, "same", "mine"), wrote(2, "same")):
         echo(event)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ddlf import events as e
 from ddlf.events.record import RoundRecord
-from ddlf.monitor.observe.state import State
+from ddlf.monitor.state import State
 
 BEGAN = e.RunBegan(run="r", app="Digits", mode="sync", epochs=12, worker_epochs=2, batch_size=16, seed=0)
 

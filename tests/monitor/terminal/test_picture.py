@@ -3,9 +3,9 @@
 import pytest
 
 from ddlf import events as e
-from ddlf.monitor.observe.phrases import duration, number, waiting
-from ddlf.monitor.observe.picture import draw
-from tests.monitor.observe.told import BEGAN, connected, in_training, told
+from ddlf.monitor.terminal.live import draw
+from ddlf.monitor.terminal.phrases import duration, number, waiting
+from tests.monitor.terminal.told import BEGAN, connected, in_training, told
 
 
 def rows(state, now=20.0, width=80, height=24, **more):

@@ -6,15 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddlf.monitor.observe.live import Cell
-from tests.monitor.observe.terminal import Program
-from tests.monitor.observe.told import in_training
+from ddlf.monitor.terminal.live import Cell
+from tests.monitor.terminal.terminal import Program
+from tests.monitor.terminal.told import in_training
 from tests.patience import PATIENCE_S
 
 SHOW = """
 import sys, time
-from tests.monitor.observe.told import in_training
-from ddlf.monitor.observe.live import Terminal
+from tests.monitor.terminal.told import in_training
+from ddlf.monitor.terminal.live import Terminal
 display = Terminal()
 try:
     display.state = in_training({workers})
@@ -134,7 +134,7 @@ MAPS = """
 import asyncio, sys
 from ddlf.monitor import ui
 from ddlf.events import MapBegan, MapEnded, MapMoved
-from ddlf.monitor.observe.live import Terminal
+from ddlf.monitor.terminal.live import Terminal
 
 class Cluster:
     def subscribe(self, sink):

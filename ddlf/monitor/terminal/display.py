@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from ddlf import events as e
 from ddlf.events.record import RoundRecord, put
-from ddlf.monitor.observe.state import Phase, State
+from ddlf.monitor.state import Phase, State
 
 
 class Display:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 
 from ddlf.events.record import size
-from ddlf.monitor.observe.state import Lane, Phase, State
+from ddlf.monitor.state import Lane, Phase, State
 
 DOING = {
     "starting": "starting",

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ddlf.monitor.observe.phrases import doing
-from ddlf.monitor.observe.state import Phase
+from ddlf.monitor.state import Phase
+from ddlf.monitor.terminal.phrases import doing
 
 
 @pytest.mark.parametrize(("total", "words"), [(1, "starting 1 worker"), (2, "starting 2 workers")])
