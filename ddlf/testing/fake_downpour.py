@@ -55,7 +55,7 @@ async def carried(worker: Any, app: Any, task: Task) -> Reply:
     rows = rows_of(app)
     cadence = Cadence(n_fetch=app.n_fetch, n_push=app.n_push)
     size = task.batch_size
-    batches, samples = math.ceil(len(task.indices) / size), worker.samples_of(task)
+    batches, samples = math.ceil(len(task.indices) / size), worker.model.samples_of(task)
     replicas: list[Any] = []
     pushed: dict[str, Any] = {"refused": 0}
     try:

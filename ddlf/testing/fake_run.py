@@ -1,8 +1,7 @@
 """A run without Keras, processes and network: for tests of training algorithms and their rules. Runs on the master, on its event loop.
 
-The master's side is the real thing: settings, loops, rules, codecs, crew, checkpoints. Model and workers are made up of a few arrays. Everything that
-a round depends on is in the bits of its update: weights, samples, seed, round, slot, local epochs, and what the slot's round before has left: a
-momentum, a residual, the weights that it holds. So a run takes milliseconds, and whatever changes it shows.
+Both sides are the real thing: settings, loops, rules, codecs, crew, checkpoints, and on the workers ``Replica`` and what slots keep between rounds.
+Only the model is made up: ``NumpyModel``, a few arrays with random gradients. So a run takes milliseconds, and whatever changes it shows in its bits.
 """
 
 from __future__ import annotations
@@ -10,14 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.local_rules import LOCAL, Control
-from ddlf.algorithms.reading_order import Portion
-from ddlf.algorithms.weights import Weights, is_float
+from ddlf.algorithms.weights import Weights
 from ddlf.app import IApp
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ConfigError, WorkerLost
@@ -33,12 +30,12 @@ from ddlf.training.downpour.worker import End
 from ddlf.training.exchanges.peers import over_links
 from ddlf.training.exchanges.sharded.worker import ShardEnd
 from ddlf.training.reporting import hooked
-from ddlf.training.roles.metrics import NOTHING_COUNTED
 from ddlf.training.roles.statistics import moving
-from ddlf.training.slot.parts import batchnorm as apart
-from ddlf.training.slot.parts import fragments
-from ddlf.training.slot.task import APART, CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, KeptStates, Reply, Task
-from ddlf.training.slot.transfer import read_weights, send_update
+from ddlf.training.slot.numpy_model import CountedSamples, NumpyModel
+from ddlf.training.slot.parts.fragments import exchanged
+from ddlf.training.slot.replica import Replica
+from ddlf.training.slot.task import KeptStates, Reply, Task
+from ddlf.training.slot.transfer import whole
 
 
 class FakeRun(IApp):
@@ -87,7 +84,7 @@ class FakeRun(IApp):
         vars(self).update(settings)
         if self.files:
             self.samples, self.train_data = sum(self.files), getattr(self, "train_data", None) or MadeUp(self.files)
-        self.model = FakeModel(self.start, self.frozen, self.learning_rate, self.norms)
+        self.model = model_of(self)
         self.events: list[Any] = []
         if order:
             if max(order) > workers.N:
@@ -106,56 +103,31 @@ class FakeRun(IApp):
         """Keep it."""
         self.events.append(event)
 
+    def train(self, weights: list[Any], worker_epochs: int, batch_size: int) -> Any:
+        """See ``IApp``; the update is the one that the model has made: a difference of weights would be rounded."""
+        self.model.set_weights(weights)
+        metrics = self.replica.fit(worker_epochs, batch_size, list(self.worker_callbacks))
+        return self.model.update, metrics
+
     async def _train(self, mode: str, *given: int | None, fresh: bool) -> History:
         return await start.train(self, mode, *given, fresh=fresh, crew_of=_crew_of)
 
 
-class BatchNormalization:
-    """Called as that of Keras, by which it is found, with nothing but weights."""
-
-    trainable = True
-
-    def __init__(self, weights: list[Any], frozen: frozenset[str]) -> None:
-        self.weights = weights
-        self.non_trainable_weights = [weight for weight in weights if weight.path in frozen]
-        self._non_trainable_variables = weights
-
-
-class FakeModel:
-    """Weights, and what the master asks of a Keras model."""
-
-    built = True
-    name = "fake"
-
-    def __init__(
-        self,
-        start: dict[str, np.ndarray[Any, Any]],
-        frozen: frozenset[str],
-        learning_rate: float,
-        norms: frozenset[str] = frozenset(),
-    ) -> None:
-        self.weights = [SimpleNamespace(path=p, shape=a.shape, dtype=str(a.dtype)) for p, a in start.items()]
-        self.trainable_weights = [weight for weight in self.weights if weight.path not in frozen]
-        self.non_trainable_weights = [weight for weight in self.weights if weight.path in frozen]
-        self.optimizer = SimpleNamespace(get_config=lambda: {"name": "sgd", "learning_rate": learning_rate})
-        theirs = [weight for weight in self.weights if weight.path in norms]
-        self._layers = [BatchNormalization(theirs, frozen)] if theirs else []
-        self.set_weights(list(start.values()))
-
-    def _flatten_layers(self) -> list[BatchNormalization]:
-        return self._layers
-
-    def get_weights(self) -> Weights:
-        """Copies, as Keras gives them."""
-        return [array.copy() for array in self._arrays]
-
-    def set_weights(self, arrays: Weights) -> None:
-        """Take copies."""
-        self._arrays = [np.array(array) for array in arrays]
+def model_of(app: FakeRun) -> NumpyModel:
+    """Return a new model of a run."""
+    data = getattr(app, "train_data", None)
+    return NumpyModel(
+        app.start,
+        app.frozen,
+        app.learning_rate,
+        app.norms,
+        app.samples,
+        None if data is None else lambda version: data.at(version).manifest.sizes,
+    )
 
 
 class FakeWorker:
-    """Carries slots as a worker's ``Replica`` does. A test replaces ``fit``, ``train`` or ``rpc`` to disturb it.
+    """A worker with a ``Replica`` of its own. A test replaces ``fit``, ``train`` or ``rpc`` to disturb it.
 
     Args:
         number: Number, from 1.
@@ -163,7 +135,8 @@ class FakeWorker:
     Attributes:
         lost: Whether it is lost; ``reconnect`` brings it back, and then what it held is gone.
         asked: What the master asked for: names of functions with their arguments, a task as ``Task``.
-        kept: What slots have left here.
+        replica: Its replica of the run; none before ``open``.
+        model: The model of that.
         compute_s: How long it says that a task took.
     """
 
@@ -178,18 +151,32 @@ class FakeWorker:
         self.lost = False
         self.carrying: asyncio.Future[Reply] | None = None
         self.asked: list[tuple[Any, ...]] = []
-        self.kept = KeptStates()
         self.turns: Turns | None = None
         self.others: dict[int, FakeWorker] = {}
 
     def open(self, app: FakeRun) -> None:
         """Take part in a run, with nothing of before."""
         leave(self)
-        self.kept, self.ask = KeptStates(), over_links(self._ask)
+        own: FakeRun = object.__new__(type(app))
+        vars(own).update(vars(app), _weights=None)  # those of the master's model
+        self.model = own.model = model_of(app)
+        self.model.steps = lambda *given: self.fit(*given)
+        self.model.measures = lambda *given: self.measure(*given)
+        self.replica = Replica(self, own)  # type: ignore[arg-type]
+        self.replica.use(self.model, CountedSamples())
+        self.ask = over_links(self._ask)
         self.end: Any = ShardEnd(self.id, self.ask, self.kept)
         if app.mode == "downpour":
             self.end = End(self.id, self.ask, lambda: rows_of(app))
         self._app, self._like = app, list(app.start.values())
+
+    @property
+    def kept(self) -> KeptStates:
+        """What slots have left here."""
+        return self.replica.slots
+
+    def tell(self, **facts: Any) -> None:
+        """See ``Worker``."""
 
     @property
     def connected(self) -> bool:
@@ -223,9 +210,9 @@ class FakeWorker:
         if verb == "measure":
             if "generation" in task.weights:
                 await self.end.have(**task.weights, like=self._like)
-                found = self.measure(task, self.end.weights(task.weights["generation"]))
-                return self.end.measured(task, found, moving(vars(self._app)["model"]), list(self._app.start))
-            return self.measure(task, read_weights(task.weights, None, self._like))
+                found = self.replica.statistics(self._with_weights(task))
+                return self.end.measured(task, found, moving(self.model), list(self._app.start))
+            return self.replica.statistics(task)
         if self._app.mode == "downpour":
             return await carried_until_lost(self, self._app, task)
         if "generation" in task.weights:
@@ -245,99 +232,25 @@ class FakeWorker:
         return await other.end.answer(verb, *arguments)
 
     def train(self, task: Task) -> Reply:
-        """One round of one slot."""
-        before = self.kept.begin(task)
-        told, sharded = task.weights, "generation" in task.weights
-        weights = self.end.weights(told["generation"]) if sharded else read_weights(told, before.get(HELD), self._like)
-        exact = [path in self._app.frozen or i in task.apart for i, path in enumerate(self._app.start)]
-        own, momentum = before.get(OWN), before.get(OPTIMIZER)
-        begun = apart.begin(fragments.begin(task, weights, own, exact), before.get(APART))
-        update, momentum = self.fit(task, begun, momentum)
-        update, control = self.corrected(task, begun, update, before.get(CONTROL))
-        update, aside = apart.end(task, weights, begun, update)
-        update, own = fragments.end(task, weights, begun, update)
-        tensors = fragments.exchanged(task, weights, exact)
-        encoded, residual, error = send_update(task.codec, update, exact, before.get(RESIDUAL), tensors)
-        left: dict[str, list[Any]] = {OPTIMIZER: momentum, RESIDUAL: residual, HELD: weights, OWN: own, APART: aside}
-        left[CONTROL] = control
-        self.kept.leave(task, left)
-        return Reply(
-            task=task,
-            update=self.end.sent(task, encoded, list(self._app.start), tensors) if sharded else encoded,
-            codec_error=error,
-            samples=len(task.indices),
-            fed=None,
-            metrics={"loss": float(np.abs(weights[0]).mean()), "accuracy": accuracy_of(weights)},
-            counted=NOTHING_COUNTED,
-            compute_s=self.compute_s,
-            wait_data_s=0.0,
-            files=(),
-            stopped=False,
-            state={name: left[name] for name in task.back},
-        )
+        """Carry one round of one slot."""
+        if "generation" not in task.weights:
+            return replace(self.replica.carry(task), compute_s=self.compute_s)
+        reply = self.replica.carry(self._with_weights(task))
+        tensors = exchanged(task, self._like, self.model.lossless)
+        update = self.end.sent(task, reply.update, list(self._app.start), tensors)
+        return replace(reply, task=task, update=update, compute_s=self.compute_s)
 
-    def samples_of(self, task: Task) -> Any:
-        """Numbers of a task's samples."""
-        if not isinstance(task.indices, Portion):
-            return task.indices
-        return task.indices.ids(self._app.train_data.at(task.indices.version).manifest.sizes)
-
-    def measure(self, task: Task, weights: Weights) -> Weights:
-        """Moving statistics ``s + learning_rate * (mean(samples) / n + |mean of the first weight|)``, with ``s`` what they were."""
-        found = np.mean(self.samples_of(task)) / self._app.samples + np.abs(np.mean(weights[0]))
-        return [
-            np.asarray(weights[place] + self._app.learning_rate * found, weights[place].dtype)
-            for place in moving(vars(self._app)["model"])
-        ]
+    def _with_weights(self, task: Task) -> Task:
+        """Return a task of the sharded exchange with the weights that it names."""
+        return replace(task, weights=whole(self.end.weights(task.weights["generation"])))
 
     def fit(self, task: Task, weights: Weights, momentum: Weights | None) -> tuple[Weights, Weights]:
-        """Train locally; with ``w`` a weight, per tensor of floats::
+        """See ``NumpyModel.step``."""
+        return self.model.step(task, weights, momentum)
 
-            g = 0.1 w + epochs * N(0, 1),  m <- 0.9 m + g,  update = learning_rate * m
-
-        The update of integers and booleans is of ones, which nobody may apply.
-
-        Returns:
-            The update (weights before minus weights after) and the momentum.
-        """
-        chance = np.random.default_rng((task.seed, task.round, task.slot, int(self.samples_of(task).sum())))
-        update, after = [], []
-        for w, m in zip(weights, momentum or [np.zeros_like(w) for w in weights], strict=True):
-            if is_float(w):
-                g = 0.1 * w + np.asarray(chance.normal(size=w.shape), w.dtype) * task.epochs
-                m = np.asarray(w.dtype.type(0.9) * m + np.asarray(g, w.dtype))
-                update.append(np.asarray(w.dtype.type(self._app.learning_rate) * m))
-            else:
-                update.append(np.ones_like(w))
-            after.append(m)
-        return update, after
-
-    def corrected(
-        self, task: Any, weights: Weights, update: Weights, control: Control | None
-    ) -> tuple[Weights, Control]:
-        """A second step, whose gradient is what the local rule adds to it, and no other.
-
-        Returns:
-            The update of both, and the slot's control after them.
-        """
-        rule, stepped = LOCAL.read(task.local), []
-        after: Control = []
-        for place, (path, w, u) in enumerate(zip(self._app.start, weights, update, strict=True)):
-            if task.local == "plain" or path in self._app.frozen:
-                stepped.append(u)
-                after.append(None)
-                continue
-            both = [None if one is None else one[place] for one in (control, task.control)]
-            mine, mean = (np.zeros_like(w) if one is None else one for one in both)
-            rate = w.dtype.type(self._app.learning_rate)
-            stepped.append(np.asarray(u + rate * rule.correction(w - u, rule.held(w, mine, mean)), w.dtype))
-            after.append(rule.left(mine, mean, stepped[-1], 1, float(rate)))
-        return stepped, after
-
-
-def accuracy_of(weights: Weights) -> float:
-    """What a fake worker says of the weights that it began with."""
-    return float(1 / (1 + np.abs(weights[0]).mean()))
+    def measure(self, task: Task, weights: Weights) -> Weights:
+        """See ``NumpyModel.measure``."""
+        return self.model.measure(task, weights)
 
 
 class FakeCluster:

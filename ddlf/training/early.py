@@ -157,18 +157,6 @@ def chosen_exchange(settings: Mapping[str, Any], workers: int, weights: int) -> 
     )
 
 
-def keeps_little(optimizer: Mapping[str, Any]) -> bool:
-    """Whether an optimizer keeps a few numbers, and not as much as the weights.
-
-    Args:
-        optimizer: What the model was compiled with, as ``describe_optimizer`` gives it.
-    """
-    more = ("momentum", "use_ema", "gradient_accumulation_steps")
-    return optimizer.get("optimizer") in ("SGD", None, "NoneType") and not any(
-        optimizer.get(f"optimizer {name}") not in (None, False, 0, "None") for name in more
-    )
-
-
 def check_slots(settings: Mapping[str, Any], slots: int, fewest: int = 0) -> None:
     """Refuse a merge that needs more slots than there are.
 

@@ -151,7 +151,7 @@ class Both:
             self._order = Portion(shuffle="none", seed=self._seed, epoch=0, slots=1, start=0, stop=samples)
         self._model = KerasModel(app)
         codec = CODEC.read("float32")
-        states = SlotStates(app._run, crew, [{}], codec, optimizers=False, differences=False)
+        states = SlotStates(app._run, crew, [{}], {})
         weights_out = WeightsOut("float32", [True] * len(self._start))
         self._exchange = Exchange(app._run, samples, codec.name, weights_out, states)
         self._last: Reply | None = None

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ddlf.algorithms.codec import Outward
 from ddlf.algorithms.named import Named
 from ddlf.errors import CheckpointCorrupt, CheckpointMismatch, ConfigError
 from ddlf.events import CheckpointDamaged
@@ -33,7 +32,7 @@ from ddlf.training.roles.describe import describe, describe_optimizer
 from ddlf.training.rounds import shapes
 from ddlf.training.settings.setting import Use
 from ddlf.training.settings.settings import SETTINGS
-from ddlf.training.slot.task import APART, CONTROL, HELD, OPTIMIZER, OWN
+from ddlf.training.slot.parts import PARTS
 
 SAME_TRAINING = ("samples", "data", "model", "precision", "optimizer")
 """Settings that cannot change when an app is trained on; those of the optimizer cannot, either."""
@@ -258,11 +257,7 @@ def _go_on(app: Any, before: Progress, now: dict[str, Any]) -> Progress:
         )
     rules = ("exchange", "outer", "arrival", "push_rule", "shards", "shard_cut", "softsync")
     same = all(_known(rule, before.settings.get(rule)) == _known(rule, now[rule]) for rule in rules)
-    held = Outward.read(now["weights_codec"]).delta or str(now["outer"]).startswith("streaming")
-    steps = now["optimizer_state"] != "fresh" and now["mode"] != "downpour"  # whose replicas have another optimizer
-    kept = {OPTIMIZER: steps, HELD: held, OWN: same, APART: now["batchnorm"] == "local"}
-    kept[CONTROL] = before.settings.get("local_rule") == now["local_rule"]
-    gone = [name for name, wanted in kept.items() if not wanted]
+    gone = [part.name for part in PARTS if not part.goes_on(before.settings, now, same)]
     return dataclasses.replace(
         before,
         weights=app.model.get_weights(),  # the user may have set others

@@ -13,27 +13,27 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddlf.algorithms.codec import Codec
-from ddlf.algorithms.local_rules import mean_control
-from ddlf.algorithms.streaming import Streaming
-from ddlf.algorithms.weights import Weights, digest, mean_of
+from ddlf.algorithms.weights import Weights, digest
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import CheckpointError, DDLFError
 from ddlf.events import ResidualDropped
 from ddlf.training.checkpoints.slices import Slices
 from ddlf.training.crew import Crew
-from ddlf.training.early import keeps_little
 from ddlf.training.exchanges.sharded.copies import left_of, left_parts
 from ddlf.training.recovery import LOSS
 from ddlf.training.restoring import Restoring
 from ddlf.training.roles import REPLICA
 from ddlf.training.slices import Writing
-from ddlf.training.slot.task import APART, CALLBACKS, CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, Reply, SlotState
+from ddlf.training.slot.part import Kept, Left, SlotPlan
+from ddlf.training.slot.parts import PARTS, kept_parts
+from ddlf.training.slot.task import CONTROL, HELD, OPTIMIZER, Reply, SlotState
 
 if TYPE_CHECKING:
     from ddlf.training.exchange import Outwards
     from ddlf.training.progress import Progress
 
+AT_HOME = tuple(part.name for part in PARTS if not part.travels)
+"""Parts that the master has by itself."""
 FETCH_S = 30.0
 """How long a worker may take to give what a slot left. It does so beside its training, so only the network can take that long."""
 
@@ -44,26 +44,19 @@ class SlotStates:
     Args:
         run: Name of the training run.
         crew: Workers.
-        known: State of each slot to begin with, of a checkpoint or of the run before. Its entries are replaced by what the master gets to know.
-        codec: Codec of the updates.
-        optimizers: Whether slots' optimizers are kept from round to round.
-        stays: Whether they stay on the workers: they do not come back with each reply.
-        copies: Whether other workers keep copies of what does not come back.
-        apart: Whether slots keep some weights apart.
-        averages: Whether each round begins with the mean of them.
-        differences: Whether weights travel as differences.
-        fragments: Whether they do in fragments.
-        controls: Whether slots have controls, by the local rule.
-        callbacks: Whether there are callbacks on the workers.
-        there: Whether the weights are on the workers: then so are the means that rounds begin with, and what these are made of.
+        known: State of each slot to begin with, from a checkpoint or the run before. Its entries are replaced as the master learns more.
+        parts: How slots keep their parts, by name.
+        codec: Name of the codec of updates, for the event that something was lost.
+        there: Whether the weights are on the workers. Then so are the means that rounds begin with, and what these are made of.
         restoring: Has what slots have left that is in slices of a checkpoint.
 
     Attributes:
-        keep: Groups that stay on a slot's worker.
-        back: Groups that come back with each reply.
-        shared: Groups that every slot begins its next round with, in the place of its own.
-        copied: Groups that do not come back, and of which other workers keep copies.
-        averages, controls: As they were given.
+        keep: Parts that stay on a slot's worker.
+        back: Parts that come back with each reply.
+        shared: Parts that every slot begins its next round with, in the place of its own.
+        copied: Parts that do not come back, and of which other workers keep copies.
+        averages: Whether each round begins with the mean of the slots' optimizers.
+        controls: Whether slots have controls.
         mean: Brings the mean of slots' optimizers here, where it is on workers; see ``mean_is``.
     """
 
@@ -72,60 +65,39 @@ class SlotStates:
         run: str,
         crew: Crew,
         known: list[SlotState],
-        codec: Codec,
+        parts: Mapping[str, Kept],
+        codec: str = "float32",
         *,
-        optimizers: bool,
-        differences: bool,
-        stays: bool = False,
-        copies: bool = False,
-        apart: bool = False,
-        averages: bool = False,
-        fragments: bool = False,
-        controls: bool = False,
-        callbacks: bool = False,
         there: bool = False,
         restoring: Restoring | None = None,
     ) -> None:
         self._role = (run, REPLICA)
         self._crew = crew
-        self._codec = codec.name
+        self._parts, self._codec, self._there = parts, codec, there
         self._known = known
         self._on: dict[int, tuple[int, int, int]] = {}  # slot -> worker, its number of openings, round that left it
         self._coming: dict[int, asyncio.Future[SlotState]] = {}
-        kept = {
-            OPTIMIZER: optimizers,
-            CALLBACKS: callbacks,
-            RESIDUAL: codec.biased,
-            HELD: differences,
-            OWN: fragments,
-            APART: apart,
-            CONTROL: controls,
-        }
-        self.keep = tuple(name for name, wanted in kept.items() if wanted)
-        back = {
-            OPTIMIZER: optimizers and not stays,
-            APART: apart,
-            CALLBACKS: callbacks,
-            CONTROL: controls and not there,
-        }
-        self.back = tuple(name for name, wanted in back.items() if wanted)
-        self.averages, self.controls, self._there = averages, controls, there
+        self.keep = tuple(parts)
+        self.back = tuple(name for name, part in parts.items() if part.back)
+        self._averaged = tuple(name for name, part in parts.items() if part.shared)
+        self.averages, self.controls = OPTIMIZER in self._averaged, CONTROL in parts
         self.shared: SlotState = {}
         self.mean: Callable[[], Weights] | None = None  # that of slots' optimizers, where it is not shared from here
-        if averages and (begun := [state[OPTIMIZER] for state in known if OPTIMIZER in state]):
-            # Of a training that was stopped all are that mean already; the mean of equal numbers may be rounded.
-            begun = begun[:1] if len(set(map(digest, begun))) == 1 else begun
-            self._share(begun, [1] * len(begun))
+        for name in self._averaged:
+            if begun := [state[name] for state in known if name in state]:
+                # Of a training that was stopped all are that mean already; the mean of equal numbers may be rounded.
+                begun = begun[:1] if len(set(map(digest, begun))) == 1 else begun
+                self._share(name, begun, [1] * len(begun))
         if there and self.shared:
             mean, self.shared = self.shared[OPTIMIZER], {}
             self.mean_is(lambda: mean)
-        elsewhere = (
-            *self.back,
-            HELD,
-            *([OPTIMIZER] if averages and there else []),
-        )  # what a mean was made of is not needed any more
-        self._fetched = tuple(name for name in self.keep if name not in elsewhere)
-        self.copied = self._fetched if copies else ()
+        # What a mean on the workers was made of is not needed any more.
+        self._fetched = tuple(
+            name
+            for name, part in parts.items()
+            if not part.back and name not in AT_HOME and not (there and part.shared)
+        )
+        self.copied = self._fetched if there and any(part.copied for part in parts.values()) else ()
         self._copies: dict[int, tuple[int, int, int]] = {}  # as _on, of the last copy
         self._stored: dict[
             int, tuple[int, dict[str, int], Slices, int]
@@ -150,7 +122,7 @@ class SlotStates:
         lengths, place = self._unread[slot]
         member = self._crew.member(worker.id)
         await self._restoring.give(worker, slices, [place])
-        known = {name: group for name, group in self._known[slot].items() if name != HELD}
+        known = {name: group for name, group in self._known[slot].items() if name not in AT_HOME}
         await worker.call(self._role, "left_restored", slot, number, known, lengths, place)
         self._on[slot] = worker.id, member[1] if member else -1, number
         self._stored[slot] = number, lengths, slices, place
@@ -163,7 +135,7 @@ class SlotStates:
         slot = reply.slot
         self._coming.pop(slot, None)
         self._on.pop(slot, None)
-        self._known[slot] = {name: group for name, group in self._known[slot].items() if name == HELD} | reply.state
+        self._known[slot] = {name: group for name, group in self._known[slot].items() if name in AT_HOME} | reply.state
         if self._fetched:
             self._on[slot] = self._left_by(reply)
 
@@ -193,12 +165,13 @@ class SlotStates:
 
     def round_over(self, replies: Sequence[Reply]) -> None:
         """Say that the replies of a round have all been taken in: what slots share follows from them."""
-        if self.averages and not self._there:
-            self._share([reply.state[OPTIMIZER] for reply in replies], [reply.samples for reply in replies])
+        for name in () if self._there else self._averaged:
+            self._share(name, [reply.state[name] for reply in replies], [reply.samples for reply in replies])
 
-    def _share(self, optimizers: Sequence[Weights], samples: Sequence[int]) -> None:
-        """Have all slots begin with the mean of these states of optimizers; who joins later does, too."""
-        self.shared = {OPTIMIZER: mean_of(optimizers, samples)}
+    def _share(self, name: str, left: Sequence[Left], samples: Sequence[int]) -> None:
+        """Let all slots begin with the mean of these parts, those that join later, too."""
+        if (mean := self._parts[name].mean) is not None:
+            self.shared = {**self.shared, name: mean(left, samples)}
         for slot, state in enumerate(self._known):
             self._known[slot] = state | self.shared
 
@@ -219,13 +192,15 @@ class SlotStates:
 
     async def means(self) -> SlotState:
         """The means that the next round begins with, where they are to be given to workers from here."""
-        if not (self.averages or self.controls):
-            return {}
-        states, found = await self.all(), SlotState()
-        if self.averages and (begun := [state[OPTIMIZER] for state in states if OPTIMIZER in state]):
-            found[OPTIMIZER] = begun[0]
-        control = mean_control([state.get(CONTROL) for state in states]) if self.controls else None
-        return found if control is None else found | {CONTROL: control}
+        means = {name: part for name, part in self._parts.items() if part.mean is not None}
+        states = await self.all() if means else []
+        found = SlotState()
+        for name, part in means.items():
+            left = [state.get(name) for state in states]
+            known = [one for one in left if one is not None]
+            if known and part.mean is not None:
+                found[name] = known[0] if part.shared else part.mean(left, [1] * len(left))  # shared: each is the mean
+        return found
 
     def where(self, slot: int, group: str) -> tuple[int, int] | list[Any] | None:
         """Where a group of what a slot has left is: a worker, and the round; or the group, if it is here; None if it is nowhere."""
@@ -252,7 +227,7 @@ class SlotStates:
             return None
         coming = None if self.at(slot, holds) else self._coming_of(slot)
         whole = self._known[slot] | (await asyncio.shield(coming) if coming else {})
-        return {name: group for name, group in whole.items() if name != HELD}
+        return {name: group for name, group in whole.items() if name not in AT_HOME}
 
     def set_back(self, states: list[SlotState]) -> None:
         """Say that slots have left this, and nothing since; the list is gone on with."""
@@ -374,25 +349,13 @@ def states_of(app: Any, crew: Crew, progress: Progress, settings: Mapping[str, A
         settings: Every setting as it is used, by name.
         how: How weights travel.
     """
-    sharded, kind = settings["exchange"] == "sharded", settings["optimizer_state"]
-    steers = settings["local_rule"].steers
-    trains = settings["exchange"] != "gradient" and settings["mode"] != "downpour"
-    # What is as large as the weights stays, and is copied where it is not to be lost with its worker.
-    copies = sharded and (kind in ("kept", "averaged") or steers)
-    return SlotStates(
-        app._run,
-        crew,
-        progress.states,
-        settings["codec"],
-        optimizers=kind != "fresh" and trains,
-        apart=settings["batchnorm"] == "local",
-        averages=kind == "averaged",
-        stays=kind == "stays" or (sharded and (kind == "averaged" or not keeps_little(app._optimizer))),
-        copies=copies,
+    plan = SlotPlan(
+        settings=settings,
+        optimizer=app._optimizer,
         differences=how.differences,
-        fragments=isinstance(settings["outer"], Streaming),
-        controls=steers,
         callbacks=bool(app.worker_callbacks),
-        there=sharded,
-        restoring=how.restoring,
+    )
+    codec = settings["codec"].name
+    return SlotStates(
+        app._run, crew, progress.states, kept_parts(plan), codec, there=plan.sharded, restoring=how.restoring
     )

@@ -12,7 +12,8 @@ from ddlf.errors import ConfigError
 from ddlf.events import Warned
 from ddlf.testing import FakeCluster, FakeRun
 from ddlf.training.exchange import WeightsOut
-from ddlf.training.slot.parts.fragments import begin, end, exchanged
+from ddlf.training.slot.part import SlotRound
+from ddlf.training.slot.parts.fragments import OwnFragments
 
 START = {f"layer/{i}": np.random.default_rng(i).normal(size=(30, 20 + i)).astype(np.float32) for i in range(8)}
 
@@ -58,18 +59,17 @@ def test_over_ten_rounds_it_is_the_formula_of_its_source(alpha):
         expected.append(w.copy())
 
     weights, state, own, last = [np.ones(4)] * 3, rule.init([np.ones(4)] * 3), [None] * 3, [-1, -1]
-    exact = [not flag for flag in trainable]
+    model = SimpleNamespace(lossless=[not flag for flag in trainable])
     for r in range(10):
-        task = SimpleNamespace(merged=tuple(last), wanted=(r % 2,), alpha=alpha, round=r)
+        task = SimpleNamespace(merged=tuple(last), wanted=(r % 2,), alpha=alpha, round=r, apart=())
         updates = []
         for slot in range(3):
-            begun = begin(task, weights, own[slot], exact)
-            update, own[slot] = end(
-                task, weights, begun, [0.2 * (b - p) for b, p in zip(begun, points[slot], strict=True)]
-            )
-            sent = exchanged(task, weights, exact)
-            updates.append([u if i in sent else np.zeros(4) for i, u in enumerate(update)])
-        state, weights = rule.update(state, weights, merged(Mean(), updates, counts), trainable, sent)
+            round, part = SlotRound(task, model), OwnFragments(None, model)
+            round.weights = weights
+            round.begun = part.begin(round, weights, own[slot])
+            update, own[slot] = part.end(round, [0.2 * (b - p) for b, p in zip(round.begun, points[slot], strict=True)])
+            updates.append([u if i in round.tensors else np.zeros(4) for i, u in enumerate(update)])
+        state, weights = rule.update(state, weights, merged(Mean(), updates, counts), trainable, round.tensors)
         last[r % 2] = r
         np.testing.assert_allclose(weights, expected[r], rtol=0, atol=1e-12)
 

@@ -28,10 +28,10 @@ from ddlf.algorithms.streaming import deal
 from ddlf.algorithms.weights import is_float
 from ddlf.errors import WorkerLost
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
-from ddlf.testing.fake_run import accuracy_of
 from ddlf.training.roles.statistics import moving
 from ddlf.training.settings.setting import MODES
 from ddlf.training.settings.settings import SETTINGS
+from ddlf.training.slot.numpy_model import accuracy_of
 from ddlf.training.slot.transfer import send_update
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -288,7 +288,7 @@ def alone(run):
         worker, control = run.cluster.workers[0], kept.get("control")
         task.local, task.control = str(LOCAL.read(run.local_rule)), control
         update, momentum = worker.fit(task, begin, kept.get("momentum"))
-        update, control = worker.corrected(task, begin, update, control)
+        update, control = worker.model.corrected(task, begin, update, control)
         encoded, residual, _ = send_update(run.codec, update, [not flag for flag in trains], kept.get("residual"))
         kept = {"residual": residual, "control": control} | (
             {"momentum": momentum} if run.optimizer_state != "fresh" else {}

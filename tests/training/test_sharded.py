@@ -13,9 +13,9 @@ from ddlf.events import ExchangeChosen, ResidualDropped, UpdateClipped, Warned, 
 from ddlf.rpc.values import dumps, loads
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
-from ddlf.training.early import keeps_little
 from ddlf.training.exchanges.sharded.copies import Copies
 from ddlf.training.rounds import Elsewhere
+from ddlf.training.slot.parts.optimizer import keeps_little
 
 CHANCE = np.random.default_rng(1)
 START = {
@@ -242,7 +242,7 @@ async def test_controls_of_slots_that_do_not_train_in_a_round_count_also_where_o
 
 @pytest.mark.parametrize("settings", LATELY.values(), ids=LATELY)
 async def test_of_what_slots_share_nothing_passes_the_master_in_a_round(settings, monkeypatch):
-    monkeypatch.setattr("ddlf.training.states.keeps_little", lambda optimizer: False)
+    monkeypatch.setattr("ddlf.training.slot.parts.optimizer.keeps_little", lambda optimizer: False)
     start = {**START, "dense/kernel": CHANCE.normal(size=(400, 300)).astype("f4")}
     size, passed = start["dense/kernel"].nbytes, [0]
     run = run_of(**{**settings, "worker_steps": None, "master_epochs": 4, "start": start})

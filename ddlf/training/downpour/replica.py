@@ -22,8 +22,11 @@ from ddlf.training.downpour.worker import End, record, shares
 from ddlf.training.exchanges.peers import Unreached
 from ddlf.training.roles.calling import CallingReplica
 from ddlf.training.slot.app import App, run_train
+from ddlf.training.slot.keras_model import KerasModel
+from ddlf.training.slot.parts.callbacks import WorkerCallbacks
+from ddlf.training.slot.parts.optimizer import OptimizerState
 from ddlf.training.slot.replica import MOVED_EVERY_S
-from ddlf.training.slot.task import CALLBACKS, MOST_FILES, Reply, SlotState, Task
+from ddlf.training.slot.task import MOST_FILES, Reply, Task
 from ddlf.worker.activity import Shard
 from ddlf.worker.methods import concurrent, offered
 
@@ -43,7 +46,10 @@ class DownpourReplica(CallingReplica):
         run: Name of the run, by which the other workers find their replicas.
     """
 
+    PARTS = (OptimizerState, WorkerCallbacks)
+
     _end: End
+    _model: KerasModel
 
     def __init__(self, worker: Worker, app: App, run: str) -> None:
         super().__init__(worker, app, run)
@@ -156,8 +162,7 @@ class DownpourReplica(CallingReplica):
     def carry(self, task: Task) -> Reply:
         """Carry the replicas of a slot through one round."""
         begin = time.perf_counter()
-        self.stopping = False
-        self._begin(task, self._kept.begin(task))
+        round = self._begin_round(task)
         self.app.indices, self._turns = task.indices, None
         metrics: dict[str, float] = {}
         pushed: dict[str, Any] = {}
@@ -175,8 +180,7 @@ class DownpourReplica(CallingReplica):
             for one in replicas:
                 self._loop.call_soon_threadsafe(one.end)
         fault = None if self._turns is None else self._turns.fault
-        left: SlotState = {CALLBACKS: self._callbacks.read()}
-        self._kept.leave(task, left)
+        left = self._end_round(round, [])
         wait_data_s, files = self._samples.told()
         return Reply(
             task=task,
@@ -241,7 +245,7 @@ class DownpourReplica(CallingReplica):
                 self._tell(epoch, min((batch + 1) * batch_size, len(order)), logs)
             return self.stopping
 
-        numbers, begun = range(first, first + 1), self._callbacks.go_on()
+        numbers, begun = range(first, first + 1), self._fit_begins()
         model, data, telling = self._model, feed.dataset, [*callbacks, turns.callback()]
         return self._samples.during(lambda: model.fit(data, numbers, telling, begin_epoch, end_batch, begun))
 

@@ -7,15 +7,19 @@ from typing import Any
 
 import numpy as np
 
+from ddlf.algorithms.local_rules import LOCAL, Control, LocalRule, Plain
 from ddlf.algorithms.weights import Weights
+from ddlf.errors import AppError
 from ddlf.training.exchanges.gradient import Gradients
 from ddlf.training.roles.build import describe_weights
 from ddlf.training.roles.describe import describe_optimizer
 from ddlf.training.roles.metrics import NOTHING_COUNTED, counted_names, read_state, scalars
 from ddlf.training.roles.optimizer_state import no_final_averages, read_optimizer, write_optimizer, write_rates
+from ddlf.training.roles.optimizers import HELD_PATH, innermost
 from ddlf.training.roles.quick_step import quick_step
 from ddlf.training.roles.randomness import keeps_a_seed, reseed
 from ddlf.training.roles.run_position import RunPosition
+from ddlf.training.roles.statistics import measured
 from ddlf.training.slot.entries import entries_of
 from ddlf.training.slot.parts.callbacks import look_at_batches
 from ddlf.training.slot.task import Task
@@ -52,7 +56,7 @@ class KerasModel:
     Attributes:
         like: Zeros with the shapes and types of the model's weights.
         lossless: Whether each weight must travel exactly: those that are not trained.
-        gradients: What keeps the gradients of a batch, where these are exchanged; else None.
+        rule: See ``TrainableModel``.
     """
 
     def __init__(self, app: Any) -> None:
@@ -61,13 +65,14 @@ class KerasModel:
         self._steps = model.steps_per_execution
         self._by_steps = False  # whether something happens between calls of the compiled step, in each round
         trained = {id(weight) for weight in model.trainable_weights}
-        self.lossless = [id(weight) not in trained for weight in model.weights]
+        self.lossless: Sequence[bool] = [id(weight) not in trained for weight in model.weights]
         self.like: Weights = [np.broadcast_to(np.zeros((), w.dtype), w.shape) for w in model.get_weights()]  # no memory
         self._described = describe_optimizer(model.optimizer)
-        self.gradients = Gradients(model) if app.exchange == "gradient" else None
+        self._gradients = Gradients(model) if app.exchange == "gradient" else None
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         self._position = RunPosition.of(model.optimizer)
+        self.rule = KerasRule(model)
         self._fresh = read_optimizer(model)
         self._slot: int | None = None  # whose optimizer is in the model
         self._rates: Sequence[Sequence[float]] = ()
@@ -77,6 +82,10 @@ class KerasModel:
         self._entries: np.ndarray[Any, Any] | None = None  # of each sample, once they are known
         self._step: Any = None
         self._step_keeps_a_seed = False
+
+    @property
+    def exchanges_gradients(self) -> bool:
+        return self._gradients is not None
 
     def stepped_by_another(self) -> None:
         """Take note that the model has another optimizer now."""
@@ -111,19 +120,14 @@ class KerasModel:
         model = self._app.model
         self._told = {}
         in_model, self._slot = self._slot, None  # until this round is over nothing is known of it
-        if self.gradients is None and (task.state is not None or task.shared or in_model != task.slot):
+        if self._gradients is None and (task.state is not None or task.shared or in_model != task.slot):
             write_optimizer(model, self._fresh if optimizer is None else optimizer)
         if self._position is not None and (steps := task.place) is not None:
             made = task.epochs * -(-len(task.indices) // task.batch_size)
             self._position.set(steps, made)
         self._rates, self._first_epoch = task.rates, task.first_epoch
         self._set_rates(task.first_epoch)
-        self.reseed(task.seed, task.round, task.slot)
-
-    def reseed(self, *seed: int) -> None:
-        """Have all that is random follow from these numbers."""
-        model = self._app.model
-        reseed(model, seed)
+        reseed(model, (task.seed, task.round, task.slot))
         # A step that keeps the seed that it was compiled with is compiled again.
         if self._step is not model.train_function:
             self._step, self._step_keeps_a_seed = model.train_function, keeps_a_seed(model)
@@ -132,10 +136,10 @@ class KerasModel:
 
     def _set_rates(self, epoch: int) -> None:
         """Have the learning rates of an epoch that callbacks on the master have set; an own ``train`` may have more epochs than the round."""
-        if self._rates and self.gradients is None:
+        if self._rates and self._gradients is None:
             write_rates(self._app.model, self._rates[min(epoch - self._first_epoch, len(self._rates) - 1)])
 
-    def left(self, task: Task) -> Weights:
+    def optimizer_state(self, task: Task) -> Weights:
         """The state of the slot's optimizer after its round."""
         self._slot = task.slot
         return read_optimizer(self._app.model)
@@ -204,9 +208,14 @@ class KerasModel:
 
     def gradient(self, batch: tuple[Any, ...], weights: Weights) -> tuple[Weights, dict[str, float]]:
         """The gradient of a batch as an update, and Keras's metrics of it; see ``Gradients.of``."""
-        assert self.gradients is not None
-        update, self._told = self.gradients.of(batch, weights)
+        assert self._gradients is not None
+        update, self._told = self._gradients.of(batch, weights)
         return update, dict(self._told)
+
+    def statistics(self, task: Task, weights: Weights, batches: Iterable[tuple[tuple[Any, ...], int]]) -> Weights:
+        """See ``roles/statistics.py``."""
+        reseed(self._app.model, (task.seed, task.round, task.slot))
+        return measured(self._app.model, weights, ((batch[0], count) for batch, count in batches))
 
     def counted(self, metrics: dict[str, float]) -> dict[str, Any]:
         """What the metrics of this round were computed from, as far as they are those that ``fit`` has told."""
@@ -216,3 +225,113 @@ class KerasModel:
             self._names = counted_names(self._app.model, self._told)
         names = [name if name and metrics.get(name) == self._told.get(name) else None for name in self._names]
         return read_state(self._app.model, names)
+
+
+class KerasRule:
+    """The local rule of a run, in the optimizer of a worker's model.
+
+    Every way of training uses the optimizer's gradients: ``fit``, an own ``train_step``, an own loop. What changes from round to round is in
+    variables of the optimizer, so nothing is traced again, and JAX, whose step is handed all that it reads, is handed them.
+
+    Args:
+        model: Built and compiled, and its optimizer built.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._optimizer = innermost(model.optimizer)  # of one that scales the loss: it is given gradients without
+        self._model = model
+        self._rule: LocalRule = Plain()
+        self._held: list[Any] = []
+        places = {id(weight): place for place, weight in enumerate(model.weights)}
+        self._places = [places[id(weight)] for weight in model.trainable_weights]
+        self._noted = 0
+        self._stepped: dict[float, int] = {}  # steps of this round with each learning rate
+
+    def begin(self, name: str, weights: Weights, control: Control | None, mean: Control | None) -> None:
+        """Set what a round begins with.
+
+        Args:
+            name: The rule as text.
+            weights: Global ones.
+            control: The slot's; None for zeros.
+            mean: Mean of those of all slots; None for zeros.
+        """
+        self._rule, self._control, self._mean = LOCAL.read(name), control, mean
+        if type(self._rule) is Plain:
+            return
+        if self._optimizer is None:
+            raise AppError(
+                f"local_rule={name!r} changes the gradients that the model's optimizer is given, but the model has none",
+                hint="compile the model with an optimizer, and train with it",
+            )
+        if not self._held:
+            self._install()
+        for held, place in zip(self._held, self._places, strict=True):
+            w = weights[place]
+            held.assign(self._rule.held(w, *self._controls(place, w)))
+        self._noted, self._stepped = self._steps(), {}
+
+    def note(self) -> None:
+        """Say that the learning rate may change now."""
+        if type(self._rule) is not Plain and self._rule.steers:
+            now, rate = self._steps(), float(np.asarray(self._optimizer.learning_rate))
+            self._stepped[rate] = self._stepped.get(rate, 0) + now - self._noted
+            self._noted = now
+
+    def left(self, update: Weights) -> Control | None:
+        """The slot's control after its round; None if there is none.
+
+        Args:
+            update: Weights before minus weights after.
+
+        Raises:
+            AppError: The model's optimizer made no step, so the rule had no effect.
+        """
+        if type(self._rule) is Plain:
+            return None
+        self.note()
+        steps = sum(self._stepped.values()) if self._rule.steers else self._steps() - self._noted
+        if steps <= 0:
+            raise AppError(
+                f"local_rule={str(self._rule)!r} had no effect: train made no step with self.model.optimizer",
+                hint="train with replica.fit or self.model.optimizer, or use local_rule='plain'",
+            )
+        if not self._rule.steers:
+            return None
+        *others, rate = (rate for rate, count in self._stepped.items() if count)
+        if others:
+            rate = sum(rate * count for rate, count in self._stepped.items()) / steps
+        found: Control = [None] * len(update)
+        for place in self._places:
+            found[place] = self._rule.left(*self._controls(place, update[place]), update[place], steps, rate)
+        return found
+
+    def _controls(self, place: int, like: np.ndarray[Any, Any]) -> tuple[Any, Any]:
+        both = [None if control is None else control[place] for control in (self._control, self._mean)]
+        zero, one = (np.zeros_like(like) if control is None else control for control in both)
+        return zero, one
+
+    def _steps(self) -> int:
+        return int(np.asarray(self._optimizer._iterations))
+
+    def _install(self) -> None:
+        """Have the optimizer's gradients corrected from here on."""
+        import keras
+
+        optimizer, rule = self._optimizer, self._rule
+        self._held = [optimizer.add_variable_from_reference(v, name=HELD_PATH) for v in self._model.trainable_variables]
+        apply: Callable[..., None] = optimizer._backend_apply_gradients
+        theirs = {optimizer._var_key(v): h for v, h in zip(self._model.trainable_variables, self._held, strict=True)}
+
+        def corrected(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+            held = [theirs[optimizer._var_key(v)] for v in variables]
+            apply(
+                [
+                    keras.ops.add(g, rule.correction(keras.ops.convert_to_tensor(v), keras.ops.convert_to_tensor(h)))
+                    for g, v, h in zip(gradients, variables, held, strict=True)
+                ],
+                variables,
+            )
+
+        vars(optimizer)["_backend_apply_gradients"] = corrected
+        self._model.train_function = None

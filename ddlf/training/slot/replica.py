@@ -1,6 +1,7 @@
-"""What a worker is in a training run: a Keras model behind a few verbs. Runs in the executor.
+"""What a worker is in a training run: a model behind a few verbs. Runs in the executor.
 
 Keras lives on the worker's one compute thread: imported, built and trained there, while the event loop goes on taking weights and indices.
+What a slot keeps between its rounds is in ``parts``.
 """
 
 from __future__ import annotations
@@ -8,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -24,32 +25,16 @@ from ddlf.training.roles.build import fresh_names, ready_model
 from ddlf.training.roles.evaluation import beside, counts
 from ddlf.training.roles.metrics import scalars
 from ddlf.training.roles.precision import gain_of_bfloat16, set_precision
-from ddlf.training.roles.randomness import reseed
-from ddlf.training.roles.statistics import measured
 from ddlf.training.slot.app import App, call, chosen, run_train
 from ddlf.training.slot.keras_model import KerasModel
 from ddlf.training.slot.loading import load_data
-from ddlf.training.slot.parts import batchnorm as apart
-from ddlf.training.slot.parts import fragments
-from ddlf.training.slot.parts.callbacks import CallbackStates, check_of_workers
-from ddlf.training.slot.parts.control import LocalSteps
+from ddlf.training.slot.model import TrainableModel
+from ddlf.training.slot.part import SlotPart, SlotRound
+from ddlf.training.slot.parts import PARTS
 from ddlf.training.slot.peer_files import PIECE_BYTES, Others
-from ddlf.training.slot.samples import TrainingSamples, in_order
-from ddlf.training.slot.task import (
-    APART,
-    CALLBACKS,
-    CONTROL,
-    HELD,
-    MOST_FILES,
-    OPTIMIZER,
-    OWN,
-    RESIDUAL,
-    KeptStates,
-    Reply,
-    SlotState,
-    Task,
-)
-from ddlf.training.slot.transfer import read_weights, send_update, travelling
+from ddlf.training.slot.samples import Samples, TrainingSamples, in_order
+from ddlf.training.slot.task import MOST_FILES, KeptStates, Reply, SlotState, Task
+from ddlf.training.slot.transfer import read_weights, travelling
 from ddlf.worker.methods import concurrent, offered
 
 if TYPE_CHECKING:
@@ -70,7 +55,11 @@ class Replica:
 
     Attributes:
         stopping: Set when training is to end at the next batch.
+        slots: What the rounds of slots have left here.
     """
+
+    PARTS: ClassVar[Sequence[type[SlotPart]]] = PARTS
+    """What a slot keeps between its rounds."""
 
     def __init__(self, worker: Worker, app: App) -> None:
         app.worker, app.replica = worker, self
@@ -78,14 +67,13 @@ class Replica:
         self._worker = worker
         self.stopping = False
         self._found: dict[str, str] = {}
-        self._samples = TrainingSamples(app, {}, ArrayCache(), lambda: self.stopping)
+        self._samples: Samples = TrainingSamples(app, {}, ArrayCache(), lambda: self.stopping)
         self._task: Task
         self._fed: list[Any] = []  # of each epoch of this round what it was given
         self._told = 0.0  # when it was told how far this round is
-        self._kept = KeptStates()
-        self._model: KerasModel
-        self._local: LocalSteps
-        self._callbacks: CallbackStates
+        self.slots = KeptStates()
+        self._model: TrainableModel
+        self._parts: list[SlotPart] = []
 
     # -- verbs --------------------------------------------------------------------------------------------------------
 
@@ -140,7 +128,7 @@ class Replica:
         Raises:
             AppMissing: It is not here, or not any more.
         """
-        left = self._kept.left(slot, number)
+        left = self.slots.left(slot, number)
         return {name: left[name] for name in groups if name in left}
 
     @concurrent
@@ -195,14 +183,23 @@ class Replica:
         with fresh_names():
             call(self.app.create_model)
         ready_model(self.app)
-        self._model, self._local = KerasModel(self.app), LocalSteps(self.app.model)
-        check_of_workers(self.app.worker_callbacks)
-        self._callbacks = CallbackStates(self.app.worker_callbacks).checked()
+        self.use(model := KerasModel(self.app))
         return {
-            **self._model.facts(),
+            **model.facts(),
             "text": getattr(getattr(self.app.model, "notation", None), "digest", ""),
             "gain": gain_of_bfloat16() if self.app.precision == "auto" and self.app.worker.id == 1 else 0.0,
         }
+
+    def use(self, model: TrainableModel, samples: Samples | None = None) -> None:
+        """Train a model from now on.
+
+        Args:
+            model: The model.
+            samples: Its training samples; None for those of the app.
+        """
+        self._model = model
+        self._parts = [part(self.app, model) for part in self.PARTS]
+        self._samples = samples or self._samples
 
     def load_data(self, wanted: dict[str, str], held: ArrayCache) -> dict[str, Any]:
         """Give the app its data: see ``loading.load_data``."""
@@ -223,41 +220,15 @@ class Replica:
             AppMissing: The slot's last round did not leave its state here.
         """
         begin = time.perf_counter()
-        self.stopping = False
-        state = self._kept.begin(task)
-        self._begin(task, state)
-        weights = read_weights(task.weights, state.get(HELD), self._model.like)
-        exact = [flag or i in task.apart for i, flag in enumerate(self._model.lossless)]
-        begun = apart.begin(fragments.begin(task, weights, state.get(OWN), exact), state.get(APART))
-        control = state.get(CONTROL)
-        if self._model.gradients is None:
-            update, metrics = self._trained(task, begun, control)
-            # What was ended early counts for nothing, and may have made no step.
-            if len(task.indices) and not self.stopping:
-                control = self._local.left(update)
-        else:
-            update, metrics = self._model.gradient(self._samples.batch(task), begun)
-        update, aside = apart.end(task, weights, begun, update)
-        update, own = fragments.end(task, weights, begun, update)
-        tensors = fragments.exchanged(task, weights, exact)
-        encoded, residual, error = send_update(task.codec, update, exact, state.get(RESIDUAL), tensors)
-        left: SlotState = {
-            RESIDUAL: residual,
-            HELD: weights,
-            OWN: own,
-            APART: aside,
-            CONTROL: control or [None] * len(update),
-            CALLBACKS: self._callbacks.read(),
-        }
-        if OPTIMIZER in task.keep:
-            left[OPTIMIZER] = self._model.left(task)
-        self._kept.leave(task, left)
+        round = self._begin_round(task)
+        update, metrics = self._trained(round)
+        left = self._end_round(round, update)
         wait_data_s, files = self._samples.told()
         skipped = self._samples.skipped
         return Reply(
             task=task,
-            update=encoded,
-            codec_error=error,
+            update=round.encoded,
+            codec_error=round.codec_error,
             samples=len(task.indices) - sum(samples for _, samples in skipped),
             fed=self._otherwise_fed(task),
             metrics=metrics,
@@ -271,27 +242,39 @@ class Replica:
             entries=self._model.entries(task),
         )
 
-    def _begin(self, task: Task, state: SlotState) -> None:
-        """Be what a slot's round begins with, but for the weights."""
-        self._task, self._fed = task, []
+    def _begin_round(self, task: Task) -> SlotRound:
+        """Begin a slot's round: each part takes up what the slot's round before has left."""
+        self.stopping, self._task, self._fed = False, task, []
         self._told = time.monotonic()
-        self._model.begin(task, state.get(OPTIMIZER))
-        self._callbacks.begin(state.get(CALLBACKS))
+        round, state = SlotRound(task, self._model), self.slots.begin(task)
+        for part in self._parts:
+            round.begun = part.begin(round, round.begun, state.get(part.name))
+        return round
 
-    def _trained(self, task: Task, begun: Weights, control: Any) -> tuple[Weights, dict[str, float]]:
-        """The update of local training from some weights, and its metrics."""
-        if not len(task.indices):
+    def _trained(self, round: SlotRound) -> tuple[Weights, dict[str, float]]:
+        """Train; returns the update and its metrics."""
+        task, begun = round.task, round.begun
+        if self._model.exchanges_gradients:
+            return self._model.gradient(self._samples.batch(task), begun)
+        if not round.trains:
             return [np.zeros_like(w) for w in begun], {}
         self.app.indices = task.indices
-        self._local.begin(task.local, begun, control, task.control)
         return run_train(self.app, begun, task.epochs, task.batch_size)
 
+    def _end_round(self, round: SlotRound, update: Weights) -> SlotState:
+        """End a slot's round; returns what each part leaves for the next one."""
+        round.stopped, state = self.stopping, SlotState()
+        for part in reversed(self._parts):
+            update, left = part.end(round, update)
+            state[part.name] = left or []
+        self.slots.leave(round.task, state)
+        return state
+
     def statistics(self, task: Task) -> Weights:
-        """What the layers that normalize by batches come to with a task's weights, over its samples: see ``roles/statistics.py``."""
+        """Compute the moving statistics of a task's weights over its samples: see ``roles/statistics.py``."""
         self.stopping = False
-        inputs = ((batch[0], count) for batch, count in self._samples.batches(task) if not self.stopping)
-        reseed(self.app.model, (task.seed, task.round, task.slot))
-        return measured(self.app.model, read_weights(task.weights, None, self._model.like), inputs)
+        batches = (batch for batch in self._samples.batches(task) if not self.stopping)
+        return self._model.statistics(task, read_weights(task.weights, None, self._model.like), batches)
 
     def _otherwise_fed(self, task: Task) -> np.ndarray[Any, Any] | int | None:
         """Which samples ``fit`` was given in this round, once for each epoch; None if it was the partition in each, or ``fit`` did not run."""
@@ -324,7 +307,8 @@ class Replica:
         feed, first = self._samples.feed(batch_size), self._task.first_epoch
 
         def begin_epoch(epoch: int) -> None:
-            self._local.note()
+            for part in self._parts:
+                part.epoch_begins()
             self._fed.append(indices)
             feed.set_order(self.order(indices, epoch - first))
 
@@ -335,9 +319,19 @@ class Replica:
             return self.stopping
 
         feed.set_order(indices)  # Keras looks at the data before the first epoch begins
-        numbers, begun = range(first, first + epochs), self._callbacks.go_on()
+        numbers, begun = range(first, first + epochs), self._fit_begins()
         model, data = self._model, feed.dataset
         return self._samples.during(lambda: model.fit(data, numbers, callbacks, begin_epoch, end_batch, begun))
+
+    def _fit_begins(self) -> Callable[[], None]:
+        """Prepare a call of ``fit``; what it returns is called after ``on_train_begin`` of all callbacks."""
+        begun = [then for part in self._parts if (then := part.fit_begins()) is not None]
+
+        def all_begun() -> None:
+            for then in begun:
+                then()
+
+        return all_begun
 
     def _tell(self, epoch: int, samples: int, logs: Any) -> None:
         """Tell the master how far this round is.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,6 +14,32 @@ from ddlf.data.trees import first_array
 from ddlf.training.slot.feed import Feed, gathered, make_feed
 from ddlf.training.slot.file_feed import FileFeed
 from ddlf.training.slot.task import Task
+
+
+class Samples(Protocol):
+    """The training samples of a replica."""
+
+    def feed(self, batch_size: int) -> Any:
+        """Return what gives ``fit`` its batches."""
+
+    def batch(self, task: Task) -> tuple[Any, ...]:
+        """Return all samples of a task as one batch."""
+
+    def batches(self, task: Task) -> Iterator[tuple[tuple[Any, ...], int]]:
+        """Yield all samples of a task batch by batch, and the number of samples in each."""
+
+    def during(self, fit: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """Call a ``fit`` that reads samples, and return its metrics."""
+
+    @property
+    def skipped(self) -> list[tuple[int, int]]:
+        """Damaged files that the last pass left out, from 0, and the number of samples in each."""
+
+    def end(self) -> None:
+        """Stop reading. Any thread may call it."""
+
+    def told(self) -> tuple[float, list[int]]:
+        """Return the seconds of waiting for files since the last call, and the files that were opened."""
 
 
 class TrainingSamples:

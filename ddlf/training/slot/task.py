@@ -245,7 +245,6 @@ class Reply:
         if type(facts["entries"]) is not int or facts["entries"] < 0:
             raise ProtocolError("says no number of entries that count", worker=worker)
         facts["state"] = {name: list(facts["state"][name]) for name in task.back}
-        _check_control(facts["state"].get(CONTROL), like, worker)
         return cls(task=task, **facts)
 
 
@@ -295,19 +294,6 @@ def _left_out(skipped: Any, task: Task, worker: str) -> Sequence[tuple[int, int]
     ):
         raise ProtocolError("says that it left out samples that it was not given", worker=worker)
     return found
-
-
-def _check_control(control: Any, like: Weights, worker: str) -> None:
-    """Refuse a control that no mean can be taken of."""
-    if control is None:
-        return
-    known = [(array, weight) for array, weight in zip(control, like, strict=False) if array is not None]
-    fits = (
-        isinstance(array, np.ndarray) and (array.shape, array.dtype) == (weight.shape, weight.dtype)
-        for array, weight in known
-    )
-    if len(control) != len(like) or not all(fits) or not all(np.isfinite(array).all() for array, _ in known):
-        raise ProtocolError("left a control that does not fit the model, or is not finite", worker=worker)
 
 
 class KeptStates:

@@ -68,7 +68,7 @@ def task(replica, *, weights=None, indices=None, epochs=1, round=0, slot=0, seed
 
 def carried(replica, slot, round):
     try:
-        return bool(replica._kept.left(slot, round))
+        return bool(replica.slots.left(slot, round))
     except AppMissing:
         return False
 

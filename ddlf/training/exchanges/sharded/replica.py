@@ -37,7 +37,7 @@ class ShardedReplica(CallingReplica):
 
     def __init__(self, worker: Worker, app: App, run: str) -> None:
         super().__init__(worker, app, run)
-        self._end = ShardEnd(worker.id, self._ask, self._kept)
+        self._end = ShardEnd(worker.id, self._ask, self.slots)
         self._own = type(app).train.__module__ != "ddlf.app"  # it may change what it is given, and what it returned
 
     # -- verbs of the master ------------------------------------------------------------------------------------------

@@ -1,1 +1,28 @@
-"""What a slot keeps between rounds: a file for each."""
+"""The parts of a slot, one in a file. A new one is a file and a line in ``PARTS``."""
+
+from __future__ import annotations
+
+from ddlf.training.slot.part import Kept, SlotPart, SlotPlan
+from ddlf.training.slot.parts.batchnorm import LocalBatchNorm
+from ddlf.training.slot.parts.callbacks import WorkerCallbacks
+from ddlf.training.slot.parts.control import Controls
+from ddlf.training.slot.parts.fragments import OwnFragments
+from ddlf.training.slot.parts.optimizer import OptimizerState
+from ddlf.training.slot.parts.received import ReceivedWeights
+from ddlf.training.slot.parts.residual import Residual
+
+PARTS: tuple[type[SlotPart], ...] = (
+    OptimizerState,
+    WorkerCallbacks,
+    Residual,
+    ReceivedWeights,
+    OwnFragments,
+    LocalBatchNorm,
+    Controls,
+)
+"""In the order in which they begin a round. They end it in reverse, so the update reaches ``Residual``, which encodes it, as it is to travel."""
+
+
+def kept_parts(plan: SlotPlan) -> dict[str, Kept]:
+    """Return how the slots of a run keep their parts, by name."""
+    return {part.name: kept for part in PARTS if (kept := part.kept(plan)) is not None}

@@ -1,4 +1,4 @@
-"""Weights that each slot keeps apart from the others' for the whole run, while the global model has their mean. On master and workers.
+"""Weights of batch normalization that each slot keeps for itself (``batchnorm="local"``), while the global model has their mean.
 
 A slot begins its round with the values that its round before has left. Its update is the global values minus its own after it, so that the plain mean
 of updates makes the global ones the mean of the slots' own: these are tested and saved.
@@ -6,45 +6,45 @@ of updates makes the global ones the mean of the slots' own: these are tested an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from ddlf.algorithms.weights import Weights
-from ddlf.training.slot.task import Task
+from ddlf.training.slot.part import Kept, Left, SlotPart, SlotPlan, SlotRound
+from ddlf.training.slot.task import APART
 
 SMALL_BATCH = 16
 """Statistics of fewer samples are so noisy that a model with batch normalization learns worse (Wu, He 2018, arXiv:1803.08494, figure 1)."""
 
 
-def begin(weights: Weights, own: Sequence[Any] | None) -> Weights:
-    """The weights that a slot begins its round with.
+class LocalBatchNorm(SlotPart):
+    """The slot's own values of these weights; None in the place of each other weight."""
 
-    Args:
-        weights: As it would have them else.
-        own: Those that its round before has left, None in the place of each that is not kept apart; None before its first round.
-    """
-    return [w if mine is None else mine for w, mine in zip(weights, own or [None] * len(weights), strict=True)]
+    name = APART
 
+    def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
+        return [w if own is None else own for w, own in zip(weights, left or [None] * len(weights), strict=True)]
 
-def end(task: Task, weights: Weights, begun: Weights, update: Weights) -> tuple[Weights, list[Any]]:
-    """What goes to the master, and what the slot keeps.
+    def end(self, round: SlotRound, update: Weights) -> tuple[Weights, Left | None]:
+        left = [
+            np.asarray(b - u, b.dtype) if i in round.task.apart else None
+            for i, (b, u) in enumerate(zip(round.begun, update, strict=True))
+        ]
+        sent = [
+            u if own is None else np.asarray(w - own, w.dtype)
+            for w, u, own in zip(round.weights, update, left, strict=True)
+        ]
+        return sent, left
 
-    Args:
-        task: The round.
-        weights: The global weights that came with it.
-        begun: What the slot began with.
-        update: ``begun`` minus the weights after it.
-    """
-    own = [
-        np.asarray(b - u, b.dtype) if i in task.apart else None
-        for i, (b, u) in enumerate(zip(begun, update, strict=True))
-    ]
-    sent = [
-        u if mine is None else np.asarray(w - mine, w.dtype) for w, u, mine in zip(weights, update, own, strict=True)
-    ]
-    return sent, own
+    @classmethod
+    def kept(cls, plan: SlotPlan) -> Kept | None:
+        return Kept(back=True) if plan.settings["batchnorm"] == "local" else None
+
+    @classmethod
+    def goes_on(cls, before: Mapping[str, Any], now: Mapping[str, Any], same: bool) -> bool:
+        return bool(now["batchnorm"] == "local")
 
 
 def norm_layers(model: Any) -> list[Any]:

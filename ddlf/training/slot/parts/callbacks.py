@@ -13,9 +13,14 @@ from typing import Any, Self
 
 import numpy as np
 
+from ddlf.algorithms.weights import Weights
 from ddlf.data.parts import has
 from ddlf.errors import AppError, DDLFError
 from ddlf.rpc.values import dumps, loads
+from ddlf.training.slot.app import App
+from ddlf.training.slot.model import TrainableModel
+from ddlf.training.slot.part import Kept, Left, SlotPart, SlotPlan, SlotRound
+from ddlf.training.slot.task import CALLBACKS
 
 PER_PART = "sees one worker's part only"
 IN_CALLBACKS = (
@@ -207,6 +212,34 @@ def _override(callbacks: Iterable[Any], names: Sequence[str]) -> bool:
         or any(name in vars(callback) or getattr(type(callback), name) is not getattr(plain, name) for name in names)
         for callback in callbacks
     )
+
+
+class WorkerCallbacks(SlotPart):
+    """What the slot's ``worker_callbacks`` keep in their attributes.
+
+    Raises:
+        AppError: ``fit`` cannot call one of them, or one keeps something that cannot move with the slot.
+    """
+
+    name = CALLBACKS
+
+    def __init__(self, app: App, model: TrainableModel) -> None:
+        check_of_workers(app.worker_callbacks)
+        self._states = CallbackStates(app.worker_callbacks).checked()
+
+    def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
+        self._states.begin(left)
+        return weights
+
+    def end(self, round: SlotRound, update: Weights) -> tuple[Weights, Left | None]:
+        return update, self._states.read()
+
+    def fit_begins(self) -> Callable[[], None]:
+        return self._states.go_on()
+
+    @classmethod
+    def kept(cls, plan: SlotPlan) -> Kept | None:
+        return Kept(back=True) if plan.callbacks else None
 
 
 class CallbackStates:

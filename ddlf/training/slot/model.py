@@ -1,0 +1,106 @@
+"""What a replica needs of a model: ``TrainableModel``. ``KerasModel`` and ``NumpyModel`` have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from ddlf.algorithms.local_rules import Control
+from ddlf.algorithms.weights import Weights
+from ddlf.training.slot.task import Task
+
+
+class LocalRuleSteps(Protocol):
+    """The local rule of a round, in a model's steps."""
+
+    def begin(self, name: str, weights: Weights, control: Control | None, mean: Control | None) -> None:
+        """Begin a round.
+
+        Args:
+            name: The rule as text.
+            weights: Weights that local training begins with.
+            control: Control of the slot; None for zeros.
+            mean: Mean of the controls of all slots; None for zeros.
+        """
+
+    def note(self) -> None:
+        """Take note that the learning rate may change now."""
+
+    def left(self, update: Weights) -> Control | None:
+        """Return the control of the slot after its round; None if the rule has none.
+
+        Args:
+            update: Weights before minus weights after.
+        """
+
+
+class TrainableModel(Protocol):
+    """A model that slots in turn train, round by round.
+
+    Attributes:
+        like: Arrays with the shapes and types of the model's weights.
+        lossless: Whether each weight must travel exactly, because it is not trained.
+        exchanges_gradients: Whether a round is the gradient of one batch instead of local training.
+        rule: Local rule of the round.
+    """
+
+    like: Weights
+    lossless: Sequence[bool]
+
+    @property
+    def exchanges_gradients(self) -> bool: ...
+
+    @property
+    def rule(self) -> LocalRuleSteps: ...
+
+    def begin(self, task: Task, optimizer: Weights | None) -> None:
+        """Prepare a slot's round: optimizer, learning rates and random numbers, but not the weights.
+
+        Args:
+            task: The round.
+            optimizer: State of the slot's optimizer; None for a fresh one.
+        """
+
+    def optimizer_state(self, task: Task) -> Weights:
+        """Return the state of the slot's optimizer after its round."""
+
+    def fit(
+        self,
+        data: Any,
+        epochs: range,
+        callbacks: Iterable[Any],
+        begin_epoch: Callable[[int], None],
+        end_batch: Callable[[int, int, Any], bool],
+        begun: Callable[[], None],
+    ) -> dict[str, float]:
+        """Train from the weights that are set.
+
+        Args:
+            data: Dataset of a feed.
+            epochs: Numbers of the epochs.
+            callbacks: Callbacks of the user.
+            begin_epoch: Called with the number of each epoch.
+            end_batch: Called with the numbers of epoch and batch and the metrics so far; returns whether to stop.
+            begun: Called after ``on_train_begin`` of all callbacks.
+
+        Returns:
+            Metrics of the last epoch.
+        """
+
+    def gradient(self, batch: tuple[Any, ...], weights: Weights) -> tuple[Weights, dict[str, float]]:
+        """Return the gradient of a batch as an update, and its metrics."""
+
+    def statistics(self, task: Task, weights: Weights, batches: Iterable[tuple[tuple[Any, ...], int]]) -> Weights:
+        """Compute the moving statistics of layers that normalize by batches.
+
+        Args:
+            task: The round whose samples they are of.
+            weights: Weights to compute with.
+            batches: Batches as ``fit`` takes them, and the number of samples in each.
+        """
+
+    def counted(self, metrics: dict[str, float]) -> dict[str, Any]:
+        """Return what the metrics of this round were computed from, as ``metrics.read_state`` gives it."""
+
+    def entries(self, task: Task) -> int:
+        """Return how many entries of a round's labels count, at least 1; 0 for a loss that leaves none out."""

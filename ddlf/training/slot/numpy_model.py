@@ -1,0 +1,244 @@
+"""A model of NumPy arrays: ``NumpyModel``, with which runs are tested through the real replica in milliseconds and without Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from ddlf.algorithms.local_rules import LOCAL, Control
+from ddlf.algorithms.reading_order import Portion
+from ddlf.algorithms.weights import Weights, is_float
+from ddlf.training.roles.metrics import NOTHING_COUNTED
+from ddlf.training.roles.statistics import moving
+from ddlf.training.slot.task import Task
+
+Sizes = Callable[[int], list[int]]
+"""Samples in each partition file, by version of the data set."""
+
+
+class NumpyModel:
+    """A ``TrainableModel`` whose gradients are random numbers, and what the master asks of a Keras model.
+
+    Everything that a round depends on is in the bits of its update: weights, samples, seed, round, slot, local epochs, and the state of the
+    optimizer, which is a momentum. Random numbers instead of a loss make each of these count, and cost no time.
+
+    Args:
+        start: Weights to begin with, by path.
+        frozen: Paths of the weights that are not trained. Those of integers or booleans must be.
+        learning_rate: Step size.
+        norms: Paths of the weights that belong to a layer that normalizes by batches.
+        samples: Samples in the data set.
+        sizes: Samples in each partition file, if tasks are of those.
+
+    Attributes:
+        update: What ``fit`` has come to, weights before minus weights after.
+        steps: Makes the local steps of a round; ``step`` unless a test sets something else.
+        measures: Computes moving statistics; ``measure`` unless a test sets something else.
+        rule: See ``TrainableModel``.
+    """
+
+    built = True
+    name = "fake"
+    exchanges_gradients = False
+
+    def __init__(
+        self,
+        start: Mapping[str, np.ndarray[Any, Any]],
+        frozen: frozenset[str] = frozenset(),
+        learning_rate: float = 0.1,
+        norms: frozenset[str] = frozenset(),
+        samples: int = 1,
+        sizes: Sizes | None = None,
+    ) -> None:
+        self.weights = [SimpleNamespace(path=p, shape=a.shape, dtype=str(a.dtype)) for p, a in start.items()]
+        self.trainable_weights = [weight for weight in self.weights if weight.path not in frozen]
+        self.non_trainable_weights = [weight for weight in self.weights if weight.path in frozen]
+        self.optimizer = SimpleNamespace(get_config=lambda: {"name": "sgd", "learning_rate": learning_rate})
+        normalized = [weight for weight in self.weights if weight.path in norms]
+        self._layers = [BatchNormalization(normalized, frozen)] if normalized else []
+        self.like: Weights = list(start.values())
+        self.lossless: Sequence[bool] = [path in frozen for path in start]
+        self.learning_rate, self._samples, self._sizes = learning_rate, samples, sizes
+        self.steps: Callable[[Task, Weights, Weights | None], tuple[Weights, Weights]] = self.step
+        self.measures: Callable[[Task, Weights], Weights] = self.measure
+        self.rule = NumpyRule(self)
+        self.update: Weights = []
+        self._momentum: Weights | None = None
+        self.set_weights(self.like)
+
+    # -- what the master asks of a Keras model ----------------------------------------------------------------------------
+
+    def _flatten_layers(self) -> list[BatchNormalization]:
+        return self._layers
+
+    def get_weights(self) -> Weights:
+        """Return copies, as Keras does."""
+        return [array.copy() for array in self._arrays]
+
+    def set_weights(self, arrays: Weights) -> None:
+        """Take copies, as Keras does."""
+        self._arrays = [np.array(array) for array in arrays]
+
+    # -- TrainableModel -----------------------------------------------------------------------------------------------
+
+    def begin(self, task: Task, optimizer: Weights | None) -> None:
+        self._task, self._momentum = task, optimizer
+
+    def optimizer_state(self, task: Task) -> Weights:
+        return self._momentum or []
+
+    def fit(
+        self,
+        data: Any,
+        epochs: range,
+        callbacks: Iterable[Any],
+        begin_epoch: Callable[[int], None],
+        end_batch: Callable[[int, int, Any], bool],
+        begun: Callable[[], None],
+    ) -> dict[str, float]:
+        """Make the steps of all epochs at once, and then those of the local rule. Loss and accuracy are functions of the weights before."""
+        begun()
+        for epoch in epochs:
+            begin_epoch(epoch)
+        weights = self.get_weights()
+        update, self._momentum = self.steps(self._task, weights, self._momentum)
+        self.update = self.rule.steps(weights, update)
+        self.set_weights([w - u if is_float(w) else w for w, u in zip(weights, self.update, strict=True)])
+        return {"loss": float(np.abs(weights[0]).mean()), "accuracy": accuracy_of(weights)}
+
+    def gradient(self, batch: tuple[Any, ...], weights: Weights) -> tuple[Weights, dict[str, float]]:
+        raise NotImplementedError("NumpyModel has no gradient of a batch")
+
+    def statistics(self, task: Task, weights: Weights, batches: Iterable[tuple[tuple[Any, ...], int]]) -> Weights:
+        return self.measures(task, weights)
+
+    def counted(self, metrics: dict[str, float]) -> dict[str, Any]:
+        return NOTHING_COUNTED
+
+    def entries(self, task: Task) -> int:
+        return 0
+
+    # -- how it trains ------------------------------------------------------------------------------------------------
+
+    def measure(self, task: Task, weights: Weights) -> Weights:
+        """Return moving statistics ``s + learning_rate * (mean(samples) / n + |mean of the first weight|)``, with ``s`` those before."""
+        found = np.mean(self.samples_of(task)) / self._samples + np.abs(np.mean(weights[0]))
+        return [np.asarray(weights[place] + self.learning_rate * found, weights[place].dtype) for place in moving(self)]
+
+    def samples_of(self, task: Task) -> Any:
+        """Return the numbers of a task's samples."""
+        if not isinstance(task.indices, Portion):
+            return task.indices
+        assert self._sizes is not None
+        return task.indices.ids(self._sizes(task.indices.version))
+
+    def step(self, task: Task, weights: Weights, momentum: Weights | None) -> tuple[Weights, Weights]:
+        """Train locally; with ``w`` a weight, per tensor of floats::
+
+            g = 0.1 w + epochs * N(0, 1),  m <- 0.9 m + g,  update = learning_rate * m
+
+        The update of integers and booleans is of ones, which nobody may apply.
+
+        Returns:
+            The update (weights before minus weights after) and the momentum.
+        """
+        chance = np.random.default_rng((task.seed, task.round, task.slot, int(self.samples_of(task).sum())))
+        update, after = [], []
+        for w, m in zip(weights, momentum or [np.zeros_like(w) for w in weights], strict=True):
+            if is_float(w):
+                g = 0.1 * w + np.asarray(chance.normal(size=w.shape), w.dtype) * task.epochs
+                m = np.asarray(w.dtype.type(0.9) * m + np.asarray(g, w.dtype))
+                update.append(np.asarray(w.dtype.type(self.learning_rate) * m))
+            else:
+                update.append(np.ones_like(w))
+            after.append(m)
+        return update, after
+
+    def corrected(
+        self, task: Task, weights: Weights, update: Weights, control: Control | None
+    ) -> tuple[Weights, Control]:
+        """Make a second step, whose gradient is what the local rule adds to it, and no other.
+
+        Returns:
+            The update of both steps, and the slot's control after them.
+        """
+        rule, stepped = LOCAL.read(task.local), []
+        after: Control = []
+        for place, (frozen, w, u) in enumerate(zip(self.lossless, weights, update, strict=True)):
+            if task.local == "plain" or frozen:
+                stepped.append(u)
+                after.append(None)
+                continue
+            both = [None if one is None else one[place] for one in (control, task.control)]
+            mine, mean = (np.zeros_like(w) if one is None else one for one in both)
+            rate = w.dtype.type(self.learning_rate)
+            stepped.append(np.asarray(u + rate * rule.correction(w - u, rule.held(w, mine, mean)), w.dtype))
+            after.append(rule.left(mine, mean, stepped[-1], 1, float(rate)))
+        return stepped, after
+
+
+class NumpyRule:
+    """The local rule of a round, in the steps of a ``NumpyModel``."""
+
+    def __init__(self, model: NumpyModel) -> None:
+        self._model = model
+        self._control: Control | None = None
+
+    def begin(self, name: str, weights: Weights, control: Control | None, mean: Control | None) -> None:
+        self._control = control
+
+    def steps(self, weights: Weights, update: Weights) -> Weights:
+        """Return the update of a round with the step of the rule."""
+        update, self._control = self._model.corrected(self._model._task, weights, update, self._control)
+        return update
+
+    def note(self) -> None: ...
+
+    def left(self, update: Weights) -> Control | None:
+        return self._control
+
+
+class BatchNormalization:
+    """A layer of weights alone, with the name of Keras's, by which it is recognized."""
+
+    trainable = True
+
+    def __init__(self, weights: list[Any], frozen: frozenset[str]) -> None:
+        self.weights = weights
+        self.non_trainable_weights = [weight for weight in weights if weight.path in frozen]
+        self._non_trainable_variables = weights
+
+
+class CountedSamples:
+    """Training samples that are only counted: for a ``NumpyModel``, which asks for their numbers alone."""
+
+    skipped: list[tuple[int, int]] = []  # noqa: RUF012  never modified
+    dataset = None
+
+    def feed(self, batch_size: int) -> CountedSamples:
+        return self
+
+    def set_order(self, order: Any) -> None:
+        """See ``Feed``."""
+
+    def batch(self, task: Task) -> tuple[Any, ...]:
+        return ()
+
+    def batches(self, task: Task) -> Iterator[tuple[tuple[Any, ...], int]]:
+        return iter(())
+
+    def during(self, fit: Callable[[], dict[str, float]]) -> dict[str, float]:
+        return fit()
+
+    def end(self) -> None: ...
+
+    def told(self) -> tuple[float, list[int]]:
+        return 0.0, []
+
+
+def accuracy_of(weights: Weights) -> float:
+    """Return the accuracy that a ``NumpyModel`` claims to have with some weights."""
+    return float(1 / (1 + np.abs(weights[0]).mean()))

@@ -1,0 +1,182 @@
+"""What a slot keeps between its rounds: ``SlotPart``. Each file in ``parts`` has one.
+
+A slot is no worker: each of its rounds may be carried by another one. So what a round must know of the rounds before it is in parts, each a list of
+arrays. A part has two halves. On the worker it begins and ends each round. On the master it says whether the slots of a run keep it, and where it is
+between two rounds. Tasks, replies and checkpoints have it under the part's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from ddlf.algorithms.encoding import EncodedUpdate
+from ddlf.algorithms.weights import Weights
+from ddlf.training.slot.app import App
+from ddlf.training.slot.model import TrainableModel
+from ddlf.training.slot.task import Task
+
+Left = list[Any]
+"""What a part has left after a round: arrays, with None in the place of a tensor that it has nothing for."""
+
+
+@dataclass(slots=True)
+class SlotRound:
+    """One round of a slot on its worker.
+
+    Args:
+        task: The round.
+        model: Model that is trained.
+
+    Attributes:
+        exact: Whether each tensor must travel exactly.
+        weights: Global weights of the round, as the worker received them.
+        begun: Weights that local training begins with.
+        stopped: Whether local training was ended early.
+        tensors: Numbers of the tensors whose updates travel back; None for all.
+        encoded: The update as it travels.
+        codec_error: Relative L2 error of the update as it travels.
+    """
+
+    task: Task
+    model: TrainableModel
+    exact: list[bool] = field(init=False)
+    weights: Weights = field(default_factory=list)
+    begun: Weights = field(default_factory=list)
+    stopped: bool = False
+    tensors: Sequence[int] | None = None
+    encoded: EncodedUpdate | None = None
+    codec_error: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.exact = [flag or i in self.task.apart for i, flag in enumerate(self.model.lossless)]
+
+    @property
+    def trains(self) -> bool:
+        """Whether the round has steps of local training."""
+        return bool(len(self.task.indices)) and not self.model.exchanges_gradients
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotPlan:
+    """What a run is, for parts to say whether its slots keep them.
+
+    Args:
+        settings: Every setting as it is used, by name.
+        optimizer: What the model was compiled with, as ``describe_optimizer`` tells it.
+        differences: Whether weights travel as differences.
+        callbacks: Whether there are ``worker_callbacks``.
+    """
+
+    settings: Mapping[str, Any]
+    optimizer: Mapping[str, Any] = field(default_factory=dict)
+    differences: bool = False
+    callbacks: bool = False
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the workers exchange slices, so that the weights are not on the master."""
+        return bool(self.settings["exchange"] == "sharded")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Where a part is between two rounds, and what becomes of it on the master.
+
+    A part always stays on the worker that left it. Where it does not come back, it is fetched when another worker needs it, for a checkpoint, and at
+    the end of the run.
+
+    Args:
+        back: Whether it also comes back with each reply.
+        copied: Whether losing it with its worker costs so much that, in the sharded exchange, another worker keeps a copy.
+        mean: Makes one of what the slots have left, None for a slot that has left nothing, weighted by samples; None if nobody needs the mean.
+        shared: Whether each slot begins its next round with that mean in place of its own part.
+    """
+
+    back: bool = False
+    copied: bool = False
+    mean: Callable[[Sequence[Any], Sequence[int]], Left] | None = None
+    shared: bool = False
+
+
+class SlotPart:
+    """One thing that a slot keeps between its rounds. Subclass it in a file of its own, and list the class in ``parts/__init__.py``.
+
+    Args:
+        app: The app on this worker.
+        model: Its model.
+
+    Attributes:
+        name: Names the part in tasks, replies and checkpoints.
+        travels: Whether it travels; not if the master has the same by itself.
+    """
+
+    name: ClassVar[str]
+    travels: ClassVar[bool] = True
+
+    def __init__(self, app: App, model: TrainableModel) -> None: ...
+
+    # -- on the worker ------------------------------------------------------------------------------------------------
+
+    def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
+        """Begin a round, in the order of the list.
+
+        Args:
+            round: The round.
+            weights: Weights that local training would begin with.
+            left: What this part left after the slot's round before; None before its first one.
+
+        Returns:
+            Weights that local training begins with.
+        """
+        return weights
+
+    def end(self, round: SlotRound, update: Weights) -> tuple[Weights, Left | None]:
+        """End a round, in the reverse order of the list.
+
+        Args:
+            round: The round.
+            update: Weights before minus weights after.
+
+        Returns:
+            The update that goes to the master, and what this part leaves for the slot's next round.
+        """
+        return update, None
+
+    def fit_begins(self) -> Callable[[], None] | None:
+        """Prepare a call of ``fit``; what it returns is called after ``on_train_begin`` of all callbacks."""
+
+    def epoch_begins(self) -> None:
+        """Prepare an epoch, before its learning rate is set."""
+
+    # -- on the master ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def kept(cls, plan: SlotPlan) -> Kept | None:
+        """Return how the slots of a run keep this part; None if they do not."""
+        return None
+
+    @classmethod
+    def goes_on(cls, before: Mapping[str, Any], now: Mapping[str, Any], same: bool) -> bool:
+        """Return whether a training that continues an earlier one can use what its slots left.
+
+        Args:
+            before: Settings of the earlier training.
+            now: Settings of this one.
+            same: Whether both merge by the same rules.
+        """
+        return True
+
+    @classmethod
+    def check(cls, left: Left, like: Weights, worker: str) -> None:
+        """Check what came back from a worker.
+
+        Args:
+            left: What this part left there.
+            like: Arrays with the shapes and types of the model's weights.
+            worker: Name of the worker.
+
+        Raises:
+            ProtocolError: It cannot be used.
+        """

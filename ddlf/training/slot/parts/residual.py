@@ -1,0 +1,34 @@
+"""The residual of a slot's codec."""
+
+from __future__ import annotations
+
+from ddlf.algorithms.weights import Weights
+from ddlf.training.slot.app import App
+from ddlf.training.slot.model import TrainableModel
+from ddlf.training.slot.part import Kept, Left, SlotPart, SlotPlan, SlotRound
+from ddlf.training.slot.task import RESIDUAL
+from ddlf.training.slot.transfer import send_update
+
+
+class Residual(SlotPart):
+    """What a biased codec left out of the slot's updates so far, for each tensor (error feedback). The next update has it added."""
+
+    name = RESIDUAL
+
+    def __init__(self, app: App, model: TrainableModel) -> None:
+        self._residual: Left | None = None
+
+    def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
+        self._residual = left
+        return weights
+
+    def end(self, round: SlotRound, update: Weights) -> tuple[Weights, Left | None]:
+        """Encode the update for its way back. An exact codec pays what the codec before it owed."""
+        round.encoded, residual, round.codec_error = send_update(
+            round.task.codec, update, round.exact, self._residual, round.tensors
+        )
+        return update, residual
+
+    @classmethod
+    def kept(cls, plan: SlotPlan) -> Kept | None:
+        return Kept() if plan.settings["codec"].biased else None
