@@ -31,6 +31,19 @@ if TYPE_CHECKING:
     from ddlf.rpc.iworker import IWorker as IWorker
     from ddlf.rpc.messages import Request as Request
     from ddlf.rpc.messages import Response as Response
+    from ddlf.training.spec import Async as Async
+    from ddlf.training.spec import Auto as Auto
+    from ddlf.training.spec import Checkpoint as Checkpoint
+    from ddlf.training.spec import Data as Data
+    from ddlf.training.spec import Downpour as Downpour
+    from ddlf.training.spec import Evaluation as Evaluation
+    from ddlf.training.spec import Exchange as Exchange
+    from ddlf.training.spec import Gradient as Gradient
+    from ddlf.training.spec import Local as Local
+    from ddlf.training.spec import Output as Output
+    from ddlf.training.spec import Sharded as Sharded
+    from ddlf.training.spec import Star as Star
+    from ddlf.training.spec import Sync as Sync
     from ddlf.worker.methods import concurrent as concurrent
     from ddlf.worker.worker import Worker as Worker
 
@@ -46,6 +59,10 @@ _HOMES = {
     "ddlf.extras.text.training.notation": ("load_notation",),
     "ddlf.rpc.messages": ("Request", "Response"),
     "ddlf.data.datasets": ("load_cifar10", "load_digits", "load_mnist"),
+    "ddlf.training.spec": (
+        *("Async", "Auto", "Checkpoint", "Data", "Downpour", "Evaluation", "Exchange", "Gradient", "Local", "Output"),
+        *("Sharded", "Star", "Sync"),
+    ),
     "ddlf.worker.methods": ("concurrent",),
     "ddlf.worker.worker": ("Worker",),
 }

@@ -19,7 +19,7 @@ from ddlf.events.sinks import Events, Sink
 from ddlf.monitor.terminal.lines import line_without_hook, training_event
 from ddlf.monitor.ui import shown
 from ddlf.training.roles import PRELOADED
-from ddlf.training.settings.settings import SETTINGS, Settings
+from ddlf.training.spec import DEFAULTS, SETTINGS, Data, Evaluation, Local, Output, View, group_of, spread
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,16 +34,24 @@ if TYPE_CHECKING:
     from ddlf.worker.worker import Worker
 
 
-class IApp(Settings):
+class IApp:
     """Subclass it, write ``load_dataset`` and ``create_model``, and train.
 
-    Class attributes are the defaults of a run; attributes of the object win over them, arguments and command-line flags over both. What can be
-    set is in ``ddlf.training.settings.settings.Settings``, and ``ddlf config show`` lists it.
+    Class attributes are the defaults of a run. Attributes of the object win over them, arguments and command-line flags over both. There are two
+    ways to set them: groups, such as ``mode = ddlf.Downpour(replicas=16)`` and ``data = ddlf.Data(batch_size=64)``, or each setting by its name,
+    such as ``batch_size = 64``. The groups are in ``ddlf.training.spec``; ``ddlf config show`` lists all settings.
 
     Args:
         cluster: The workers. By default those of ``$DDLF_CONFIG`` or ``./cluster.yaml``, else two new ones on this machine.
 
     Attributes:
+        mode: How it trains: ``ddlf.Sync``, ``Async`` or ``Downpour``, or the name of one; ``train = ddlf.Sync(...)`` in the class sets it, too.
+        exchange: How updates and weights travel: ``ddlf.Star``, ``Sharded``, ``Auto`` or ``Gradient``, or the name of one.
+        checkpoint: ``ddlf.Checkpoint``, or the folder alone.
+        data: ``ddlf.Data``: batches, and which samples each slot has.
+        local: ``ddlf.Local``: training between two exchanges.
+        evaluation: ``ddlf.Evaluation``: tests, and when training can stop.
+        output: ``ddlf.Output``: what is shown, and the folder of the run.
         history: The records of all rounds so far, of every training since the last fresh one; ``history.history`` is a dict of lists, as Keras's.
         optimizers: The state of each slot's optimizer after them, as lists of arrays in Keras's order; None for a slot that never trained,
             and with ``optimizer_state="fresh"``.
@@ -64,6 +72,14 @@ class IApp(Settings):
         await app.train_sync(master_epochs=10)
         await app.evaluate_model()
     """
+
+    mode: Any = "sync"
+    exchange: Any = "star"
+    checkpoint: Any = None
+    data: Any = View(Data)
+    local: Any = View(Local)
+    evaluation: Any = View(Evaluation)
+    output: Any = View(Output)
 
     notation: Any = None  # a text in the place of create_model: its file, or what load_notation gives
     _is_training = False
@@ -92,6 +108,27 @@ class IApp(Settings):
     def __init__(self, cluster: Cluster | None = None) -> None:
         self.cluster = cluster
         self.history: History = History()
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        groups = [name for name, value in vars(cls).items() if group_of(name, value) is not None]
+        given = spread(vars(cls), cls.__name__) if groups else {}
+        for name in groups:
+            delattr(cls, name)
+        for name, value in given.items():
+            if name in SETTINGS and vars(cls).get(name) is not value:
+                setattr(cls, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if group_of(name, value) is None:
+            super().__setattr__(name, value)
+        else:
+            vars(self).update(spread({name: value}))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in SETTINGS:  # which nothing has set
+            return SETTINGS[name].default
+        return object.__getattribute__(self, name)  # raises what a property raised, too
 
     @property
     def optimizers(self) -> list[Any]:
@@ -336,7 +373,7 @@ class IApp(Settings):
         """Refuse an app that lacks a method or needs an optional part that is not installed, and have those parts check it."""
         from ddlf.extras import check_settings, hooks
 
-        check_settings(self, IApp)
+        check_settings(self, DEFAULTS)
         if type(self).load_dataset is IApp.load_dataset:
             await self.load_dataset()
         if type(self).create_model is IApp.create_model and self.notation is None:

@@ -15,8 +15,7 @@ from ddlf.cluster.config.addresses import find_config
 from ddlf.cluster.config.cluster_file import lines_of_run, load_config
 from ddlf.errors import ConfigError
 from ddlf.monitor.runs.summary import settings_of
-from ddlf.training.settings.chosen import read
-from ddlf.training.settings.settings import SETTINGS
+from ddlf.training.spec import SETTINGS, spec_of
 
 
 def _options(parser: Parser) -> None:
@@ -44,7 +43,7 @@ def show(options: argparse.Namespace) -> int:
         check_app_options(options, app)
         asyncio.run(app._check())
     else:
-        read(app, app.mode, {})
+        spec_of(app)
     return 0
 
 

@@ -12,7 +12,7 @@ from ddlf.cli.parsing import Parser, addresses, number
 from ddlf.errors import ConfigError
 from ddlf.training.settings.checks import OneOf, Whole
 from ddlf.training.settings.setting import Setting
-from ddlf.training.settings.settings import SETTINGS, Settings, option
+from ddlf.training.spec import SETTINGS, option
 
 if TYPE_CHECKING:
     from ddlf.app import IApp
@@ -197,14 +197,14 @@ def add_json(parser: Parser) -> None:
     parser.add("--json", action="store_true", help="print JSON")
 
 
-def _values(name: str, setting: Setting) -> dict[str, Any]:
+def _values(name: str, setting: Setting[Any, Any]) -> dict[str, Any]:
     """Return what argparse checks of a setting's values. The rest is checked when all settings are known."""
     check = setting.check
     if isinstance(check, OneOf):
         return {"choices": check.choices}
     if isinstance(check, Whole):
         return {"type": number(check.low, check.high), "metavar": setting.flag}
-    return {"type": float if isinstance(getattr(Settings, name), float) else str, "metavar": setting.flag}
+    return {"type": float if isinstance(setting.default, float) else str, "metavar": setting.flag}
 
 
 def _page(text: str) -> bool | int:

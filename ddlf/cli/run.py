@@ -42,7 +42,7 @@ from ddlf.monitor.terminal.display import Display
 from ddlf.monitor.terminal.lines import line
 from ddlf.monitor.ui import LongMaps, attached, choice, chosen, heard, opened
 from ddlf.training.roles import PRELOADED, begin_import
-from ddlf.training.settings.chosen import read
+from ddlf.training.spec import spec_of
 
 if TYPE_CHECKING:
     from ddlf.app import IApp
@@ -206,10 +206,9 @@ async def _run_app(
             try:
                 await check_needs(cluster, target, display.say, here=new_workers(options))
                 epochs = f"{app.master_epochs} epoch{'s' * (app.master_epochs != 1)}"
-                steps = 1 if app.exchange == "gradient" else app.worker_steps
-                settings = read(app, app.mode, {})
-                apart = settings["shard_workers"] or 0
-                length = f"{steps} batch{'es' * (steps != 1)}" if steps else settings["worker_epochs"]
+                spec = spec_of(app)
+                steps, apart = spec.local.steps, spec.train.extra_workers
+                length = f"{steps} batch{'es' * (steps != 1)}" if steps else spec.local.epochs
                 length = f"{app.round_samples} samples" if app.round_samples else length
                 display.say(
                     f"training  {type(app).__name__}: {app.mode}, {epochs} in rounds of {length}, "
@@ -296,7 +295,7 @@ def _how_to_go_on(app: IApp) -> str:
 
 
 def _what_an_interrupt_does(app: IApp, path: Path | None) -> str:
-    one = "round" if app.mode == "sync" else "update"
+    one = "round" if spec_of(app).train.in_rounds else "update"
     saved = f"; then the model is saved in {path}" if path is not None else ""
     kept = " and ".join(str(place) for place in (path, app.checkpoint) if place is not None)
     at_once = f"at once, {kept} keeping the {one} before" if kept else "at once, and keeps nothing: there is no --save"

@@ -22,7 +22,8 @@ from ddlf.cli.parsing import Parser
 from ddlf.errors import AppError, ConfigError
 from ddlf.extras import hook_for, suffixes
 from ddlf.training.settings.checks import FOLDER
-from ddlf.training.settings.settings import SETTINGS, option
+from ddlf.training.settings.setting import Group
+from ddlf.training.spec import SETTINGS, option, spread
 
 if TYPE_CHECKING:
     from ddlf.app import IApp
@@ -218,17 +219,19 @@ def overrides(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple
         if path := find_config(options.config):
             from ddlf.cluster.config.cluster_file import load_config
 
-            run = load_config(path).run
-            yield from ((name, value, str(path)) for name, value in run if name in SETTINGS and value is not None)
+            run = {name: value for name, value in load_config(path).run if name in SETTINGS and value is not None}
+            yield from ((name, value, str(path)) for name, value in spread(run, str(path)).items())
     if place := os.environ.get("DDLF_RUN_DIR"):
         yield "out", place, "$DDLF_RUN_DIR"
-    elif target.out is None:
+    elif getattr(target, "out", None) is None:
         yield "out", "runs", "ddlf run"
     if named := os.environ.get("DDLF_UI"):
         yield "ui", named, "$DDLF_UI"
-    for name in OF_SETTINGS:
-        if (value := getattr(options, name)) is not None:
-            yield name, value, option(name)
+    said_here = {name: value for name in OF_SETTINGS if (value := getattr(options, name)) is not None}
+    texts = {name: SETTINGS[name].read(text) for name, text in _parameters(options) if name in SETTINGS}
+    spread({**texts, **said_here}, "the options")  # refuses two that disagree
+    for name, value in said_here.items():
+        yield from ((key, one, option(name)) for key, one in spread({name: value}).items())
     if page := requested(options):
         yield "dashboard", *page
     if options.quiet:
@@ -237,15 +240,16 @@ def overrides(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple
     if options.takeover:
         yield "takeover", True, "--takeover"
     for key, text in _parameters(options):
-        default = getattr(target, key, property())
-        if hasattr(target, key) and (callable(default) or isinstance(default, property)):
+        default = getattr(target, key, SETTINGS[key].default if key in SETTINGS else property())
+        if hasattr(target, key) and (callable(default) or isinstance(default, property | Group)):
             raise ConfigError(f"-p {key}: {target.__name__}.{key} is no setting", hint="define it in the class")
         if key.startswith("_") or isinstance(default, property):
             raise ConfigError(f"-p {key}: {target.__name__} has no attribute {key!r}{_near(target, key)}")
         if key in OF_SETTINGS and getattr(options, key, None) is not None:
             raise ConfigError(f"{option(key)} and -p {key} say both what {key} is", hint="leave out one of both")
         is_path = key in SETTINGS and SETTINGS[key].check is FOLDER and text != "None"  # also if it is called 3
-        yield key, text if is_path else _value(key, text, default), f"-p {key}"
+        value = text if is_path else _value(key, text, default)
+        yield from ((name, one, f"-p {key}") for name, one in spread({key: value}).items())
 
 
 def _near(target: type[IApp], key: str) -> str:
@@ -257,15 +261,15 @@ def _near(target: type[IApp], key: str) -> str:
         return f", did you mean {meant!r}?"
 
     def is_plain(value: Any) -> bool:
-        return not (callable(value) or isinstance(value, property))
+        return not (callable(value) or isinstance(value, property | Group))
 
     def plain(cls: type) -> list[str]:
         return [name for name in dir(cls) if not name.startswith("_") and is_plain(getattr(cls, name))]
 
-    near = difflib.get_close_matches(key, plain(target), 1)
+    near = difflib.get_close_matches(key, [*plain(target), *SETTINGS], 1)
     if near:
         return f", did you mean {near[0]!r}?"
-    own = sorted(set(plain(target)) - set(plain(IApp)))
+    own = sorted(set(plain(target)) - set(plain(IApp)) - set(SETTINGS))
     return f"; its own are: {', '.join(own)}" if own else f"; write {key} = ... in the class to have it"
 
 

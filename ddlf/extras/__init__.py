@@ -11,7 +11,7 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any, Protocol
@@ -138,19 +138,19 @@ def provided(name: str, needed_by: str) -> Any:
     )
 
 
-def check_settings(app: Any, defaults: type) -> None:
+def check_settings(app: Any, defaults: Mapping[str, Any]) -> None:
     """Refuse a setting that no installed part implements.
 
     Args:
         app: The user's ``IApp``.
-        defaults: The class with the default values, ``IApp``.
+        defaults: The default values of settings by name.
 
     Raises:
         ConfigError: Names the setting.
     """
     for name in OPTIONAL_SETTINGS:
         value = getattr(app, name)
-        if value in (None, "none", "off", getattr(defaults, name, None)):
+        if value in (None, "none", "off", defaults.get(name)):
             continue
         if not any(name in extra.settings.split() for extra in installed()):
             raise ConfigError(

@@ -16,7 +16,7 @@ from ddlf.events import Event, MapBegan, MapEnded
 from ddlf.events.sinks import Sink, to_json
 from ddlf.monitor.terminal.display import Display
 from ddlf.monitor.terminal.lines import Lines
-from ddlf.training.settings.settings import SETTINGS
+from ddlf.training.spec import SETTINGS
 
 _drawing = threading.Lock()
 """Held while a picture is drawn: one terminal has room for one."""

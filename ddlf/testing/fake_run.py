@@ -283,7 +283,7 @@ class FakeCluster:
 
 @asynccontextmanager
 async def _crew_of(
-    app: FakeRun, seed: int, *, backups: bool, run: str, mode: str, fresh: bool
+    app: FakeRun, seed: int, *, backups: bool, run: str, replica: object, equal_threads: bool, fresh: bool
 ) -> AsyncIterator[tuple[Crew, int]]:
     """As ``opening.crew_of``, with workers that need no preparation."""
 

@@ -18,7 +18,6 @@ All of this runs on one event loop, so a merge needs no lock.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from ddlf.algorithms.arrival import FedBuff, Published
 from ddlf.algorithms.arrival_rule import Arrival, Arrived
@@ -48,8 +47,10 @@ class Asynchronous:
     max_staleness: int | None = None
     balance: str = "equal"
 
-    backups: ClassVar[bool] = False
-    """Nobody waits for a slot that takes long."""
+    def begin(self, run: Run) -> None:
+        """See ``Loop``."""
+        if "outer" not in run.state:
+            run.state["outer"] = self.outer.init(run.weights)
 
     async def train(self, run: Run) -> None:
         """Train until every slot has done its rounds or the run is to end."""

@@ -37,6 +37,7 @@ from ddlf.training.roles.rate_decay import callbacks_of
 from ddlf.training.rounds import Elsewhere
 from ddlf.training.slot.parts.callbacks import CallbackStates, check, look_at_tests, warnings_of_master
 from ddlf.training.slot.task import OPTIMIZER
+from ddlf.training.spec import RunSpec
 
 
 class Callbacks:
@@ -44,7 +45,7 @@ class Callbacks:
 
     Args:
         app: The user's ``IApp``, with its model.
-        settings: Every setting as it is used, by name.
+        spec: The run.
 
     Attributes:
         final: The weights that ``on_train_end`` has put in the place of the last ones; None if it has not.
@@ -53,16 +54,17 @@ class Callbacks:
         AppError: One of them cannot do on the master what it is to do.
     """
 
-    def __init__(self, app: Any, settings: dict[str, Any]) -> None:
+    def __init__(self, app: Any, spec: RunSpec) -> None:
         check(app)
-        self._own = callbacks_of(app, settings["rate_decay"])
+        self._own = callbacks_of(app, spec.local.rate_decay)
         self._callbacks = [*app.callbacks, *self._own]
-        for why in warnings_of_master(app, settings["mode"]):
+        for why in warnings_of_master(app, spec.train.name):
             app._tell(Warned(about="callback", why=why))
         self.final: Weights | None = None
         self._app = app
-        self._batch_size = settings["batch_size"]
-        self._steps = settings["exchange"] == "gradient"  # with the optimizer here
+        self._batch_size = spec.data.batch_size
+        self._in_rounds = spec.train.in_rounds
+        self._steps = spec.exchange.one_step  # with the optimizer here
         self._model = app.model  # not asked for later: it would be given each round's weights
         self._keeps = app.checkpoint is not None or app.resume is not None
         self._logs: dict[str, Any] = {}
@@ -191,9 +193,7 @@ class Callbacks:
         # The first round of the epoch, or that which the epoch is in.
         begun = progress.starts[bisect.bisect_right(progress.starts, epoch) - 1]
         progress.round = bisect.bisect_left(progress.starts, begun)
-        progress.version = progress.merges = progress.round * (
-            1 if progress.settings["mode"] == "sync" else len(progress.states)
-        )
+        progress.version = progress.merges = progress.round * (1 if self._in_rounds else len(progress.states))
         if self._app.optimizer_state != "fresh" and not self._steps and (state := read_optimizer(model)):
             progress.states[:] = [{OPTIMIZER: state} for _ in progress.states]
 

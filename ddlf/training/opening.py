@@ -26,8 +26,6 @@ from ddlf.extras import hooks
 from ddlf.rpc.code import PickleOnce
 from ddlf.rpc.iworker import awaited
 from ddlf.training.crew import Crew
-from ddlf.training.downpour.replica import DownpourReplica
-from ddlf.training.exchanges.sharded.replica import ShardedReplica
 from ddlf.training.nearby import check_all_there, held
 from ddlf.training.reading import files_of
 from ddlf.training.reporting import hooked
@@ -50,7 +48,7 @@ class Opening:
     Args:
         app: The user's ``IApp``, as it is before this side loads and builds.
         run: Names the training run on the workers.
-        mode: That of the run; "" where nothing is trained by its algorithm.
+        replica: What trains on the workers.
 
     Attributes:
         content: Fingerprint of this side's training data, empty if it has none; not done before that is known.
@@ -64,11 +62,11 @@ class Opening:
         NotPicklable: The app holds something that cannot be sent.
     """
 
-    def __init__(self, app: Any, run: str, mode: str = "") -> None:
+    def __init__(self, app: Any, run: str, replica: type[Replica] = Replica) -> None:
         self.app = app
         app._held = {}
         self.run = run
-        self._mode = mode
+        self._replica = replica
         self._role = (run, REPLICA)
         self.content: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.wanted: dict[str, str] = {}
@@ -106,9 +104,7 @@ class Opening:
             await worker.preload(*PRELOADED)
             await self._use_threads(worker)
             phases.begin("sending", total=self._size, unit="bytes")
-            role = DownpourReplica if self._mode == "downpour" else ShardedReplica
-            shards = self._mode == "downpour" or self.app.exchange in ("sharded", "auto")
-            make = (role, self.app, self.run) if shards else (Replica, self.app)
+            make = (Replica, self.app) if self._replica is Replica else (self._replica, self.app, self.run)
             await worker.call(self._role, "open", *make, pickle=self._pickle)
             wanted = self.wanted if self.content.done() else None
             asking = asyncio.ensure_future(self._load(worker, wanted, phases))
@@ -139,11 +135,11 @@ class Opening:
             why = f"{worker.name} computes with {worker.facts['threads']} threads, not {self.threads}: its results may differ in bits"
             self._tell(Warned(about="threads", why=f"{why}. Unset OMP_NUM_THREADS there, or update DDLF"))
 
-    def choose_threads(self, mode: str, *, fresh: bool) -> None:
+    def choose_threads(self, *, equal: bool, fresh: bool) -> None:
         """Decide with how many threads all workers compute, once they are connected."""
         app, workers = self.app, self.app.cluster.workers
         self.threads = given_threads(app, fresh=fresh)
-        if self.threads is None and mode in ("", "sync"):
+        if self.threads is None and equal:
             facts = [worker.facts for worker in workers]
             self.threads = chosen_threads(facts, app.slots or len(workers))
             if why := unused_cores(facts, self.threads):
@@ -237,7 +233,8 @@ async def crew_of(
     *,
     backups: bool = True,
     run: str | None = None,
-    mode: str = "",
+    replica: type[Replica] = Replica,
+    equal_threads: bool = True,
     fresh: bool = False,
 ) -> AsyncIterator[tuple[Crew, int]]:
     """The workers of a run, brought to where training can begin: connected, data loaded and the same everywhere, model built.
@@ -247,19 +244,20 @@ async def crew_of(
         seed: Seed of the initial weights, when the model is made here; by default the attribute.
         backups: As in ``Crew``.
         run: Names the run; by default it gets a name that nothing else has.
-        mode: As in ``Opening``.
+        replica: As in ``Opening``.
+        equal_threads: Whether all workers compute with one number of threads, though none is set.
         fresh: Whether what the app was trained to before is left behind.
 
     Yields:
         The crew, and the number of training samples.
     """
     begin = time.perf_counter()
-    opening = Opening(app, run or secrets.token_hex(8), mode)
+    opening = Opening(app, run or secrets.token_hex(8), replica)
     app.cluster = app.cluster or default_cluster()
     stop_hearing = app.cluster.subscribe(app._tell)
     try:
         await app.connect()
-        opening.choose_threads(mode, fresh=fresh)
+        opening.choose_threads(equal=equal_threads, fresh=fresh)
         async with (
             Crew(app.cluster, opening.open, app._tell, backups=backups, wait_s=app.wait_for_workers_s) as crew,
             hooked(app, crew.end),

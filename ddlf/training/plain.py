@@ -26,18 +26,19 @@ from ddlf.data.stream import Stream, usual_memory
 from ddlf.data.trees import tree_map
 from ddlf.errors import ConfigError
 from ddlf.training.crew import Crew
-from ddlf.training.early import check_app, check_backend, check_together
+from ddlf.training.early import check_app, check_backend
 from ddlf.training.exchange import Exchange, WeightsOut
 from ddlf.training.opening import crew_of
+from ddlf.training.refusals import check_spec
 from ddlf.training.roles import have_keras
 from ddlf.training.roles.build import describe_weights
 from ddlf.training.roles.describe import describe_optimizer
 from ddlf.training.roles.optimizer_state import no_final_averages
 from ddlf.training.roles.precision import set_precision
 from ddlf.training.roles.randomness import keeps_a_seed
-from ddlf.training.settings.chosen import read
 from ddlf.training.slot.keras_model import KerasModel
 from ddlf.training.slot.task import Reply, Task
+from ddlf.training.spec import RunSpec, spec_of
 from ddlf.training.states import SlotStates
 
 Update = Callable[[int], Awaitable[Weights]]
@@ -111,10 +112,10 @@ async def compare(app: Any, batches: int) -> Compared:
     # As in a run, but for what is of several slots, and of folders: one slot trains here, and nothing is written.
     await app._check_written()
     check_app(app)
-    settings = read(app, app.mode, {})
-    check_together(settings)
+    spec = spec_of(app)
+    check_spec(spec)
     check_backend()
-    if settings["exchange"] == "gradient":
+    if spec.exchange.one_step:
         raise ConfigError(
             "local training is compared, and with exchange='gradient' there is none",
             hint="compare with exchange='star' (-p exchange=star), which has the same model, data and seeds",
@@ -122,9 +123,9 @@ async def compare(app: Any, batches: int) -> Compared:
     await have_keras()
     set_precision(app.precision)
     with ThreadPoolExecutor(1) as thread:  # what Keras keeps by thread stays the same
-        async with crew_of(app, settings["seed"], backups=False) as (crew, samples):
-            both = Both(app, crew, samples, settings, thread)
-            last = min(batches, -(-samples // settings["batch_size"]))
+        async with crew_of(app, spec.seed, backups=False) as (crew, samples):
+            both = Both(app, crew, samples, spec, thread)
+            last = min(batches, -(-samples // spec.data.batch_size))
             return await both.compared(last)
 
 
@@ -135,17 +136,17 @@ class Both:
         app: The app, with data and model.
         crew: Its one worker.
         samples: n.
-        settings: Every setting as it is used, by name.
+        spec: What the run is told.
         thread: Where plain Keras trains.
     """
 
-    def __init__(self, app: Any, crew: Crew, samples: int, settings: dict[str, Any], thread: ThreadPoolExecutor):
+    def __init__(self, app: Any, crew: Crew, samples: int, spec: RunSpec, thread: ThreadPoolExecutor):
         self._app = app
         self._crew = crew
         self._thread = thread
         self._start: Weights = app.model.get_weights()
         self._names = [row[0] for row in describe_weights(app.model)]
-        self._size, self._seed, self._epochs = (settings[name] for name in ("batch_size", "seed", "master_epochs"))
+        self._size, self._seed, self._epochs = (spec.data.batch_size, spec.seed, spec.epochs)
         self._order: Samples = shuffled(samples, self._seed, 0)
         if place_of(app, "train") is not None:  # files as they lie
             self._order = Portion(shuffle="none", seed=self._seed, epoch=0, slots=1, start=0, stop=samples)

@@ -27,7 +27,7 @@ from ddlf.training.callbacks import Callbacks
 from ddlf.training.evaluation import measured, validate
 from ddlf.training.evaluation_there import EvaluationThere
 from ddlf.training.roles.evaluation import evaluate
-from ddlf.training.settings.settings import SETTINGS
+from ddlf.training.spec import SETTINGS
 
 
 def check_convergence(app: Any) -> None:

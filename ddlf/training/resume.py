@@ -20,19 +20,20 @@ from ddlf.errors import CheckpointCorrupt, CheckpointMismatch, ConfigError
 from ddlf.events import CheckpointDamaged
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.checkpoints.contents import Checkpoint, is_checkpoint
-from ddlf.training.early import check_same_model, check_slots
+from ddlf.training.early import check_same_model
 from ddlf.training.keeper import Keeper
 from ddlf.training.ledger import FileLedger, Ledger
 from ddlf.training.parts import owners_of
 from ddlf.training.progress import Progress
 from ddlf.training.reading import files_of
+from ddlf.training.refusals import check_slots
 from ddlf.training.restoring import Restoring, names_of
 from ddlf.training.roles.build import describe_weights
 from ddlf.training.roles.describe import describe, describe_optimizer
 from ddlf.training.rounds import shapes
 from ddlf.training.settings.setting import Use
-from ddlf.training.settings.settings import SETTINGS
 from ddlf.training.slot.parts import PARTS
+from ddlf.training.spec import EXCHANGES, SETTINGS, RunSpec, Star, installed
 
 SAME_TRAINING = ("samples", "data", "model", "precision", "optimizer")
 """Settings that cannot change when an app is trained on; those of the optimizer cannot, either."""
@@ -122,7 +123,7 @@ def _training(app: Any) -> Progress | None:
 async def begin(
     app: Any,
     samples: int,
-    settings: dict[str, Any],
+    spec: RunSpec,
     *,
     fresh: bool,
     restoring: Restoring | None = None,
@@ -132,7 +133,7 @@ async def begin(
     Args:
         app: The user's ``IApp``, prepared.
         samples: n.
-        settings: Every setting as it is used, by name.
+        spec: The run.
         fresh: Whether what the app was trained to before is left behind, but for the model's weights.
         restoring: Has workers read slices of a checkpoint, if they are to hold the weights.
 
@@ -142,11 +143,11 @@ async def begin(
         ConfigError: The folder has checkpoints of another training.
         LeaseError: Another master writes into the folder.
     """
-    now = settings_of(app, samples, settings)
-    epochs, worker_epochs = settings["master_epochs"], settings["worker_epochs"]
+    now = settings_of(app, samples, spec)
+    epochs, worker_epochs, partition = spec.epochs, spec.local.epochs, spec.data.partition
     length = {
-        "portion": (settings["worker_steps"] or 0) * settings["batch_size"],
-        "together": settings["round_samples"] or 0,
+        "portion": (spec.local.steps or 0) * spec.data.batch_size,
+        "together": spec.local.round_samples or 0,
     }
     target, source = checkpoint_folders(app)
     found, data = None, files_of(app)
@@ -172,9 +173,9 @@ async def begin(
         progress = _go_on(app, before, now)
         progress.plan(epochs, worker_epochs, more=app.resume is None, **length)
     else:
-        slots = app.slots or app.cluster.N - (settings["shard_workers"] or 0)
+        slots = app.slots or app.cluster.N - spec.train.extra_workers
         if slots > samples:  # refused before anything is made for each slot
-            owners_of(app, settings["partition"], samples, slots, settings["seed"])
+            owners_of(app, partition, samples, slots, spec.seed)
         progress = Progress(
             weights=app.model.get_weights(),
             ledger=Ledger(samples) if data is None else FileLedger(samples),
@@ -187,9 +188,9 @@ async def begin(
         progress.ledger.sizes, progress.ledger.at = data.manifest.sizes, data.at
         progress.ledger.inexact = data.inexact
     fewest = min(map(progress.tasks_in, range(progress.reached, len(progress.epochs))), default=0)
-    check_slots(settings, len(progress.states), fewest)
+    check_slots(spec, len(progress.states), fewest)
     # Before a folder is opened, for it may be refused.
-    progress.owners = owners_of(app, settings["partition"], samples, len(progress.states), settings["seed"])
+    progress.owners = owners_of(app, partition, samples, len(progress.states), spec.seed)
     progress.settings, progress.compiled = now, describe_optimizer(app.model.optimizer)
     here = target is not None and (source is None or _same(target, source) or _same(target, source.absolute().parent))
     keeper = None if target is None else await _open(app, target, progress, found if here else None, known)
@@ -307,7 +308,7 @@ async def _open(
     return keeper
 
 
-def settings_of(app: Any, samples: int, settings: dict[str, Any]) -> dict[str, Any]:
+def settings_of(app: Any, samples: int, spec: RunSpec) -> dict[str, Any]:
     """All that decides about the bits of a run, as JSON data."""
     return {
         "samples": samples,
@@ -315,18 +316,20 @@ def settings_of(app: Any, samples: int, settings: dict[str, Any]) -> dict[str, A
         "model": hashlib.sha256(json.dumps([row[1:] for row in describe_weights(app.model)]).encode()).hexdigest()[:16],
         **({"text": text.digest} if (text := getattr(vars(app).get("model"), "notation", None)) is not None else {}),
         **app._optimizer,  # the workers'; the master has an equal one
-        **rules_of(settings),
+        **rules_of(spec),
     }
 
 
-def rules_of(settings: dict[str, Any]) -> dict[str, Any]:
+def rules_of(spec: RunSpec) -> dict[str, Any]:
     """Those settings that decide about the bits of a run, as JSON data."""
-    return {name: _fact(settings[name]) for name, setting in SETTINGS.items() if Use.FACT in setting.use}
+    values = spec.flat()
+    return {name: _fact(values[name]) for name, setting in SETTINGS.items() if Use.FACT in setting.use}
 
 
 def _known(name: str, value: Any) -> Any:
     """A stored setting as it is compared: through the master or from worker to worker, weights come to the same bits."""
-    return "star" if name == "exchange" and value in ("sharded", "auto") else value
+    trains_locally = name == "exchange" and value in EXCHANGES and not EXCHANGES[value].one_step
+    return Star.name if trains_locally else value
 
 
 def _fact(value: Any) -> Any:
@@ -342,9 +345,9 @@ def _as_now(saved: dict[str, Any]) -> dict[str, Any]:
     Those that its mode had no use for, which 0.1 took all the same, are left out.
     """
     facts = {name: value for name, value in saved.items() if not _is_unused(name, saved.get("mode"))}
-    facts.setdefault("exchange", "star")
-    if saved.get("mode") == "async" and not saved.get("worker_steps"):
-        facts.pop("balance", None)  # asynchronous rounds of whole epochs have no use for it
+    facts.setdefault("exchange", Star.name)
+    if (kind := installed().get(saved.get("mode", ""))) is not None:
+        facts = kind.compared(facts)
     for name in SETTINGS.keys() & facts.keys():
         text = saved[name]
         if name == "outer":

@@ -31,6 +31,7 @@ from ddlf.training.slot.task import CONTROL, HELD, OPTIMIZER, Reply, SlotState
 if TYPE_CHECKING:
     from ddlf.training.exchange import Outwards
     from ddlf.training.progress import Progress
+    from ddlf.training.spec import RunSpec
 
 AT_HOME = tuple(part.name for part in PARTS if not part.travels)
 """Parts that the master has by itself."""
@@ -339,23 +340,23 @@ async def _collected(parts: list[tuple[SlotState, asyncio.Future[SlotState] | No
     return [{**known, **(await asyncio.shield(coming) if coming else {})} for known, coming in parts]
 
 
-def states_of(app: Any, crew: Crew, progress: Progress, settings: Mapping[str, Any], how: Outwards) -> SlotStates:
+def states_of(app: Any, crew: Crew, progress: Progress, spec: RunSpec, how: Outwards) -> SlotStates:
     """What slots leave in a run.
 
     Args:
         app: The user's ``IApp``.
         crew: Workers.
         progress: What the run goes on from.
-        settings: Every setting as it is used, by name.
+        spec: The run.
         how: How weights travel.
     """
     plan = SlotPlan(
-        settings=settings,
+        spec=spec,
         optimizer=app._optimizer,
         differences=how.differences,
         callbacks=bool(app.worker_callbacks),
     )
-    codec = settings["codec"].name
+    codec = spec.exchange.codec.name
     return SlotStates(
         app._run, crew, progress.states, kept_parts(plan), codec, there=plan.sharded, restoring=how.restoring
     )

@@ -14,7 +14,6 @@ is lost is computed again by another one, from the same weights, indices, optimi
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from ddlf.algorithms.merge import Mean, Rule
 from ddlf.algorithms.outer import OuterOptimizer, Streaming, Subtract
@@ -39,8 +38,10 @@ class Synchronous:
     outer: OuterOptimizer = field(default_factory=Subtract)
     balance: str = "equal"
 
-    backups: ClassVar[bool] = True
-    """Whether a slot that takes much longer than the others of its round is given to a second worker, too."""
+    def begin(self, run: Run) -> None:
+        """See ``Loop``."""
+        if "outer" not in run.state:
+            run.state["outer"] = self.outer.init(run.weights)
 
     async def train(self, run: Run) -> None:
         """Train until all rounds are over or the run is to end."""

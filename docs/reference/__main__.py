@@ -32,30 +32,38 @@ from ddlf.events.record import RoundRecord
 from ddlf.extras.advice.report import explained
 from ddlf.extras.advice.rule import CLASSES, SEVERITIES, Rule
 from ddlf.extras.advice.rules import RULES as ADVICE
+from ddlf.training import spec
 from ddlf.training.settings.setting import Use
-from ddlf.training.settings.settings import SETTINGS, Settings, option
-from ddlf.training.settings.training_settings import TrainingSettings
+from ddlf.training.spec import KINDS_OF_GROUPS, SETTINGS, option
 
 ROOT = Path(__file__).parents[2]
 
 
 def settings() -> str:
     """The page of the settings."""
-    body = [line for kind in (TrainingSettings, Settings) for line in ast.parse(inspect.getsource(kind)).body[0].body]
-    more = {
-        line.target.id: " ".join(text.value.value.split())
-        for line, text in pairwise(body)
-        if isinstance(line, ast.AnnAssign) and isinstance(text, ast.Expr)
-    }
+    more: dict[str, str] = {}
+    for part in ast.walk(ast.parse(inspect.getsource(spec))):
+        for line, text in pairwise(part.body if isinstance(part, ast.Module | ast.ClassDef) else ()):
+            if isinstance(line, ast.AnnAssign) and isinstance(text, ast.Expr):
+                owner = part.name if isinstance(part, ast.ClassDef) else ""
+                more[f"{owner}.{line.target.id}"] = " ".join(text.value.value.split())
+    texts = {}
+    for kind in KINDS_OF_GROUPS:
+        for one in kind.settings():
+            own = next((f"{base.__name__}.{one.field}" for base in kind.__mro__ if one.field in vars(base)), "")
+            text = more.get(own) or more.get(f"._{one.field.upper()}", "")
+            texts[one.name] = texts.get(one.name) or text
+    texts |= {name: more[f"._{name.upper()}"] for name in ("mode", "exchange")}
     sections = [
-        "\n".join([f"## {title.capitalize()}\n", *(_setting(name, more.get(name, "")) for name in names)])
+        "\n".join([f"## {title.capitalize()}\n", *(_setting(name, texts[name]) for name in names)])
         for title, names in GROUPS.items()
     ]
     return "\n".join([HEAD, *sections])
 
 
 def _setting(name: str, more: str) -> str:
-    setting, usual = SETTINGS[name], getattr(Settings, name)
+    setting = SETTINGS[name]
+    usual = setting.default
     values = inspect.getdoc(setting.check) if inspect.isfunction(setting.check) else str(setting.check)
     facts = [f"default `{usual!r}`", values]
     if setting.flag is not None:
@@ -64,8 +72,8 @@ def _setting(name: str, more: str) -> str:
         facts.append("in `run:`")
     if Use.FACT in setting.use:
         facts.append("compared with a checkpoint")
-    if setting.only:
-        facts.append(f"{' and '.join(setting.only.split())} only")
+    if setting.strategies:
+        facts.append(f"{' and '.join(setting.strategies)} only")
     text = f"{setting.help[0].upper()}{setting.help[1:]}. {more}".strip().replace("``", "`")
     return f"### {name}\n\n{text}\n\n*{'; '.join(facts)}*\n".replace("``", "`")
 
@@ -202,7 +210,7 @@ def _table(what: str, text: str) -> str:
 HEAD = """\
 # Settings
 
-Made from `ddlf/training/settings/settings.py` and `ddlf/training/settings/training_settings.py` by `python docs/reference`.
+Made from `ddlf/training/spec.py` by `python docs/reference`.
 
 Settings are attributes of an app. Those of the object override those of its class. `run:` in cluster.yaml overrides
 both, and options of `ddlf run` and arguments of `train_sync` override all; `-p NAME=VALUE` sets any of them.

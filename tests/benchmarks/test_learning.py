@@ -7,14 +7,14 @@ import pytest
 from benchmarks import learning
 from ddlf import IApp
 from ddlf.algorithms.local_rules import LOCAL
-from ddlf.training.settings.chosen import read
+from ddlf.training.spec import spec_of
 
 
 @pytest.mark.parametrize("base", [IApp, learning.Text])
 @pytest.mark.parametrize("rule", learning.RULES.values(), ids=learning.RULES)
 def test_each_way_is_one_that_a_run_takes(rule, base):
     app = type("App", (base,), rule)()
-    read(app, app.mode, {})
+    spec_of(app)
 
 
 def test_the_transformer_has_adam_but_where_the_rule_is_of_plain_steps():

@@ -29,10 +29,9 @@ from ddlf.algorithms.weights import is_float
 from ddlf.errors import WorkerLost
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.roles.statistics import moving
-from ddlf.training.settings.setting import MODES
-from ddlf.training.settings.settings import SETTINGS
 from ddlf.training.slot.numpy_model import accuracy_of
 from ddlf.training.slot.transfer import send_update
+from ddlf.training.spec import SETTINGS, STRATEGIES
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -194,7 +193,7 @@ async def test_every_loop_and_every_rule_has_a_row():
         written = {str(family.read(rule)).partition(":")[0] for rule in family.names}
         assert written == {str(row[name]).partition(":")[0] for row in listed if name in row}
     # The bits of Downpour follow from the order of pushes, not of updates: tests/training/test_downpour.py has its promises.
-    assert set(MODES) - {"downpour"} == {row["mode"] for row in listed}
+    assert set(STRATEGIES) - {"downpour"} == {row["mode"] for row in listed}
     policies = {row["update_policy"] for row in listed if "update_policy" in row}
     assert set(SETTINGS["update_policy"].check.choices) == policies
 

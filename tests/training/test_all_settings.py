@@ -19,10 +19,8 @@ from ddlf.cli.run import RUN
 from ddlf.cluster.config.models import RunConfig, schema
 from ddlf.testing import FakeRun
 from ddlf.training.resume import settings_of
-from ddlf.training.settings.chosen import read
 from ddlf.training.settings.setting import Use
-from ddlf.training.settings.settings import SETTINGS, Settings, option
-from ddlf.training.settings.training_settings import TrainingSettings
+from ddlf.training.spec import KINDS_OF_GROUPS, SETTINGS, option, spec_of
 
 ROOT = Path(__file__).parents[2]
 MADE = runpy.run_path(str(ROOT / "docs/reference"))["PAGES"]
@@ -31,9 +29,10 @@ OF_THE_CLUSTER = {"min_workers", "connect_timeout_s", "heartbeat_s", "suspect_af
 
 def test_an_app_has_every_setting_and_its_default():
     app = ddlf.IApp()
-    assert set(SETTINGS) == {name for name in vars(TrainingSettings) | vars(Settings) if not name.startswith("_")}
-    assert read(app, "sync", {}).keys() == SETTINGS.keys()
-    assert all(getattr(app, name) == getattr(Settings, name) for name in SETTINGS)
+    fields = [one.name for kind in KINDS_OF_GROUPS for one in kind.settings()]
+    assert {*fields, "mode", "exchange"} == set(SETTINGS)
+    assert spec_of(app).flat().keys() == SETTINGS.keys()
+    assert all(getattr(app, name) == SETTINGS[name].default for name in SETTINGS)
     assert all(setting.help for setting in SETTINGS.values())
 
 
@@ -80,7 +79,7 @@ def test_what_is_said_of_a_rule_names_all_that_exist():
 
 def test_a_checkpoint_has_every_setting_that_the_result_depends_on_as_plain_data():
     app = SimpleNamespace(_content="", _optimizer={}, model=FakeRun().model)
-    facts = settings_of(app, 1, read(ddlf.IApp(), "sync", {}))
+    facts = settings_of(app, 1, spec_of(ddlf.IApp()))
     decide = {name for name, setting in SETTINGS.items() if Use.FACT in setting.use}
     assert facts.keys() - {"samples", "data", "model"} == decide
     assert all(facts[name] is None or isinstance(facts[name], int | str) for name in decide)

@@ -5,9 +5,10 @@ import pytest
 
 import ddlf
 from ddlf.errors import AppError, CheckpointMismatch, ConfigError
-from ddlf.training.early import check_backend, check_effect, check_same_model
+from ddlf.training.early import check_backend, check_same_model
 from ddlf.training.evaluation import check_path
-from ddlf.training.settings.settings import SETTINGS, Settings
+from ddlf.training.refusals import check_effect
+from ddlf.training.spec import spec_of
 from ddlf.training.start import check
 
 
@@ -43,9 +44,7 @@ def test_a_misspelt_setting_is_refused_with_the_one_that_was_meant(attributes, m
 
 
 def test_two_that_set_the_learning_rate_are_refused():
-    with pytest.raises(
-        ConfigError, match=r"schedule='cosine.* and rate_decay='plateau.*' both say how the learning rate"
-    ):
+    with pytest.raises(ConfigError, match=r"schedule='cosine.* and rate_decay='plateau.*' both set the learning rate"):
         check(made(schedule="cosine", rate_decay="plateau"), "sync")
     assert check(made(schedule="cosine", rate_decay="never"), "sync")
     assert check(made(rate_decay="plateau"), "sync")
@@ -65,7 +64,7 @@ def own(self):
     ],
 )
 def test_attributes_of_the_app_itself_are_left_alone(attributes):
-    assert check(made(**attributes), "sync")["batch_size"] == 32
+    assert check(made(**attributes), "sync").data.batch_size == 32
 
 
 def test_a_train_that_cannot_be_called_is_told_what_to_write():
@@ -197,9 +196,7 @@ def test_a_backend_that_is_not_installed_is_refused_with_one_that_is(
 
 
 def used(**settings):
-    return {
-        name: setting.check(name, settings.get(name, getattr(Settings, name))) for name, setting in SETTINGS.items()
-    }
+    return spec_of(ddlf.IApp(), settings.pop("mode", None), settings)
 
 
 LARGE, SMALL, DOUBLE = np.zeros((300, 2), "f4"), np.zeros(3, "f4"), np.zeros((300, 2))

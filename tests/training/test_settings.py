@@ -18,7 +18,7 @@ from ddlf.errors import AppError, BadUpdate, ConfigError
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training import reporting
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
-from ddlf.training.settings.settings import SETTINGS
+from ddlf.training.spec import SETTINGS
 from ddlf.training.start import check
 
 
@@ -251,7 +251,7 @@ def test_the_exchange_of_gradients_has_rounds_of_one_step_and_no_own_training():
     class Own(Plain):
         def train(self, weights, worker_epochs, batch_size): ...
 
-    assert check(with_settings(exchange="gradient"), "sync")["worker_steps"] == 1
+    assert check(with_settings(exchange="gradient"), "sync").local.steps == 1
     with pytest.raises(ConfigError, match="exchange='gradient' is for synchronous training"):
         check(with_settings(exchange="gradient"), "async")
     own = Own()
@@ -265,18 +265,19 @@ def test_every_setting_is_checked():
 
 
 def test_whole_numbers_of_numpy_are_taken_as_such():
-    numbers = check(with_settings(batch_size=np.int32(8), seed=np.int64(3)), "sync", None, np.int16(4), None, None)
+    spec = check(with_settings(batch_size=np.int32(8), seed=np.int64(3)), "sync", None, np.int16(4), None, None)
+    numbers = spec.flat()
     assert numbers["batch_size"] == 8
     assert all(type(numbers[name]) is int for name in ("master_epochs", "worker_epochs", "batch_size", "seed"))
 
 
 def test_a_rule_may_be_text_or_an_object():
     def outer_of(given):
-        return check(with_settings(outer=given), "sync")["outer"]
+        return check(with_settings(outer=given), "sync").outer
 
     assert outer_of("nesterov:momentum=0.5") == outer_of(Nesterov(momentum=0.5)) == Nesterov(momentum=0.5)
     assert outer_of(None) == outer_of("subtract") == Subtract()
-    assert check(with_settings(merge=TrimmedMean(beta=0.1)), "sync")["merge"] == TrimmedMean(beta=0.1)
+    assert check(with_settings(merge=TrimmedMean(beta=0.1)), "sync").train.merge == TrimmedMean(beta=0.1)
     assert str(outer_of(Nesterov(learning_rate=1))) == str(outer_of("nesterov:1"))  # a checkpoint has the text
 
 
@@ -314,21 +315,21 @@ USED_IN = {
     "class_weight": "data/parts.py",
     "staleness": "training/asynchronous.py",
     "max_staleness": "training/asynchronous.py",
-    "data_memory": "training/reading.py",
+    "data_memory": "training/refusals.py",
     "shuffle": "training/reading.py",
-    "on_bad": "training/reading.py",
-    "round_samples": "training/reading.py",
+    "on_bad": "training/refusals.py",
+    "round_samples": "training/resume.py",
     "n_fetch": "training/downpour/replica.py",
     "n_push": "training/downpour/replica.py",
     "push_rule": "training/downpour/serving.py",
     "replicas": "training/downpour/serving.py",
     "shards": "training/downpour/serving.py",
-    "copies": "training/downpour/serving.py",
+    "copies": "training/downpour/servers.py",
     "shard_cut": "training/downpour/serving.py",
-    "shard_workers": "training/downpour/serving.py",
+    "shard_workers": "training/spec.py",
     "softsync": "training/downpour/serving.py",
     "warm_start": "training/downpour/serving.py",
-    "converge": "training/early.py",
+    "converge": "training/refusals.py",
     "evaluate_on": "training/start.py",
     "batchnorm": "training/start.py",
     "partition": "training/resume.py",
@@ -397,7 +398,8 @@ async def outcome(mode, folder, **settings):
 async def test_each_mode_uses_each_setting_or_refuses_it_by_name(mode, tmp_path):
     assert OTHERS.keys() | USED_IN.keys() == SETTINGS.keys()
     for name, file in USED_IN.items():
-        assert re.search(rf"""[."]{name}\b""", (Path(ddlf.__file__).parent / file).read_text())
+        names = f"({name}|{SETTINGS[name].field or name})"
+        assert re.search(rf"""[."]{names}\b""", (Path(ddlf.__file__).parent / file).read_text())
     seen = {}
     with mock.patch("os.fsync"):
         usual = await outcome(mode, tmp_path / "usual")

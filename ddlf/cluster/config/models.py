@@ -32,7 +32,7 @@ from ddlf.errors import ConfigError
 from ddlf.rpc.liveness import Timing
 from ddlf.training.settings.checks import OneOf, Whole
 from ddlf.training.settings.setting import Setting, Use
-from ddlf.training.settings.settings import SETTINGS, Settings
+from ddlf.training.spec import SETTINGS
 
 MAX_WORKERS = 4096
 SMALLEST_EXAMPLE = "the smallest valid file is 'workers: [127.0.0.1:9000]'"
@@ -161,10 +161,10 @@ class _OfTheCluster(_Section):
     )
 
 
-def _field(name: str, setting: Setting) -> Any:
+def _field(name: str, setting: Setting[Any, Any]) -> Any:
     """A setting as a key of the file: pydantic's type, and a field that is None unless the file has it."""
     check = setting.check
-    kind: Any = Annotated[type(getattr(Settings, name)), AfterValidator(partial(_checked, name, setting))]
+    kind: Any = Annotated[type(setting.default), AfterValidator(partial(_checked, name, setting))]
     if isinstance(check, OneOf):
         kind = Literal[check.choices]
     elif isinstance(check, Whole):
@@ -172,7 +172,7 @@ def _field(name: str, setting: Setting) -> Any:
     return kind | None, Field(default=None, description=f"{setting.help[0].upper()}{setting.help[1:]}.")
 
 
-def _checked(name: str, setting: Setting, value: Any) -> Any:
+def _checked(name: str, setting: Setting[Any, Any], value: Any) -> Any:
     setting.check(name, value)
     return value
 

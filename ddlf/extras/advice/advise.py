@@ -27,7 +27,7 @@ from ddlf.extras.advice.rule import LEVELS, Finding, Level, look, named
 from ddlf.extras.advice.rules import RULES
 from ddlf.extras.advice.source import Ignore, Place, Sources
 from ddlf.training.roles import have_keras
-from ddlf.training.settings.chosen import read
+from ddlf.training.spec import spec_of
 
 if TYPE_CHECKING:
     from ddlf.cluster.cluster import Cluster
@@ -69,7 +69,7 @@ async def advise(
     app = twin(app)
     app.verbose = False
     await app._check_written()
-    read(app, app.mode, {})
+    spec_of(app)
     if level != "quick":  # steps are made on a model of its own
         vars(app).pop("model", None)
     sources = sources_of(app)

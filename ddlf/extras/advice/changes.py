@@ -14,7 +14,7 @@ from typing import Any
 from ddlf.extras.advice.facts import Facts
 from ddlf.extras.advice.rule import Change
 from ddlf.extras.advice.source import FUNCTIONS, POSITIONS, File, Sources, argument
-from ddlf.training.settings.settings import Settings
+from ddlf.training.spec import SETTINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +266,7 @@ def _is_said_elsewhere(name: str, sources: Sources, facts: Facts) -> bool:
         return False
     given = sources.value(name) if sources.setting(name) is not None else None
     if given is None:
-        return bool(facts.settings[name] != getattr(Settings, name, None))
+        return bool(facts.settings[name] != SETTINGS[name].default)
     return isinstance(given[1], ast.Constant) and bool(facts.settings[name] != given[1].value)
 
 

@@ -11,16 +11,19 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ClusterTooSmall, ConnectError, RequestTimeout
 from ddlf.events import Warned
-from ddlf.training.early_downpour import check_enough
 from ddlf.training.exchanges.members import Member, WeightsThere
 from ddlf.training.recovery import LOSS, first_line
+from ddlf.training.refusals import check
 from ddlf.training.rounds import end_all
 from ddlf.training.run import Run
+
+if TYPE_CHECKING:
+    from ddlf.training.spec import Downpour
 
 TELL_S = 1.0
 """How long all are waited for as they are told who owns what; a worker that hangs hears of it when it goes on."""
@@ -37,9 +40,8 @@ class Holding:
     Args:
         run: The run.
         there: Its workers.
-        copies: Of each shard on other workers; None for one, where there is another worker.
+        how: The settings of Downpour.
         restore: Gives a shard without an owner and a copy. Raises ClusterTooSmall if there is nothing to go on from.
-        servers: Workers of their own that the shards are to have: the last of those that are there when they are given out; 0 for all.
 
     Attributes:
         owners: The worker of each shard; empty before they are given out.
@@ -50,14 +52,14 @@ class Holding:
         ConfigError: There are too few workers for the copies, or none would be left to train.
     """
 
-    def __init__(self, run: Run, there: WeightsThere, copies: int | None, restore: Restore, servers: int = 0) -> None:
-        check_enough(copies, servers, len(there.proxies()))
-        self._servers = servers
+    def __init__(self, run: Run, there: WeightsThere, how: Downpour, restore: Restore) -> None:
+        check(how.worker_refusals(len(there.proxies()), one_at_a_time=False))
+        self._servers = servers = how.extra_workers
         run.crew.spared = (
             frozenset(number for number, _ in sorted(there.members())[1:][-servers:]) if servers else frozenset()
         )
         self._run, self._there, self._restore = run, there, restore
-        self._copies = 1 if copies is None else copies
+        self._copies = 1 if how.copies is None else how.copies
         self._role = there.role
         self.owners: list[Member] = []
         self.parts: list[Any] = []

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,14 +20,18 @@ from ddlf.training.checkpoints.slices import PUSHED, WEIGHTS
 from ddlf.training.downpour.servers import Holding
 from ddlf.training.downpour.state import META, STATE, facts_of_meta, joined, last_life, meta_of
 from ddlf.training.downpour.worker import shard_parts, shares
-from ddlf.training.early_downpour import check_replicas
 from ddlf.training.exchanges.members import ShardsThere
 from ddlf.training.recovery import first_line
+from ddlf.training.refusals import check
 from ddlf.training.roles.evaluation import EVALUATION_BATCH
 from ddlf.training.rounds import Elsewhere, come_home, nowhere, shapes, snapshot
 from ddlf.training.run import Run
 from ddlf.training.slices import Writing, reading, sliced
 from ddlf.training.slot.task import Reply
+
+if TYPE_CHECKING:
+    from ddlf.algorithms.codec import Outward
+    from ddlf.training.spec import Downpour
 
 WARM = 200
 """Steps of the shards before all replicas begin, if the first one has as many in the first half of its first round."""
@@ -52,14 +56,15 @@ class Serving:
     Args:
         run: The run.
         there: Where its tasks find them.
-        how: The algorithm, whose attributes are settings.
+        how: The settings of Downpour.
+        codec: How weights travel to replicas.
 
     Raises:
         ConfigError: No weight is trained, there are fewer replicas than slots, or more shards than values.
     """
 
-    def __init__(self, run: Run, there: ShardsThere, how: Any) -> None:
-        self._run, self._there, self._how = run, there, how
+    def __init__(self, run: Run, there: ShardsThere, how: Downpour, codec: Outward) -> None:
+        self._run, self._there, self._how, self._codec = run, there, how, codec
         self._role = there.role
         weights = shapes(run.weights)
         self._rows = Rows.of(weights, run.facts.trainable)
@@ -74,20 +79,18 @@ class Serving:
         beside = set(range(len(weights))) - {*self._rows.trained, *self._rows.rest}
         self._others = [one if i in beside else None for i, one in enumerate(weights)]  # that no shard has
         self._replicas = how.replicas or run.slots
-        check_replicas(self._replicas, run.slots, how.softsync)
+        check(how.replica_refusals(self._replicas, run.slots))
         if self._replicas > run.slots and run.facts.files is not None and not run.facts.files.on_disk:
             raise ConfigError(
                 f"replicas={self._replicas} on {run.slots} slots read in turn from several places, and {run.facts.files} is made in order",
                 hint="leave out replicas: then each slot is one; or make partition files: ddlf data split",
             )
-        self._layers = (
-            [name.rpartition("/")[0] or name for name in run.facts.names] if how.shard_cut == "layers" else None
-        )
+        self._layers = [name.rpartition("/")[0] or name for name in run.facts.names] if how.cut == "layers" else None
         if how.shards:
             self._rows.cut(how.shards, self._layers)  # what cannot be is refused before a worker is given anything
         n = how.softsync or self._replicas
         self._collects = self._replicas // n
-        self._holding = Holding(run, there, how.copies, self._restored, how.shard_workers or 0)
+        self._holding = Holding(run, there, how, self._restored)
         self._lives = itertools.count(1 + last_life(run.state.get(META)))
         self._brought = run.version  # the commit whose weights are here
         self._home = snapshot(run.progress)
@@ -223,7 +226,7 @@ class Serving:
         span = run.progress.span(0)
         batches = math.ceil((span.end - span.begin) / run.slots / run.facts.batch_size)
         first = shares(batches, len(range(0, self._replicas, run.slots)))[0]
-        pushes: int = math.ceil(first / self._how.n_push)
+        pushes: int = math.ceil(first / self._how.push)
         return min(WARM, pushes // 2)
 
     def _shards_wanted(self, workers: int) -> int:
@@ -265,9 +268,9 @@ class Serving:
         if slices is None:
             trained, rest = rows.row(weights, rows.trained), rows.row(weights, rows.rest)
         how = {
-            "rule": str(self._how.push_rule),
+            "rule": str(self._how.rule),
             "staleness": str(self._how.staleness),
-            "codec": str(self._how.weights_codec),
+            "codec": str(self._codec),
             "collects": self._collects,
             "every": max(self._replicas, EVERY),
         }

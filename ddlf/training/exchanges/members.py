@@ -26,6 +26,7 @@ from ddlf.training.roles import REPLICA
 from ddlf.training.roles.evaluation import EVALUATION_BATCH
 from ddlf.training.rounds import end_all
 from ddlf.training.slot.task import Reply
+from ddlf.training.spec import EXCHANGES, RunSpec, Star
 
 Member = tuple[int, int]
 """A worker's number, and how often it was given the app: when that has changed, what it held before is gone."""
@@ -252,23 +253,23 @@ class ShardsThere(WeightsThere):
         return told
 
 
-async def chosen(app: Any, crew: Crew, settings: dict[str, Any]) -> tuple[str, str]:
+async def chosen(app: Any, crew: Crew, spec: RunSpec) -> tuple[str, str]:
     """What ``exchange="auto"`` becomes, and why: what is faster, if the workers have a way to each other.
 
     Args:
         app: The user's ``IApp``, prepared.
         crew: Workers.
-        settings: Every setting as it is used, by name.
+        spec: The run.
     """
-    exchange, why = chosen_exchange(settings, app.cluster.N, sum(w.nbytes for w in app.model.get_weights()))
-    if exchange == "sharded":
+    exchange, why = chosen_exchange(spec, app.cluster.N, sum(w.nbytes for w in app.model.get_weights()))
+    if EXCHANGES[exchange].on_workers:
         present = [worker for worker in app.cluster.workers if crew.member(worker.id) is not None]
         try:
             unmet = await app.cluster.introduced(present, app._run)
         except LOSS:
             unmet = []  # a lost worker is met when it is back
         for one, other, reason in unmet:
-            return "star", f"{_cannot(one, other)}: {reason}"
+            return Star.name, f"{_cannot(one, other)}: {reason}"
     return exchange, why
 
 

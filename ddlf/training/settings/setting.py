@@ -1,11 +1,23 @@
-"""What there is to know about a setting. Runs everywhere; imports nothing of weight."""
+"""A setting of a run, and groups of settings. Runs everywhere; imports nothing of weight.
 
-from collections.abc import Callable
-from dataclasses import dataclass
+Each setting is declared once, as a field of a group in ``ddlf.training.spec``. From the declaration follow the attribute of an app and its
+default, the check, the option of ``ddlf run``, the key in ``run:`` of cluster.yaml and its JSON Schema, what a checkpoint compares,
+``ddlf config show`` and docs/reference/settings.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from difflib import get_close_matches
 from enum import Flag, auto
-from typing import Any
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
-MODES = {"sync": "synchronous", "async": "asynchronous", "downpour": "Downpour"}
+from ddlf.errors import ConfigError
+from ddlf.training.settings.checks import Whole
+
+Out = TypeVar("Out")
+In = TypeVar("In")
 
 
 class Use(Flag):
@@ -20,26 +32,134 @@ class Use(Flag):
 FILE, FACT, NOWHERE = Use.FILE, Use.FACT, Use(0)
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What there is to know about a setting besides its name, type and default.
+class Setting(Generic[Out, In]):
+    """One setting: a field of a group that checks what it is given.
+
+    ``Setting[Out, In]`` takes an ``In``, such as the text of a rule, and reads as an ``Out``, the rule.
 
     Args:
-        check: Takes the setting's name and a value; returns the value as it is used, or raises ConfigError.
-        help: What it is, for the command line, the file's schema and the reference.
-        flag: What stands for the value in ``--help``, "" where that lists the choices; None if there is no such option.
+        default: The value if nothing else is given.
+        check: Takes the setting's name and a value; returns the value as the run uses it, or raises ConfigError.
+        help: One line for the command line, the file's schema and the reference.
+        flag: Stands for the value in ``--help``; "" where that lists the choices; None if there is no such option.
         use: Where else it is used.
-        only: The modes that use it, with spaces between them; None for all.
-        option: Name of the option, where it is not that of the setting.
+        flat: The attribute of an app that sets it, if that has another name than the field.
+        option: The name of the option, if it is not that of the attribute.
+        unset: The default of the attribute, if groups have different defaults for it.
+
+    Attributes:
+        name: The name of the attribute of an app.
+        field: The name of the field.
+        strategies: The names of the strategies that have it; empty if every run has it.
     """
 
-    check: Callable[[str, Any], Any]
-    help: str
-    flag: str | None = None
-    use: Use = NOWHERE
-    only: str | None = None
-    option: str = ""
+    def __init__(
+        self,
+        default: In,
+        check: Callable[[str, Any], Any],
+        help: str,
+        flag: str | None = None,
+        use: Use = NOWHERE,
+        *,
+        flat: str = "",
+        option: str = "",
+        unset: Any = ...,
+    ) -> None:
+        self.value, self.check, self.help, self.flag, self.use, self.option = default, check, help, flag, use, option
+        self.default = default if unset is ... else unset
+        self.name = flat
+        self.field = ""
+        self.strategies: tuple[str, ...] = ()
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.field = name
+        self.name = self.name or name
+
+    def __get__(self, group: object, owner: type) -> Out:
+        if group is None:  # ``dataclass`` asks for the default
+            return self.value  # type: ignore[return-value]
+        value: Out = vars(group)[self.field]
+        return value
+
+    def __set__(self, group: object, value: In) -> None:
+        vars(group)[self.field] = self.check(self.field, value)
 
     def used_by(self, mode: str | None) -> bool:
-        """Whether training in a mode uses it."""
-        return self.only is None or mode in self.only.split()
+        """Whether training in a mode has it."""
+        return not self.strategies or mode in self.strategies
+
+    def read(self, text: str) -> Any:
+        """Return the value of a text, as it stands in the text of a group."""
+        if text in ("none", "None") and isinstance(self.check, Whole):
+            return None
+        try:
+            return int(text) if isinstance(self.check, Whole) else text
+        except ValueError:
+            return text  # the check says what is wrong
+
+
+class Group:
+    """Settings that belong together, as a frozen dataclass of ``Setting``. It remembers which of them were given.
+
+    Attributes:
+        name: How a text names it; "" if no text does.
+    """
+
+    name: ClassVar[str] = ""
+    _given: frozenset[str]
+
+    def __new__(cls, *values: Any, **named: Any) -> Self:
+        group = super().__new__(cls)
+        vars(group)["_given"] = frozenset((*[field.name for field in fields(cls)][: len(values)], *named))  # type: ignore[arg-type]
+        return group
+
+    @classmethod
+    def settings(cls) -> Iterator[Setting[Any, Any]]:
+        """Its settings, in the order of its fields."""
+        for field in fields(cls):  # type: ignore[arg-type]
+            for part in cls.__mro__:
+                if isinstance(setting := vars(part).get(field.name), Setting):
+                    yield setting
+                    break
+
+    def given(self) -> dict[str, Any]:
+        """Those settings that were given: the value of each, by the name of the app's attribute."""
+        return {one.name: getattr(self, one.field) for one in self.settings() if one.field in self._given}
+
+    def flat(self) -> dict[str, Any]:
+        """The value of each setting, by the name of the app's attribute."""
+        return {one.name: getattr(self, one.field) for one in self.settings()}
+
+    @classmethod
+    def of_flat(cls, values: Mapping[str, Any]) -> Self:
+        """Make it of values by the names of the app's attributes."""
+        return cls(**{one.field: values[one.name] for one in cls.settings()})
+
+    @classmethod
+    def of_text(cls, text: str) -> Self:
+        """Make it of ``field=value,field=value``. A value may have commas of its own: ``outer=diloco:lr=0.7,momentum=0.9``.
+
+        Values without a field's name are those of the first fields.
+
+        Raises:
+            ConfigError: It has no such field, or cannot have the value.
+        """
+        known = {one.field: one for one in cls.settings()}
+        found: dict[str, str] = {}
+        last = ""
+        for place, part in enumerate(text.split(",")):
+            field, equals, value = (piece.strip() for piece in part.partition("="))
+            if equals and field in known:
+                if field in found:
+                    raise ConfigError(f"{cls.name}: {field} is given twice", hint="leave out one of both")
+                found[field], last = value, field
+            elif ":" in found.get(last, ""):
+                found[last] += f",{part}"  # a parameter of the rule before
+            elif not equals and place < len(known) and not found.keys() - list(known)[:place]:
+                last = list(known)[place]
+                found[last] = field
+            else:
+                near = get_close_matches(field, known, 1)
+                guess = f"; did you mean {near[0]!r}?" if near else ""
+                raise ConfigError(f"{cls.name} has no setting {field!r}{guess}", hint=f"it has {', '.join(known)}")
+        return cls(**{field: known[field].read(value) for field, value in found.items()})

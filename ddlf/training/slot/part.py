@@ -16,6 +16,7 @@ from ddlf.algorithms.weights import Weights
 from ddlf.training.slot.app import App
 from ddlf.training.slot.model import TrainableModel
 from ddlf.training.slot.task import Task
+from ddlf.training.spec import RunSpec
 
 Left = list[Any]
 """What a part has left after a round: arrays, with None in the place of a tensor that it has nothing for."""
@@ -63,13 +64,13 @@ class SlotPlan:
     """What a run is, for parts to say whether its slots keep them.
 
     Args:
-        settings: Every setting as it is used, by name.
+        spec: What the run is told.
         optimizer: What the model was compiled with, as ``describe_optimizer`` tells it.
         differences: Whether weights travel as differences.
         callbacks: Whether there are ``worker_callbacks``.
     """
 
-    settings: Mapping[str, Any]
+    spec: RunSpec
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     differences: bool = False
     callbacks: bool = False
@@ -77,7 +78,7 @@ class SlotPlan:
     @property
     def sharded(self) -> bool:
         """Whether the workers exchange slices, so that the weights are not on the master."""
-        return bool(self.settings["exchange"] == "sharded")
+        return self.spec.exchange.on_workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,7 @@ from ddlf.extras.text.training.found import by_name, facts, inputs_of, last_acti
 from ddlf.extras.text.training.given import by_names, check_rows, check_shapes, held_out
 from ddlf.extras.text.training.shipped import WEIGHTS, place_of, text_of
 from ddlf.training.roles.run_position import followers
-from ddlf.training.settings.settings import SETTINGS, Settings
+from ddlf.training.spec import DEFAULTS, SETTINGS
 
 SET_RATES = ("LearningRateScheduler", "ReduceLROnPlateau")
 """Callbacks of Keras that need a rate that can be set."""
@@ -457,7 +457,7 @@ def take_notation(app: Any) -> None:
 
 def _says(app: Any, name: str) -> bool:
     """Whether an app has a value of its own for a setting."""
-    return name in vars(app) or not issubclass(Settings, _home(app, name))
+    return name in vars(app) or any(name in vars(kind) for kind in type(app).__mro__ if kind.__module__ != "ddlf.app")
 
 
 def not_open(app: Any) -> list[str]:
@@ -479,10 +479,6 @@ def take_decided(app: Any, notation: Notation) -> None:
     for each in notation.decisions:
         if each.block == "train" and each.key in OF_RUNS:
             setattr(app, each.key, notation.settings[each.key])
-
-
-def _home(app: Any, name: str) -> type:
-    return next(kind for kind in type(app).__mro__ if name in vars(kind))
 
 
 def _ready(notation: Notation, app: Any) -> Any:
@@ -550,7 +546,7 @@ def _train_alone(
     import keras
 
     def said(name: str, given: Any = None) -> Any:
-        value = notation.settings.get(name, getattr(Settings, name)) if given is None else given
+        value = notation.settings.get(name, DEFAULTS[name]) if given is None else given
         return SETTINGS[name].check(name, value)
 
     if share := getattr(notation.own("validation"), "value", 0.0):
@@ -566,7 +562,7 @@ def _train_alone(
     model = notation.be_compiled(x, y, validation=beside is not None)
     epochs, batch_size = said("master_epochs", epochs), said("batch_size", batch_size)
     settings = SimpleNamespace(**{name: said(name) for name in OPTIONAL_SETTINGS if name in SETTINGS}, notation=None)
-    check_settings(settings, Settings)
+    check_settings(settings, DEFAULTS)
     for finish in hooks("ready_model"):
         finish(settings, model)
     if found := followers(model.optimizer):

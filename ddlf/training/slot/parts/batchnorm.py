@@ -40,7 +40,7 @@ class LocalBatchNorm(SlotPart):
 
     @classmethod
     def kept(cls, plan: SlotPlan) -> Kept | None:
-        return Kept(back=True) if plan.settings["batchnorm"] == "local" else None
+        return Kept(back=True) if plan.spec.batchnorm == "local" else None
 
     @classmethod
     def goes_on(cls, before: Mapping[str, Any], now: Mapping[str, Any], same: bool) -> bool:

@@ -21,6 +21,7 @@ from ddlf.training.slot.app import App
 from ddlf.training.slot.model import TrainableModel
 from ddlf.training.slot.part import Kept, Left, SlotPart, SlotPlan, SlotRound
 from ddlf.training.slot.task import CALLBACKS
+from ddlf.training.spec import installed
 
 PER_PART = "sees one worker's part only"
 IN_CALLBACKS = (
@@ -62,9 +63,9 @@ def warnings_of_master(app: Any, mode: str) -> list[str]:
 
     Args:
         app: Has the callbacks.
-        mode: That of the run.
+        mode: The name of the run's strategy.
     """
-    found = []
+    found, about_rates = [], installed()[mode].about_rates
     for callback in app.callbacks:
         name, monitor = type(callback).__name__, str(getattr(callback, "monitor", ""))
         if monitor.startswith("val_") and not has(app, "val"):
@@ -74,10 +75,8 @@ def warnings_of_master(app: Any, mode: str) -> list[str]:
             found.append(
                 f"{name} takes a {'smaller' if better == 'min' else 'larger'} {monitor} for better (mode={better!r})"
             )
-        if mode == "downpour" and name in ("LearningRateScheduler", "ReduceLROnPlateau"):
-            found.append(
-                f"the learning rate that {name} sets says how far a replica goes until its next fetch; shards step at the rate of push_rule"
-            )
+        if about_rates and name in ("LearningRateScheduler", "ReduceLROnPlateau"):
+            found.append(f"the learning rate that {name} sets {about_rates}")
         own = not type(callback).__module__.startswith("keras.")
         if own and (app.checkpoint is not None or app.resume is not None):
             found += [

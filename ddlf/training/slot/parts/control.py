@@ -46,7 +46,7 @@ class Controls(SlotPart):
     @classmethod
     def kept(cls, plan: SlotPlan) -> Kept | None:
         """In the sharded exchange the workers compute the mean."""
-        if not plan.settings["local_rule"].steers:
+        if not plan.spec.local.rule.steers:
             return None
         return Kept(back=not plan.sharded, copied=True, mean=_mean)
 

@@ -72,7 +72,7 @@ class OwnFragments(SlotPart):
 
     @classmethod
     def kept(cls, plan: SlotPlan) -> Kept | None:
-        return Kept() if isinstance(plan.settings["outer"], Streaming) else None
+        return Kept() if isinstance(plan.spec.outer, Streaming) else None
 
     @classmethod
     def goes_on(cls, before: Mapping[str, Any], now: Mapping[str, Any], same: bool) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from ddlf.algorithms.weights import Weights, mean_of
 from ddlf.training.slot.part import Kept, Left, SlotPart, SlotPlan, SlotRound
 from ddlf.training.slot.task import OPTIMIZER
+from ddlf.training.spec import installed
 
 
 class OptimizerState(SlotPart):
@@ -28,8 +29,8 @@ class OptimizerState(SlotPart):
     @classmethod
     def kept(cls, plan: SlotPlan) -> Kept | None:
         """In gradient exchange the optimizer is on the master, and replicas of Downpour have another one."""
-        kind = plan.settings["optimizer_state"]
-        if kind == "fresh" or plan.settings["exchange"] == "gradient" or plan.settings["mode"] == "downpour":
+        kind = plan.spec.local.optimizer_state
+        if kind == "fresh" or plan.spec.exchange.one_step or not plan.spec.train.keeps_optimizer:
             return None
         averaged = kind == "averaged"
         stays = kind == "stays" or (plan.sharded and (averaged or not keeps_little(plan.optimizer)))
@@ -39,7 +40,7 @@ class OptimizerState(SlotPart):
 
     @classmethod
     def goes_on(cls, before: Mapping[str, Any], now: Mapping[str, Any], same: bool) -> bool:
-        return bool(now["optimizer_state"] != "fresh" and now["mode"] != "downpour")
+        return bool(now["optimizer_state"] != "fresh" and installed()[now["mode"]].keeps_optimizer)
 
 
 def keeps_little(optimizer: Mapping[str, Any]) -> bool:

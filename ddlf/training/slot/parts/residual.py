@@ -31,4 +31,4 @@ class Residual(SlotPart):
 
     @classmethod
     def kept(cls, plan: SlotPlan) -> Kept | None:
-        return Kept() if plan.settings["codec"].biased else None
+        return Kept() if plan.spec.exchange.codec.biased else None

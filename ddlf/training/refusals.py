@@ -1,0 +1,312 @@
+"""The combinations of settings that a run refuses, each with a sentence and a hint. Runs on the master; imports nothing of Keras.
+
+A row is ``Refusal(applies, sentence, hint)``. The rows are asked in their order, before anything starts; those that need more than the settings
+are asked when that is known: the workers, the slots, the files, the model. Strategies and exchanges bring rows of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import ceil
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddlf.algorithms.codec import TopK
+from ddlf.algorithms.encoding import RAW_BELOW_BYTES
+from ddlf.algorithms.local_rules import Plain
+from ddlf.algorithms.merge import Median, TrimmedMean
+from ddlf.algorithms.outer import Streaming
+from ddlf.algorithms.reading_order import MAX_GLOBAL, NEAR, Global
+from ddlf.algorithms.weights import Tensor
+from ddlf.errors import ConfigError
+from ddlf.training.parts import LEAST_SHARE
+from ddlf.training.spec import SETTINGS, RunSpec, Sync
+from ddlf.training.strategy import Refusal
+
+if TYPE_CHECKING:
+    from ddlf.data.data_set import DataSet
+
+USUAL_SHUFFLE = "window:8"
+"""Mixes as well as a whole shuffle where the samples of files are mixed already, and reads each file once: ``docs/howto/big_data.md``."""
+FEW = 0.2
+"""Share of its values that each slot has to send to a merge by coordinates: below it most slots are silent at most of them (docs/algorithms.md)."""
+
+
+def check(rows: Iterable[Refusal]) -> None:
+    """Refuse the first combination that applies.
+
+    Raises:
+        ConfigError: With its sentence and hint.
+    """
+    for row in rows:
+        if row.applies:
+            raise ConfigError(row.sentence, hint=row.hint)
+
+
+def check_spec(spec: RunSpec) -> None:
+    """Refuse settings that do not go together, or would have no effect.
+
+    Raises:
+        ConfigError: Names the settings.
+    """
+    check(of_settings(spec))
+    check(_unused(spec))
+    check(spec.exchange.refusals(spec))
+    check(spec.train.refusals(spec))
+
+
+def of_settings(spec: RunSpec) -> Iterator[Refusal]:
+    """Rows that need the settings alone."""
+    local, outer = spec.local, spec.outer
+    streams = isinstance(outer, Streaming)
+    yield Refusal(
+        local.round_samples is not None and local.epochs != 1,
+        f"round_samples={local.round_samples} and worker_epochs={local.epochs} both say how long a round is",
+        "leave out one of the two: round_samples=None, or worker_epochs=1",
+    )
+    yield Refusal(
+        local.round_samples is not None and local.steps is not None and not spec.exchange.one_step,
+        f"round_samples={local.round_samples} and worker_steps={local.steps} both say how long a round is",
+        "leave out one of the two: round_samples=None, or worker_steps=None",
+    )
+    yield Refusal(
+        local.steps is not None and local.epochs != 1 and not spec.exchange.one_step,
+        f"worker_steps={local.steps} and worker_epochs={local.epochs} both say how long a round is",
+        "leave out one of the two: worker_steps=None, or worker_epochs=1",
+    )
+    merge, codec = getattr(spec.train, "merge", None), spec.exchange.codec
+    yield Refusal(
+        isinstance(merge, Median | TrimmedMean) and isinstance(codec, TopK) and codec.fraction < FEW,
+        f"merge={str(merge)!r} looks at each coordinate, and codec={codec.name!r} sends so few that most slots send nothing there",
+        f"use topk:{FEW} or more, another codec such as int4-block, or a merge of whole updates such as geometric",
+    )
+    yield Refusal(
+        local.schedule is not None and str(local.rate_decay) != "never",
+        f"schedule={str(local.schedule)!r} and rate_decay={str(local.rate_decay)!r} both set the learning rate",
+        "leave one of them out",
+    )
+    converge = spec.evaluation.converge
+    yield Refusal(
+        converge.metric.startswith("test_") and not spec.evaluation.every,
+        f"converge={str(converge)!r} looks at {converge.metric!r}, but test data is evaluated at the end only",
+        "set evaluate_every=1, or look at validation data (x_val)",
+    )
+    batchnorm = spec.batchnorm
+    yield Refusal(
+        streams and batchnorm == "local",
+        f"batchnorm={batchnorm!r} and outer={str(outer)!r} both say which weights a slot keeps",
+        "leave one of them out",
+    )
+    weights = spec.exchange.weights_codec
+    yield Refusal(
+        streams and not weights.delta and str(weights) != "float32",
+        f"weights_codec={str(weights)!r} is for whole weights, and outer={str(outer)!r} exchanges them in fragments",
+        f"use weights_codec='delta:{weights}', or float32",
+    )
+
+
+def _unused(spec: RunSpec) -> Iterator[Refusal]:
+    """Settings of every run that have no effect with this strategy."""
+    values = spec.flat()
+    for name, why in spec.train.unused.items():
+        value, usual = values[name], SETTINGS[name].value
+        text = value if isinstance(value, int) else repr(str(value))
+        yield Refusal(
+            value != SETTINGS[name].check(name, usual),
+            f"{name}={text} has no effect in {spec.train.words} training: {why}",
+            f"leave {name} at {SETTINGS[name].default!r}, or train in mode {Sync.name!r}",
+        )
+
+
+def check_slots(spec: RunSpec, slots: int, fewest: int = 0) -> None:
+    """Refuse what needs more slots than there are.
+
+    Args:
+        spec: The run.
+        slots: K; 0 while it is not known.
+        fewest: Slots in the round that has fewest; 0 while it is not known.
+
+    Raises:
+        ConfigError: It needs more.
+    """
+    check(spec.train.slot_refusals(slots, fewest))
+
+
+def check_workers(spec: RunSpec, workers: int, *, one_at_a_time: bool = False) -> None:
+    """Refuse workers that are too few for a run, or cannot do what it asks.
+
+    Args:
+        spec: The run.
+        workers: How many there are.
+        one_at_a_time: Whether they cannot answer while they compute.
+
+    Raises:
+        ConfigError: They cannot carry it.
+    """
+    check(spec.train.worker_refusals(workers, one_at_a_time))
+
+
+def check_effect(spec: RunSpec, weights: Sequence[Tensor], trainable: Sequence[bool]) -> str:
+    """Refuse what has nothing to act on in this model.
+
+    Args:
+        spec: The run.
+        weights: Of the model; only shapes and types count.
+        trainable: Whether each is trained.
+
+    Returns:
+        What has no effect, and is not refused since a larger model would have it; empty if all has.
+
+    Raises:
+        ConfigError: Names the setting.
+    """
+    rule, codec, outward = spec.local.rule, spec.exchange.codec, spec.exchange.weights_codec
+    if not any(trainable) and type(rule) is not Plain:
+        raise ConfigError(
+            f"local_rule={str(rule)!r} changes gradients, and nothing in this model is trained",
+            hint="see that a layer with weights has trainable=True, or leave local_rule out",
+        )
+    coded = [] if str(codec) == "float32" else [f"codec={str(codec)!r}"]
+    coded += [] if outward.delta or str(outward) == "float32" else [f"weights_codec={str(outward)!r}"]
+    least = 0 if spec.train.encodes_small else RAW_BELOW_BYTES
+    if coded and not any(
+        w.dtype == np.float32 and w.nbytes >= least for w, on in zip(weights, trainable, strict=True) if on
+    ):
+        return (
+            f"{' and '.join(coded)} {'has' if len(coded) == 1 else 'have'} no effect: only float32 weights of {RAW_BELOW_BYTES} bytes "
+            "or more that are trained are encoded, and this model has none"
+        )
+    return ""
+
+
+def check_arrays(spec: RunSpec, *, other_files: bool) -> None:
+    """Refuse settings of partition files where training data is something else.
+
+    Args:
+        spec: The run.
+        other_files: Whether validation or test data is files.
+
+    Raises:
+        ConfigError: Names the setting.
+    """
+    check([_on_bad(spec, on_disk=False)])
+    for name, value in (
+        ("shuffle", spec.data.shuffle),
+        ("data_memory", None if other_files else spec.data.data_memory),
+    ):
+        text = value if name == "data_memory" else repr(str(value))
+        check(
+            [
+                Refusal(
+                    value is not None,
+                    f"{name}={text} is for partition files, and load_dataset sets arrays, which are in memory",
+                    f"leave out {name}, or set self.train_data = ddlf.data.open(place)",
+                )
+            ]
+        )
+
+
+def _on_bad(spec: RunSpec, *, on_disk: bool) -> Refusal:
+    return Refusal(
+        spec.data.on_bad == "skip" and not on_disk,
+        "on_bad='skip' is for partition files, and load_dataset sets something else as training data",
+        "leave out on_bad, or set self.train_data = ddlf.data.open(place)",
+    )
+
+
+def check_files(spec: RunSpec, data: DataSet) -> None:
+    """Refuse what cannot be with partition files.
+
+    Args:
+        spec: The run; ``shuffle`` is decided.
+        data: The training data.
+
+    Raises:
+        ConfigError: Names the setting.
+    """
+    rule = spec.data.shuffle
+    whole, steps = isinstance(rule, Global), spec.local.steps
+    samples = data.manifest.samples
+    rows = [
+        _on_bad(spec, on_disk=data.on_disk),
+        *spec.train.file_refusals(spec),
+        Refusal(
+            whole and samples > MAX_GLOBAL,
+            f"{samples:,} samples are too many for shuffle='global', which takes up to {MAX_GLOBAL:,}",
+            f"use shuffle={USUAL_SHUFFLE!r}",
+        ),
+    ]
+    instead = ", or use shuffle='global'"
+    for name, value, applies, why, more in (
+        ("shuffle", repr(str(rule)), whole and bool(data.manifest.hosts), "each worker has some of the files", ""),
+        (
+            "partition",
+            repr(str(spec.data.partition)),
+            str(spec.data.partition) != "equal",
+            "it needs all labels at once",
+            "",
+        ),
+        (
+            "exchange",
+            repr(spec.exchange.name),
+            spec.exchange.one_step and not whole,
+            "a slot has no equal batches of its files",
+            instead,
+        ),
+        (
+            "worker_steps",
+            str(steps),
+            steps is not None and not whole,
+            "round_samples is what cuts an epoch into rounds",
+            instead,
+        ),
+    ):
+        rows.append(
+            Refusal(
+                applies,
+                f"{name}={value} does not go with partition files that are read with shuffle={str(rule)!r}: {why}",
+                f"leave out {name}{more}",
+            )
+        )
+    check(rows)
+
+
+def check_rounds(spec: RunSpec, samples: int, slots: int) -> None:
+    """Refuse rounds that are so short that a slot could have no row of its files in one.
+
+    Args:
+        spec: The run.
+        samples: n.
+        slots: K.
+
+    Raises:
+        ConfigError: They are.
+    """
+    asked = spec.local.round_samples
+    if asked is None or spec.data.shuffle is None or isinstance(spec.data.shuffle, Global):
+        return
+    rounds = ceil(samples / asked)
+    last = samples - (rounds - 1) * ceil(samples / rounds)
+    share = 1 / LEAST_SHARE - NEAR if spec.data.balance == "speed" else 1
+    least = int((share - NEAR) * samples / slots) - 1
+    if least * last < samples:
+        raise ConfigError(
+            f"round_samples={asked} cuts {samples:,} samples into {rounds:,} rounds, too short for {slots} slots",
+            hint="use longer rounds, or fewer slots",
+        )
+
+
+def check_averages(spec: RunSpec) -> None:
+    """Refuse to forget the state of an optimizer that averages the weights over the run.
+
+    Raises:
+        ConfigError: Names the setting.
+    """
+    state = spec.local.optimizer_state
+    row = Refusal(
+        state in ("fresh", "stays"),
+        f"optimizer_state is {state!r}, but the optimizer keeps averages of the weights over the run (use_ema)",
+        "use optimizer_state='kept', or an optimizer without use_ema",
+    )
+    check([row])
