@@ -37,7 +37,7 @@ from ddlf import Cluster
 from ddlf.algorithms.reading_order import portions
 from ddlf.data.manifest import Column
 from ddlf.data.place import Folder
-from ddlf.data.sources import Rows, row_type
+from ddlf.data.rows import Rows, row_type
 from ddlf.data.split import sizes_of, split
 from ddlf.events import WorkerLost
 

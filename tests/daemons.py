@@ -13,7 +13,8 @@ from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import DDLFError
 from ddlf.rpc.tokens import new_token
 from ddlf.testing.in_process import InProcessDaemon
-from ddlf.worker.daemon import Daemon, Options
+from ddlf.worker.daemon import Daemon
+from ddlf.worker.options import Options
 from tests.patience import PATIENCE_S
 
 TOKEN = new_token().encode()

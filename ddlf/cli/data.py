@@ -16,10 +16,12 @@ from ddlf.algorithms.reading_order import SHUFFLE, Global, Window
 from ddlf.cli.options import add_json, add_verbose, named_cluster
 from ddlf.cli.parsing import Command, Parser, addresses, number
 from ddlf.data.manifest import Manifest
-from ddlf.data.place import Folder, Place, open_place
+from ddlf.data.open_place import open_place
+from ddlf.data.place import Folder, Place
 from ddlf.data.repartition import PartitionedSource
 from ddlf.data.repartition import repartition as rewritten
-from ddlf.data.sources import Source, open_source, state_of
+from ddlf.data.rows import Source
+from ddlf.data.sources import open_source, state_of
 from ddlf.data.split import sizes_of
 from ddlf.data.split import split as written
 from ddlf.data.spread import send as spread

@@ -21,7 +21,8 @@ from ddlf.cli.parsing import Parser, number, reader_may_leave
 from ddlf.errors import AuthError, ConfigError, DDLFError
 
 if TYPE_CHECKING:
-    from ddlf.worker.daemon import Daemon, Options
+    from ddlf.worker.daemon import Daemon
+    from ddlf.worker.options import Options
 
 interrupts.imported()
 
@@ -107,7 +108,7 @@ def _main(argv: list[str] | None) -> NoReturn:
 def _run(options: argparse.Namespace) -> int:
     from ddlf.rpc.tls import Security
     from ddlf.rpc.tokens import Tokens, find_tokens, loopback_tokens
-    from ddlf.worker.daemon import Options
+    from ddlf.worker.options import Options
 
     def say(line: str) -> None:
         if not options.quiet:

@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ddlf.events.record import size
-
-if TYPE_CHECKING:
-    from ddlf.cluster.proxy import ProxyWorker
 
 COLUMNS = ("worker", "name", "state", "machine", "cores", "threads", "Python", "sent", "received")
 
 
-def workers_table(workers: Sequence[ProxyWorker]) -> str:
+class ShownWorker(Protocol):
+    """What the table has of a worker; ``ddlf.cluster.proxy.ProxyWorker`` says what each is."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def connected(self) -> bool: ...
+    @property
+    def facts(self) -> Mapping[str, Any]: ...
+    @property
+    def bytes_sent(self) -> int: ...
+    @property
+    def bytes_received(self) -> int: ...
+
+
+def workers_table(workers: Iterable[ShownWorker]) -> str:
     """A row for each worker."""
     return table(COLUMNS, map(_cells, workers))
 
 
-def _cells(worker: ProxyWorker) -> list[object]:
+def _cells(worker: ShownWorker) -> list[object]:
     facts = [worker.facts.get(name, "") for name in ("host", "cores", "threads", "python")]
     carried = [size(worker.bytes_sent), size(worker.bytes_received)] if worker.facts else ["", ""]
     return [worker.id, worker.label, worker.state if worker.connected else "not connected", *facts, *carried]

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ddlf.data.manifest import KINDS, Column, check_columns
-from ddlf.data.sources import Rows, chosen, row_type
+from ddlf.data.rows import Rows, chosen, row_type
 from ddlf.errors import ConfigError, DatasetError
 
 MAX_MEMBERS = 1000

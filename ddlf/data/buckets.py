@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddlf.data.manifest import MAX_CLASSES
-from ddlf.data.sources import Rows
+from ddlf.data.rows import Rows
 from ddlf.data.unfinished import Heaps
 from ddlf.errors import ConfigError
 

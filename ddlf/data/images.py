@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, TypeVar
 import numpy as np
 
 from ddlf.data.manifest import Column
-from ddlf.data.sources import Rows, check_ragged, put, row_type
+from ddlf.data.rows import Rows, check_ragged, put, row_type
 from ddlf.errors import ConfigError, DatasetError
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")

@@ -12,7 +12,7 @@ import numpy as np
 from ddlf.data.images import Decoder, is_image
 from ddlf.data.manifest import KINDS, MAX_CLASSES, Column, check_columns
 from ddlf.data.partition_file import Ragged
-from ddlf.data.sources import Rows, check_ragged, chosen, longest, put, row_type
+from ddlf.data.rows import Rows, check_ragged, chosen, longest, put, row_type
 from ddlf.errors import ConfigError, DatasetError
 
 MOST_ROWS = 4096

@@ -111,25 +111,6 @@ class Place(Protocol):
         """Remove what there is of a version that is no longer the one that there is."""
 
 
-def open_place(text: str | Path) -> Place:
-    """The place that a user names.
-
-    Args:
-        text: A folder, or a URL that a driver of fsspec knows.
-
-    Raises:
-        ConfigError: The URL cannot be used.
-        DatasetError: There is no driver for it.
-    """
-    if "://" not in str(text):
-        return Folder(text)
-    from ddlf.data.remote_folder import RemoteFolder
-    from ddlf.data.store import path_of
-
-    path = path_of(str(text))
-    return RemoteFolder(str(text)) if path is None else Folder(path)
-
-
 class Folder:
     """A place on a disk of this machine, or on one that it has mounted.
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ddlf.data.images import on_all_cores
 from ddlf.data.manifest import KINDS, Column, check_columns
-from ddlf.data.sources import Rows, check_ragged, chosen, longest, put, row_type
+from ddlf.data.rows import Rows, check_ragged, chosen, longest, put, row_type
 from ddlf.errors import DatasetError
 
 AT_ONCE = 256

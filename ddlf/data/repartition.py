@@ -8,7 +8,7 @@ import numpy as np
 
 from ddlf.data.manifest import Manifest
 from ddlf.data.place import Place
-from ddlf.data.sources import Rows, put, row_type
+from ddlf.data.rows import Rows, put, row_type
 from ddlf.data.split import split
 from ddlf.errors import ConfigError
 

@@ -4,98 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
 
-import numpy as np
-
-from ddlf.data.manifest import NAME, Column
+from ddlf.data.manifest import NAME
 from ddlf.data.os_errors import explained
+from ddlf.data.rows import Source
 from ddlf.errors import ConfigError, DatasetError
-
-Rows = np.ndarray[Any, Any]
-"""Structured array of shape (n,) with a field for each column."""
-
-
-class Source(Protocol):
-    """What every source has.
-
-    Attributes:
-        columns: By name.
-        samples: How many there are, > 0.
-        classes: Names of classes, by number of the label.
-    """
-
-    columns: dict[str, Column]
-    samples: int
-    classes: Sequence[str]
-
-    def rows(self, at_once: int, first: int = 0) -> Iterator[Rows]:
-        """All samples in order but the first so many, as structured arrays of at most ``at_once``."""
-
-
-def row_type(columns: dict[str, Column]) -> np.dtype[Any]:
-    """A sample as one value: a field for each column; of a ragged one its length and what it has, with room for the longest."""
-    fields: list[Any] = []
-    for name, column in columns.items():
-        kind = np.dtype(column.dtype).newbyteorder("<")
-        values = (kind, column.shape)
-        fields.append((name, [("length", np.dtype("<i8")), ("values", *values)]) if column.ragged else (name, *values))
-    return np.dtype(fields)
-
-
-def put(rows: Rows, name: str, number: int, array: np.ndarray[Any, Any]) -> None:
-    """Set a column of one row."""
-    if rows.dtype[name].names is None:
-        rows[name][number] = array
-    else:
-        rows[name]["length"][number] = len(array)
-        rows[name]["values"][number, : len(array)] = array
-
-
-def longest(arrays: Iterable[Sequence[Any] | np.ndarray[Any, Any]]) -> int:
-    """Of some rows of different lengths; at least 1."""
-    return max(1, *map(len, arrays))
-
-
-def chosen(
-    columns: str, there: Sequence[str], path: Path, usual: Mapping[str, str], what: str = "column"
-) -> dict[str, str]:
-    """New names of the columns that are meant, with their old ones.
-
-    Args:
-        columns: See ``open_source``.
-        there: Old names of all of them.
-        path: Of what, for errors.
-        usual: New names of some, by old name, where ``columns`` says nothing.
-        what: Word for one of them.
-
-    Raises:
-        ConfigError: There is no such column, or one name is given twice.
-    """
-    if not columns:
-        return {usual.get(name, name): name for name in there}
-    pairs = [(name.partition("=")[0], name.partition("=")[2] or name) for name in columns.split(",")]
-    for _, old in pairs:
-        if old not in there:
-            raise ConfigError(f"{path} has no {what} {old!r}", hint=f"it has {', '.join(there)}")
-    if len({new for new, _ in pairs}) != len(pairs):
-        raise ConfigError(f"--columns {columns} gives one name twice")
-    return dict(pairs)
-
-
-def check_ragged(ragged: str, columns: Sequence[str], path: Path) -> set[str]:
-    """Names of the columns whose rows have different lengths.
-
-    Raises:
-        ConfigError: There is no such column.
-    """
-    names = set(filter(None, ragged.split(",")))
-    for name in sorted(names.difference(columns)):
-        raise ConfigError(f"--ragged {ragged}: {path} has no column {name!r}", hint=f"it has {', '.join(columns)}")
-    return names
-
 
 KINDS = (".npz", ".npy", ".csv", ".parquet", ".tar", ".tfrecord", "arrays", "images", "placed")
 """What a source can be."""

@@ -22,7 +22,7 @@ from ddlf.data.manifest import Manifest, PartitionFile
 from ddlf.data.os_errors import explained
 from ddlf.data.partition_file import ENDS
 from ddlf.data.place import Folder, Place, check_room
-from ddlf.data.sources import Rows, Source, row_type
+from ddlf.data.rows import Rows, Source, row_type
 from ddlf.data.unfinished import Heaps, Unfinished
 from ddlf.errors import ConfigError, DatasetDamaged, DatasetError
 from ddlf.events.record import size

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ddlf.data.manifest import MAX_CLASSES, Column
-from ddlf.data.sources import Rows, row_type
+from ddlf.data.rows import Rows, row_type
 from ddlf.errors import ConfigError, DatasetError
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.data.manifest import PartitionFile
-from ddlf.data.sources import Rows
+from ddlf.data.rows import Rows
 from ddlf.errors import DatasetDamaged, DatasetError
 
 PLAN, FILES, HEAPS = "plan.json", "files.jsonl", "heaps.json"

@@ -40,9 +40,10 @@ from ddlf.rpc.tls import TOKEN_ONLY, worker_tls
 from ddlf.testing.cluster import FaultyCluster, Machine, Part
 from ddlf.testing.network import FaultProxy
 from ddlf.worker.activity import Activity
-from ddlf.worker.daemon import Daemon, Options
+from ddlf.worker.daemon import Daemon
 from ddlf.worker.executor import Executor
 from ddlf.worker.executor_process import ExecutorProcess
+from ddlf.worker.options import Options
 from ddlf.worker.peer import Dialling
 from ddlf.worker.worker import Worker
 

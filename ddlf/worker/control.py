@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
 
 from ddlf.errors import LeaseError, ProtocolError
 from ddlf.rpc.connection import Connection
@@ -16,10 +16,8 @@ from ddlf.rpc.liveness import Liveness, Timing
 from ddlf.rpc.messages import Kind, describe, read_arguments
 from ddlf.rpc.silence import end_when_silent
 from ddlf.rpc.values import dumps, loads
+from ddlf.worker.executor_process import ExecutorProcess
 from ddlf.worker.lease import MASTER_ID_BYTES, Holder, Lease
-
-if TYPE_CHECKING:
-    from ddlf.worker.daemon import Daemon
 
 ORPHAN_GRACE_S = 30.0
 """Between interrupt and kill for a method whose master is gone: nobody waits, and a kill loses the data that the next master would use."""
@@ -32,6 +30,24 @@ SLOW = ("cancel", "restart", "give", "preload", "machine")
 MAX_PROBE_BYTES = 512 * 1024
 MAX_QUEUED_BYTES = 1024**2
 """Answers that a master has not taken; above it none of its requests is read until it has."""
+
+
+class ControlledDaemon(Protocol):
+    """What a control connection asks of its daemon; ``ddlf.worker.daemon.Daemon`` says what each does."""
+
+    process: ExecutorProcess
+    log: Callable[[str], None]
+
+    def status(self) -> dict[str, Any]: ...
+    def addresses(self) -> dict[str, Any]: ...
+    def hear(self, master_id: bytes) -> None: ...
+    def interfere(self, control: Control, doing: str, *, who: str = "", force: bool = False) -> str: ...
+    def stop(self) -> None: ...
+    def grant(self, control: Control, master: Holder, known_epoch: int, takeover: bool) -> int: ...
+    def drop(self, control: Control) -> None: ...
+    async def preload(self, modules: list[str], *, replace: bool = False) -> dict[str, Any]: ...
+    async def machine(self, needs: Sequence[str] = ()) -> dict[str, Any]: ...
+    async def give(self, control: Control, id: int, piece: bytes, last: bool) -> None: ...
 
 
 class Control:
@@ -48,7 +64,7 @@ class Control:
         orphan_grace_s: Between interrupt and kill for what still runs of it when this connection ends.
     """
 
-    def __init__(self, daemon: Daemon, sock: socket.socket) -> None:
+    def __init__(self, daemon: ControlledDaemon, sock: socket.socket) -> None:
         self._daemon = daemon
         self._sock = sock
         self._loop = asyncio.get_running_loop()

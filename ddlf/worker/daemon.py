@@ -15,58 +15,30 @@ import re
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ddlf.errors import AuthError, ConfigError, DDLFError, LeaseError, ProtocolError, VersionError
 from ddlf.rpc.admission import Admission
-from ddlf.rpc.frame import MAX_BODY_BYTES
 from ddlf.rpc.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE, Role, is_http, read_preamble, short_answer
 from ddlf.rpc.interfaces import addresses_of, same_machine
 from ddlf.rpc.listen import HTTP_ANSWER, accepted, answer, close_if_cancelled, listening_socket, refusal_of_preamble
 from ddlf.rpc.stream import receive_exactly, send_all
-from ddlf.rpc.tls import Security, make_certificate, worker_tls
+from ddlf.rpc.tls import make_certificate, worker_tls
 from ddlf.worker.control import Control
 from ddlf.worker.executor_process import CANCEL_GRACE_S, ExecutorProcess
 from ddlf.worker.folder import DaemonFolder, remove_abandoned
 from ddlf.worker.footprint import footprint
 from ddlf.worker.lease import Holder, Lease
 from ddlf.worker.machine import cores
+from ddlf.worker.options import Options
 from ddlf.worker.questions import Questions
 from ddlf.worker.stopped import LOOK_S, StoppedFor
 
 MODULE = re.compile(r"\w+(\.\w+)*")
 NO_DESCRIPTORS_S = 0.1
 """How long to leave newcomers to the kernel when this process has no descriptor for them."""
-
-
-@dataclass(slots=True)
-class Options:
-    """How a worker is started.
-
-    Args:
-        host: Address to listen on.
-        port: 0 for any free one.
-        tokens: Accepted ones, the one to prove with first.
-        state_dir: Folder for what survives the daemon, and for the executor's log; None if nothing is to survive it.
-        security: Certificates, and whether to encrypt nothing; None on loopback, where nothing needs to be encrypted.
-        max_message_bytes: The largest message body accepted.
-        shows_prints: Whether what user code prints goes to this process's standard output; else it goes to the executor's log.
-        advertise: Host and port at which other workers reach this one; port 0 is its own, None what it finds out itself.
-        template_fd: Socket of a template that others have, too; None for one of its own, when a master wants something preloaded.
-    """
-
-    host: str
-    port: int
-    tokens: tuple[bytes, ...] = field(repr=False)
-    state_dir: Path | None
-    security: Security | None = None
-    max_message_bytes: int = MAX_BODY_BYTES
-    shows_prints: bool = True
-    advertise: tuple[str, int] | None = None
-    template_fd: int | None = None
 
 
 class Daemon:

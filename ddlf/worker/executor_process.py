@@ -25,7 +25,7 @@ from ddlf.worker.questions import MAX_QUESTION_BYTES
 from ddlf.worker.written import LINES, Forwarding
 
 if TYPE_CHECKING:
-    from ddlf.worker.daemon import Options
+    from ddlf.worker.options import Options
 
 HAND_OVER = struct.Struct("<8sd")
 """What goes to the executor with a socket: its preamble, and the deadline of its handshake."""

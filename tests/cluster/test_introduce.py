@@ -15,7 +15,7 @@ from ddlf.rpc.tls import Security
 from ddlf.rpc.tokens import new_token
 from ddlf.testing.in_process import InProcessDaemon, in_process_cluster
 from ddlf.worker.control import Control
-from ddlf.worker.daemon import Options
+from ddlf.worker.options import Options
 from ddlf.worker.peers import Peers
 from tests.patience import PATIENCE_S
 from tests.tls import Relay, far_apart, own_certificate

@@ -10,7 +10,7 @@ import pytest
 from ddlf.cluster.cluster import Cluster
 from ddlf.errors import ConfigError, WorkerLost
 from ddlf.testing.in_process import InProcessDaemon
-from ddlf.worker.daemon import Options
+from ddlf.worker.options import Options
 from tests.daemons import TOKEN
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from ddlf.data.data_set import DataSet
-from ddlf.data.place import Folder, open_place
+from ddlf.data.open_place import open_place
+from ddlf.data.place import Folder
 from ddlf.data.repartition import PartitionedSource, repartition
 from ddlf.data.sources import open_source
 from ddlf.data.split import sizes_of, split
@@ -125,11 +126,12 @@ KILLED = """
 import json, os, sys
 import numpy as np
 from tests.dying import dies_after
-from ddlf.data import place, split
+from ddlf.data import split
+from ddlf.data.open_place import open_place
 from ddlf.data.repartition import PartitionedSource, repartition
 from ddlf.data.verify import damage
 
-where = place.open_place(sys.argv[1])
+where = open_place(sys.argv[1])
 
 NAMES = ("fsync", "rename", "mkdir", "open", "fstat", "scandir", "unlink")
 
@@ -146,7 +148,7 @@ for moment in range(50):
     sys.stdout.flush()
     if not (child := os.fork()):
         dies_after(moment, NAMES)
-        repartition(place.open_place(sys.argv[1]), PartitionedSource(where), split.sizes_of(600, 1, files=files))
+        repartition(open_place(sys.argv[1]), PartitionedSource(where), split.sizes_of(600, 1, files=files))
         os._exit(0)
     ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     now = where.manifest()

@@ -15,7 +15,8 @@ import ddlf.data
 from ddlf.algorithms.reading_order import portions
 from ddlf.data import store
 from ddlf.data.cache import CAP, Cache
-from ddlf.data.place import LOCK, Folder, open_place
+from ddlf.data.open_place import open_place
+from ddlf.data.place import LOCK, Folder
 from ddlf.data.remote_folder import RemoteFolder
 from ddlf.data.repartition import PartitionedSource, repartition
 from ddlf.data.sources import open_source

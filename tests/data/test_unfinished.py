@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from ddlf.data import buckets
-from ddlf.data.place import LOCK, WORK, Folder, open_place
+from ddlf.data.open_place import open_place
+from ddlf.data.place import LOCK, WORK, Folder
 from ddlf.data.sources import open_source, state_of
 from ddlf.data.split import sizes_of, split
 from ddlf.data.verify import damage

@@ -18,8 +18,9 @@ from ddlf.errors import ConfigError, ConnectError, ExecutorCrashed, ListenError,
 from ddlf.rpc.dial import dial
 from ddlf.rpc.handshake import Role
 from ddlf.testing.network import FaultProxy
-from ddlf.worker.daemon import Daemon, Options
+from ddlf.worker.daemon import Daemon
 from ddlf.worker.executor_process import MAX_START_FAILURES
+from ddlf.worker.options import Options
 from tests.daemons import TOKEN, RunningDaemon, connected
 from tests.patience import PATIENCE_S
 from tests.processes import end_of, is_listening, python

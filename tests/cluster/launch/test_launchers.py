@@ -16,7 +16,7 @@ from ddlf.cluster.launch.local import Local
 from ddlf.errors import ConfigError, ConnectError, WorkerLost
 from ddlf.testing.in_process import InProcessDaemon, InProcessWorkers
 from ddlf.testing.local import ProcessWorkers
-from ddlf.worker.daemon import Options
+from ddlf.worker.options import Options
 from tests.daemons import TOKEN
 from tests.patience import PATIENCE_S
 from tests.processes import is_listening
