@@ -1,7 +1,7 @@
-"""What happens in a run and on a cluster, as values with facts only; whoever shows it, writes it down or reacts to it subscribes.
+"""Events: facts about a run or a cluster, as values. Displays, run folders and your own sinks subscribe to them.
 
-Rounds, slots and workers count from 1. Sentences are made of events in ``ddlf/monitor/terminal``; only reasons (``why``) are texts here, as
-errors give them.
+Rounds, slots and workers count from 1. ``ddlf/monitor/terminal`` turns events into sentences. Events themselves contain
+no sentences, except reasons (``why``), which are texts of errors.
 """
 
 from ddlf.events import checkpoints, cluster, maps, phases, run, slots, workers

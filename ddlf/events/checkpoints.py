@@ -1,4 +1,4 @@
-"""Checkpoints that are written and read."""
+"""Events about writing and reading checkpoints."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ class CheckpointWritten(Event):
     """A checkpoint is complete and on the disk.
 
     Args:
-        version: Merges that it is after, the number in its name.
-        path: Path of the checkpoints' folder.
-        seconds: Seconds from the beginning of the fetching of what workers hold for it.
-        slices: Slices of it, each written by who holds that part of the model; 0 if the master has written all of it.
-        through: Workers whose slices the master has written, since they do not see the folder.
+        version: Number of merges in it, as in its name.
+        path: Path of the checkpoint folder.
+        seconds: Seconds that it took, from the first request for state on workers.
+        slices: Number of slices that workers have written; 0 if the master has written the whole checkpoint.
+        through: Workers that cannot see the folder, so that the master has written their slices.
     """
 
     version: int
@@ -24,12 +24,12 @@ class CheckpointWritten(Event):
 
 
 class CheckpointFailed(Event):
-    """A checkpoint could not be written. Training goes on.
+    """A checkpoint could not be written. Training continues.
 
     Args:
-        round: Newest round that was complete when the checkpoint was begun.
+        round: Newest complete round when the checkpoint began.
         why: The error's text.
-        newest: Number of the newest checkpoint that is whole; None if there is none.
+        newest: Number of the newest complete checkpoint; None without one.
     """
 
     round: int
@@ -38,10 +38,10 @@ class CheckpointFailed(Event):
 
 
 class CheckpointDamaged(Event):
-    """Something of a checkpoint was found damaged when it was read, and is done without.
+    """A part of a checkpoint is damaged. The run uses another one, or continues without this part.
 
     Args:
-        why: What is damaged, and what is used instead.
+        why: The damaged part, and its replacement.
     """
 
     why: str

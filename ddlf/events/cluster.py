@@ -1,4 +1,4 @@
-"""The workers of a cluster, whether they train, are called, or idle. ``cluster.subscribe`` gets these; an app's sinks do during its run, too."""
+"""Events about the workers of a cluster, for ``cluster.subscribe`` and, during a run, for the sinks of an app."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Literal
 from ddlf.events.event import Event
 
 Stream = Literal["stdout", "stderr"]
-"""Where a program can write lines to."""
+"""The standard streams of a program."""
 
 
 class ClusterEvent(Event):
-    """Something that has happened to a worker of a cluster.
+    """Base of all events about one worker of a cluster.
 
     Args:
         worker: Number of the worker.
@@ -23,15 +23,15 @@ class ClusterEvent(Event):
 
 
 class WorkerConnected(ClusterEvent):
-    """A worker can be asked: its executor has answered.
+    """The executor of a worker has answered, so the worker can be used.
 
     Args:
         address: Host and port of its daemon.
-        host: Name that its machine has for itself.
-        python: Version of Python there.
-        cores: Cores that it may use.
-        threads: Threads that it computes with; 0 where that is not known.
-        again: Whether it had been connected before, and is back.
+        host: The machine's own host name.
+        python: Version of Python on the worker.
+        cores: Number of cores that it may use.
+        threads: Number of threads that it computes with; 0 if unknown.
+        again: Whether it was connected before.
     """
 
     address: str
@@ -43,21 +43,21 @@ class WorkerConnected(ClusterEvent):
 
 
 class WorkerDisconnected(ClusterEvent):
-    """There is no connection to a worker any more.
+    """The connection to a worker has ended.
 
     Args:
-        why: The reason; empty when this side has left it.
+        why: The reason; empty if this side closed the connection.
     """
 
     why: str = ""
 
 
 class WorkerNotReached(ClusterEvent):
-    """A worker that was lost, or has not been there yet, was tried again in vain. It is tried again.
+    """Another attempt to connect to a missing worker has failed. More attempts follow.
 
     Args:
-        tries: How often it has been tried, one after the other.
-        why: The reason of the last one.
+        tries: Number of failed attempts in a row.
+        why: The reason of the last failure.
     """
 
     tries: int
@@ -65,25 +65,26 @@ class WorkerNotReached(ClusterEvent):
 
 
 class ExecutorEnded(ClusterEvent):
-    """The process that ran user code on a worker has ended, and what it held is gone. Its daemon starts another one.
+    """A worker's executor has ended and lost its state. The daemon starts another one.
 
     Args:
-        why: How it has ended.
+        why: The signal or exit code, with the last lines of its log.
     """
 
     why: str
 
 
 class WorkerWrote(ClusterEvent):
-    """User code on a worker has written lines: with ``print``, ``logging``, ``warnings``, or what else writes to Python's standard streams.
+    """User code on a worker has written lines to a standard stream of Python, for example with ``print`` or ``logging``.
 
-    What is written faster than a worker may send, or than it can be taken, is dropped, and counted here: the lines of all these events and what was
-    dropped are together all lines that were written while this side had the worker.
+    A worker drops lines above a certain rate and counts them. All lines of these events and all dropped lines together
+    are the lines that the worker has written while this master had it.
 
     Args:
         stream: ``"stdout"`` or ``"stderr"``.
-        lines: The lines, without their ends. A very long one is cut, and says so. None where only some are missing.
-        dropped: How many lines of the worker are missing just before these, of both streams.
+        lines: The lines, without line ends; a very long one is cut and says so. Empty if only dropped lines are
+            reported.
+        dropped: Number of dropped lines of both streams, just before these.
     """
 
     stream: Stream

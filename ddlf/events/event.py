@@ -1,4 +1,4 @@
-"""What an event is: a value with facts, and nothing else."""
+"""The base of all events: a value that contains facts only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import dataclass_transform
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Event:
-    """Something that has happened. Each kind is a frozen dataclass, whose arguments are given by name."""
+    """A fact about the past. Each subclass is a frozen dataclass with keyword-only arguments."""
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True, kw_only=True)(cls)

@@ -1,4 +1,4 @@
-"""Dataclasses of facts (numbers, texts, tuples, dicts, and other such dataclasses) as JSON data, and back."""
+"""Convert dataclasses of facts (numbers, texts, tuples, dicts, nested dataclasses) to JSON data and back."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 def to_data(value: Any) -> Any:
-    """Facts as JSON has them.
+    """Return facts as JSON data.
 
-    Numbers and arrays of NumPy become those of Python: a user's metrics may be either. NaN and the infinities, which JSON lacks, become the
-    texts ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, which ``float`` takes.
+    NumPy numbers and arrays become Python numbers and lists, because metrics of users may be either. JSON has no NaN
+    and no infinity, so they become the texts ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, which ``float`` accepts.
     """
     if dataclasses.is_dataclass(value):
         return {field.name: to_data(getattr(value, field.name)) for field in dataclasses.fields(value)}
@@ -32,11 +32,11 @@ def to_data(value: Any) -> Any:
 
 
 def from_data(kind: type[T], data: dict[str, Any]) -> T:
-    """A dataclass from JSON data. Entries that this version does not know are left out, those that are not there have their defaults.
+    """Return a dataclass from JSON data. Unknown entries are ignored, and missing entries take their defaults.
 
     Raises:
-        TypeError: An entry without a default is not there, or one is of another type.
-        ValueError: A number is none.
+        TypeError: An entry without a default is missing, or an entry has another type.
+        ValueError: A text is not a number.
     """
     hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]  # a class can be hashed
     return kind(**{name: _value(hint, data[name]) for name, hint in hints.items() if name in data})

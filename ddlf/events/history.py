@@ -1,4 +1,4 @@
-"""The records of a training, as people know them from Keras: a dict of lists, a table, curves. Runs on the master, and imports Matplotlib to draw."""
+"""The records of a training like Keras's history: a dict of lists, a table, curves. Runs on the master."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ COLUMNS = (
     *("round", "version", "slot", "staleness", "epochs", "samples", "slots", "recomputed"),
     *("seconds", "compute_s", "transfer_s", "merge_s", "wait_s", "bytes_out", "bytes_back", "error"),
 )
-"""Of a table of records, before the metrics."""
+"""Columns of a table of records, before the metrics."""
 SHOWN = 10
-"""Rounds that a notebook shows; of more, the first and the last ones."""
+"""Number of rounds that a notebook shows: the first and the last half of it."""
 
 
 class History(list[RoundRecord]):
-    """The records of a training, in the order of their merges: a list, which can also be read as Keras's histories are."""
+    """The records of a training, in the order of their merges. A list with the attributes of Keras's ``History``."""
 
     @property
     def history(self) -> dict[str, list[float]]:
-        """A list for each metric, as in Keras's ``History.history``: with ``val_`` before the names of those of the validation data, ``test_`` before
-        those of the test data, and an entry for every record. NaN where a record has none, as between two tests."""
+        """A list for each metric with one entry for each record, like Keras's ``History.history``.
+
+        Metrics of validation data begin with ``val_``, metrics of test data with ``test_``. An entry is NaN if its
+        record lacks the metric, for example between two tests.
+        """
         found: dict[str, list[float]] = {}
         for place, record in enumerate(self):
             for name, value in metrics(record).items():
@@ -35,12 +38,12 @@ class History(list[RoundRecord]):
 
     @property
     def epoch(self) -> list[int]:
-        """The numbers of the rounds, in the place of Keras's epochs; in asynchronous training of the updates."""
+        """The numbers of the rounds, or in asynchronous training of the updates. They stand for Keras's epochs."""
         return [_place(record) for record in self]
 
     @property
     def staleness(self) -> dict[int, int]:
-        """How many updates of asynchronous training had each staleness, in its order."""
+        """The number of asynchronous updates for each staleness, in ascending order."""
         return dict(sorted(Counter(record.staleness for record in self if record.slot is not None).items()))
 
     def to_keras(self) -> dict[str, list[float]]:
@@ -51,7 +54,7 @@ class History(list[RoundRecord]):
         """Write a row for each record: number, times in seconds, bytes, and all metrics.
 
         Args:
-            path: Path of the file, which is replaced if it is there.
+            path: Path of the file. An existing file is replaced.
         """
         rows = [row(record) for record in self]
         columns = dict.fromkeys((*COLUMNS, *(name for one in rows for name in one)))
@@ -64,13 +67,13 @@ class History(list[RoundRecord]):
         """Draw a panel for each metric, with the curves of training, validation and test data.
 
         Args:
-            names: Metrics to draw, without ``val_`` and ``test_``; all if there are none.
+            names: Metrics to draw, without ``val_`` and ``test_``; by default all.
 
         Returns:
-            Matplotlib's ``Figure``: a notebook shows it, ``figure.savefig("curves.pdf")`` keeps it.
+            A Matplotlib ``Figure``. A notebook shows it, and ``figure.savefig("curves.pdf")`` writes it.
 
         Raises:
-            ConfigError: Matplotlib is not installed, or there is no such metric.
+            ConfigError: Matplotlib is not installed, or a metric does not exist.
         """
         found = self.history
         known = list(dict.fromkeys(_base(name) for name in found))
@@ -97,7 +100,7 @@ class History(list[RoundRecord]):
         return figure
 
     def _repr_html_(self) -> str:
-        """A table, as notebooks show it."""
+        """Return a table for notebooks."""
         names = list(self.history)
         head = "".join(f"<th>{escape(name)}</th>" for name in ("round", *names, "seconds"))
         half = SHOWN // 2
@@ -115,18 +118,18 @@ class History(list[RoundRecord]):
     def __getitem__(self, place: slice) -> History: ...
 
     def __getitem__(self, place: SupportsIndex | slice) -> RoundRecord | History:
-        """A record, or a part of the history."""
+        """Return a record, or a part of the history."""
         found = super().__getitem__(place)
         return History(found) if isinstance(found, list) else found
 
 
 def metrics(record: RoundRecord) -> dict[str, float]:
-    """All metrics of a record, those of the test data with ``test_`` before their names."""
+    """Return all metrics of a record. Metrics of the test data begin with ``test_``."""
     return {**record.metrics, **{f"test_{name}": value for name, value in record.test.items()}}
 
 
 def row(record: RoundRecord) -> dict[str, Any]:
-    """A record as a row of a table: ``COLUMNS``, and its metrics."""
+    """Return a record as a row of a table: ``COLUMNS``, then its metrics."""
     return {**{name: getattr(record, name) for name in COLUMNS}, **metrics(record)}
 
 

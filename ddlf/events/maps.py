@@ -1,4 +1,4 @@
-"""Maps: one function for many items, each on whichever worker is free. ``cluster.subscribe`` gets these."""
+"""Events about maps: one function, many items, each on a free worker. ``cluster.subscribe`` receives them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Literal
 from ddlf.events.event import Event
 
 HowMapped = Literal["complete", "cancelled", "failed"]
-"""How a map can end."""
+"""The ways in which a map can end."""
 
 
 class MapEvent(Event):
-    """Something that has happened to a map.
+    """Base of all events about a map.
 
     Args:
-        map: Number of the map, another one for each in this process.
+        map: Number of the map, unique in this process.
         function: Name of the function.
     """
 
@@ -26,9 +26,9 @@ class MapBegan(MapEvent):
     """A map has begun to take items.
 
     Args:
-        items: How many there are; None where that is not known.
-        workers: How many workers may do them.
-        per_worker: How many items may run at the same time on each.
+        items: Number of items; None if unknown.
+        workers: Number of workers that may compute items.
+        per_worker: Number of items that may run on one worker at the same time.
     """
 
     items: int | None
@@ -37,11 +37,11 @@ class MapBegan(MapEvent):
 
 
 class MapMoved(MapEvent):
-    """Items are done. It comes a few times a second at most.
+    """Items are done. This event comes at most a few times a second.
 
     Args:
-        done: Items that have a result, so far.
-        failed: Items that have an error, so far.
+        done: Number of items with a result so far.
+        failed: Number of items with an error so far.
     """
 
     done: int
@@ -52,11 +52,11 @@ class MapEnded(MapEvent):
     """A map is over.
 
     Args:
-        how: ``"complete"``, ``"cancelled"`` (its caller went on without the rest) or ``"failed"``.
-        done: Items that have a result.
-        failed: Items that have an error.
+        how: ``"complete"``, ``"cancelled"`` (the caller stopped taking results) or ``"failed"``.
+        done: Number of items with a result.
+        failed: Number of items with an error.
         seconds: Seconds since it began.
-        compute_s: Seconds that the workers took for the items, together.
+        compute_s: Sum of the seconds that workers spent on items.
         why: The error's text if it has failed.
     """
 

@@ -1,6 +1,7 @@
-"""What takes time beside the training of slots: on the master, and on each worker before it can train.
+"""Events about phases: work that takes time, on the master, and on each worker before it can train.
 
-Phases overlap: the master loads its data while the workers do, and evaluates while they train. So each has a number.
+Phases overlap: the master loads its data while the workers load theirs, and evaluates while they train. Therefore each
+phase has a number.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ What = Literal[
     "saving",
     "writing",
 ]
-"""What a phase can be: starting workers' processes, connecting to workers, importing the backend, sending code, loading data, building the model,
+"""The kinds of phases: starting workers' processes, connecting to workers, importing the backend, sending code, loading data, building the model,
 evaluating test or validation data, saving the model, writing a checkpoint."""
 
 
 class PhaseEvent(Event):
-    """Something that takes time, and a screen that stands still should say what for.
+    """Base of all events about a phase.
 
     Args:
-        phase: Number of the phase, another one for each in this process.
-        what: What is being done; one of ``ddlf.events.What``.
-        worker: Number of the worker that does it, or for which it is done; 0 for the master.
+        phase: Number of the phase, unique in this process.
+        what: Kind of the phase, one of ``ddlf.events.What``.
+        worker: Number of the worker that it concerns; 0 for the master.
         name: Name of that worker in cluster.yaml, else ``"worker 2"``; empty for the master.
     """
 
@@ -46,12 +47,12 @@ class PhaseEvent(Event):
 
 
 class PhaseBegan(PhaseEvent):
-    """It has begun.
+    """A phase has begun.
 
     Args:
-        total: How much there is to do; 0 where that is not known.
-        unit: Unit of the total: ``"workers"``, ``"bytes"``, ``"samples"``; empty where there is none.
-        address: Host and port of what is connected to; empty where nothing is.
+        total: Amount of work; 0 if unknown.
+        unit: Unit of the total: ``"workers"``, ``"bytes"``, ``"samples"``; empty without a total.
+        address: Host and port that the phase connects to; else empty.
     """
 
     total: int = 0
@@ -60,17 +61,17 @@ class PhaseBegan(PhaseEvent):
 
 
 class PhaseMoved(PhaseEvent):
-    """A part of it is done.
+    """A phase has progressed.
 
     Args:
-        done: How much so far, in the unit that was told when it began.
+        done: Amount of work done, in the unit of its ``PhaseBegan``.
     """
 
     done: int
 
 
 class PhaseEnded(PhaseEvent):
-    """It is over, well or not.
+    """A phase has ended, with or without success.
 
     Args:
         seconds: Seconds that it took.
@@ -85,16 +86,16 @@ _numbers = itertools.count(1)
 
 
 class Phase:
-    """A phase, from ``with`` to the end of its block.
+    """A phase that lasts as long as its ``with`` block.
 
     Args:
-        emit: Takes its events.
-        what: What is being done.
-        worker: Number of the worker that does it, or for which it is done; 0 for the master.
+        emit: Receives its events.
+        what: Kind of the phase.
+        worker: Number of the worker that it concerns; 0 for the master.
         name: Name of that worker.
-        total: How much there is to do; 0 where that is not known.
+        total: Amount of work; 0 if unknown.
         unit: Unit of the total.
-        address: Of what is connected to.
+        address: Host and port that the phase connects to.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class Phase:
         return self
 
     def move(self, done: int) -> None:
-        """Say how much is done; each time it is told, so a few times a second is enough."""
+        """Report the amount of work done. Each call emits an event, so a few calls a second are enough."""
         self._emit(PhaseMoved(**self._of, done=done))
 
     def __exit__(
@@ -134,10 +135,10 @@ class Phase:
 
 
 class PhasesInTurn:
-    """Phases of one worker, of which each begins when the one before is over.
+    """Phases of one worker, one after another.
 
     Args:
-        emit: Takes their events.
+        emit: Receives their events.
         worker: Number of the worker.
         name: Name of the worker.
     """
@@ -151,7 +152,7 @@ class PhasesInTurn:
         return self
 
     def begin(self, what: What, *, total: int = 0, unit: str = "") -> None:
-        """End the phase of now, and begin the next one."""
+        """End the current phase, and begin the next one."""
         self.__exit__(None, None, None)
         self._now = Phase(self._emit, what, **self._who, total=total, unit=unit).__enter__()
 

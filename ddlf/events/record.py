@@ -1,4 +1,4 @@
-"""What a round was like. Made on the master; returned to the user, given to ``is_convergent`` and printed."""
+"""The record of a round: its metrics and costs. The master makes it, passes it to ``is_convergent`` and prints it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ log = logging.getLogger(__name__)
 COLUMNS = 80
 INDENT = " " * 10
 MOST_METRICS = 8
-"""In a line for people. ``record.metrics`` has all of them."""
+"""Number of metrics in a printed line. ``record.metrics`` has all of them."""
 WORTH_SAYING = 0.1
-"""Of a round's time that no worker computed in."""
+"""Share of a round's time without computation that is worth a mention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingEvent:
-    """Something that happened to a slot or a worker during training; ``IApp.on_event`` gets it.
+    """An event about a slot or a worker, for ``IApp.on_event``.
 
     Args:
-        kind: ``"start"`` and ``"finish"`` of a slot on a worker; ``"lost"``, ``"back"``, ``"joined"`` and ``"gone"`` (for the rest of the run) of a
-            worker; ``"backup"`` when a late slot is given to a second worker; ``"slots"`` when there are more of them from a round on;
-            ``"waiting"`` when no worker is left; ``"rejected"`` and ``"clipped"`` of an update; ``"dropped"`` when the residual of a slot was lost
-            with its worker; ``"checkpoint"`` when one could not be written.
+        kind: ``"start"`` and ``"finish"`` of a slot on a worker; ``"lost"``, ``"back"``, ``"joined"`` and ``"gone"``
+            (for the rest of the run) of a worker; ``"backup"`` when a late slot is given to a second worker;
+            ``"slots"`` when there are more of them from a round on; ``"waiting"`` when no worker is left;
+            ``"rejected"`` and ``"clipped"`` of an update; ``"dropped"`` when the residual of a slot was lost with its
+            worker; ``"checkpoint"`` when one could not be written.
         round: Number of the round, from 1.
         slot: Number of the slot, from 1, or None.
         worker: Number of the worker, from 1, or None.
@@ -62,33 +63,36 @@ class RoundRecord:
     Args:
         round: Number of the round, from 1. In asynchronous training each slot counts its own rounds.
         rounds: Rounds of the whole run.
-        slot: Number of the slot whose update it was, from 1; None in synchronous training, where it is all of them.
-        version: Commits so far: of a round, or in asynchronous training of an update, also of one that waits in a buffer.
-        staleness: Merges applied between reading the weights and applying the update; 0 in synchronous training; of Downpour the largest of the
-            round's pushes.
-        base: Merges in the weights that the slot began with; None in synchronous training, and in records of 0.1.0.
-        rates: Learning rates of the optimizer, or of each of several, in each local epoch, of asynchronous training whose callbacks have set them.
+        slot: Number of the slot of this update, from 1; None in synchronous training, where a record covers all slots.
+        version: Number of commits so far. A commit is a round, or in asynchronous training an update, even if it
+            waits in a buffer.
+        staleness: Merges applied between reading the weights and applying the update; 0 in synchronous training. In
+            Downpour, the largest staleness of the round's pushes.
+        base: Number of merges in the weights that the slot began with; None in synchronous training and in records of
+            0.1.0.
+        rates: Learning rates in each local epoch, one for each optimizer, if callbacks set them in asynchronous
+            training.
         epochs: Local epochs in this round.
         samples: Samples trained on in this round, each counted once.
-        seconds: Seconds from sending the weights to having the new ones.
-        compute_s: Seconds of that in local training, on the slowest worker.
-        transfer_s: Seconds of that for moving weights and updates: the slowest worker's time that was not computation.
-        merge_s: Seconds of that for merging on the master after the last update came.
-        wait_s: Mean of the seconds that workers had nothing to do because another one was slower.
-        wait_data_s: Seconds that local training waited for samples to be read, on the worker that waited longest; 0 with arrays.
+        seconds: Seconds from sending the weights to computing the new ones.
+        compute_s: Seconds of local training on the slowest worker.
+        transfer_s: Seconds for moving weights and updates: the slowest worker's time without computation.
+        merge_s: Seconds for merging on the master after the last update.
+        wait_s: Mean of the seconds that workers waited for a slower one.
+        wait_data_s: Longest time in seconds that a worker's training waited for samples; 0 with arrays.
         bytes_out: Bytes sent to all workers.
         bytes_back: Bytes received from all workers.
-        error: Relative L2 error that the codec of the updates made, mean over slots; 0 when they travel exactly.
+        error: Relative L2 error of the update codec, mean over slots; 0 without loss.
         slots: Number of slots in this round; 0 in records of 0.1.0.
-        workers: Number of the worker whose update of each slot counts, in slot order.
+        workers: Number of the worker that computed each slot's update, in slot order.
         verdicts: A line for each update that was not simply accepted.
-        recomputed: Copies of slots that ended with their worker and were computed again.
-        skipped: Damaged partition files that were left out, numbered from 1, and with each how many samples of the round.
-        pushes: Of Downpour, for each push of the round: the replica, from 0, its number in the round, its staleness at each shard, and how many
-            pushes each shard had taken before; -1 where that had it of a life that was lost.
-        fetches: Of Downpour, for each fetch of the round: the replica, and how many pushes each shard had taken before. They differ by their spread.
-        metrics: Metrics of local training in its last epoch, mean over slots weighted by samples.
-        test: Metrics of the test data with the weights after this round, when they are evaluated on the way (``evaluate_every``).
+        recomputed: Number of slots that were computed again because their worker was lost.
+        skipped: Number, from 1, and missing samples of each damaged partition file that was skipped.
+        pushes: For each push in Downpour: replica, from 0, number in the round, staleness at each server, and the
+            number of earlier pushes at each server; -1 if the server has it from a lost incarnation.
+        fetches: For each fetch in Downpour: the replica, and the number of earlier pushes at each server.
+        metrics: Metrics of the last local epoch, mean over slots weighted by samples.
+        test: Metrics of the test data with the weights after this round, if ``evaluate_every`` asks for them.
     """
 
     round: int
@@ -126,16 +130,16 @@ class RoundRecord:
 
     @property
     def spread(self) -> int:
-        """By how many pushes the shards differed at most in what a replica fetched, in Downpour."""
+        """Largest difference between servers, in pushes, of one fetch in Downpour."""
         return max((max(seen) - min(seen) for _, *seen in self.fetches), default=0)
 
     @property
     def accuracy(self) -> float:
-        """Training accuracy under whichever name the model has for it; NaN when it reports none."""
+        """Training accuracy, under any name that contains ``acc``; NaN without one."""
         return accuracy(self.metrics)
 
     def __str__(self) -> str:
-        """What is printed for it: a line, or as many of at most 80 columns as there is to say."""
+        """Return the printed lines of a record, with at most 80 columns each."""
         width = len(str(self.rounds))
         metrics = [f"{name} {value:.4f}" for name, value in self.metrics.items()]
         more = len(metrics) - MOST_METRICS
@@ -162,7 +166,7 @@ class RoundRecord:
 
 
 def wrapped(parts: list[str]) -> str:
-    """Parts of a line, on as many as they need; each further one begins with spaces."""
+    """Return parts joined to lines. Further lines begin with spaces."""
     lines = [parts[0]]
     for part in parts[1:]:
         if len(lines[-1]) + 2 + len(part) > COLUMNS:
@@ -173,7 +177,7 @@ def wrapped(parts: list[str]) -> str:
 
 
 def fitted(text: str) -> str:
-    """Text for standard output: on a terminal with its lines broken between words, anywhere else as it is."""
+    """Return text for standard output: wrapped at the width of a terminal, unchanged elsewhere."""
     if not sys.stdout.isatty():
         return text
     columns = max(shutil.get_terminal_size().columns, 40)
@@ -187,10 +191,10 @@ def fitted(text: str) -> str:
 
 
 def put(text: str) -> None:
-    """Print text, as ``fitted`` has it, at once. On a full disk the line is lost, which is told on standard error, and no training.
+    """Print text at once, wrapped by ``fitted``. A full disk costs the line and a warning, but not the training.
 
     Raises:
-        BrokenPipeError: Nobody reads it any more.
+        BrokenPipeError: The reader has closed the pipe.
     """
     try:
         print(fitted(text), flush=True)
@@ -201,12 +205,12 @@ def put(text: str) -> None:
 
 
 def accuracy(metrics: dict[str, float]) -> float:
-    """The accuracy among metrics, whatever the model calls it; NaN when there is none."""
+    """Return the first metric whose name contains ``acc``; NaN without one."""
     return next((value for name, value in metrics.items() if "acc" in name), float("nan"))
 
 
 def size(count: int) -> str:
-    """A number of bytes for people, of three digits: ``"412 MB"``, ``"2.06 MB"``."""
+    """Return a number of bytes with three digits: ``"412 MB"``, ``"2.06 MB"``."""
     for unit, factor in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= factor:
             number = count / factor

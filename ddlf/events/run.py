@@ -1,4 +1,4 @@
-"""A run as a whole: how it begins, what it trains, what it comes to."""
+"""Events about a run as a whole: its beginning, its data and model, its results."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from ddlf.events.event import Event
 from ddlf.events.record import RoundRecord
 
 How = Literal["complete", "converged", "stopped", "cancelled", "failed"]
-"""How a run can end."""
+"""The ways in which a run can end."""
 
 
 class RunBegan(Event):
-    """Training was asked for, and its settings can be used; nothing has been connected for it yet.
+    """Training was requested, and its settings are valid. No worker is connected yet.
 
     Args:
-        run: Names the run: a text that is another one for each.
+        run: Unique name of the run.
         app: Name of the app's class.
         mode: ``"sync"`` or ``"async"``.
         epochs: Local epochs to train.
         worker_epochs: Local epochs in a round.
         batch_size: Samples in a batch of each worker.
-        seed: Seed of everything random.
-        worker_steps: Batches of each slot in a round, if rounds are parts of epochs.
-        round_samples: The most samples of all slots in a round, if that cuts epochs into rounds.
+        seed: Seed of all random numbers.
+        worker_steps: Batches of each slot in a round, if the setting is used.
+        round_samples: Largest number of samples in a round, if the setting is used.
     """
 
     run: str
@@ -39,16 +39,16 @@ class RunBegan(Event):
 
 
 class ModelBuilt(Event):
-    """Every worker of the beginning that was not lost has built the model, and it is the same everywhere.
+    """All workers at the beginning have built the same model.
 
     Args:
         name: Name of the model.
-        parameters: How many numbers its weights have.
+        parameters: Number of values in its weights.
         keras: Version of Keras on the workers.
-        backends: Backends of Keras on the workers, each once.
-        threads: Numbers of threads of the workers, each once.
-        seconds: Seconds from the beginning of the connecting until model and data were ready.
-        bfloat16_gain: How many times as fast matrix products are in bfloat16 on the first worker's machine; 0 where it was not measured.
+        backends: Distinct backends of Keras on the workers.
+        threads: Distinct numbers of threads of the workers.
+        seconds: Seconds from the first connection until model and data were ready.
+        bfloat16_gain: Speed-up of matrix products in bfloat16 on the first worker's machine; 0 if not measured.
     """
 
     name: str
@@ -61,15 +61,15 @@ class ModelBuilt(Event):
 
 
 class DataLoaded(Event):
-    """Every worker of the beginning that was not lost has the training data, and it is the same everywhere.
+    """All workers at the beginning have the same training data.
 
     Args:
-        samples: Samples of training data.
+        samples: Number of training samples.
         shape: Shape of one sample.
         content: Fingerprint of the training data.
-        workers: How many workers have it.
-        loaded: How many of them had to load it.
-        seconds: Seconds that the slowest of them took to load it.
+        workers: Number of workers that have it.
+        loaded: Number of workers that had to load it.
+        seconds: Loading time of the slowest worker.
     """
 
     samples: int
@@ -81,11 +81,11 @@ class DataLoaded(Event):
 
 
 class Warned(Event):
-    """Something of the app was found that is likely to be a mistake.
+    """The app is likely to contain a mistake.
 
     Args:
-        about: What it is of: ``"data"``, ``"model"``, ``"callback"``, ``"network"``, or a setting.
-        why: What was found.
+        about: Its subject: ``"data"``, ``"model"``, ``"callback"``, ``"network"``, or a setting.
+        why: A description of the mistake.
     """
 
     about: str
@@ -93,11 +93,11 @@ class Warned(Event):
 
 
 class Decided(Event):
-    """Something that the text of a model does not say was decided by a rule.
+    """A rule has decided a value that the model text leaves open.
 
     Args:
-        key: What it is of: block and key, as they would be written.
-        value: As it would be written.
+        key: Block and key, as you would write them.
+        value: The value, as you would write it.
         rule: Name of the rule.
         why: Its reason.
     """
@@ -109,15 +109,15 @@ class Decided(Event):
 
 
 class Advised(Event):
-    """The adviser has found something in the app; of what it finds in a run by itself the first three are told.
+    """The adviser has a finding. A run reports the first three.
 
     Args:
-        rule: Id of the rule, as ``"L02"``.
-        severity: ``"E"``: nothing can be learnt; ``"W"``: it costs accuracy or time.
-        what: What was found.
+        rule: Name of the rule, such as ``"L02"``.
+        severity: ``"E"``: the model cannot learn; ``"W"``: it costs accuracy or time.
+        what: The finding.
         fix: What to do.
-        place: File and line of the user's, with a colon between them; "" if that is not known.
-        more: How many more there are, which are not told.
+        place: ``file:line`` in your code; empty if unknown.
+        more: Number of further findings.
     """
 
     rule: str
@@ -129,20 +129,20 @@ class Advised(Event):
 
 
 class TrainingBegan(Event):
-    """The nodes are ready, and what the run goes on from is known.
+    """Master and workers are ready, and the starting weights are known.
 
     Args:
         mode: ``"sync"`` or ``"async"``.
-        samples: Samples of training data.
+        samples: Number of training samples.
         slots: Number of slots.
-        fixed: Whether it stays this number whoever comes.
+        fixed: Whether this number stays when workers join.
         workers: Workers of the cluster.
-        version: Merges that the run goes on from; 0 for a new one.
-        source: Path of the checkpoints that it goes on from; None for what the app was trained to before.
-        rounds: Rounds of the whole training; 0 in events of 0.1.
-        reached: Of these those that the foremost slot has done; 0 in events of 0.1.
-        facts: All that decides about the bits of the run, by name, each as JSON.
-        shard_workers: How many of the workers have the shards and train no slot.
+        version: Number of merges in the starting weights; 0 for a new run.
+        source: Path of the checkpoints that it resumes; None without one.
+        rounds: Number of rounds of the whole training; 0 in events of 0.1.
+        reached: Number of rounds that the fastest slot has completed; 0 in events of 0.1.
+        facts: All settings and data that determine the bits of the run, by name, as JSON.
+        shard_workers: Number of workers that only serve weights in Downpour.
     """
 
     mode: str
@@ -159,12 +159,12 @@ class TrainingBegan(Event):
 
 
 class DataPartitioned(Event):
-    """Slots differ in what samples they have: each keeps its own for the whole run.
+    """Each slot keeps its own samples for the whole run.
 
     Args:
-        partition: The rule, as it was given.
-        samples: Samples of each slot.
-        labels: How many samples each slot has of each label, if the rule goes by labels; else empty.
+        partition: The partition rule, as text.
+        samples: Number of samples of each slot.
+        labels: Number of samples of each label for each slot, if the rule uses labels; else empty.
     """
 
     partition: str
@@ -173,11 +173,11 @@ class DataPartitioned(Event):
 
 
 class ExchangeChosen(Event):
-    """``exchange="auto"`` has become one of those there are.
+    """``exchange="auto"`` has chosen an exchange.
 
     Args:
         exchange: ``"star"`` or ``"sharded"``.
-        why: Why.
+        why: The reason.
     """
 
     exchange: str
@@ -185,12 +185,12 @@ class ExchangeChosen(Event):
 
 
 class NothingToTrain(Event):
-    """A run that is gone on from has nothing left to train.
+    """A resumed run is already complete.
 
     Args:
-        round: Rounds that were trained.
-        epochs: Local epochs that were asked for.
-        converged: Whether it had converged, rather than done them all.
+        round: Number of rounds that were trained.
+        epochs: Number of requested local epochs.
+        converged: Whether it had converged before all epochs were done.
     """
 
     round: int
@@ -199,27 +199,28 @@ class NothingToTrain(Event):
 
 
 class Committed(Event):
-    """Updates were merged: the global weights are others.
+    """Updates were merged, so the global weights have changed.
 
-    It comes when the record is complete, after the test of these weights if they are tested, and just before ``IApp.on_round``.
+    This event comes when the record is complete: after the evaluation of these weights, if any, and just before
+    ``IApp.on_round``.
 
     Args:
-        record: What the round, or in asynchronous training the update, was like.
+        record: The record of the round, or of the update in asynchronous training.
     """
 
     record: RoundRecord
 
 
 class RunEnded(Event):
-    """Training has ended, and what there was to keep is kept.
+    """Training has ended, and its results are saved.
 
     Args:
-        run: Names the run, as in ``RunBegan``.
+        run: Unique name of the run, as in ``RunBegan``.
         how: ``"complete"``, ``"converged"``, ``"stopped"`` (by ``stop_training``), ``"cancelled"`` or ``"failed"``.
-        version: Merges that the run has come to, those that it went on from included; 0 if it has ended before training began.
+        version: Number of merges in the final weights; 0 if the run ended before training began.
         why: The error's text if it has failed.
-        staleness: How many updates of asynchronous training had a staleness of 0, of 1 and so on.
-        weights: Digest of the weights that asynchronous training has come to; "" in other runs, and before training began.
+        staleness: Number of asynchronous updates with staleness 0, 1 and so on.
+        weights: Digest of the final weights of asynchronous training; else empty.
     """
 
     run: str
@@ -234,8 +235,8 @@ class Converged(Event):
     """A callback, ``is_convergent`` or the setting ``converge`` has ended training before all epochs were done.
 
     Args:
-        version: Merges that the run has come to.
-        epochs: Local epochs that were asked for.
+        version: Number of merges in the weights.
+        epochs: Number of requested local epochs.
     """
 
     version: int

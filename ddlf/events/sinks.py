@@ -1,4 +1,4 @@
-"""Who is told what happens: ``Events`` gives each event to all that have subscribed. Runs on the master."""
+"""``Events`` passes each event to all subscribed sinks. Runs on the master."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from ddlf.events import KINDS, Event, facts
 log = logging.getLogger(__name__)
 
 Sink = Callable[[Event], object]
-"""Takes each event, on the master's event loop, and returns at once: the run waits for it."""
+"""Receives each event on the master's event loop. It must return at once, because the run waits for it."""
 
 
 class Events:
-    """Those who want to know."""
+    """The sinks of a run or a cluster."""
 
     def __init__(self) -> None:
         self._sinks: dict[object, Sink] = {}
 
     def subscribe(self, sink: Sink) -> Callable[[], None]:
-        """Give each event from now on to a sink, after those that were there before it.
+        """Pass each future event to a sink, after all earlier sinks.
 
-        A sink that raises is taken off, and its traceback is logged. It never ends a run.
+        A sink that raises is removed, and its traceback is logged. It never ends a run.
 
         Returns:
-            Takes the sink off. Safe to call again.
+            A function that removes the sink. You may call it twice.
 
         Raises:
-            ConfigError: The sink is async: nobody would wait for it, so it would never run.
+            ConfigError: The sink is async. Training does not await sinks, so it would never run.
         """
         if inspect.iscoroutinefunction(sink):
             raise ConfigError(
@@ -47,25 +47,25 @@ class Events:
         return take_off
 
     def emit(self, event: Event) -> None:
-        """Tell everybody. Raises nothing of theirs."""
+        """Pass an event to all sinks, and catch their errors."""
         for key, sink in list(self._sinks.items()):
             try:
                 sink(event)
             except Exception:
                 self._sinks.pop(key, None)
-                log.exception("%r failed on %s, and is told no more; the run goes on", sink, event)
+                log.exception("the sink %r failed on %s and was removed; the run continues", sink, event)
 
 
 def to_json(event: Event) -> dict[str, Any]:
-    """An event as JSON data: its facts, and its name as ``"event"``."""
+    """Return an event as JSON data: its facts, and its name as ``"event"``."""
     return {"event": type(event).__name__, **facts.to_data(event)}
 
 
 def from_json(data: dict[str, Any]) -> Event:
-    """The event of JSON data.
+    """Return the event that JSON data describes.
 
     Raises:
-        KeyError: There is no event of that name.
+        KeyError: No event has this name.
         TypeError: A fact is missing.
     """
     return facts.from_data(KINDS[data["event"]], data)

@@ -1,4 +1,4 @@
-"""The slots of a run: who carries them, how far they are, and what becomes of their updates."""
+"""Events about slots: their workers, their progress and their updates."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from ddlf.events.event import Event
 
 
 class SlotEvent(Event):
-    """Something that has happened to a slot.
+    """Base of all events about one slot.
 
     Args:
         round: Round of the slot.
         slot: Number of the slot.
-        worker: Number of the worker that carries it.
+        worker: Number of the worker that computes it.
     """
 
     round: int
@@ -24,13 +24,14 @@ class SlotStarted(SlotEvent):
 
 
 class SlotMoved(SlotEvent):
-    """A worker has come further with a slot; told a few times a second at most, and not by an own ``train`` that does without ``replica.fit``.
+    """A slot has progressed. This event comes at most a few times a second. Your own ``train`` reports progress only if
+    it calls ``replica.fit``.
 
     Args:
-        done: Samples trained on so far in this round, those of each local epoch counted.
-        total: Samples to be trained on in this round, counted likewise.
+        done: Samples trained on in this round so far, counted once for each local epoch.
+        total: Samples of the whole round, counted the same way.
         epoch: Number of the local epoch, counted over the whole run.
-        loss: Loss so far in this epoch; None when the model reports none.
+        loss: Loss of this epoch so far; None without one.
     """
 
     done: int
@@ -40,20 +41,20 @@ class SlotMoved(SlotEvent):
 
 
 class SlotFinished(SlotEvent):
-    """A worker has brought the update of a slot."""
+    """A worker has returned the update of a slot."""
 
 
 class UpdateArrived(SlotEvent):
-    """The master has the update of a slot, and has not looked at it yet.
+    """The master has received the update of a slot, and has not checked it yet.
 
     Args:
-        samples: Samples that it was trained on.
-        epochs: Local epochs in it.
+        samples: Number of samples that it was trained on.
+        epochs: Number of local epochs.
         compute_s: Seconds of local training, on the worker's clock.
-        transfer_s: The other seconds from sending the weights to having the update.
+        transfer_s: Remaining seconds from sending the weights to receiving the update.
         bytes_out: Bytes sent for it.
         bytes_back: Bytes received for it.
-        files: Partition files that were opened for it, numbered from 1 as in the manifest; the first 100.
+        files: Numbers, from 1, of the first 100 partition files that the worker opened.
     """
 
     samples: int
@@ -66,11 +67,11 @@ class UpdateArrived(SlotEvent):
 
 
 class SlotBackedUp(SlotEvent):
-    """A slot is late, and this second worker is about to compute it, too."""
+    """A slot is late, so a second worker computes it, too."""
 
 
 class UpdateRejected(SlotEvent):
-    """An update does not count.
+    """An update was rejected.
 
     Args:
         why: The verdict on it.
@@ -80,10 +81,10 @@ class UpdateRejected(SlotEvent):
 
 
 class UpdateClipped(SlotEvent):
-    """An update counts for less than was sent.
+    """An update was scaled down.
 
     Args:
-        factor: By how much it was multiplied, below 1.
+        factor: Its factor, below 1.
         why: The verdict on it.
     """
 
@@ -92,13 +93,13 @@ class UpdateClipped(SlotEvent):
 
 
 class ResidualDropped(SlotEvent):
-    """What a slot had left went with its worker: the bits differ from here on.
+    """State of a slot was lost with its worker. The bits differ from here on.
 
     Args:
         codec: Name of the codec of updates.
-        why: How it went.
-        groups: Names of what went: ``residual``; ``own``, its own weights, which are exchanged in fragments: it goes on with the global ones;
-            ``optimizer``, the state of its optimizer, which begins anew.
+        why: How it was lost.
+        groups: Names of the lost state: ``residual``; ``own``, the slot's own weights, replaced by the global ones;
+            ``optimizer``, its optimizer state, which restarts.
     """
 
     codec: str
@@ -107,11 +108,11 @@ class ResidualDropped(SlotEvent):
 
 
 class PartsChanged(Event):
-    """Slots of asynchronous training have parts of other sizes, because they were measured to be faster or slower.
+    """Asynchronous slots get other numbers of samples, because their measured speeds differ.
 
     Args:
-        round: First round that has them.
-        samples: Samples of each slot in a round from there on.
+        round: First round with these numbers.
+        samples: Number of samples of each slot in a round.
     """
 
     round: int
@@ -119,13 +120,13 @@ class PartsChanged(Event):
 
 
 class FilesChanged(Event):
-    """Training goes over to other partition files of the same samples, which were made meanwhile.
+    """Training changes to newer partition files with the same samples.
 
     Args:
         round: First round that reads them.
-        before: Version of the data set that was read before.
-        version: Version that is read from there on.
-        files: Partition files in it.
+        before: Previous version of the data set.
+        version: New version of the data set.
+        files: Number of its partition files.
     """
 
     round: int
@@ -135,11 +136,11 @@ class FilesChanged(Event):
 
 
 class SlotsChanged(Event):
-    """There are more slots, because there are more workers.
+    """The number of slots has grown, because workers have joined.
 
     Args:
-        round: First round that has as many.
-        slots: Number of slots from there on.
+        round: First round with this number.
+        slots: New number of slots.
     """
 
     round: int

@@ -1,4 +1,4 @@
-"""The workers of a run, which may come and go."""
+"""Events about the workers of a run, which may come and go."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from ddlf.events.event import Event
 
 
 class WorkerEvent(Event):
-    """Something that has happened to a worker.
+    """Base of all events about one worker of a run.
 
     Args:
-        round: Newest round that was begun, or that of the slot that it carries.
+        round: Newest round that has begun, or the round of the worker's slot.
         worker: Number of the worker.
     """
 
@@ -18,7 +18,7 @@ class WorkerEvent(Event):
 
 
 class WorkerReady(WorkerEvent):
-    """A worker of the beginning has app, data and model.
+    """A worker has loaded app, data and model for the beginning of the run.
 
     Args:
         name: Name of the worker.
@@ -28,11 +28,11 @@ class WorkerReady(WorkerEvent):
 
 
 class WorkerLost(WorkerEvent):
-    """A worker was lost. The run tries to get it back.
+    """A worker was lost. The run tries to reconnect it.
 
     Args:
-        slot: Number of the slot that it carried, which goes to another one; None if it carried none.
-        why: How it was lost.
+        slot: Number of its slot, which moves to another worker; None without a slot.
+        why: The reason.
     """
 
     slot: int | None = None
@@ -40,7 +40,7 @@ class WorkerLost(WorkerEvent):
 
 
 class WorkerReturned(WorkerEvent):
-    """A lost worker is back, and has app, data and model again.
+    """A lost worker has returned, and has loaded app, data and model again.
 
     Args:
         name: Name of the worker.
@@ -50,12 +50,12 @@ class WorkerReturned(WorkerEvent):
 
 
 class WorkerJoined(WorkerEvent):
-    """A worker that was not there at the beginning takes part.
+    """A worker has joined during the run.
 
     Args:
         name: Name of the worker.
-        workers: Workers that take part now.
-        slots: Number of slots if that stays what it is whoever comes, else None.
+        workers: Number of workers now.
+        slots: Number of slots if it is fixed, else None.
     """
 
     name: str
@@ -64,11 +64,11 @@ class WorkerJoined(WorkerEvent):
 
 
 class WorkerGone(WorkerEvent):
-    """A worker takes no part in this run any more.
+    """A worker has left the run for good.
 
     Args:
-        rejected: How many of its updates in a row were rejected, if that is why, else 0.
-        why: The error's text, of several lines maybe, if there was one.
+        rejected: Number of its rejected updates in a row if this is the reason, else 0.
+        why: The error's text, possibly several lines, if there was an error.
     """
 
     rejected: int = 0
@@ -76,11 +76,11 @@ class WorkerGone(WorkerEvent):
 
 
 class WaitingForWorkers(Event):
-    """No worker is left.
+    """All workers are lost.
 
     Args:
-        round: Newest round that was begun.
-        seconds: Seconds until the run ends if none comes back.
+        round: Newest round that has begun.
+        seconds: Seconds until the run ends, unless a worker returns.
     """
 
     round: int
