@@ -25,6 +25,7 @@ from pathlib import Path
 
 from ddlf.errors import AuthError, ConfigError, ProtocolError
 from ddlf.rpc.stream import ready
+from ddlf.rpc.tokens import is_private
 
 LIFETIME_DAYS = 3650
 
@@ -269,8 +270,9 @@ def _check_readable(path: Path, what: str) -> None:
 
 def _check_key(path: Path) -> None:
     _check_readable(path, "tls_key")
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if os.name == "posix" and mode & 0o077:
+    status = path.stat()
+    if os.name == "posix" and not is_private(status):
+        mode = stat.S_IMODE(status.st_mode)
         raise ConfigError(f"key {path} is readable by others ({mode:04o})", hint=f"run 'chmod 600 {path}'")
 
 

@@ -283,7 +283,7 @@ def _read(path: Path, what: str) -> Tokens:
 
 
 def _check_file(status: os.stat_result, path: Path, what: str) -> None:
-    """Refuse what is no file, and what others could read or have written, as ssh does with its keys.
+    """Refuse what is no file, and what others could read or have written.
 
     Raises:
         AuthError: Says which, and the command that repairs it.
@@ -294,13 +294,23 @@ def _check_file(status: os.stat_result, path: Path, what: str) -> None:
         raise AuthError(f"{what} {path} is not a regular file", hint="copy the token into one, with mode 600")
     if os.name != "posix":
         return  # Windows guards a user's folder with access lists, which the mode does not show
-    mode = stat.S_IMODE(status.st_mode)
-    if mode & 0o077:
+    if not is_private(status):
+        mode = stat.S_IMODE(status.st_mode)
         raise AuthError(f"{what} {path} is readable by others ({mode:04o})", hint=f"run 'chmod 600 {path}'")
     if os.geteuid() not in (0, status.st_uid) and status.st_uid != 0:
         raise AuthError(
             f"{what} {path} belongs to another user (uid {status.st_uid})", hint="copy it to a file of your own"
         )
+
+
+def is_private(status: os.stat_result) -> bool:
+    """Whether only its owner, and whom root has let read it, can read a file with a secret, and nobody else can write it.
+
+    As with ssh, the mode allows nothing to group and others. One exception: the group may read what belongs to root. Only root chose that
+    group, and Kubernetes makes Secrets so for a pod with ``fsGroup``: owner root, group fsGroup, mode 0440.
+    """
+    allowed = 0o040 if status.st_uid == 0 else 0
+    return not stat.S_IMODE(status.st_mode) & 0o077 & ~allowed
 
 
 def _parse(content: bytes, source: str) -> tuple[bytes, ...]:

@@ -169,6 +169,12 @@ def containing(content: str | bytes, mode: int = 0o600):
     return lambda path: file_with(content, path, mode)
 
 
+def readable_by_group(path):
+    file_with(A, path, 0o640)
+    if os.geteuid() == 0:  # what belongs to root, a group may read
+        os.chown(path, 1001, -1)
+
+
 BAD_FILES = [
     pytest.param(make_missing, r"{path} does not exist.*'ddlf token new'", id="missing"),
     pytest.param(make_directory, r"{path} is a directory.*name the file", id="directory"),
@@ -182,7 +188,7 @@ BAD_FILES = [
     pytest.param(containing("s3cr3t" * 2), r"{path}: token too short \(12 .*at least 32.*'ddlf token new'", id="short"),
     pytest.param(containing(f"{A}\ns3cr3t"), r"{path}: token too short \(6 characters\)", id="short second"),
     pytest.param(containing("s3cr3t" * 1000), r"{path} is longer than 4096 bytes.*name another", id="too long"),
-    pytest.param(containing(A, 0o640), r"{path} is readable by others \(0640\).*chmod 600 {path}", id="group"),
+    pytest.param(readable_by_group, r"{path} is readable by others \(0640\).*chmod 600 {path}", id="group"),
     pytest.param(containing(A, 0o644), r"{path} is readable by others \(0644\).*chmod 600 {path}", id="others"),
     pytest.param(containing(A, 0o602), r"{path} is readable by others \(0602\).*chmod 600 {path}", id="writable"),
 ]
@@ -257,6 +263,26 @@ def test_a_file_that_may_not_be_read_is_an_error_with_its_reason(home, monkeypat
 def test_a_path_that_cannot_exist_is_an_error_with_its_reason(path):
     with pytest.raises(AuthError, match=r"cannot be read: (embedded null byte|File name too long)"):
         find_tokens(path)
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "accepted"),
+    [(0o440, 0, True), (0o640, 0, True), (0o460, 0, False), (0o450, 0, False), (0o444, 0, False), (0o440, 1001, False)],
+)
+def test_token_file_of_root_may_be_read_by_a_group_and_by_nobody_else(home, monkeypatch, mode, owner, accepted):
+    def fstat(descriptor):
+        status = list(usual(descriptor))
+        status[stat.ST_UID] = owner
+        return os.stat_result(status)
+
+    path, usual = file_with(A, home / "secret", mode), os.fstat
+    monkeypatch.setattr(os, "fstat", fstat)
+    monkeypatch.setattr(os, "geteuid", lambda: 1001)
+    if accepted:
+        assert find_tokens(path).all == (A.encode(),)
+    else:
+        with pytest.raises(AuthError, match="is readable by others"):
+            find_tokens(path)
 
 
 def test_a_file_of_another_user_is_refused(home, monkeypatch):
