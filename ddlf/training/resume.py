@@ -29,7 +29,7 @@ from ddlf.training.reading import files_of
 from ddlf.training.refusals import check_slots
 from ddlf.training.restoring import Restoring, names_of
 from ddlf.training.roles.build import describe_weights
-from ddlf.training.roles.describe import describe, describe_optimizer
+from ddlf.training.roles.describe import describe, describe_optimizer, without_numbers
 from ddlf.training.rounds import shapes
 from ddlf.training.settings.setting import Use
 from ddlf.training.slot.parts import PARTS
@@ -328,6 +328,8 @@ def rules_of(spec: RunSpec) -> dict[str, Any]:
 
 def _known(name: str, value: Any) -> Any:
     """A stored setting as it is compared: through the master or from worker to worker, weights come to the same bits."""
+    if name == "optimizer inner_optimizer" and isinstance(value, str):
+        return without_numbers(value)  # older checkpoints have them
     trains_locally = name == "exchange" and value in EXCHANGES and not EXCHANGES[value].one_step
     return Star.name if trains_locally else value
 

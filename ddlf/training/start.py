@@ -35,6 +35,7 @@ from ddlf.training.reporting import Reporter, check_convergence
 from ddlf.training.resume import begin, check_folders
 from ddlf.training.roles import REPLICA
 from ddlf.training.roles.build import left_behind
+from ddlf.training.roles.continued_schedule import restarts
 from ddlf.training.roles.metrics import MetricMerge
 from ddlf.training.roles.optimizer_state import final_weights, keeps_averages
 from ddlf.training.roles.run_position import followers
@@ -321,7 +322,10 @@ async def _run(
     )
     states = states_of(app, crew, progress, spec, weights_out)
     reporter = Reporter(app, progress.records, spec.data.batch_size, callbacks, weights_out.evaluation)
-    planned = PlannedSteps(progress, spec.data.batch_size) if followers(app.model.optimizer) else None
+    follows = followers(app.model.optimizer) or (
+        spec.local.optimizer_state == "fresh" and restarts(app.model.optimizer)
+    )
+    planned = PlannedSteps(progress, spec.data.batch_size) if follows else None
     exchange = Exchange(app._run, samples, spec.exchange.codec.name, weights_out, states, app._tell, planned)
     nearby = Nearby(app, facts.files, crew, app.cluster, introduces=not weights_out.stays)
     return Run(facts, app.cluster, crew, progress, exchange, nearby, MetricMerge(app), reporter, keeper)

@@ -10,10 +10,11 @@ import pytest_asyncio
 
 from ddlf import Cluster
 from ddlf.algorithms.outer import Nesterov
-from ddlf.errors import AppError, RemoteError
+from ddlf.errors import AppError, CheckpointMismatch, RemoteError
 from ddlf.events import Warned
 from ddlf.testing import FakeRun, in_process_cluster
 from ddlf.training.evaluation import compute
+from ddlf.training.resume import check_settings
 from ddlf.training.roles.build import may_count
 from tests.training.models import WIDE, Blobs, Quick, app, distance, equal
 from tests.training.test_failures import start_here  # noqa: F401  the same fixture
@@ -54,6 +55,50 @@ async def test_weights_of_bfloat16_are_trained(cluster, mode):
     assert all(array.dtype == "bfloat16" for array in before)
     assert not any(equal([a], [b]) for a, b in zip(before, trained.model.get_weights(), strict=True))
     assert records[-1].loss < records[0].loss
+
+
+@both_modes
+async def test_schedule_of_keras_goes_on_over_the_run_where_optimizers_begin_anew(cluster, mode):
+    """SGD keeps nothing but its number of steps: the same weights, unless the schedule begins again in each round."""
+
+    class App(Blobs):
+        slots = 1
+
+        async def create_model(self):
+            import keras
+
+            await super().create_model()
+            halved = keras.optimizers.schedules.ExponentialDecay(0.5, decay_steps=3, decay_rate=0.5, staircase=True)
+            self.model.compile(keras.optimizers.SGD(halved), "categorical_crossentropy")
+
+    trained = []
+    for state in ("kept", "fresh"):
+        app = App(cluster.options(workers=[1]))
+        app.optimizer_state = state
+        await getattr(app, f"train_{mode}")(master_epochs=4)
+        trained.append(app.model.get_weights())
+    assert equal(*trained)
+
+
+async def test_run_with_two_wrappers_around_its_optimizer_is_resumed_in_the_same_process(cluster, tmp_path):
+    def app():
+        made = Blobs(cluster.options(workers=[1]))
+        made.clip, made.multipliers, made.checkpoint, made.resume = "rolling", "freeze:0.5", tmp_path, "auto"
+        return made
+
+    await app().train_sync(master_epochs=1)
+    resumed = app()
+    await resumed.train_sync(master_epochs=2)
+    assert [record.round for record in resumed.history] == [1, 2]
+
+
+async def test_names_that_keras_numbered_in_older_checkpoints_make_no_difference():
+    older = {"optimizer inner_optimizer": "{'config': {'name': 'rolling_clip_3', 'rate': 0.1}}"}
+    now = {"optimizer inner_optimizer": "{'config': {'name': 'rolling_clip', 'rate': 0.1}}"}
+    check_settings(older, now, "in the checkpoint", "")
+    now["optimizer inner_optimizer"] = now["optimizer inner_optimizer"].replace("0.1", "0.2")
+    with pytest.raises(CheckpointMismatch, match="inner_optimizer"):
+        check_settings(older, now, "in the checkpoint", "")
 
 
 def masked(trainable_mask=False, kind="bool"):

@@ -39,16 +39,10 @@ def _one_process(facts: Facts) -> Iterator[Found]:
 def _restarted(facts: Facts) -> Iterator[Found]:
     if facts.settings.get("optimizer_state") != "fresh" or facts.optimizer is None:
         return
-    if facts.optimizer.schedule:
-        yield Found(
-            f"optimizer_state is 'fresh', and {facts.optimizer.schedule} begins again in each round",
-            ("setting", "optimizer_state"),
-        )
-    elif facts.optimizer.keeps == 2:
+    if facts.optimizer.keeps == 2:
         yield Found(
             f"optimizer_state is 'fresh', and {facts.optimizer.kind} forgets in each round what it has measured",
             ("setting", "optimizer_state"),
-            severity="I",
         )
 
 
@@ -209,12 +203,12 @@ CLUSTER = (
     ),
     Rule(
         id="C07",
-        severity="W",
+        severity="I",
         level="cluster",
         title="an optimizer that begins anew in each round",
         look=_restarted,
-        why="A schedule that starts at its first step in each round never comes down, and averages of one round are noise.",
-        fix="Take optimizer_state='kept', or a fixed learning rate.",
+        why="The averages of the gradients that such an optimizer divides by are noise when they are of one round only.",
+        fix="Take optimizer_state='kept', or an optimizer without such averages, as SGD.",
         source="docs/reference/settings.md, optimizer_state",
     ),
     Rule(

@@ -12,15 +12,20 @@ _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 
 
 def describe_optimizer(optimizer: Any) -> dict[str, Any]:
-    """Class and configuration of a Keras optimizer, each entry on its own, but for its name, which Keras counts up."""
+    """Class and configuration of a Keras optimizer, each entry on its own, without the names that Keras numbers."""
     facts: dict[str, Any] = {"optimizer": type(optimizer).__name__}
     config = {} if optimizer is None else optimizer.get_config()
     for name, value in config.items():
         if name != "name":
             facts[f"optimizer {name}"] = (
-                _shortest(value) if isinstance(value, bool | int | float | str) else describe(value)
+                _shortest(value) if isinstance(value, bool | int | float | str) else without_numbers(describe(value))
             )
     return facts
+
+
+def without_numbers(described: str) -> str:
+    """The described configuration of an optimizer inside, without the number that Keras appends to the names of further objects."""
+    return re.sub(r"('name': '\w+?)_\d+'", r"\1'", described)
 
 
 def _shortest(value: Any) -> Any:

@@ -71,6 +71,10 @@ class KerasModel:
         self._gradients = Gradients(model) if app.exchange == "gradient" else None
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
+        if app.optimizer_state == "fresh":
+            from ddlf.training.roles.continued_schedule import continue_schedule
+
+            continue_schedule(model.optimizer)
         self._position = RunPosition.of(model.optimizer)
         self.rule = KerasRule(model)
         self._fresh = read_optimizer(model)

@@ -346,8 +346,8 @@ CASES = {
     "C05": (replace(FACTS, seen={"failed": ("create_model raised NameError",)}), FACTS),
     "C06": (replace(optimizer(steps=320, **SCHEDULE), workers=2), replace(optimizer(steps=160, **SCHEDULE), workers=2)),
     "C07": (
-        replace(settings(optimizer_state="fresh"), optimizer=Optimizer(**SCHEDULE)),
-        replace(settings(optimizer_state="kept"), optimizer=Optimizer(**SCHEDULE)),
+        replace(settings(optimizer_state="fresh"), optimizer=Optimizer(kind="Adam", rate=0.001, keeps=2)),
+        replace(settings(optimizer_state="kept"), optimizer=Optimizer(kind="Adam", rate=0.001, keeps=2)),
     ),
     "C08": (replace(settings(batch_size=128), workers=2), replace(settings(batch_size=32), workers=2)),
     "C09": (replace(layers(dense(), NORM), settings={**SETTINGS, "batch_size": 8}), layers(dense(), NORM)),

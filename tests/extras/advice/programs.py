@@ -508,7 +508,7 @@ PROGRAMS = {
         EQUAL,
     ),
     "C06": optimizer(COSINE.format(380), COSINE.format(190)),
-    "C07": setting('optimizer_state = "fresh"', 'optimizer_state = "kept"', optimizer=COSINE.format(190)),
+    "C07": setting('optimizer_state = "fresh"', 'optimizer_state = "kept"'),
     "C08": setting("batch_size = 80", "batch_size = 32"),
     "C09": setting("batch_size = 8", "batch_size = 32", hidden=stack(RELU, "layers.BatchNormalization()")),
     "C10": of(

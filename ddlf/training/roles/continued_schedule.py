@@ -1,0 +1,52 @@
+"""A Keras learning-rate schedule that goes on over the run, where the optimizer begins anew in each round. Runs where a model trains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from ddlf.training.roles.optimizers import innermost
+from ddlf.training.roles.run_position import read
+
+
+class ContinuedSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+    """Calls a schedule with the slot's step in the run, in place of the optimizer's step in the round.
+
+    Args:
+        schedule: Keras's, or of the user's own.
+
+    Attributes:
+        held: The position of the slot; see ``RunPosition``.
+    """
+
+    follows_the_run = True
+
+    def __init__(self, schedule: Any) -> None:
+        super().__init__()
+        self._schedule = schedule
+        self.held: Any = None
+
+    def __call__(self, step: Any) -> Any:
+        """The rate, where the optimizer has made so many steps in its round."""
+        if self.held is not None:
+            step = keras.ops.cast(keras.ops.round(read(self.held, step)[0] - 1), step.dtype)
+        return self._schedule(step)
+
+    def get_config(self) -> dict[str, Any]:
+        """See Keras. Only workers have it, and they save no model."""
+        return {"schedule": self._schedule}
+
+
+def restarts(optimizer: Any) -> bool:
+    """Whether the learning rate of an optimizer begins again when the optimizer does."""
+    rate = getattr(innermost(optimizer), "_learning_rate", None)
+    is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+    return is_schedule and not getattr(rate, "follows_the_run", False)
+
+
+def continue_schedule(optimizer: Any) -> None:
+    """Have the schedule of an optimizer, if it has one, go on over the run."""
+    if restarts(optimizer):
+        inner = innermost(optimizer)
+        inner.learning_rate = ContinuedSchedule(inner._learning_rate)
