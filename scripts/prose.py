@@ -94,7 +94,9 @@ RULES = (
     _rule("for ever", r"\bfor ever\b", "'indefinitely'"),
     _rule("is what", r"\b(?:is|are|was|were) (?:what|who|where)\b", "say it directly"),
     _rule("in the place of", r"\bin the place of\b", "'instead of'"),
-    _rule("such a one", r"\bsuch (?:a one|ones)\b|\bthat one\b", "repeat the noun"),
+    _rule(
+        "such a one", r"\bsuch (?:a one|ones)\b|\bthat one(?=[.,;:]| is\b| has\b| that\b| which\b)", "repeat the noun"
+    ),
     _rule("whose each", r"\bwhose (?:each|all|it|they|that)\b", "start a new sentence"),
     _rule(
         "say of",

@@ -12,9 +12,9 @@ from ddlf.algorithms.weights import Tensor, is_float
 
 
 class Adaptive(PerTensor):
-    """A rule that divides the mean update of each weight by the size that its updates have. Subclasses say how large that is.
+    """A rule that divides the mean update of each weight by the size of its updates. Subclasses define that size.
 
-    Kept are ``m``, from 0, and ``v``, from ``tau**2``, as in the source the least that it can be.
+    The state is ``m``, initially 0, and ``v``, initially ``tau**2``, its least value in the source.
     """
 
     __slots__ = ()
@@ -26,7 +26,7 @@ class Adaptive(PerTensor):
 
     @abstractmethod
     def squares(self, v: Tensor, g: Tensor) -> Any:
-        """Return the ``v`` that follows on another one after a merged update."""
+        """Return the next ``v`` after a merged update."""
 
     def begin(self, w: Tensor) -> State:
         return [np.zeros_like(w), np.full_like(w, self.tau**2 if is_float(w) else 0)]
@@ -47,11 +47,13 @@ class FedAdagrad(Adaptive):
         v <- v + g**2
         w <- w - learning_rate * m / (sqrt(v) + tau)
 
-    Steps only become shorter: with updates that stay the same by ``1 / sqrt(t)`` after ``t`` rounds. The source has rounds only; in
-    asynchronous training each of K updates is a step, which together go ``sqrt(K)`` times as far: divide the rate by that.
+    Steps only become shorter: with updates that stay the same by ``1 / sqrt(t)`` after ``t`` rounds. The source has
+    rounds only. In asynchronous training each of K updates is a step, so K steps go ``sqrt(K)`` times as far: divide
+    the rate by that.
 
     Args:
-        learning_rate: Step of a weight in the first round, if its update is much larger than ``tau``, in units of the weight, > 0.
+        learning_rate: Step of a weight in the first round, if its update is much larger than ``tau``, in units of the
+            weight, > 0.
         beta1: Share of the previous ``m`` to keep, in [0, 1).
         tau: Size of updates below which steps are smaller, in units of the weight, 1e-18 to 1e18.
 
@@ -85,12 +87,13 @@ class FedAdam(Adaptive):
         v <- beta2 * v + (1 - beta2) * g**2
         w <- w - learning_rate * m / (sqrt(v) + tau)
 
-    As in the source there is no correction of the first rounds, where ``m`` is still small; Flower multiplies its rate by one
-    and begins with ``v = 0``. The source has rounds only; in asynchronous training each of K updates is a step, which together go up to K
-    times as far: divide the rate by K.
+    Like the source, this rule does not correct the first rounds, where ``m`` is still small. Flower corrects its rate
+    and begins with ``v = 0``. The source has rounds only. In asynchronous training each of K updates is a step, so K
+    steps go up to K times as far: divide the rate by K.
 
     Args:
-        learning_rate: Step of a weight whose updates are always the same and much larger than ``tau``, in units of the weight, > 0.
+        learning_rate: Step of a weight whose updates are always the same and much larger than ``tau``, in units of
+            the weight, > 0.
         beta1: Share of the previous ``m`` to keep, in [0, 1).
         beta2: Share of the previous ``v`` to keep, in [0, 1).
         tau: Size of updates below which steps are smaller, in units of the weight, 1e-18 to 1e18.
@@ -126,13 +129,15 @@ class FedYogi(Adaptive):
         v <- v - (1 - beta2) * g**2 * sign(v - g**2)
         w <- w - learning_rate * m / (sqrt(v) + tau)
 
-    ``FedAdam`` forgets a share of ``v`` in each round; here it moves by a share of ``g**2``, so after a few small updates the next steps
-    do not become much longer. In asynchronous training divide the rate by K, as for ``FedAdam``.
+    ``FedAdam`` forgets a share of ``v`` in each round; here it moves by a share of ``g**2``, so after a few small
+    updates the next steps do not become much longer. In asynchronous training divide the rate by K, as for
+    ``FedAdam``.
 
     Args:
-        learning_rate: Step of a weight whose updates are always the same and much larger than ``tau``, in units of the weight, > 0.
+        learning_rate: Step of a weight whose updates are always the same and much larger than ``tau``, in units of
+            the weight, > 0.
         beta1: Share of the previous ``m`` to keep, in [0, 1).
-        beta2: What of ``g**2`` does not get into ``v``, in [0, 1).
+        beta2: Share of ``g**2`` that does not enter ``v``, in [0, 1).
         tau: Size of updates below which steps are smaller, in units of the weight, 1e-18 to 1e18.
 
     Raises:

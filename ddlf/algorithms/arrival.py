@@ -6,11 +6,11 @@ An arrival rule is a value with pure functions::
     begin(state, weights, slot) -> the weights that a slot is to begin its round with
     arrive(state, weights, arrived) -> (what has changed of the state, weights)
 
-The state is lists of arrays by name, so that a checkpoint can hold it. Arrays that went in are never modified. A rule that merges nothing yet
-returns ``weights`` itself: that is no merge, and ages no other update.
+The state is lists of arrays by name, so that a checkpoint can hold it. Arrays that went in are never modified. A rule
+that does not merge yet returns ``weights`` itself. This does not count as a merge, and does not age other updates.
 
-Only floats are merged; tensors of integers or booleans stay as they are on the master. Tensors that are not trained (BatchNorm's moving mean and
-variance) go through no momentum and no compensation.
+Only floats are merged; tensors of integers or booleans stay as they are on the master. Tensors that are not trained
+(BatchNorm's moving mean and variance) go through no momentum and no compensation.
 """
 
 from __future__ import annotations
@@ -32,25 +32,26 @@ from ddlf.errors import ConfigError
 class Published(Arrival):
     """Merge each update when it comes, by its share of a round: ``w <- outer(w, s(tau) * g / K)``.
 
-    By default the outer optimizer subtracts. One with momentum has one velocity for all slots, which each update moves by its share.
+    By default the outer optimizer subtracts. One with momentum has one velocity for all slots, which each update
+    moves by its share.
 
     Source:
         Phan, Do 2023, Algorithm 3, with ``s = 1``.
     """
 
     def arrive(self, state: State, weights: Weights, arrived: Arrived) -> tuple[State, Weights]:
-        # The current weights, not those that it started from: others may have been merged meanwhile.
+        # Use the current weights, not the slot's starting weights: other updates may have been merged since.
         share = arrived.slots if arrived.factor == 1 else arrived.slots / arrived.factor
         return arrived.step(state, weights, divided(arrived.update, share))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FedAsync(Arrival):
-    """Mix the weights with those that a slot ended with: ``w <- (1 - a) * w + a * w_i``, ``a = rate * s(tau)``.
+    """Mix the weights with a slot's final weights: ``w <- (1 - a) * w + a * w_i``, ``a = rate * s(tau)``.
 
-    Here as ``w <- w - a * (g + (w - v))`` with ``v`` the weights that the slot began with and ``w_i = v - g``: the same, and exact where nobody
-    came in between. The rate is that of this update alone; scaled for good it would decay to zero over the rounds. The source's own staleness
-    is ``polynomial:a=0.5``.
+    Here as ``w <- w - a * (g + (w - v))`` with ``v`` the weights that the slot began with and ``w_i = v - g``: the
+    same, and exact where nobody came in between. The rate is that of this update alone; scaled for good it would
+    decay to zero over the rounds. The source's own staleness is ``polynomial:a=0.5``.
 
     Args:
         rate: Share of the slot's weights in the new ones, in (0, 1].
@@ -77,8 +78,9 @@ class FedAsync(Arrival):
 class FedBuff(Arrival):
     """Collect updates, and merge them when there are ``size``: ``w <- outer(w, sum(s(tau_i) * g_i) / size)``.
 
-    Between two merges the weights stay, so what came into the buffer ages no other update. The last update of a run has all merged that is there,
-    still divided by ``size``. The sum is in float64, in the order of arrival, and in checkpoints.
+    The weights stay the same between two merges, so a buffered update does not age other updates. The last update of
+    a run merges the whole buffer, still divided by ``size``. The sum is in float64, in order of arrival. Checkpoints
+    contain it.
 
     Args:
         size: Updates of a merge, 1 or more.
@@ -112,11 +114,12 @@ class FedBuff(Arrival):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compensated(Arrival):
-    """Correct each update for what others have changed since: ``w <- outer(w, s(tau) * g' / K)``, ``g' = g + strength * g * g * (w - v)``.
+    """Correct each update for later changes by other slots: ``w <- outer(w, s(tau) * g' / K)``, ``g' = g + strength * g * g * (w - v)``.
 
-    ``v`` are the weights that the slot began with. ``g * g`` stands for the curvature, so ``g'`` is about what the slot would have sent from the
-    weights of now. In the source ``g`` is a gradient; here it is an update, in units of the weight: with one step of SGD at rate ``r`` both are
-    the same if ``strength`` is the source's lambda (0.04) over ``r``. What is not trained is not corrected.
+    ``v`` are the weights that the slot began with. ``g * g`` approximates the curvature, so ``g'`` approximates
+    the update from the current weights. In the source ``g`` is a gradient. Here it is an update, in units of the
+    weight. With one step of SGD at rate ``r`` both agree if ``strength`` is the source's lambda (0.04) over ``r``.
+    Untrained tensors are not corrected.
 
     Args:
         strength: Weight of the correction, over units of the weight, >= 0; 0 is ``published``.
@@ -145,7 +148,7 @@ class Compensated(Arrival):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayedNesterov(Arrival):
-    """Step along each update at once, and along the momentum of all when as many have come as there are slots.
+    """Step along each update at once, and along the momentum of all after every K-th update, with K slots.
 
     Per tensor, with ``g`` the update times ``s(tau)`` and ``K`` slots::
 
@@ -154,7 +157,7 @@ class DelayedNesterov(Arrival):
                          w <- w - rate * ((1 - c * K + c) * momentum * m + g / K)
         else:            w <- w - rate * (c * momentum * m + g / K)
 
-    So a velocity is not moved by each of K updates that all were made from the same old weights. What is not trained takes ``g / K`` alone.
+    So K updates from the same old weights move the velocity only once. Untrained tensors take only ``g / K``.
 
     Args:
         rate: Step size on updates, dimensionless, > 0, as in ``nesterov``.
@@ -207,10 +210,11 @@ class DelayedNesterov(Arrival):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elastic(Arrival):
-    """Pull the weights and those of the slot towards each other: ``e = alpha * (w_i - w)``, ``w <- w + e``, ``w_i <- w_i - e``.
+    """Pull the global weights and a slot's weights towards each other: ``e = alpha * (w_i - w)``, ``w <- w + e``, ``w_i <- w_i - e``.
 
-    Each slot keeps weights of its own, ``w_i``, with which it begins its next round, so it explores further than the common ones. They are in
-    the run's state and in checkpoints, as many times the model as there are slots. A slot that is new begins with the common weights.
+    Each slot keeps its own weights ``w_i`` and begins its next round with them, so it explores further. The run's
+    state and its checkpoints contain these weights: the size of the model for each slot. A new slot begins with the
+    global weights.
 
     Args:
         alpha: Share of the difference that each side goes, in (0, 1]; the source's is 0.9 over the number of slots.
@@ -242,23 +246,23 @@ class Elastic(Arrival):
 
 
 def _own(slot: int) -> str:
-    """Name of the group of a slot's own weights."""
+    """Return the name of the state group with a slot's own weights."""
     return f"own_{slot:04d}"
 
 
 def moved(weights: Weights, arrived: Arrived, share: float) -> Weights:
-    """Weights that have gone a share of their way to those that a slot ended with."""
+    """Return weights that are moved by a share of the way to a slot's final weights."""
     ways = zip(weights, arrived.start, arrived.update, strict=True)
     return [np.asarray(w - share * (g + (w - v)), w.dtype) if is_float(w) else w.copy() for w, v, g in ways]
 
 
 def floats(update: Weights) -> Weights:
-    """An update in float64, zero where nothing is merged."""
+    """Return an update in float64, with zeros for tensors that are not merged."""
     return [u.astype(np.float64) if is_float(u) else np.zeros(u.shape) for u in update]
 
 
 def check_within(name: str, value: float) -> None:
-    """Refuse what is not in (0, 1]."""
+    """Raise ``ConfigError`` unless a value is in (0, 1]."""
     if not 0 < value <= 1:
         raise ConfigError(f"{name} must be in (0, 1], got {value}")
 

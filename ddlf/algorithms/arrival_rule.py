@@ -1,4 +1,4 @@
-"""What an arrival rule is, and what it is handed with an update. Runs on the master; ``arrival`` has the rules."""
+"""The base of arrival rules, and the update that they receive. Runs on the master; ``arrival`` has the rules."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ State = dict[str, Weights]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Arrived:
-    """An update, and what it was made from.
+    """An update that has arrived, and the weights that it was made from.
 
     Args:
         update: Weights before local training minus weights after it, one array per tensor.
         start: Weights that the slot began with.
-        before: State of the rule when the slot was given them.
+        before: State of the rule when the slot received these weights.
         slot: Number of the slot, from 0.
         slots: K, slots of its round.
-        factor: How much it counts at its staleness, in (0, 1].
+        factor: Weight of the update at its staleness, in (0, 1].
         trainable: Per tensor, whether it is trained.
         outer: Outer optimizer, whose state is the group ``"outer"``.
-        accuracy: Accuracy of local training; NaN when the model reports none.
-        last: Whether no further update is to come in this run.
+        accuracy: Accuracy of local training; NaN without one.
+        last: Whether this is the last update of the run.
     """
 
     update: Weights
@@ -43,26 +43,26 @@ class Arrived:
     last: bool = False
 
     def step(self, state: State, weights: Weights, merged: Weights) -> tuple[State, Weights]:
-        """Have the outer optimizer apply an update; returns what that has changed of the state, and the weights."""
+        """Apply an update with the outer optimizer. Return the changed state groups and the new weights."""
         outer, weights = self.outer.update(state["outer"], weights, merged, self.trainable)
         return {"outer": outer}, weights
 
 
 class Arrival(Named, ABC):
-    """What every arrival rule is, and what most of them have in common."""
+    """Base of all arrival rules."""
 
     __slots__ = ()
     ignores: ClassVar[tuple[str, ...]] = ()
-    """Settings that have no effect with the rule; a run is refused that has others than their defaults."""
+    """Settings without effect in this rule. A run that changes their defaults is refused."""
 
     def init(self, weights: Weights) -> State:
         """Return the state before the first update."""
         return {}
 
     def begin(self, state: State, weights: Weights, slot: int) -> Weights:
-        """Return the weights that a slot is to begin its round with: the global ones."""
+        """Return the weights that a slot begins its round with: by default the global ones."""
         return weights
 
     @abstractmethod
     def arrive(self, state: State, weights: Weights, arrived: Arrived) -> tuple[State, Weights]:
-        """Return the groups of the state that have changed, and the weights; ``weights`` itself if nothing was merged."""
+        """Return the changed state groups and the new weights, or ``weights`` itself if the rule has not merged yet."""

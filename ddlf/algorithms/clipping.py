@@ -1,6 +1,6 @@
 """How gradients are clipped: the values of the setting ``clip``, and their numbers. Runs on master and workers; knows no Keras.
 
-An optional part has the optimizers that do it. Formulas take the functions of NumPy or of ``keras.ops``, as those of ``rates`` do.
+``ddlf.extras.stabilisers`` has the optimizers. Formulas take a module of functions: NumPy or ``keras.ops``.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from ddlf.errors import ConfigError
 TINY = 1e-6
 """Added to the norm that is divided by."""
 LEAST_NORM = 1e-3
-"""No weights are taken to be smaller, or those that begin with zeros could never leave them (arXiv:2102.06171)."""
+"""Lower bound of the norm of weights: without it, weights that begin with zeros could not change (arXiv:2102.06171)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,8 @@ class Adaptive(Named):
     def factor(self, gradient: Any, weight: Any, xp: Any) -> Any:
         """Return what the gradient of each unit is multiplied with: one number for each, in a shape that fits the gradient's.
 
-        A unit has all weights into one place of the last axis; vectors and numbers are one unit, as in the authors' code.
+        A unit has all weights into one place of the last axis; vectors and numbers are one unit, as in the authors'
+        code.
         """
         axes = tuple(range(len(weight.shape) - 1)) if sum(size > 1 for size in weight.shape) > 1 else None
         size, most = (

@@ -69,7 +69,7 @@ class Outward(Named):
         """Return what a text says: a codec's, or one after ``delta:``.
 
         Raises:
-            ConfigError: It is no codec, or none for weights.
+            ConfigError: The text does not name a codec, or the codec cannot encode weights.
         """
         return cls(CODEC.read(text.removeprefix("delta:")), text.startswith("delta:"))
 

@@ -12,11 +12,11 @@ FALLING = (
     *("loss", "error", "mae", "mse", "mape", "msle", "crossentropy"),
     *("divergence", "hinge", "huber", "cosh", "poisson", "perplexity"),
 )
-"""What there is in the names of metrics that are better the smaller they are."""
+"""Parts of names of metrics whose small values are good."""
 
 
 class Convergence(Protocol):
-    """What every rule in this file is."""
+    """Base of all convergence rules."""
 
     @property
     def metric(self) -> str:
@@ -30,7 +30,7 @@ class Convergence(Protocol):
         """Return whether training can stop.
 
         Args:
-            values: The last values of the metric, as many as there are up to ``last``.
+            values: The last values of the metric, at most ``last``.
         """
 
 
@@ -54,13 +54,13 @@ class Never(Named):
 class Target(Named):
     """Stop when the mean of the last values of a metric reaches a target.
 
-    A loss, an error and their like (``mae``, ``mse``, a crossentropy) are to be at most ``value``, any other metric at least. Only rounds that
-    have it count: those in which ``x_val`` was evaluated for ``val_accuracy``, ``evaluate_every`` for ``test_accuracy``.
+    A loss or an error (``mae``, ``mse``, a crossentropy) must be at most ``value``, any other metric at least. Only
+    rounds with this metric count: ``val_accuracy`` needs ``x_val``, and ``test_accuracy`` needs ``evaluate_every``.
 
     Args:
         metric: Name, as in ``history``.
         value: Target, in units of the metric.
-        last: Values to take the mean of, 1 to 1,000,000; before there are as many nothing is reached.
+        last: Number of values in the mean, 1 to 1,000,000. With fewer values the target is not reached.
 
     Raises:
         ConfigError: A value is out of range.

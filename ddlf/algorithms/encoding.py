@@ -1,16 +1,16 @@
 """Apply a codec to a model's tensors on their way over the network. Encoding runs in the sender, decoding in the receiver.
 
-``encode_update`` is for updates and whole weights, ``encode_delta`` for what changed in the weights since a worker last got them. What these two
-return consists of dict, list, str and arrays only, so it travels as it is.
+``encode_update`` is for updates and whole weights, ``encode_delta`` for changes of the weights since a worker last
+received them. Both return dicts, lists, texts and arrays only, so their results can be sent directly.
 
 Rules that hold for every codec:
 
-- **Error feedback.** Of a biased codec, the sender adds what was lost to the next tensor:
+- **Error feedback.** With a biased codec, the sender adds the lost part to the next tensor:
   ``p = x + e``, send ``c = C(p)``, ``e <- p - D(c)``.
   The sum of all decoded tensors is then the sum of all tensors up to the last ``e``. (BytePS; Karimireddy et al. 2019,
   arXiv:1901.09847.)
 - **Exact where it matters.** Tensors that the caller marks (BatchNorm statistics), other types than float32 (counters),
-  and tensors below 1 KiB, where nothing is gained, travel raw.
+  and tensors below 1 KiB travel raw.
 - **No number is made up.** A tensor with a NaN, an infinity or a value beyond the codec's range travels raw too, so
   that the receiver can count and report such values.
 """
@@ -27,19 +27,19 @@ from ddlf.algorithms.weights import Tensor, is_float
 from ddlf.errors import ConfigError
 
 RAW_BELOW_BYTES = 1024
-"""Smaller tensors travel raw: a few biases are no traffic, but a wrong bias hurts. (hivemind does the same.)"""
+"""Smaller tensors travel raw: a few biases cost hardly any bytes, but a wrong bias hurts. (hivemind does the same.)"""
 
 
 SAME: Payload = {"same": np.zeros(0, np.uint8)}
-"""Stands for a tensor that nothing has changed: it does not travel."""
+"""Stands for an unchanged tensor, which does not travel."""
 
 
 class EncodedUpdate(TypedDict):
     """A model's tensors as they travel: a plain dict at run time.
 
-    ``payloads`` has one entry per tensor: ``{"raw": array}``, the payload of the codec that ``codec`` names, or ``SAME``
-    for zeros, and in a difference for what is as it was (``without_zeros``). Shapes do not travel, since the receiver has the
-    same model, and takes memory by its own shapes only.
+    ``payloads`` has one entry per tensor: ``{"raw": array}``, the payload of the codec that ``codec`` names, or
+    ``SAME`` for zeros, which in a difference means unchanged (``without_zeros``). Shapes do not travel: the receiver
+    has the same model, and allocates memory by its own shapes only.
     """
 
     codec: str
@@ -55,18 +55,17 @@ def encode_update(
     """Encode all tensors of an update, or of weights on their way to a worker.
 
     Residuals belong to one slot's stream of updates: keep the returned ones once the master has merged the update, and
-    start from None when the stream starts anew. Weights are sent without any, since each sending replaces the one
-    before.
+    start from None when the stream restarts. Weights have no residuals, because each message replaces the previous one.
 
     Args:
         codec: For every tensor that need not travel raw.
         tensors: One array per tensor. The result may share their memory.
         lossless: Per tensor, whether it must travel exactly, as BatchNorm statistics must.
-        residuals: What the previous call returned, or None at first.
+        residuals: Residuals from the previous call, or None at first.
 
     Returns:
-        What travels, and per tensor the residual: what it lacks (None: nothing). Of a codec that goes on from what it sent, as many entries more,
-        with that.
+        The encoded tensors, and for each tensor its residual, the lost part (None without loss). A codec with memory
+        adds one entry for each tensor with its last payload.
 
     Raises:
         ConfigError: The lists differ in length.
@@ -97,7 +96,8 @@ def decode_update(
     Args:
         encoded: Update as it arrived. The result may share its memory.
         like: Arrays with the shapes and types that the tensors must have, such as the model's weights. Not modified.
-        of: For parts of tensors (``Codec.part``) of each the tensor's shape, its first value in it, and the one behind the last.
+        of: For parts of tensors (``Codec.part``) of each the tensor's shape, its first value in it, and the one
+            behind the last.
 
     Returns:
         One array per tensor.
@@ -123,20 +123,20 @@ def decode_update(
 def encode_delta(
     new: Sequence[Tensor], base: Sequence[Tensor], codec: Codec, lossless: Sequence[bool]
 ) -> tuple[EncodedUpdate, list[Tensor]]:
-    """Encode the weights as their difference to those that a worker holds.
+    """Encode the weights as their difference to a worker's weights.
 
     The master keeps, per worker, exactly what that worker holds after decoding (``held``), and passes it as the next
-    ``base``. What the codec lost is then part of the next difference: it is sent later and never adds up, and no error
-    feedback is needed.
+    ``base``. A loss of the codec is then part of the next difference. It does not add up, so error feedback is not
+    needed.
 
     Args:
         new: The weights that the worker should have, one array per tensor.
-        base: What it holds.
+        base: The worker's weights.
         codec: For the differences. With ``Float32`` the weights themselves travel, so that they arrive exactly.
         lossless: Per tensor, whether its new value must arrive exactly.
 
     Returns:
-        What travels, and ``held``, what the worker will hold after ``apply_delta(base, encoded)``: the same bits.
+        The encoded difference, and ``held``, the worker's weights after ``apply_delta(base, encoded)``: the same bits.
 
     Raises:
         ConfigError: The lists differ in length.
@@ -158,11 +158,12 @@ def apply_delta(base: Sequence[Tensor], encoded: EncodedUpdate) -> list[Tensor]:
     """Return the weights that a worker holds after an encoded difference arrived.
 
     Args:
-        base: What it held. Not modified.
+        base: The previous weights. Not modified.
         encoded: From ``encode_delta`` with the same ``base``. The result may share its memory.
 
     Returns:
-        One array per tensor: the raw value where it travelled raw, that of ``base`` where nothing did, else ``base + decoded``.
+        One array per tensor: the raw value where it travelled raw, that of ``base`` where nothing did, else ``base +
+        decoded``.
 
     Raises:
         ConfigError: The difference does not fit ``base``, or is malformed.
@@ -198,14 +199,15 @@ def encode_parts(
 ) -> EncodedUpdate:
     """Encode parts of tensors as ``encode_update`` has them in the whole, with a codec that works value by value, or by the peak of a tensor.
 
-    With one that works value by value a part with values beyond the codec's range travels raw, though not the rest of its tensor.
+    With one that works value by value a part with values beyond the codec's range travels raw, though not the rest of
+    its tensor.
 
     Args:
         codec: One with ``by_value``, or with ``by_peak``.
         parts: Flat, one of each tensor.
-        whole_bytes: Of each of these tensors.
-        lossless: Of each whether it must travel exactly.
-        peaks: Of each its ``peak_of``, for a codec with ``by_peak``.
+        whole_bytes: Size of each whole tensor in bytes.
+        lossless: For each tensor, whether it must travel exactly.
+        peaks: ``peak_of`` each tensor, for a codec with ``by_peak``.
     """
     payloads = []
     for i, (part, size, exact) in enumerate(zip(parts, whole_bytes, lossless, strict=True)):

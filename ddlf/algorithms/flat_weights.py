@@ -1,6 +1,6 @@
-"""All values of a model as two rows of numbers: those that are trained, and the other floats. Runs on master and workers; pure.
+"""All values of a model as two rows of numbers: trained values, and other floats. Runs on master and workers; pure.
 
-Shards of Downpour SGD are slices of these rows. What is no float, as the state of a random generator, is in neither.
+Servers of Downpour own parts of these rows. Other types, such as the state of a random generator, are in neither row.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Rows:
 
     Args:
         like: Arrays with the shapes and types of the model's weights.
-        trained: Places of those that are trained.
+        trained: Indices of the trained weights.
         rest: Places of the other floats.
     """
 
@@ -44,7 +44,7 @@ class Rows:
         """The rows of a model.
 
         Args:
-            weights: Of the model; only shapes and types count.
+            weights: Weights of the model; only shapes and types count.
             trainable: Whether each is trained.
         """
         like = [np.broadcast_to(np.zeros((), w.dtype), w.shape) for w in weights]
@@ -76,10 +76,11 @@ class Rows:
         Args:
             part: Which of the row.
             row: Its values.
-            places: Of the row's weights.
+            places: Indices of the row's weights.
 
         Returns:
-            Of each weight that it overlaps its number, the first of its values in it, and these, flat, in its type.
+            For each overlapping weight: its index, the first of its values in the range, and these values, flat, in
+            its type.
         """
         found, begin = [], 0
         for place, low, high in overlapped([self.like[i] for i in places], part):
@@ -98,12 +99,12 @@ class Rows:
         return found
 
     def cut(self, shards: int, layers: Sequence[str] | None = None) -> list[tuple[Slice, Slice]]:
-        """Of each shard its slices of both rows; those of the second may be empty.
+        """Return the ranges of both rows for each server. Ranges of the second row may be empty.
 
         Args:
             shards: S.
-            layers: Name of the layer of each weight: then slices end where layers do, and what is not trained is where the layer is that is trained
-                with it or before it. None for slices as equal as can be.
+            layers: Layer name of each weight. Ranges then end at the ends of layers, and untrained values are with
+                the trained layer at or before them. None makes ranges of nearly equal size.
 
         Raises:
             ConfigError: There are no shards, or more than values, or layers, that are trained.

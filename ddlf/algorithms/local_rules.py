@@ -1,16 +1,17 @@
-"""What is added to the gradients of local training, so that slots do not drift apart: the local rules. Runs on workers.
+"""Local rules: they change the gradients of local training, so that slots do not drift apart. Runs on workers.
 
-A local rule is a value with pure functions, of one tensor each. With w the weights that a round begins with, y those of the local steps, g the
-gradient of the loss at y::
+A local rule is a value with pure functions, of one tensor each. With w the first weights of the round, y the weights
+in a local step, g the gradient of the loss at y::
 
     held(w, control, mean) -> h           once a round
     correction(y, h) -> d                 each step: the optimizer is given g + d
     left(control, mean, w - y, K, rate)   after K steps: the slot's control of its next round
 
-``correction`` is traced by the backend, so it is of operators alone, and what changes from round to round is in ``h``, which is a variable there.
+``correction`` is traced by the backend, so it is of operators alone, and what changes from round to round is in
+``h``, which is a variable there.
 
-A slot has a *control*, which is part of its state, if its rule ``steers``: what its gradients were, beside the mean of all slots' controls. Only
-trainable tensors have either.
+A slot has a *control*, which is part of its state, if its rule ``steers``: what its gradients were, beside the mean
+of all slots' controls. Only trainable tensors have either.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,11 +26,11 @@ from ddlf.algorithms.weights import Tensor
 from ddlf.errors import ConfigError
 
 Control = list[Tensor | None]
-"""A control of a slot, or the mean of all: None in the place of a tensor that is not trained."""
+"""A control variate of a slot, or the mean of all. None stands for an untrained tensor."""
 
 
 class LocalRule(Protocol):
-    """What every rule in this file is.
+    """Base of all local rules.
 
     Attributes:
         steers: Whether slots have controls, whose mean travels with the weights.
@@ -41,14 +42,14 @@ class LocalRule(Protocol):
         """Return what the round's steps need of a tensor, of its shape."""
 
     def correction(self, weight: Any, held: Any) -> Any:
-        """Return what is added to the gradient, from tensors of the backend."""
+        """Return the addition to the gradient. Arguments and result are tensors of the backend."""
 
     def left(self, control: Tensor, mean: Tensor, update: Tensor, steps: int, rate: float) -> Tensor:
         """Return the control after a round.
 
         Args:
             control: That of the slot in the round.
-            mean: Mean of those of all slots.
+            mean: Mean of the control variates of all slots.
             update: Weights before minus weights after.
             steps: Steps of the optimizer in the round, > 0.
             rate: Its learning rate, >= 0.
@@ -61,7 +62,7 @@ class LocalRule(Protocol):
             optimizer: As ``describe_optimizer`` tells it.
 
         Raises:
-            ConfigError: Names what it is.
+            ConfigError: The rule cannot be used; the message names the reason.
         """
 
 
@@ -120,19 +121,20 @@ class FedProx(Plain):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaffold(Plain):
-    """Take out of each slot's gradients by what they differ from those of all slots (option II).
+    """Remove the difference between a slot's gradients and the mean of all slots (option II).
 
     With c_i the control of slot i, c the mean of all N slots' controls, both 0 at first, K local steps of rate eta from w to y, per tensor::
 
         y <- y - eta * (g - c_i + c)
         c_i <- c_i - c + (w - y) / (K * eta)
 
-    The global weights are then those of the merge and of the outer optimizer, whose rate is the source's ``eta_g``. The source's
-    ``c + (1/N) sum (c_i+ - c_i)`` is the mean of the controls, and computed as that: no error grows in it, and slots that come later begin with 0.
+    Merge and outer optimizer make the global weights; the outer rate is the source's ``eta_g``. The source's
+    ``c + (1/N) sum (c_i+ - c_i)`` is the mean of the control variates, and is computed as a mean. So no error grows
+    in it, and later slots begin with 0.
 
-    The second line holds for plain SGD alone, so other optimizers are refused, and synchronous training only; where callbacks change the rate within
-    a round, ``eta`` is its mean over the K steps, with which the line is exact. A control is as
-    large as the weights and travels both ways with them.
+    The second line holds only for plain SGD in synchronous training, so DDLF refuses other optimizers and modes. If
+    callbacks change the rate within a round, ``eta`` is its mean over the K steps, which keeps the line exact. A
+    control variate is as large as the weights and travels both ways with them.
 
     Source:
         Karimireddy et al. 2019, arXiv:1910.06378, Algorithm 1.
@@ -149,7 +151,7 @@ class Scaffold(Plain):
         return held
 
     def left(self, control: Tensor, mean: Tensor, update: Tensor, steps: int, rate: float) -> Tensor:
-        # With a rate of 0 nothing is learned of the gradients.
+        # A rate of 0 says nothing about the gradients.
         return np.asarray(control - mean + update / (steps * rate), control.dtype) if rate else control
 
     def check_optimizer(self, optimizer: Mapping[str, Any]) -> None:

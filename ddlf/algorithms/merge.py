@@ -10,12 +10,12 @@ Each rule is a value whose ``start`` gives the merge of one round, which takes u
     merge.add(slot, update, samples)  # for each slot
     merged = merge.result()
 
-| rule | what it is | for |
+| rule | result | use it for |
 |---|---|---|
-| ``mean`` | of each coordinate the mean weighted by samples | honest workers |
-| ``median`` | of each coordinate the median, each slot counts once | fewer than half of the slots are bad |
-| ``trimmed:0.2`` | of each coordinate the mean without the 20% largest and the 20% smallest | fewer than 20% are bad; closer to the mean |
-| ``krum:1,keep=3`` | the mean of the 3 updates that have most others near | 1 may be bad |
+| ``mean`` | the mean of each coordinate, weighted by samples | honest workers |
+| ``median`` | the median of each coordinate, each slot counts once | fewer than half of the slots are bad |
+| ``trimmed:0.2`` | the mean of each coordinate without the 20% largest and the 20% smallest | fewer than 20% are bad; closer to the mean |
+| ``krum:1,keep=3`` | the mean of the 3 updates nearest to the others | 1 may be bad |
 | ``geometric`` | the point with the least sum of distances to all updates | fewer than half of the samples are bad |
 | ``clipped:1`` | the mean of updates that are no longer than the median | few are too long |
 """
@@ -66,8 +66,8 @@ class Merge(ABC):
         Args:
             slot: ``0 .. K-1``.
             update: One array per tensor. It must not be modified before ``result``.
-            count: Samples that the slot trained on, > 0.
-            checked: Whether ``check.judge`` has accepted it, so that it need not be looked at again.
+            count: Number of samples that the slot trained on, > 0.
+            checked: Whether ``update_check.judge`` has accepted it, so that it needs no second check.
 
         Raises:
             ConfigError: The slot is unknown or was added before.
@@ -86,7 +86,7 @@ class Merge(ABC):
         """Merge without the update of one slot.
 
         Args:
-            slot: One that is missing.
+            slot: A missing slot.
         """
         self._missing.remove(slot)
         self._leave_out(slot)
@@ -97,7 +97,7 @@ class Merge(ABC):
         return sorted(self._missing)
 
     def result(self) -> list[Tensor]:
-        """Return the merged update as new arrays, one per tensor. Those of integers or booleans are zero.
+        """Return the merged update as new arrays, one per tensor. Integers and booleans are zero.
 
         Raises:
             ConfigError: Slots are missing.
@@ -114,7 +114,7 @@ class Merge(ABC):
         """Keep or sum an update that fits."""
 
     def _leave_out(self, slot: int) -> None:  # noqa: B027  most have nothing to do
-        """Wait for this slot no more."""
+        """Stop waiting for this slot."""
 
     @abstractmethod
     def _merged(self, index: int) -> Tensor:
@@ -143,7 +143,7 @@ class RunningMerge(Merge):
         self._product = np.empty(max((total.size for total in self._sums.values()), default=0))
         self._samples = 0
         self._next = 0
-        self._waiting: dict[int, tuple[Sequence[Tensor], int] | None] = {}  # None for those that are left out
+        self._waiting: dict[int, tuple[Sequence[Tensor], int] | None] = {}  # None: the slot is left out
 
     def _take(self, slot: int, update: Sequence[Tensor], count: int) -> None:
         self._waiting[slot] = (update, count)
@@ -176,13 +176,13 @@ class RunningMerge(Merge):
 
 
 class Rule(Protocol):
-    """What every merge rule is.
+    """The interface of merge rules.
 
     Attributes:
-        least: Slots that it needs.
-        useful: Slots from which on one bad update cannot do what it likes; with fewer it does no more than the mean.
+        least: Smallest number of slots.
+        useful: Smallest number of slots that lets the rule limit one bad update. With fewer it only equals the mean.
 
-    One that merges each value by itself says so with ``by_value``: it can be used on slices of the weights (``shards.py``).
+    A rule with ``by_value`` merges each value by itself, so it works on ranges of the weights (``ranges.py``).
     """
 
     @property
@@ -197,7 +197,7 @@ class Rule(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mean(Named):
-    """The mean weighted by samples, see ``RunningMerge``. One bad slot can make it anything.
+    """The mean weighted by samples, see ``RunningMerge``. A single bad slot can change it arbitrarily.
 
     Source:
         FedAvg, McMahan et al. 2016, arXiv:1602.05629; with equal counts Phan, Do 2023, Algorithm 2.
@@ -212,14 +212,14 @@ class Mean(Named):
 
 
 class SortedMerge(Merge):
-    """Any rule that needs all updates, and of each coordinate the values in order: all are kept until ``result``.
+    """Base of rules that sort the values of each coordinate. All updates are kept until ``result``.
 
     Since values are sorted, neither the order of arrival nor that of the slots changes a bit. Memory: the updates
     themselves, by reference, and one tensor times the number of slots.
 
     Args:
-        combine: From the values of all slots in ascending order, shape (K, *shape), float32 or wider, to the merged
-            ones, shape (*shape,).
+        combine: Takes the values of all slots in ascending order, shape (K, *shape), float32 or wider. Returns the
+            merged values, shape (*shape,).
     """
 
     def __init__(
@@ -239,10 +239,10 @@ class SortedMerge(Merge):
 
 
 class WholeRule(Named, ABC):
-    """A rule that gives each update as a whole a weight, when all are there, from what they are to each other.
+    """A rule that weighs whole updates by their lengths or by the distances between them, after all have arrived.
 
     Attributes:
-        by_length: Whether it looks at their lengths; else at the distances between them.
+        by_length: Whether it uses lengths; else distances.
     """
 
     __slots__ = ()
@@ -252,14 +252,14 @@ class WholeRule(Named, ABC):
         return WholeMerge(slots, like, names, weigh=self.weigh_all)
 
     def weigh_all(self, updates: Sequence[Sequence[Tensor]], counts: Vector) -> tuple[Vector, float]:
-        """As ``weigh``, from the float tensors of all updates."""
+        """Like ``weigh``, from the float tensors of all updates."""
         return self.weigh(
             np.array([norm(update) for update in updates]) if self.by_length else squared_distances(updates), counts
         )
 
     @abstractmethod
     def weigh(self, found: Vector, counts: Vector) -> tuple[Vector, float]:
-        """Return a weight for each of S updates, and what their weighted sum is divided by.
+        """Return a weight for each of S updates, and the divisor of their weighted sum.
 
         Args:
             found: Their lengths, shape (S,), or their squared distances, shape (S, S), over all float tensors.
@@ -269,11 +269,11 @@ class WholeRule(Named, ABC):
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """A rule for slices of updates that were weighed as wholes (``shards.py``).
+    """A rule for ranges of updates with known weights (``ranges.py``).
 
     Args:
-        weights: Of each slot.
-        divisor: What the weighted sum is divided by.
+        weights: Weight of each slot.
+        divisor: Divisor of the weighted sum.
     """
 
     weights: Sequence[float]
@@ -287,12 +287,13 @@ class Weighed:
 
 
 class WholeMerge(Merge):
-    """Any rule that gives each update as a whole a weight, when all are there: they are kept until ``result``.
+    """Base of rules that weigh whole updates. All updates are kept until ``result``.
 
     Sums are taken in slot order and in float64. Memory: the updates themselves, by reference.
 
     Args:
-        weigh: From the float tensors of all updates and the samples, in slot order, to a weight for each, and what their sum is divided by.
+        weigh: From the float tensors of all updates and the samples, in slot order, to a weight for each and the
+            divisor of their sum.
     """
 
     def __init__(
@@ -353,8 +354,8 @@ class Median(Named):
 class TrimmedMean(Named):
     """The mean of each coordinate without its largest and smallest values, in float64.
 
-    Of K slots ``floor(beta * K)`` are left out at each end; with less than ``1 / beta`` slots that is none. As in the
-    source each slot counts once, whatever its samples. It survives up to ``floor(beta * K)`` bad slots.
+    It leaves out ``floor(beta * K)`` of K slots at each end: none with fewer than ``1 / beta`` slots. Like in the
+    source, each slot counts once, for any number of samples. It survives up to ``floor(beta * K)`` bad slots.
 
     Args:
         beta: Share of the slots to leave out at each end, in [0, 0.5).
@@ -377,7 +378,7 @@ class TrimmedMean(Named):
 
     @property
     def useful(self) -> int:
-        """Slots of which one is left out at each end; 1 where none is to be."""
+        """Smallest number of slots that leaves one out at each end; 1 if ``beta`` is 0."""
         return ceil(1 / self.beta) if self.beta > 1e-9 else 1
 
     def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
@@ -393,14 +394,15 @@ class TrimmedMean(Named):
 class Krum(WholeRule):
     """The mean of the ``keep`` updates that lie closest to others (Krum for ``keep=1``, else Multi-Krum).
 
-    The score of a slot's update, of S, is the sum of its squared Euclidean distances, over all float tensors, to the
-    ``S - bad - 2`` that are nearest to it, to one at least; the lowest count, each once, whatever its samples. Its source
-    proves it for ``S >= 2 * bad + 3``: with fewer slots it is refused; where an epoch ends with fewer samples than slots, that round has fewer.
-    As nothing is mixed by coordinates, what comes out is like an honest update; its price is what the others have learned.
+    The score of one of S updates is the sum of its squared Euclidean distances, over all float tensors, to its
+    ``S - bad - 2`` nearest updates, at least one. The updates with the lowest scores count, each once, for any number
+    of samples. The source proves the rule for ``S >= 2 * bad + 3``; DDLF refuses fewer slots. The last round of an
+    epoch may have fewer. Coordinates are never mixed, so the result resembles an honest update. The price is the work
+    of the other slots.
 
     Args:
         bad: Slots that may be bad, 0 or more.
-        keep: Updates to take, 1 or more; as many as there are, if that is less.
+        keep: Number of updates to take, 1 or more.
 
     Raises:
         ConfigError: A value is out of range.
@@ -424,7 +426,7 @@ class Krum(WholeRule):
     useful = least
 
     def weigh(self, found: Vector, counts: Vector) -> tuple[Vector, float]:
-        """1 for the ``keep`` updates with the lowest scores; of equal ones for those of lower slots."""
+        """Return 1 for the ``keep`` updates with the lowest scores; lower slots win ties."""
         nearest = np.sort(found, axis=1)[:, 1 : 1 + max(1, len(found) - self.bad - 2)]  # not its own, 0
         best = np.argsort(nearest.sum(axis=1), kind="stable")[: self.keep]
         weights = np.zeros(len(found))
@@ -441,8 +443,8 @@ class GeometricMedian(WholeRule):
         b_i <- n_i / max(smoothing, norm(v - g_i))
         v <- sum(b_i * g_i) / sum(b_i)
 
-    However far away the updates of fewer than half of the samples are, they pull no harder than others do. All ``v`` are means of the ``g_i``, so
-    only their weights are computed step by step, from the distances of each two updates.
+    However far away the updates of fewer than half of the samples are, they pull no harder than others do. All ``v``
+    are means of the ``g_i``, so only their weights are computed step by step, from the distances of each two updates.
 
     Args:
         steps: How often; 0 is the mean.
@@ -452,7 +454,8 @@ class GeometricMedian(WholeRule):
         ConfigError: A value is out of range.
 
     Source:
-        RFA, Pillutla et al. 2019, arXiv:1912.13445, Algorithm 2. It takes 3 or 4 steps, each a round of messages there; here they cost nothing.
+        RFA, Pillutla et al. 2019, arXiv:1912.13445, Algorithm 2. It takes 3 or 4 steps, each a round of messages
+        there; here they cost nothing.
     """
 
     steps: int = 32
@@ -487,7 +490,8 @@ class ClippedMean(WholeRule):
         f_i <- min(1, longest * median(norm(g_1) ... norm(g_S)) / norm(g_i))
         v <- sum(n_i * f_i * g_i) / sum(n_i)
 
-    It limits what a long update does, not where it points: of S slots ``bad`` ones that point back take ``longest * bad`` from what the others do.
+    It limits what a long update does, not where it points: of S slots ``bad`` ones that point back take ``longest *
+    bad`` from what the others do.
 
     Args:
         longest: Times the median length that an update may have, > 0.
@@ -510,7 +514,7 @@ class ClippedMean(WholeRule):
             raise ConfigError(f"longest must be finite and > 0, got {self.longest}")
 
     def weigh(self, found: Vector, counts: Vector) -> tuple[Vector, float]:
-        """Samples times what is left of each update's length, and all samples."""
+        """Return samples times the remaining share of each length, and the sum of all samples."""
         limit = self.longest * np.median(found)
         left = np.divide(limit, found, out=np.ones(len(found)), where=found > limit)
         return counts * left, float(counts.sum())

@@ -12,7 +12,8 @@ from ddlf.algorithms.weights import Tensor
 class Subtract(PerTensor):
     """Subtract the merged update: ``w <- w - learning_rate * g``.
 
-    ``learning_rate=1`` takes the plain average of the workers' weights: with the default merge, which weighs by samples, FedAvg.
+    ``learning_rate=1`` takes the plain average of the workers' weights: with the default merge, which weighs by
+    samples, FedAvg.
 
     Args:
         learning_rate: Step size on the update, dimensionless, > 0.
@@ -82,8 +83,8 @@ class FedAvgM(PerTensor):
         v <- momentum * v + g
         w <- w - learning_rate * v
 
-    ``Nesterov`` looks one step further: its step is ``g + momentum * v``. ``momentum=0`` is plain averaging. A lasting ``g`` moves
-    the weights by ``learning_rate / (1 - momentum)`` of it in each round.
+    ``Nesterov`` looks one step further: its step is ``g + momentum * v``. ``momentum=0`` is plain averaging. A
+    lasting ``g`` moves the weights by ``learning_rate / (1 - momentum)`` of it in each round.
 
     Args:
         learning_rate: Step size on the velocity, dimensionless, > 0.

@@ -7,7 +7,7 @@ from math import isfinite, pi, sin
 from ddlf.errors import ConfigError
 
 LEVELS = (0.0, 0.1, 0.5, 0.9, 1.0)
-"""What factors are rounded to."""
+"""Precision of factors."""
 
 
 def factor(to_input: int, to_output: int, frozen: float) -> float:
@@ -33,11 +33,11 @@ def factor(to_input: int, to_output: int, frozen: float) -> float:
 
 
 def factors(depths: Mapping[str, tuple[int, int]], frozen: float) -> dict[str, float]:
-    """Return the factor of each layer by name, but for those that train as ever.
+    """Return the factor of each layer by name, without the layers whose factor is 1.
 
     Args:
-        depths: Of each layer both of its longest paths.
-        frozen: As of ``factor``.
+        depths: For each layer, the lengths of its longest paths from the input and to the output.
+        frozen: See ``factor``.
     """
     found = {name: factor(*both, frozen) for name, both in depths.items()}
     return {name: one for name, one in found.items() if one != 1}

@@ -1,7 +1,7 @@
 """A rule as text and back: ``trimmed:beta=0.2``. Runs on master and workers.
 
-A rule is a frozen dataclass of its parameters, each with a default. Text is how people write it, how a checkpoint stores it and how it is compared;
-a hyperparameter is part of that text, never a setting of its own.
+A rule is a frozen dataclass of its parameters, each with a default. People write it as text, and checkpoints store
+and compare that text; a hyperparameter is part of that text, and not a separate setting.
 """
 
 from collections.abc import Callable
@@ -32,8 +32,8 @@ class Family(Generic[R]):
     """The rules that can stand in one place, by name.
 
     Args:
-        kind: What they are, for errors: ``"merge"``.
-        rules: What makes each rule: its class, or a function of some of its fields. A parameter has the type of its default.
+        kind: Name of the family in errors, such as ``"merge"``.
+        rules: For each rule its class, or a function of some of its fields. A parameter has the type of its default.
 
     Example::
 
@@ -67,7 +67,7 @@ class Family(Generic[R]):
     def read(self, text: str) -> R:
         """Return the rule of a text: ``name``, ``name:value`` or ``name:parameter=value,other=value``.
 
-        Values without a parameter's name are those of the first ones. What is left out is the rule's own default.
+        Values without a name belong to the first parameters. Missing parameters take their defaults.
 
         Raises:
             ConfigError: No rule has this name, or it cannot have these parameters.
@@ -85,7 +85,7 @@ class Family(Generic[R]):
             raise ConfigError(f"{self.kind} {text!r}: {error.message}", hint=hint) from None
 
     def same(self, rule: R) -> R:
-        """Return a rule of this family as its text is read: parameters of their own types, so that one rule has one text.
+        """Return a rule of this family with parameters of their declared types, so that one rule has one text.
 
         Raises:
             ConfigError: A parameter is of another type, such as 2.5 where a whole number belongs.

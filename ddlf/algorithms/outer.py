@@ -46,4 +46,4 @@ OUTER: Family[OuterOptimizer] = Family(
     fedavg=lambda: Subtract(),
     diloco=Nesterov,
 )
-"""Every outer optimizer by name; the last two are other names for rules before them, which is what is written and compared."""
+"""Every outer optimizer by name. The last two are aliases; checkpoints store and compare the original names."""

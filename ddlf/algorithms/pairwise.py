@@ -1,7 +1,7 @@
-"""What several updates are to each other: distances and angles over all their values, from sums over fixed blocks. Pure.
+"""Distances and angles between updates, over all their values, from sums over fixed blocks. Pure.
 
-Each tensor's values, in a row, are taken in blocks of ``BLOCK``, and what the blocks come to is added exactly. So it is the same bits, whoever has
-computed which blocks: the master of all, or workers those of their slices (``shards.py``).
+The values of each tensor are divided into blocks of ``BLOCK`` values, and the sums of blocks are added exactly. So
+the bits do not depend on the computer of a block: the master, or a worker that owns a range (``ranges.py``).
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ def cosines(updates: Sequence[Sequence[Tensor]]) -> Vector:
 
 
 def distances_in(rows: Sequence[Tensor]) -> Vector:
-    """What a block adds to the squared distances.
+    """Return the contribution of a block to the squared distances.
 
     Args:
         rows: Its values in each of S updates, shape (n,).
@@ -56,7 +56,7 @@ def distances_in(rows: Sequence[Tensor]) -> Vector:
 
 
 def cosines_in(rows: Sequence[Tensor], norms: Sequence[float]) -> Vector:
-    """What a block adds to the cosines; ``rows`` as of ``distances_in``.
+    """Return the contribution of a block to the cosines; for ``rows`` see ``distances_in``.
 
     Args:
         rows: Its values in each update.
@@ -94,7 +94,7 @@ def _sum(values: list[float]) -> float:
 
 
 def _blocks(updates: Sequence[Sequence[Tensor]]) -> Iterator[list[Tensor]]:
-    """Of each block the values in all updates."""
+    """Yield the values of all updates, block by block."""
     for tensors in zip(*updates, strict=True):
         flat = [tensor.reshape(-1) for tensor in tensors]
         for begin in range(0, flat[0].size, BLOCK):

@@ -120,7 +120,7 @@ def steps_by_speed(steps: int, speeds: Sequence[float | None]) -> list[int]:
     Exact fractions are used, hence the same speeds give the same steps on every machine.
 
     Args:
-        steps: H, those of the fastest, > 0.
+        steps: H, the number of steps of the fastest slot, > 0.
         speeds: ``v_j`` of each slot, in any unit, finite and > 0; None before it is known: such a slot has H.
 
     Raises:
@@ -137,7 +137,7 @@ def steps_by_speed(steps: int, speeds: Sequence[float | None]) -> list[int]:
 
 
 def smooth_speed(old: float | None, new: float, alpha: float = 0.5) -> float:
-    """Return ``alpha * new + (1 - alpha) * old``, so that one slow round does not swing the sizes.
+    """Return ``alpha * new + (1 - alpha) * old``, so that a single slow round hardly changes the sizes.
 
     Args:
         old: Smoothed speed so far in samples/s, or None before the first measurement, which is then taken as it is.

@@ -1,7 +1,8 @@
 """Whose each sample is for a whole run: rules that make the data of slots differ, for studies. Runs on the master.
 
-Machines that each hold their own data see other labels, or more of it, than the others do. A rule here says once, from the run's seed, which slot has
-which samples. In each round they come in the order of ``partition.shuffled``, so every epoch has every sample once, whoever has it.
+Machines with their own data have different labels or different amounts. A rule here assigns each sample to a slot
+once, from the run's seed. In each round a slot's samples come in the order of ``partition.shuffled``, so every epoch
+has every sample once.
 """
 
 from dataclasses import dataclass
@@ -17,16 +18,16 @@ from ddlf.errors import ConfigError
 
 Labels = npt.NDArray[np.int64]
 Owners = npt.NDArray[np.signedinteger[Any]]
-"""Of each sample the number of its slot, from 0."""
+"""The slot of each sample, from 0."""
 
 
 class Partition(Protocol):
-    """What every rule in this file is."""
+    """Base of all partition rules."""
 
     goes_by_labels: ClassVar[bool]
 
     def owners(self, samples: int, slots: int, seed: int, labels: Labels) -> Owners | None:
-        """Say whose each sample is.
+        """Return the slot of each sample.
 
         Args:
             samples: n, at least one for each slot.
@@ -44,7 +45,7 @@ class Partition(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Equal(Named):
-    """Parts that are cut anew from all samples in each round: as equal as can be, or as fast as each worker is (``balance``)."""
+    """Cut all samples again in each round: into nearly equal parts, or by the workers' speeds (``balance``)."""
 
     goes_by_labels: ClassVar[bool] = False
 
@@ -55,16 +56,16 @@ class Equal(Named):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dirichlet(Named):
-    """Each slot has classes in shares of its own, drawn from a Dirichlet distribution, and as many samples as the others.
+    """Each slot draws its own class shares from a Dirichlet distribution. All slots have equally many samples.
 
     With ``p`` the share of each class in the whole data set, for one slot after the other::
 
         q ~ Dir(alpha * p)
         draw the class of each of its n/K samples from q, without replacement
 
-    A class of which nothing is left is left out of ``q``, which is scaled to a sum of 1 again. A large ``alpha`` makes slots alike, one near 0 gives
-    each a single class while there are enough. Who writes Dir(alpha) with one ``alpha`` for each of C equally common
-    classes means ``alpha * C`` here.
+    An exhausted class leaves ``q``, and ``q`` is scaled to a sum of 1 again. A large ``alpha`` makes slots similar.
+    With ``alpha`` near 0 each slot has a single class, while samples last. Papers that write Dir(alpha) with one
+    ``alpha`` for each of C equally common classes mean ``alpha * C`` here.
 
     Args:
         alpha: Concentration, dimensionless, > 0.
@@ -93,8 +94,8 @@ class Dirichlet(Named):
             q = chance.dirichlet(self.alpha * have / samples)
             while missing := size - int(counts[slot].sum()):
                 share = np.where(left > 0, q, 0.0)
-                share = share if share.sum() > 0 else left / left.sum()  # it has shares of nothing that is left
-                # More of a class than there is are drawn again: as if it had been left out when the last one was drawn.
+                share = share if share.sum() > 0 else left / left.sum()  # all its classes are exhausted
+                # Draw again if a class has too few samples, as if it had left ``q`` after its last sample.
                 got = np.minimum(chance.multinomial(missing, share / share.sum()), left)
                 counts[slot] += got
                 left -= got
@@ -108,8 +109,8 @@ class Dirichlet(Named):
 class Classes(Named):
     """Each slot has samples of few classes.
 
-    Sorted by class, the data is cut into ``per_slot * K`` equal shares, and each slot is given ``per_slot`` of them by chance.
-    A share in which one class ends and the next begins has both.
+    Sorted by class, the data is cut into ``per_slot * K`` equal shares, and each slot is given ``per_slot`` of them
+    by chance. A share in which one class ends and the next begins has both.
 
     Args:
         per_slot: Shares of each slot, 1 or more.
@@ -199,7 +200,7 @@ def labels_of(y: Any) -> Labels:
 
 
 def counts_of(owners: Owners, labels: Labels, slots: int) -> list[dict[int, int]]:
-    """Of each slot how many samples it has of each label, for labels that it has, in their order."""
+    """Return for each slot the number of samples of each of its labels, in the order of labels."""
     counted = []
     for slot in range(slots):
         found, number = np.unique(labels[owners == slot], return_counts=True)

@@ -1,9 +1,11 @@
-"""What a codec is: a way to make a float32 tensor smaller for the network. Encoding runs in the sender, decoding in the receiver.
+"""The interface of codecs, which make float32 tensors smaller for the network. Encoding runs in the sender, decoding in the receiver.
 
-A codec turns one tensor into a payload, a small dict of arrays, and back; ``encoding.py`` applies it to a model's. A codec that rounds small
-values to zero is *biased*: round after round, it would never let them through, so what it lost is added to the next tensor (error feedback).
+A codec turns one tensor into a payload, a small dict of arrays, and back; ``encoding.py`` applies it to a model's. A
+codec that rounds small values to zero is *biased*: it would suppress them in every round. So the lost part is added
+to the next tensor (error feedback).
 
-No number is made up: a NaN, an infinity or a value beyond the codec's range decodes to NaN or infinity, never to a finite number.
+No number is made up: a NaN, an infinity or a value beyond the codec's range decodes to NaN or infinity, never to a
+finite number.
 """
 
 import re
@@ -28,7 +30,8 @@ class Codec(Named, ABC):
 
     Attributes:
         biased: Whether it needs error feedback. Then ``encode`` returns the error to pass in next time.
-        goes_on: Which array of a payload the sender passes to ``encode`` with the next tensor of the same stream; "" for none.
+        goes_on: Which array of a payload the sender passes to ``encode`` with the next tensor of the same stream; ""
+            for none.
         largest: The largest magnitude that ``pack`` keeps.
         by_value: Whether what becomes of a value depends on no other value.
         by_peak: Whether it depends on the largest magnitude of its tensor besides, and on nothing else.
@@ -78,7 +81,7 @@ class Codec(Named, ABC):
         return {name: array[low:high] if array.size == prod(shape) else array for name, array in payload.items()}
 
     def decode_part(self, payload: Payload, shape: Sequence[int], low: int, high: int) -> Float32s:
-        """Return the values of a part, shape (high - low,): those that the whole has there. Arguments as of ``part``, from which the payload is.
+        """Return the values of a part of the tensor, shape (high - low,). ``part`` made the payload, from the same arguments.
 
         Raises:
             ConfigError: The payload is none of such a part.
@@ -88,12 +91,12 @@ class Codec(Named, ABC):
     def encode(
         self, tensor: Float32s, error: Float32s | None = None, last: Tensor | None = None
     ) -> tuple[Payload, Float32s | None]:
-        """Return the payload of ``tensor + error``, and what it lost.
+        """Return the payload of ``tensor + error``, and the lost part.
 
         Args:
             tensor: float32, any shape.
-            error: What the previous call lost, with the shape of ``tensor``, or None.
-            last: What ``goes_on`` names of the payload before, or None.
+            error: Lost part of the previous call, with the shape of ``tensor``, or None.
+            last: Array of the previous payload that ``goes_on`` names, or None.
 
         Returns:
             The payload, and ``tensor + error - decoded`` if the codec is biased, else None. The error is zero where the
@@ -122,7 +125,7 @@ def peak_of(tensor: Tensor) -> float:
 
 
 def array_of(payload: Payload, key: str, dtype: npt.DTypeLike, size: int) -> Tensor:
-    """Return one array of a payload that came over the network, after checking that it is what the codec writes."""
+    """Return one array of a received payload, after checking its type and shape."""
     array = payload.get(key)
     if array is None or array.dtype != dtype or array.shape != (size,):
         found = "nothing" if array is None else f"{array.dtype} {array.shape}"

@@ -4,8 +4,8 @@ Each peer has weights, the number of local trainings that are in them, which tra
 
     merge(mine, theirs) -> mine
 
-As arrival rules: what a slot ends with is a peer of one more training than there were in the weights that it began with. Only floats are merged.
-Nothing here needs the outer optimizer or weighs by staleness: that is what the trainings are for.
+As arrival rules: a slot's final weights are a peer with one training more than its first weights. Only floats are
+merged. The rules use the numbers of trainings instead of outer optimizer and staleness.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Peer:
 
 
 class PeerRule(Arrival):
-    """What every rule of this file is."""
+    """Base of the rules in this file."""
 
     __slots__ = ()
     ignores: ClassVar[tuple[str, ...]] = ("outer", "staleness")
@@ -92,10 +92,10 @@ class Weighted(PeerRule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mimic(PeerRule):
-    """Go towards who has trained more, and away from who has not: ``w <- w + (p - w) / (abs(d) + 1)``, with ``d = q - s``, and ``s <- max(s, q)``.
+    """Move towards a longer-trained peer, else away: ``w <- w + (p - w) / (abs(d) + 1)``, with ``d = q - s``, and ``s <- max(s, q)``.
 
-    The sign is the other one for ``d <= 0``, and ``abs(d)`` is 1 for ``d = 0``. This is what the authors' code does; their report prints the
-    sign reversed. The worst of the four in its source.
+    The sign changes for ``d <= 0``, and ``abs(d)`` is 1 for ``d = 0``, like in the authors' code; their report prints
+    the reversed sign. The worst of the four in its source.
 
     Source:
         Goin, Cotton, Zhao 2018, WebNN.
@@ -113,10 +113,10 @@ class Mimic(PeerRule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy(PeerRule):
-    """Take the weights of who is more accurate: ``w <- p`` where its accuracy is higher, else ``w`` stays. The trainings stay.
+    """Take the weights of a more accurate peer: ``w <- p`` where its accuracy is higher, else ``w`` stays. The trainings stay.
 
-    The accuracies are those of local training, in its last epoch; that of the common weights is the one with which they were taken. The model
-    needs a metric that is called an accuracy. It equals a single client, says its source.
+    The accuracy of a peer is that of its last local epoch. The global weights keep the accuracy of the peer that they
+    came from. The model needs an accuracy metric. The source says that the rule equals a single client.
 
     Source:
         Goin, Cotton, Zhao 2018, WebNN.

@@ -1,4 +1,4 @@
-"""What an outer optimizer is, and what those have in common that step each tensor by itself. Runs on the master.
+"""The interface of outer optimizers, and the base of optimizers with a separate step for each tensor. Runs on the master.
 
 Only trainable tensors go through the rule. The others (BatchNorm's moving mean and variance) become ``w - g``, which is
 the plain mean of the workers' values: with momentum or another step size a variance could turn negative. Tensors of
@@ -20,7 +20,7 @@ State = list[Tensor]
 
 
 class OuterOptimizer(Protocol):
-    """What every rule in this file is."""
+    """The interface of outer optimizers."""
 
     def init(self, weights: Sequence[Tensor]) -> State:
         """Return the state before the first round."""
@@ -44,7 +44,7 @@ class OuterOptimizer(Protocol):
 class PerTensor(Named, ABC):
     """A rule that steps each trainable tensor by itself. Subclasses say what it keeps of one, and how it steps.
 
-    The state is, for each array that is kept of a tensor, a list of those of all tensors, one list after the other.
+    The state has one list for each kind of kept array. Each list has one array for each tensor.
     """
 
     __slots__ = ()
@@ -53,15 +53,15 @@ class PerTensor(Named, ABC):
 
     @abstractmethod
     def step(self, kept: Sequence[Tensor], g: Tensor) -> tuple[Sequence[Any], Tensor]:
-        """Return what is kept of a tensor after a round, and what is subtracted from its weights.
+        """Return a tensor's next state, and the array to subtract from its weights.
 
         Args:
-            kept: What was kept before. Not modified.
+            kept: The tensor's previous state. Not modified.
             g: Merged update of the tensor.
         """
 
     def begin(self, w: Tensor) -> State:
-        """Return what is kept of a tensor before the first round, each with its shape and type."""
+        """Return a tensor's first state: arrays with its shape and type."""
         return [np.zeros_like(w) for _ in range(self.kept)]
 
     def init(self, weights: Sequence[Tensor]) -> State:
@@ -94,7 +94,7 @@ def check_positive(**values: float) -> None:
 
 
 def check_size(**values: float) -> None:
-    """Refuse sizes whose squares, or what is divided by them, are no float32."""
+    """Raise ``ConfigError`` for sizes whose squares, or quotients by them, leave the range of float32."""
     for name, value in values.items():
         if not 1e-18 <= value <= 1e18:
             raise ConfigError(f"{name} must be from 1e-18 to 1e18, got {value}")

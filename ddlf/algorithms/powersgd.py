@@ -17,12 +17,13 @@ from ddlf.errors import ConfigError
 class PowerSGD(Codec):
     """Send each matrix as the product of two thin ones, by one step of power iteration; what is lost waits in the error.
 
-    With ``M`` the tensor as a matrix, its last axis as columns, and ``Q`` what was sent of the same slot before, at first by chance::
+    With ``M`` the tensor as a matrix with its last axis as columns, and ``Q`` the last one sent by this slot, at first random::
 
         P <- orthonormal(M @ orthonormal(Q));  Q <- M.T @ P;  decoded = P @ Q.T
 
-    ``(rows + columns) * rank`` values are sent for ``rows * columns``; vectors, and matrices that would not become smaller, as they
-    are. As ``Q`` goes on from round to round, it turns towards the directions in which the updates are largest.
+    It sends ``(rows + columns) * rank`` values instead of ``rows * columns``. Vectors, and matrices that would not
+    become smaller, are sent unchanged. ``Q`` continues from round to round, so it turns towards the largest
+    directions of updates.
 
     Args:
         rank: Columns of the thin matrices, > 0.
@@ -31,8 +32,8 @@ class PowerSGD(Codec):
         ConfigError: ``rank`` is out of range.
 
     Source:
-        Vogels et al. 2019, arXiv:1905.13727, Algorithm 1. There ``P`` and ``Q`` are averaged over all workers; here each slot sends its
-        own, so that any rule can merge what they stand for.
+        Vogels et al. 2019, arXiv:1905.13727, Algorithm 1. There ``P`` and ``Q`` are averaged over all workers; here
+        each slot sends its own, so that any rule can merge the decoded updates.
     """
 
     rank: int = 2
@@ -99,7 +100,7 @@ def _sides(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def _begun(last: Tensor | None, shape: tuple[int, int]) -> Tensor:
-    """What an iteration begins with: where nothing was before, or zeros, from which it would never return, chance."""
+    """Return the first ``Q`` of an iteration. Missing columns and zeros become random, because zeros would stay zeros."""
     chance = np.random.default_rng(0).standard_normal(shape)
     if last is None or last.size != chance.size:
         return chance

@@ -5,12 +5,13 @@ A rule of a shard has a state, some arrays as long as the shard, and steps value
     state = rule.start(size)
     rule.apply(weights, state, gradient, factor=s(tau), count=0)
 
-Each shard applies it to its slice alone, value by value, so that a cut changes no bit. ``factor`` is what the staleness of the push leaves of its
-step (``ddlf.algorithms.staleness``: ``inverse`` is ``1 / max(1, tau)``, with ``tau`` the pushes that this shard applied since the replica read it).
-It scales the step, never the state: in Adagrad it stands outside the root, which would take it out again.
+Each server applies it to its own values, one by one, so the division into servers changes no bit. ``factor`` is the
+share of the step that remains after weighting by staleness (``ddlf.algorithms.staleness``: ``inverse`` is ``1 /
+max(1, tau)``, with ``tau`` the pushes that this shard applied since the replica read it). It scales the step, never
+the state: in Adagrad it stands outside the root, which would take it out again.
 
-A push is the *sum* of the gradients since the replica's last one. With a rate, ``n_push`` of them go as far as one by one; ``Sgd(rate=1)`` on
-*updates*, weights before minus weights after, subtracts what any local optimizer did.
+A push is the *sum* of the gradients since the replica's last one. With a rate, ``n_push`` of them go as far as one by
+one; ``Sgd(rate=1)`` on *updates*, weights before minus weights after, subtracts what any local optimizer did.
 
 ``Softsync`` has a shard collect pushes first, and ``Cadence`` says when a replica fetches and pushes.
 """
@@ -59,12 +60,12 @@ class Pushed(Named, ABC):
         Args:
             weights: All values of the shard, in one row, float32.
             state: From ``start``; changed in place, too.
-            gradient: What was pushed, as long as ``weights`` and of their type; not modified.
+            gradient: The pushed gradient, with the length and type of ``weights``; not modified.
             factor: Share of the step that is taken, in (0, 1].
             count: Pushes that this shard has applied before.
 
         Raises:
-            ConfigError: Length or type of the gradient are others; then nothing was changed.
+            ConfigError: The gradient has another length or type; all values are unchanged.
         """
         check_fits(gradient, weights)
         for begin in range(0, weights.size, BLOCK):
@@ -73,7 +74,7 @@ class Pushed(Named, ABC):
 
     @abstractmethod
     def step(self, kept: list[FloatArray], g: FloatArray, factor: float, count: int) -> FloatArray:
-        """Change what is kept of a block, and return what is subtracted from its values."""
+        """Change the state of a block, and return the array to subtract from its values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +135,9 @@ class Momentum(Pushed):
 class Adagrad(Pushed):
     """Step each value by its gradient over the size of all its gradients so far: ``a <- a + g^2``, ``w <- w - s rate g / sqrt(a)``.
 
-    Values that rarely have a gradient keep their long steps, and many replicas stay stable: the source's choice. ``a`` starts at ``first``, as in
-    TensorFlow; from 0 the first step of each value would be ``rate``, however small its gradient.
+    Values that rarely have a gradient keep their long steps, and many replicas stay stable: the source's choice.
+    ``a`` starts at ``first``, as in TensorFlow; from 0 the first step of each value would be ``rate``, however small
+    its gradient.
 
     Args:
         rate: Step of a value whose first gradient is much larger than ``sqrt(first)``, in units of the weight, > 0.
@@ -179,7 +181,8 @@ class Adam(Pushed):
         v <- beta2 v + (1 - beta2) g^2
         w <- w - s rate sqrt(1 - beta2^t) / (1 - beta1^t) m / (sqrt(v) + epsilon)
 
-    That is Keras's form of it, with its defaults. With K replicas a value goes up to K times as far in the time of a push of each: divide the rate.
+    That is Keras's form of it, with its defaults. With K replicas a value goes up to K times as far in the time of a
+    push of each: divide the rate.
 
     Args:
         rate: Step of a value whose gradients are always the same, in units of the weight, > 0.
@@ -220,10 +223,10 @@ PUSHED: Family[Pushed] = Family("push rule", sgd=Sgd, momentum=Momentum, adagrad
 
 
 def check_fits(gradient: Any, weights: FloatArray) -> None:
-    """Refuse what is no gradient for a shard: broadcasting would silently accept it.
+    """Raise ``ConfigError`` for a gradient that does not fit: broadcasting would silently accept it.
 
     Raises:
-        ConfigError: It is no array, or of another length or type.
+        ConfigError: The gradient is not an array, or has another length or type.
     """
     if not isinstance(gradient, np.ndarray) or (gradient.shape, gradient.dtype) != (weights.shape, weights.dtype):
         found = f"{gradient.dtype} {gradient.shape}" if isinstance(gradient, np.ndarray) else type(gradient).__name__
@@ -234,8 +237,9 @@ def check_fits(gradient: Any, weights: FloatArray) -> None:
 class Softsync:
     """Pushes that a shard collects before it steps: n-softsync, with ``c = floor(K / n)`` of K replicas.
 
-    Each has its own factor, ``s_i``. Of ``c`` pushes come the gradient ``sum(s_i g_i) / sum(s_i)`` and the factor ``sum(s_i) / c``; together they are
-    the mean of ``s_i g_i`` of the source, and a rule that divides by the size of gradients does not see the factors.
+    Each push has its own factor ``s_i``. From ``c`` pushes it makes the gradient ``sum(s_i g_i) / sum(s_i)`` and the
+    factor ``sum(s_i) / c``. Their product is the source's mean of ``s_i g_i``. A rule that divides by the size of
+    gradients does not see the factors.
 
     Args:
         pushes: How many make a step, ``c``, 1 or more.
@@ -264,10 +268,10 @@ class Softsync:
         return cls(replicas // n, np.zeros(size, np.float32))
 
     def add(self, gradient: FloatArray, factor: float) -> tuple[FloatArray, float] | None:
-        """Add a push; the last of ``c`` gives the gradient and the factor to step with, and begins anew.
+        """Add a push. The last of ``c`` pushes returns the gradient and factor of the step, and resets the sum.
 
         Raises:
-            ConfigError: Length or type of the gradient are others; then nothing was changed.
+            ConfigError: The gradient has another length or type; all values are unchanged.
         """
         check_fits(gradient, self.total)
         self.total += factor * gradient
@@ -285,7 +289,7 @@ class Last(NamedTuple):
     """The last push of a replica that a shard has taken.
 
     Args:
-        life: Of the replica, from 1.
+        life: Incarnation of the replica, from 1.
         round: Number of its round, from 0; -1 before the first push.
         number: Number of the push in it, from 0.
         at: Pushes that the shard had taken before.
@@ -306,15 +310,15 @@ Action = Literal["fetch", "begin fetch", "take", "step", "push"]
 class Cadence:
     """When a replica fetches and pushes; its steps are numbered from 0.
 
-    ``n_fetch=5, n_push=4`` over 22 steps are 5 fetches, the first among them, and 6 pushes, of 4, 4, 4, 4, 4 and 2 gradients: none is left out,
-    and no fetch is begun that nobody would take.
+    ``n_fetch=5, n_push=4`` over 22 steps are 5 fetches, the first among them, and 6 pushes, of 4, 4, 4, 4, 4 and 2
+    gradients: none is left out, and no fetch is begun that nobody would take.
 
     Args:
         n_fetch: Steps on the weights of one fetch, 1 or more.
-        n_push: Gradients in a push, 1 or more; in the last one what is left.
+        n_push: Number of gradients in a push, 1 or more; the last push has the rest.
 
     Raises:
-        ConfigError: A value is no whole number, or 0.
+        ConfigError: A value is not a positive whole number.
 
     Source:
         Dean et al. 2012, algorithm 1.1, which pushes the first gradient alone and never the last ones.
@@ -330,7 +334,7 @@ class Cadence:
                 raise ConfigError(f"{name} must be a whole number of steps, 1 or more, got {value!r}")
 
     def takes(self, step: int) -> bool:
-        """Whether the step begins with fetched weights. The first does, and waits for them; the others take what is under way."""
+        """Whether the step begins with fetched weights. The first step waits for them; later steps take the pending fetch."""
         return step % self.n_fetch == 0
 
     def begins(self, step: int, steps: int) -> bool:
@@ -338,7 +342,7 @@ class Cadence:
         return self.takes(step) and step + self.n_fetch < steps
 
     def pushes(self, step: int, steps: int) -> bool:
-        """Whether what is unpushed is pushed behind a step; behind the last one it always is."""
+        """Whether the step ends with a push of all gradients since the last push. The last step always does."""
         return (step + 1) % self.n_push == 0 or step + 1 == steps
 
     def actions(self, steps: int) -> Iterator[Action]:

@@ -1,11 +1,12 @@
-"""The weights in slices, each of which is merged and stepped by itself. Runs on workers that have shards; pure.
+"""Ranges of the weights. Each is merged and stepped by itself. Runs on workers of the sharded exchange; pure.
 
-The values of all tensors, one after the other, are a row of numbers from 0 to P. A *slice* is a part ``[begin, end)`` of it, whatever the tensors'
-sizes, and as arrays a list of views: of each tensor that it overlaps the values that are in it. What works value by value gives the same bits for any
-cut: sums in slot order, rounding, the steps of outer optimizers. What looks at a whole tensor, or at a whole update, does not: ``fits`` says which
-is which.
+The values of all tensors, one after the other, are a row of numbers from 0 to P. A *slice* is a part ``[begin, end)``
+of it, whatever the tensors' sizes, and as arrays a list of views: of each tensor that it overlaps the values that are
+in it. Operations on single values give the same bits for any cut: sums in slot order, rounding, the steps of outer
+optimizers. Rules that need a whole tensor, or a whole update, do change bits: ``fits`` tells them apart.
 
-A *piece* is a slice of a slice: what is sent, merged and stepped at a time, so that a piece travels while another one is computed.
+A *piece* is a slice of a slice: what is sent, merged and stepped at a time, so that a piece travels while another one
+is computed.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def cut_by_layer(sizes: Sequence[int], layers: Sequence[str], shards: int) -> li
 
     Args:
         sizes: Values of each tensor.
-        layers: Name of each tensor's layer; those of a layer stand together.
+        layers: Name of each tensor's layer. Tensors of a layer are neighbours.
         shards: Slices, S; each has a layer at least.
 
     Raises:
@@ -79,13 +80,13 @@ def cut_by_layer(sizes: Sequence[int], layers: Sequence[str], shards: int) -> li
 
 
 def pieces(part: Slice, length: int = PIECE) -> list[Slice]:
-    """Cut a slice into pieces of a length, the last of which may be shorter."""
+    """Cut a range into pieces of one length. The last piece may be shorter."""
     begin, end = part
     return [(start, min(start + length, end)) for start in range(begin, end, length)]
 
 
 def within(part: Slice, parts: Iterable[tuple[Slice, Any]]) -> list[tuple[Slice, Any]]:
-    """Of slices with what belongs to each, the parts that lie in another slice, in order.
+    """Yield the parts of labelled ranges that lie in another range, in order.
 
     Raises:
         ConfigError: They do not cover it.
@@ -97,12 +98,12 @@ def within(part: Slice, parts: Iterable[tuple[Slice, Any]]) -> list[tuple[Slice,
             found.append(((begin, min(high, end)), what))
             begin = min(high, end)
     if begin < end:
-        raise ConfigError(f"nothing has values {begin:,} to {end:,}")
+        raise ConfigError(f"no range has the values {begin:,} to {end:,}")
     return found
 
 
 def runs(arrays: Sequence[Tensor], chosen: Collection[int]) -> list[Slice]:
-    """The slices that some arrays are, by their numbers; those that follow each other are one."""
+    """Return the ranges of arrays with these numbers; neighbours become one range."""
     found: list[Slice] = []
     ends = accumulate(array.size for array in arrays)
     for i, (array, end) in enumerate(zip(arrays, ends, strict=True)):
@@ -114,7 +115,7 @@ def runs(arrays: Sequence[Tensor], chosen: Collection[int]) -> list[Slice]:
 
 
 def crossed(part: Slice, parts: Iterable[Slice]) -> list[Slice]:
-    """What a slice has in common with others, which are in order."""
+    """Return the overlaps of a range with other ranges, which are in order."""
     both = [(max(part[0], begin), min(part[1], end)) for begin, end in parts]
     return [(begin, end) for begin, end in both if begin < end]
 
@@ -193,8 +194,8 @@ def stepped(
         outer: One that ``fits``.
         state: Its state for the slice. Not modified, nor are the weights.
         weights: Slice of the weights.
-        updates: Of each slot, in slot order, the slice of its update and the samples that it trained on.
-        trainable: Of each of its tensors, whether it is trained.
+        updates: For each slot, in slot order, the range of its update and its number of samples.
+        trainable: For each tensor of the range, whether it is trained.
         sizes: Values of each of its tensors as a whole.
 
     Returns:
@@ -219,7 +220,7 @@ def fits(rule: Rule | OuterOptimizer | Codec) -> bool:
 
 
 def overlapped(arrays: Sequence[Tensor], part: Slice) -> list[tuple[int, int, int]]:
-    """Of each array that a slice overlaps its number, the first of its values in it, and the one behind the last."""
+    """Return for each overlapping array its number, its first value in the range, and the end of its values."""
     begin, end = part
     low, found = 0, []
     for i, array in enumerate(arrays):

@@ -11,15 +11,15 @@ from ddlf.errors import ConfigError
 
 
 class RateDecay(Protocol):
-    """What every rule in this file is."""
+    """Base of all rate-decay rules."""
 
     def rate(self, first: float, accuracies: Sequence[float], losses: Sequence[float]) -> float:
         """Return the learning rate that takes the place of a larger one, if it is above 0.
 
         Args:
             first: Learning rate at the beginning, above 0.
-            accuracies: Of all validations so far, each in [0, 1]; one or more.
-            losses: Of the same ones.
+            accuracies: Accuracy of each validation so far, in [0, 1]; one or more.
+            losses: Loss of each validation so far.
         """
 
 
@@ -35,12 +35,13 @@ class Never(Named):
 class WebNN(Named):
     """Lower the learning rate as validation becomes better: ``r <- min(r, r_0 ** power * (1 - A ** (L * t)))``.
 
-    ``A`` and ``L`` are the means of accuracy and loss in the last validations, ``t`` the number of those before the newest, and ``r_0`` the
-    rate at the beginning. What is not above 0 changes nothing: the first validation, and no error at all (``A = 1``).
+    ``A`` and ``L`` are the means of accuracy and loss in the last validations, ``t`` the number of those before the
+    newest, and ``r_0`` the rate at the beginning. A factor of 0 or less does not change the rate: the first
+    validation, and ``A = 1``.
 
-    The ``power`` of 2 is that of the authors' code. Below 1 it is a step down by ``r_0`` at the second validation: 0.01 becomes 0.0001. With 1 the
-    rate falls with accuracy and loss alone. While there are fewer than ``last`` validations their code divides by ``last`` all the same; here
-    the mean is of those that there are.
+    The authors' code has ``power`` 2. With ``r_0`` below 1 the rate then drops by ``r_0`` at the second validation:
+    0.01 becomes 0.0001. With power 1 the rate depends on accuracy and loss alone. With fewer than ``last``
+    validations the authors' code still divides by ``last``; here the mean is over the existing validations.
 
     Args:
         power: Power of the first rate, above 0.

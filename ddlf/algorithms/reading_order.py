@@ -1,10 +1,10 @@
-"""Which rows of which partition files each slot reads in an epoch, and in which order. Pure; master and workers come to the same.
+"""The rows that each slot reads in an epoch, and their order. Pure: master and workers compute the same.
 
-The files lie one behind the other in an order of their own, which is cut into an arc for each slot. From epoch to epoch the slots move on by one
-arc: after as many epochs as there are slots each of them has read all of it, and the files are laid out anew. So with as many files as slots each
-slot reads one whole file, and another one in each epoch. Where workers have some files each (``stays``), arcs stay where they are. A slot's task is
-a ``Portion``: some numbers, whatever the data set has of files and samples, from which its worker finds the rows with the sizes of the files, which
-all nodes have in the manifest.
+All files are placed on a circle in random order, and the circle is cut into one arc for each slot. After each epoch
+every slot moves on by one arc. After K epochs, with K slots, each slot has read all files, and the files are shuffled
+again. With K files each slot reads one whole file, another one in each epoch. If workers store only some files
+(``stays``), arcs stay with their slots. A slot's task contains a ``Portion``: a few numbers, however large the data
+set is. The worker computes the rows from it and from the file sizes in the manifest.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ddlf.errors import ConfigError
 Numbers = npt.NDArray[np.int64]
 
 NEAR = 0.02
-"""Of an equal share: a cut so near to the end of a file is made there, so that no file is opened by two slots for the sake of a few rows."""
+"""Share of an arc. A cut that is nearer to the end of a file moves there, so that two slots do not open a file for a few rows."""
 MAX_GLOBAL = 2**25
 """Samples that are shuffled as a whole: their order takes 4 bytes for each of them, on every node."""
 BLOCK_SAMPLES = 2**16
 """Samples of a block that no window bounds."""
 LAYOUT, ARC, WINDOW = 1, 2, 3
-"""What chance is used for: streams that have nothing to do with each other, nor with the orders of ``partition.shuffled``."""
+"""Independent random streams. They are also independent of the orders of ``partition.shuffled``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ SHUFFLE: Family[Shuffle] = Family("shuffle", **{"global": Global, "window": Wind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Portion:
-    """What one slot reads in an epoch, or a piece of that.
+    """The rows that one slot reads in an epoch, or a piece of them.
 
     Args:
         shuffle: How rows are mixed, as text of ``SHUFFLE``.
@@ -80,7 +80,8 @@ class Portion:
         end: Place behind its last one; None for all that are left.
         again: Seed of the order of a later pass over the same samples; empty for the first one.
         version: Version of the data set whose files are read; 0 for that which each node has opened.
-        stays: Whether a slot has the same files in each epoch, in the order of the manifest: where each worker has some of them on its own disk.
+        stays: Whether a slot has the same files in each epoch, in the order of the manifest: where each worker has
+            some of them on its own disk.
     """
 
     shuffle: str
@@ -132,10 +133,11 @@ class Portion:
         """The rows that it reads, each file once, in the order of reading; by number of the file where all rows are mixed.
 
         Args:
-            sizes: Samples in each file, those that the portions were made for.
+            sizes: Number of samples in each file, as when the portions were made.
 
         Returns:
-            Shape ``(files, 3)``: number of the file, its first row and the one behind its last. With ``global`` that is all of every file.
+            Shape ``(files, 3)``: number of the file, its first row and the one behind its last. With ``global`` that
+            is all of every file.
         """
         sizes = np.asarray(sizes, np.int64)
         if isinstance(SHUFFLE.read(self.shuffle), Global):
@@ -151,10 +153,10 @@ class Portion:
         return found
 
     def blocks(self, sizes: Sequence[int] | Numbers) -> Iterator[tuple[Numbers, Numbers]]:
-        """Its samples in the order in which they are trained on, some at a time: those of a window, or of a file.
+        """Yield its samples in training order, window by window or file by file.
 
         Args:
-            sizes: Samples in each file, those that the portions were made for.
+            sizes: Number of samples in each file, as when the portions were made.
 
         Yields:
             The number of the file of each sample and its row there, both of the block's length.
@@ -198,16 +200,16 @@ class Portion:
 
 
 Samples = Indices | Portion
-"""What a slot trains on in a round: numbers of samples, or what it reads of a data set at a place."""
+"""The samples of a slot in a round: their numbers, or a portion of a stored data set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turned:
-    """Pieces of a portion whose batches are read in turn: those of replicas that share a model.
+    """Pieces of a portion whose batches alternate, for replicas that share a model.
 
     Args:
-        pieces: What is read of each, from its beginning on; at least one.
-        order: Of each batch the number of its piece, from 0.
+        pieces: The pieces, at least one; each is read from its beginning.
+        order: For each batch, the number of its piece, from 0.
         batch: Samples in a batch; the last of all may have fewer.
     """
 
@@ -239,7 +241,7 @@ class Turned:
         return len(self.pieces)
 
     def blocks(self, sizes: Sequence[int] | Numbers) -> Iterator[tuple[Numbers, Numbers]]:
-        """As of ``Portion``; a block ends where one of the pieces goes on to its next window."""
+        """Like ``Portion``'s. A block ends where one of the pieces enters its next window."""
         sources = [piece.blocks(sizes) for piece in self.pieces]
         nothing = np.zeros(0, np.int64)
         held = [(nothing, nothing)] * len(sources)
@@ -269,7 +271,7 @@ def pieces(whole: Sequence[Portion], begin: int, end: int) -> list[Portion]:
     """The part of an epoch that a round is: of each slot as much of its samples as of all.
 
     Args:
-        whole: What each slot reads in the epoch.
+        whole: Portion of each slot in the epoch.
         begin: Samples of the epoch, of all slots, before the round.
         end: Samples of the epoch with the round.
 
@@ -306,12 +308,12 @@ def portions(
 
     Args:
         sizes: Samples in each file, each > 0, in the order of the manifest.
-        shares: Samples for each slot, each > 0, together as many as there are: from ``equal_sizes`` or ``sizes_by_speed``. Except with ``global``
-            a slot may get a few more or fewer (``NEAR``), where that leaves a file whole.
+        shares: Number of samples for each slot, each > 0, from ``equal_sizes`` or ``sizes_by_speed``. Except with
+            ``global``, a slot may get a few more or fewer (``NEAR``) to keep a file whole.
         shuffle: How rows are mixed, as text of ``SHUFFLE``.
         seed: Seed of the run, >= 0.
         epoch: Number of the epoch, >= 0.
-        version: As in ``Portion``.
+        version: See ``Portion``.
         stays: Likewise.
 
     Returns:
@@ -370,7 +372,7 @@ def _cuts(shares: Sequence[int], ends: Numbers) -> list[int]:
 
 
 def _layout(files: int, portion: Portion) -> Numbers:
-    """The order in which the files lie for as many epochs as there are slots."""
+    """Return the order of the files on the circle, which is valid for K epochs with K slots."""
     if portion.stays or isinstance(SHUFFLE.read(portion.shuffle), Unshuffled):
         return np.arange(files)
     return _chance(LAYOUT, portion.seed, portion.epoch // portion.slots).permutation(files)

@@ -1,7 +1,8 @@
 """Whose turn it is, of the replicas that share a worker: drawn at random. Runs on workers; pure.
 
-In strict turns the staleness of every push would be the number of the other replicas, which is the worst order there is: fixed rates that are stable
-in a random order diverge, and so does Adagrad (parameter servers with 16 replicas on MNIST: 88% in random order, 13% in turns).
+In strict turns the staleness of every push would be the number of the other replicas, which is the worst order there
+is: fixed rates that are stable in a random order diverge, and so does Adagrad (parameter servers with 16 replicas on
+MNIST: 88% in random order, 13% in turns).
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ def turns(steps: Sequence[int], length: int, chance: np.random.Generator, *, alo
     Args:
         steps: How many each of them makes.
         length: Steps of a turn; a replica's last turn may be shorter.
-        chance: Draws, each time, one of those that have steps left.
+        chance: Draws one of the replicas with remaining steps, for each turn.
         alone: Steps that the first one makes before the others begin.
 
     Returns:
-        Number of the replica, for each step of all. The last step is the last replica's: only its last batch may be smaller than the others.
+        Number of the replica, for each step of all. The last step is the last replica's: only its last batch may be
+        smaller than the others.
     """
     left = list(steps)
     drawn = [0] * min(alone, left[0])

@@ -1,7 +1,7 @@
 """How the learning rate goes over a run, in fractions of it: the values of the setting ``schedule``. Runs on master and workers; knows no Keras.
 
-A rule is written as ``warmup:0.05,cosine``. Its formula takes the functions of NumPy or of ``keras.ops``, whichever computes it: so it is written
-once, tried with numbers, and compiled into the step of a model.
+A rule is written as ``warmup:0.05,cosine``. Its formula takes the functions of NumPy or of ``keras.ops``, whichever
+computes it: so it is written once, tried with numbers, and compiled into the step of a model.
 """
 
 import re
@@ -23,7 +23,7 @@ def _check_share(**shares: float) -> None:
 
 
 class Course(Protocol):
-    """What every rule in this file is that says how the rate goes after the warm-up."""
+    """Base of all courses of the learning rate after the warm-up."""
 
     def share(self, done: Any, xp: Any) -> Any:
         """Return the share of the highest rate.
@@ -81,7 +81,7 @@ class Hold(Named):
 
     Args:
         until: How much of what follows the warm-up has the highest rate, in [0, 1).
-        least: As of ``Cosine``.
+        least: See ``Cosine``.
     """
 
     until: float = 0.5
@@ -103,7 +103,7 @@ class Restarts(Named):
 
     Args:
         cycles: How often, 1 or more.
-        least: As of ``Cosine``.
+        least: See ``Cosine``.
 
     Source:
         Loshchilov, Hutter 2017, arXiv:1608.03983.
@@ -129,7 +129,7 @@ class Warmup(Named):
     """Rise along a line first, in ``max(1, floor(share * epochs))`` epochs, but in no more than half of the run: ``s / W`` at step ``s``.
 
     Args:
-        share: Of the epochs of the run, in [0, 0.5].
+        share: Share of the run's epochs, in [0, 0.5].
 
     Source:
         Goyal et al. 2017, arXiv:1706.02677.
@@ -155,7 +155,7 @@ class Rates:
 
     Args:
         warmup: How it rises.
-        course: How it goes on.
+        course: The course after the warm-up.
     """
 
     warmup: Warmup
@@ -174,9 +174,9 @@ class Rates:
 
         Args:
             step: s, from 1.
-            steps: S, of the whole run; after these the rate stays what it is at the last.
+            steps: S, number of steps of the whole run; afterwards the rate stays constant.
             warm: W, of ``Warmup.steps``.
-            xp: As in ``Course``.
+            xp: See ``Course``.
         """
         done = xp.clip((step - warm) / xp.maximum(steps - warm, 1e-9), 0.0, 1.0)
         return xp.where(step <= warm, step / xp.maximum(warm, 1e-9), self.course.share(done, xp))
@@ -185,7 +185,7 @@ class Rates:
 PARTS: Family[Any] = Family(
     "schedule", warmup=Warmup, constant=Constant, cosine=Cosine, linear=Linear, hold=Hold, restarts=Restarts
 )
-"""What schedules are made of, by name."""
+"""The parts of schedules, by name."""
 
 
 class Schedules:
@@ -202,7 +202,7 @@ class Schedules:
         return f"one of {PARTS}, or one behind warmup"
 
     def read(self, text: str) -> Rates:
-        """Return the rule of a text such as ``warmup:0.05,cosine:least=0.01``. Of a warm-up alone the rate stays what it has come to.
+        """Return the rule of a text such as ``warmup:0.05,cosine:least=0.01``. After a warm-up without a course the rate stays constant.
 
         Raises:
             ConfigError: It is none.

@@ -18,7 +18,7 @@ LEAST = sys.float_info.min
 
 
 class Staleness(Protocol):
-    """What every rule in this file is."""
+    """Base of all staleness rules."""
 
     def __call__(self, tau: int) -> float:
         """Return the factor on an update.

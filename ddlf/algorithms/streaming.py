@@ -15,18 +15,19 @@ from ddlf.errors import ConfigError
 class Streaming(Named):
     """Exchange a fragment of the weights in each round, by the outer step of DiLoCo; of the others each slot keeps its own values.
 
-    The tensors that are trained are dealt to P fragments. In round ``r`` that with ``p = r mod P`` is exchanged; with ``w`` its
-    global values, ``w_j`` those of slot j after its training, and ``g`` the merge of ``w - w_j`` of all slots::
+    The trained tensors are divided into P fragments. Round ``r`` exchanges fragment ``r mod P``. With ``w`` its
+    global values, ``w_j`` the values of slot j after its training, and ``g`` the merge of ``w - w_j`` of all slots::
 
         v <- momentum * v + g
         w <- w - learning_rate * (g + momentum * v)
         w_j <- alpha * w_j + (1 - alpha) * w  (on slot j, before its next round)
 
-    So a round moves ``1 / P`` of the bytes. What is not trained (BatchNorm statistics) is exchanged in every round, and all in the last one.
+    So a round moves ``1 / P`` of the bytes. Untrained tensors (BatchNorm statistics) are exchanged in every round,
+    and all tensors in the last one.
 
     Args:
-        fragments: P, at most as many as there are tensors that are trained, > 0.
-        alpha: Share of its own values that a slot keeps of a fragment that was exchanged, in [0, 1).
+        fragments: P, > 0, at most the number of trained tensors.
+        alpha: Share of a slot's values that survives the exchange of a fragment, in [0, 1).
         learning_rate: Step size on the update, dimensionless, > 0.
         momentum: Share of the previous velocity to keep, in [0, 1).
 
@@ -34,7 +35,8 @@ class Streaming(Named):
         ConfigError: A value is out of range.
 
     Source:
-        Douillard et al. 2025, arXiv:2501.18512, Algorithm 2, with whole layers as fragments; here tensors are dealt so that all are equally large.
+        Douillard et al. 2025, arXiv:2501.18512, Algorithm 2, with whole layers as fragments; here tensors are dealt
+        so that all are equally large.
     """
 
     fragments: int = 4
@@ -64,7 +66,7 @@ class Streaming(Named):
         trainable: Sequence[bool],
         tensors: Sequence[int] | None = None,
     ) -> tuple[State, list[Tensor]]:
-        """As of every outer optimizer; with ``tensors``, numbers of those that were exchanged, the others and their state stay."""
+        """Like every outer optimizer's. With ``tensors``, the numbers of the exchanged ones, others keep values and state."""
         chosen = range(len(weights)) if tensors is None else tensors
         rule = Nesterov(learning_rate=self.learning_rate, momentum=self.momentum)
         velocities, stepped = rule.update(
@@ -74,7 +76,7 @@ class Streaming(Named):
 
 
 def put(whole: Sequence[Any], places: Iterable[int], values: Iterable[Any]) -> list[Any]:
-    """Return a list with values in some places, and what was there in the others."""
+    """Return a copy of a list with new values at some places."""
     found = list(whole)
     for place, value in zip(places, values, strict=True):
         found[place] = value
@@ -82,7 +84,7 @@ def put(whole: Sequence[Any], places: Iterable[int], values: Iterable[Any]) -> l
 
 
 def deal(weights: Sequence[Tensor], trainable: Sequence[bool], fragments: int) -> list[list[int]]:
-    """Return the numbers of the tensors in each fragment, of those that are trained: the largest first, each to the fragment with the fewest bytes.
+    """Return the numbers of the trained tensors in each fragment. The largest come first, each to the fragment with the fewest bytes.
 
     Raises:
         ConfigError: There are more fragments than such tensors.

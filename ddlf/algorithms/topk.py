@@ -16,8 +16,8 @@ from ddlf.errors import ConfigError
 class TopK(Codec):
     """Send only the entries largest in magnitude, with their places; the others wait in the error.
 
-    ``k = ceil(fraction * size)`` values are sent. Of entries with the same magnitude the first are sent, so that every
-    machine sends the same. NaN counts as largest. Decodes to zero where nothing was sent. 8 bytes per sent value (6 in
+    ``k = ceil(fraction * size)`` values are sent. Among entries of equal magnitude the first are sent, so that every
+    machine sends the same. NaN counts as largest. Other values decode to zero. 8 bytes per sent value (6 in
     tensors up to 65,536 values).
 
     Args:

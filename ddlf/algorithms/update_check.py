@@ -2,10 +2,10 @@
 
 Two kinds of check:
 
-- ``fault``: what makes an update unusable whatever the others sent: another shape or type, a NaN or an infinity, no
-  samples. ``RunningMerge`` asks this for each update, so that nothing is merged without it.
+- ``fault``: reasons that make a single update unusable: another shape or type, a NaN or an infinity, no samples.
+  ``RunningMerge`` checks each update for them.
 - ``judge``: all updates of one round, also against each other: the L2 norm against the median of the others, and the
-  direction against those of the others. A policy says what follows.
+  direction against the other directions. A policy decides the consequence.
 
 | policy | unusable | too long | all zeros, too short, opposite |
 |---|---|---|---|
@@ -13,7 +13,7 @@ Two kinds of check:
 | ``"reject"`` | not merged | not merged | not merged |
 | ``"clip"`` | not merged | scaled to the median length of the others | not merged |
 
-What is not merged is left out, or computed again on another worker: the caller decides.
+The caller leaves a rejected update out, or has it computed again on another worker.
 
 These checks find a worker that is broken (a bad disk, an overflow, another version of the code), or a crude attack, as
 long as fewer than half of the slots are bad. They do not find an attacker who knows them and stays within the limits;
@@ -48,8 +48,8 @@ class Limits:
 
     The defaults are from honest updates, of IID partitions as unequal as 90:7:2:1 (``balance="speed"``), of the digits
     and the MNIST CNN, with SGD and Adam, over 10 and 30 rounds (``python -m benchmarks.honest``; figures in
-    docs/contributing/trials.md). The longest was 7 times (in a run from other weights 11) and the shortest 1/23 of the median of
-    the others; the most opposite one, of those whose others agreed, had a cosine of -0.27. None was rejected.
+    docs/contributing/trials.md). The longest was 7 times (in a run from other weights 11) and the shortest 1/23 of
+    the median of the others. The most opposite update with agreeing others had a cosine of -0.27. None was rejected.
 
     Args:
         longest: Times the median norm of the others, > 1.
@@ -85,7 +85,7 @@ class Fault:
     """Why an update cannot be used at all.
 
     Args:
-        reason: What is wrong and where.
+        reason: The problem and its location.
         tensor: Which tensor, as ``"dense/kernel"`` or ``"tensor 3"``; empty when it is the update as a whole.
         count: Values of that tensor that are wrong.
         hint: What to do next.
@@ -112,7 +112,7 @@ class Verdict:
         action: ``"accept"``, ``"clip"`` or ``"reject"``.
         factor: To scale the update by, in (0, 1]; 1 unless it is clipped.
         reason: Why it is not simply accepted; empty when it is.
-        fault: What makes it unusable, None when it is usable.
+        fault: The reason that makes it unusable; None if it is usable.
     """
 
     slot: int
@@ -176,14 +176,13 @@ def judge(
 ) -> dict[int, Verdict]:
     """Return a verdict for each slot.
 
-    Norms and directions are those of the trained weights. Of the others (BatchNorm statistics) only the norm counts,
-    and only when it is too long.
+    Norms and directions use the trained weights. For other weights (BatchNorm statistics) only too large norms count.
 
     With three slots or more, "the median of the others" of an even number of them is the upper middle one where an
     update may be too long, and the lower one where it may be too short: a slot has the benefit of the doubt, so one
     bad slot of three cannot make the honest ones look bad. **With two slots nobody can say which of two different
-    lengths is the wrong one.** Then the longer one counts as too long, because it does more harm, and the shorter one is
-    accepted unless it is all zeros; directions are not compared. With one slot there is nothing to compare.
+    lengths is the wrong one.** Then the longer one counts as too long, because it does more harm, and the shorter one
+    is accepted unless it is all zeros; directions are not compared. With one slot there is nothing to compare.
 
     Args:
         updates: By slot: one array per tensor, and the samples it was trained on. Take the samples of the partition
@@ -229,7 +228,7 @@ class Comparison:
     """Updates without fault, from their lengths and directions.
 
     Args:
-        lengths: Of the weights that are trained, and of the others, the norm of each slot's update.
+        lengths: Norm of each slot's update, for the trained weights and for the others.
         samples: By slot.
         policy: ``"reject"`` or ``"clip"``.
         limits: Limits of norm and direction.
@@ -255,7 +254,7 @@ class Comparison:
         self.pointing = pointing if len(pointing) > 2 else []
 
     def verdicts(self, cosine: npt.NDArray[np.float64]) -> dict[int, Verdict]:
-        """Those on all that are not simply accepted.
+        """The verdicts that do more than accept.
 
         Args:
             cosine: Cosines of the trained weights of ``pointing``, shape (P, P).
@@ -295,7 +294,7 @@ def _length(
 
 
 def _directions(slots: Sequence[int], cosine: npt.NDArray[np.float64], limits: Limits) -> dict[int, Verdict]:
-    """Rejections of those that point away from where the others agree to go."""
+    """Return rejections of updates that point away from the common direction of the others."""
     found: dict[int, Verdict] = {}
     for row, slot in enumerate(slots):
         others = np.delete(np.arange(len(slots)), row)
@@ -307,7 +306,7 @@ def _directions(slots: Sequence[int], cosine: npt.NDArray[np.float64], limits: L
 
 
 def compared(like: Sequence[Tensor], trainable: Sequence[bool]) -> tuple[list[int], list[int]]:
-    """Indices of the float tensors that are trained, and of those that are not."""
+    """Return the indices of the trained and of the untrained float tensors."""
     floats = [i for i, tensor in enumerate(like) if is_float(tensor)]
     trained = [i for i in floats if not trainable or trainable[i]]
     return trained, [i for i in floats if i not in trained]

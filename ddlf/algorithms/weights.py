@@ -1,7 +1,7 @@
 """Arrays as weights: which are trained at all, and how one list differs from another. Runs on master and workers.
 
-Weights are floats of any kind, those of ``ml_dtypes`` among them (bfloat16, float8), which NumPy itself does not know as floats. Integers and
-booleans (counters, seeds, masks) and complex numbers are never merged.
+Weights are floats of any kind, including the types of ``ml_dtypes`` (bfloat16, float8), which NumPy does not count as
+floats. Integers and booleans (counters, seeds, masks) and complex numbers are never merged.
 """
 
 import hashlib
@@ -43,12 +43,12 @@ def divided(update: Sequence[Tensor], by: float) -> list[Tensor]:
 
 
 def mean_of(lists: Sequence[Sequence[Tensor]], shares: Sequence[float], total: float | None = None) -> list[Tensor]:
-    """Return the weighted mean of lists of arrays, summed in their order in float64; of what is no float, element by element the largest.
+    """Return the weighted mean of lists of arrays, summed in their order in float64. Other types take the element-wise maximum.
 
     Args:
         lists: With arrays of equal shapes and types, at least one.
         shares: Weight of each list, > 0.
-        total: What their sum is divided by; that of the shares, if others count as zeros it is more.
+        total: Divisor of the sum: the sum of the shares, or more if further lists count as zeros.
     """
     total = sum(shares) if total is None else total
     return [

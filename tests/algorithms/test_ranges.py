@@ -111,7 +111,7 @@ def test_pieces_of_a_slice_cover_it():
 def test_what_lies_within_a_slice_is_found_in_order_also_where_slices_are_there_twice():
     parts = [((5, 9), "b"), ((0, 5), "a"), ((9, 12), "c"), ((5, 9), "copy of b")]
     assert within((3, 10), parts) == [((3, 5), "a"), ((5, 9), "b"), ((9, 10), "c")]
-    with pytest.raises(ConfigError, match="nothing has values 12 to 13"):
+    with pytest.raises(ConfigError, match="no range has the values 12 to 13"):
         within((10, 13), parts)
 
 
