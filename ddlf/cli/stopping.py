@@ -127,7 +127,7 @@ def _insist(noticed: threading.Event) -> None:
 
 
 def run_until_signal(make: Callable[[Stop], Coroutine[Any, Any, int]]) -> int:
-    """``asyncio.run``, which ends tidily on SIGTERM too, and on SIGINT also when the event loop is held up.
+    """``asyncio.run``, which ends tidily on SIGTERM too, and on SIGINT also when the event loop is held up. A second SIGTERM ends it at once.
 
     Args:
         make: Returns what is run, and may say there how it is asked to end.
@@ -138,11 +138,14 @@ def run_until_signal(make: Callable[[Stop], Coroutine[Any, Any, int]]) -> int:
         assert task is not None
         stop = Stop()
 
-        def terminate() -> None:
+        def terminate(number: int, frame: Any) -> None:
+            # From now on SIGTERM ends the process at once: also where something holds up the event loop, or saving takes too long.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             stop.asked = stop.terminated = True
-            task.cancel()
+            loop.call_soon_threadsafe(task.cancel)
 
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
+        loop = asyncio.get_running_loop()
+        signal.signal(signal.SIGTERM, terminate)
         try:
             with ending_what_blocks(stop):
                 return await make(stop)

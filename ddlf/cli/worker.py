@@ -183,7 +183,9 @@ async def _serve(settings: Options, ready: Callable[[Daemon], None], exit_with_p
     def stop(number: int) -> None:
         nonlocal code
         code = 130 if number == signal.SIGINT else 0
-        daemon.stop()
+        for each in STOPPING:
+            loop.remove_signal_handler(each)  # a second signal ends this process at once
+        daemon.stop(f"{signal.Signals(number).name} on its machine")
 
     # First the signals: from here on every end is a tidy one, which leaves no folder behind.
     for number_ in STOPPING:

@@ -59,7 +59,7 @@ class Standing:
         self.phase = Phase.NEW
         self.crash: ExecutorCrashed | None = None
         self.lease: LeaseError | None = None
-        self._stopped_by = ""
+        self._stopped_by = self._stopped_hint = ""
         self._how_ended = how_ended
         self.news = asyncio.Event()
 
@@ -136,6 +136,7 @@ class Standing:
                 log.warning("%s; what methods kept in it is gone", self.crash)
         elif event == "stopped_by":
             self._stopped_by = str(facts["by"])
+            self._stopped_hint = str(facts.get("hint", "ask them, and start it again"))
         else:
             self.lease = LeaseError(
                 f"was taken over by {facts['by']} at {facts['since']}, epoch {facts['epoch']} > {epoch}",
@@ -183,7 +184,7 @@ class Standing:
             last_seen_s=silent_s,
         )
         if self._stopped_by:
-            lost.message, lost.hint = f"was stopped by {self._stopped_by}", "ask them, and start it again"
+            lost.message, lost.hint = f"was stopped by {self._stopped_by}", self._stopped_hint
         return lost
 
 

@@ -154,8 +154,14 @@ class Daemon:
         """Why there is no executor and none will be started; empty while all is well."""
         return self.process.given_up
 
-    def stop(self) -> None:
-        """End ``run``."""
+    def stop(self, by: str = "") -> None:
+        """End ``run``.
+
+        Args:
+            by: Who or what ended it, for the master that has this worker: then that one need not find out why it is gone.
+        """
+        if by and self._holder is not None:
+            self._holder.event("stopped_by", {"by": by, "hint": "start it there again"})
         self._stop.set()
 
     async def _accept(self) -> None:

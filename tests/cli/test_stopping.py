@@ -167,6 +167,19 @@ def test_sigterm_stops_at_once_keeps_the_last_complete_round_and_says_so(train, 
     assert descendants() == []
 
 
+def test_second_sigterm_ends_at_once_whatever_is_being_saved(train, tmp_path):
+    for name in ("go", "short", "saving"):
+        (tmp_path / name).touch()
+    process = train("--save", "m.keras", until="saving")
+    process.terminate()
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    process.terminate()
+    assert process.wait(PATIENCE_S) == -signal.SIGTERM
+    process.stdout.close()
+    process.stderr.close()
+
+
 @pytest.fixture
 def run(tmp_path, where):
     """Train to the end, with these files present."""

@@ -1,5 +1,6 @@
 """The ``ddlf-worker`` command: what it prints, what it refuses, and how it ends."""
 
+import asyncio
 import os
 import re
 import signal
@@ -10,6 +11,9 @@ import sys
 import psutil
 import pytest
 
+from ddlf.cluster.cluster import Cluster
+from ddlf.errors import WorkerLost
+from ddlf.events import WorkerWrote
 from ddlf.rpc.tokens import new_token
 from tests.patience import PATIENCE_S
 from tests.processes import command, end_of, is_listening
@@ -175,6 +179,28 @@ def test_a_signal_ends_it_tidily(start_worker, own_folders, number, code):
     assert not is_listening(worker.port)
     assert set((own_folders / "tmp").iterdir()) == before
     assert "Traceback" not in worker.output
+
+
+async def test_worker_that_gets_a_signal_says_so_to_its_master(start_worker, token_file):
+    worker = start_worker()
+    async with Cluster(["127.0.0.1"], worker.port, token_file=token_file) as cluster:
+        begun = asyncio.Event()
+        cluster.subscribe(lambda event: begun.set() if isinstance(event, WorkerWrote) else None)
+        running = asyncio.ensure_future(cluster.run_code("print('begun')\nimport asyncio; await asyncio.sleep(3600)"))
+        await begun.wait()
+        worker.process.send_signal(signal.SIGTERM)
+        with pytest.raises(WorkerLost, match="was stopped by SIGTERM on its machine; start it there again") as lost:
+            await running
+        assert lost.value.may_have_run
+
+
+def test_worker_that_gets_a_second_signal_ends_at_once(start_worker):
+    worker = start_worker()
+    worker.process.send_signal(signal.SIGSTOP)  # so that both are there when it goes on
+    for number in (signal.SIGINT, signal.SIGTERM):
+        worker.process.send_signal(number)
+    worker.process.send_signal(signal.SIGCONT)
+    assert worker.process.wait(PATIENCE_S) in (0, 130, -signal.SIGTERM)
 
 
 def test_a_signal_while_it_starts_leaves_nothing(own_folders, tmp_path, descendants):

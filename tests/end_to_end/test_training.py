@@ -96,10 +96,13 @@ def test_mnist_trains_on_two_worker_commands_in_both_modes_and_loads_once(enviro
 
 
 @pytest.mark.slow
-def test_a_signal_in_the_middle_of_training_ends_everything_with_its_code(environment):
+def test_sigterm_in_the_middle_of_training_writes_a_checkpoint_and_ends_everything_with_its_code(environment, tmp_path):
     number = signal.SIGTERM  # Ctrl-C: tests/cli/test_stopping.py
     process = subprocess.Popen(
-        (*COMMAND, "run", "apps/digits_cnn.py", "--local", "2", "--master-epochs", "100000"),
+        (
+            *(*COMMAND, "run", "apps/digits_cnn.py", "--local", "2", "--master-epochs", "1000"),
+            *("--checkpoint", tmp_path, "--checkpoint-every", "1000"),
+        ),
         env=environment,
         cwd=ROOT,
         stdout=subprocess.PIPE,
@@ -115,6 +118,7 @@ def test_a_signal_in_the_middle_of_training_ends_everything_with_its_code(enviro
     _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 128 + number
     assert "Traceback" not in errors
+    assert [path.name for path in tmp_path.glob("round-*")]  # of the last complete round, though none was due
     _, alive = psutil.wait_procs(children, timeout=PATIENCE_S)
     assert not alive
 
