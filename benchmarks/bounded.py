@@ -96,7 +96,7 @@ def trained(folder: str, cap_mib: int) -> dict[str, int]:
     """Train one epoch in this process, and say how much memory it had at most."""
     import tensorflow as tf
 
-    from ddlf.training.slot.file_feed import FileFeed
+    from ddlf.training.slot.feed import FileFeed
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)

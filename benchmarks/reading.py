@@ -118,7 +118,7 @@ def _tensors(data: Any, batch: int) -> Callable[[int], Iterator[Any]]:
     import tensorflow as tf
 
     import ddlf
-    from ddlf.training.slot.file_feed import FileFeed
+    from ddlf.training.slot.feed import FileFeed
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)

@@ -22,7 +22,6 @@ from ddlf.events.history import History
 from ddlf.rpc.messages import Request
 from ddlf.testing.fake_downpour import SHARDED, VERBS, answered, carried_until_lost, gradient, leave, rows_of
 from ddlf.testing.files import MadeUp
-from ddlf.testing.turns import Turns
 from ddlf.training import start
 from ddlf.training.arrivals import MEASURED
 from ddlf.training.crew import Crew
@@ -135,6 +134,7 @@ class FakeWorker:
     Attributes:
         lost: Whether it is lost; ``reconnect`` brings it back, and then what it held is gone.
         asked: What the master asked for: names of functions with their arguments, a task as ``Task``.
+        told: What its replica said of how far it is.
         replica: Its replica of the run; none before ``open``.
         model: The model of that.
         compute_s: How long it says that a task took.
@@ -151,6 +151,7 @@ class FakeWorker:
         self.lost = False
         self.carrying: asyncio.Future[Reply] | None = None
         self.asked: list[tuple[Any, ...]] = []
+        self.told: list[dict[str, Any]] = []
         self.turns: Turns | None = None
         self.others: dict[int, FakeWorker] = {}
 
@@ -177,6 +178,7 @@ class FakeWorker:
 
     def tell(self, **facts: Any) -> None:
         """See ``Worker``."""
+        self.told.append(facts)
 
     @property
     def connected(self) -> bool:
@@ -303,3 +305,43 @@ async def _crew_of(
         finally:
             for worker in cluster.workers:
                 leave(worker)
+
+
+class Turns:
+    """Who may have its update arrive: the first of the order, when all others wait, may not go on yet, or compute nothing more."""
+
+    def __init__(self, order: Sequence[int], bound: int | None, measured: int = 0) -> None:
+        self._left = list(order)
+        self._bound = len(order) if bound is None else bound
+        self._measured = measured
+        self._done = dict.fromkeys(order, 0)
+        self._waiting: dict[int, asyncio.Event] = {}
+        for slot in order:
+            if slot not in self._going():
+                paced = f" and {measured} rounds of all that are measured first" if measured else ""
+                raise ConfigError(
+                    f"with max_staleness={bound}{paced} slot {slot} cannot be so far ahead as arrivals say"
+                )
+            self._done[slot] += 1
+        self._done = dict.fromkeys(order, 0)
+
+    async def arrive(self, slot: int) -> None:
+        """Wait until it is a slot's turn."""
+        waiting = self._waiting[slot] = asyncio.Event()
+        self._next()
+        await waiting.wait()
+        del self._left[0], self._waiting[slot]
+        self._done[slot] += 1
+        self._next()
+
+    def _next(self) -> None:
+        if self._left and self._waiting.keys() == set(self._left) & self._going():
+            self._waiting[self._left[0]].set()
+
+    def _going(self) -> set[int]:
+        """Slots that are not too far ahead. None goes on behind the rounds that are measured before all have done them."""
+        least = min(self._done.values())
+        most = least + self._bound
+        if least < self._measured:
+            most = min(most, self._measured - 1)
+        return {slot for slot, done in self._done.items() if done <= most}

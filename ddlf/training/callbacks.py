@@ -17,10 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from ddlf.algorithms.rate_decay import Never, Plateau, RateDecay
 from ddlf.algorithms.weights import Weights
-from ddlf.errors import BadUpdate
+from ddlf.data.parts import has
+from ddlf.errors import AppError, BadUpdate
 from ddlf.events import Warned
-from ddlf.events.record import RoundRecord
+from ddlf.events.record import RoundRecord, accuracy
 from ddlf.training.evaluation import compute
 from ddlf.training.progress import Progress
 from ddlf.training.roles.describe import describe_optimizer
@@ -33,9 +35,8 @@ from ddlf.training.roles.optimizer_state import (
     write_optimizer,
     write_rates,
 )
-from ddlf.training.roles.rate_decay import callbacks_of
 from ddlf.training.rounds import Elsewhere
-from ddlf.training.slot.parts.callbacks import CallbackStates, check, look_at_tests, warnings_of_master
+from ddlf.training.slot.parts.callbacks import CallbackStates, check, check_rates, look_at_tests, warnings_of_master
 from ddlf.training.slot.task import OPTIMIZER
 from ddlf.training.spec import RunSpec
 
@@ -290,3 +291,52 @@ def merged_metrics(records: Sequence[RoundRecord]) -> dict[str, float]:
 def differ(one: Weights, other: Weights) -> bool:
     """Whether any of the weights have changed; NaN is equal to itself."""
     return any(a.tobytes() != b.tobytes() for a, b in zip(one, other, strict=True))
+
+
+def callbacks_of(app: Any, rule: RateDecay | Plateau) -> list[Any]:
+    """What lowers the learning rates of an app's model after each validation; nothing for a rule that does not.
+
+    Raises:
+        AppError: The app has no validation data that the rule needs, or its model no learning rate that can be set.
+    """
+    if isinstance(rule, Never):
+        return []
+    import keras
+
+    name = f"rate_decay={str(rule)!r}"
+    if isinstance(rule, Plateau):
+        check_rates(app.model, name)
+        monitor = "val_loss" if has(app, "val") else "loss"
+        more = {"min_delta": rule.delta, "cooldown": rule.cooldown, "min_lr": rule.least}
+        return [keras.callbacks.ReduceLROnPlateau(monitor, rule.factor, rule.patience, mode="min", **more)]
+    decay: RateDecay = rule
+    if not has(app, "val"):
+        raise AppError(
+            f"{name} looks at validation data, but there is no x_val", hint="set x_val, y_val in load_dataset"
+        )
+    check_rates(app.model, name)
+
+    class RateDecays(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_begin(self, logs: Any = None) -> None:
+            # In lists, which a checkpoint has of a callback, as soon as there is something in them.
+            self.first: list[float] = []
+            self.accuracies: list[float] = []
+            self.losses: list[float] = []
+
+        def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+            now = read_rates(self.model)
+            self.first = self.first or now
+            found = accuracy({name: value for name, value in logs.items() if name.startswith("val_")})
+            if not 0 <= found <= 1:
+                raise AppError(
+                    f"{name} looks at the accuracy of validation data, and the model reports "
+                    + ("none" if found != found else f"{found}"),
+                    hint="compile it with metrics=['accuracy']",
+                )
+            self.accuracies.append(found)
+            self.losses.append(logs["val_loss"])
+            lower = [decay.rate(first, self.accuracies, self.losses) for first in self.first]
+            write_rates(self.model, [low if 0 < low < rate else rate for low, rate in zip(lower, now, strict=True)])
+            logs["learning_rate"] = read_rates(self.model)[0]
+
+    return [RateDecays()]

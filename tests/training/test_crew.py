@@ -15,17 +15,18 @@ from ddlf.errors import (
     RemoteError,
     WorkerLost,
 )
+from ddlf.testing import FakeCluster, FakeWorker
 from ddlf.training.crew import Crew
 from ddlf.training.recovery import LOSS
 from ddlf.training.reporting import hooked
 from tests.patience import PATIENCE_S
 
 
-class FakeWorker:
-    def __init__(self, id):
-        self.id = id
-        self.name = f"worker {id}"
-        self.lost = False
+class Returning(FakeWorker):
+    """A worker that comes back when the test says so, or fails to."""
+
+    def __init__(self, number):
+        super().__init__(number)
         self.back = asyncio.Event()
         self.error = None
 
@@ -36,20 +37,12 @@ class FakeWorker:
             raise self.error
 
 
-class FakeCluster:
-    def __init__(self, count):
-        self.workers = [FakeWorker(number) for number in range(1, count + 1)]
-        self.missing = []
-
-    def take_in(self, worker):
-        pass
-
-
 class Story:
     """What happened, and what workers are to do: answers by worker, in order; the last one stays."""
 
     def __init__(self, count, **options):
-        self.cluster = FakeCluster(count)
+        self.cluster = FakeCluster(0)
+        self.cluster.workers = [Returning(number) for number in range(1, count + 1)]
         self.events = []
         self.opened = []
         self.calls = []
@@ -190,7 +183,7 @@ async def test_a_worker_that_joins_takes_part_from_the_next_round():
     story = Story(1)
     release = asyncio.Event()
     async with story.ready() as crew:
-        story.cluster.workers.append(FakeWorker(2))
+        story.cluster.workers.append(Returning(2))
         story.cluster.workers[1].back.set()
         joined = asyncio.ensure_future(wait_for(story, ("joined", 2)))
         crew.begin_round()
@@ -422,7 +415,7 @@ async def test_an_error_in_on_event_ends_the_run_with_that_error_wherever_it_com
             for worker in story.cluster.workers:
                 (worker.back.clear if kind == "waiting" else worker.back.set)()
             if kind == "joined":
-                story.cluster.workers.append(FakeWorker(3))
+                story.cluster.workers.append(Returning(3))
                 crew.begin_round()
             await asyncio.gather(*(crew.carry(slot, 0, story.work) for slot in (0, 1)))
 

@@ -25,14 +25,13 @@ from ddlf.training.roles.build import fresh_names, ready_model
 from ddlf.training.roles.evaluation import beside, counts
 from ddlf.training.roles.metrics import scalars
 from ddlf.training.roles.precision import gain_of_bfloat16, set_precision
-from ddlf.training.slot.app import App, call, chosen, run_train
+from ddlf.training.slot.app import App, call, chosen, load_data, run_train
+from ddlf.training.slot.feed import Samples, TrainingSamples, in_order
 from ddlf.training.slot.keras_model import KerasModel
-from ddlf.training.slot.loading import load_data
 from ddlf.training.slot.model import TrainableModel
 from ddlf.training.slot.part import SlotPart, SlotRound
 from ddlf.training.slot.parts import PARTS
 from ddlf.training.slot.peer_files import PIECE_BYTES, Others
-from ddlf.training.slot.samples import Samples, TrainingSamples, in_order
 from ddlf.training.slot.task import MOST_FILES, KeptStates, Reply, SlotState, Task
 from ddlf.training.slot.transfer import read_weights, travelling
 from ddlf.worker.methods import concurrent, offered

@@ -9,10 +9,11 @@ import pytest
 import ddlf
 from ddlf.algorithms.encoding import decode_update
 from ddlf.data.array_cache import ArrayCache
+from ddlf.testing import FakeWorker
 from ddlf.training.slot.replica import Replica
 from tests.training.models import Blobs, app, blobs, equal
 from tests.training.slot.test_feed import _traces
-from tests.training.slot.test_replica import FakeWorker, task
+from tests.training.slot.test_replica import task
 
 pytestmark = pytest.mark.slow
 STEPS = 2 * 13
@@ -141,7 +142,7 @@ class Stable(Blobs):
 def replica_of(kind):
     made = Stable()
     made.kind = kind
-    replica = Replica(FakeWorker(), made)
+    replica = Replica(FakeWorker(2), made)
     replica.begin()
     replica.load_data({}, ArrayCache())
     replica.build()

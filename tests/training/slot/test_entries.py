@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ddlf.errors import ConfigError
-from ddlf.training.slot.entries import entries_of
+from ddlf.training.slot.keras_model import entries_of
 from tests.training.models import Blobs, app, distance
 
 

@@ -14,14 +14,15 @@ from ddlf.data.place import Folder
 from ddlf.data.sources import open_source
 from ddlf.data.split import split
 from ddlf.errors import AppError, DatasetError
+from ddlf.testing import FakeWorker
 from ddlf.training.evaluation_there import added
 from ddlf.training.roles.evaluation import counts, evaluate, fitting
 from ddlf.training.roles.metrics import MetricMerge
-from ddlf.training.slot.file_feed import FileFeed
+from ddlf.training.slot.feed import FileFeed
 from ddlf.training.slot.replica import Replica
 from tests.patience import PATIENCE_S
 from tests.training.models import Blobs, blobs, equal
-from tests.training.slot.test_replica import FakeWorker, arrays, task
+from tests.training.slot.test_replica import arrays, task
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +53,7 @@ def made(kind=Blobs, **attributes):
     app = kind()
     for name, value in attributes.items():
         setattr(app, name, value)
-    replica = Replica(FakeWorker(), app)
+    replica = Replica(FakeWorker(2), app)
     replica.begin()
     replica.load_data({}, ArrayCache())
     replica.build()

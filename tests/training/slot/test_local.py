@@ -11,12 +11,13 @@ import pytest
 from ddlf.algorithms.encoding import decode_update
 from ddlf.data.array_cache import ArrayCache
 from ddlf.errors import AppError
+from ddlf.testing import FakeWorker
 from ddlf.training.roles.optimizer_state import read_optimizer
 from ddlf.training.slot.replica import Replica
 from ddlf.training.slot.task import CONTROL
 from tests.training.models import Blobs, distance, equal
 from tests.training.slot.test_feed import _traces
-from tests.training.slot.test_replica import FakeWorker, arrays, task
+from tests.training.slot.test_replica import arrays, task
 
 RATE, BATCH = 0.05, 16
 BEGIN = [np.full((8, 4), 0.1, "float32"), np.zeros(4, "float32")]
@@ -45,7 +46,7 @@ def replica_of(app_class=Linear, **attributes):
     app = app_class()
     for name, value in attributes.items():
         setattr(app, name, value)
-    replica = Replica(FakeWorker(), app)
+    replica = Replica(FakeWorker(2), app)
     replica.begin()
     replica.load_data({}, ArrayCache())
     replica.build()

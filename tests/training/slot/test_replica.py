@@ -11,6 +11,7 @@ from ddlf.algorithms.encoding import decode_update, encode_update
 from ddlf.data.array_cache import ArrayCache
 from ddlf.data.parts import check_data
 from ddlf.errors import AppError, AppMissing
+from ddlf.testing import FakeWorker
 from ddlf.training.roles import randomness
 from ddlf.training.roles.build import describe_weights
 from ddlf.training.roles.optimizer_state import final_weights, read_optimizer
@@ -20,23 +21,13 @@ from ddlf.training.slot.task import Task
 from tests.training.models import Blobs, blobs, distance, equal, small_model
 
 
-class FakeWorker:
-    id = 2
-
-    def __init__(self):
-        self.told = []
-
-    def tell(self, **facts):
-        self.told.append(facts)
-
-
 @pytest.fixture
 def make_replica():
     def make(app_class=Blobs, **attributes):
         app = app_class()
         for name, value in attributes.items():
             setattr(app, name, value)
-        replica = Replica(FakeWorker(), app)
+        replica = Replica(FakeWorker(2), app)
         replica.begin()
         replica.load_data({}, ArrayCache())
         replica.build()
@@ -316,7 +307,7 @@ def test_a_model_that_is_not_there_not_built_or_without_data_is_named():
 
     app = Nothing()
     with pytest.raises(AppError, match=r"set no self\.model"):
-        Replica(FakeWorker(), app).build()
+        Replica(FakeWorker(2), app).build()
     with pytest.raises(AppError, match="is not built"):
         describe_weights(keras.Sequential([keras.layers.Dense(1)]))
     with pytest.raises(AppError, match=r"set no self\.x_train"):
