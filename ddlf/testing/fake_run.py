@@ -1,7 +1,10 @@
-"""A run without Keras, processes and network: for tests of training algorithms and their rules. Runs on the master, on its event loop.
+"""A run without Keras, processes and network: for tests of training algorithms and their rules. Runs on the master, on
+its event loop.
 
-Both sides are the real thing: settings, loops, rules, codecs, crew, checkpoints, and on the workers ``Replica`` and what slots keep between rounds.
-Only the model is made up: ``NumpyModel``, a few arrays with random gradients. So a run takes milliseconds, and whatever changes it shows in its bits.
+Both sides are the real thing: settings, loops, rules, codecs, crew, checkpoints, and on the workers ``Replica`` and
+what slots keep between rounds.
+Only the model is made up: ``NumpyModel``, a few arrays with random gradients. So a run takes milliseconds, and whatever
+changes it shows in its bits.
 """
 
 from __future__ import annotations
@@ -51,7 +54,8 @@ class FakeRun(IApp):
         start: Weights to begin with, by path. Codecs leave tensors of less than 1,024 bytes alone.
         frozen: Paths of the weights that are not trained. Those of integers or booleans must be.
         norms: Paths of the weights that belong to a layer that normalizes by batches.
-        arrivals: Slots, from 1, in the order in which their updates arrive, in asynchronous training: each waits for its turn. None: as they come.
+        arrivals: Slots, from 1, in the order in which their updates arrive, in asynchronous training: each waits for
+            its turn. None: as they come.
         events: What ``on_event`` was given.
 
     Example::
@@ -308,7 +312,8 @@ async def _crew_of(
 
 
 class Turns:
-    """Who may have its update arrive: the first of the order, when all others wait, may not go on yet, or compute nothing more."""
+    """Who may have its update arrive: the first of the order, when all others wait, may not go on yet, or compute
+    nothing more."""
 
     def __init__(self, order: Sequence[int], bound: int | None, measured: int = 0) -> None:
         self._left = list(order)
@@ -339,7 +344,10 @@ class Turns:
             self._waiting[self._left[0]].set()
 
     def _going(self) -> set[int]:
-        """Slots that are not too far ahead. None goes on behind the rounds that are measured before all have done them."""
+        """Slots that are not too far ahead.
+
+        None goes on behind the rounds that are measured before all have done them.
+        """
         least = min(self._done.values())
         most = least + self._bound
         if least < self._measured:

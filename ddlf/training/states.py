@@ -1,9 +1,9 @@
-"""What slots have left for their next rounds, and where it is. Runs on the master; ``ddlf.training.slot.task`` says what it is.
+"""The states that slots left for their next rounds, and where they are. Runs on the master; ``slot/task.py`` has the data.
 
-Some groups come back with each reply. The others, as the residuals of biased codecs, are as large as the weights, so they stay on the worker that
-made them, and are fetched when they are needed elsewhere: when the slot moves to another worker while its own one lives, when a checkpoint is due,
-and at the end of a run. When that worker is lost first, they are lost, too: then an event says so, and the run is no longer the same bits as an
-undisturbed one. In the sharded exchange another worker can have a copy, and who carries the slot next gets it from these two.
+Some groups come back with each reply. Others, such as the residuals of biased codecs, are as large as the weights, so
+they stay on their worker. The master fetches them when the slot moves to another worker, for a checkpoint, and at the
+end of a run. If the worker is lost first, they are lost too: an event says so, and the run no longer has the bits of an
+undisturbed one. In the sharded exchange another worker can have a copy, which the next worker of the slot then gets.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 AT_HOME = tuple(part.name for part in PARTS if not part.travels)
 """Parts that the master has by itself."""
 FETCH_S = 30.0
-"""How long a worker may take to give what a slot left. It does so beside its training, so only the network can take that long."""
+"""Time limit for a worker to send a slot's state. It sends beside its training, so only the network takes that long."""
 
 
 class SlotStates:
@@ -45,17 +45,19 @@ class SlotStates:
     Args:
         run: Name of the training run.
         crew: Workers.
-        known: State of each slot to begin with, from a checkpoint or the run before. Its entries are replaced as the master learns more.
+        known: State of each slot to begin with, from a checkpoint or the run before. Its entries are replaced as the
+            master learns more.
         parts: How slots keep their parts, by name.
         codec: Name of the codec of updates, for the event that something was lost.
-        there: Whether the weights are on the workers. Then so are the means that rounds begin with, and what these are made of.
+        there: Whether the weights are on the workers. Then so are the means that rounds begin with, and what these are
+            made of.
         restoring: Has what slots have left that is in slices of a checkpoint.
 
     Attributes:
         keep: Parts that stay on a slot's worker.
         back: Parts that come back with each reply.
-        shared: Parts that every slot begins its next round with, in the place of its own.
-        copied: Parts that do not come back, and of which other workers keep copies.
+        shared: Parts that every slot begins its next round with, instead of its own.
+        copied: Parts that do not come back, but that other workers keep copies of.
         averages: Whether each round begins with the mean of the slots' optimizers.
         controls: Whether slots have controls.
         mean: Brings the mean of slots' optimizers here, where it is on workers; see ``mean_is``.
@@ -86,13 +88,13 @@ class SlotStates:
         self.mean: Callable[[], Weights] | None = None  # that of slots' optimizers, where it is not shared from here
         for name in self._averaged:
             if begun := [state[name] for state in known if name in state]:
-                # Of a training that was stopped all are that mean already; the mean of equal numbers may be rounded.
+                # After a training that was stopped each is the mean already, and the mean of equal numbers may be rounded.
                 begun = begun[:1] if len(set(map(digest, begun))) == 1 else begun
                 self._share(name, begun, [1] * len(begun))
         if there and self.shared:
             mean, self.shared = self.shared[OPTIMIZER], {}
             self.mean_is(lambda: mean)
-        # What a mean on the workers was made of is not needed any more.
+        # The parts behind a mean that is on the workers are not needed any more.
         self._fetched = tuple(
             name
             for name, part in parts.items()
@@ -108,7 +110,8 @@ class SlotStates:
         self._unread = {} if restoring is None else restoring.left  # slot -> lengths, slice of a checkpoint
 
     async def restored(self, slot: int, number: int, worker: ProxyWorker) -> bool:
-        """Have a worker read what a slot has left, if that is still in a slice of the checkpoint that the run goes on from.
+        """Have a worker read what a slot has left, if that is still in a slice of the checkpoint that the run goes on
+        from.
 
         Args:
             slot: Which.
@@ -204,7 +207,8 @@ class SlotStates:
         return found
 
     def where(self, slot: int, group: str) -> tuple[int, int] | list[Any] | None:
-        """Where a group of what a slot has left is: a worker, and the round; or the group, if it is here; None if it is nowhere."""
+        """Where a group of what a slot has left is: a worker, and the round; or the group, if it is here; None if it is
+        nowhere."""
         if (left := self._on.get(slot)) is None:
             return self._known[slot].get(group)
         holders = self._holders(slot, left)
@@ -290,7 +294,7 @@ class SlotStates:
         await asyncio.gather(*coming, return_exceptions=True)
 
     def _coming_of(self, slot: int) -> asyncio.Future[SlotState] | None:
-        """What a slot left on its worker and did not send back, if there is any; the worker is asked at once, and once."""
+        """Return the groups that are only on the slot's worker, if any. The worker is asked at once, and once."""
         if slot not in self._coming and slot in self._on:
             self._coming[slot] = asyncio.ensure_future(self._fetch(slot, *self._on[slot]))
         elif slot not in self._coming and slot in self._unread:
@@ -341,12 +345,12 @@ async def _collected(parts: list[tuple[SlotState, asyncio.Future[SlotState] | No
 
 
 def states_of(app: Any, crew: Crew, progress: Progress, spec: RunSpec, how: Outwards) -> SlotStates:
-    """What slots leave in a run.
+    """Return the states of the slots of a run.
 
     Args:
         app: The user's ``IApp``.
         crew: Workers.
-        progress: What the run goes on from.
+        progress: Progress that the run continues from.
         spec: The run.
         how: How weights travel.
     """

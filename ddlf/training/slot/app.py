@@ -1,4 +1,7 @@
-"""The user's app on a worker: its data, and its methods, called and checked. Runs in the executor, on the thread that Keras lives on."""
+"""The user's app on a worker: its data, and its methods, called and checked.
+
+Runs in the executor, on the thread that Keras lives on.
+"""
 
 from __future__ import annotations
 
@@ -111,11 +114,13 @@ def load_data(app: Any, wanted: dict[str, str], held: ArrayCache) -> tuple[dict[
 
     Args:
         app: App as it came from the master.
-        wanted: If nothing but arrays is to be set: the fingerprint of each. When all of them are here, nothing is loaded.
+        wanted: If nothing but arrays is to be set: the fingerprint of each. When all of them are here, nothing is
+            loaded.
         held: What is here; it gets what is not.
 
     Returns:
-        The fingerprint of each array, and of each data set at a place; and what the training data is, and whether it was loaded.
+        The fingerprint of each array, and of each data set at a place; and what the training data is, and whether it
+        was loaded.
     """
     begin = time.perf_counter()
     found = wanted

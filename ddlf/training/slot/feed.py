@@ -1,12 +1,14 @@
-"""Samples for ``Model.fit`` in a given order, from arrays or from partition files. Runs where a model trains or is evaluated.
+"""Samples for ``Model.fit`` in a given order, from arrays or from partition files. Runs where a model trains or is
+evaluated.
 
-From arrays the samples are gathered by index batch by batch, so the data set is never copied. From files they are read ahead, as a ``Stream``. Either
-way the order is set anew for each epoch.
+From arrays the samples are gathered by index batch by batch, so the data set is never copied. From files they are read
+ahead, as a ``Stream``. Either way the order is set anew for each epoch.
 
-With TensorFlow the batches come from a ``tf.data`` pipeline that is built once and used in every round, with its autotuning off. Autotuning is on
-when ``fit`` is given arrays, and then the end of ``fit`` can wait for the autotuning thread's next wake-up, as long again as the training itself
-took (TensorFlow 2.21: ``Model::OptimizeLoop`` is notified before it can see that it was cancelled). ``docs/contributing/LAB.md`` has the figures.
-Of files, whole chunks of batches pass from Python into the pipeline, which cuts them.
+With TensorFlow the batches come from a ``tf.data`` pipeline that is built once and used in every round, with its
+autotuning off. Autotuning is on when ``fit`` is given arrays, and then the end of ``fit`` can wait for the autotuning
+thread's next wake-up, as long again as the training itself took (TensorFlow 2.21: ``Model::OptimizeLoop`` is notified
+before it can see that it was cancelled). ``docs/contributing/LAB.md`` has the figures. Of files, whole chunks of
+batches pass from Python into the pipeline, which cuts them.
 """
 
 from __future__ import annotations
@@ -47,8 +49,9 @@ def make_feed(data: Any, batch_size: int) -> Feed:
     """The feed for the Keras backend in use.
 
     Args:
-        data: What ``fit`` takes of one batch, as ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``, each an array or a tree of arrays. Floating-point
-            numbers reach the model in Keras's own type, as they do when ``fit`` is given arrays.
+        data: What ``fit`` takes of one batch, as ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``, each an array or a
+            tree of arrays. Floating-point numbers reach the model in Keras's own type, as they do when ``fit`` is given
+            arrays.
         batch_size: Samples in a batch; the last one of a pass may be smaller.
     """
     import keras
@@ -90,7 +93,10 @@ class TensorFlowFeed:
         return (samples + self._batch_size - 1) // self._batch_size
 
     def set_order(self, order: np.ndarray[Any, Any]) -> None:
-        """See ``Feed``. Nothing is traced again: only the number of steps, which Keras wants to know, is noted on the data set."""
+        """See ``Feed``.
+
+        Nothing is traced again: only the number of steps, which Keras wants to know, is noted on the data set.
+        """
         self._order.assign(order.astype(np.int64))
         steps = self._tf.data.experimental.assert_cardinality(self._steps(len(order)))
         self.dataset = self._batches.apply(steps)
@@ -232,7 +238,8 @@ class FileFeed:
         return self._stream
 
     def _bad(self, data: DataSet, order: Portion | Turned) -> dict[int, str]:
-        """What is wrong with files of a pass, by number; each is read for that when it is first met, before a sample of it counts."""
+        """What is wrong with files of a pass, by number; each is read for that when it is first met, before a sample of
+        it counts."""
         files = np.unique(np.concatenate([np.unique(files) for files, _ in order.blocks(data.manifest.sizes)]))
         return {number: why for number in files.tolist() if not self._ends() and (why := data.damaged(number))}
 

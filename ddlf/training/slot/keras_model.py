@@ -1,4 +1,7 @@
-"""A Keras model on a worker, which slots in turn train round by round. Runs in the executor, on the thread that Keras lives on."""
+"""A Keras model on a worker, which slots in turn train round by round.
+
+Runs in the executor, on the thread that Keras lives on.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,15 @@ from ddlf.training.slot.parts.callbacks import look_at_batches
 from ddlf.training.slot.task import Task
 
 STEPS_PER_EXECUTION = 16
-"""Batches in one call of the compiled step, when nothing watches single batches: ``docs/contributing/LAB.md`` has the figures."""
+"""Batches in one call of the compiled step, when nothing watches single batches:
+
+``docs/contributing/LAB.md`` has the figures.
+"""
 
 
 def use_fast_steps(model: Any, callbacks: Iterable[Any], chosen: int) -> None:
-    """Let one call of the compiled function take several batches, unless the user chose a number or a callback may look at batches.
+    """Let one call of the compiled function take several batches, unless the user chose a number or a callback may look
+    at batches.
 
     Only with TensorFlow: there a short last group of batches is handled, and the weights are the same bits.
 
@@ -139,7 +146,8 @@ class KerasModel:
             model.train_function = None
 
     def _set_rates(self, epoch: int) -> None:
-        """Have the learning rates of an epoch that callbacks on the master have set; an own ``train`` may have more epochs than the round."""
+        """Have the learning rates of an epoch that callbacks on the master have set; an own ``train`` may have more
+        epochs than the round."""
         if self._rates and self._gradients is None:
             write_rates(self._app.model, self._rates[min(epoch - self._first_epoch, len(self._rates) - 1)])
 
@@ -164,7 +172,8 @@ class KerasModel:
             epochs: Numbers of the epochs.
             callbacks: Callbacks of the user.
             begin_epoch: Called with the number of each.
-            end_batch: Called with the numbers of epoch and batch, and Keras's metrics so far, after each call of the compiled step; whether to end.
+            end_batch: Called with the numbers of epoch and batch, and Keras's metrics so far, after each call of the
+                compiled step; whether to end.
             begun: Called when ``on_train_begin`` of all callbacks was.
 
         Returns:
@@ -234,8 +243,9 @@ class KerasModel:
 class KerasRule:
     """The local rule of a run, in the optimizer of a worker's model.
 
-    Every way of training uses the optimizer's gradients: ``fit``, an own ``train_step``, an own loop. What changes from round to round is in
-    variables of the optimizer, so nothing is traced again, and JAX, whose step is handed all that it reads, is handed them.
+    Every way of training uses the optimizer's gradients: ``fit``, an own ``train_step``, an own loop. What changes from
+    round to round is in variables of the optimizer, so nothing is traced again, and JAX, whose step is handed all that
+    it reads, is handed them.
 
     Args:
         model: Built and compiled, and its optimizer built.

@@ -1,4 +1,7 @@
-"""A model of NumPy arrays: ``NumpyModel``, with which runs are tested through the real replica in milliseconds and without Keras."""
+"""A model of NumPy arrays:
+
+``NumpyModel``, with which runs are tested through the real replica in milliseconds and without Keras.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,9 @@ Sizes = Callable[[int], list[int]]
 class NumpyModel:
     """A ``TrainableModel`` whose gradients are random numbers, and what the master asks of a Keras model.
 
-    Everything that a round depends on is in the bits of its update: weights, samples, seed, round, slot, local epochs, and the state of the
-    optimizer, which is a momentum. Random numbers instead of a loss make each of these count, and cost no time.
+    Everything that a round depends on is in the bits of its update: weights, samples, seed, round, slot, local epochs,
+    and the state of the optimizer, which is a momentum. Random numbers instead of a loss make each of these count, and
+    cost no time.
 
     Args:
         start: Weights to begin with, by path.
@@ -99,7 +103,10 @@ class NumpyModel:
         end_batch: Callable[[int, int, Any], bool],
         begun: Callable[[], None],
     ) -> dict[str, float]:
-        """Make the steps of all epochs at once, and then those of the local rule. Loss and accuracy are functions of the weights before."""
+        """Make the steps of all epochs at once, and then those of the local rule.
+
+        Loss and accuracy are functions of the weights before.
+        """
         begun()
         for epoch in epochs:
             begin_epoch(epoch)
@@ -124,7 +131,8 @@ class NumpyModel:
     # -- how it trains ------------------------------------------------------------------------------------------------
 
     def measure(self, task: Task, weights: Weights) -> Weights:
-        """Return moving statistics ``s + learning_rate * (mean(samples) / n + |mean of the first weight|)``, with ``s`` those before."""
+        """Return moving statistics ``s + learning_rate * (mean(samples) / n + |mean of the first weight|)``, with ``s``
+        those before."""
         found = np.mean(self.samples_of(task)) / self._samples + np.abs(np.mean(weights[0]))
         return [np.asarray(weights[place] + self.learning_rate * found, weights[place].dtype) for place in moving(self)]
 

@@ -1,8 +1,9 @@
-"""What a slot keeps between its rounds: ``SlotPart``. Each file in ``parts`` has one.
+"""The parts of a slot's state: ``SlotPart``. Each file in ``parts`` has one.
 
-A slot is no worker: each of its rounds may be carried by another one. So what a round must know of the rounds before it is in parts, each a list of
-arrays. A part has two halves. On the worker it begins and ends each round. On the master it says whether the slots of a run keep it, and where it is
-between two rounds. Tasks, replies and checkpoints have it under the part's name.
+Another worker may carry each round of a slot, so a slot keeps everything that one round passes to the next in parts.
+Each part is a list of arrays. A
+part has two halves: on the worker it begins and ends each round, and on the master it says whether the slots of a run
+keep it, and where it is between two rounds. Tasks, replies and checkpoints contain it under the part's name.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ddlf.training.slot.task import Task
 from ddlf.training.spec import RunSpec
 
 Left = list[Any]
-"""What a part has left after a round: arrays, with None in the place of a tensor that it has nothing for."""
+"""The arrays that a part leaves after a round, with None for a tensor that it has nothing for."""
 
 
 @dataclass(slots=True)
@@ -61,11 +62,11 @@ class SlotRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotPlan:
-    """What a run is, for parts to say whether its slots keep them.
+    """A run, for parts to say whether its slots keep them.
 
     Args:
         spec: What the run is told.
-        optimizer: What the model was compiled with, as ``describe_optimizer`` tells it.
+        optimizer: Optimizer of the compiled model, as ``describe_optimizer`` returns it.
         differences: Whether weights travel as differences.
         callbacks: Whether there are ``worker_callbacks``.
     """
@@ -83,16 +84,18 @@ class SlotPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """Where a part is between two rounds, and what becomes of it on the master.
+    """Where a part is between two rounds, and how the master uses it.
 
-    A part always stays on the worker that left it. Where it does not come back, it is fetched when another worker needs it, for a checkpoint, and at
-    the end of the run.
+    A part always stays on the worker that left it. If it does not come back, the master fetches it when another worker
+    needs it, for a checkpoint, and at the end of the run.
 
     Args:
         back: Whether it also comes back with each reply.
-        copied: Whether losing it with its worker costs so much that, in the sharded exchange, another worker keeps a copy.
-        mean: Makes one of what the slots have left, None for a slot that has left nothing, weighted by samples; None if nobody needs the mean.
-        shared: Whether each slot begins its next round with that mean in place of its own part.
+        copied: Whether losing it with its worker costs so much that, in the sharded exchange, another worker keeps a
+            copy.
+        mean: Computes the mean of this part over the slots, weighted by samples; a slot that has left nothing gives
+            None. None if slots need no mean.
+        shared: Whether each slot begins its next round with that mean instead of its own part.
     """
 
     back: bool = False
@@ -102,7 +105,7 @@ class Kept:
 
 
 class SlotPart:
-    """One thing that a slot keeps between its rounds. Subclass it in a file of its own, and list the class in ``parts/__init__.py``.
+    """One part of a slot's state. Subclass it in a new file, and list the class in ``parts/__init__.py``.
 
     Args:
         app: The app on this worker.
@@ -126,7 +129,7 @@ class SlotPart:
         Args:
             round: The round.
             weights: Weights that local training would begin with.
-            left: What this part left after the slot's round before; None before its first one.
+            left: The arrays that this part left after the slot's round before; None in its first round.
 
         Returns:
             Weights that local training begins with.
@@ -141,12 +144,12 @@ class SlotPart:
             update: Weights before minus weights after.
 
         Returns:
-            The update that goes to the master, and what this part leaves for the slot's next round.
+            The update that goes to the master, and the arrays that this part leaves for the slot's next round.
         """
         return update, None
 
     def fit_begins(self) -> Callable[[], None] | None:
-        """Prepare a call of ``fit``; what it returns is called after ``on_train_begin`` of all callbacks."""
+        """Prepare a call of ``fit``. The returned function is called after ``on_train_begin`` of all callbacks."""
 
     def epoch_begins(self) -> None:
         """Prepare an epoch, before its learning rate is set."""
@@ -160,7 +163,7 @@ class SlotPart:
 
     @classmethod
     def goes_on(cls, before: Mapping[str, Any], now: Mapping[str, Any], same: bool) -> bool:
-        """Return whether a training that continues an earlier one can use what its slots left.
+        """Return whether a training that continues an earlier one can use the arrays that its slots left.
 
         Args:
             before: Settings of the earlier training.
@@ -171,10 +174,10 @@ class SlotPart:
 
     @classmethod
     def check(cls, left: Left, like: Weights, worker: str) -> None:
-        """Check what came back from a worker.
+        """Check the arrays that came back from a worker.
 
         Args:
-            left: What this part left there.
+            left: The arrays.
             like: Arrays with the shapes and types of the model's weights.
             worker: Name of the worker.
 

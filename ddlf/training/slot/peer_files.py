@@ -1,4 +1,7 @@
-"""Partition files that other workers of the run have on their disks, as a store that is only read. Runs in the executor, on threads that read."""
+"""Partition files that other workers of the run have on their disks, as a store that is only read.
+
+Runs in the executor, on threads that read.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ if TYPE_CHECKING:
     from ddlf.worker.worker import Worker
 
 PIECE_BYTES = 2**22
-"""Of a file in one answer."""
+"""The largest piece of a file in one answer."""
 
 
-class Others:
-    """What ``RemoteFolder`` asks of a ``Store``. Who reads compares what comes with the manifest.
+class PeerFiles:
+    """A ``Store`` of the files that other workers have, for ``RemoteFolder``, which compares each file with the manifest.
 
     Args:
         place: Where this worker and the others have their files.

@@ -1,7 +1,7 @@
-"""What a worker is in a training run: a model behind a few verbs. Runs in the executor.
+"""The role of a worker in a training run: a model that the master calls by a few verbs. Runs in the executor.
 
-Keras lives on the worker's one compute thread: imported, built and trained there, while the event loop goes on taking weights and indices.
-What a slot keeps between its rounds is in ``parts``.
+Keras is imported, built and trained on the worker's one compute thread, while the event loop still receives weights and
+indices. ``parts`` has the state that a slot keeps between its rounds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ddlf.training.slot.keras_model import KerasModel
 from ddlf.training.slot.model import TrainableModel
 from ddlf.training.slot.part import SlotPart, SlotRound
 from ddlf.training.slot.parts import PARTS
-from ddlf.training.slot.peer_files import PIECE_BYTES, Others
+from ddlf.training.slot.peer_files import PIECE_BYTES, PeerFiles
 from ddlf.training.slot.task import MOST_FILES, KeptStates, Reply, SlotState, Task
 from ddlf.training.slot.transfer import read_weights, travelling
 from ddlf.worker.methods import concurrent, offered
@@ -54,11 +54,11 @@ class Replica:
 
     Attributes:
         stopping: Set when training is to end at the next batch.
-        slots: What the rounds of slots have left here.
+        slots: The states that the rounds of slots left here.
     """
 
     PARTS: ClassVar[Sequence[type[SlotPart]]] = PARTS
-    """What a slot keeps between its rounds."""
+    """The parts of a slot's state."""
 
     def __init__(self, worker: Worker, app: App) -> None:
         app.worker, app.replica = worker, self
@@ -93,7 +93,7 @@ class Replica:
         self._worker.tell(what="loading")
         data: dict[str, Any] = await compute(self.load_data, wanted or {}, held)
         if data["here"] is not None and (place := place_of(self.app, "train")) is not None:
-            place.beside(RemoteFolder(str(place), store=Others(place, self._worker, asyncio.get_running_loop())))
+            place.beside(RemoteFolder(str(place), store=PeerFiles(place, self._worker, asyncio.get_running_loop())))
         self._worker.tell(what="building")
         model: dict[str, Any] = await compute(self.build)
         return data | model
@@ -134,7 +134,10 @@ class Replica:
     async def counts(
         self, there: dict[str, Any], part: str, batch_size: int, begin: int, end: int, content: dict[str, str]
     ) -> dict[str, Any] | None:
-        """See ``evaluation.counts``; ``there`` are the weights, or says which of those that are here. None if the data here is other data."""
+        """See ``evaluation.counts``; ``there`` are the weights, or says which of those that are here.
+
+        None if the data here is other data.
+        """
         if not self._has(content):
             return None
         if (weights := await self._weights_of(there)) is None:
@@ -242,7 +245,7 @@ class Replica:
         )
 
     def _begin_round(self, task: Task) -> SlotRound:
-        """Begin a slot's round: each part takes up what the slot's round before has left."""
+        """Begin a slot's round: each part receives the arrays that it left in the slot's round before."""
         self.stopping, self._task, self._fed = False, task, []
         self._told = time.monotonic()
         round, state = SlotRound(task, self._model), self.slots.begin(task)
@@ -261,7 +264,7 @@ class Replica:
         return run_train(self.app, begun, task.epochs, task.batch_size)
 
     def _end_round(self, round: SlotRound, update: Weights) -> SlotState:
-        """End a slot's round; returns what each part leaves for the next one."""
+        """End a slot's round; returns the arrays that each part leaves for the next one."""
         round.stopped, state = self.stopping, SlotState()
         for part in reversed(self._parts):
             update, left = part.end(round, update)
@@ -276,7 +279,8 @@ class Replica:
         return self._model.statistics(task, read_weights(task.weights, None, self._model.like), batches)
 
     def _otherwise_fed(self, task: Task) -> np.ndarray[Any, Any] | int | None:
-        """Which samples ``fit`` was given in this round, once for each epoch; None if it was the partition in each, or ``fit`` did not run."""
+        """Which samples ``fit`` was given in this round, once for each epoch; None if it was the partition in each, or
+        ``fit`` did not run."""
         as_given = len(self._fed) == task.epochs and all(indices is task.indices for indices in self._fed)
         if as_given or not self._fed:
             return None
@@ -289,8 +293,9 @@ class Replica:
     def fit(self, epochs: int, batch_size: int, callbacks: Iterable[Any] = ()) -> dict[str, float]:
         """Run ``Model.fit`` over this round's partition, with the weights of its samples or classes if there are any.
 
-        The first local epoch goes through it in the order that came, each later one in an own order made from the task's seed. Epochs are counted
-        over the whole run, so that a ``LearningRateScheduler`` does what it would do in one ``fit``.
+        The first local epoch goes through it in the order that came, each later one in an own order made from the
+        task's seed. Epochs are counted over the whole run, so that a ``LearningRateScheduler`` does what it would do in
+        one ``fit``.
 
         Returns:
             Keras's metrics of the last epoch.
@@ -323,7 +328,7 @@ class Replica:
         return self._samples.during(lambda: model.fit(data, numbers, callbacks, begin_epoch, end_batch, begun))
 
     def _fit_begins(self) -> Callable[[], None]:
-        """Prepare a call of ``fit``; what it returns is called after ``on_train_begin`` of all callbacks."""
+        """Prepare a call of ``fit``. The returned function is called after ``on_train_begin`` of all callbacks."""
         begun = [then for part in self._parts if (then := part.fit_begins()) is not None]
 
         def all_begun() -> None:

@@ -1,8 +1,9 @@
-"""What a slot's round is asked for and answered with, and what it leaves for the next one. Made on the master, carried out on a worker.
+"""The task of a slot's round, its reply, and the state that a slot leaves for its next round. The master makes tasks,
+workers carry them out.
 
-A slot leaves arrays in groups by name: the state of its optimizer, what its codec still owes, the weights that it holds. There is one policy for
-all: the groups that a task names stay on the worker; those that it asks for come back with the reply; when the slot moves to another worker, its task
-brings them along.
+A slot leaves arrays in groups by name, one for each of its parts (``parts``). One policy holds for all groups: groups
+that a task names stay on the worker, and groups that it asks for come back with the reply. When the slot moves to
+another worker, its task brings the groups along.
 """
 
 from __future__ import annotations
@@ -24,26 +25,26 @@ from ddlf.errors import AppMissing, ProtocolError
 from ddlf.training.roles.run_position import Steps
 
 SlotState = dict[str, list[Any]]
-"""Groups of arrays by name; None in the place of an array says that there is nothing for this tensor."""
+"""Groups of arrays by name. None instead of an array: the slot has nothing for this tensor."""
 
 OPTIMIZER = "optimizer"
 """State of the slot's optimizer, in Keras's order."""
 RESIDUAL = "residual"
-"""What a biased codec still owes of the slot's updates, for each tensor."""
+"""Residual of a biased codec: the difference between the slot's updates and the encoded ones, for each tensor."""
 OWN = "own"
-"""What a slot has of its own, where weights are exchanged in fragments: ``ddlf.training.slot.parts.fragments`` says what."""
+"""The slot's own weights, where weights are exchanged in fragments (``parts.fragments``)."""
 CONTROL = "control"
 """Control of the slot, for each trained weight, of local rules that have one (``algorithms/local_rules.py``)."""
 APART = "apart"
-"""Weights that the slot keeps apart from the others' (``Task.apart``); None in the place of each of the others."""
+"""The slot's own batch normalization (``parts.batchnorm``), None for each other weight."""
 CALLBACKS = "callbacks"
-"""What the slot's ``worker_callbacks`` keep in themselves."""
+"""Attributes of the slot's ``worker_callbacks``."""
 HELD = "held"
 """Weights that the slot holds, when they travel as differences. The master has them, too: this group never travels."""
 
 
 MOST_FILES = 100
-"""So many files that were opened are told of."""
+"""The largest number of opened files that a reply names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,23 +59,25 @@ class Task:
         epochs: Local epochs in this round.
         batch_size: Samples in a batch.
         seed: Seed of the run.
-        indices: Numbers of the slot's samples, shape (n_j,), or what it reads of partition files.
+        indices: Numbers of the slot's samples, shape (n_j,), or its portion of the partition files.
         weights: Weights to begin with; on their way as ``WeightsOut.encode`` makes them.
         version: Merges that they are the result of.
         codec: Name of the codec of the update.
-        rates: For each local epoch the learning rates of the optimizer, or of each of several; empty if nothing on the master has set them.
+        rates: For each local epoch the learning rates of the optimizer, or of each of several; empty if nothing on the
+            master has set them.
         keep: Groups of state that stay on the worker.
         back: Groups of state that come back with the reply.
-        state: State that the slot begins with; None for what its round before left on this worker.
-        at: Workers that have what the slot's round before left, beside what the task brings; none if it is here, or all comes with the task.
-        shared: Groups of state that every slot begins with, in the place of its own.
+        state: State that the slot begins with; None for the state that its round before left on this worker.
+        at: Workers that have the state that the slot's round before left, if neither this worker nor the task has all
+            of it.
+        shared: Groups of state that every slot begins with, instead of its own groups.
         local: The local rule, as text.
         control: Mean of the controls of all slots; None for zeros, and where the rule has none.
-        apart: Places of the weights that each slot keeps apart: ``ddlf.training.slot.parts.batchnorm`` says how.
+        apart: Places of the weights that each slot keeps for itself (``parts.batchnorm``).
         before: Number of that round; None for the one before this.
-        merged: Of each fragment of the weights the round that merged it last, -1 before any; empty where weights are exchanged as a whole.
+        merged: For each fragment of the weights the round that merged it last, -1 before any; empty without fragments.
         wanted: Fragments whose updates come back, if there are any.
-        alpha: Share of its own values that the slot keeps of a fragment that was exchanged.
+        alpha: Share of its own values that the slot keeps in a fragment that was exchanged.
         steps: The steps of the slot's optimizer, as ``Steps`` has them; none if nobody asks.
     """
 
@@ -115,13 +118,16 @@ class Task:
         return self.round - 1 if self.before is None else self.before
 
     def digest(self) -> str:
-        """Names the partition: SHA-256 of its indices in order, as 64-bit integers; of partition files that of what is read."""
+        """Names the partition:
+
+        SHA-256 of its indices in order, as 64-bit integers; of partition files that of what is read.
+        """
         if isinstance(self.indices, Portion):
             return self.indices.digest()
         return hashlib.sha256(np.ascontiguousarray(self.indices, "<i8").data).hexdigest()
 
     def to_message(self) -> dict[str, Any]:
-        """As it travels."""
+        """Return it as a message."""
         message = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if isinstance(self.indices, Portion):
             message["indices"] = self.indices.to_message()
@@ -129,7 +135,7 @@ class Task:
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> Self:
-        """As it came."""
+        """Return the task of a message."""
         if isinstance(message["indices"], dict):
             message = message | {"indices": Portion.from_message(message["indices"])}
         return cls(**message)
@@ -137,32 +143,34 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reply:
-    """What came of a task.
+    """The reply to a task.
 
     Args:
         task: The task.
-        update: Weights before minus weights after, one array each; on their way as the codec makes them. Of one that stays on its worker what makes
-            it unusable, or None.
+        update: Weights before minus weights after, one array each; in a message as the codec makes them. For an update
+            that stays on its worker the reason why it cannot be used, or None.
         codec_error: Relative L2 error of the update as it travelled.
         samples: Number of samples trained on.
-        fed: Samples that ``replica.fit`` was given, once for each epoch, shape (m,), or of partition files in how many epochs it read them, or which
-            ranges of them count; None if they were the partition's.
+        fed: Samples that ``replica.fit`` was given, once for each epoch, shape (m,), or of partition files in how many
+            epochs it read them, or which ranges of them count; None if they were the partition's.
         metrics: Metrics of the last local epoch.
-        counted: What the model's metrics counted in it, as ``metrics.read_state`` gives it.
+        counted: The counts behind the metrics, as ``metrics.read_state`` returns them.
         compute_s: Seconds of local training, on the worker's clock.
-        wait_data_s: Those of them that nothing had been read to train on.
+        wait_data_s: Seconds of waiting for samples within that time.
         files: Partition files that were opened for it, from 0, in the order of opening; empty with arrays.
         skipped: Partition files that are damaged, from 0, and how many of the task's samples were left out with each.
         stopped: Whether it was ended early.
         state: Groups of state that the task asked for.
-        factor: What the update is scaled by, if it stays.
+        factor: Scale of the update, if it stays.
         worker: Number of the worker that carried it.
         elapsed_s: Seconds from sending to having the update, on the master's clock.
         bytes_out: Bytes sent for it.
         bytes_back: Bytes received for it.
-        pushed: What a round of Downpour has come to: ``pushes`` and ``fetches``, as ``RoundRecord`` has them; pushes that were ``refused``; and
-            ``peer`` and ``why``, if another worker's shards were not reached. None in other training.
-        entries: Entries of its labels that count, where the loss leaves some out (``stabilisers/masked.py``), at least 1; 0 where it does not.
+        pushed: What a round of Downpour has come to: ``pushes`` and ``fetches``, as ``RoundRecord`` has them; pushes
+            that were ``refused``; and ``peer`` and ``why``, if another worker's shards were not reached. None in other
+            training.
+        entries: Entries of its labels that count, where the loss leaves some out (``stabilisers/masked.py``), at least
+            1; 0 where it does not.
     """
 
     task: Task
@@ -188,7 +196,7 @@ class Reply:
 
     @property
     def weight(self) -> int:
-        """What its update counts in a mean: samples, or entries where the loss leaves some out."""
+        """Weight of the update in a mean: samples, or entries where the loss leaves some out."""
         return self.entries or self.samples
 
     @property
@@ -297,10 +305,10 @@ def _left_out(skipped: Any, task: Task, worker: str) -> Sequence[tuple[int, int]
 
 
 class KeptStates:
-    """What the rounds of slots have left on one worker.
+    """The states that the rounds of slots left on one worker.
 
-    Of each slot that of the last two rounds is kept: while the last one is not known to count, the master may ask for what the one before left. What
-    the master has itself is not kept of that one.
+    Each slot has the states of its last two rounds: until the last round counts, the master may ask for the state
+    before it. Groups that the master has itself are kept for the last round only.
     """
 
     def __init__(self) -> None:
@@ -317,11 +325,11 @@ class KeptStates:
         return state
 
     def put(self, slot: int, number: int, state: SlotState) -> None:
-        """Have what a round of a slot left, from 0, that was carried elsewhere."""
+        """Keep the state that a round of a slot, from 0, left on another worker."""
         self._left[slot] = {number: state}
 
     def leave(self, task: Task, state: SlotState) -> None:
-        """Keep of what a slot's round has left what the task says."""
+        """Keep the groups that the task names."""
         ((number, before),) = self._left[task.slot].items()
         elsewhere = (*task.back, HELD)
         self._left[task.slot] = {
@@ -330,7 +338,7 @@ class KeptStates:
         }
 
     def left(self, slot: int, number: int) -> SlotState:
-        """What a round of a slot left, from 0; any thread may ask.
+        """Return the state that a round of a slot left, from 0. Any thread may ask.
 
         Raises:
             AppMissing: It is not here, or not any more.

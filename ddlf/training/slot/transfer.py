@@ -1,4 +1,7 @@
-"""A worker's end of the exchange: weights as they come and updates as they leave. ``ddlf.training.exchange`` is the master's end."""
+"""A worker's end of the exchange: weights as they come and updates as they leave.
+
+``ddlf.training.exchange`` is the master's end.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from ddlf.algorithms.weights import Weights
 from ddlf.errors import ConfigError
 
 Residual = list[Any]
-"""What a codec still owes of a slot's updates, for each tensor; None where nothing."""
+"""Residual of a codec, for each tensor; None for a tensor without one."""
 
 
 def read_weights(message: dict[str, Any], held: Weights | None, like: Weights) -> Weights:
@@ -73,7 +76,8 @@ def send_update(
         tensors: Numbers of those that travel; None for all. What is owed of others waits.
 
     Returns:
-        What travels; what the codec owes now; and its relative error: the L2 norm of the difference to the update over the update's.
+        What travels; what the codec owes now; and its relative error: the L2 norm of the difference to the update over
+        the update's.
     """
     chosen = range(len(update)) if tensors is None else tensors
     sent = [update[i] for i in chosen]

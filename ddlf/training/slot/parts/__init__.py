@@ -20,7 +20,10 @@ PARTS: tuple[type[SlotPart], ...] = (
     LocalBatchNorm,
     Controls,
 )
-"""In the order in which they begin a round. They end it in reverse, so the update reaches ``Residual``, which encodes it, as it is to travel."""
+"""In the order in which they begin a round.
+
+They end it in reverse, so the update reaches ``Residual``, which encodes it, as it is to travel.
+"""
 
 
 def kept_parts(plan: SlotPlan) -> dict[str, Kept]:

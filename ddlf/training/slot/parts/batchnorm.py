@@ -1,7 +1,9 @@
-"""Weights of batch normalization that each slot keeps for itself (``batchnorm="local"``), while the global model has their mean.
+"""Weights of batch normalization that each slot keeps for itself (``batchnorm="local"``), while the global model has
+their mean.
 
-A slot begins its round with the values that its round before has left. Its update is the global values minus its own after it, so that the plain mean
-of updates makes the global ones the mean of the slots' own: these are tested and saved.
+A slot begins its round with its own values from the round before. Its update is the global values minus its own values
+after the round, so the mean of the updates makes the global values the mean of the slots' values. The global values are
+tested and saved.
 """
 
 from __future__ import annotations
@@ -16,11 +18,12 @@ from ddlf.training.slot.part import Kept, Left, SlotPart, SlotPlan, SlotRound
 from ddlf.training.slot.task import APART
 
 SMALL_BATCH = 16
-"""Statistics of fewer samples are so noisy that a model with batch normalization learns worse (Wu, He 2018, arXiv:1803.08494, figure 1)."""
+"""Statistics of fewer samples are so noisy that a model with batch normalization learns worse (Wu, He 2018,
+arXiv:1803.08494, figure 1)."""
 
 
 class LocalBatchNorm(SlotPart):
-    """The slot's own values of these weights; None in the place of each other weight."""
+    """The slot's own values of these weights; None for each other weight."""
 
     name = APART
 
@@ -48,7 +51,7 @@ class LocalBatchNorm(SlotPart):
 
 
 def norm_layers(model: Any) -> list[Any]:
-    """Layers that normalize by batches: those of Keras, and subclasses."""
+    """Return the layers that normalize by batches: Keras's ``BatchNormalization`` and subclasses."""
     return [
         one
         for one in model._flatten_layers()
@@ -57,7 +60,8 @@ def norm_layers(model: Any) -> list[Any]:
 
 
 def batch_norms(model: Any) -> tuple[int, ...]:
-    """Places of the weights of layers that normalize by batches, moving statistics, scale and offset, among ``model.weights``."""
+    """Places of the weights of layers that normalize by batches, moving statistics, scale and offset, among
+    ``model.weights``."""
     theirs = {id(weight) for layer in norm_layers(model) for weight in layer.weights}
     return tuple(place for place, weight in enumerate(model.weights) if id(weight) in theirs)
 

@@ -1,6 +1,8 @@
-"""The user's Keras callbacks: where each can run, and what it keeps in itself, as data. Runs on the master and where training runs.
+"""The user's Keras callbacks: where each can run, and what it keeps in itself, as data. Runs on the master and where
+training runs.
 
-``callbacks`` run on the master, once for each epoch (``ddlf.training.callbacks``); ``worker_callbacks`` run where ``fit`` runs.
+``callbacks`` run on the master, once for each epoch (``ddlf.training.callbacks``); ``worker_callbacks`` run where
+``fit`` runs.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ NOT_STATE = frozenset({"model", "_model", "params", "_params"})
 
 
 def warnings(callbacks: Iterable[Any]) -> list[str]:
-    """A sentence for each of ``worker_callbacks`` that means something else on a worker than in a ``fit`` of the whole run."""
+    """A sentence for each of ``worker_callbacks`` that means something else on a worker than in a ``fit`` of the whole
+    run."""
     found = []
     for callback in callbacks:
         names = _names(callback)
@@ -59,7 +62,8 @@ def warnings(callbacks: Iterable[Any]) -> list[str]:
 
 
 def warnings_of_master(app: Any, mode: str) -> list[str]:
-    """A sentence for each of ``callbacks`` that will look or act in vain, or of which a checkpoint cannot have everything.
+    """A sentence for each of ``callbacks`` that will look or act in vain, or of which a checkpoint cannot have
+    everything.
 
     Args:
         app: Has the callbacks.
@@ -214,7 +218,7 @@ def _override(callbacks: Iterable[Any], names: Sequence[str]) -> bool:
 
 
 class WorkerCallbacks(SlotPart):
-    """What the slot's ``worker_callbacks`` keep in their attributes.
+    """The attributes of the slot's ``worker_callbacks``.
 
     Raises:
         AppError: ``fit`` cannot call one of them, or one keeps something that cannot move with the slot.
@@ -242,10 +246,10 @@ class WorkerCallbacks(SlotPart):
 
 
 class CallbackStates:
-    """What callbacks keep in their attributes, as far as it is data and not as it was at first.
+    """The attributes of callbacks that are data and have changed since the beginning.
 
-    Numbers, text, lists, dicts, sets and arrays are data. Functions are not, and belong to what a callback is. Files and other things that only this
-    process has are made anew in ``on_train_begin``, which each ``fit`` calls.
+    Numbers, text, lists, dicts, sets and arrays are data. Functions are not, and belong to what a callback is. Files
+    and other things that only this process has are made anew in ``on_train_begin``, which each ``fit`` calls.
 
     Args:
         callbacks: As they are at first.
@@ -276,7 +280,7 @@ class CallbackStates:
         return self
 
     def read(self) -> list[np.ndarray[Any, Any]]:
-        """What they keep now: bytes in arrays of uint8, which nothing changes later."""
+        """Return the changed attributes: bytes in arrays of uint8, which nothing changes later."""
         changed = {}
         for name, callback in self._callbacks.items():
             first, now = self._first[name], _encoded(callback)
@@ -299,14 +303,15 @@ class CallbackStates:
         return [name.partition(" ")[0] for name in values if name not in self._callbacks]
 
     def begin(self, state: Sequence[Any] | None) -> None:
-        """Have them be those of a slot: as they are at first, or as its round before has left them."""
+        """Make them the callbacks of a slot: as they were at first, or as its round before left them."""
         self.reset()
         if state is not None:
             self.write(state)
         self._goes_on = state is not None
 
     def go_on(self) -> Callable[[], None]:
-        """What is to be called behind ``on_train_begin`` of the next ``fit``, where they may begin anew: has them keep again what they keep now."""
+        """Return a function that restores the attributes of now after ``on_train_begin`` of the next ``fit``, which may
+        reset them."""
         kept, self._goes_on = self.read() if self._goes_on else None, True
 
         def begun() -> None:
@@ -316,7 +321,7 @@ class CallbackStates:
         return begun
 
     def reset(self) -> None:
-        """Have them keep what they kept at first."""
+        """Restore the first attributes."""
         for name, callback in self._callbacks.items():
             first = self._first[name]
             for attribute in _encoded(callback).keys() - first.keys():

@@ -17,9 +17,10 @@ from ddlf.training.slot.task import CONTROL
 
 
 class Controls(SlotPart):
-    """What the slot's gradients were, beside the mean of all slots; None for each weight that is not trained.
+    """The slot's control variate: an estimate of its gradients, which its steps are corrected by; None for each weight
+    that is not trained.
 
-    ``ddlf.algorithms.local_rules`` says what a rule does with it. A task brings the mean of all slots' controls (``Task.control``).
+    ``ddlf.algorithms.local_rules`` has the formulas. A task brings the mean of all slots' controls (``Task.control``).
     """
 
     name = CONTROL

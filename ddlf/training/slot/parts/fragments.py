@@ -1,7 +1,7 @@
-"""Weights that are exchanged one fragment per round (streaming): what a slot keeps of its own, and which tensors travel.
+"""Weights that are exchanged one fragment per round (streaming): the weights of each slot, and the tensors that travel.
 
-``ddlf.algorithms.streaming`` is the rule. A task says in which round each fragment was merged last, and which fragments come back from this
-one. Master and workers compute from that which tensors travel.
+``ddlf.algorithms.streaming`` is the rule. A task says in which round each fragment was merged last, and which fragments
+come back from this one. Master and workers compute from that which tensors travel.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ class OwnFragments(SlotPart):
     name = OWN
 
     def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
-        """Go on with the slot's own weights, with the fragments that were merged since mixed in. What is not trained has the global values."""
+        """Continue from the slot's own weights, with the fragments that were merged since mixed in.
+
+        Weights that are not trained are the global ones.
+        """
         task, exact = round.task, round.exact
         if not task.merged or not left:
             return weights

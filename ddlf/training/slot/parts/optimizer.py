@@ -14,7 +14,8 @@ from ddlf.training.spec import installed
 class OptimizerState(SlotPart):
     """Variables of the optimizer that the model is compiled with, in Keras's order: iterations, learning rate, momenta.
 
-    With ``optimizer_state="averaged"`` all slots of a round begin with the mean of the states that the round before ended with.
+    With ``optimizer_state="averaged"`` all slots of a round begin with the mean of the states that the round before
+    ended with.
     """
 
     name = OPTIMIZER
@@ -47,7 +48,7 @@ def keeps_little(optimizer: Mapping[str, Any]) -> bool:
     """Return whether an optimizer keeps a few numbers, rather than as many as the weights have.
 
     Args:
-        optimizer: What the model was compiled with, as ``describe_optimizer`` tells it.
+        optimizer: Optimizer of the compiled model, as ``describe_optimizer`` returns it.
     """
     more = ("momentum", "use_ema", "gradient_accumulation_steps")
     return optimizer.get("optimizer") in ("SGD", None, "NoneType") and not any(

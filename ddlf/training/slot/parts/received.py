@@ -13,7 +13,10 @@ from ddlf.training.slot.transfer import read_weights
 
 
 class ReceivedWeights(SlotPart):
-    """Global weights of the round, from which the next ones may come as a difference. The master knows them, so they never travel."""
+    """Global weights of the round.
+
+    The next weights may come as a difference to these. The master knows them, so they never travel.
+    """
 
     name = HELD
     travels = False

@@ -11,7 +11,10 @@ from ddlf.training.slot.transfer import send_update
 
 
 class Residual(SlotPart):
-    """What a biased codec left out of the slot's updates so far, for each tensor (error feedback). The next update has it added."""
+    """The difference that a biased codec has left out of the slot's updates so far, for each tensor.
+
+    It is added to the next update (error feedback).
+    """
 
     name = RESIDUAL
 
