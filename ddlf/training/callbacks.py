@@ -23,6 +23,7 @@ from ddlf.data.parts import has
 from ddlf.errors import AppError, BadUpdate
 from ddlf.events import Warned
 from ddlf.events.record import RoundRecord, accuracy
+from ddlf.training.callback_checks import check, check_rates, look_at_tests, warnings_of_master
 from ddlf.training.evaluation import compute
 from ddlf.training.progress import Progress
 from ddlf.training.roles.describe import describe_optimizer
@@ -36,7 +37,7 @@ from ddlf.training.roles.optimizer_state import (
     write_rates,
 )
 from ddlf.training.rounds import Elsewhere
-from ddlf.training.slot.parts.callbacks import CallbackStates, check, check_rates, look_at_tests, warnings_of_master
+from ddlf.training.slot.parts.callbacks import CallbackStates
 from ddlf.training.slot.task import OPTIMIZER
 from ddlf.training.spec import RunSpec
 

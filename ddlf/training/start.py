@@ -19,6 +19,7 @@ from ddlf.algorithms.weights import digest, is_float_type
 from ddlf.errors import AppError, BadUpdate, LeaseError
 from ddlf.events import ExchangeChosen, How, NothingToTrain, RunBegan, RunEnded, TrainingBegan, Warned
 from ddlf.events.history import History
+from ddlf.training.callback_checks import warnings
 from ddlf.training.callbacks import Callbacks
 from ddlf.training.crew import Crew
 from ddlf.training.early import check_app, check_backend
@@ -42,7 +43,6 @@ from ddlf.training.roles.run_position import followers
 from ddlf.training.rounds import Ended, Facts, come_home
 from ddlf.training.run import Run
 from ddlf.training.slot.parts.batchnorm import batch_norms, warning
-from ddlf.training.slot.parts.callbacks import warnings
 from ddlf.training.slot.task import HELD
 from ddlf.training.spec import RunSpec, spec_of
 from ddlf.training.states import states_of

@@ -17,10 +17,10 @@ from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.testing.fake_downpour import gradient
 from ddlf.testing.files import MadeUp
 from ddlf.training import resume
+from ddlf.training.callback_checks import warnings_of_master
 from ddlf.training.downpour.server import Shard
 from ddlf.training.downpour.serving import Serving
 from ddlf.training.downpour.worker import End
-from ddlf.training.slot.parts.callbacks import warnings_of_master
 from ddlf.training.slot.task import OPTIMIZER
 
 CHANCE = np.random.default_rng(1)

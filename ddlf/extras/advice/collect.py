@@ -21,9 +21,9 @@ from ddlf.extras.advice.network import layers_of
 from ddlf.extras.advice.source import Sources
 from ddlf.rpc.code import own_modules
 from ddlf.rpc.iworker import awaited
+from ddlf.training.callback_checks import check, warnings, warnings_of_master
 from ddlf.training.roles import have_keras
 from ddlf.training.roles.build import fresh_names, left_behind, ready_model
-from ddlf.training.slot.parts.callbacks import check, warnings, warnings_of_master
 from ddlf.training.spec import spec_of
 from ddlf.worker import machine
 

@@ -14,6 +14,7 @@ from ddlf.algorithms.local_rules import LOCAL, Control, LocalRule, Plain
 from ddlf.algorithms.weights import Weights
 from ddlf.data.parts import place_of
 from ddlf.errors import AppError, ConfigError
+from ddlf.training.callback_checks import look_at_batches
 from ddlf.training.exchanges.gradient import Gradients
 from ddlf.training.roles.build import describe_weights
 from ddlf.training.roles.describe import describe_optimizer
@@ -24,7 +25,6 @@ from ddlf.training.roles.quick_step import quick_step
 from ddlf.training.roles.randomness import keeps_a_seed, reseed
 from ddlf.training.roles.run_position import RunPosition
 from ddlf.training.roles.statistics import measured
-from ddlf.training.slot.parts.callbacks import look_at_batches
 from ddlf.training.slot.task import Task
 
 STEPS_PER_EXECUTION = 16

@@ -204,7 +204,7 @@ class Replica:
         self._samples = samples or self._samples
 
     def load_data(self, wanted: dict[str, str], held: ArrayCache) -> dict[str, Any]:
-        """Give the app its data: see ``loading.load_data``."""
+        """Give the app its data: see ``app.load_data``."""
         self._found, facts = load_data(self.app, wanted, held)
         self._samples = TrainingSamples(self.app, self._found, held, lambda: self.stopping)
         return facts

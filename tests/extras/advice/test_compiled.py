@@ -6,7 +6,7 @@ import pytest
 
 from ddlf.extras.advice.compiled import heads_of, optimizer_of
 from ddlf.extras.advice.network import layers_of
-from ddlf.training.slot.parts.callbacks import warnings_of_master
+from ddlf.training.callback_checks import warnings_of_master
 
 
 def compiled(loss="binary_crossentropy", optimizer="adam", metrics=()):

@@ -1,105 +1,24 @@
-"""The user's Keras callbacks: where each can run, and what it keeps in itself, as data. Runs on the master and where
-training runs.
-
-``callbacks`` run on the master, once for each epoch (``ddlf.training.callbacks``); ``worker_callbacks`` run where
-``fit`` runs.
-"""
+"""The attributes of a slot's ``worker_callbacks``, and the attributes of callbacks as data."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any, Self
 
 import numpy as np
 
 from ddlf.algorithms.weights import Weights
-from ddlf.data.parts import has
 from ddlf.errors import AppError, DDLFError
 from ddlf.rpc.values import dumps, loads
 from ddlf.training.slot.app import App
 from ddlf.training.slot.model import TrainableModel
 from ddlf.training.slot.part import Kept, Left, SlotPart, SlotPlan, SlotRound
 from ddlf.training.slot.task import CALLBACKS
-from ddlf.training.spec import installed
 
-PER_PART = "sees one worker's part only"
-IN_CALLBACKS = (
-    *("EarlyStopping", "ReduceLROnPlateau", "ModelCheckpoint", "BackupAndRestore"),
-    *("CSVLogger", "TensorBoard", "RemoteMonitor", "SwapEMAWeights"),
-)
-"""Callbacks of Keras that would mislead on a worker."""
-OF_BATCHES = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
-OF_TESTS = ("on_test_begin", "on_test_end", "on_test_batch_begin", "on_test_batch_end")
-BY_EPOCHS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "ModelCheckpoint": (lambda one: one.save_freq == "epoch", "give it save_freq='epoch'"),
-    "BackupAndRestore": (lambda one: one.save_freq == "epoch", "give it save_freq='epoch'"),
-    "TensorBoard": (
-        lambda one: one.update_freq == "epoch" and not one._should_trace,
-        "give it update_freq='epoch' and profile_batch=0",
-    ),
-    "TerminateOnNaN": (lambda one: True, ""),  # a loss that is NaN in a batch is NaN in the epoch's mean
-}
-"""Keras's own that look at batches: whether one of them can do without, and what to write otherwise."""
-SET_RATES = ("LearningRateScheduler", "ReduceLROnPlateau")
 NOT_STATE = frozenset({"model", "_model", "params", "_params"})
-
-
-def warnings(callbacks: Iterable[Any]) -> list[str]:
-    """A sentence for each of ``worker_callbacks`` that means something else on a worker than in a ``fit`` of the whole
-    run."""
-    found = []
-    for callback in callbacks:
-        names = _names(callback)
-        monitor = str(getattr(callback, "monitor", ""))
-        if any(name in IN_CALLBACKS for name in names):
-            found.append(f"{names[0]} {PER_PART}; put it into callbacks, which run on the master")
-        elif monitor.startswith("val_"):
-            found.append(f"{names[0]} looks at {monitor}, which is known on the master only; put it into callbacks")
-    return list(dict.fromkeys(found))
-
-
-def warnings_of_master(app: Any, mode: str) -> list[str]:
-    """A sentence for each of ``callbacks`` that will look or act in vain, or of which a checkpoint cannot have
-    everything.
-
-    Args:
-        app: Has the callbacks.
-        mode: The name of the run's strategy.
-    """
-    found, about_rates = [], installed()[mode].about_rates
-    for callback in app.callbacks:
-        name, monitor = type(callback).__name__, str(getattr(callback, "monitor", ""))
-        if monitor.startswith("val_") and not has(app, "val"):
-            found.append(f"{name} looks at {monitor}, but there is no x_val")
-        better = getattr(callback, "mode", None)
-        if better in ("min", "max") and _better(monitor) not in ("", better):
-            found.append(
-                f"{name} takes a {'smaller' if better == 'min' else 'larger'} {monitor} for better (mode={better!r})"
-            )
-        if about_rates and name in ("LearningRateScheduler", "ReduceLROnPlateau"):
-            found.append(f"the learning rate that {name} sets {about_rates}")
-        own = not type(callback).__module__.startswith("keras.")
-        if own and (app.checkpoint is not None or app.resume is not None):
-            found += [
-                f"{name} keeps a {kind} in {attribute!r}, which is no data: no checkpoint has it"
-                for attribute, kind in _no_data(callback).items()
-            ]
-    return list(dict.fromkeys(found))
-
-
-def _better(monitor: str) -> str:
-    """Which way a metric is better, by its name; empty if that is not known."""
-    name = monitor.removeprefix("val_").lower()
-    if name.endswith(("loss", "error", "mae", "mse", "rmse")):
-        return "min"
-    return "max" if name.endswith(("accuracy", "acc", "auc", "precision", "recall", "f1_score", "iou")) else ""
-
-
-KEPT_APART = {"batchnorm": "local", "local_rule": "scaffold", "outer": "streaming"}
-"""Settings with which slots keep what is no state of an optimizer, and the beginnings of such values."""
 
 
 def check_of_workers(callbacks: Iterable[Any]) -> None:
@@ -109,112 +28,14 @@ def check_of_workers(callbacks: Iterable[Any]) -> None:
         AppError: Names the first of them.
     """
     for callback in callbacks:
-        _check_is_one(callback, "worker_callbacks", hasattr(callback, "set_model"))
+        check_is_one(callback, "worker_callbacks", hasattr(callback, "set_model"))
 
 
-def _check_is_one(callback: Any, where: str, can_be_called: bool) -> None:
+def check_is_one(callback: Any, where: str, can_be_called: bool) -> None:
     if isinstance(callback, type):
         raise AppError(f"{where} has the class {callback.__name__}", hint=f"write {callback.__name__}()")
     if not can_be_called:
         raise AppError(f"{where} has a {type(callback).__name__}, which is no Keras callback")
-
-
-def check(app: Any) -> None:
-    """Refuse ``callbacks`` that cannot do on the master what ``fit`` would have them do.
-
-    Raises:
-        AppError: Names the first of them.
-    """
-    import keras
-
-    for callback in app.callbacks:
-        names = _names(callback)
-        _check_is_one(callback, "callbacks", isinstance(callback, keras.callbacks.Callback))
-        if "SwapEMAWeights" in names:
-            raise AppError(
-                f"{names[0]} has no averages to swap on the master: each slot's optimizer has its own",
-                hint="leave it out: with use_ema they take the place of the weights when the run ends",
-            )
-        if (why := _batches_hint(callback)) is not None:
-            raise AppError(f"{names[0]} in callbacks looks at batches, which are on the workers only", hint=why)
-        if any(name in SET_RATES for name in names):
-            check_rates(app.model, names[0])
-        if "BackupAndRestore" in names and (app.checkpoint is not None or app.resume is not None):
-            raise AppError(
-                f"{names[0]} and checkpoints both say where a run goes on from",
-                hint="leave out one of the two; checkpoint and resume bring every slot's state back",
-            )
-        kept = [name for name, values in KEPT_APART.items() if str(getattr(app, name)).startswith(values)]
-        if "BackupAndRestore" in names and kept:
-            raise AppError(
-                f"{names[0]} has weights and optimizer only, but with {kept[0]}={str(getattr(app, kept[0]))!r} each slot keeps more",
-                hint="use checkpoint and resume, which have all of it",
-            )
-
-
-def check_rates(model: Any, name: str) -> None:
-    """Refuse what sets learning rates where none can be set.
-
-    Args:
-        model: Model of this side.
-        name: What sets them, as in the error.
-
-    Raises:
-        AppError: The model has no optimizer, or one that follows a schedule.
-    """
-    from ddlf.training.roles.optimizer_state import rate_variables
-
-    if model.optimizer is None:
-        raise AppError(
-            f"{name} sets the optimizer's learning rate, but the model {model.name!r} is compiled without an optimizer",
-            hint=f"compile it with one, or leave {name} out",
-        )
-    if not rate_variables(model):
-        raise AppError(
-            f"{name} sets the optimizer's learning rate, which follows a schedule",
-            hint=f"compile the model with a number, or leave {name} out",
-        )
-
-
-def _names(callback: Any) -> list[str]:
-    return [kind.__name__ for kind in type(callback).__mro__]
-
-
-def _batches_hint(callback: Any) -> str | None:
-    """What to do about a callback that needs to see batches; None if it does not."""
-    for name in OF_BATCHES:
-        owner = type(callback) if name in vars(callback) else _owner(callback, name)
-        if owner.__name__ == "Callback":
-            continue
-        by_epochs, hint = BY_EPOCHS.get(owner.__name__, (lambda one: False, "put it into worker_callbacks"))
-        if name in vars(callback) or not by_epochs(callback):
-            return hint or "put it into worker_callbacks"
-    return None
-
-
-def _owner(callback: Any, name: str) -> type:
-    return next(kind for kind in type(callback).__mro__ if name in vars(kind))
-
-
-def look_at_batches(callbacks: Iterable[Any]) -> bool:
-    """Whether one of them may look at single batches."""
-    return _override(callbacks, OF_BATCHES)
-
-
-def look_at_tests(callbacks: Iterable[Any]) -> bool:
-    """Whether one of them may look at how validation data is evaluated."""
-    return _override(callbacks, OF_TESTS)
-
-
-def _override(callbacks: Iterable[Any], names: Sequence[str]) -> bool:
-    import keras
-
-    plain = keras.callbacks.Callback
-    return any(
-        not isinstance(callback, plain)
-        or any(name in vars(callback) or getattr(type(callback), name) is not getattr(plain, name) for name in names)
-        for callback in callbacks
-    )
 
 
 class WorkerCallbacks(SlotPart):
@@ -272,7 +93,7 @@ class CallbackStates:
             AppError: Names the first.
         """
         for name, callback in self._callbacks.items():
-            for attribute, kind in _no_data(callback).items():
+            for attribute, kind in no_data(callback).items():
                 raise AppError(
                     f"{name.partition(' ')[0]} in worker_callbacks keeps a {kind} in {attribute!r}, which cannot move with a slot to another worker",
                     hint="keep numbers, text, lists, dicts or arrays, and make everything else in on_train_begin",
@@ -345,7 +166,7 @@ def _decoded(parts: list[bytes]) -> Any:
     return copy.deepcopy(loads([bytearray(part) for part in parts]))
 
 
-def _no_data(callback: Any) -> dict[str, str]:
+def no_data(callback: Any) -> dict[str, str]:
     """The attributes of a callback that are neither data nor what it is made of, and what is in them."""
     there = {name: value for name, value in _attributes(callback).items() if not callable(value)}
     known = _encoded(callback)

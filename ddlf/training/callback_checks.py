@@ -1,0 +1,184 @@
+"""Where Keras's callbacks can run: ``callbacks`` on the master once per epoch, ``worker_callbacks`` where ``fit`` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ddlf.data.parts import has
+from ddlf.errors import AppError
+from ddlf.training.slot.parts.callbacks import check_is_one, no_data
+from ddlf.training.spec import installed
+
+PER_PART = "sees one worker's part only"
+IN_CALLBACKS = (
+    *("EarlyStopping", "ReduceLROnPlateau", "ModelCheckpoint", "BackupAndRestore"),
+    *("CSVLogger", "TensorBoard", "RemoteMonitor", "SwapEMAWeights"),
+)
+"""Callbacks of Keras that would mislead on a worker."""
+OF_BATCHES = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+OF_TESTS = ("on_test_begin", "on_test_end", "on_test_batch_begin", "on_test_batch_end")
+BY_EPOCHS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "ModelCheckpoint": (lambda one: one.save_freq == "epoch", "give it save_freq='epoch'"),
+    "BackupAndRestore": (lambda one: one.save_freq == "epoch", "give it save_freq='epoch'"),
+    "TensorBoard": (
+        lambda one: one.update_freq == "epoch" and not one._should_trace,
+        "give it update_freq='epoch' and profile_batch=0",
+    ),
+    "TerminateOnNaN": (lambda one: True, ""),  # a loss that is NaN in a batch is NaN in the epoch's mean
+}
+"""Keras's own that look at batches: whether one of them can do without, and what to write otherwise."""
+SET_RATES = ("LearningRateScheduler", "ReduceLROnPlateau")
+
+
+def warnings(callbacks: Iterable[Any]) -> list[str]:
+    """A sentence for each of ``worker_callbacks`` that means something else on a worker than in a ``fit`` of the whole
+    run."""
+    found = []
+    for callback in callbacks:
+        names = _names(callback)
+        monitor = str(getattr(callback, "monitor", ""))
+        if any(name in IN_CALLBACKS for name in names):
+            found.append(f"{names[0]} {PER_PART}; put it into callbacks, which run on the master")
+        elif monitor.startswith("val_"):
+            found.append(f"{names[0]} looks at {monitor}, which is known on the master only; put it into callbacks")
+    return list(dict.fromkeys(found))
+
+
+def warnings_of_master(app: Any, mode: str) -> list[str]:
+    """A sentence for each of ``callbacks`` that will look or act in vain, or of which a checkpoint cannot have
+    everything.
+
+    Args:
+        app: Has the callbacks.
+        mode: The name of the run's strategy.
+    """
+    found, about_rates = [], installed()[mode].about_rates
+    for callback in app.callbacks:
+        name, monitor = type(callback).__name__, str(getattr(callback, "monitor", ""))
+        if monitor.startswith("val_") and not has(app, "val"):
+            found.append(f"{name} looks at {monitor}, but there is no x_val")
+        better = getattr(callback, "mode", None)
+        if better in ("min", "max") and _better(monitor) not in ("", better):
+            found.append(
+                f"{name} takes a {'smaller' if better == 'min' else 'larger'} {monitor} for better (mode={better!r})"
+            )
+        if about_rates and name in ("LearningRateScheduler", "ReduceLROnPlateau"):
+            found.append(f"the learning rate that {name} sets {about_rates}")
+        own = not type(callback).__module__.startswith("keras.")
+        if own and (app.checkpoint is not None or app.resume is not None):
+            found += [
+                f"{name} keeps a {kind} in {attribute!r}, which is no data: no checkpoint has it"
+                for attribute, kind in no_data(callback).items()
+            ]
+    return list(dict.fromkeys(found))
+
+
+def _better(monitor: str) -> str:
+    """Which way a metric is better, by its name; empty if that is not known."""
+    name = monitor.removeprefix("val_").lower()
+    if name.endswith(("loss", "error", "mae", "mse", "rmse")):
+        return "min"
+    return "max" if name.endswith(("accuracy", "acc", "auc", "precision", "recall", "f1_score", "iou")) else ""
+
+
+KEPT_APART = {"batchnorm": "local", "local_rule": "scaffold", "outer": "streaming"}
+"""Settings with which slots keep what is no state of an optimizer, and the beginnings of such values."""
+
+
+def check(app: Any) -> None:
+    """Refuse ``callbacks`` that cannot do on the master what ``fit`` would have them do.
+
+    Raises:
+        AppError: Names the first of them.
+    """
+    import keras
+
+    for callback in app.callbacks:
+        names = _names(callback)
+        check_is_one(callback, "callbacks", isinstance(callback, keras.callbacks.Callback))
+        if "SwapEMAWeights" in names:
+            raise AppError(
+                f"{names[0]} has no averages to swap on the master: each slot's optimizer has its own",
+                hint="leave it out: with use_ema they take the place of the weights when the run ends",
+            )
+        if (why := _batches_hint(callback)) is not None:
+            raise AppError(f"{names[0]} in callbacks looks at batches, which are on the workers only", hint=why)
+        if any(name in SET_RATES for name in names):
+            check_rates(app.model, names[0])
+        if "BackupAndRestore" in names and (app.checkpoint is not None or app.resume is not None):
+            raise AppError(
+                f"{names[0]} and checkpoints both say where a run goes on from",
+                hint="leave out one of the two; checkpoint and resume bring every slot's state back",
+            )
+        kept = [name for name, values in KEPT_APART.items() if str(getattr(app, name)).startswith(values)]
+        if "BackupAndRestore" in names and kept:
+            raise AppError(
+                f"{names[0]} has weights and optimizer only, but with {kept[0]}={str(getattr(app, kept[0]))!r} each slot keeps more",
+                hint="use checkpoint and resume, which have all of it",
+            )
+
+
+def check_rates(model: Any, name: str) -> None:
+    """Refuse what sets learning rates where none can be set.
+
+    Args:
+        model: Model of this side.
+        name: What sets them, as in the error.
+
+    Raises:
+        AppError: The model has no optimizer, or one that follows a schedule.
+    """
+    from ddlf.training.roles.optimizer_state import rate_variables
+
+    if model.optimizer is None:
+        raise AppError(
+            f"{name} sets the optimizer's learning rate, but the model {model.name!r} is compiled without an optimizer",
+            hint=f"compile it with one, or leave {name} out",
+        )
+    if not rate_variables(model):
+        raise AppError(
+            f"{name} sets the optimizer's learning rate, which follows a schedule",
+            hint=f"compile the model with a number, or leave {name} out",
+        )
+
+
+def _names(callback: Any) -> list[str]:
+    return [kind.__name__ for kind in type(callback).__mro__]
+
+
+def _batches_hint(callback: Any) -> str | None:
+    """What to do about a callback that needs to see batches; None if it does not."""
+    for name in OF_BATCHES:
+        owner = type(callback) if name in vars(callback) else _owner(callback, name)
+        if owner.__name__ == "Callback":
+            continue
+        by_epochs, hint = BY_EPOCHS.get(owner.__name__, (lambda one: False, "put it into worker_callbacks"))
+        if name in vars(callback) or not by_epochs(callback):
+            return hint or "put it into worker_callbacks"
+    return None
+
+
+def _owner(callback: Any, name: str) -> type:
+    return next(kind for kind in type(callback).__mro__ if name in vars(kind))
+
+
+def look_at_batches(callbacks: Iterable[Any]) -> bool:
+    """Whether one of them may look at single batches."""
+    return _override(callbacks, OF_BATCHES)
+
+
+def look_at_tests(callbacks: Iterable[Any]) -> bool:
+    """Whether one of them may look at how validation data is evaluated."""
+    return _override(callbacks, OF_TESTS)
+
+
+def _override(callbacks: Iterable[Any], names: Sequence[str]) -> bool:
+    import keras
+
+    plain = keras.callbacks.Callback
+    return any(
+        not isinstance(callback, plain)
+        or any(name in vars(callback) or getattr(type(callback), name) is not getattr(plain, name) for name in names)
+        for callback in callbacks
+    )
