@@ -87,13 +87,14 @@ async def measure(place: str, samples: int, rounds: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def bucket(folder: Path) -> Iterator[dict[str, str]]:
-    """A server of moto with a bucket that has the folder's files; the environment with which it is reached."""
+def served_by_moto(folder: Path, url: str) -> Iterator[dict[str, str]]:
+    """A server of moto with a bucket that has a folder's files at this URL; the environment with which it is reached."""
+    target = url
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     environment = {**KEYS, "FSSPEC_S3_ENDPOINT_URL": url}
-    log = (folder / "moto.log").open("w")
+    log = folder.with_suffix(".moto.log").open("w")
     serving = subprocess.Popen([sys.executable, "-m", "moto.server", "-p", str(port)], stdout=log, stderr=log)
     try:
         for _ in range(600):
@@ -107,8 +108,8 @@ def bucket(folder: Path) -> Iterator[dict[str, str]]:
         import fsspec
 
         files = fsspec.filesystem("s3")
-        files.mkdir(BUCKET.split("/")[2])
-        files.put(str(folder / "mnist"), BUCKET, recursive=True)
+        files.mkdir(target.split("/")[2])
+        files.put(str(folder), target, recursive=True)
         yield environment
     finally:
         serving.kill()
@@ -136,7 +137,7 @@ def run(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         nbytes = make(folder, options.samples)
-        environment = stack.enter_context(bucket(folder)) if "s3" in options.only else {}
+        environment = stack.enter_context(served_by_moto(folder / "mnist", BUCKET)) if "s3" in options.only else {}
         web = stack.enter_context(FaultyStore(folder / "mnist"))
         places = {"arrays": "", "disk": str(folder / "mnist"), "s3": BUCKET}
         caps = {"capped": str(nbytes // 5), "uncached": "0"}

@@ -16,7 +16,8 @@ import io
 import json
 import shutil
 import tempfile
-from collections.abc import Generator, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -168,7 +169,7 @@ class RowGroups(DataSet):
         if not self._groups:
             raise DatasetError(f"{self.files} has no rows", hint="look at how it was made")
         self._leaves = self._leaves_in(schemas[0])
-        self._footers: dict[str, Any] = {}
+        self._footers, self._lock = dict[str, Any](), threading.Lock()
         for head, metadata in heads:
             self._keep(head, metadata)
         self._decoder = Decoder("" if image_size is None else f"{image_size[0]}x{image_size[1]}")
@@ -314,14 +315,17 @@ class RowGroups(DataSet):
         return f"{self.files.said(group.head.name)}, row group {group.number}, row {begin + row:,}"
 
     def _metadata(self, head: Head) -> Any:
-        if head.name not in self._footers:
-            self._keep(head, self.files.metadata(head))
-        return self._footers[head.name]
+        metadata = self._footers.get(head.name)
+        return self._keep(head, self.files.metadata(head)) if metadata is None else metadata
 
-    def _keep(self, head: Head, metadata: Any) -> None:
-        self._footers[head.name] = metadata
-        while len(self._footers) > 1 and sum(each.serialized_size for each in self._footers.values()) > KEPT_FOOTERS:
-            del self._footers[next(iter(self._footers))]
+    def _keep(self, head: Head, metadata: Any) -> Any:
+        with self._lock:
+            self._footers[head.name] = metadata
+            while (
+                len(self._footers) > 1 and sum(each.serialized_size for each in self._footers.values()) > KEPT_FOOTERS
+            ):
+                del self._footers[next(iter(self._footers))]
+        return metadata
 
     def _chunks(self, row_group: Any) -> list[Any]:
         """What the footer says of the columns of a row group that are read."""
@@ -423,7 +427,20 @@ class RowGroups(DataSet):
 
     def load(self, number: int) -> Arrays:
         """See ``DataSet``. What came from a store is kept in the cache, as far as there is room."""
-        if self.files.store is not None and (path := self._cached(number, mapped=False)) is not None:
+        if self.files.store is None:
+            return self._read(number)
+        read = list[Arrays]()
+
+        def fetch(path: Path) -> None:
+            read.append(self._read(number))
+            self._write(read, path, number)
+
+        for _ in range(2):
+            path = self._cached(number, fetch, beside=self._all)
+            if read:
+                return read[0]
+            if path is None:
+                break
             with contextlib.suppress(_Torn):
                 return self._verified(np.fromfile(path, np.uint8), number)
             self._cache.drop(self.manifest.files[number].sha256)
@@ -433,7 +450,8 @@ class RowGroups(DataSet):
         """See ``DataSet``: from the cache; without room there it is in memory."""
         unit = self.manifest.files[number]
         for _ in range(2):
-            if (path := self._cached(number, mapped=True)) is None:
+            path = self._cached(number, lambda path: self._write(self._checked_pieces(number), path, number))
+            if path is None:
                 break
             try:
                 whole = np.memmap(path, np.uint8, "r")
@@ -471,19 +489,14 @@ class RowGroups(DataSet):
 
     # -- the cache ----------------------------------------------------------------------------------------------------
 
-    def _cached(self, number: int, *, mapped: bool) -> Path | None:
-        """A row group in the cache, as a file of the safetensors format with a hash behind it; None if it has no room."""
+    def _cached(self, number: int, fetch: Callable[[Path], None], beside: Collection[str] = ()) -> Path | None:
+        """A row group in the cache; None if it has no room. ``fetch`` and ``beside`` are as in ``Cache.path``."""
         unit, store = self.manifest.files[number], self.files.store
-        return self._cache.path(
-            unit.sha256,
-            unit.nbytes,
-            lambda path: self._write(number, path),
-            beside=() if mapped else self._all,
-            ends=store.ending() if store is not None else lambda: False,
-            exact=False,
-        )
+        ends = store.ending() if store is not None else lambda: False
+        return self._cache.path(unit.sha256, unit.nbytes, fetch, beside=beside, ends=ends, exact=False)
 
-    def _write(self, number: int, path: Path) -> None:
+    def _write(self, pieces: Iterable[Arrays], path: Path, number: int) -> None:
+        """Write a row group as a file of the safetensors format, with a hash behind it."""
         rows = self._groups[number].rows
         shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
         for name, column in self._stored.items():
@@ -504,7 +517,7 @@ class RowGroups(DataSet):
             beside: dict[str, IO[bytes]] = {
                 name: stack.enter_context(tempfile.TemporaryFile(dir=path.parent)) for name in blobs
             }
-            for piece in self._checked_pieces(number):
+            for piece in pieces:
                 count = len(next(iter(piece.values())))
                 for name, array in piece.items():
                     key, values = name, array

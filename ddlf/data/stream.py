@@ -20,6 +20,8 @@ from ddlf.worker.machine import memory
 
 AHEAD = 2
 """Chunks that are read, or being read, while one is trained on."""
+LOADS = 2
+"""Files that are read into memory at the same time."""
 SHARE = 10
 """A chunk is at most this part of the memory for data: those ahead, that which is trained on, and the copies of it on its way are half of it."""
 MOST_BYTES = 2**25
@@ -193,18 +195,35 @@ class Stream:
         again = [number for number in numbers if number in self._open]
         # Those that are let go are gone before the next are read: both would be twice as many as there is room for.
         self._open = {number: self._open[number] for number in (*reversed(kept), *again)}
-        for number in numbers:
-            if self._closed.done():
-                return
-            if number not in self._open:
+        missing = [number for number in numbers if number not in self._open]
+        self._loading = True
+        try:
+            for number, arrays in self._read(missing, sizes):
+                if self._closed.done():
+                    return
                 self.files.append(number)
-                self._loading = True
-                try:
-                    room = self._room - self._in_memory(sizes)
-                    self._open[number] = self._data.load(number) if self._loads else self._data.mapped(number, room)
-                finally:
-                    self._loading = False
+                self._open[number] = arrays
                 self._check_room(len(numbers), sizes)
+        finally:
+            self._loading = False
+
+    def _read(self, numbers: list[int], sizes: list[int]) -> Iterator[tuple[int, Arrays]]:
+        """Files one after the other; those that go into memory are read a few at a time, since most of it is waiting for a store."""
+        if not self._loads or not self._data.on_disk or self._data.manifest.hosts:
+            for number in numbers:
+                if not self._closed.done():
+                    room = self._room - self._in_memory(sizes)
+                    yield number, self._data.load(number) if self._loads else self._data.mapped(number, room)
+            return
+        with ThreadPoolExecutor(LOADS, "load") as threads:
+            try:
+                tasks = [threads.submit(self._load_unless_closed, number) for number in numbers]
+                yield from ((number, task.result()) for number, task in zip(numbers, tasks, strict=True))
+            finally:
+                threads.shutdown(cancel_futures=True)
+
+    def _load_unless_closed(self, number: int) -> Arrays:
+        return {} if self._closed.done() else self._data.load(number)
 
     def _check_room(self, files: int, sizes: list[int]) -> None:
         """Refuse files of a store in memory for which the cache has no room, if the memory for data has none, either."""

@@ -1,0 +1,195 @@
+"""Training on Parquet files in a bucket beside partition files in the same bucket, and a master that is killed in the middle of an epoch.
+
+    python -m benchmarks.row_groups [--gigabytes 3] [--memory 128MiB] [--epochs 2] [--only parquet,partition,killed] [--folder PATH] [--quick]
+
+The bucket is of moto's server, which is started here (``pip install s3fs 'moto[server]'``). Two workers train a small model, so reading is what takes
+the time. Each case has an empty cache: the first epoch fetches all of it, the second finds it on the disk.
+
+- ``parquet``: the Parquet files as they are
+- ``partition``: the same samples as partition files of the usual size, which ``ddlf data split`` has made
+- ``killed``: the Parquet files again; the master is killed with SIGKILL in the middle of the first epoch, and the run is resumed. Its weights must
+  have the SHA-256 of ``parquet``
+
+Rates are samples per second, first epoch and second. ``workers`` is the most memory of a worker. ``exact`` says that each sample was trained on once
+in each epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ddlf
+import ddlf.data
+from benchmarks.measure import ROOT, run_child, some_of, table
+from benchmarks.streamed import served_by_moto
+from ddlf import Cluster
+from ddlf.algorithms.weights import digest
+
+CASES = ["parquet", "partition", "killed"]
+WIDTH, FILE_ROWS, GROUP_ROWS = 768, 20_000, 2_500
+ROUNDS = 8
+"""In an epoch, with a checkpoint after each."""
+BUCKET = "ddlf-benchmark"
+
+
+class Rows(ddlf.IApp):
+    """A small model of wide rows.
+
+    Attributes:
+        place: Where they are; a glob of Parquet files, or partition files.
+    """
+
+    verbose = False
+    advice = "off"
+    batch_size = 500
+    place = ""
+
+    async def load_dataset(self) -> None:
+        """Open them."""
+        columns = dict(x="x", y="y") if self.place.endswith(".parquet") else {}
+        self.train_data = ddlf.data.open(self.place, **columns)
+
+    async def create_model(self) -> None:
+        """One layer."""
+        import keras
+
+        self.model = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(10, activation="softmax")])
+        self.model.compile("sgd", "sparse_categorical_crossentropy")
+
+
+async def measure(facts: dict[str, Any]) -> dict[str, Any]:
+    """Train, or go on; what came of it."""
+    async with Cluster.local(2) as cluster:
+        app = Rows(cluster)
+        app.place, app.data_memory = facts["place"], facts["memory"]
+        app.checkpoint, app.resume, app.round_samples = facts["folder"], "auto", facts["samples"] // ROUNDS
+        records = await app.train_sync(master_epochs=facts["epochs"])
+        peaks = [_peak(pid) for worker in cluster.workers for pid in _family(worker.facts["pid"])]
+        exact = bool(app.ledger.is_exact(facts["epochs"]))
+        sha256 = digest(app.model.get_weights())
+    seconds = [record.seconds for record in records]
+    epochs = [sum(seconds[first : first + ROUNDS]) for first in range(0, len(seconds), ROUNDS)]
+    return {"seconds": epochs, "exact": exact, "sha256": sha256, "workers": max(peaks)}
+
+
+def _family(pid: int) -> list[int]:
+    """A process and those that it has started."""
+    found = [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+    return [pid, *(each for child in found for each in _family(child))]
+
+
+def _peak(pid: int) -> int:
+    """The most memory that a process has had, in bytes."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+
+
+def make(folder: Path, gigabytes: float) -> int:
+    """Write Parquet files, and partition files of them; returns the number of samples."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from ddlf.data.place import Folder
+    from ddlf.data.sources import open_source
+    from ddlf.data.split import sizes_of, split
+
+    (folder / "set/parquet").mkdir(parents=True)
+    files = max(round(gigabytes * 1e9 / (FILE_ROWS * WIDTH * 4)), 2)
+    for number in range(files):
+        chance = np.random.default_rng(number)
+        x = chance.standard_normal(FILE_ROWS * WIDTH, dtype=np.float32)
+        columns = {"x": pa.FixedSizeListArray.from_arrays(x, WIDTH), "y": chance.integers(10, size=FILE_ROWS)}
+        path = folder / f"set/parquet/{number:05}.parquet"
+        pq.write_table(pa.table(columns), path, row_group_size=GROUP_ROWS, use_dictionary=False, compression="none")
+    source = open_source(folder / "set/parquet")
+    sizes = sizes_of(source.samples, WIDTH * 4 + 8)
+    split(source, Folder(folder / "set/partition"), sizes, shuffle=False)
+    return source.samples
+
+
+def killed(facts: dict[str, Any]) -> dict[str, Any]:
+    """Kill the master when some rounds of the first epoch are over, and resume it."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+    command = [sys.executable, "-m", "benchmarks.row_groups", "--child", json.dumps(facts)]
+    master = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while len(list(Path(facts["folder"]).glob("*"))) < 3 and master.poll() is None:
+            time.sleep(0.05)
+        time.sleep(1.0)  # into the next round
+        if master.poll() is not None:
+            raise RuntimeError("the run was over before it could be killed")
+    finally:
+        master.send_signal(signal.SIGKILL)
+        master.wait()
+    return run_child("benchmarks.row_groups", "--child", json.dumps(facts), timeout_s=3600)
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure, and print a table."""
+    found: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        folder = Path(options.folder or stack.enter_context(tempfile.TemporaryDirectory()))
+        known = folder / "samples"
+        if not known.exists():
+            known.write_text(str(make(folder, options.gigabytes)))
+        samples = int(known.read_text())
+        os.environ.update(stack.enter_context(served_by_moto(folder / "set", f"s3://{BUCKET}/set")))
+        for case in options.only:
+            place = f"s3://{BUCKET}/set/partition" if case == "partition" else f"s3://{BUCKET}/set/parquet/*.parquet"
+            own = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder)))
+            os.environ.update(DDLF_CACHE=str(own / "cache"), DDLF_CACHE_SIZE="20GB")
+            facts = {"place": place, "folder": str(own / "run"), "samples": samples, "epochs": options.epochs}
+            facts["memory"] = options.memory
+            if case == "killed":
+                found[case] = killed(facts)
+            else:
+                found[case] = run_child("benchmarks.row_groups", "--child", json.dumps(facts), timeout_s=3600)
+            rates = [f"{samples / seconds:,.0f}" for seconds in found[case]["seconds"]]
+            print(f"{case}: {' and '.join(rates)} samples/s, {json.dumps(found[case])}", flush=True)
+    rows = [["case", *(f"epoch {n + 1}" for n in range(options.epochs)), "workers", "exact"]]
+    for case, each in found.items():
+        rates = [f"{samples / seconds:,.0f}" for seconds in each["seconds"]]
+        rows.append([case, *rates, f"{each['workers'] / 1e6:.0f} MB", str(each["exact"])])
+    print(table(rows))
+    if {"parquet", "partition"} <= found.keys():
+        pairs = zip(found["partition"]["seconds"], found["parquet"]["seconds"], strict=True)
+        print("parquet / partition:", ", ".join(f"{own / rows:.2f}" for own, rows in pairs))
+    if {"parquet", "killed"} <= found.keys():
+        print("same SHA-256 after a kill:", found["parquet"]["sha256"] == found["killed"]["sha256"])
+    return found
+
+
+def main() -> None:
+    """Read the options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gigabytes", type=float, default=3)
+    parser.add_argument("--memory", default="128MiB")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--only", type=some_of(CASES), default=CASES)
+    parser.add_argument("--folder", default="", help="where the data is made, and stays for the next call")
+    parser.add_argument("--quick", action="store_true", help="0.5 GB")
+    parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        print(json.dumps(asyncio.run(measure(options.child))))
+        return
+    if options.quick:
+        options.gigabytes = 0.5
+    run(options)
+
+
+if __name__ == "__main__":
+    main()
