@@ -17,6 +17,7 @@ from ddlf.cli.options import add_json, add_verbose, named_cluster
 from ddlf.cli.parsing import Command, Parser, addresses, number
 from ddlf.data.manifest import Manifest
 from ddlf.data.open_place import open_place
+from ddlf.data.parquet_files import is_parquet
 from ddlf.data.place import Folder, Place
 from ddlf.data.repartition import PartitionedSource
 from ddlf.data.repartition import repartition as rewritten
@@ -259,7 +260,9 @@ def _cap(options: argparse.Namespace) -> int:
 
 
 def info(options: argparse.Namespace) -> int:
-    """Say what a data set has, and what one worker needs for it."""
+    """Say what a data set has, and what one worker needs for it; of Parquet files what they have."""
+    if is_parquet(options.place):
+        return _parquet_info(options)
     place, rule = open_place(options.place), SHUFFLE.read(options.shuffle)
     found = place.manifest()
     largest = int(found.sizes.max())
@@ -295,6 +298,16 @@ def info(options: argparse.Namespace) -> int:
     _print(place, found)
     what = f"{size(needs['memory'])} of memory for data" if window else f"all files on a disk, {size(needs['disk'])}"
     print(f"a worker  of {options.workers}, {rule}: {what}; reads {size(needs['bytes_an_epoch'])} an epoch")
+    return 0
+
+
+def _parquet_info(options: argparse.Namespace) -> int:
+    from ddlf.data.row_groups import described
+
+    if options.json:
+        raise ConfigError("--json is for partition files, and these are Parquet files", hint="leave it out")
+    for line in described(options.place):
+        print(line)
     return 0
 
 

@@ -76,14 +76,16 @@ def generated(
 
 
 def pixels(data: Any, size: tuple[int, int] | None = None) -> Any:
-    """The pixels of an encoded image, shape (height, width, 1 or 3), uint8. Needs Pillow.
+    """The pixels of an encoded image, shape (height, width, 1 or 3), uint8; uint16 where it is grey with 16 bits. Needs Pillow.
+
+    Palettes become RGB. A channel of transparency is left out if nothing is transparent.
 
     Args:
         data: Its bytes, as they are in a ragged column or otherwise.
         size: Width and height that it is brought to.
 
     Raises:
-        DatasetError: It cannot be read, is neither grey nor RGB, or has more than 100 million pixels.
+        DatasetError: It cannot be read, would lose colours or transparency, or has more than 100 million pixels.
     """
     from io import BytesIO
 

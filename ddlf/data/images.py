@@ -23,13 +23,18 @@ AHEAD = 16
 """Images for each core that are decoded before they are wanted."""
 T = TypeVar("T")
 Made = TypeVar("Made")
-SHAPES = {"L": 1, "RGB": 3}
+PLAIN = ("L", "RGB", "I;16")
+CONVERTED = {"1": "L", "P": "RGB"}
+"""Modes of Pillow that become another one, in which each pixel has the same colour."""
+OPAQUE = {"LA": "L", "RGBA": "RGB"}
+"""Modes with transparency, and those without."""
 
 
 class Images:
-    """Columns are ``x``, the pixels (height, width, 1 or 3) as uint8 or a file's bytes, and ``y``, the number of the class by name.
+    """Columns are ``x``, the pixels (height, width, 1 or 3) or a file's bytes, and ``y``, the number of the class by name.
 
-    A folder without images is no class; one that has folders instead is refused, since their images would be missing.
+    An empty folder is a class without samples, so that the others have the same numbers in each part of the data. A folder that has only other
+    files, or folders, is refused, since its samples would be missing.
 
     Args:
         path: Folder.
@@ -50,20 +55,22 @@ class Images:
             for folder in folders
         ]
         for folder, found in zip(folders, files, strict=True):
-            if not found and any(entry.is_dir() for entry in folder.iterdir()) and any(files):
+            inside = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+            if not found and inside and any(files):
+                what = "folders" if any(entry.is_dir() for entry in inside) else f"{len(inside):,} other files"
                 raise DatasetError(
-                    f"{folder} has folders, but no images, so it is no class",
-                    hint="name a folder that has one folder of images for each class",
+                    f"{folder} has {what}, but no images, so it is no class",
+                    hint=f"name a folder that has one folder of images for each class; images are {', '.join(ENDINGS)}",
                 )
-        self.classes: Sequence[str] = [folder.name for folder, found in zip(folders, files, strict=True) if found]
-        self._files = [(file, label) for label, group in enumerate(filter(None, files)) for file in group]
+        self.classes: Sequence[str] = [folder.name for folder in folders]
+        self._files = [(file, label) for label, group in enumerate(files) for file in group]
         if not self._files:
             raise DatasetError(
                 f"in {path} is neither a .npy file nor a folder of images", hint="make a folder for each class"
             )
         first = self._make(self._files[0][0], str(self._files[0][0]))
         self.samples = len(self._files)
-        self.columns = {"x": Column("uint8", first.shape), "y": Column("int64", ())}
+        self.columns = {"x": Column(first.dtype.name, first.shape), "y": Column("int64", ())}
         if ragged:
             if image_size:
                 raise ConfigError("--image-size has no effect with --ragged x, which keeps files", hint="leave it out")
@@ -77,9 +84,11 @@ class Images:
             rows = np.empty(len(files), row_type(self.columns))
             decoded = on_all_cores(lambda each: self._make(each[0], str(each[0])), files)
             for row, ((file, label), pixels) in enumerate(zip(files, decoded, strict=True)):
-                if not self.columns["x"].ragged and pixels.shape != self.columns["x"].shape:
+                column = self.columns["x"]
+                if not column.ragged and (pixels.shape, pixels.dtype.name) != (column.shape, column.dtype):
                     raise DatasetError(
-                        f"{file} is {_said(pixels.shape)}, but {self._files[0][0]} is {_said(self.columns['x'].shape)}",
+                        f"{file} is {_said(pixels.shape, pixels.dtype.name)}, "
+                        f"but {self._files[0][0]} is {_said(column.shape, column.dtype)}",
                         hint="bring all to one size with --image-size 64x64, and to one mode beforehand",
                     )
                 put(rows, "x", row, pixels)
@@ -114,7 +123,9 @@ class Decoder:
             self._size = int(found[1]), int(found[2])
 
     def pixels(self, file: Path | BinaryIO, where: str) -> np.ndarray[Any, Any]:
-        """The pixels of an image (height, width, 1 or 3) as uint8.
+        """The pixels of an image (height, width, 1 or 3) as uint8; as uint16 where it is grey with 16 bits.
+
+        Palettes become RGB. A channel of transparency is left out if nothing is transparent.
 
         Args:
             file: Where its bytes are.
@@ -134,12 +145,9 @@ class Decoder:
                 width, height = image.size
                 if width * height > MAX_PIXELS:
                     raise DatasetError(f"{where} has {width * height:,} pixels", hint="make it smaller beforehand")
-                if image.mode not in SHAPES:
-                    raise DatasetError(
-                        f"{where} is of mode {image.mode}, not grey (L) or RGB", hint="convert it, or leave it out"
-                    )
-                resized = image.resize(self._size) if self._size and image.size != self._size else image
-                pixels = np.asarray(resized, np.uint8)
+                plain = _plain(image, where)
+                resized = plain.resize(self._size) if self._size and plain.size != self._size else plain
+                pixels = np.asarray(resized, np.uint16 if plain.mode == "I;16" else np.uint8)
         except DatasetError:
             raise
         except Exception as error:  # Pillow raises of many kinds for damaged files
@@ -154,10 +162,46 @@ class Decoder:
         return np.frombuffer(data, np.uint8)
 
 
+def _plain(image: Any, where: str) -> Any:
+    """The same image in a mode whose pixels are numbers of colours.
+
+    Raises:
+        DatasetError: It would lose something: pixels are transparent, or have bits that Pillow does not read.
+    """
+    if image.mode in ("RGB", "RGBA") and "16" in str(image.tile):
+        raise DatasetError(
+            f"{where} has 16 bits for each of {len(image.mode)} channels, of which Pillow reads 8",
+            hint="convert it to 8 bits, or save its pixels as an array (.npy)",
+        )
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    if image.mode in OPAQUE:
+        if image.getchannel("A").getextrema()[0] < 255:
+            raise DatasetError(
+                f"{where} has transparent pixels, and nothing says which colour is behind them",
+                hint="put it on a background beforehand, as with Image.alpha_composite of Pillow",
+            )
+        return image.convert(OPAQUE[image.mode])
+    if image.mode in ("I;16B", "I;16L") or (image.mode == "I" and _has_16_bits(image)):
+        import PIL.Image
+
+        return PIL.Image.fromarray(np.asarray(image).astype(np.uint16))
+    if image.mode in CONVERTED:
+        return image.convert(CONVERTED[image.mode])
+    if image.mode not in PLAIN:
+        raise DatasetError(f"{where} is of mode {image.mode}, not grey (L) or RGB", hint="convert it, or leave it out")
+    return image
+
+
+def _has_16_bits(image: Any) -> bool:
+    low, high = image.getextrema()
+    return bool(low >= 0 and high < 2**16)
+
+
 def is_image(data: bytes) -> bool:
     """Whether bytes begin as those of a PNG, JPEG, GIF, WebP, BMP or TIFF file do."""
     return data.startswith(MAGIC) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
 
 
-def _said(shape: tuple[int, ...]) -> str:
-    return f"{shape[1]}x{shape[0]} {'RGB' if shape[2] == 3 else 'grey'}"
+def _said(shape: tuple[int, ...], dtype: str) -> str:
+    return f"{shape[1]}x{shape[0]} {'RGB' if shape[2] == 3 else 'grey'}{' of 16 bits' * (dtype == 'uint16')}"

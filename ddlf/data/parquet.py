@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ddlf.data import arrow
+from ddlf.data.arrow import Where
 from ddlf.data.images import Decoder, is_image
-from ddlf.data.manifest import KINDS, MAX_CLASSES, Column, check_columns
-from ddlf.data.partition_file import Ragged
+from ddlf.data.manifest import MAX_CLASSES, Column, check_columns
 from ddlf.data.rows import Rows, check_ragged, chosen, longest, put, row_type
 from ddlf.errors import ConfigError, DatasetError
 
@@ -45,14 +47,8 @@ class Parquet:
         image_size: str = "",
         ragged: str = "",
     ) -> None:
-        try:
-            import pyarrow
-            import pyarrow.parquet
-        except ImportError:
-            raise DatasetError(
-                "Parquet files need pyarrow, which is not installed", hint="install it: pip install 'ddlf[parquet]'"
-            ) from None
-        self._arrow, self._files, self._decoder = pyarrow, files, Decoder(image_size)
+        self._arrow, self._files, self._decoder = arrow.load_pyarrow(), files, Decoder(image_size)
+        self._path = path
         self.samples = 0
         there: list[str] = []
         for file in files:
@@ -67,7 +63,8 @@ class Parquet:
         if not self.samples:
             raise DatasetError(f"{path} has no samples", hint="look at how it was made")
         if label and label not in there:
-            raise ConfigError(f"{path} has no column {label!r}", hint=f"it has {', '.join(there)}")
+            said, hint = arrow.no_column(path, label, there)
+            raise ConfigError(said, hint=hint)
         self._names = chosen(columns, there, path, {label: "y"} if label else {})
         self._ragged = {self._names[name] for name in check_ragged(ragged, list(self._names), path)}
         self.classes: Sequence[str] = self._classes(label) if label else ()
@@ -75,11 +72,6 @@ class Parquet:
         self._label = label
         self.columns: dict[str, Column] = {}
         for name, array in next(self._pieces(1)).items():
-            if array.dtype.kind not in KINDS:
-                raise DatasetError(
-                    f"{path}: column {self._names[name]!r} holds {array.dtype}, not numbers",
-                    hint="name others with --columns, or the text that is the label with --label",
-                )
             self.columns[name] = Column(array.dtype.name, array.shape[1:], self._names[name] in self._ragged)
         for name in [name for name, column in self.columns.items() if column.ragged]:
             most = longest(row for piece in self._pieces(MOST_ROWS) for row in piece[name])
@@ -127,7 +119,7 @@ class Parquet:
                         done, first = done + len(whole), max(first - len(whole), 0)
                         if len(batch):
                             yield {
-                                name: self._array(batch.column(old), old, f"{file}, from row {begin:,}")
+                                name: self._array(batch.column(old), old, partial(_row_of, file, begin))
                                 for name, old in self._names.items()
                             }
                 except (self._arrow.ArrowException, OSError) as error:
@@ -135,62 +127,40 @@ class Parquet:
                         raise
                     raise DatasetError(f"{file} cannot be read ({error})", hint="copy it again") from None
 
-    def _array(self, values: Any, name: str, where: str) -> Any:
+    def _array(self, values: Any, name: str, where: Where) -> Any:
         """The rows of a piece of a column."""
-        types = self._arrow.types
-        if values.null_count:
-            raise DatasetError(f"{where}: column {name!r} has rows without a value", hint="fill or leave them out")
+        kind = arrow.kind_of(values.type)
         if name == self._label and self.classes:
-            return np.array([self._number_of[text] for text in values.to_pylist()], np.int64)
-        if types.is_struct(values.type) and "bytes" in {
-            values.type.field(n).name for n in range(values.type.num_fields)
-        }:
-            values = values.field("bytes")
+            texts = arrow.blobs(values, name, where)
+            return np.array([self._number_of[texts[row].tobytes().decode()] for row in range(len(texts))], np.int64)
         if name in self._ragged:
-            return self._rows(values, f"{where}: column {name!r}")
-        if types.is_binary(values.type) or types.is_large_binary(values.type):
-            images = [value.as_buffer().to_pybytes() for value in values]
-            if not all(map(is_image, images)):
-                raise DatasetError(f"{where}: column {name!r} holds bytes that are no images", hint="convert it")
-            pixels = [self._decoder.pixels(io.BytesIO(data), f"{where}, {name}") for data in images]
-            if len({array.shape for array in pixels}) > 1:
+            if kind not in ("list", "bytes", "image", "text"):
                 raise DatasetError(
-                    f"{where}: column {name!r} has images of several sizes or modes", hint="use --image-size 64x64"
+                    f"{where(0)}: column {name!r} holds {values.type}, no rows of different lengths",
+                    hint="leave it out of --ragged",
+                )
+            rows = arrow.blobs(values, name, where)
+            for row in range(len(rows)) if kind in ("bytes", "image") else ():
+                if is_image(data := rows[row].tobytes()):
+                    self._decoder.checked(io.BytesIO(data), f"{where(row)}, {name}")
+            return rows
+        if kind in ("bytes", "image"):
+            images = arrow.blobs(values, name, where)
+            encoded = [images[row].tobytes() for row in range(len(images))]
+            if not all(map(is_image, encoded)):
+                raise DatasetError(f"{where(0)}: column {name!r} holds bytes that are no images", hint="convert it")
+            pixels = [self._decoder.pixels(io.BytesIO(data), f"{where(n)}, {name}") for n, data in enumerate(encoded)]
+            if len({(array.shape, array.dtype) for array in pixels}) > 1:
+                raise DatasetError(
+                    f"{where(0)}: column {name!r} has images of several sizes or modes", hint="use --image-size 64x64"
                 )
             return np.stack(pixels)
-        shape: tuple[int, ...] = (len(values),)
-        while types.is_list(values.type) or types.is_large_list(values.type) or types.is_fixed_size_list(values.type):
-            flat = values.flatten()
-            lengths = (
-                {len(value) for value in values.to_pylist()} if not types.is_fixed_size_list(values.type) else set()
+        if kind not in ("number", "list"):
+            raise DatasetError(
+                f"{self._path}: column {name!r} holds {values.type}, not numbers",
+                hint="name others with --columns, or the text that is the label with --label",
             )
-            if len(lengths) > 1:
-                raise DatasetError(
-                    f"{where}: column {name!r} has lists of {min(lengths)} to {max(lengths)} values",
-                    hint="bring all to one length beforehand",
-                )
-            shape, values = (*shape, len(flat) // max(len(values), 1)), flat
-        if values.null_count:
-            raise DatasetError(f"{where}: column {name!r} has lists without a value", hint="fill or leave them out")
-        return np.asarray(values.to_numpy(zero_copy_only=False)).reshape(shape)
-
-    def _rows(self, values: Any, where: str) -> Ragged:
-        """The rows of a piece of a column that have different lengths."""
-        types, kind = self._arrow.types, values.type
-        flat = values.flatten() if types.is_list(kind) or types.is_large_list(kind) else None
-        if flat is not None and not types.is_nested(flat.type) and not flat.null_count:
-            rows = [each.values.to_numpy(zero_copy_only=False) for each in values]
-        elif any(
-            test(kind) for test in (types.is_binary, types.is_large_binary, types.is_string, types.is_large_string)
-        ):
-            texts = [each.as_buffer().to_pybytes() for each in values]
-            rows = [
-                self._decoder.checked(io.BytesIO(text), where) if is_image(text) else np.frombuffer(text, np.uint8)
-                for text in texts
-            ]
-        else:
-            raise DatasetError(f"{where} holds {kind}, no rows of different lengths", hint="leave it out of --ragged")
-        return Ragged(np.concatenate(rows), np.cumsum([len(row) for row in rows]), max(map(len, rows)))
+        return arrow.numbers(values, name, where)
 
     def _classes(self, label: str) -> Sequence[str]:
         """The texts of the label in order; none where it is a number."""
@@ -202,8 +172,16 @@ class Parquet:
                     return ()
                 for batch in opened.iter_batches(MOST_ROWS, columns=[label]):
                     found.update(text for text in batch.column(0).unique().to_pylist() if text is not None)
+                    if "" in found:
+                        raise DatasetError(
+                            f"{file}: column {label!r} has an empty text", hint="fill it, or leave its row out"
+                        )
                     if len(found) > MAX_CLASSES:
                         raise DatasetError(
                             f"{file}: {label!r} has more than {MAX_CLASSES:,} texts", hint="name another label"
                         )
         return sorted(found)
+
+
+def _row_of(file: Path, begin: int, row: int) -> str:
+    return f"{file}, row {begin + row:,}"

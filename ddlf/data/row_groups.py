@@ -48,6 +48,9 @@ LONGEST = 2**40
 KEPT_FOOTERS = 2**24
 """Bytes of footers that stay in memory; others are read again with a row group."""
 DIGEST_BYTES = 32
+FEWEST_GROUPS = 8
+SMALL_BYTES, LARGE_BYTES = 2**18, 2**28
+"""Row groups between these sizes suit."""
 DATE_HINT = "bring it to numbers beforehand, or make arrays of it with decode="
 
 
@@ -596,44 +599,45 @@ class RowGroups(DataSet):
             return ""
         return self._untaken(number, arrays)
 
-    # -- what is told -------------------------------------------------------------------------------------------------
 
-    def lines(self) -> Iterator[str]:
-        """What there is, for people: files, row groups, columns, and whether the row groups suit."""
-        sizes, nbytes = self.manifest.sizes, [unit.nbytes for unit in self.manifest.files]
-        total = sum({group.head.name: group.head.nbytes for group in self._groups}.values())
-        yield f"place     {self}, content {self.manifest.content}"
-        for field in self._fields:
-            column = self.columns.get(field.name) or self._stored[field.name]
-            shape = " x ".join(map(str, column.shape)) or "a number"
-            yield f"column    {field.name}: {column.dtype}, {shape}, of {', '.join(field.sources)}"
-        for note in self.notes:
-            yield f"note      {note}"
-        if self.manifest.classes:
-            shown = ", ".join(self.manifest.classes[:10])
-            yield f"classes   {len(self.manifest.classes):,}: {shown}{', ...' if len(self.manifest.classes) > 10 else ''}"
-        yield f"samples   {self.manifest.samples:,}, {size(sum(nbytes))} in memory"
-        yield f"files     {len(self.files.names):,}, {size(total)}"
+def described(place: str | Path | Sequence[str]) -> Iterator[str]:
+    """What Parquet files have, in lines for people: columns, files, row groups, and whether the row groups suit.
+
+    Args:
+        place: As of ``RowGroups``.
+
+    Raises:
+        DatasetError: They cannot be read.
+    """
+    files = ParquetFiles(place)
+    heads = files.heads()
+    schema = heads[0][1].schema.to_arrow_schema()
+    groups = [metadata.row_group(number) for _, metadata in heads for number in range(metadata.num_row_groups)]
+    yield f"place     {files}"
+    for name, kind in zip(schema.names, schema.types, strict=True):
+        said = {"other": ", not read without decode=", "text": ", a label with classes=", "image": ", an image"}
+        yield f"column    {name}: {kind}{said.get(kind_of(kind), '')}"
+    yield f"samples   {sum(group.num_rows for group in groups):,}"
+    yield f"files     {len(heads):,}, {size(sum(head.nbytes for head, _ in heads))}"
+    if groups:
+        rows, nbytes = [[getattr(group, name) for group in groups] for name in ("num_rows", "total_byte_size")]
         yield (
-            f"groups    {len(sizes):,} row groups of {sizes.min():,} to {sizes.max():,} rows, "
-            f"{size(min(nbytes))} to {size(max(nbytes))} in memory"
+            f"groups    {len(groups):,} row groups of {min(rows):,} to {max(rows):,} rows, "
+            f"{size(min(nbytes))} to {size(max(nbytes))} unpacked"
         )
-        yield f"suited    {self.advice()}"
+        yield f"suited    {_suited(len(groups), max(nbytes))}"
 
-    def advice(self) -> str:
-        """Whether the row groups suit, and for which memory."""
-        largest, count = max(unit.nbytes for unit in self.manifest.files), len(self.manifest.files)
-        need = 16 * largest
-        if count < 8:
-            return f"there are {count} row groups: a slot needs one at least, and mixing needs some; write smaller ones"
-        if largest > 2**28:
-            return (
-                f"row groups are large: a window of 8 is kept in the cache on the disk, {size(8 * largest)}; "
-                "write smaller ones for speed (row_group_size of pyarrow.parquet.write_table)"
-            )
-        if largest < 2**16:
-            return "row groups are small, each a request: write larger ones for speed, of 4 to 64 MB"
-        return f"yes: a window of 8 is in memory with data_memory of {size(need)}, else in the cache on the disk"
+
+def _suited(groups: int, largest: int) -> str:
+    """Whether row groups suit, and what to do if not."""
+    way = "with row_group_size of pyarrow.parquet.write_table"
+    if groups < FEWEST_GROUPS:
+        return f"hardly: each slot needs a row group, and mixing needs several; write smaller ones {way}"
+    if largest > LARGE_BYTES:
+        return f"yes, but slowly: a window of 8 takes {size(8 * largest)} of the cache on the disk; write smaller ones {way}"
+    if largest < SMALL_BYTES:
+        return f"yes, but slowly: each is a request to a store; write larger ones {way}"
+    return f"yes: a window of 8 is in memory from data_memory={size(16 * largest)} on, else in the cache on the disk"
 
 
 class _Torn(Exception):

@@ -15,9 +15,10 @@ from ddlf.errors import ConfigError, DatasetError
 
 
 class Table:
-    """Columns are ``x``, all numbers of a line but the label as float32, and ``y``, the label, if one is named.
+    """Columns are ``x``, all numbers of a line but the label, and ``y``, the label, if one is named.
 
-    Labels are int64 if all are whole numbers, else float32 if all are numbers, else the number of the class in the order of names.
+    Numbers are float32; float64 where a whole number has more digits than float32 keeps, as 16777217 has. Labels are int64 if all are whole
+    numbers, else float32 if all are numbers, else the number of the class in the order of names.
 
     Args:
         path: File, read once from here, since every line must be right before anything is written.
@@ -40,7 +41,7 @@ class Table:
             raise DatasetError(f"{path} has {head.count(label)} columns {label!r}", hint="give each its own name")
         self._label = head.index(label) if label else None
         self._width = len(head)
-        self.samples, whole, numbers = 0, True, True
+        self.samples, whole, numbers, wide = 0, True, True, False
         texts: set[str] = set()
         for number, line in lines:
             if len(line) != len(head):
@@ -48,6 +49,7 @@ class Table:
                     f"line {number:,} of {path} has {len(line)} values, but there are {len(head)} names", hint="mend it"
                 )
             self.samples += 1
+            wide = wide or any(self._is_wide(text, number) for place, text in enumerate(line) if place != self._label)
             if self._label is not None:
                 text = line[self._label]
                 if not text.strip():  # one would make classes of all numbers, and the first of them
@@ -64,7 +66,7 @@ class Table:
             raise DatasetError(f"{path}: {label!r} has more than {MAX_CLASSES:,} texts", hint="name another label")
         self.classes: Sequence[str] = [] if numbers else sorted(texts)
         inputs = self._width - (self._label is not None)
-        self.columns = {"x": Column("float32", (inputs,))} if inputs else {}
+        self.columns = {"x": Column("float64" if wide else "float32", (inputs,))} if inputs else {}
         if self._label is not None:
             self.columns["y"] = Column("float32" if numbers and not whole else "int64", ())
 
@@ -77,6 +79,21 @@ class Table:
                         yield reader.line_num, line
         except (csv.Error, UnicodeDecodeError) as error:
             raise DatasetError(f"{self._path} is no CSV file in UTF-8 ({error})", hint="save it as one") from None
+
+    def _is_wide(self, text: str, number: int) -> bool:
+        """Whether float32 does not keep a whole number.
+
+        Raises:
+            DatasetError: Neither does float64.
+        """
+        if len(text) < 8 or not _is_whole(text):  # up to 2^24 each is kept
+            return False
+        if int(float(text)) != int(text):
+            raise DatasetError(
+                f"line {number:,} of {self._path}: {text.strip()} has more digits than float64 keeps",
+                hint="leave the column out, if it only numbers the lines; or save it as .npz or Parquet",
+            )
+        return int(np.float32(text)) != int(text)
 
     def rows(self, at_once: int, first: int = 0) -> Iterator[Rows]:
         """See ``Source``."""

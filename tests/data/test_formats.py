@@ -159,7 +159,7 @@ def test_a_parquet_file_has_numbers_vectors_images_and_text_labels(tmp_path):
     assert (rows["id"].tolist(), rows["id"].dtype, rows["v"][1].tolist()) == ([0, 1, 2, 3, 4], np.int32, [1, 1.5])
     assert (rows["m"][4].tolist(), rows["image"].shape) == ([[4, 1], [2, 3]], (5, 3, 4, 1))
     assert list(open_source(tmp_path / "t.parquet", columns="x=image,y=id").columns) == ["x", "y"]
-    with pytest.raises(DatasetError, match="column 'kind' holds object, not numbers"):
+    with pytest.raises(DatasetError, match="column 'kind' holds string, not numbers"):
         open_source(tmp_path / "t.parquet")
 
 
@@ -225,7 +225,7 @@ def link(kind):
         ([("0.cls", b"1"), ("0.cls", b"2")], "has 0.cls twice"),
         ([("0.cls", b"one")], r"0\.cls of .*a\.tar cannot be read"),
         ([("0.png", b"no image")], r"0\.png of .*a\.tar is no image that can be read"),
-        ([("0.png", png(mode="RGBA", value=(1, 2, 3, 4)))], "is of mode RGBA"),
+        ([("0.png", png(mode="RGBA", value=(1, 2, 3, 4)))], "has transparent pixels"),
         ([("0.npy", npy(np.array([{}])))], r"0\.npy of .*a\.tar cannot be read"),
         ([("0.txt", b"words")], "txt is no number and no image"),
         ([("0.cls", b"1"), ("1.png", png())], "1 of .*a.tar has no cls, but 0 of .*a.tar has"),
@@ -266,11 +266,11 @@ def test_files_that_are_damaged_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({"a": pa.array([1, None])}, "column 'a' has rows without a value"),
-        ({"a": [[1], [1, 2]]}, "column 'a' has lists of 1 to 2 values"),
+        ({"a": pa.array([1, None])}, r"a\.parquet, row 1: column 'a' has no value"),
+        ({"a": [[1], [1, 2]]}, "row 1: column 'a' has a list of 2 values, but 1 in the rows before"),
         ({"a": [b"x", b"y"]}, "column 'a' holds bytes that are no images"),
         ({"a": [png(), png(size=(2, 2))]}, "has images of several sizes"),
-        ({"a": ["b", "c"]}, "column 'a' holds object, not numbers"),
+        ({"a": ["b", "c"]}, "column 'a' holds string, not numbers"),
         ({"a": pa.array([], pa.int64())}, "has no samples"),
     ],
 )
@@ -278,6 +278,16 @@ def test_a_parquet_file_that_cannot_be_used_is_refused_in_one_sentence(tmp_path,
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     with pytest.raises(DatasetError, match=said):
         all_of(open_source(tmp_path / "a.parquet"))
+
+
+def test_parquet_labels_without_a_value_are_refused_by_row(tmp_path):
+    for labels, said in (
+        (["a", None, "b"], r"a\.parquet, row 1: column 'y' has no value"),
+        (["a", "b", ""], r"a\.parquet: column 'y' has an empty text"),
+    ):
+        pq.write_table(pa.table({"x": [1.0, 2.0, 3.0], "y": labels}), tmp_path / "a.parquet", row_group_size=1)
+        with pytest.raises(DatasetError, match=said):
+            all_of(open_source(tmp_path / "a.parquet", label="y"))
 
 
 def test_options_that_cannot_be_used_are_refused(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 
 import ddlf.data
 from ddlf.algorithms.reading_order import portions
+from ddlf.cli.main import main
 from ddlf.data.stream import Stream
 from ddlf.errors import AppError, ConfigError, DatasetDamaged, DatasetError
 
@@ -182,6 +183,19 @@ def test_files_of_different_schemas_are_refused_by_name(folder):
         ddlf.data.open(folder, x="f0")
     with pytest.raises(DatasetError, match=r"part-2\.parquet has no column 'id'"):
         ddlf.data.open(folder, x="id")
+
+
+def test_data_info_shows_files_row_groups_and_columns(folder, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["data", "info", str(folder)])
+    assert ended.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "column    f0: float" in lines
+    assert "column    label: string, a label with classes=" in lines
+    assert f"samples   {ROWS}" in lines
+    assert any(line.startswith("files     2, ") for line in lines)
+    assert any(line.startswith(f"groups    8 row groups of {GROUP} to {GROUP} rows, ") for line in lines)
+    assert any(line.startswith("suited    yes, but slowly: each is a request") for line in lines)
 
 
 def test_places_without_parquet_files_are_refused(tmp_path):

@@ -2,11 +2,13 @@
 
 import io
 import zipfile
+import zlib
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from ddlf.data.images import Decoder
 from ddlf.data.sources import open_source
 from ddlf.errors import ConfigError, DatasetError
 
@@ -50,7 +52,6 @@ def test_images_have_the_number_of_their_folder_as_label(tmp_path):
     for name, value in (("cats", 10), ("dogs", 20)):
         (tmp_path / name).mkdir()
         Image.new("RGB", (4, 3), (value, 0, 1)).save(tmp_path / name / "1.png")
-    (tmp_path / "empty").mkdir()
     found = open_source(tmp_path)
     assert (found.classes, found.columns["x"].shape) == (["cats", "dogs"], (3, 4, 3))
     rows = all_of(found)
@@ -62,6 +63,87 @@ def test_images_have_the_number_of_their_folder_as_label(tmp_path):
     (tmp_path / "birds" / "small").mkdir(parents=True)
     with pytest.raises(DatasetError, match="birds has folders, but no images, so it is no class"):
         open_source(tmp_path)
+
+
+def test_empty_class_folder_keeps_the_numbers_of_the_others(tmp_path):
+    for name in ("ants", "bees", "cats"):
+        (tmp_path / name).mkdir()
+    Image.new("RGB", (4, 3)).save(tmp_path / "cats" / "1.png")
+    found = open_source(tmp_path)
+    assert (found.classes, all_of(found)["y"].tolist()) == (["ants", "bees", "cats"], [2])
+    (tmp_path / "bees" / "1.heic").write_bytes(b"1")
+    with pytest.raises(DatasetError, match=r"bees has 1 other files, but no images, so it is no class"):
+        open_source(tmp_path)
+
+
+def saved(path, image, **more):
+    image.save(path, **more)
+    return path
+
+
+def wide_png():
+    """An RGB image with 16 bits for each channel, which Pillow cannot write."""
+
+    def chunk(kind, data):
+        return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+
+    head = (4).to_bytes(4, "big") + (3).to_bytes(4, "big") + bytes([16, 2, 0, 0, 0])
+    body = zlib.compress((b"\0" + b"\1\2" * 12) * 3)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+
+
+def test_images_of_other_modes_are_read_right(tmp_path):
+    colours = Image.new("RGB", (4, 3), (200, 100, 50))
+    for number, image in enumerate([colours.convert("RGBA"), colours.convert("P", palette=Image.Palette.ADAPTIVE)]):
+        found = Decoder().pixels(saved(tmp_path / f"{number}.png", image), "it")
+        assert (found.dtype, found.shape, found[0, 0].tolist()) == (np.uint8, (3, 4, 3), [200, 100, 50])
+    found = Decoder().pixels(saved(tmp_path / "la.png", colours.convert("LA")), "it")
+    assert found.shape == (3, 4, 1)
+    bits = Image.fromarray(np.array([[True, False]]))
+    assert Decoder().pixels(saved(tmp_path / "1.png", bits), "it").ravel().tolist() == [255, 0]
+
+
+@pytest.mark.parametrize("ending", ["png", "tif"])
+def test_grey_images_of_16_bits_keep_them(tmp_path, ending):
+    values = np.arange(12, dtype=np.uint16).reshape(3, 4) * 5000
+    path = saved(tmp_path / f"a.{ending}", Image.fromarray(values))
+    assert np.array_equal(Decoder().pixels(path, "it")[..., 0], values)
+    assert Decoder("2x2").pixels(path, "it").dtype == np.uint16
+    (tmp_path / "set" / "a").mkdir(parents=True)
+    path.rename(tmp_path / "set" / "a" / path.name)
+    found = open_source(tmp_path / "set")
+    assert found.columns["x"].dtype == "uint16"
+    assert np.array_equal(all_of(found)["x"][0, ..., 0], values)
+    Image.new("L", (4, 3)).save(tmp_path / "set" / "a" / "b.png")
+    with pytest.raises(DatasetError, match=r"b\.png is 4x3 grey, but .* is 4x3 grey of 16 bits"):
+        all_of(open_source(tmp_path / "set"))
+
+
+def test_big_endian_images_of_16_bits_are_read_right(tmp_path):
+    values = np.arange(12, dtype=np.uint16).reshape(3, 4) * 5000
+    image = Image.frombytes("I;16B", (4, 3), values.astype(">u2").tobytes())
+    assert np.array_equal(Decoder().pixels(saved(tmp_path / "a.tif", image), "it")[..., 0], values)
+
+
+def test_images_that_would_lose_something_are_refused(tmp_path):
+    glass = Image.new("RGBA", (4, 3), (1, 2, 3, 254))
+    with pytest.raises(DatasetError, match=r"it has transparent pixels.*background"):
+        Decoder().pixels(saved(tmp_path / "a.png", glass), "it")
+    marked = Image.new("P", (4, 3))
+    with pytest.raises(DatasetError, match="it has transparent pixels"):
+        Decoder().pixels(saved(tmp_path / "b.png", marked, transparency=0), "it")
+    with pytest.raises(DatasetError, match="it has 16 bits for each of 3 channels, of which Pillow reads 8"):
+        Decoder().pixels(io.BytesIO(wide_png()), "it")
+
+
+def test_whole_numbers_of_a_table_are_not_rounded(tmp_path):
+    (tmp_path / "t.csv").write_text("a,b\n1,16777216\n2,0.1\n")
+    assert open_source(tmp_path / "t.csv").columns["x"].dtype == "float32"
+    (tmp_path / "t.csv").write_text("a,b\n1,16777217\n2,0.1\n")
+    assert all_of(open_source(tmp_path / "t.csv"))["x"].tolist() == [[1, 16777217], [2, 0.1]]
+    (tmp_path / "t.csv").write_text(f"a,b\n1,{2**53 + 1}\n")
+    with pytest.raises(DatasetError, match=r"line 2 of .*: 9007199254740993 has more digits than float64 keeps"):
+        open_source(tmp_path / "t.csv")
 
 
 def header(claims, data=b""):
@@ -124,7 +206,7 @@ def broken(tmp_path):
         (written("latin.csv", b"a,b\n\xe9,2\n"), "no CSV file in UTF-8", {}),
         (written("pictures/a/1.png", b"no picture").parents[1], r"no image that can be read \(of no kind", {}),
         (image("cmyk/a/1.jpg", Image.new("CMYK", (2, 2))), "is of mode CMYK", {}),
-        (image("deep/a/1.png", Image.new("I;16", (2, 2))), "is of mode I;16", {}),
+        (image("deep/a/1.tif", Image.new("F", (2, 2))), "is of mode F", {}),
         (written("large/a/1.pgm", b"P5 10001 10000 255\n").parents[1], "has 100,010,000 pixels", {}),
         (image("size/a/1.png", Image.new("L", (2, 2))), "must be width x height", {"image_size": "0x5"}),
         (image("folder/a/1.txt.png", Image.new("L", (2, 2))).parent / "deep" / "a", "neither a .npy file", {}),
