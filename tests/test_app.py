@@ -71,7 +71,7 @@ async def test_a_second_run_on_the_same_workers_loads_nothing_and_says_so(two_wo
     await first.train_model()
     assert "loaded on 2 workers" in capsys.readouterr().out
     await second.train_model()
-    assert "already on all 2 workers, nothing loaded" in capsys.readouterr().out
+    assert "already on all 2 workers, not loaded again" in capsys.readouterr().out
     assert equal(first.model.get_weights(), second.model.get_weights())
 
 

@@ -40,6 +40,7 @@ def show(options: argparse.Namespace) -> int:
         unused = "" if used else f"  not used by {app.mode}"
         print(f"{name:<{names}}  {value:<{values}}  {where if options.origin else ''}".rstrip() + unused)
     if options.app:
+        check_values(app, options)
         check_app_options(options, app)
         asyncio.run(app._check())
     else:
@@ -59,6 +60,21 @@ def setting_rows(app: IApp, options: argparse.Namespace) -> Iterator[tuple[str, 
         for name, value in load_config(path).run:
             if name not in SETTINGS:
                 yield name, str(value), f"{path}:{lines[name]}" if name in lines else "default"
+
+
+def check_values(app: IApp, options: argparse.Namespace) -> None:
+    """Check the value of each setting by itself.
+
+    Raises:
+        ConfigError: The text begins with the place of the wrong value: an option, a line of the cluster file, or a class.
+    """
+    for name, _, origin in setting_rows(app, options):
+        try:
+            if name in SETTINGS:
+                SETTINGS[name].check(name, getattr(app, name, SETTINGS[name].default))
+        except ConfigError as error:
+            error.message = f"{origin}: {error.message}"
+            raise
 
 
 CONFIG = Command(

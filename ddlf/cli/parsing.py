@@ -76,8 +76,9 @@ class Parser(argparse.ArgumentParser):
         "--num-workers": "--local",
         "--batch": "--batch-size",
         "--output": "--save",
-        "--async": "--mode",
-        "--sync": "--mode",
+        "--async": "--mode async",
+        "--sync": "--mode sync",
+        "--downpour": "--mode downpour",
         "--strategy": "--mode",
         "--compression": "--codec",
         "--compress": "--codec",
@@ -140,6 +141,8 @@ class Parser(argparse.ArgumentParser):
         choices = tuple(how.get("choices") or ())
         if choices:
             how["type"] = one_of(*choices)
+        if not names[0].startswith("-"):
+            how.setdefault("metavar", names[0].upper())
         action = (within or self).add_argument(*names, help=argparse.SUPPRESS, **how)
         is_switch = how.get("action", "").startswith("store_") or how.get("action") == "version"
         listed = "|".join(choices) if len("|".join(choices)) <= HELP_COLUMN - 6 else ""
@@ -256,9 +259,18 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unexpected argument {argument!r}")
         # Without the dashes, which all have in common.
         names = {known.lstrip("-"): known for known in self._names}
-        near = [names[word] for word in difflib.get_close_matches(name.lstrip("-"), names, 1)]
-        if self.SYNONYMS.get(name) in names.values():
-            near = [self.SYNONYMS[name]]
+        word = name.lstrip("-")
+        near = [names[key] for key in difflib.get_close_matches(word, names, 1, cutoff=0.7)]
+        if (meant := self.SYNONYMS.get(name, "")).partition(" ")[0] in names.values():
+            near = [meant]
+        # A value in the place of its option, such as --median.
+        takers = [
+            each
+            for each in self.options
+            if each.names and each.value and re.search(rf"\b{re.escape(word)}\b", each.help)
+        ]
+        if not near and len(takers) == 1 and not argument.partition("=")[1]:
+            near = [f"{takers[0].names[-1]} {word}"]
         more = f", did you mean {near[0]}?" if near else ""
         if not near and name.startswith("--") and "-p" in names.values():
             more = f"; to set an attribute of the app, use -p {name[2:].replace('-', '_')}=VALUE"

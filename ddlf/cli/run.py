@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddlf.cli.config import check_values
 from ddlf.cli.dashboard import served
 from ddlf.cli.needs import check_needs
 from ddlf.cli.options import (
@@ -186,6 +187,7 @@ async def _run_app(
     """Train, in a folder of the run's own unless none is wanted."""
     options.resume = resumed_from(options)
     app = prepare_app(target, cluster, options)
+    check_values(app, options)
     check_app_options(options, app)
     if options.save:
         from ddlf.training.evaluation import check_path
@@ -255,7 +257,9 @@ async def _train(app: IApp, asked: Path | None, run: Path | None, stop: Stop) ->
             metrics = await app.evaluate_model()
         except Exception:
             if path is not None:
-                print(f"training ended well, and its model is in {path}; only the evaluation failed:", file=sys.stderr)
+                print(
+                    f"the training is complete and its model is in {path}; only the evaluation failed:", file=sys.stderr
+                )
             raise
         if choice(app) == "none":  # the result is told all the same
             print(line(Evaluated(metrics=metrics)))
@@ -277,7 +281,7 @@ async def _save_what_there_is(app: IApp, path: Path | None) -> None:
             print(f"the model could not be saved: {error}", file=sys.stderr)
             return
     if path is not None or app.checkpoint is not None:
-        kept = f"{path} has the model after it" if path is not None else f"{app.checkpoint} has it all"
+        kept = f"the model is in {path}" if path is not None else f"everything is in {app.checkpoint}"
         print(f"kept      {_rounds(app)}: {kept}{_how_to_go_on(app)}", file=sys.stderr)
 
 
@@ -291,15 +295,17 @@ def _how_to_go_on(app: IApp) -> str:
         return ""
     run = Path(app.checkpoint).parent
     how = run.name if (run / STATE).exists() else "auto"  # those in a run's folder are found by its name
-    return f"; the same command with --resume {how} goes on"
+    return f"; to continue, run the same command with --resume {how}"
 
 
 def _what_an_interrupt_does(app: IApp, path: Path | None) -> str:
     one = "round" if spec_of(app).train.in_rounds else "update"
     saved = f"; then the model is saved in {path}" if path is not None else ""
     kept = " and ".join(str(place) for place in (path, app.checkpoint) if place is not None)
-    at_once = f"at once, {kept} keeping the {one} before" if kept else "at once, and keeps nothing: there is no --save"
-    return f"after this {one}{saved}. Ctrl-C again stops {at_once}"
+    at_once = (
+        f"at once; {kept} then has the previous {one}" if kept else "at once, and keeps nothing: there is no --save"
+    )
+    return f"after this {one}{saved}. Press Ctrl-C again to stop {at_once}"
 
 
 async def _connect(
@@ -328,7 +334,7 @@ async def _connect(
                 raise
             if str(error) != told:
                 until = "" if math.isinf(left) else f" for {left:.0f} s"
-                display.say(f"waiting   {error.message}\n          asking again{until}; Ctrl-C ends it")
+                display.say(f"waiting   {error.message}\n          retrying{until}; press Ctrl-C to stop")
                 told = str(error)
         # By chance, so that of two runs that wait for the same workers not each gets half of them again and again.
         await asyncio.sleep(min(left, random.uniform(0.5, 1.5) * ASK_AGAIN_S))
@@ -359,18 +365,18 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
     from ddlf.worker.machine import cores
 
     own = cores()
-    slow = f", which has {own} cores: they take turns, and more than {own} are no faster" if count > own else ""
+    slow = f", which has only {own} cores: more than {own} workers are not faster" if count > own else ""
     cluster = Cluster.local(count, pickle_results=options.pickle_results)
     return cluster, f"{why}{_workers(count)} on this machine{slow}"
 
 
 def _slots(slots: int | None, workers: int, apart: int = 0) -> str:
     if apart:
-        return f"{_slots(slots, workers - apart)}, {apart} more {'has' if apart == 1 else 'have'} the shards"
+        return f"{_slots(slots, workers - apart)}, {apart} more {'holds' if apart == 1 else 'hold'} the weights"
     if slots in (None, workers):
         return f"worker x {_workers(workers)}"
     idle = workers - (slots or 0)
-    reserve = f", {idle} in reserve" if idle > 0 else ""
+    reserve = f", {idle} spare" if idle > 0 else ""
     return f"slot, {slots} slot{'s' * (slots != 1)} on {_workers(workers)}{reserve}"
 
 

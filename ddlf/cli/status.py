@@ -53,7 +53,7 @@ def describe(answer: Any, label: str) -> str:
         answer.worker = ""  # the line says which
         return f"unreachable: {str(answer).removeprefix(f'{label}: ')}"
     busy = answer["busy"]
-    doing = f"busy with {busy['method']!r} since {busy['seconds']:.1f} s" if busy else "idle"
+    doing = f"busy with {busy['method']!r} for {busy['seconds']:.1f} s" if busy else "idle"
     state = doing if answer["executor"] == "ready" else f"executor {answer['executor']}"
     restarts = f", restarts {answer['restarts']}" if answer["restarts"] else ""
     lease = answer["lease"]

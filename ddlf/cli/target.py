@@ -1,4 +1,4 @@
-"""What a file holds that ``ddlf run`` can run, and how options become its settings."""
+"""Find what ``ddlf run`` runs in a file, and turn options into its settings."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class Importing:
         self.named: Any = None
 
     def check_runs_by_itself(self, coroutine: Any) -> None:
-        """Note that the script runs by itself, and what it waits for.
+        """Note that the script runs by itself.
 
         Raises:
-            ConfigError: There are options, which it would not know of.
+            ConfigError: There are options, which would have no effect.
         """
         if self.unused:
             coroutine.close()
@@ -65,7 +65,7 @@ class Importing:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Hear of ``asyncio.run``, ``ddlf.run`` and ``ddlf.main`` meanwhile."""
+        """Notice calls of ``asyncio.run``, ``ddlf.run`` and ``ddlf.main`` meanwhile."""
         usual = asyncio.run
 
         def run(main: Any, **options: Any) -> Any:
@@ -82,7 +82,7 @@ class Importing:
 
 
 async def nothing_left() -> None:
-    """What is run of a script that ran by itself."""
+    """Stand for the target of a script that has already run by itself."""
 
 
 def find_target(path: Path, name: str | None = None, options: argparse.Namespace | None = None) -> Any:
@@ -104,7 +104,7 @@ def find_target(path: Path, name: str | None = None, options: argparse.Namespace
             raise ConfigError(f"--target {name} has no effect: {path} is the text of one model", hint="leave it out")
         return app_of_file(path, data)
     if data is not None:
-        raise ConfigError(f"--data has no effect on {path}", hint="what it is to learn is in its load_dataset")
+        raise ConfigError(f"--data has no effect on {path}", hint="an app loads its data in load_dataset")
     # As `python file.py` does: modules beside it are importable.
     sys.path.insert(0, str(path.parent.resolve()))
     module_name = (
@@ -144,9 +144,9 @@ def _check_file(path: Path) -> None:
             f"there is no file {str(path)!r}{folder}", hint=f"did you mean {str(near[0])!r}?" if near else ""
         )
     if path.suffix not in kinds:
-        text = ", and no text of a model" if others_than_python else ""
+        text = " or a model as text" if others_than_python else ""
         hint = f", or a text that ends in {' or '.join(others_than_python)}" if others_than_python else ""
-        raise ConfigError(f"{str(path)!r} is no Python file{text}", hint=f"give the .py file of an app{hint}")
+        raise ConfigError(f"{str(path)!r} is not a Python file{text}", hint=f"give the .py file of an app{hint}")
 
 
 def _choose(path: Path, module: types.ModuleType, name: str | None) -> Any:
@@ -188,7 +188,7 @@ def _named(path: Path, module: types.ModuleType, name: str, known: list[Any]) ->
 
 
 def takes_a_cluster(function: Callable[..., Any]) -> bool:
-    """Whether an async function has a parameter for the cluster."""
+    """Return whether an async function has a parameter for the cluster."""
     return bool(inspect.signature(function).parameters)
 
 
@@ -208,10 +208,10 @@ def prepare_app(target: type[IApp], cluster: Cluster | None, options: argparse.N
 
 
 def overrides(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple[str, Any, str]]:
-    """What wins over the app's own attributes, the last over those before: name, value, and where it stands.
+    """Yield what overrides the app's own attributes, as name, value and origin; later ones override earlier ones.
 
     Raises:
-        ConfigError: A parameter is no attribute of the app, or has another type; the cluster file cannot be used.
+        ConfigError: A parameter is not an attribute of the app, or has another type; the cluster file is wrong.
     """
     if not (options.local or options.hosts or options.launcher):
         from ddlf.cluster.config.addresses import find_config
@@ -242,18 +242,18 @@ def overrides(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple
     for key, text in _parameters(options):
         default = getattr(target, key, SETTINGS[key].default if key in SETTINGS else property())
         if hasattr(target, key) and (callable(default) or isinstance(default, property | Group)):
-            raise ConfigError(f"-p {key}: {target.__name__}.{key} is no setting", hint="define it in the class")
+            raise ConfigError(f"-p {key}: {target.__name__}.{key} is not a setting", hint="define it in the class")
         if key.startswith("_") or isinstance(default, property):
             raise ConfigError(f"-p {key}: {target.__name__} has no attribute {key!r}{_near(target, key)}")
         if key in OF_SETTINGS and getattr(options, key, None) is not None:
-            raise ConfigError(f"{option(key)} and -p {key} say both what {key} is", hint="leave out one of both")
+            raise ConfigError(f"{option(key)} and -p {key} both set {key}", hint="leave one of them out")
         is_path = key in SETTINGS and SETTINGS[key].check is FOLDER and text != "None"  # also if it is called 3
         value = text if is_path else _value(key, text, default)
         yield from ((name, one, f"-p {key}") for name, one in spread({key: value}).items())
 
 
 def _near(target: type[IApp], key: str) -> str:
-    """What was meant; else the attributes that the app itself has, not all settings there are."""
+    """Return the end of an error: the attribute that was probably meant, or those of the app itself."""
     from ddlf.app import IApp
 
     meant = Parser.SYNONYMS.get(f"--{key}", "").removeprefix("--").replace("-", "_")
@@ -282,7 +282,7 @@ def function_arguments(target: Callable[..., Any], options: argparse.Namespace) 
     what = f"{target.__name__}({'cluster' if takes_a_cluster(target) else ''})"
     if unused := given(options, OF_AN_APP):
         raise ConfigError(
-            f"{', '.join(unused)} has no effect on {what}, which is no app", hint="its own parameters are set with -p"
+            f"{', '.join(unused)} has no effect on {what}, which is not an app", hint="set its parameters with -p"
         )
     if not takes_a_cluster(target) and (unused := _all_given(options)) and target is not nothing_left:
         raise ConfigError(f"{', '.join(unused)} has no effect on {what}", hint="write async def main(cluster)")
@@ -312,7 +312,7 @@ def _parameters(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
         if not equals or not key:
             raise ConfigError(f"-p takes KEY=VALUE, got {pair!r}")
         if key in given:
-            raise ConfigError(f"-p {key} is given twice", hint="leave out one of both")
+            raise ConfigError(f"-p {key} is given twice", hint="leave one of them out")
         given.add(key)
         yield key, text
 
@@ -324,7 +324,7 @@ def guess(key: str, known: list[str]) -> str:
 
 
 def _value(key: str, text: str, default: Any) -> Any:
-    """Read a value as the type of what it replaces."""
+    """Parse a value as the type of the default that it replaces."""
     if isinstance(default, str):
         return text
     try:

@@ -205,9 +205,9 @@ def _workers(known: dict[str, Any], columns: int, rows: int) -> list[RenderableT
 
 
 def doing(lane: dict[str, Any], worker: dict[str, Any], known: dict[str, Any]) -> tuple[str, str]:
-    """Whether a worker is busy, idle, suspect, lost or gone, and in words what it does."""
+    """Return the state of a worker (busy, idle, suspect, lost or gone) and what it does, in words."""
     if lane.get("state") == "gone":
-        return "gone", f"takes no part any more: {_first(lane['why'])}"
+        return "gone", f"excluded: {_first(lane['why'])}"
     if lane.get("state") == "lost" or worker.get("state") in ("dead", "missing"):
         why = _first(lane.get("why") or worker.get("why") or "")
         return "lost", f"lost: {why}" if why else "lost"
@@ -219,7 +219,7 @@ def doing(lane: dict[str, Any], worker: dict[str, Any], known: dict[str, Any]) -
     if lane.get("doing"):
         return "busy", lane["doing"]
     if busy := worker.get("busy"):
-        return "busy", f"busy with {busy['method']!r} since {busy['seconds']:.1f} s"
+        return "busy", f"busy with {busy['method']!r} for {busy['seconds']:.1f} s"
     if worker.get("executor", "ready") != "ready":
         return "suspect", f"executor {worker['executor']}"
     lease = worker.get("lease")

@@ -182,7 +182,7 @@ async def test_without_a_checkpoint_what_a_slot_has_of_its_own_is_lost_with_its_
     one.rpc = rpc
     await run.train_model()
     (dropped,) = [event for event in run.events if event.kind == "dropped"]
-    assert dropped.text.startswith("slot 2's own weights went with worker 2 (it was lost)")
+    assert dropped.text.startswith("lost with worker 2 (it was lost): the local weights of slot 2;")
     assert len(run.history) == run.master_epochs
 
 

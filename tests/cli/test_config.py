@@ -109,3 +109,17 @@ def test_a_folder_may_be_called_as_a_number(show):
     for text in ("3", "None"):
         shown, errors, code = show("app.py", "--target", "App", "--seed", "1", "-p", f"checkpoint={text}")
         assert (shown["checkpoint"], errors, code) == ([text], "", 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "more", "sentence"),
+    [
+        (["--merge", "medain"], "pass", "error  --merge: unknown merge 'medain', did you mean 'median'?"),
+        (["-p", "codec=int9"], "pass", "error  -p codec: unknown codec 'int9', did you mean 'int8'?"),
+        ([], "merge = 'medain'", "error  class App: unknown merge 'medain', did you mean 'median'?"),
+        ([], "seed = -1", "error  class App: seed must be a whole number from 0 to 4294967295, got -1"),
+    ],
+)
+def test_wrong_value_is_refused_with_its_origin(show, arguments, more, sentence):
+    _, error, code = show("app.py", *arguments, more=more)
+    assert (code, error.strip()) == (2, sentence)

@@ -168,7 +168,7 @@ async def test_a_function_has_a_plan_too(folder, capsys):
     [
         (("--target", "App", "--mode", "async", "-p", "merge=median"), "merge='median' is for synchronous training"),
         (("--target", "App", "--checkpoint-every", "2"), "--checkpoint-every has no effect without --checkpoint DIR"),
-        (("--target", "main", "--seed", "2"), "--seed has no effect on main(cluster), which is no app"),
+        (("--target", "main", "--seed", "2"), "--seed has no effect on main(cluster), which is not an app"),
         (("--target", "App", "-p", "batch_sise=2"), "did you mean 'batch_size'?"),
     ],
 )

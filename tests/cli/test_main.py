@@ -137,7 +137,9 @@ def test_help_shows_first_steps_and_every_command(here):
         (["-c", "x.yaml", "status"], "-c stands before the command; write: ddlf status -c ..."),
         (["stop", "--hosts", ""], "argument --hosts: names no worker, got ''"),
         (["run", "app.py", "--hosts", ","], "argument --hosts: names no worker, got ','"),
-        (["run"], "the following arguments are required: app"),
+        (["run"], "the following arguments are required: APP"),
+        (["run", "app.py", "--median"], "unknown option '--median', did you mean --merge median?"),
+        (["run", "app.py", "--async"], "unknown option '--async', did you mean --mode async?"),
         (["token"], "an action is missing: new, paste, show"),
         (["token", "nwe"], "unknown action 'nwe', did you mean 'new'?"),
         (["run", "app.py", "--help", "downpuor"], "--help has no group 'downpuor', did you mean 'downpour'?"),
@@ -386,13 +388,13 @@ def test_run_wait_gets_the_workers_when_the_other_run_is_over(standing, tmp_path
         given_up = subprocess.run([*command, "--wait", "1"], capture_output=True, text=True)
         assert given_up.returncode == 3
         assert "waiting   2 of 2 workers are in use:\n" in given_up.stdout
-        assert "asking again for 1 s; Ctrl-C ends it" in given_up.stdout
+        assert "retrying for 1 s; press Ctrl-C to stop" in given_up.stdout
         assert given_up.stderr.startswith("error  2 of 2 workers are in use:\n    1  127.0.0.1:")
         assert "could not be reached" not in given_up.stderr
         assert given_up.stdout.count("--wait") == 0
         assert given_up.stderr.count("--wait") == 1
         waiting = subprocess.Popen([*command, "--wait"], stdout=subprocess.PIPE, text=True)
-        while "asking again; Ctrl-C ends it" not in waiting.stdout.readline():
+        while "retrying; press Ctrl-C to stop" not in waiting.stdout.readline():
             assert waiting.poll() is None
         other.kill()
         assert waiting.communicate(timeout=PATIENCE_S)[0].endswith("mine\n")

@@ -132,7 +132,7 @@ def test_it_says_what_a_second_one_keeps_and_the_second_stops_at_once(train, tmp
     assert line(process).startswith(sentence)
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)
-    kept = "kept      round 1 of 3: runs has it all; the same command with --resume auto goes on\n" * (
+    kept = "kept      round 1 of 3: everything is in runs; to continue, run the same command with --resume auto\n" * (
         "runs" in arguments
     )
     assert (output, errors, process.returncode) == ("", f"{kept}\nstopped\n", 130)

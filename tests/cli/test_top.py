@@ -67,7 +67,7 @@ def test_a_lost_worker_and_one_that_is_gone_say_why():
     gone = e.WorkerGone(round=2, worker=3, why="no memory\nand more")
     lines = "\n".join(shown(columns=120, more=[lost, gone]))
     assert "lost: the connection ended" in lines
-    assert "takes no part any more: no memory " in lines
+    assert "excluded: no memory " in lines
 
 
 def test_a_long_reason_takes_no_column_from_the_others():
@@ -81,7 +81,7 @@ def test_a_cluster_without_a_run_shows_what_its_workers_do():
     lines = shown(run=False, columns=100)
     assert lines[0] == "lab: no run here"
     assert lines[1].split() == ["worker", "does", "memory", "cores", "sent", "received"]
-    assert "busy with 'train' since 0.4 s" in lines[2]
+    assert "busy with 'train' for 0.4 s" in lines[2]
     assert "1.17 GB" in lines[2]
 
 

@@ -92,7 +92,7 @@ def test_mnist_trains_on_two_worker_commands_in_both_modes_and_loads_once(enviro
     assert float(rounds[0][0]) == pytest.approx(2 * 515_146 * 4e-6 + 10_000 * 2e-6, abs=0.02)
     assert float(rounds[0][1]) == pytest.approx(2 * 515_146 * 4e-6, abs=0.02)
     assert accuracy(second) > 0.7
-    assert "already on all 2 workers, nothing loaded" in second
+    assert "already on all 2 workers, not loaded again" in second
 
 
 @pytest.mark.slow

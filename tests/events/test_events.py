@@ -143,8 +143,8 @@ def test_the_lines_of_a_beginning():
     data = dict(samples=60000, shape=(28, 28), content="abc", seconds=0.25)
     text = "data      60,000 samples of shape (28, 28), content abc: "
     assert line(events.DataLoaded(**data, workers=2, loaded=1)) == f"{text}loaded on 1 worker in 0.2 s"
-    assert line(events.DataLoaded(**data, workers=2, loaded=0)) == f"{text}already on all 2 workers, nothing loaded"
-    assert line(events.DataLoaded(**data, workers=1, loaded=0)) == f"{text}already on the worker, nothing loaded"
+    assert line(events.DataLoaded(**data, workers=2, loaded=0)) == f"{text}already on all 2 workers, not loaded again"
+    assert line(events.DataLoaded(**data, workers=1, loaded=0)) == f"{text}already on the worker, not loaded again"
 
 
 def test_the_lines_of_what_a_run_goes_on_from():
@@ -158,16 +158,16 @@ def test_the_lines_of_what_a_run_goes_on_from():
     assert line(after_updates) == "resumed   after update 16, with round 9, where the last training of this app ended"
     assert line(events.TrainingBegan(mode="async", **{**began, "workers": 3}, version=3)).splitlines() == [
         "resumed   after update 3, where the last training of this app ended",
-        "slots     2 on 3 workers, 1 in reserve",
+        "slots     2 on 3 workers, 1 spare",
     ]
     assert (
         line(events.TrainingBegan(mode="sync", **{**began, "workers": 1}))
         == "slots     2 on 1 worker, which take turns"
     )
     apart = events.TrainingBegan(mode="downpour", **{**began, "workers": 3}, shard_workers=1)
-    assert line(apart) == "slots     2 on 2 workers, 1 more has the shards"
+    assert line(apart) == "slots     2 on 2 workers, 1 more holds the weights"
     apart = events.TrainingBegan(mode="downpour", **{**began, "workers": 3}, shard_workers=2)
-    assert line(apart) == "slots     2 on 1 worker, which take turns, 2 more have the shards"
+    assert line(apart) == "slots     2 on 1 worker, which take turns, 2 more hold the weights"
     assert line(events.TrainingBegan(mode="sync", **{**began, "workers": 3, "fixed": False})) == ""
 
 
@@ -180,7 +180,7 @@ def test_what_slots_have_is_told_in_few_lines():
     )
     assert told.splitlines() == [
         "parts     slot 1: 712 samples, 0:310 3:402",
-        "          slot 2: 78 samples, 2:3 3:4 4:5 5:6 6:7 7:8 8:9 9:10 10:11 11:12 and 2 labels more",
+        "          slot 2: 78 samples, 2:3 3:4 4:5 5:6 6:7 7:8 8:9 9:10 10:11 11:12 and 2 more labels",
     ]
     told = line(events.DataPartitioned(partition="power:exponent=1.0", samples=tuple(range(64, 0, -1)))).splitlines()
     assert (len(told), told[8:]) == (10, ["          slot 9: 56 samples", "          55 more slots: 1 to 55 samples"])
@@ -188,14 +188,17 @@ def test_what_slots_have_is_told_in_few_lines():
 
 def test_the_lines_of_workers_that_come_and_go():
     lost = events.WorkerLost(round=1, worker=2, why="worker 2: cut")
-    assert line(lost) == "lost      worker 2: cut; it takes part when it is back"
+    assert line(lost) == "lost      worker 2: cut; it rejoins when it is back"
     with_slot = dataclasses.replace(lost, slot=1)
-    assert line(with_slot) == "lost      worker 2: cut; slot 1 goes to another one, or to this one when it is back"
+    assert (
+        line(with_slot)
+        == "lost      worker 2: cut; slot 1 moves to another worker, or back to this one when it returns"
+    )
     joined = events.WorkerJoined(round=1, worker=3, name="worker 3", workers=3, slots=2)
-    assert line(joined) == "joined    worker 3 takes part: 2 slots on 3 workers, 1 in reserve"
-    assert line(dataclasses.replace(joined, slots=None)) == "joined    worker 3 takes part"
-    assert line(dataclasses.replace(joined, slots=4)) == "joined    worker 3 takes part"
+    assert line(joined) == "joined    worker 3 has joined: 2 slots on 3 workers, 1 spare"
+    assert line(dataclasses.replace(joined, slots=None)) == "joined    worker 3 has joined"
+    assert line(dataclasses.replace(joined, slots=4)) == "joined    worker 3 has joined"
     gone = events.WorkerGone(round=1, worker=2, why="KeyError: x\n\nTraceback")
-    assert line(gone) == "gone      KeyError: x; it takes no part in this run\n\nTraceback"
+    assert line(gone) == "gone      KeyError: x; it is excluded from this run\n\nTraceback"
     rejected = events.WorkerGone(round=1, worker=2, rejected=3)
-    assert line(rejected) == "gone      worker 2 takes no part any more: 3 of its updates in a row were rejected"
+    assert line(rejected) == "gone      worker 2 is excluded: 3 of its updates in a row were rejected"

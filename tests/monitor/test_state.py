@@ -136,7 +136,7 @@ def test_a_map_takes_time_as_a_phase_does():
     state.tell(e.MapBegan(**of, items=1000, workers=2, per_worker=1), 1.0)
     state.tell(e.MapMoved(**of, done=118, failed=2), 2.0)
     assert [doing(phase) for phase in state.phases.values()] == ["mapping square, 120 of 1,000 items"]
-    assert waiting(state, 6.0) == "master mapping square, 120 of 1,000 items since 5 s"
+    assert waiting(state, 6.0) == "master mapping square, 120 of 1,000 items for 5 s"
     state.tell(e.MapEnded(**of, how="complete", done=998, failed=2, seconds=3.0, compute_s=5.0), 4.0)
     assert not state.phases
     state.tell(e.MapBegan(**of, items=None, workers=2, per_worker=1), 1.0)

@@ -302,7 +302,7 @@ async def test_a_worker_on_which_the_app_fails_is_put_out_with_the_reason_if_oth
         assert await asyncio.gather(crew.carry(0, 0, story.work), crew.carry(1, 0, story.work)) == [2, 2]
     assert story.kinds() == [("gone", 1)]
     assert story.events[0].text.startswith(
-        "worker 1: FileNotFoundError: train.npz; it takes no part in this run\n\nTraceback"
+        "worker 1: FileNotFoundError: train.npz; it is excluded from this run\n\nTraceback"
     )
 
 

@@ -366,7 +366,7 @@ async def test_what_has_converged_is_trained_no_more_until_more_is_asked_for(tmp
         again = FakeRun(checkpoint=tmp_path, resume="auto", master_epochs=6)
         lines = said(again)
         assert await again.train_model() == []
-        assert "nothing   to train: it converged after round 3; to go on, ask for more than 6 epochs" in lines
+        assert "nothing   to train: it converged after round 3; to continue, set more than 6 epochs" in lines
         assert equal(weights(again), start)
         assert [record.round for record in again.history] == [1, 2, 3]
     more = FakeRun(checkpoint=tmp_path, resume="auto", master_epochs=8)
@@ -374,7 +374,7 @@ async def test_what_has_converged_is_trained_no_more_until_more_is_asked_for(tmp
     done = FakeRun(checkpoint=tmp_path, resume="auto", master_epochs=8)
     lines = said(done)
     assert await done.train_model() == []
-    assert "nothing   to train: all 8 epochs are done; to go on, ask for more" in lines
+    assert "nothing   to train: all 8 epochs are done; to continue, set more epochs" in lines
 
 
 async def test_a_run_that_was_ended_by_its_user_has_not_converged(tmp_path):
@@ -657,7 +657,7 @@ async def test_records_that_could_not_be_written_are_written_with_the_next_check
         await app.train_sync(5)
     assert [record.round for record in CheckpointFolder(tmp_path).newest().records] == [1, 2, 3, 4, 5]
     texts = [event.text for event in app.events if event.kind == "checkpoint"]
-    assert texts == ["no space; training goes on, the checkpoint before, of round 1, is whole"] * 2
+    assert texts == ["no space; training continues, and the previous checkpoint, of round 1, is intact"] * 2
 
 
 async def test_with_fresh_optimizers_none_is_sent_back_or_kept(tmp_path):

@@ -363,7 +363,7 @@ async def test_a_worker_that_joins_gets_a_slot_of_its_own_and_every_sample_is_tr
         with pytest.raises(Interrupted):
             await trained.train_model()
         (grown,) = [event for event in events if event.kind == "slots"]
-        assert grown.text == f"2 from round {grown.round} on: each worker gets one"
+        assert grown.text == f"2 from round {grown.round} on: one per worker"
         assert len(trained.optimizers) == 2
         for record in trained.history:
             assert record.slots == (2 if record.round >= grown.round else 1)
@@ -389,7 +389,7 @@ async def test_a_run_resumed_on_more_workers_uses_them_unless_slots_are_given(cl
         records = await resumed.train_sync(3 if slots else 5)
         assert [record.slots for record in resumed.history] == ([1, 1, 1] if slots else [1, 1, 1, 2, 2])
         assert resumed.ledger.is_exact(len(resumed.history))
-        assert ("slots     1 on 2 workers, 1 in reserve" in capsys.readouterr().out) == (slots == 1)
+        assert ("slots     1 on 2 workers, 1 spare" in capsys.readouterr().out) == (slots == 1)
     assert records[-1].workers == (1, 2)
 
 

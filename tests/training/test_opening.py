@@ -183,7 +183,7 @@ async def test_an_app_that_fails_on_one_worker_trains_on_the_others_and_says_why
     records = await app.train_sync(1)
     assert records[0].workers == (1, 1)
     (gone,) = [event for event in app.events if event.kind == "gone"]
-    assert "FileNotFoundError: train.npz; it takes no part in this run" in gone.text
+    assert "FileNotFoundError: train.npz; it is excluded from this run" in gone.text
     assert "in load_dataset" in gone.text
 
 

@@ -123,7 +123,7 @@ async def test_when_it_is_lost_with_its_worker_an_event_says_so_once():
     await app.train_model()
     events = [event for event in app.events if event.kind == "dropped"]
     assert [(event.slot, event.worker, event.round) for event in events] == [(2, 2, 2)]
-    assert events[0].text.startswith("what int8 still owed of slot 2's updates went with worker 2 (it was lost)")
+    assert events[0].text.startswith("lost with worker 2 (it was lost): the residual of int8 in slot 2;")
 
 
 async def test_with_a_checkpoint_of_the_round_before_nothing_is_lost_with_a_worker(tmp_path):

@@ -62,7 +62,7 @@ async def test_a_run_that_ends_before_all_its_epochs_says_so_and_only_then(round
     await app.train_model()
     assert [(event.version, event.epochs) for event in of(Converged, told)] == told_of
     assert [line(event) for event in of(Converged, told)] == [
-        "converged after 2 merges, before all of 4 epochs: is_convergent, converge or a callback has said so"
+        "converged after 2 merges, before the end of 4 epochs: is_convergent, converge or a callback stopped it"
     ] * len(told_of)
 
 

@@ -27,19 +27,19 @@ KINDS: dict[type[e.Event], Any] = {
     e.ResidualDropped: "dropped",
     e.CheckpointFailed: "checkpoint",
 }
-"""Of those events that ``IApp.on_event`` gets: ``TrainingEvent.kind``."""
+"""``TrainingEvent.kind`` of each event that ``IApp.on_event`` gets."""
 PARTS, LABELS = 10, 10
-"""So many slots of a partition are told, and of each so many labels, the most frequent ones."""
+"""Maximum number of slots that are printed for a partition, and of labels per slot, the most frequent ones."""
 MOST_SHOWN = 6
-"""Of the values of staleness in a line; the report has all."""
+"""Maximum number of staleness values in a line; the report has all."""
 MOST_OF_A_VALUE = 60
-"""Letters of a decided value in a line; the text in the run's folder has all."""
+"""Maximum length of a decided value in a line; the text in the run's folder has all of it."""
 GAIN_WORTH_SAYING = 1.3
-"""Of bfloat16; less is lost again in what is not matrix products."""
+"""Minimum speed-up by bfloat16 that is worth a line; the rest of a step gains nothing."""
 
 
 def training_event(event: e.Event) -> TrainingEvent | None:
-    """What ``IApp.on_event`` gets of an event; None of one that is not for it."""
+    """Return what ``IApp.on_event`` gets for an event; None for an event that it does not get."""
     kind = KINDS.get(type(event))
     if kind is None:
         return None
@@ -48,9 +48,9 @@ def training_event(event: e.Event) -> TrainingEvent | None:
 
 
 def line(event: e.Event) -> str:
-    """What is printed of an event, without the last line break; nothing for what is not out of the ordinary.
+    """Return the text that is printed for an event, without the last line break; "" for ordinary events.
 
-    Text of more than one line may come from an error; the lines after the first are not indented then.
+    Text from an error may have several lines; those after the first are not indented.
     """
     if kind := KINDS.get(type(event)):
         return "" if kind in ("start", "finish") else f"{kind:<9} {_sentence(event)}"
@@ -58,51 +58,50 @@ def line(event: e.Event) -> str:
 
 
 def line_without_hook(event: e.Event) -> str:
-    """The same, but nothing for what ``IApp.on_event`` and ``IApp.on_round`` print, or do not if the user wants it otherwise."""
+    """Return the same, but "" for events that ``IApp.on_event`` and ``IApp.on_round`` print, which users can change."""
     return "" if type(event) in KINDS or isinstance(event, e.Committed) else _line(event)
 
 
 def _sentence(event: e.Event) -> str:
     match event:
         case e.SlotBackedUp():
-            return f"slot {event.slot} is late, worker {event.worker} computes it too"
+            return f"slot {event.slot} is late; worker {event.worker} computes it as well"
         case e.SlotsChanged():
-            return f"{event.slots} from round {event.round} on: each worker gets one"
+            return f"{event.slots} from round {event.round} on: one per worker"
         case e.WorkerLost(slot=None):
-            return f"{event.why}; it takes part when it is back"
+            return f"{event.why}; it rejoins when it is back"
         case e.WorkerLost():
-            return f"{event.why}; slot {event.slot} goes to another one, or to this one when it is back"
+            return f"{event.why}; slot {event.slot} moves to another worker, or back to this one when it returns"
         case e.WorkerReturned():
-            return f"{event.name} takes part again"
+            return f"{event.name} has rejoined"
         case e.WorkerJoined():
             reserve = event.workers - (event.slots or event.workers)
-            how = f": {event.slots} slots on {event.workers} workers, {reserve} in reserve" if reserve > 0 else ""
-            return f"{event.name} takes part{how}"
+            how = f": {event.slots} slots on {event.workers} workers, {reserve} spare" if reserve > 0 else ""
+            return f"{event.name} has joined{how}"
         case e.WorkerGone(rejected=0):
             first, _, rest = event.why.partition("\n")
-            return f"{first}; it takes no part in this run\n{rest}".rstrip()
+            return f"{first}; it is excluded from this run\n{rest}".rstrip()
         case e.WorkerGone():
-            return (
-                f"worker {event.worker} takes no part any more: {event.rejected} of its updates in a row were rejected"
-            )
+            return f"worker {event.worker} is excluded: {event.rejected} of its updates in a row were rejected"
         case e.WaitingForWorkers():
-            return f"no worker is left; waiting {event.seconds:g} s for one to come back"
+            return f"no workers left; waiting {event.seconds:g} s for one to return"
         case e.UpdateRejected() | e.UpdateClipped():
             return f"worker {event.worker}, {event.why}"
         case e.ResidualDropped():
             what = {
-                "residual": f"what {event.codec} still owed of slot {event.slot}'s updates",
-                "own": f"slot {event.slot}'s own weights",
-                "optimizer": f"the state of slot {event.slot}'s optimizer",
+                "residual": f"the residual of {event.codec} in slot {event.slot}",
+                "own": f"the local weights of slot {event.slot}",
+                "optimizer": f"the optimizer state of slot {event.slot}",
             }
             return (
-                f"{' and '.join(what.get(group, group) for group in event.groups)} went with worker {event.worker} ({event.why}); "
-                "from here on the bits differ from those of a run that lost nobody"
+                f"lost with worker {event.worker} ({event.why}): "
+                f"{' and '.join(what.get(group, group) for group in event.groups)}; "
+                "the results now differ in their bits from those of a run without this loss"
             )
         case e.CheckpointFailed(newest=None):
-            return f"{event.why}; training goes on, and there is no checkpoint yet"
+            return f"{event.why}; training continues, but there is no checkpoint yet"
         case e.CheckpointFailed():
-            return f"{event.why}; training goes on, the checkpoint before, of round {event.newest}, is whole"
+            return f"{event.why}; training continues, and the previous checkpoint, of round {event.newest}, is intact"
     return ""
 
 
@@ -123,7 +122,7 @@ def _line(event: e.Event) -> str:
             how = (
                 f"loaded on {event.loaded} worker{'s' * (event.loaded != 1)} in {event.seconds:.1f} s"
                 if event.loaded
-                else f"already on {f'all {event.workers} workers' if event.workers > 1 else 'the worker'}, nothing loaded"
+                else f"already on {f'all {event.workers} workers' if event.workers > 1 else 'the worker'}, not loaded again"
             )
             return f"data      {event.samples:,} samples of shape {event.shape}, content {event.content}: {how}"
         case e.Warned():
@@ -139,17 +138,18 @@ def _line(event: e.Event) -> str:
         case e.DataPartitioned():
             return "\n".join(f"{'' if number else 'parts':<9} {text}" for number, text in enumerate(_parts(event)))
         case e.FilesChanged():
-            return (
-                f"files     {event.files:,} of version {event.version} from round {event.round} on, of the same samples"
-            )
+            return f"files     {event.files:,} of version {event.version} from round {event.round} on, with the same samples"
         case e.ExchangeChosen():
             return f"exchange  {event.exchange}: {event.why}"
         case e.NothingToTrain(converged=True):
-            return f"nothing   to train: it converged after round {event.round}; to go on, ask for more than {event.epochs} epochs"
+            return f"nothing   to train: it converged after round {event.round}; to continue, set more than {event.epochs} epochs"
         case e.NothingToTrain():
-            return f"nothing   to train: all {event.epochs} epochs are done; to go on, ask for more"
+            return f"nothing   to train: all {event.epochs} epochs are done; to continue, set more epochs"
         case e.Converged():
-            return f"converged after {event.version} merges, before all of {event.epochs} epochs: is_convergent, converge or a callback has said so"
+            return (
+                f"converged after {event.version} merges, before the end of {event.epochs} epochs: is_convergent, "
+                "converge or a callback stopped it"
+            )
         case e.RunEnded() if len(event.staleness) > 1:
             few, many = event.staleness[:MOST_SHOWN], sum(event.staleness[MOST_SHOWN:])
             found = [f"{tau} in {count}" for tau, count in enumerate(few) if count] + [f"more in {many}"] * bool(many)
@@ -169,7 +169,7 @@ def _parts(event: e.DataPartitioned) -> list[str]:
         in_order = sorted(labels, key=lambda label: (len(label), label))  # numbers, as texts
         most = sorted(in_order, key=lambda label: -labels[label])[:LABELS]
         shown = " ".join(f"{label}:{labels[label]}" for label in in_order if label in most)
-        more = f" and {len(labels) - LABELS} labels more" if len(labels) > LABELS else ""
+        more = f" and {len(labels) - LABELS} more labels" if len(labels) > LABELS else ""
         found[slot] += f", {shown}{more}"
     if len(found) > PARTS:
         rest = event.samples[PARTS - 1 :]
@@ -181,7 +181,10 @@ def _resumed(event: e.TrainingBegan) -> str:
     if not event.version:
         return ""
     where = f", from {event.source}" if event.source else ", where the last training of this app ended"
-    if event.mode == "sync" and event.reached not in (0, event.version):  # what was before had updates of single slots
+    if event.mode == "sync" and event.reached not in (
+        0,
+        event.version,
+    ):  # the training before had updates of single slots
         return f"resumed   after update {event.version}, with round {event.reached + 1}{where}"
     return f"resumed   after {'round' if event.mode == 'sync' else 'update'} {event.version}{where}"
 
@@ -194,21 +197,21 @@ def _slots(event: e.TrainingBegan) -> str:
     found = [
         f"slots     {event.slots} on {event.workers - apart} {'worker' if event.workers - apart == 1 else 'workers'}"
     ]
-    found += [f"{idle} in reserve" if idle > 0 else "which take turns"] * bool(idle)
-    found += [f"{apart} more {'has' if apart == 1 else 'have'} the shards"] * bool(apart)
+    found += [f"{idle} spare" if idle > 0 else "which take turns"] * bool(idle)
+    found += [f"{apart} more {'holds' if apart == 1 else 'hold'} the weights"] * bool(apart)
     return ", ".join(found)
 
 
 APART_S = 2.0
-"""Between two lines about what a worker, or all of them together, have come to."""
+"""Minimum seconds between two lines about a worker, or about all together."""
 QUIET_S = 5.0
-"""After which a line says what takes so long; the next one after twice as long, and so on."""
+"""Seconds without a line until one says what takes so long. The next one comes after twice as long, and so on."""
 LONGEST_QUIET_S = 60.0
 LOOK_S = 0.5
 
 
 class Lines(Display):
-    """A run in lines. They are printed where they are made; this one says which records get one, and adds what takes long."""
+    """A run in lines. Others print most of them; this display decides which records get a line, and adds what takes long."""
 
     prints = True
 
@@ -219,12 +222,12 @@ class Lines(Display):
         self._said = time.monotonic()
         self._quiet_s = QUIET_S
         self._done = threading.Event()
-        # A thread, for the event loop is held up just when something takes long.
+        # A thread, because the event loop is blocked just when something takes long.
         self._thread = threading.Thread(target=self._watch, name="ddlf lines", daemon=True)
         self._thread.start()
 
     def tell(self, event: e.Event) -> None:
-        """Take an event in; at the end of a run, print the last record if it was held back, before what is said of all."""
+        """Take an event. At the end of a run, print the last record first if it had no line yet."""
         super().tell(event)
         if isinstance(event, e.RunEnded | e.Converged) and self._held is not None:
             put(str(self._held))
@@ -233,7 +236,7 @@ class Lines(Display):
             self._has_said()
 
     def is_due(self, record: RoundRecord) -> bool:
-        """Whether a record gets a line now. The first does, and the last at the end of the run."""
+        """Return whether a record gets a line now. The first one does, and the last one at the end of the run."""
         now = time.monotonic()
         if now - self._told.get(record.slot, -APART_S) < APART_S:
             self._held = record
@@ -243,7 +246,7 @@ class Lines(Display):
         return True
 
     def close(self) -> None:
-        """Say nothing more. Safe to call again."""
+        """Print nothing more. Safe to call again."""
         self._done.set()
         self._thread.join()
 
@@ -251,12 +254,12 @@ class Lines(Display):
         self._said, self._quiet_s = time.monotonic(), QUIET_S
 
     def _watch(self) -> None:
-        with contextlib.suppress(BrokenPipeError):  # who trains hears of that when it prints
+        with contextlib.suppress(BrokenPipeError):  # the training itself fails when it prints
             while not self._done.wait(LOOK_S):
                 self.look(time.monotonic())
 
     def look(self, now: float) -> None:
-        """Say what takes so long, if nothing was said for long."""
+        """Print what takes so long, if nothing was printed for long."""
         if now - self._said >= self._quiet_s and (text := waiting(self.state, now)):
             put(f"{'training' if self.state.is_training else 'waiting':<9} {text}")
             self._said, self._quiet_s = now, min(2 * self._quiet_s, LONGEST_QUIET_S)

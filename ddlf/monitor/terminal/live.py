@@ -1,4 +1,4 @@
-"""Keeps a picture of a run below the lines of a terminal, or in a notebook's cell, and draws it again some times a second, in a thread."""
+"""The live display: a picture of a run below the lines of a terminal, or in a notebook's cell. A thread redraws it."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ BARS = {False: "━╸─", True: "=>-"}
 
 
 def draw(state: State, now: float, width: int, height: int, *, ascii_only: bool = False) -> Text:
-    """The picture.
+    """Return the picture.
 
     Args:
         state: State of the run.
@@ -178,7 +178,7 @@ def draw(state: State, now: float, width: int, height: int, *, ascii_only: bool 
     rows += [pen.phase("master", phase) for phase in mine]
     if state.waiting_until is not None:
         left = max(0.0, state.waiting_until - now)
-        rows.append(pen.row("waiting", f"no worker is left; the run ends in {left:.0f} s", style="red"))
+        rows.append(pen.row("waiting", f"no workers left; the run ends in {left:.0f} s", style="red"))
     if state.is_training or theirs:
         most = max(FEWEST_LANES, height // 2 - len(rows))
         rows += _lanes(pen, lanes, theirs, most, rounds=state.mode != "sync")
@@ -188,7 +188,7 @@ def draw(state: State, now: float, width: int, height: int, *, ascii_only: bool 
 
 
 def _lanes(pen: _Pen, lanes: list[Lane], phases: dict[int, Phase], most: int, *, rounds: bool) -> list[Text]:
-    """A row for each worker; when there are too many, first those that something is wrong with."""
+    """Return a row for each worker. If there are too many, those in trouble come first."""
     shown = lanes
     if len(lanes) > most:
         shown = sorted(lanes, key=lambda lane: not trouble(lane, pen.now))[: most - 1]
@@ -202,7 +202,7 @@ def _lanes(pen: _Pen, lanes: list[Lane], phases: dict[int, Phase], most: int, *,
 
 
 class _Pen:
-    """Writes rows of one picture."""
+    """Writes the rows of one picture."""
 
     def __init__(self, now: float, width: int, bars: str) -> None:
         self.now = now
@@ -223,7 +223,7 @@ class _Pen:
         return Text(drawn, style).append(empty * (columns - len(drawn)), "dim")
 
     def run(self, state: State) -> list[Text]:
-        """How far the run is, and what it has come to."""
+        """Return rows with the progress and the metrics of the run."""
         left = state.left_s(self.now)
         ends = [place(state), f"{duration(left)} left" if left is not None else ""]
         taken = self.names + sum(len(end) + 2 for end in ends if end) + len(" 100 %")
@@ -248,9 +248,9 @@ class _Pen:
         silent = lane.quiet_s(self.now)
         heard = Text(f"{silent:.0f} s ago" if silent >= 1 else "now", "yellow" if silent >= SILENT_S else "dim")
         if not lane.slot:
-            return self.row(lane.name, Text(f"has nothing to do  {self.now - lane.since:.0f} s", "dim"))
+            return self.row(lane.name, Text(f"idle  {self.now - lane.since:.0f} s", "dim"))
         if not lane.total:
-            return self.row(lane.name, Text("computes", "dim"), f"round {lane.round}" if rounds else "", heard)
+            return self.row(lane.name, Text("computing", "dim"), f"round {lane.round}" if rounds else "", heard)
         where = f"round {lane.round}" if rounds else f"epoch {lane.epoch}" if lane.epoch else ""
         loss = f"loss {number(lane.loss)}" if lane.loss is not None else ""
         parts: list[str | Text] = [where, f"{rate(lane.rate):>9}" if lane.rate else "", loss, heard]

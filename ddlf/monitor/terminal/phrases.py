@@ -1,4 +1,4 @@
-"""A run's state as people read it: what is done, by whom, since when, and how much is left."""
+"""The state of a run in words: what is done, by whom, for how long, and how much is left."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ DOING = {
     "saving": "saving the model",
     "writing": "writing a checkpoint",
 }
-"""What a phase is called."""
+"""The name of each phase."""
 SILENT_S = 5.0
-"""A worker that trains and has said nothing for so long is named."""
+"""Seconds of silence after which a training worker is named."""
 FEW = 3
-"""So many workers are named; of more it is said how many there are."""
+"""Maximum number of workers that are named; of more, only the number is given."""
 
 
 def duration(seconds: float) -> str:
@@ -46,7 +46,7 @@ def rate(samples: float, unit: str = "") -> str:
 
 
 def doing(phase: Phase, *, amount: bool = True) -> str:
-    """What is being done, and how much of it is done if that is known and wanted."""
+    """Return what is being done, and how much of it is done if that is known and wanted."""
     words = DOING.get(phase.what, phase.what) + f" to {phase.address}" * bool(phase.address and amount)
     if not phase.total or not amount:
         return words
@@ -63,24 +63,24 @@ def doing(phase: Phase, *, amount: bool = True) -> str:
 
 
 def place(state: State) -> str:
-    """Where a run is: ``"round 3/6"``."""
+    """Return the position of a run, such as ``"round 3/6"``."""
     if state.mode == "sync":
         return f"round {max(state.round, 1)}/{state.rounds}"
     return f"update {state.record.version if state.record else 0}/{state.rounds * state.slots}"
 
 
 def trouble(lane: Lane, now: float) -> str:
-    """What is wrong with a worker; nothing if nothing is."""
+    """Return what is wrong with a worker; "" if nothing is."""
     why = re.sub(rf"^{re.escape(lane.name)}( \(\S*\))?: ", "", lane.why.partition("\n")[0])
     if lane.is_gone:
-        return f"takes no part any more: {why}"
+        return f"excluded: {why}"
     if not lane.is_there:
         return f"lost {now - lane.since:.0f} s ago: {lane.refused or why}"
     return ""
 
 
 def waiting(state: State, now: float) -> str:
-    """In one line: what takes so long, and for whom it waits; nothing if it waits for nothing."""
+    """Return in one line what takes so long, and who is waited for; "" if nothing is."""
     parts = []
     if state.is_training:
         left = state.left_s(now)
@@ -94,10 +94,10 @@ def waiting(state: State, now: float) -> str:
         words = doing(phases[0]) if len(phases) == 1 else words
         master = ["master"] * any(not phase.worker for phase in phases)
         who = _names(state, [phase.worker for phase in phases if phase.worker], *master)
-        parts.append(f"{who} {words} since {now - min(phase.since for phase in phases):.0f} s")
+        parts.append(f"{who} {words} for {now - min(phase.since for phase in phases):.0f} s")
     away = [lane for lane in list(state.lanes.values()) if not lane.is_there and not lane.is_gone]
     if state.waiting_until is not None:
-        parts.append(f"no worker is left, {max(0.0, state.waiting_until - now):.0f} s until the run ends")
+        parts.append(f"no workers left; the run ends in {max(0.0, state.waiting_until - now):.0f} s")
     elif away and state.app:
         parts.append(f"{_names(state, [lane.worker for lane in away])} lost")
     parts += [f"{lane.name} not reached: {lane.refused}" for lane in [lane for lane in away if lane.refused][:FEW]]

@@ -32,7 +32,7 @@ def test_the_time_in_which_a_worker_was_lost_is_no_time_in_which_it_waits(tmp_pa
     assert (share.lost, share.away_s) == (1, 2.5)
     assert share.compute_s + share.transfer_s + share.away_s + share.wait_s == pytest.approx(10.0)
     assert [(fault.kind, fault.round) for fault in found.faults] == [("lost", 3), ("back", 4)]
-    assert found.faults[0].text == "worker 2: cut; slot 2 goes to another one, or to this one when it is back"
+    assert found.faults[0].text == "worker 2: cut; slot 2 moves to another worker, or back to this one when it returns"
 
 
 def test_the_first_loss_that_is_no_number_is_out_of_the_ordinary(tmp_path):

@@ -79,7 +79,7 @@ def test_the_line_says_for_whom_and_another_line_begins_the_wait_anew(lines, clo
     assert capsys.readouterr().out == ""
     clock.now += 1
     lines.look(clock.now)
-    assert capsys.readouterr().out == "waiting   worker 2 importing the backend since 9 s\n"
+    assert capsys.readouterr().out == "waiting   worker 2 importing the backend for 9 s\n"
 
 
 def test_nothing_is_said_while_nothing_is_waited_for(lines, clock, capsys):

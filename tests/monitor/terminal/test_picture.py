@@ -34,7 +34,7 @@ def test_it_says_what_the_master_and_each_worker_are_busy_with_before_training()
         "worker 1  loading the data  ━━━━━─────  7 s",
     ]
     assert waiting(state, 8.0) == (
-        "master importing the backend since 7 s; worker 1 loading the data, 100 of 200 samples since 7 s"
+        "master importing the backend for 7 s; worker 1 loading the data, 100 of 200 samples for 7 s"
     )
 
 
@@ -66,8 +66,8 @@ def test_a_worker_that_is_gone_says_why_and_one_without_work_that_it_has_none():
     state.tell(e.WorkerGone(round=3, worker=1, why="KeyError: x\n\nTraceback"), 21.0)
     state.tell(e.SlotFinished(round=3, slot=2, worker=2), 22.0)
     assert rows(state, 22.5)[2:] == [
-        "worker 1  takes no part any more: KeyError: x",
-        "worker 2  has nothing to do  0 s",
+        "worker 1  excluded: KeyError: x",
+        "worker 2  idle  0 s",
     ]
 
 
@@ -98,7 +98,7 @@ def test_one_line_says_whom_a_run_waits_for():
     assert waiting(state, 27.0) == "round 3/6, 42% done, 0:31 left; worker 1 and worker 2 silent for 7 s"
     state.tell(e.WorkerLost(round=3, worker=2, slot=2, why="cut"), 22.0)
     state.tell(e.WaitingForWorkers(round=3, seconds=60), 22.0)
-    assert waiting(state, 30.0).endswith("no worker is left, 52 s until the run ends; worker 1 silent for 10 s")
+    assert waiting(state, 30.0).endswith("no workers left; the run ends in 52 s; worker 1 silent for 10 s")
 
 
 def test_of_a_worker_that_is_not_reached_its_address_and_the_reason_are_said():
@@ -111,16 +111,16 @@ def test_of_a_worker_that_is_not_reached_its_address_and_the_reason_are_said():
     assert f"; worker 2 lost; {said}" in waiting(state, 26.0)
     assert rows(state, 26.0, 100)[3] == f"worker 2  lost 4 s ago: {refused} (3 tries)"
     state.tell(e.WaitingForWorkers(round=3, seconds=60), 26.0)
-    assert f"no worker is left, 59 s until the run ends; {said}" in waiting(state, 27.0)
+    assert f"no workers left; the run ends in 59 s; {said}" in waiting(state, 27.0)
     state.tell(connected(2, again=True), 28.0)
     assert "not reached" not in waiting(state, 28.0)
 
 
 def test_what_is_connected_to_has_its_address_unless_there_are_several():
     state = told((0.0, e.PhaseBegan(phase=1, what="connecting", worker=1, name="worker 1", address="10.0.0.1:9000")))
-    assert waiting(state, 6.0) == "worker 1 connecting to 10.0.0.1:9000 since 6 s"
+    assert waiting(state, 6.0) == "worker 1 connecting to 10.0.0.1:9000 for 6 s"
     state.tell(e.PhaseBegan(phase=2, what="connecting", worker=2, name="pc02", address="10.0.0.2:9000"), 0.0)
-    assert waiting(state, 6.0) == "worker 1 and pc02 connecting since 6 s"
+    assert waiting(state, 6.0) == "worker 1 and pc02 connecting for 6 s"
     assert rows(state, 6.0) == [
         "worker 1  connecting to 10.0.0.1:9000  6 s",
         "pc02      connecting to 10.0.0.2:9000  6 s",
@@ -131,10 +131,10 @@ def test_several_are_listed_with_commas_and_many_are_counted():
     def said(*workers):
         return waiting(told(*((0.0, e.PhaseBegan(phase=n + 1, what="importing", worker=n)) for n in workers)), 6.0)
 
-    assert said(0) == "master importing the backend since 6 s"
-    assert said(1, 2) == "worker 1 and worker 2 importing the backend since 6 s"
-    assert said(0, 1, 2, 3) == "master, worker 1, worker 2 and worker 3 importing the backend since 6 s"
-    assert said(0, 1, 2, 3, 4) == "master and 4 workers importing the backend since 6 s"
+    assert said(0) == "master importing the backend for 6 s"
+    assert said(1, 2) == "worker 1 and worker 2 importing the backend for 6 s"
+    assert said(0, 1, 2, 3) == "master, worker 1, worker 2 and worker 3 importing the backend for 6 s"
+    assert said(0, 1, 2, 3, 4) == "master and 4 workers importing the backend for 6 s"
 
 
 def test_where_there_is_no_room_for_a_bar_the_time_that_is_left_is_more_worth():

@@ -144,7 +144,7 @@ function drawRun(run, now) {
   $("stop").hidden = ended || !about("can_stop") || !socket;
   $("stop").disabled = run.stopping || !training;
   set("where", training || ended ? (run.mode === "sync" ? `Round ${run.round} of ${run.rounds}` : `Update ${run.version}, round ${run.round} of ${run.rounds}`) : "Getting ready");
-  set("doing", run.why.split("\n")[0] || (run.waiting_until ? `no worker is left: the run ends in ${duration(run.waiting_until - now)} if none comes back` : run.doing.join(", ")));
+  set("doing", run.why.split("\n")[0] || (run.waiting_until ? `no workers left: the run ends in ${duration(run.waiting_until - now)} unless one returns` : run.doing.join(", ")));
   const left = run.left_s === null ? "" : `, ${duration(run.left_s)} left`;
   set("times", `${Math.floor(run.done * 100)} %, ${duration((run.ended ?? now) - run.began)} ${ended ? "in all" : "so far"}${left}`);
   $("done").style.width = `${run.done * 100}%`;
@@ -238,7 +238,7 @@ function makeWorker() {
 const reason = (why) => why.split("\n")[0].replace(/^worker \d+ \([^)]*\): /, "");
 
 function doing(lane, worker, run, now) {
-  if (lane.state === "gone") return { how: "gone", words: `takes no part any more: ${reason(lane.why)}`, share: 0 };
+  if (lane.state === "gone") return { how: "gone", words: `excluded: ${reason(lane.why)}`, share: 0 };
   if (lane.state === "lost" || worker.state === "dead" || worker.state === "missing") {
     const why = reason(lane.why || worker.why || (worker.state === "missing" ? "it was not reached" : ""));
     return { how: "lost", words: `lost${lane.state === "lost" ? ` ${duration(now - lane.since)} ago` : ""}${why && `: ${why}`}`, share: 0 };
