@@ -29,8 +29,8 @@ from benchmarks.stand_in import PushingStandIn, StandInRun, nothing
 from ddlf import Cluster
 from ddlf.algorithms.push_rules import Cadence
 from ddlf.rpc.tokens import new_token
-from ddlf.training.downpour.replica import batches_of
-from ddlf.training.downpour.worker import record, shares
+from ddlf.training.downpour.client import record, replicas_of
+from ddlf.training.downpour.replica import batches_of, shares
 from ddlf.training.slot.task import Task
 
 SLOWER = 3
@@ -56,7 +56,7 @@ class Paced(PushingStandIn):
         """See ``Replica``; the loss is what a cycle took, in seconds."""
         asked = Task.from_message(task)
         steps = shares(batches_of(asked), len(asked.weights["replicas"]))
-        (one,) = replicas = await self._end.replicas(asked, steps, Cadence())
+        (one,) = replicas = await replicas_of(self._servers.owners, asked, steps, Cadence())
         ended = []
         while one.done < one.left:
             _, rest = await one.take(None, 0.0)

@@ -43,18 +43,18 @@ async def kills(options: argparse.Namespace) -> dict[str, Any]:
     """Train while workers are killed; returns what came of it."""
     from benchmarks.stand_in_killed import KilledRun, size_of_push
     from ddlf import Cluster
-    from ddlf.training.downpour.servers import Holding
+    from ddlf.training.downpour.placement import Placement
 
     noticed: dict[tuple[int, int], float] = {}  # of each worker that was lost when the master knew of it
-    lost = Holding.lost
+    lost = Placement.lost
 
-    async def seen(holding: Holding, owner: tuple[int, int], error: Exception | None) -> None:
+    async def seen(holding: Placement, owner: tuple[int, int], error: Exception | None) -> None:
         if owner in holding.owners:
             noticed.setdefault(owner, time.monotonic())
         await lost(holding, owner, error)
 
     chance, done = random.Random(options.seed), list[int]()
-    Holding.lost = seen  # type: ignore[method-assign]
+    Placement.lost = seen  # type: ignore[method-assign]
     try:
         with tempfile.TemporaryDirectory() as folder:
             log = Path(folder, "log")
@@ -73,7 +73,7 @@ async def kills(options: argparse.Namespace) -> dict[str, Any]:
                     await asyncio.gather(killing, return_exceptions=True)
             applied = lines_of(log)
     finally:
-        Holding.lost = lost  # type: ignore[method-assign]
+        Placement.lost = lost  # type: ignore[method-assign]
     took = []
     times = [*noticed.values(), float("inf")]
     for when, until in pairwise(times):

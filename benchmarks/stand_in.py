@@ -19,8 +19,8 @@ from ddlf.algorithms.push_rules import Cadence
 from ddlf.testing import FakeRun
 from ddlf.training import start
 from ddlf.training.crew import Crew
-from ddlf.training.downpour.replica import DownpourReplica, batches_of
-from ddlf.training.downpour.worker import record, shares
+from ddlf.training.downpour.client import record, replicas_of
+from ddlf.training.downpour.replica import DownpourReplica, batches_of, shares
 from ddlf.training.exchanges.sharded.replica import ShardedReplica
 from ddlf.training.reporting import hooked
 from ddlf.training.roles import REPLICA
@@ -60,14 +60,14 @@ class StandIn(ShardedReplica):
         """See ``Replica``."""
         asked = Task.from_message(task)
         if "generation" in asked.weights:
-            asked = await self._end.begin(asked, self._like)
+            asked = await self._exchange.begin(asked, self._like)
         reply: Reply = await self._worker.compute(self._carry, asked)
         return reply.to_message()
 
     def _carry(self, task: Task) -> Reply:
         update, _, error = send_update(task.codec, self._update, [False] * len(self._like), None)
         if "generation" in task.weights:
-            update = self._end.sent(task, update, [f"tensor{i}" for i in range(len(self._like))])
+            update = self._exchange.sent(task, update, [f"tensor{i}" for i in range(len(self._like))])
         else:
             read_weights(task.weights, None, self._like)
         return nothing(task, update=update, codec_error=error)
@@ -98,7 +98,7 @@ class PushingStandIn(DownpourReplica):
         """See ``Replica``; one fetch and one push in each step."""
         asked = Task.from_message(task)
         steps = shares(batches_of(asked), len(asked.weights["replicas"]))
-        replicas = await self._end.replicas(asked, steps, Cadence())
+        replicas = await replicas_of(self._servers.owners, asked, steps, Cadence())
         for one in replicas:
             while one.done < one.left:
                 _, rest = await one.take(None, 0.0)
@@ -113,7 +113,7 @@ class PushingStandIn(DownpourReplica):
     async def close(self) -> None:
         """See ``Role``."""
         self._worker.on_shard(None)
-        await self._end.close()
+        await self._servers.close()
 
 
 def like(sizes: Sequence[int]) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +15,9 @@ import numpy as np
 from benchmarks.stand_in import PushingStandIn, StandInRun, like, nothing, tensors
 from ddlf.algorithms.flat_weights import Rows
 from ddlf.algorithms.push_rules import Cadence
+from ddlf.training.downpour.client import record, replicas_of
 from ddlf.training.downpour.replica import batches_of
-from ddlf.training.downpour.server import Shard
-from ddlf.training.downpour.worker import record
+from ddlf.training.downpour.server import Server
 from ddlf.training.exchanges.peers import Unreached
 from ddlf.training.slot.task import Task
 from ddlf.worker.methods import concurrent
@@ -38,25 +39,27 @@ class KilledStandIn(PushingStandIn):
         sizes = tensors(facts["parameters"])
         self._stepper = SimpleNamespace(rows=Rows.of(like(sizes), [True] * len(sizes)))  # type: ignore[assignment]
         self._looking: set[asyncio.Future[None]] = set()
+        take_over = self._servers.take_over
 
-    @concurrent
-    async def take_over(self, epoch: int, shard: int, falls: list[list[int]], whole: bool) -> list[list[int]]:
-        """See ``DownpourReplica``."""
-        found = await super().take_over(epoch, shard, falls, whole)
-        if self._facts["log"] and not whole:  # whoever hands a shard on has not been lost
-            looking = asyncio.ensure_future(self._log(shard, self._end.shards[shard]))
-            self._looking.add(looking)
-            looking.add_done_callback(self._looking.discard)
-        return found
+        @wraps(take_over)
+        async def logged(epoch: int, shard: int, falls: list[list[int]], whole: bool) -> list[list[int]]:
+            found: list[list[int]] = await take_over(epoch, shard, falls, whole)
+            if self._facts["log"] and not whole:  # a worker that hands a shard on has not been lost
+                looking = asyncio.ensure_future(self._log(shard, self._servers.shards[shard]))
+                self._looking.add(looking)
+                looking.add_done_callback(self._looking.discard)
+            return found
+
+        self._servers.take_over = logged  # type: ignore[method-assign]
 
     @concurrent
     async def copied(self) -> tuple[int, list[int], bool]:
         """How often the master has said who owns what, the shards that are here, and whether all of these have their copies."""
-        shards = {number: shard for number, shard in self._end.shards.items() if not shard.closed}
+        shards = {number: shard for number, shard in self._servers.shards.items() if not shard.closed}
         safe = all(shard.holders and shard._with.issuperset(shard.holders) for shard in shards.values())
-        return self._end.owners.arranged, [*shards], safe
+        return self._servers.owners.arranged, [*shards], safe
 
-    async def _log(self, number: int, shard: Shard) -> None:
+    async def _log(self, number: int, shard: Server) -> None:
         begun = shard.received
         async with shard._news:
             await shard._news.wait_for(lambda: shard.closed or shard.received > begun)
@@ -69,7 +72,7 @@ class KilledStandIn(PushingStandIn):
         replicas: list[Any] = []
         pushed: dict[str, Any] = {"refused": 0}
         try:
-            replicas += await self._end.replicas(asked, [batches_of(asked)], cadence)
+            replicas += await replicas_of(self._servers.owners, asked, [batches_of(asked)], cadence)
             (one,) = replicas
             while one.done < one.left:
                 await one.take(None, 0.0)

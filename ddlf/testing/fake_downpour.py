@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,22 +11,15 @@ import numpy as np
 from ddlf.algorithms.flat_weights import Row, Rows
 from ddlf.algorithms.push_rules import Cadence
 from ddlf.errors import WorkerLost
-from ddlf.training.downpour.worker import End, planned, record, shares
+from ddlf.training.downpour.client import record, replicas_of
+from ddlf.training.downpour.replica import planned, shares
+from ddlf.training.downpour.server import Servers
 from ddlf.training.exchanges.peers import Unreached
 from ddlf.training.roles.metrics import NOTHING_COUNTED
 from ddlf.training.slot.task import Reply, Task
 
-RESTORED = ("look_at", "read_slice", "take_slice")
-"""What the master asks of both, when a run goes on from a checkpoint."""
-VERBS = (*RESTORED, "own", "arrange", "snapshot", "versions", "take_over", "release", "write", "mark")
-"""What the master asks of a worker's end of Downpour."""
-SHARDED = (
-    *RESTORED,
-    *("hold", "hold_restored", "left_restored"),
-    *("merge", "values", "kept", "mean", "mean_shapes"),
-    *("lengths", "compare", "write_left", "write_mean"),
-)
-"""The same of the sharded exchange."""
+RUN = "made up"
+"""Name of the run, to which the roles of made-up workers belong."""
 LOOK_S = 0.002
 """How often a made-up worker looks whether it is lost."""
 
@@ -59,7 +51,7 @@ async def carried(worker: Any, app: Any, task: Task) -> Reply:
     replicas: list[Any] = []
     pushed: dict[str, Any] = {"refused": 0}
     try:
-        replicas = await worker.end.replicas(task, shares(batches, len(task.weights["replicas"])), cadence)
+        replicas = await replicas_of(worker.end.owners, task, shares(batches, len(task.weights["replicas"])), cadence)
         order, chosen = planned(task, replicas, batches)
         now: dict[int, tuple[Row, Row]] = {}
         owed: dict[int, Row] = {}
@@ -122,13 +114,16 @@ async def carried_until_lost(worker: Any, app: Any, task: Task) -> dict[str, Any
     return message
 
 
-async def answered(worker: Any, verb: str, arguments: Any) -> Any:
-    """What a made-up worker's end answers to the master.
+async def answered(worker: Any, role: str, verb: str, arguments: Any) -> Any:
+    """What a role of a made-up worker answers to the master.
 
     Raises:
         WorkerLost: The worker was lost meanwhile.
     """
-    answer = await getattr(worker.end, verb, partial(evaluated, worker))(*arguments)
+    if verb == "evaluate":
+        answer: Any = await evaluated(worker, *arguments)
+    else:
+        answer = await worker.roles.find(RUN, role, verb).function(*arguments)
     if worker.lost:
         raise WorkerLost("it was lost", worker=worker.name)
     return answer
@@ -147,8 +142,7 @@ def mean_of(weights: Any) -> float:
 
 def leave(worker: Any) -> None:
     """End what goes on of a run on a made-up worker."""
-    if isinstance(end := getattr(worker, "end", None), End):
+    if isinstance(end := getattr(worker, "end", None), Servers):
         worker.ending = asyncio.ensure_future(end.close())
-        worker.end = End(worker.id, worker.ask, end.rows)
     if worker.carrying is not None:
         worker.carrying.cancel()

@@ -23,21 +23,23 @@ from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ConfigError, WorkerLost
 from ddlf.events.history import History
 from ddlf.rpc.messages import Request
-from ddlf.testing.fake_downpour import SHARDED, VERBS, answered, carried_until_lost, gradient, leave, rows_of
+from ddlf.testing.fake_downpour import RUN, answered, carried_until_lost, gradient, leave, rows_of
 from ddlf.testing.files import MadeUp
 from ddlf.training import start
 from ddlf.training.arrivals import MEASURED
 from ddlf.training.crew import Crew
-from ddlf.training.downpour.worker import End
-from ddlf.training.exchanges.peers import over_links
-from ddlf.training.exchanges.sharded.worker import ShardEnd
+from ddlf.training.downpour.server import Servers
+from ddlf.training.exchanges.peers import Unreached, played_here
+from ddlf.training.exchanges.sharded.worker import ShardedWorker
 from ddlf.training.reporting import hooked
+from ddlf.training.roles import COPIES, EXCHANGE, REPLICA, SERVERS
 from ddlf.training.roles.statistics import moving
 from ddlf.training.slot.numpy_model import CountedSamples, NumpyModel
 from ddlf.training.slot.parts.fragments import exchanged
 from ddlf.training.slot.replica import Replica
 from ddlf.training.slot.task import KeptStates, Reply, Task
 from ddlf.training.slot.transfer import whole
+from ddlf.worker.hosting import Hosting
 
 
 class FakeRun(IApp):
@@ -169,10 +171,15 @@ class FakeWorker:
         self.model.measures = lambda *given: self.measure(*given)
         self.replica = Replica(self, own)  # type: ignore[arg-type]
         self.replica.use(self.model, CountedSamples())
-        self.ask = over_links(self._ask)
-        self.end: Any = ShardEnd(self.id, self.ask, self.kept)
+        self.roles = Hosting(self)
+        self.end: Any
         if app.mode == "downpour":
-            self.end = End(self.id, self.ask, lambda: rows_of(app))
+            self.end = Servers(self.id, RUN, self.roles, self.ask, lambda: rows_of(app))
+            self.roles.play(RUN, SERVERS, self.end, of=REPLICA)
+        else:
+            self.end = ShardedWorker(self.id, self.ask, self.kept)
+            self.roles.play(RUN, EXCHANGE, self.end, of=REPLICA)
+            self.roles.play(RUN, COPIES, self.end.copies, of=REPLICA)
         self._app, self._like = app, list(app.start.values())
 
     @property
@@ -201,16 +208,16 @@ class FakeWorker:
         await asyncio.sleep(0)
         if self.lost:
             raise WorkerLost("it was lost", worker=self.name)
-        _, _, verb, *arguments = request.args
+        _, role, verb, *arguments = request.args
         if verb == "give":
             slot, number, groups = arguments
             self.asked.append((verb, slot, number, groups))
             return {name: group for name, group in self.end.copies.state(slot, number).items() if name in groups}
         if verb == "stop":
             return None
-        if verb in (*SHARDED, *VERBS, "evaluate"):
+        if role != REPLICA or verb == "evaluate":
             self.asked.append((verb, *arguments))
-            return await answered(self, verb, arguments)
+            return await answered(self, role, verb, arguments)
         task = Task.from_message(arguments[0])
         self.asked.append((verb, task))
         if verb == "measure":
@@ -228,14 +235,21 @@ class FakeWorker:
             await self.turns.arrive(task.slot + 1)
         return reply.to_message()
 
-    async def _ask(self, worker: int, verb: str, *arguments: Any) -> Any:
+    async def ask(self, worker: int, role: str, verb: str, *arguments: Any) -> Any:
+        """Ask a role of a worker, this one's, too; see ``calls_of``."""
+        if worker == self.id:
+            return await played_here(self.roles, RUN, role, verb, *arguments)
+        try:
+            return await self._ask(worker, role, verb, *arguments)
+        except WorkerLost as error:
+            raise Unreached(worker, error.message, link=True) from error
+
+    async def _ask(self, worker: int, role: str, verb: str, *arguments: Any) -> Any:
         other = self.others[worker]
         await asyncio.sleep(0)
         if self.lost or other.lost:
             raise WorkerLost("it was lost", worker=other.name)
-        if verb in ("shard", "copy"):
-            return await getattr(other.end, verb)(*arguments)
-        return await other.end.answer(verb, *arguments)
+        return await played_here(other.roles, RUN, role, verb, *arguments)
 
     def train(self, task: Task) -> Reply:
         """Carry one round of one slot."""

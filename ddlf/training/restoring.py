@@ -113,7 +113,7 @@ class Restoring:
             slices: The slices.
             generation: How the weights are called.
             groups: Of the checkpoint.
-            how: Further arguments of ``ShardEnd.hold``.
+            how: Further arguments of ``ShardedWorker.hold``.
         """
         await self.give(worker, slices, numbers_of(slices, groups))
         listed = {group: slices.sliced[group] for group in groups if group in slices.sliced}

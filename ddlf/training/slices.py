@@ -170,7 +170,7 @@ class OnWorkers:
             worker = alive[member]
 
             async def ask(verb: str, part: Slice, *more: Any) -> Any:
-                return await worker.call(self.there.role, verb, self.generation, *part, *more)
+                return await worker.call(self.there.holder, verb, self.generation, *part, *more)
 
             async def there(at: dict[str, Any]) -> dict[str, Any]:
                 return dict(await ask("write", part, names, at))

@@ -22,7 +22,7 @@ from ddlf.training.crew import Crew
 from ddlf.training.exchanges.sharded.copies import left_of, left_parts
 from ddlf.training.recovery import LOSS
 from ddlf.training.restoring import Restoring
-from ddlf.training.roles import REPLICA
+from ddlf.training.roles import EXCHANGE, REPLICA
 from ddlf.training.slices import Writing
 from ddlf.training.slot.part import Kept, Left, SlotPlan
 from ddlf.training.slot.parts import PARTS, kept_parts
@@ -74,7 +74,7 @@ class SlotStates:
         there: bool = False,
         restoring: Restoring | None = None,
     ) -> None:
-        self._role = (run, REPLICA)
+        self._role, self._exchange = (run, REPLICA), (run, EXCHANGE)
         self._crew = crew
         self._parts, self._codec, self._there = parts, codec, there
         self._known = known
@@ -127,7 +127,7 @@ class SlotStates:
         member = self._crew.member(worker.id)
         await self._restoring.give(worker, slices, [place])
         known = {name: group for name, group in self._known[slot].items() if name not in AT_HOME}
-        await worker.call(self._role, "left_restored", slot, number, known, lengths, place)
+        await worker.call(self._exchange, "left_restored", slot, number, known, lengths, place)
         self._on[slot] = worker.id, member[1] if member else -1, number
         self._stored[slot] = number, lengths, slices, place
         self._coming.pop(slot, None)
@@ -264,7 +264,7 @@ class SlotStates:
                 for holder in self._holders(slot, left[slot]):
                     with contextlib.suppress(*LOSS):
                         told = slot, left[slot][2], self._fetched, place
-                        found: dict[str, Any] = await holder.call(self._role, "write_left", *told)
+                        found: dict[str, Any] = await holder.call(self._exchange, "write_left", *told)
                         return found
                 return {"why": ""}  # what is told of that is told by who fetches it
 

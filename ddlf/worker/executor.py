@@ -99,7 +99,7 @@ class Executor:
             worker.on_shard = activity.show_shard
         self.peers.changed = self.end_sessions_without_lease
         self.peers.lost = lambda id, why: self._tell({"what": "silent", "worker": id, "why": why})
-        self._hosting = Hosting(worker, free, over=self.peers.forget)
+        self._hosting = worker.roles = Hosting(worker, free, over=self.peers.forget)
         worker.on_tell = self._tell
         self.commands = {
             name: Method(name, getattr(worker, name), skip=0, at_once=name in AT_ONCE, kept=name in KEPT)

@@ -45,6 +45,7 @@ class Hosting:
         self._free = free
         self._over = over
         self._roles: dict[tuple[str, str], Role] = {}
+        self._companions: dict[tuple[str, str], set[str]] = {}  # of a role the names of those that end with it
         self._closing: set[asyncio.Task[None]] = set()
         self._open = Method("open", self.open, concurrent=True, skip=0)
         self._close = Method("close", self.close, concurrent=True, skip=0)
@@ -80,7 +81,8 @@ class Hosting:
     async def open(self, run: str, name: str, verb: str, make: Callable[..., Role], *args: Any, **kwargs: Any) -> None:
         """Begin to play a role; those of other runs end."""
         for key in [key for key in self._roles if key[0] != run or key == (run, name)]:
-            self._end(key)
+            if key in self._roles:  # it may have ended with the role that had made it
+                self._end(key)
         self._roles[run, name] = make(self._worker, *args, **kwargs)
 
     async def close(self, run: str, name: str, verb: str) -> None:
@@ -88,21 +90,48 @@ class Hosting:
         if (run, name) in self._roles:
             self._end((run, name))
 
+    def play(self, run: str, name: str, role: Role, *, of: str) -> None:
+        """Play a role that another role of the run has made, until that one ends.
+
+        Args:
+            run: Name of the run.
+            name: Name of the role.
+            role: The role.
+            of: Name of the role that has made it.
+        """
+        self._companions.setdefault((run, of), set()).add(name)
+        self._roles[run, name] = role
+
+    def drop(self, run: str, name: str, role: Role) -> None:
+        """Stop to play a role that was made by another one, if it is still this one."""
+        if self._roles.get((run, name)) is role:
+            del self._roles[run, name]
+
     def close_all(self) -> None:
         """End all of them."""
         for key in list(self._roles):
-            self._end(key)
+            if key in self._roles:
+                self._end(key)
 
     def _end(self, key: tuple[str, str]) -> None:
         """Nobody waits for it: what it computes may take its time to end."""
-        task = asyncio.get_running_loop().create_task(self._end_behind(self._roles.pop(key)))
+        run, _ = key
+        task = asyncio.get_running_loop().create_task(self._end_behind(self._taken(key)))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
-        if all(run != key[0] for run, _ in self._roles):
-            self._over(key[0])
+        if all(run != other for other, _ in self._roles):
+            self._over(run)
 
-    async def _end_behind(self, role: Role) -> None:
-        await role.close()
+    def _taken(self, key: tuple[str, str]) -> list[Role]:
+        """A role with those that it has made; none of them is played any more."""
+        role = self._roles.pop(key, None)
+        made = [one for name in self._companions.pop(key, ()) for one in self._taken((key[0], name))]
+        return made if role is None else [role, *made]
+
+    async def _end_behind(self, roles: list[Role]) -> None:
+        for role in roles:
+            await role.close()
         del role
+        roles.clear()
         await asyncio.sleep(FREE_AFTER_S)
         self._free()

@@ -22,6 +22,7 @@ import numpy as np
 from ddlf.data.array_cache import ArrayCache
 from ddlf.rpc.iworker import IWorker, awaited
 from ddlf.worker.activity import Shard
+from ddlf.worker.hosting import Hosting
 from ddlf.worker.machine import cores
 from ddlf.worker.methods import Method, Methods, once
 from ddlf.worker.peers import Peers
@@ -43,6 +44,7 @@ class Worker(IWorker):
         on_tell: Takes what ``tell`` is given.
         on_shard: Takes the ``Shard`` that one of its roles keeps now, for ``ddlf status``; None for none.
         peers: Other workers that its roles may call.
+        roles: The roles that it plays.
     """
 
     def __init__(self, methods: Methods, datasets: ArrayCache) -> None:
@@ -60,6 +62,7 @@ class Worker(IWorker):
         self._own_threads = threads_of_environment()
         self._threads = 0
         self.peers = Peers(self._name)
+        self.roles: Hosting
         self._own_attributes = frozenset(vars(self)) | {"_own_attributes"}
 
     async def connect(self, **session: Any) -> dict[str, Any]:

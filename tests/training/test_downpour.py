@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ddlf.algorithms.encoding import decode_update
+from ddlf.algorithms.flat_weights import Rows
 from ddlf.algorithms.reading_order import Portion
 from ddlf.algorithms.replica_turns import turns
 from ddlf.algorithms.weights import digest
@@ -18,10 +19,11 @@ from ddlf.testing.fake_downpour import gradient
 from ddlf.testing.files import MadeUp
 from ddlf.training import resume
 from ddlf.training.callback_checks import warnings_of_master
-from ddlf.training.downpour.server import Shard
-from ddlf.training.downpour.serving import Serving
-from ddlf.training.downpour.worker import End
+from ddlf.training.downpour.master import Serving
+from ddlf.training.downpour.server import Server, Servers
+from ddlf.training.exchanges.peers import played_here
 from ddlf.training.slot.task import OPTIMIZER
+from ddlf.worker.hosting import Hosting
 
 CHANCE = np.random.default_rng(1)
 START = {
@@ -172,7 +174,7 @@ async def test_partition_files_travel_as_ranges(settings):
 
 
 async def test_of_partition_files_a_replica_that_is_lost_leaves_the_ledger_exact(monkeypatch, tmp_path):
-    monkeypatch.setattr("ddlf.training.downpour.owners.NOTICED_S", 0.1)
+    monkeypatch.setattr("ddlf.training.downpour.client.NOTICED_S", 0.1)
     run = run_of(4, slots=4, shards=1, n_push=2, checkpoint=tmp_path, checkpoint_keep=99, **FILES, **PLAIN)
     worker, count = run.cluster.workers[2], itertools.count(1)
 
@@ -215,7 +217,7 @@ async def test_resumed_after_any_commit_each_push_counts_once(tmp_path):
 
 
 async def test_a_replica_that_is_lost_is_carried_by_another_worker_from_its_last_push_on(monkeypatch):
-    monkeypatch.setattr("ddlf.training.downpour.owners.NOTICED_S", 0.1)
+    monkeypatch.setattr("ddlf.training.downpour.client.NOTICED_S", 0.1)
     run = run_of(4, slots=4, shards=1, n_push=2, master_epochs=3, **PLAIN)
     worker, count = run.cluster.workers[2], itertools.count(1)
 
@@ -235,16 +237,15 @@ async def test_a_replica_that_is_lost_is_carried_by_another_worker_from_its_last
     assert len(pushes) < received or all(push[3] >= 0 for push in pushes)
 
 
-@pytest.mark.parametrize("at", [1, 2])
 @pytest.mark.parametrize("workers", [1, 3])
-async def test_a_worker_that_is_lost_as_shards_are_given_out_ends_nothing(workers, at):
+async def test_a_worker_that_is_lost_as_shards_are_given_out_ends_nothing(workers):
     run = run_of(workers, **PLAIN)
-    worker, count = run.cluster.workers[0], itertools.count(1)
+    worker, count = run.cluster.workers[0], itertools.count()
     asked = worker.rpc
 
-    async def rpc(*arguments):
-        worker.lost = worker.lost or next(count) == at
-        return await asked(*arguments)
+    async def rpc(request, *more):
+        worker.lost = worker.lost or (request.args[2] == "own" and not next(count))
+        return await asked(request, *more)
 
     worker.rpc = rpc
     total = summed(run)
@@ -278,7 +279,7 @@ async def test_a_shard_without_a_copy_and_without_a_checkpoint_ends_the_run_with
 
 
 async def test_a_link_between_two_workers_that_the_master_sees_is_named(monkeypatch):
-    monkeypatch.setattr("ddlf.training.downpour.owners.NOTICED_S", 0.1)
+    monkeypatch.setattr("ddlf.training.downpour.client.NOTICED_S", 0.1)
     run = run_of(2, slots=2)
     first = run.cluster.workers[0]
 
@@ -295,7 +296,7 @@ async def test_a_link_between_two_workers_that_the_master_sees_is_named(monkeypa
 
 def shard(size=4, **facts):
     weights = np.zeros(size, "f4")
-    return Shard.made(
+    return Server.made(
         {
             "weights": weights,
             "rest": np.zeros(0, "f4"),
@@ -377,7 +378,7 @@ async def test_a_shard_goes_on_elsewhere_where_it_was():
     for number in range(3):
         await one.push(1, 1, 0, number, 0, g, NONE)
     taken = {**await one.snapshot(), "rule": "adam", "staleness": "inverse", "collects": 2}
-    other = Shard.made(taken)
+    other = Server.made(taken)
     for both in (one, other):
         await both.push(1, 1, 0, 3, 1, g, NONE)
     assert one.weights.tobytes() == other.weights.tobytes()
@@ -455,16 +456,18 @@ async def test_an_app_whose_class_has_longer_rounds_of_another_mode_trains_as_ma
 
 
 async def test_of_a_shard_other_workers_ask_no_more_than_it_offers():
-    end = End(1, None)
-    await end.own(
-        1, 0, {"weights": np.zeros(4, "f4"), "rest": NONE, "rule": "sgd", "staleness": "inverse", "collects": 1}
-    )
-    with pytest.raises(
-        ProtocolError, match="a shard is asked for begin, resume, fetch, push, safe, values, and not for 'snapshot'"
-    ):
-        await end.shard(1, 0, "snapshot")
-    with pytest.raises(AppMissing, match="shard 1 is not here"):
-        await end.shard(0, 0, "fetch", 0, 1)
+    roles = Hosting(None)
+    servers = Servers(1, "run", roles, None, lambda: Rows.of([np.zeros(4, "f4")], [True]))
+    how = {"part": (0, 4), "rule": "sgd", "staleness": "inverse", "collects": 1}
+    await servers.own(1, 0, {"weights": np.zeros(4, "f4"), "rest": NONE, **how})
+    assert (await played_here(roles, "run", "server:1:1", "fetch", 0, 1))["version"] == 0
+    with pytest.raises(ProtocolError, match="a server:1:1 does not offer 'snapshot' to other workers"):
+        await played_here(roles, "run", "server:1:1", "snapshot")
+    with pytest.raises(AppMissing, match="it holds no server:1:0 of this run"):
+        await played_here(roles, "run", "server:1:0", "fetch", 0, 1)
+    await servers.close()
+    with pytest.raises(AppMissing, match="it holds no server:1:1 of this run"):
+        await played_here(roles, "run", "server:1:1", "fetch", 0, 1)
 
 
 # --- settings -----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.checkpoints.durable import seal, unseal
 from ddlf.training.checkpoints.restored import found_at, place_of
 from ddlf.training.checkpoints.slices import Slices
-from ddlf.training.downpour.server import Shard
+from ddlf.training.downpour.server import Server
 
 CHANCE = np.random.default_rng(2)
 START = {
@@ -37,9 +37,9 @@ BOTH = pytest.mark.parametrize("settings", [SYNC, DOWNPOUR], ids=["sharded", "do
 def quick(monkeypatch):
     """Nobody waits long between two attempts."""
     for name in (
-        "training.downpour.owners.RETRY_S",
-        "training.downpour.copying.RETRY_S",
-        "training.downpour.serving.LOOK_S",
+        "training.downpour.client.RETRY_S",
+        "training.downpour.server.RETRY_S",
+        "training.downpour.master.LOOK_S",
     ):
         monkeypatch.setattr(f"ddlf.{name}", 0.005)
 
@@ -118,14 +118,14 @@ async def test_each_owner_of_a_shard_reads_its_slice_and_has_the_bits_that_were_
     found = CheckpointFolder(tmp_path).load("round-000003").arrays
     weights, push = list(found["weights"].values()), list(found["state_push"].values())
     rows = Rows.of(weights, [path not in FROZEN for path in START])
-    made, shards = Shard.made.__func__, []
+    made, shards = Server.made.__func__, []
 
     def kept(cls, facts, *rest):
         one = made(cls, facts, *rest)
         shards.append((one.how["part"], one.weights.copy(), one.rest.copy(), [row.copy() for row in one.state], one))
         return one
 
-    monkeypatch.setattr(Shard, "made", classmethod(kept))
+    monkeypatch.setattr(Server, "made", classmethod(kept))
     run, seen = run_of(DOWNPOUR, 2, resume=tmp_path / "round-000003", checkpoint=tmp_path / "there"), []
     run.on_round = lambda record: seen.append(list(here))
     here.clear()

@@ -9,7 +9,7 @@ from ddlf.errors import WorkerLost
 from ddlf.events import Warned
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.testing.fake_downpour import mean_of
-from ddlf.training.downpour.server import Shard
+from ddlf.training.downpour.server import Server
 from ddlf.training.rounds import Elsewhere
 
 CHANCE = np.random.default_rng(1)
@@ -35,9 +35,9 @@ def on_the_master(monkeypatch):
     monkeypatch.setattr("ddlf.training.evaluation.compute", compute)
     monkeypatch.setattr("ddlf.training.start.check_test_data", lambda app: None)
     for name in (
-        "training.downpour.owners.RETRY_S",
-        "training.downpour.copying.RETRY_S",
-        "training.downpour.serving.LOOK_S",
+        "training.downpour.client.RETRY_S",
+        "training.downpour.server.RETRY_S",
+        "training.downpour.master.LOOK_S",
     ):
         monkeypatch.setattr(f"ddlf.{name}", 0.005)
     return found
@@ -72,7 +72,7 @@ async def test_a_worker_evaluates_the_weights_of_the_shards_and_none_come_to_the
 
 async def test_the_test_is_of_the_weights_of_that_moment_with_what_is_on_no_shard():
     run, marked = run_of(1, slots=1, evaluate_every=1), []
-    mark = Shard.mark
+    mark = Server.mark
 
     async def noted(shard, moment):
         await mark(shard, moment)
@@ -80,7 +80,7 @@ async def test_the_test_is_of_the_weights_of_that_moment_with_what_is_on_no_shar
             marked.append((shard.weights.copy(), shard.rest.copy()))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Shard, "mark", noted)
+        patch.setattr(Server, "mark", noted)
         history = await run.train_model()
     for record, (weights, rest) in zip(history, marked, strict=False):
         assert record.test["loss"] == mean_of([weights, rest, START["norm/steps"]])
@@ -96,7 +96,7 @@ async def test_the_worker_whose_round_is_over_is_asked_and_it_gets_no_task_befor
 
 
 async def test_what_was_marked_does_not_change_and_is_forgotten():
-    one = Shard.made(
+    one = Server.made(
         {
             "weights": np.zeros(4, "f4"),
             "rest": np.zeros(0, "f4"),

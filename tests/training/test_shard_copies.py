@@ -7,13 +7,17 @@ import random
 import numpy as np
 import pytest
 
+from ddlf.algorithms.flat_weights import Rows
 from ddlf.algorithms.ranges import cut
 from ddlf.errors import AppMissing, ClusterTooSmall, ConfigError, ConnectError
 from ddlf.events import Warned
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.crew import Crew
-from ddlf.training.downpour.server import Shard
-from ddlf.training.downpour.worker import End
+from ddlf.training.downpour.server import Server, Servers
+from ddlf.training.exchanges.peers import played_here
+from ddlf.training.roles import SERVERS
+from ddlf.worker.hosting import Hosting
+from ddlf.worker.methods import offered
 
 CHANCE = np.random.default_rng(1)
 START = {
@@ -30,10 +34,10 @@ NONE = np.zeros(0, "f4")
 def quick(monkeypatch):
     """Nobody waits long between two attempts."""
     for name in (
-        "training.downpour.owners.RETRY_S",
-        "training.downpour.copying.RETRY_S",
-        "training.downpour.copying.LONGEST_S",
-        "training.downpour.serving.LOOK_S",
+        "training.downpour.client.RETRY_S",
+        "training.downpour.server.RETRY_S",
+        "training.downpour.server.LONGEST_S",
+        "training.downpour.master.LOOK_S",
     ):
         monkeypatch.setattr(f"ddlf.{name}", 0.005)
     monkeypatch.setattr("ddlf.training.recovery.RETRY_S", (0.02, 0.1))
@@ -56,8 +60,9 @@ def logs(monkeypatch):
     """Of each shard what was pushed to it, in order, with whose it was: copies have the log of what they are copies of."""
     found = {}
     whose = contextvars.ContextVar("whose")
-    push, stepped, snapshot, made = Shard.push, Shard._stepped, Shard._snapshot, Shard.made.__func__
+    push, stepped, snapshot, made = Server.push, Server._stepped, Server._snapshot, Server.made.__func__
 
+    @offered
     async def pushed(self, replica, life, round, number, *rest, **named):
         whose.set((replica, round, number))
         return await push(self, replica, life, round, number, *rest, **named)
@@ -75,7 +80,7 @@ def logs(monkeypatch):
         return one
 
     for name, new in (("push", pushed), ("_stepped", logged), ("_snapshot", copied), ("made", classmethod(from_copy))):
-        monkeypatch.setattr(Shard, name, new)
+        monkeypatch.setattr(Server, name, new)
     return found
 
 
@@ -267,12 +272,15 @@ def facts(size=4, **more):
 
 
 async def test_a_push_is_safe_when_the_copy_has_it_and_the_copy_goes_on_with_the_same_bits():
-    ends = {}
+    ends, roles, rows = {}, {}, Rows.of([np.zeros(4, "f4")], [True])
 
-    async def ask(worker, verb, *arguments):
-        await getattr(ends[worker], verb)(*arguments)
+    async def ask(worker, role, verb, *arguments):
+        await played_here(roles[worker], "run", role, verb, *arguments)
 
-    ends |= {number: End(number, ask) for number in (1, 2)}
+    for number in (1, 2):
+        roles[number] = Hosting(None)
+        ends[number] = Servers(number, "run", roles[number], ask, lambda: rows)
+        roles[number].play("run", SERVERS, ends[number], of="replica")
     await ends[1].own(1, 0, facts())
     for end in ends.values():
         await end.arrange(1, [1], [((0, 4), (0, 0))], [1], [[(2, 0)]])
@@ -292,13 +300,13 @@ async def test_a_push_is_safe_when_the_copy_has_it_and_the_copy_goes_on_with_the
 
 
 async def test_a_push_from_weights_that_were_undone_is_not_refused():
-    taken = Shard.made(facts(), 2, [[2, 0]])
+    taken = Server.made(facts(), 2, [[2, 0]])
     assert await taken.push(0, 1, 0, 0, 7, np.ones(4, "f4"), NONE) == (0, 0)
 
 
 async def test_a_shard_that_was_handed_on_takes_nothing_any_more():
-    one = Shard.made(facts())
-    await one.close()
+    one = Server.made(facts())
+    await one.shut()
     for asked in (one.fetch(0, 1), one.push(0, 1, 0, 0, 0, np.ones(4, "f4"), NONE), one.begin([0], 1, 0), one.safe(0)):
         with pytest.raises(AppMissing, match="this shard is another worker's by now"):
             await asked

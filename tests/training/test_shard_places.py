@@ -28,10 +28,10 @@ PLAIN = {"push_rule": "sgd:rate=0.01", "staleness": "constant"}
 def quick(monkeypatch):
     """Nobody waits long between two attempts."""
     for name in (
-        "training.downpour.owners.RETRY_S",
-        "training.downpour.copying.RETRY_S",
-        "training.downpour.copying.LONGEST_S",
-        "training.downpour.serving.LOOK_S",
+        "training.downpour.client.RETRY_S",
+        "training.downpour.server.RETRY_S",
+        "training.downpour.server.LONGEST_S",
+        "training.downpour.master.LOOK_S",
     ):
         monkeypatch.setattr(f"ddlf.{name}", 0.005)
     monkeypatch.setattr("ddlf.training.recovery.RETRY_S", (0.02, 0.1))
@@ -267,7 +267,7 @@ async def test_a_slot_whose_executors_end_goes_on_as_long_as_it_comes_further(mo
         really(crew, slot)
 
     monkeypatch.setattr(Crew, "progressed", progressed)
-    monkeypatch.setattr("ddlf.training.downpour.serving.LOOK_S", 0.0)
+    monkeypatch.setattr("ddlf.training.downpour.master.LOOK_S", 0.0)
 
     def crashes(samples):
         if further[0] < 1 or len(ended) == 5:

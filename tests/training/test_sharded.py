@@ -1,5 +1,6 @@
 """The sharded exchange: the bits of the star, whoever is lost, and nothing of the model on the master unless somebody looks. No process, no Keras."""
 
+import functools
 import itertools
 from unittest import mock
 
@@ -13,7 +14,7 @@ from ddlf.events import ExchangeChosen, ResidualDropped, UpdateClipped, Warned, 
 from ddlf.rpc.values import dumps, loads
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
-from ddlf.training.exchanges.sharded.copies import Copies
+from ddlf.training.exchanges.sharded.copies import SlotCopies
 from ddlf.training.rounds import Elsewhere
 from ddlf.training.slot.parts.optimizer import keeps_little
 
@@ -70,6 +71,7 @@ def lose_at(worker, verb, number, copies=False):
     end = worker.end.copies if copies else worker.end
     count, asked = itertools.count(1), getattr(end, verb)
 
+    @functools.wraps(asked)
     async def lost(*arguments):
         if next(count) == number:
             worker.lost = worker.was_lost = True
@@ -269,8 +271,8 @@ async def test_tensors_that_are_frozen_do_not_travel_between_workers(codec, monk
     async def of(frozen):
         passed = []
 
-        async def ask(worker, other, verb, *arguments):
-            found = await asked(worker, other, verb, *arguments)
+        async def ask(worker, other, role, verb, *arguments):
+            found = await asked(worker, other, role, verb, *arguments)
             if other != worker.id and verb in ("update", "values"):
                 passed.append(sum(len(part) for part in dumps(found)))
             return found
@@ -345,8 +347,8 @@ async def test_between_workers_weights_travel_as_the_codec_makes_them_and_a_test
     sizes, found = [], []
     for worker in run.cluster.workers:
 
-        async def ask(other, verb, *arguments, own=worker):
-            answer = await FakeWorker._ask(own, other, verb, *arguments)
+        async def ask(other, role, verb, *arguments, own=worker):
+            answer = await FakeWorker._ask(own, other, role, verb, *arguments)
             if verb == "values" and arguments[2] <= START["dense/kernel"].size:
                 sizes.append(loads(dumps(answer))["payloads"][0]["values"].nbytes / (arguments[2] - arguments[1]))
             return answer
@@ -557,10 +559,10 @@ def cut_links(run, *pairs, after=0):
     asked = itertools.count()
 
     def of(worker):
-        async def call(other, verb, *arguments):
+        async def call(other, *arguments):
             if {worker.id, other} in pairs and next(asked) >= after:
                 raise WorkerLost("no answer", worker=f"worker {other}")
-            return await FakeWorker._ask(worker, other, verb, *arguments)
+            return await FakeWorker._ask(worker, other, *arguments)
 
         return call
 
@@ -662,6 +664,7 @@ async def test_a_slice_that_does_not_fit_is_not_merged_and_the_worker_that_sent_
     def spoil(worker):
         update = worker.end.update
 
+        @functools.wraps(update)
         async def spoilt(*arguments):
             found = await update(*arguments)
             (raw,) = found["payloads"][0].values()
@@ -862,12 +865,12 @@ async def test_a_checkpoint_and_the_end_have_what_slots_left_also_when_their_wor
 async def test_a_copy_of_what_a_slot_has_left_is_of_its_types_and_bits():
     numbers = CHANCE.normal(size=(3, 2))
     left = [np.asarray(numbers, kind) for kind in (ml_dtypes.bfloat16, "f2", "f4")] + [None, np.asarray(7, "i8")]
-    there = Copies(mock.Mock(left=lambda slot, number: {"optimizer": left}), mock.Mock())
+    there = SlotCopies(mock.Mock(left=lambda slot, number: {"optimizer": left}), mock.Mock())
 
     async def ask(worker, verb, *arguments):
         return loads([bytearray(part) for part in dumps(await getattr(there, verb)(*arguments))])
 
-    here = Copies(mock.Mock(), ask)
+    here = SlotCopies(mock.Mock(), ask)
     await here.keep(0, 1, 2, ["optimizer"])
     found = here.state(0, 1)["optimizer"]
     assert [None if one is None else (one.dtype, one.shape, one.tobytes()) for one in found] == [

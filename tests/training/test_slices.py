@@ -31,9 +31,9 @@ BRINGS = {"values", "kept", "snapshot", "give"}
 def quick(monkeypatch):
     """Nobody waits long between two attempts."""
     for name in (
-        "training.downpour.owners.RETRY_S",
-        "training.downpour.copying.RETRY_S",
-        "training.downpour.serving.LOOK_S",
+        "training.downpour.client.RETRY_S",
+        "training.downpour.server.RETRY_S",
+        "training.downpour.master.LOOK_S",
     ):
         monkeypatch.setattr(f"ddlf.{name}", 0.005)
 

@@ -9,6 +9,7 @@ import pytest
 from ddlf.errors import AppMissing, ProtocolError
 from ddlf.rpc.messages import Request
 from ddlf.worker.executor import Executor
+from ddlf.worker.hosting import Hosting
 from ddlf.worker.methods import concurrent
 from tests.patience import PATIENCE_S
 from tests.worker.test_worker import ask
@@ -139,3 +140,42 @@ async def test_what_a_role_held_is_freed_when_it_ends(executor, how, monkeypatch
 
 async def test_closing_what_is_not_played_is_nothing(executor):
     await call(executor, "run", "counter", "close")
+
+
+class Made:
+    """A role that another one has made."""
+
+    def __init__(self):
+        self.closed = False
+
+    async def work(self):
+        return "worked"
+
+    async def close(self):
+        self.closed = True
+
+
+async def test_roles_that_a_role_has_made_end_with_it():
+    hosting, one, other = Hosting(None), Made(), Made()
+    await hosting.open("run", "first", "open", lambda worker: Made())
+    hosting.play("run", "second", one, of="first")
+    hosting.play("run", "third", other, of="second")
+    assert await hosting.find("run", "third", "work").function() == "worked"
+    await hosting.close("run", "first", "close")
+    for name in ("first", "second", "third"):
+        with pytest.raises(AppMissing, match=f"it holds no {name} of this run"):
+            hosting.find("run", name, "work")
+    await asyncio.sleep(0)
+    assert one.closed
+    assert other.closed
+
+
+async def test_a_role_that_was_replaced_is_not_dropped():
+    hosting, one, other = Hosting(None), Made(), Made()
+    for role in (one, other):
+        hosting.play("run", "second", role, of="first")
+    hosting.drop("run", "second", one)
+    assert await hosting.find("run", "second", "work").function() == "worked"
+    hosting.drop("run", "second", other)
+    with pytest.raises(AppMissing):
+        hosting.find("run", "second", "work")

@@ -1,11 +1,11 @@
-"""A replica's side of Downpour SGD: it fetches weights from all shards, and pushes gradients to them, beside its computing. Runs in the executor.
+"""A replica's side of Downpour SGD: it fetches weights from all servers, and pushes gradients to them, beside its computing. Runs in the executor.
 
 Everything here is on the event loop. A replica computes elsewhere, and asks for what it needs at the end of a step::
 
     take: wait for the fetch that is under way; own gradients that are not in it yet are subtracted from it; begin the next one
-    push: hand over the sum of some gradients, which goes to all shards behind the replica's last one
+    push: hand over the sum of some gradients, which goes to all servers behind the replica's last one
 
-It keeps a push until it is safe: in the copies of all shards. When a copy takes over it hears which push of its own is the last one there, and sends
+It keeps a push until it is safe: in the copies of all servers. When a copy takes over it hears which push of its own is the last one there, and sends
 those behind it again, in order: so each counts once, and a round is over when nothing of it can be lost any more with one worker.
 """
 
@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -24,9 +24,133 @@ from ddlf.algorithms.encoding import EncodedUpdate, decode_update
 from ddlf.algorithms.flat_weights import Row
 from ddlf.algorithms.push_rules import KNOWN, Cadence
 from ddlf.algorithms.ranges import Slice
-from ddlf.errors import ConfigError
-from ddlf.training.downpour.owners import Moved, Owners
-from ddlf.training.exchanges.peers import Unreached
+from ddlf.errors import ConfigError, DDLFError, LeaseError, RemoteError
+from ddlf.training.exchanges.peers import Ask, Unreached
+from ddlf.training.slot.task import Task
+
+NOTICED_S = 10.0
+"""How long a shard is asked again that does not answer: by then the master has noticed that its worker is lost, or it is the link between the two."""
+RETRY_S = 0.2
+
+T = TypeVar("T")
+
+
+class Moved(Exception):
+    """A shard is another worker's by now, which may lack what the one before had."""
+
+
+def name_of(shard: int, epoch: int) -> str:
+    """The role of a server on its worker. One that was given to another worker since has another name."""
+    return f"server:{shard + 1}:{epoch}"
+
+
+@dataclass(slots=True)
+class Owners:
+    """Where the shards are, as one worker sees it.
+
+    Args:
+        ask: Asks workers.
+        arranged: How often the master has said who owns what.
+        owners: The worker of each shard.
+        epochs: How often each shard was given to a worker.
+        parts: Slices of each shard: of the values that are trained, and of the others.
+    """
+
+    ask: Ask
+    arranged: int = 0
+    owners: Sequence[int] = ()
+    epochs: Sequence[int] = ()
+    parts: Sequence[tuple[Slice, Slice]] = ()
+    _news: asyncio.Future[None] | None = None
+    _asking: dict[asyncio.Task[Any], tuple[int, int]] = field(default_factory=dict)
+
+    def arrange(self, owners: Sequence[int], epochs: Sequence[int]) -> None:
+        """Hear who owns what from now on."""
+        self.owners, self.epochs = list(owners), list(epochs)
+        for asking, (shard, epoch) in self._asking.items():
+            if self.epochs[shard] != epoch:
+                asking.cancel()
+        if self._news is not None:
+            self._news.set_result(None)
+            self._news = None
+
+    async def each(self, one: Callable[[int], Coroutine[Any, Any, T]]) -> list[T]:
+        """Do something with every shard, all at the same time; when one fails, the others end."""
+        if len(self.owners) == 1:
+            return [await one(0)]
+        tasks = [asyncio.ensure_future(one(shard)) for shard in range(len(self.owners))]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def of(
+        self, shard: int, verb: str, *arguments: Any, again: int | None = None, epoch: int | None = None
+    ) -> Any:
+        """What a shard answers, wherever it is by then.
+
+        Args:
+            shard: Which.
+            verb: Name of one of its methods.
+            arguments: Its own.
+            again: Place among them of what is to be True from the second attempt on.
+            epoch: The one that this is meant for; None for any.
+
+        Raises:
+            Moved: The shard was given to another worker since.
+            Unreached: It did not answer in ``NOTICED_S``.
+            RemoteError: It has refused.
+        """
+        loop = asyncio.get_running_loop()
+        begin, tried = loop.time(), 0
+        while True:
+            now, owner = self.epochs[shard], self.owners[shard]
+            if epoch not in (None, now):
+                raise Moved
+            if tried and again is not None:
+                arguments = (*arguments[:again], True, *arguments[again + 1 :])
+            tried += 1
+            try:
+                return await self._asked(owner, now, shard, verb, arguments)
+            except Moved:
+                begin = loop.time()
+            except RemoteError:
+                raise
+            except (DDLFError, Unreached) as error:
+                if self.epochs[shard] != now:
+                    continue
+                lost = isinstance(error, Unreached | LookupError | ConnectionError | LeaseError)
+                if not lost or loop.time() - begin > NOTICED_S:
+                    raise Unreached(owner, str(error).partition("\n")[0]) from error
+                await self._pause()
+
+    async def _asked(self, owner: int, epoch: int, shard: int, verb: str, arguments: tuple[Any, ...]) -> Any:
+        """What a worker answers, unless the shard becomes another one's meanwhile: one that is silent is not waited for."""
+        if self.epochs[shard] != epoch:
+            raise Moved
+        asking = asyncio.ensure_future(self.ask(owner, name_of(shard, epoch), verb, *arguments))
+        self._asking[asking] = shard, epoch
+        try:
+            return await asking
+        except asyncio.CancelledError:
+            asker = asyncio.current_task()
+            if self.epochs[shard] == epoch or (asker is not None and asker.cancelling()):
+                raise
+            raise Moved from None  # it was ended by what the master has said
+        finally:
+            del self._asking[asking]
+
+    async def _pause(self) -> None:
+        """Wait a moment, or until the master says who owns what."""
+        await asyncio.wait({self._arranging()}, timeout=RETRY_S)
+
+    def _arranging(self) -> asyncio.Future[None]:
+        if self._news is None:
+            self._news = asyncio.get_running_loop().create_future()
+        return self._news
+
 
 ON_THEIR_WAY = 2
 """Pushes of a replica that are not acknowledged yet; the next one waits."""
@@ -342,3 +466,40 @@ def _read(worker: int, values: Any, part: Slice) -> Row:
         found = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
         raise Unreached(worker, f"it sent {found} for a slice of {size:,} float32 values")
     return values
+
+
+async def replicas_of(owners: Owners, task: Task, steps: Sequence[int], cadence: Cadence) -> list[ModelReplica]:
+    """The replicas of a slot, as its round begins.
+
+    Args:
+        owners: Where the servers are.
+        task: The round; its weights say which replicas it has.
+        steps: Of each replica.
+        cadence: When each fetches and pushes.
+    """
+    told = task.weights
+    ids, life = told["replicas"], told["life"]
+    epochs = list(owners.epochs)
+    numbers = await owners.each(lambda shard: owners.of(shard, "begin", ids, life, task.round))
+    return [
+        ModelReplica(
+            id=id,
+            life=life,
+            round=task.round,
+            steps=count,
+            owners=owners,
+            cadence=cadence,
+            numbers=[int(of_shard[place]) for of_shard in numbers],
+            epochs=list(epochs),
+        )
+        for place, (id, count) in enumerate(zip(ids, steps, strict=True))
+    ]
+
+
+def record(replicas: list[ModelReplica]) -> dict[str, Any]:
+    """What the master is told of a round's pushes and fetches, and of each shard how many pushes are lost with it."""
+    return {
+        "pushes": [[one.id, *push] for one in replicas for push in one.pushes],
+        "fetches": [[one.id, *fetch] for one in replicas for fetch in one.seen],
+        "lost": [list(lost) for one in replicas for lost in one.lost.items()],
+    }

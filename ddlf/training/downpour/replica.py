@@ -1,6 +1,6 @@
-"""A worker in Downpour SGD: it carries replicas, which share its model, and owns shards, which answer meanwhile. Runs in the executor.
+"""A worker in Downpour SGD: it carries the replicas of a slot, which share its model. Runs in the executor.
 
-The replicas of a slot take turns in one ``fit``, some batches each: whose turn it is is drawn at random from the seed. Between two steps a callback
+The replicas take turns in one ``fit``, some batches each: whose turn it is is drawn at random from the seed. Between two steps a callback
 has the model become another replica, hands over what is to be pushed, and takes the weights that were fetched.
 """
 
@@ -9,35 +9,333 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from ddlf.algorithms.flat_weights import Row, is_finite
 from ddlf.algorithms.push_rules import Cadence
+from ddlf.algorithms.reading_order import Portion, Turned
+from ddlf.algorithms.replica_turns import turns
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppError
-from ddlf.training.downpour.client import ModelReplica
+from ddlf.training.downpour.client import ModelReplica, record, replicas_of
+from ddlf.training.downpour.server import Servers
 from ddlf.training.downpour.stepper import Stepper
-from ddlf.training.downpour.turns import Stopped, Turns
-from ddlf.training.downpour.worker import End, record, shares
-from ddlf.training.exchanges.peers import Unreached
-from ddlf.training.roles.calling import CallingReplica
+from ddlf.training.exchanges.peers import Unreached, calls_of
+from ddlf.training.exchanges.replica import HoldingReplica
+from ddlf.training.roles import REPLICA, SERVERS
 from ddlf.training.slot.app import App, run_train
 from ddlf.training.slot.keras_model import KerasModel
 from ddlf.training.slot.parts.callbacks import WorkerCallbacks
 from ddlf.training.slot.parts.optimizer import OptimizerState
 from ddlf.training.slot.replica import MOVED_EVERY_S
 from ddlf.training.slot.task import MOST_FILES, Reply, Task
-from ddlf.worker.activity import Shard
-from ddlf.worker.methods import concurrent, offered
 
 if TYPE_CHECKING:
     from ddlf.worker.worker import Worker
+
+
+Work = Callable[[], Coroutine[Any, Any, Any]]
+
+
+class Stopped(Exception):
+    """Training is to end while it waits for a shard."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What a replica is while the model is another one: its values, and what it has not pushed."""
+
+    weights: Row | None
+    rest: Row
+    unpushed: Row | None
+
+
+class Turns:
+    """The replicas of one slot in one round, which are the model in turn.
+
+    Args:
+        model: Keras's.
+        stepper: Its optimizer.
+        task: The round.
+        batches: Into which its samples are cut.
+        replicas: Of the slot.
+        at_once: Steps in a call of the compiled step.
+        wait: Runs a coroutine on the event loop and waits for it.
+        is_stopping: Whether training is to end.
+        stops: Whether it is to end with a push that is no number; else that is left out.
+
+    Attributes:
+        fault: Why the round cannot be used, as data; None if it can.
+        refused: Pushes that were left out, since they were no numbers.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        stepper: Stepper,
+        task: Task,
+        batches: int,
+        replicas: list[ModelReplica],
+        at_once: int,
+        wait: Callable[[Coroutine[Any, Any, Any]], Any],
+        is_stopping: Callable[[], bool],
+        stops: bool,
+    ) -> None:
+        self._model, self._stepper = model, stepper
+        self._task, self._batches = task, batches
+        self._replicas, self._at_once = replicas, at_once
+        self._wait, self._is_stopping, self._stops = wait, is_stopping, stops
+        self._order, self._chosen = planned(task, replicas, batches)
+        self._alone = task.weights["alone"] * replicas[0].cadence.n_push
+        self._begun = task.round * max(batches // len(replicas), 1)
+        self.fault: dict[str, Any] | None = None
+        self.refused = 0
+        self._kept: dict[int, _Kept] = {}
+        self._base: dict[int, Row] = {}  # of each what is not trained, as it was pushed or taken last
+        self._step = 0
+        self._due: list[Work] = []  # on the event loop, in front of what is waited for next
+        self._error: BaseException | None = None
+        self._left_out: list[int] = []
+
+    @property
+    def now(self) -> int:
+        """The replica that the model is, from 0; behind the last step the one that made it."""
+        return self._replicas[self._order[min(self._step, len(self._order) - 1)]].id
+
+    def begin(self) -> list[Any]:
+        """Begin, and return the weights that the first replica begins with."""
+        self._stepper.begin(self._begun)
+        self._stepper.begin_at(self._task.place, len(self._order))
+        if self._order:
+            self._become(self._order[0])
+        weights: list[Any] = self._model.get_weights()
+        return weights
+
+    def samples(self, indices: Any, batch_size: int) -> Any:
+        """The samples of all steps, in their order."""
+        if isinstance(indices, Portion):
+            ends = np.cumsum([one.steps for one in self._replicas]).tolist()
+            pieces = [
+                indices[(end - one.left) * batch_size : end * batch_size]
+                for end, one in zip(ends, self._replicas, strict=True)
+            ]
+            return (
+                pieces[0]
+                if len(pieces) == 1
+                else Turned(pieces=tuple(pieces), order=tuple(self._order), batch=batch_size)
+            )
+        parts = [indices[one * batch_size : (one + 1) * batch_size] for one in self._chosen]
+        return np.concatenate(parts) if parts else indices[:0]
+
+    def callback(self) -> Any:
+        """The callback of Keras that does what is due between two steps."""
+        import keras
+
+        rounds = self
+
+        class Between(keras.callbacks.Callback):  # type: ignore[misc]
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                if not rounds.stepped(lambda: self.model):  # with JAX its own state is the model's from there on
+                    self.model.stop_training = True
+
+        return Between()
+
+    def stepped(self, model: Any) -> bool:
+        """Do what is due after a call of the compiled step; whether to go on."""
+        if self._is_stopping() or self._error is not None:
+            return False
+        try:
+            self._after(model)
+        except BaseException as error:  # raised when fit is over: with JAX the model is in pieces within it
+            self._error = error
+            return False
+        return self.fault is None
+
+    def finish(self) -> None:
+        """Wait for what is on its way.
+
+        Raises:
+            AppError: The model's optimizer has not made all steps.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._is_stopping() or self.fault is not None:
+            return
+        if (made := self._stepper.steps - self._begun) != len(self._order):
+            raise AppError(
+                f"the model's optimizer has made {made} of {len(self._order)} steps, and Downpour needs the gradients of each batch",
+                hint="train with replica.fit(1, batch_size); an own train_step ends with one self.optimizer.apply_gradients(...)",
+            )
+
+        async def all_pushed() -> None:
+            for one in self._replicas:
+                await one.pushed()
+
+        self._done(all_pushed)
+
+    def fed(self) -> np.ndarray[Any, Any] | list[list[int]] | None:
+        """The samples that count, if some do not; of partition files ranges of what the slot reads."""
+        if not self._left_out:
+            return None
+        left_out = set(self._left_out)
+        size, indices = self._task.batch_size, self._task.indices
+        batches = [one for one in range(self._batches) if one not in left_out]
+        if isinstance(indices, Portion):
+            return [[one * size, min((one + 1) * size, len(indices))] for one in batches]
+        parts = [indices[one * size : (one + 1) * size] for one in batches]
+        return np.concatenate(parts).astype(np.int64) if parts else None
+
+    # -- between two steps ------------------------------------------------------------------------------------------------
+
+    def _after(self, model: Any) -> None:
+        place = self._order[self._step]
+        one = self._replicas[place]
+        count = min(self._at_once, len(self._order) - self._step)
+        self._step += count
+        one.done += count
+        cadence = one.cadence
+        if cadence.pushes(one.done - 1, one.left):
+            model()
+            self._push(one, place)
+        if self._step == len(self._order):
+            return
+        following = self._order[self._step]
+        if following != place:
+            model()
+            if self._step == self._alone:
+                self._due.append(one.pushed)  # the others begin with what it has come to
+            self._leave(place)
+            self._become(following)
+        elif one.done < one.left and cadence.takes(one.done):
+            model()
+            self._take(one, place)
+        if self._due:
+            self._done(_nothing)
+
+    def _push(self, one: ModelReplica, place: int) -> None:
+        """Hand over the gradients since the last push, unless they cannot be used."""
+        stepper = self._stepper
+        gradient, rest = stepper.unpushed(), stepper.rest()
+        stepper.take_up(None)
+        change = np.float32(1 / self._task.weights["all"]) * (self._base[place] - rest)
+        if not (is_finite(gradient) and is_finite(change)):
+            self._leave_out(one, place)
+            return
+        self._base[place] = rest
+        self._due.append(lambda: one.push(gradient, change))
+
+    def _leave_out(self, one: ModelReplica, place: int) -> None:
+        """Do not push what is no number: end the run, or begin anew from what the shards have."""
+        number = one.first + (one.done - 1) // one.cadence.n_push
+        if self._stops:
+            why = f"push {number + 1} of replica {one.id + 1} has NaN or infinite values"
+            self.fault = {"reason": why, "hint": "lower the learning rate of the model, or that of push_rule"}
+            return
+        self.refused += 1
+        before = sum(other.steps for other in self._replicas[:place])
+        steps = range(number * one.cadence.n_push, one.first * one.cadence.n_push + one.done)
+        self._left_out += [before + step for step in steps]
+
+        async def skip() -> None:
+            one.skip()
+
+        self._due.append(skip)
+        self._stepper.set(*self._fetched(one, place, None))
+
+    def _take(self, one: ModelReplica, place: int) -> None:
+        unpushed = None if one.done % one.cadence.n_push == 0 else self._stepper.unpushed()
+        own = self._base[place] - self._stepper.rest()
+        weights, rest = self._fetched(one, place, unpushed)
+        self._stepper.set(weights, rest - own)
+
+    def _fetched(self, one: ModelReplica, place: int, unpushed: Row | None) -> tuple[Row, Row]:
+        rate = self._stepper.rate
+        weights, rest = self._done(lambda: one.take(unpushed, rate))
+        self._base[place] = rest
+        return weights, rest
+
+    def _done(self, last: Work) -> Any:
+        """What the last of all that is due comes to: one wait, since each takes a change of threads."""
+        due, self._due = self._due, []
+
+        async def all_of_them() -> Any:
+            for one in due:
+                await one()
+            return await last()
+
+        return self._wait(all_of_them())
+
+    def _leave(self, place: int) -> None:
+        """Keep what a replica is, while the model becomes another one."""
+        one, stepper = self._replicas[place], self._stepper
+        if one.done == one.left:
+            return
+        whole = one.done % one.cadence.n_push == 0
+        takes = one.cadence.takes(one.done)
+        self._kept[place] = _Kept(
+            None if takes else stepper.weights(), stepper.rest(), None if whole else stepper.unpushed()
+        )
+        if not whole:
+            stepper.take_up(None)
+
+    def _become(self, place: int) -> None:
+        """Have the model be a replica."""
+        one, stepper, kept = self._replicas[place], self._stepper, self._kept.pop(place, None)
+        unpushed = None if kept is None else kept.unpushed
+        if one.cadence.takes(one.done):
+            own = 0 if kept is None else self._base[place] - kept.rest
+            weights, rest = self._fetched(one, place, unpushed)
+            stepper.set(weights, rest - own)
+        elif kept is not None:
+            stepper.set(kept.weights, kept.rest)
+        if unpushed is not None:
+            stepper.take_up(unpushed)
+
+
+async def _nothing() -> None:
+    """Nothing more is waited for."""
+
+
+def planned(task: Task, replicas: list[ModelReplica], batches: int) -> tuple[list[int], list[int]]:
+    """Which replica makes each step of a slot's round, and with which batch.
+
+    Args:
+        task: The round.
+        replicas: Of the slot.
+        batches: Into which its samples are cut.
+
+    Returns:
+        For each step the place of the replica, and the number of the batch. A turn is as many steps as there are between two of which a fetch is
+        taken or a push sent.
+    """
+    chance = np.random.Generator(np.random.PCG64([task.seed, task.round, task.slot, len(replicas)]))
+    n_push = replicas[0].cadence.n_push
+    length = math.gcd(replicas[0].cadence.n_fetch, n_push)
+    order = turns([one.left for one in replicas], length, chance, alone=task.weights["alone"] * n_push)
+    ends = np.cumsum([one.steps for one in replicas])
+    following = [int(end) - one.left for end, one in zip(ends, replicas, strict=True)]
+    chosen = []
+    for place in order:
+        chosen.append(following[place])
+        following[place] += 1
+    assert following[-1] == batches
+    return order, chosen
+
+
+def shares(batches: int, replicas: int) -> list[int]:
+    """Batches of each replica: as many, or one less."""
+    return [len(part) for part in np.array_split(np.arange(batches), replicas)]
+
 
 LOOK_S = 0.2
 """How often the thread that computes looks whether it is to stop, while it waits for shards."""
 
 
-class DownpourReplica(CallingReplica):
+class DownpourReplica(HoldingReplica):
     """One worker's copy of an app and its model, with its end of Downpour.
 
     Args:
@@ -48,12 +346,13 @@ class DownpourReplica(CallingReplica):
 
     PARTS = (OptimizerState, WorkerCallbacks)
 
-    _end: End
     _model: KerasModel
 
     def __init__(self, worker: Worker, app: App, run: str) -> None:
         super().__init__(worker, app, run)
-        self._end = End(worker.id, self._ask, lambda: self._stepper.rows)
+        rows = lambda: self._stepper.rows  # noqa: E731 - the stepper comes with the model
+        self._servers = Servers(worker.id, run, worker.roles, calls_of(worker, run), rows, worker.on_shard)
+        worker.roles.play(run, SERVERS, self._servers, of=REPLICA)
         self._stepper: Stepper
         self._cadence: Cadence
         self._turns: Turns | None = None  # of this round
@@ -72,82 +371,16 @@ class DownpourReplica(CallingReplica):
         self._loop = asyncio.get_running_loop()
         return await super().train(task)
 
-    @concurrent
-    async def own(self, epoch: int, shard: int, facts: dict[str, Any], falls: list[list[int]]) -> None:
-        """See ``End``."""
-        await self._end.own(epoch, shard, facts, falls)
-        self._show()
-
-    @concurrent
-    async def arrange(self, *arguments: Any) -> None:
-        """See ``End``."""
-        await self._end.arrange(*arguments)
-        self._show()
-
-    @concurrent
-    async def take_over(self, epoch: int, shard: int, falls: list[list[int]], whole: bool) -> list[list[int]]:
-        """See ``End``."""
-        found = await self._end.take_over(epoch, shard, falls, whole)
-        self._show()
-        return found
-
-    @concurrent
-    async def release(self, epoch: int, shard: int, following: int, to: list[int]) -> str:
-        """See ``End``."""
-        return await self._end.release(epoch, shard, following, to)
-
-    @concurrent
-    async def snapshot(self, epoch: int, shard: int) -> dict[str, Any]:
-        """See ``End``."""
-        return await self._end.snapshot(epoch, shard)
-
-    @concurrent
-    async def mark(self, epoch: int, shard: int, moment: int) -> None:
-        """See ``End``."""
-        await self._end.mark(epoch, shard, moment)
-
-    @concurrent
-    async def write(self, epoch: int, shard: int, part: Any, names: list[str], place: dict[str, Any]) -> Any:
-        """See ``End``."""
-        return await self._end.write(epoch, shard, part, names, place)
-
-    @concurrent
-    async def versions(self) -> list[list[int]]:
-        """See ``End``."""
-        self._show()
-        return await self._end.versions()
-
     async def _weights_of(self, which: dict[str, Any]) -> Weights | None:
         if "moment" not in which:
             return await super()._weights_of(which)
-        return await self._end.marked(which["moment"], which["others"])
+        return await self._servers.marked(which["moment"], which["others"])
 
     async def close(self) -> None:
         """See ``Replica``."""
         self._worker.on_shard(None)
-        await self._end.close()
+        await self._servers.close()
         await super().close()
-
-    @offered
-    async def shard(self, epoch: int, shard: int, verb: str, *arguments: Any) -> Any:
-        """See ``End``."""
-        return await self._end.shard(epoch, shard, verb, *arguments)
-
-    @offered
-    async def copy(self, epoch: int, shard: int, facts: dict[str, Any]) -> None:
-        """See ``End``."""
-        await self._end.copy(epoch, shard, facts)
-
-    def _show(self) -> None:
-        """Have ``ddlf status`` say what is kept here: of several shards the first, and how many more."""
-        shards, copies = self._end.shards, len(self._end.copies)
-        if not shards and not copies:
-            self._worker.on_shard(None)
-            return
-        first = next(iter(shards.values()), None)
-        begin, end, version = (0, 0, 0) if first is None else (*first.how["part"], first.version)
-        of = self._stepper.rows.sizes[0]
-        self._worker.on_shard(Shard(begin, end, of, version, self._role[0], len(shards), copies))
 
     # -- on the compute thread ------------------------------------------------------------------------------------------
 
@@ -200,7 +433,7 @@ class DownpourReplica(CallingReplica):
 
     def _replicas_of(self, task: Task) -> list[ModelReplica]:
         steps = shares(batches_of(task), len(task.weights["replicas"]))
-        found: list[ModelReplica] = self._wait(self._end.replicas(task, steps, self._cadence))
+        found: list[ModelReplica] = self._wait(replicas_of(self._servers.owners, task, steps, self._cadence))
         return found
 
     def _turns_of(self, task: Task, replicas: list[ModelReplica]) -> Turns:

@@ -22,7 +22,7 @@ from ddlf.training.crew import Crew
 from ddlf.training.early import chosen_exchange
 from ddlf.training.recovery import LOSS
 from ddlf.training.restoring import Restoring
-from ddlf.training.roles import REPLICA
+from ddlf.training.roles import EXCHANGE, REPLICA, SERVERS
 from ddlf.training.roles.evaluation import EVALUATION_BATCH
 from ddlf.training.rounds import end_all
 from ddlf.training.slot.task import Reply
@@ -52,6 +52,7 @@ class WeightsThere:
 
     Attributes:
         role: How its replicas are called on the workers.
+        holder: How what holds the weights is called there.
         generation: Of the weights that rounds begin with.
         at: Workers that have them.
         means: Groups of what slots have left whose means rounds begin with, and of how many slots each is the sum; 0 for what is a mean.
@@ -62,12 +63,13 @@ class WeightsThere:
 
     differences = False
     stays = True
+    held_by = EXCHANGE
 
     def __init__(
         self, run: str, crew: Crew, cluster: Cluster, lossless: Sequence[bool], codec: str = "float32"
     ) -> None:
         self._run = run
-        self.role = run, REPLICA
+        self.role, self.holder = (run, REPLICA), (run, self.held_by)
         self._crew = crew
         self._cluster = cluster
         self.lossless, self.codec = lossless, codec
@@ -77,7 +79,7 @@ class WeightsThere:
         self.means: dict[str, int] = {}
         self.begin: Callable[[], Awaitable[None]] = _nothing
         self.compares: Callable[[dict[int, Reply]], Awaitable[dict[int, Verdict]]] | None = None
-        self.restoring = Restoring(self.role, lambda: list(self.members().values()), crew)
+        self.restoring = Restoring(self.holder, lambda: list(self.members().values()), crew)
         self.evaluation: Any = None  # an ``EvaluationThere``, if workers share evaluations
         self._introduced: set[Member] = set()
         self._content: dict[tuple[Any, ...], dict[str, str]] = {}
@@ -244,6 +246,7 @@ class ShardsThere(WeightsThere):
     """
 
     serving: Any
+    held_by = SERVERS
 
     def encode(
         self, slot: int, weights: Weights, number: int, *, holds: bool = True, tensors: Sequence[int] | None = None

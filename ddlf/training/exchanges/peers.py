@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from ddlf.errors import ConnectError, WorkerLost
 
 if TYPE_CHECKING:
+    from ddlf.worker.hosting import Hosting
     from ddlf.worker.worker import Worker
 
 Ask = Callable[..., Awaitable[Any]]
-"""Asks another worker: its number, a verb, and the verb's own arguments. Raises Unreached if the link to it fails."""
+"""Asks a worker, which may be this one: its number, the name of a role, a verb, and the verb's own arguments. Raises Unreached if the link fails."""
 
 
 class Unreached(Exception):
@@ -28,37 +29,37 @@ class Unreached(Exception):
         self.worker, self.why, self.link = worker, why, link
 
 
-def over_links(call: Ask) -> Ask:
-    """The same calls, which raise Unreached if the link to the other worker fails.
+def calls_of(worker: Worker, run: str) -> Ask:
+    """Calls of roles in a run.
 
     Args:
-        call: Calls another worker.
+        worker: The worker that calls.
+        run: Name of the run.
     """
 
-    async def ask(worker: int, verb: str, *arguments: Any) -> Any:
+    async def ask(number: int, role: str, verb: str, *arguments: Any) -> Any:
+        if number == worker.id:
+            return await played_here(worker.roles, run, role, verb, *arguments)
+        peer = worker.peers[number]
         try:
-            return await call(worker, verb, *arguments)
+            peer.refuse_silent()  # dialling would take seconds, and the master tries this link again
+            try:
+                return await peer.call((run, role), verb, *arguments)
+            except WorkerLost:  # a connection that was reset is opened anew, so a request may be sent twice
+                peer.refuse_silent()
+                return await peer.call((run, role), verb, *arguments)
         except (WorkerLost, ConnectError) as error:
-            raise Unreached(worker, error.message.partition("\n")[0], link=True) from error
+            raise Unreached(number, error.message.partition("\n")[0], link=True) from error
 
     return ask
 
 
-def calls_of(worker: Worker, role: tuple[str, str]) -> Ask:
-    """Calls of a role on other workers.
+async def played_here(roles: Hosting, run: str, role: str, verb: str, *arguments: Any) -> Any:
+    """What a role of this worker answers, as it would another worker.
 
-    Args:
-        worker: The worker that calls.
-        role: Name of the run, and of the role on the other workers.
+    Raises:
+        AppMissing: There is no such role.
     """
-
-    async def call(number: int, verb: str, *arguments: Any) -> Any:
-        peer = worker.peers[number]
-        peer.refuse_silent()  # dialling would take seconds, and the master tries this link again
-        try:
-            return await peer.call(role, verb, *arguments)
-        except WorkerLost:  # a connection that was reset is opened anew, so a request may be sent twice
-            peer.refuse_silent()
-            return await peer.call(role, verb, *arguments)
-
-    return over_links(call)
+    function = roles.find(run, role, verb, by_peer=True).function
+    assert function is not None
+    return await function(*arguments)

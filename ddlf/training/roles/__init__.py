@@ -16,6 +16,12 @@ PRELOADED = ("keras", "ddlf.training.slot.replica")
 
 REPLICA = "replica"
 """What the role of training is called on workers."""
+EXCHANGE = "exchange"
+"""What the role is called that holds weights in the sharded exchange."""
+COPIES = "copies"
+"""What the role is called that gives other workers what slots have left."""
+SERVERS = "servers"
+"""What the role is called that has a worker's servers of Downpour."""
 
 IMPORT = "ddlf import"
 """Name of the threads that do it on the master."""

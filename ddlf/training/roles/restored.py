@@ -16,10 +16,11 @@ from ddlf.training.checkpoints.durable import damaged
 from ddlf.training.checkpoints.restored import found_at
 from ddlf.training.checkpoints.slices import OUTER, PUSHED, WEIGHTS, assembled, part_name, slice_name
 from ddlf.training.exchanges.sharded.plan import Generation
+from ddlf.worker.methods import concurrent
 
 
 class Restored:
-    """What one worker has of a checkpoint. Each end of an exchange is one of these, and makes of it what it holds.
+    """What one worker has of a checkpoint. What holds weights on a worker is one of these, and makes of it what it holds.
 
     Attributes:
         restored: Arrays by the number of their slice and ``part_name``, until they are taken.
@@ -28,10 +29,12 @@ class Restored:
     def __init__(self) -> None:
         self.restored: dict[int, dict[str, Tensor]] = {}
 
+    @concurrent
     async def look_at(self, place: dict[str, Any]) -> dict[str, Any]:
         """Hold a slice that is seen here against its hash; see ``found_at``."""
         return (await asyncio.to_thread(found_at, place, load=False))[0]
 
+    @concurrent
     async def read_slice(self, number: int, place: dict[str, Any]) -> dict[str, Any]:
         """Read a slice, if it is seen here; see ``found_at``."""
         answer, arrays = await asyncio.to_thread(found_at, place, load=True)
@@ -39,6 +42,7 @@ class Restored:
             self.restored[number] = arrays
         return answer
 
+    @concurrent
     async def take_slice(self, number: int, arrays: dict[str, Tensor]) -> None:
         """Take a slice that the master has read, for it is not seen here."""
         self.restored[number] = arrays

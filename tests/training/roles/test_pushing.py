@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from ddlf.algorithms.push_rules import Cadence
-from ddlf.training.downpour.client import LARGE, ModelReplica
-from ddlf.training.downpour.owners import Owners
+from ddlf.training.downpour.client import LARGE, ModelReplica, Owners
 
 LONG = 1e9
 """Seconds: longer than anything that a test waits."""
@@ -23,7 +22,7 @@ class Shard:
         self.news = asyncio.Event()
         self.open = asyncio.Event()
 
-    async def ask(self, worker: int, role: str, epoch: int, shard: int, verb: str, *arguments: Any) -> Any:
+    async def ask(self, worker: int, role: str, verb: str, *arguments: Any) -> Any:
         self.asked.append(verb)
         self.news.set()
         if verb == "push":
@@ -40,7 +39,7 @@ class Shard:
 
 
 def replica_of(shard: Shard) -> ModelReplica:
-    owners = Owners(1, {}, shard.ask, 1, [2], [1], [((0, shard.size), (0, 0))])
+    owners = Owners(shard.ask, 1, [2], [1], [((0, shard.size), (0, 0))])
     return ModelReplica(id=0, life=1, round=0, steps=9, owners=owners, cadence=Cadence(), numbers=[0], epochs=[1])
 
 

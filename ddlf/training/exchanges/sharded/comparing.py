@@ -74,7 +74,7 @@ async def lengths(
         there = [workers[reply.worker] for reply in replies]
         asking = [
             asyncio.ensure_future(
-                worker.call(among.there.role, "lengths", among.base, one.slot, [*map(list, groups)], one.factor)
+                worker.call(among.there.holder, "lengths", among.base, one.slot, [*map(list, groups)], one.factor)
             )
             for one, worker in zip(replies, there, strict=True)
         ]

@@ -17,12 +17,13 @@ from ddlf.training.exchanges.peers import Unreached
 from ddlf.training.exchanges.sharded.pairs import limited
 from ddlf.training.exchanges.sharded.plan import size_of, write
 from ddlf.training.slot.task import KeptStates, SlotState, Task
+from ddlf.worker.methods import offered
 
 Shapes = dict[str, list[tuple[tuple[int, ...], Tensor] | None]]
 """Of each group of a slot's state the shape of each array and an empty one of its type (NumPy has no text for bfloat16); None for none."""
 
 
-class Copies:
+class SlotCopies:
     """What slots have left, here or on other workers.
 
     Args:
@@ -32,7 +33,7 @@ class Copies:
 
     def __init__(self, kept: KeptStates, ask: Callable[..., Awaitable[Any]]) -> None:
         self._kept = kept
-        self._ask = ask
+        self.ask = ask
         self._copies: dict[int, dict[int, SlotState]] = {}  # slot -> round, from 0, that left it -> groups
 
     async def keep(self, slot: int, number: int, worker: int, groups: Sequence[str]) -> None:
@@ -65,6 +66,9 @@ class Copies:
         if why:
             raise AppMissing(f"what slot {task.slot + 1} has left cannot be had: {why}")
         return task
+
+    async def close(self) -> None:
+        """See ``Role``."""
 
     # -- what other workers ask for -------------------------------------------------------------------------------------
 
@@ -103,23 +107,25 @@ class Copies:
         arrays, more = left_parts(slot, {name: left[name] for name in groups if name in left})
         return {**await asyncio.to_thread(write_if_seen, place, arrays), **more}
 
+    @offered
     async def shapes(self, slot: int, number: int, groups: Sequence[str]) -> Shapes:
         """Shapes and types of groups of it."""
         state = self.state(slot, number)
         return shapes_of({name: state[name] for name in groups if name in state})
 
+    @offered
     async def left(self, slot: int, number: int, group: str, begin: int, end: int) -> Weights:
         """A slice of a group of it."""
         return take(arrays_of(self.state(slot, number)[group]), (begin, end))
 
     async def _fetched(self, slot: int, number: int, worker: int, groups: Sequence[str]) -> SlotState:
-        shapes: Shapes = await self._ask(worker, "shapes", slot, number, list(groups))
+        shapes: Shapes = await self.ask(worker, "shapes", slot, number, list(groups))
         found: SlotState = {name: empty_of(shapes[name]) for name in shapes}
         for name, group in found.items():
             arrays = arrays_of(group)
 
             async def one(piece: Slice, name: str = name, arrays: Weights = arrays) -> None:
-                values = await self._ask(worker, "left", slot, number, name, *piece)
+                values = await self.ask(worker, "left", slot, number, name, *piece)
                 write(worker, arrays, piece, values)
 
             await limited(one, pieces((0, size_of(arrays)), PIECE))

@@ -139,7 +139,7 @@ class Places:
             worker = alive[member]
             for piece in pieces(part, AT_ONCE):
                 try:
-                    found = await worker.call(self._there.role, verb, place.generation, *piece)
+                    found = await worker.call(self._there.holder, verb, place.generation, *piece)
                 except LOSS:
                     alive.pop(member, None)
                     raise
@@ -172,7 +172,7 @@ class Places:
         for member in place.at:
             if member in alive:
                 try:
-                    return await alive[member].call(self._there.role, verb, *arguments)
+                    return await alive[member].call(self._there.holder, verb, *arguments)
                 except LOSS:
                     continue  # the crew will hear of it
         raise self.gone()

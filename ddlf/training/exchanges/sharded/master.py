@@ -129,7 +129,7 @@ class Sharded:
                 how = self._there.codec, self._run.facts.trainable, *([means] if means else [])
                 if slices is None:
                     whole = list(here.weights), list(here.state)
-                    await proxy.call(self._there.role, "hold", here.generation, *whole, *how)
+                    await proxy.call(self._there.holder, "hold", here.generation, *whole, *how)
                 else:
                     await self._there.restoring.held(proxy, slices, here.generation, (WEIGHTS, OUTER), how)
             except LOSS:

@@ -17,7 +17,7 @@ from ddlf.algorithms.ranges import PIECE, Slice, cut, pieces, put, take
 from ddlf.algorithms.weights import Weights, mean_of
 from ddlf.errors import AppMissing, BadUpdate
 from ddlf.training.exchanges.peers import Unreached
-from ddlf.training.exchanges.sharded.copies import Copies, Shapes, arrays_of, empty_of, shapes_of
+from ddlf.training.exchanges.sharded.copies import Shapes, SlotCopies, arrays_of, empty_of, shapes_of
 from ddlf.training.exchanges.sharded.merging import Ask, fetch
 from ddlf.training.exchanges.sharded.pairs import limited
 from ddlf.training.exchanges.sharded.plan import Generation, Plan, size_of
@@ -70,7 +70,7 @@ class Mean:
 
 
 def averaging(
-    me: int, plan: Plan, wanted: MeanPlan, new: Generation, copies: Copies, ask: Ask
+    me: int, plan: Plan, wanted: MeanPlan, new: Generation, copies: SlotCopies, ask: Ask
 ) -> list[Coroutine[Any, Any, None]]:
     """What is to be done for a mean of a new generation, all at the same time.
 
@@ -96,7 +96,7 @@ def averaging(
         parts = pieces(part, plan.piece)
         mean.of.ready.update({piece: asyncio.Event() for piece in parts})
         if owner == me:
-            found.append(_make(wanted, mean, parts, ask))
+            found.append(_make(wanted, mean, parts, copies.ask))
         else:
             found.append(fetch(ask, owner, ("mean", plan.generation, wanted.group), mean.of, parts))
     return found

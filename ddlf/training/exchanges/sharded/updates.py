@@ -118,7 +118,7 @@ class Together:
             ConnectError: A worker does not get from another one what it asks for, though it reaches it.
         """
         calls = {
-            asyncio.ensure_future(workers[one].call(self.there.role, verb, message)): workers[one] for one in owners
+            asyncio.ensure_future(workers[one].call(self.there.holder, verb, message)): workers[one] for one in owners
         }
         waiting = set(calls)
         try:
@@ -183,7 +183,7 @@ class Together:
         """How a worker was lost that another one does not reach; None if it is there."""
         try:
             async with asyncio.timeout(NOTICED_S):
-                await worker.call(self.there.role, "values", self.there.generation, 0, 0)
+                await worker.call(self.there.holder, "values", self.there.generation, 0, 0)
         except LOSS as error:
             return error
         except TimeoutError:

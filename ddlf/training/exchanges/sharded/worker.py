@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,45 +28,53 @@ from ddlf.algorithms.update_check import fault, scaled
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppMissing, DDLFError
 from ddlf.training.checkpoints.slices import parts_of, write_if_seen
-from ddlf.training.exchanges.peers import Unreached
-from ddlf.training.exchanges.sharded.copies import Copies, Shapes, left_parts
+from ddlf.training.exchanges.peers import Ask, Unreached
+from ddlf.training.exchanges.sharded.copies import Shapes, SlotCopies, left_parts
 from ddlf.training.exchanges.sharded.held import Held
 from ddlf.training.exchanges.sharded.means import Mean, MeanPlan, averaging, begins_with, bring, mean_in, shapes
 from ddlf.training.exchanges.sharded.merging import Merging, fetch, update_of
 from ddlf.training.exchanges.sharded.pairs import Pairs, all_of, limited, sums
 from ddlf.training.exchanges.sharded.plan import Generation, Plan, State, size_of, told, write
+from ddlf.training.roles import COPIES, EXCHANGE
 from ddlf.training.roles.restored import Restored, generation_of
 from ddlf.training.slot.task import KeptStates, SlotState, Task
 from ddlf.training.slot.transfer import travelling
-
-Ask = Callable[..., Awaitable[Any]]
-"""Asks another worker's end: its number, a verb, and the verb's own arguments."""
+from ddlf.worker.methods import concurrent, offered
 
 
-class ShardEnd(Restored):
-    """What one worker holds.
+class ShardedWorker(Restored):
+    """One worker's part of the sharded exchange, which is a role of its own.
 
     Args:
         me: Number of this worker.
-        ask: Asks others.
+        ask: Asks workers.
         kept: What the rounds of slots have left here.
+        show: Takes the slice that was stepped here: its begin, its end, the values of all weights, and the generation.
 
     Attributes:
         copies: The same, with what there are copies of.
     """
 
-    def __init__(self, me: int, ask: Ask, kept: KeptStates) -> None:
+    def __init__(
+        self,
+        me: int,
+        ask: Ask,
+        kept: KeptStates,
+        show: Callable[[tuple[int, int, int, int]], object] = lambda shard: None,
+    ) -> None:
         super().__init__()
+        self._show = show
         self._me = me
         self._ask = ask
         self._held = Held()
         self.shard: tuple[int, int, int, int] | None = (
             None  # the slice stepped last: begin, end, of so many values, generation
         )
-        self.copies = Copies(kept, self._asked)
+        self.copies = SlotCopies(kept, partial(self._asked, role=COPIES))
 
     # -- what the master asks for -------------------------------------------------------------------------------------
 
+    @concurrent
     async def hold(
         self,
         generation: int,
@@ -80,15 +89,18 @@ class ShardEnd(Restored):
         found.means = {name: Mean.whole(group) for name, group in (means or {}).items()}
         await self._held.hold({generation: found})
 
+    @concurrent
     async def hold_restored(self, generation: int, listed: dict[str, Any], codec: str, trainable: list[bool]) -> None:
         """The same of slices of a checkpoint that have come here; see ``generation_of``."""
         found = await asyncio.to_thread(generation_of, self.taken(), listed, codec, trainable)
         await self._held.hold({generation: found})
 
+    @concurrent
     async def left_restored(self, slot: int, number: int, known: SlotState, lengths: dict[str, int], of: int) -> None:
         """Have what a round of a slot has left of a slice of a checkpoint that has come here; see ``Copies``."""
         self.copies.restore(slot, number, known, lengths, self.restored.pop(of))
 
+    @concurrent
     async def merge(self, plan: dict[str, Any]) -> dict[str, Any]:
         """Make the next weights, together with the other owners.
 
@@ -112,8 +124,10 @@ class ShardEnd(Restored):
         if not found:
             begin, end = merging.mine
             self.shard = begin, end, size_of(base.weights), now.generation
+            self._show(self.shard)
         return found
 
+    @concurrent
     async def write(self, generation: int, begin: int, end: int, names: Sequence[str], place: dict[str, Any]) -> Any:
         """Write a slice of weights, and of what the outer optimizer keeps of them, into a checkpoint.
 
@@ -129,15 +143,18 @@ class ShardEnd(Restored):
         parts = parts_of(found.weights, (begin, end), names, values, kept)
         return {**await asyncio.to_thread(write_if_seen, place, parts), "by": self._me}
 
+    @concurrent
     async def write_left(self, slot: int, number: int, groups: Sequence[str], place: dict[str, Any]) -> Any:
         """Write what a slot has left here into a checkpoint; see ``Copies``."""
         return {**await self.copies.write(slot, number, groups, place), "by": self._me}
 
+    @concurrent
     async def write_mean(self, generation: int, group: str, place: dict[str, Any]) -> Any:
         """Write a mean of what slots have left into a checkpoint, as what the first slot has left."""
         arrays, more = left_parts(0, {group: mean_in(self._held.generation(generation), group).group()})
         return {**await asyncio.to_thread(write_if_seen, place, arrays), **more, "by": self._me}
 
+    @concurrent
     async def compare(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Compute a part of what updates are to each other.
 
@@ -159,6 +176,7 @@ class ShardEnd(Restored):
 
         return await told(self._me, compute()) or found
 
+    @concurrent
     async def lengths(self, generation: int, slot: int, groups: Sequence[Sequence[int]], factor: float) -> list[float]:
         """The norm of some groups of tensors of a slot's update that is here, times a factor.
 
@@ -302,6 +320,7 @@ class ShardEnd(Restored):
 
     # -- what other workers ask for -----------------------------------------------------------------------------------
 
+    @offered
     async def update(self, generation: int, slot: int, begin: int, end: int) -> dict[str, Any]:
         """A slice of a slot's update, as its codec made it; what is zero, as of tensors that are frozen, does not travel.
 
@@ -311,6 +330,7 @@ class ShardEnd(Restored):
         like = self._held.generation(generation).weights
         return dict(travelling(take_encoded(self._held.sent(generation, slot), like, (begin, end))))
 
+    @offered
     async def values(self, generation: int, begin: int, end: int, since: int | None = None) -> Weights | EncodedUpdate:
         """A slice of weights, when they are there, as they travel: without what is as it was in a generation that the other worker has, too.
 
@@ -322,6 +342,7 @@ class ShardEnd(Restored):
         before = None if since is None else self._held.generations.get(since)
         return found.sent((begin, end), before)
 
+    @offered
     async def mean(self, generation: int, group: str, begin: int, end: int) -> Weights:
         """A slice of a mean of what slots have left, when it is there.
 
@@ -332,6 +353,7 @@ class ShardEnd(Restored):
         await found.of.wait_for((begin, end))
         return take(found.of.weights, (begin, end))
 
+    @offered
     async def mean_shapes(self, generation: int, group: str) -> Shapes:
         """Shapes and types of a mean.
 
@@ -340,6 +362,7 @@ class ShardEnd(Restored):
         """
         return shapes(await self._held.expected(generation), group)
 
+    @offered
     async def peaks(self, generation: int) -> list[float]:
         """Of each tensor the largest magnitude in the slice that is stepped here, when it is; 0 where it has none in it.
 
@@ -350,6 +373,7 @@ class ShardEnd(Restored):
         await found.stepped.wait()
         return list(found.within)
 
+    @offered
     async def kept(self, generation: int, begin: int, end: int) -> State:
         """What the outer optimizer keeps of a slice, when it is there.
 
@@ -381,19 +405,18 @@ class ShardEnd(Restored):
             await limited(one, pieces(part))
         return weights
 
-    async def answer(self, verb: str, *arguments: Any) -> Any:
-        """What this worker answers to another one."""
-        return await getattr(self.copies if verb in ("shapes", "left") else self, verb)(*arguments)
-
-    async def _asked(self, worker: int, verb: str, *arguments: Any) -> Any:
+    async def _asked(self, worker: int, verb: str, *arguments: Any, role: str = EXCHANGE) -> Any:
         """What a worker answers; this one, too.
 
         Raises:
-            Unreached: It does not.
+            Unreached: Another worker does not answer.
         """
-        if worker == self._me:
-            return await self.answer(verb, *arguments)
         try:
-            return await self._ask(worker, verb, *arguments)
+            return await self._ask(worker, role, verb, *arguments)
         except DDLFError as error:
+            if worker == self._me:
+                raise
             raise Unreached(worker, str(error).partition("\n")[0]) from error
+
+    async def close(self) -> None:
+        """See ``Role``."""

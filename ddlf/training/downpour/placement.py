@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ClusterTooSmall, ConnectError, RequestTimeout
 from ddlf.events import Warned
+from ddlf.training.downpour.client import name_of
 from ddlf.training.exchanges.members import Member, WeightsThere
 from ddlf.training.recovery import LOSS, first_line
 from ddlf.training.refusals import check
@@ -34,7 +35,7 @@ Restore = Callable[[int], tuple[dict[str, Any], str]]
 """From a shard to what it was when the master had it last, and in words since when it is lost."""
 
 
-class Holding:
+class Placement:
     """The shards of one run.
 
     Args:
@@ -60,7 +61,7 @@ class Holding:
         )
         self._run, self._there, self._restore = run, there, restore
         self._copies = 1 if how.copies is None else how.copies
-        self._role = there.role
+        self._role = there.holder
         self.owners: list[Member] = []
         self.parts: list[Any] = []
         self.reached: dict[int, list[int]] = {}
@@ -161,7 +162,7 @@ class Holding:
             error: Exception | None = None
             if worker is not None:
                 try:
-                    return await worker.call(self._role, verb, epoch, shard, *arguments)
+                    return await worker.call((self._role[0], name_of(shard, epoch)), verb, *arguments)
                 except LOSS as found:
                     error = found
             async with self._one_at_a_time:

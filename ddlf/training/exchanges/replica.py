@@ -1,14 +1,11 @@
-"""A replica whose worker calls the other workers of its run. Runs in the executor."""
+"""A replica whose worker holds weights of the run, or gets them from other workers. Runs in the executor."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ddlf.training.exchanges.peers import calls_of
-from ddlf.training.roles import REPLICA
 from ddlf.training.roles.evaluation import beside, evaluate
-from ddlf.training.roles.restored import Restored
 from ddlf.training.slot.app import App
 from ddlf.training.slot.replica import Replica
 from ddlf.worker.methods import concurrent
@@ -17,8 +14,8 @@ if TYPE_CHECKING:
     from ddlf.worker.worker import Worker
 
 
-class CallingReplica(Replica):
-    """One worker's copy of an app and its model, with its ways to the other workers.
+class HoldingReplica(Replica):
+    """One worker's copy of an app and its model, where workers hold the weights: it can evaluate them.
 
     Args:
         worker: Worker that it is on.
@@ -26,12 +23,9 @@ class CallingReplica(Replica):
         run: Name of the run, by which the other workers find their replicas.
     """
 
-    _end: Restored
-
     def __init__(self, worker: Worker, app: App, run: str) -> None:
         super().__init__(worker, app)
-        self._role = (run, REPLICA)
-        self._ask = calls_of(worker, self._role)
+        self._run = run
 
     @concurrent
     async def evaluate(
@@ -54,18 +48,3 @@ class CallingReplica(Replica):
         evaluation = partial(evaluate, self.app, weights, part, batch_size)
         found: dict[str, float] | None = await beside(self._worker, self.app, evaluation)
         return found
-
-    @concurrent
-    async def look_at(self, place: dict[str, Any]) -> dict[str, Any]:
-        """See ``Restored``."""
-        return await self._end.look_at(place)
-
-    @concurrent
-    async def read_slice(self, number: int, place: dict[str, Any]) -> dict[str, Any]:
-        """See ``Restored``."""
-        return await self._end.read_slice(number, place)
-
-    @concurrent
-    async def take_slice(self, number: int, arrays: dict[str, Any]) -> None:
-        """See ``Restored``."""
-        await self._end.take_slice(number, arrays)
