@@ -49,8 +49,8 @@ class SlotStates:
             master learns more.
         parts: How slots keep their parts, by name.
         codec: Name of the codec of updates, for the event that something was lost.
-        there: Whether the weights are on the workers. Then so are the means that rounds begin with, and what these are
-            made of.
+        on_workers: Whether the weights are on the workers. Then so are the means that rounds begin with, and the parts
+            behind these means.
         restoring: Has what slots have left that is in slices of a checkpoint.
 
     Attributes:
@@ -71,12 +71,12 @@ class SlotStates:
         parts: Mapping[str, Kept],
         codec: str = "float32",
         *,
-        there: bool = False,
+        on_workers: bool = False,
         restoring: Restoring | None = None,
     ) -> None:
         self._role, self._exchange = (run, REPLICA), (run, EXCHANGE)
         self._crew = crew
-        self._parts, self._codec, self._there = parts, codec, there
+        self._parts, self._codec, self._on_workers = parts, codec, on_workers
         self._known = known
         self._on: dict[int, tuple[int, int, int]] = {}  # slot -> worker, its number of openings, round that left it
         self._coming: dict[int, asyncio.Future[SlotState]] = {}
@@ -91,16 +91,16 @@ class SlotStates:
                 # After a training that was stopped each is the mean already, and the mean of equal numbers may be rounded.
                 begun = begun[:1] if len(set(map(digest, begun))) == 1 else begun
                 self._share(name, begun, [1] * len(begun))
-        if there and self.shared:
+        if on_workers and self.shared:
             mean, self.shared = self.shared[OPTIMIZER], {}
             self.mean_is(lambda: mean)
         # The parts behind a mean that is on the workers are not needed any more.
         self._fetched = tuple(
             name
             for name, part in parts.items()
-            if not part.back and name not in AT_HOME and not (there and part.shared)
+            if not part.back and name not in AT_HOME and not (on_workers and part.shared)
         )
-        self.copied = self._fetched if there and any(part.copied for part in parts.values()) else ()
+        self.copied = self._fetched if on_workers and any(part.copied for part in parts.values()) else ()
         self._copies: dict[int, tuple[int, int, int]] = {}  # as _on, of the last copy
         self._stored: dict[
             int, tuple[int, dict[str, int], Slices, int]
@@ -169,7 +169,7 @@ class SlotStates:
 
     def round_over(self, replies: Sequence[Reply]) -> None:
         """Say that the replies of a round have all been taken in: what slots share follows from them."""
-        for name in () if self._there else self._averaged:
+        for name in () if self._on_workers else self._averaged:
             self._share(name, [reply.state[name] for reply in replies], [reply.samples for reply in replies])
 
     def _share(self, name: str, left: Sequence[Left], samples: Sequence[int]) -> None:
@@ -181,7 +181,7 @@ class SlotStates:
 
     def mean_is(self, mean: Callable[[], Weights] | None) -> None:
         """Say how the mean of slots' optimizers, which is on the workers, can be had here; None where it cannot."""
-        if not (self.averages and self._there):
+        if not (self.averages and self._on_workers):
             return
         self.mean = mean
         for slot, state in enumerate(self._known):
@@ -362,5 +362,5 @@ def states_of(app: Any, crew: Crew, progress: Progress, spec: RunSpec, how: Outw
     )
     codec = spec.exchange.codec.name
     return SlotStates(
-        app._run, crew, progress.states, kept_parts(plan), codec, there=plan.sharded, restoring=how.restoring
+        app._run, crew, progress.states, kept_parts(plan), codec, on_workers=plan.sharded, restoring=how.restoring
     )
