@@ -1,13 +1,18 @@
-"""Imports point down: a newcomer can read the packages from the bottom row of the picture up and never meets a surprise."""
+"""Imports point down. The contracts are in ``pyproject.toml``, for import-linter."""
 
 import ast
 import functools
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+LINT_IMPORTS = Path(sys.executable).with_name("lint-imports")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 PACKAGE = ROOT / "ddlf"
 RESTS_ON = {
     "ddlf": {"ddlf"},
@@ -35,18 +40,25 @@ def imports(path: Path) -> set[str]:
     return found
 
 
+def modules_in(path: Path) -> set[str]:
+    """The modules of this package that a file imports anywhere: for ``from ddlf.a import b`` both ``ddlf.a`` and ``ddlf.a.b``.
+
+    A package that is only on the way to one of its modules is not among them.
+    """
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ddlf"):
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            inside = {name for name in names if (ROOT / name.replace(".", "/")).with_suffix(".py").exists()}
+            inside |= {name for name in names if (ROOT / name.replace(".", "/") / "__init__.py").exists()}
+            found |= inside or {str(node.module)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
 def home(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-
-
-def modules_below(path: Path) -> set[str]:
-    """Modules of this package that are needed to import a file; not those that functions import, nor those for type checks."""
-    tree = ast.parse(path.read_text())
-    found: set[str] = set()
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ddlf."):
-            found.update({str(node.module)} | {f"{node.module}.{alias.name}" for alias in node.names})
-    return found
 
 
 def test_the_pure_layers_do_no_input_and_output():
@@ -57,14 +69,29 @@ def test_the_pure_layers_do_no_input_and_output():
     assert not {path: names for path, names in used.items() if names}
 
 
-def test_no_module_needs_itself():
-    """A circle of modules is two that are one, or one that is two."""
-    name_of = {path: "ddlf." + ".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in FILES}
-    needs = {name: modules_below(path) & set(name_of.values()) for path, name in name_of.items()}
-    while free := [name for name, wanted in needs.items() if not wanted & set(needs)]:
-        for name in free:
-            del needs[name]
-    assert not needs
+def test_imports_keep_the_contracts_of_pyproject():
+    """Layers of rooms, a core without optional parts, parts and strategies that do not import each other."""
+    linter = subprocess.run([LINT_IMPORTS, "--no-cache"], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    assert linter.returncode == 0, linter.stdout + linter.stderr
+
+
+def test_no_module_imports_itself_through_others():
+    """Imports inside functions and for type checks count. Between rooms the contracts forbid circles; training still has one."""
+    modules = {"ddlf." + ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in FILES}
+    modules = {name.removesuffix(".__init__"): path for name, path in modules.items()}
+    rooms = {name: home(path) for name, path in modules.items()}
+    imported = {
+        name: {below for below in modules_in(path) & modules.keys() - {name} if rooms[below] == rooms[name]}
+        for name, path in modules.items()
+    }
+    assert sum(map(len, imported.values())) > 500
+    while ends := [name for name, below in imported.items() if not below & imported.keys()]:
+        for name in ends:
+            del imported[name]
+    while starts := imported.keys() - set().union(*imported.values()):
+        for name in starts:
+            del imported[name]
+    assert {name for name in imported if not name.startswith("ddlf.training.")} == set()
 
 
 @pytest.mark.parametrize("tree", RESTS_ON)

@@ -6,13 +6,13 @@ runs inside an event loop: it uses one loop of its own on a background thread, s
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import sys
-import threading
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from ddlf.cluster.background_loop import running_here, shared_loop, wait_on
 
 if TYPE_CHECKING:
     import argparse
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 PLAIN = (bool, int, float, str)
 """Types of values that can be given as text."""
-
-_lock = threading.Lock()
-_loop: asyncio.AbstractEventLoop | None = None
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -42,26 +39,6 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
         RuntimeError: Called from inside a coroutine that this function runs; use ``await`` there.
     """
     return wait_on(shared_loop(), coroutine)
-
-
-def wait_on(
-    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], who: str = "ddlf.run", instead: str = "await"
-) -> T:
-    """``run`` on an event loop that runs in another thread; ``who`` waits, and what to use ``instead`` are for the error."""
-    target = sys.modules.get("ddlf.cli.target")
-    if target is not None and target.Importing.now is not None:  # `ddlf run` imports a script that runs by itself
-        target.Importing.now.check_runs_by_itself(coroutine)
-    if _running_here() is loop:
-        coroutine.close()
-        raise RuntimeError(f"{who} is for code that is not async; inside a coroutine use {instead}")
-    future = asyncio.run_coroutine_threadsafe(coroutine, loop)
-    try:
-        return future.result()
-    except KeyboardInterrupt:
-        future.cancel()
-        # The cancelled coroutine still closes its connections.
-        asyncio.run_coroutine_threadsafe(_settle(), loop).result()
-        raise
 
 
 def main(target: Any, options: argparse.ArgumentParser | None = None) -> None:
@@ -102,7 +79,7 @@ def main(target: Any, options: argparse.ArgumentParser | None = None) -> None:
             )
         run(run_target(target, parser.parse_args([]), Stop()))
         return
-    if _running_here() is not None:
+    if running_here() is not None:
         inside = (
             f"app = {target.__name__}(cluster), await app.train_model()"
             if isinstance(target, type)
@@ -122,31 +99,6 @@ def in_notebook() -> bool:
     program = Path(sys.argv[0])
     return hasattr(builtins, "get_ipython") and (
         program.suffix != ".py" or "kernel" in program.name + program.parent.name
-    )
-
-
-def shared_loop() -> asyncio.AbstractEventLoop:
-    """The event loop of all who are not async themselves."""
-    global _loop
-    with _lock:
-        if _loop is None:
-            _loop = asyncio.new_event_loop()
-            threading.Thread(target=_loop.run_forever, name="ddlf", daemon=True).start()
-    return _loop
-
-
-def _running_here() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
-
-
-async def _settle() -> None:
-    """Let every cancelled task of this loop end."""
-    mine = asyncio.current_task()
-    await asyncio.gather(
-        *(task for task in asyncio.all_tasks() if task is not mine and task.cancelling()), return_exceptions=True
     )
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ddlf.cli.dashboard import requested
 from ddlf.cli.options import OF_A_CLUSTER, OF_AN_APP, OF_SETTINGS, given
 from ddlf.cli.parsing import Parser
+from ddlf.cluster import background_loop
 from ddlf.errors import AppError, ConfigError
 from ddlf.extras import hook_for, suffixes
 from ddlf.training.settings.checks import FOLDER
@@ -73,11 +74,13 @@ class Importing:
             return usual(main, **options)
 
         asyncio.run = run
+        background_loop.before_waiting = self.check_runs_by_itself
         Importing.now = self
         try:
             yield
         finally:
             asyncio.run = usual
+            background_loop.before_waiting = None
             Importing.now = None
 
 

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from ddlf.cli.script import shared_loop, wait_on
+from ddlf.cluster.background_loop import shared_loop, wait_on
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.mapping import Tally, items_of, untupled
 from ddlf.errors import ConfigError
