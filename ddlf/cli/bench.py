@@ -1,4 +1,4 @@
-"""``ddlf bench``: how fast the way to each worker is, so that a slow cable is found. Runs on the master.
+"""``ddlf bench``: measure the connection to each worker, to find a slow cable. Runs on the master.
 
 Workers are measured one after another, so that they do not share the master's own cable meanwhile. A worker that runs something else shows that, too.
 With ``--pairs`` so are the ways between workers, each pair by the two themselves. Nobody else may have them for that: as guests they would not be

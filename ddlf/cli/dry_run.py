@@ -1,4 +1,4 @@
-"""``ddlf run --dry-run``: what a run would do, after all that it checks beforehand, and before anything that it starts. Runs on the master."""
+"""``ddlf run --dry-run``: print the plan of a run after all its checks, and start nothing. Runs on the master."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
     refused = VersionError.exit_code if needs and all(lacking) else 0
     for finding in joined(found):
         print(f"{finding.level:<8}  {', '.join(finding.where)}: {finding.what}\n     try  {finding.do}")
-    print("done      nothing was connected for good, started or trained: --dry-run")
+    print("done      --dry-run: nothing was started or trained")
     return _exit_code(answers, enough, options) or refused
 
 
@@ -98,7 +98,7 @@ def _print_settings(app: IApp, options: argparse.Namespace) -> None:
     names, values = (max((len(row[column]) for row in told), default=0) for column in (0, 1))
     for number, (name, value, where) in enumerate(told):
         print(f"{'' if number else 'settings':<9} {name:<{names}}  {value:<{values}}  {where}")
-    print(f"{'' if told else 'settings':<9} {len(found) - len(told)} others have their defaults: ddlf config show")
+    print(f"{'' if told else 'settings':<9} {len(found) - len(told)} others have their defaults; see: ddlf config show")
 
 
 def _print_files() -> None:

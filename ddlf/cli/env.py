@@ -1,4 +1,4 @@
-"""``ddlf env``: what a bug report needs: versions, this machine, environment and settings. Never a secret, and no address."""
+"""``ddlf env``: versions, machine, environment and settings for a bug report. It prints no secrets and no addresses."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _settings(options: argparse.Namespace) -> list[str]:
     try:
         target: Any = find_target(options.app, options.target) if options.app else IApp
         if not isinstance(target, type):
-            return [f"{target.__name__} is no app, and so has none"]
+            return [f"{target.__name__} is not an app, so it has none"]
         told = [row for row in setting_rows(prepare_app(target, None, options), options) if row[2] not in DEFAULTS]
     except Exception as error:  # an app that cannot be loaded may be what the report is about
         return [f"cannot be had: {type(error).__name__}: {error}"]

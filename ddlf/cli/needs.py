@@ -1,4 +1,4 @@
-"""What a script says it needs (PEP 723), and who lacks it. Runs on the master."""
+"""The requirements of a script (PEP 723), and which workers lack them. Runs on the master."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def check_needs(cluster: Cluster, target: Any, say: Callable[[str], None],
     else:
         texts = await asyncio.gather(*map(missing, cluster.workers))
         lacking = {worker.name: text for worker, text in zip(cluster.workers, texts, strict=True)}
-    rows = [f"{name} lacks what the script says it needs: {text}" for name, text in lacking.items() if text]
+    rows = [f"{name} lacks requirements of the script: {text}" for name, text in lacking.items() if text]
     if len(rows) == len(lacking):
         raise VersionError("; ".join(rows), hint="install it, or leave it out of the block '# /// script'")
     for row in rows:

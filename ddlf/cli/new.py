@@ -1,4 +1,4 @@
-"""``ddlf new`` and ``ddlf demo``: from nothing to something that runs. The templates are apps of this repository, which the wheel brings along."""
+"""``ddlf new`` and ``ddlf demo``: projects that run as they are. The templates are apps of this repository, which the wheel contains."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def new(options: argparse.Namespace) -> int:
     """Write a project into a new folder."""
     folder: Path = options.name
     if os.path.lexists(folder):
-        raise ConfigError(f"{folder} exists already, and nothing is overwritten", hint="choose another name")
+        raise ConfigError(f"{folder} exists already and is not overwritten", hint="choose another name")
     try:
         written = write(folder, options.template)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What people read of a run that fails: their own lines first, and nothing that native code writes."""
+"""Print errors: the user's own lines first, and no output of native code."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ddlf.errors.raised import parts
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 INDENT = " " * 7
 SELF_EXPLAINING = (ConfigError, AppError, RemoteError)
-"""Errors whose class has no more to say than their text."""
+"""Errors whose page says no more than their text."""
 
 
 def show_error(error: BaseException, *, whole: bool) -> None:
-    """Print an error to standard error: DDLF's own as a sentence and what to do, any other with the user's own lines.
+    """Print an error to standard error: one of DDLF as a sentence and a hint, any other with the user's own lines.
 
     Args:
         error: What was raised.
@@ -42,7 +42,7 @@ def show_error(error: BaseException, *, whole: bool) -> None:
     sys.stderr.flush()
 
 
-MORE = "-v shows the lines of the libraries, too"
+MORE = "-v also shows the lines of libraries"
 
 
 def _told(error: DDLFError, whole: bool) -> str:
@@ -65,7 +65,7 @@ def _told(error: DDLFError, whole: bool) -> str:
 
 
 def _why(error: DDLFError) -> str:
-    """What the error was made of, in a line, if its sentence does not say it."""
+    """Return the cause of an error in one line, if its sentence does not say it."""
     cause = error.__cause__
     said = parts(cause)[0] if isinstance(cause, DDLFError) else getattr(cause, "strerror", None) or str(cause or "")
     first = said.strip().partition("\n")[0]
@@ -118,7 +118,7 @@ def native_output_to_log() -> Iterator[None]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a user's file anew, as a whole or not at all, with the rights that it has.
+    """Replace a user's file atomically, and keep its permissions.
 
     Raises:
         ConfigError: It cannot be written.

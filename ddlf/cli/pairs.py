@@ -1,4 +1,4 @@
-"""Workers that are taken for a moment, to try or measure the ways between them: for ``ddlf doctor`` and ``ddlf bench``. Runs on the master."""
+"""Lease workers for a moment, to test or measure the connections between them, for ``ddlf doctor`` and ``ddlf bench``."""
 
 from __future__ import annotations
 

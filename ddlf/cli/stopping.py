@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a command runs: what is asked for, and that it happens also when something holds up the event loop."""
+"""Handle Ctrl-C and SIGTERM while a command runs, even if something blocks the event loop."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ddlf.training.roles import is_importing
 
 
 def interruptible(find: Callable[[], Any]) -> Any:
-    """Call what imports the user's file and all it needs, and raise ``KeyboardInterrupt`` whenever SIGINT came meanwhile.
+    """Call a function that imports the user's file, and raise ``KeyboardInterrupt`` if SIGINT came meanwhile.
 
-    Left alone, one can be lost in an import: a callback swallows it, or native code makes an ImportError of it.
+    An import can lose a SIGINT: a callback swallows it, or native code turns it into an ImportError.
     """
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return find()
@@ -55,7 +55,7 @@ def swallowed_quietly() -> Iterator[None]:
 
 
 BLOCKED_S = 2.0
-"""How long code may hold up the event loop after Ctrl-C before it is ended: shorter than a person waits before pressing again."""
+"""Seconds that code may block the event loop after Ctrl-C. Shorter than a person waits before pressing again."""
 
 
 class Stop:

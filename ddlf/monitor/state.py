@@ -10,23 +10,23 @@ from ddlf import events as e
 from ddlf.events.record import RoundRecord
 
 COMMITS_OF_A_PACE = 12
-"""How many of the last commits say how fast a run is: with all of them the first round, in which steps are compiled, would count for ever."""
+"""Number of recent commits that the speed is computed from. The first round compiles the steps and is slow, so it must drop out."""
 RATE_S = 0.5
-"""A rate of less time than this says nothing."""
+"""Minimum seconds for a meaningful rate."""
 
 
 @dataclass(slots=True)
 class Phase:
-    """Something that takes time beside the training of slots, and is not over.
+    """A running phase: something other than training that takes time.
 
     Args:
-        what: What is being done: one of ``ddlf.events.What``, or words.
+        what: One of ``ddlf.events.What``, or words.
         worker: Number of the worker that does it; 0 for the master.
         since: Time at which it began.
-        total: How much there is to do; 0 where that is not known.
-        unit: Unit of that.
-        done: How much of it is done.
-        address: Of what is connected to.
+        total: The amount of work; 0 if it is unknown.
+        unit: The unit of the total.
+        done: The finished part of the total.
+        address: The address of a connection.
     """
 
     what: str
@@ -46,12 +46,12 @@ class Lane:
         worker: Number of the worker.
         name: Name of the worker, without its address.
         heard: Time of the last event that came from it.
-        since: Time at which it became what it is now.
-        is_there: Whether it is connected, as far as is known.
-        is_gone: Whether it takes no part in the run any more.
-        why: How it was lost, or why it is gone.
-        slot: Number of the slot that it carries; 0 for none.
-        round: Round of that slot, or of the one before.
+        since: The time of its last change of state.
+        is_there: Whether it is connected.
+        is_gone: Whether it is excluded from the run.
+        why: Why it was lost or excluded.
+        slot: The number of the slot that it computes; 0 for none.
+        round: The round of that slot, or of the previous one.
         epoch: Number of the local epoch, counted over the whole run.
         done: Samples trained on in this round, those of each local epoch counted.
         total: Samples to train on in this round, counted likewise; 0 where that is not known.
@@ -79,11 +79,11 @@ class Lane:
     address: str = ""
 
     def quiet_s(self, now: float) -> float:
-        """Seconds since it was heard, or began what it does now."""
+        """Return the seconds since its last event or change of state."""
         return now - max(self.heard, self.since)
 
     def became(self, now: float, *, is_there: bool = True, is_gone: bool = False, why: str = "") -> None:
-        """Be something else from now on; what it carried it carries no more."""
+        """Change the state. It computes no slot any more."""
         self.is_there, self.is_gone, self.why, self.since = is_there, is_gone, why, now
         self.slot = self.done = self.total = 0
         self.refused = ""
@@ -91,7 +91,7 @@ class Lane:
 
 @dataclass(slots=True)
 class State:
-    """A run, or a cluster that has none. Times are seconds of whatever clock it is folded with.
+    """The state of a run, or of a cluster without one. Times are seconds of the caller's clock.
 
     Attributes:
         app: Name of the app's class; empty while there is no run.
@@ -99,14 +99,14 @@ class State:
         rounds: Rounds of the whole run; in asynchronous training those of each slot.
         slots: Number of slots; 0 before training.
         began: Time at which the run began.
-        is_training: Whether rounds are being computed.
-        how: How the run has ended; empty while it goes on.
+        is_training: Whether the run is computing rounds.
+        how: How the run ended; empty while it is running.
         why: The error's text if it has failed.
         record: The newest one.
         metrics: Newest value of each metric of training and, named ``test_...``, of the test.
-        lanes: What is known of each worker, by its number.
-        phases: What takes time now, by number, the oldest first.
-        waiting_until: Time at which the run ends if no worker comes back; None while there is one.
+        lanes: The workers by number.
+        phases: The running phases by number, the oldest first.
+        waiting_until: The time at which the run ends if no worker returns; None while there is a worker.
     """
 
     app: str = ""
@@ -133,7 +133,7 @@ class State:
 
     @property
     def done(self) -> float:
-        """Share of the whole run that is done, 0 to 1, those rounds included that it went on from."""
+        """The finished share of the whole run, 0 to 1, including the rounds before a resumed checkpoint."""
         if not self.rounds or not self.slots:
             return 0.0
         reached = sum(self._reached.values()) + self._base * max(0, self.slots - len(self._reached))
@@ -141,18 +141,18 @@ class State:
 
     @property
     def round(self) -> int:
-        """Newest round that was begun; 0 before the first."""
+        """The newest round that has started; 0 before the first."""
         return max((lane.round for lane in self.lanes.values()), default=0)
 
     @property
     def rate(self) -> float:
-        """Samples in a second: in the last round; before the first, and in asynchronous training, of all workers together."""
+        """Samples per second: in the last round, or the sum of all workers before it and in asynchronous training."""
         if self.record is not None and self.record.slot is None and self.record.seconds:
             return self.record.samples * self.record.epochs / self.record.seconds
         return sum(lane.rate for lane in self.lanes.values() if lane.is_there and not lane.is_gone)
 
     def left_s(self, now: float) -> float | None:
-        """Seconds until the run is over if it goes on as it has lately; None where that cannot be said yet."""
+        """Return the seconds until the run is over at the current speed; None if that is not known yet."""
         if not self._marks:
             return None
         then, before = self._marks[0]
@@ -162,7 +162,7 @@ class State:
     # -- folding ----------------------------------------------------------------------------------------------------
 
     def tell(self, event: e.Event, now: float) -> None:
-        """Take an event in that has happened now."""
+        """Take an event that happens now."""
         match event:
             case e.PhaseEvent():
                 self._phase(event, now)
@@ -231,7 +231,7 @@ class State:
             self.phases[event.phase].done = event.done
 
     def _map(self, event: e.MapEvent, now: float) -> None:
-        """A map takes time as a phase does; its number is below 0."""
+        """Treat a map as a phase with a negative number."""
         phase = self.phases.get(-event.map)
         match event:
             case e.MapBegan():
@@ -265,7 +265,7 @@ class State:
                 self._reach(event, 1.0)
 
     def _reach(self, event: e.SlotEvent, share: float) -> None:
-        """Note how far a slot is. It falls back when it is computed again, but not when a second worker is behind the first."""
+        """Record the progress of a slot. It drops if the slot is computed again, but not if a second worker is behind the first."""
         others = (lane for lane in self.lanes.values() if lane.slot == event.slot and lane.worker != event.worker)
         best = max((lane.done / max(lane.total, 1) for lane in others if lane.round == event.round), default=0.0)
         self._reached[event.slot] = event.round - 1 + max(share, best)
@@ -310,7 +310,7 @@ class State:
 
 @dataclass(kw_only=True)
 class Sums:
-    """What came of updates.
+    """Sums over the updates of a worker, or of all workers.
 
     Args:
         updates: How many arrived.

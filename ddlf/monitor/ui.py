@@ -1,4 +1,4 @@
-"""How a run is shown to whoever started it: a picture that moves, lines, events as JSON, or its results only. Runs on the master."""
+"""Choose and open the display of a run: live picture, lines, events as JSON, or only results. Runs on the master."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ddlf.monitor.terminal.lines import Lines
 from ddlf.training.spec import SETTINGS
 
 _drawing = threading.Lock()
-"""Held while a picture is drawn: one terminal has room for one."""
+"""Locked while a live picture is open: a terminal can show only one."""
 LONG_S = 1.0
-"""How long maps take before they are drawn: shorter ones would only flicker."""
+"""Seconds until a map is drawn. Shorter ones would only flicker."""
 
 
 class Json(Display):
-    """A line of JSON on standard output for each event, and nothing else there: what programs print goes to standard error."""
+    """Each event as a line of JSON on standard output. Output of programs goes to standard error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,11 +42,11 @@ class Json(Display):
 
 
 def chosen(asked: str, origin: str = "ui") -> str:
-    """What is meant: ``"rich"``, ``"plain"``, ``"json"`` or ``"none"``.
+    """Return the display that is meant: ``"rich"``, ``"plain"``, ``"json"`` or ``"none"``.
 
     Args:
         asked: One of these, or ``"auto"``.
-        origin: Where that stands.
+        origin: The option, variable or setting that it comes from.
 
     Raises:
         ConfigError: It is none of these, or there is no terminal to draw in.
@@ -56,14 +56,14 @@ def chosen(asked: str, origin: str = "ui") -> str:
         return "rich" if can_draw() and not os.environ.get("CI") else "plain"
     if ui == "rich" and not can_draw():
         raise ConfigError(
-            f"{origin} is 'rich', but standard output is no terminal that can draw",
-            hint="leave it at 'auto', which takes lines then",
+            f"{origin} is 'rich', but standard output is not a terminal that can draw",
+            hint="leave it at 'auto', which then prints lines",
         )
     return ui
 
 
 def can_draw() -> bool:
-    """Whether standard output is a terminal whose cursor can be moved, or a notebook. Colours are another question, and rich's."""
+    """Return whether standard output is a notebook, or a terminal with a movable cursor. rich decides about colours."""
     if in_kernel():
         return True
     is_mute = os.environ.get("TERM", "") in ("", "dumb", "unknown") or os.environ.get("TTY_INTERACTIVE") == "0"
@@ -71,14 +71,14 @@ def can_draw() -> bool:
 
 
 def in_kernel() -> bool:
-    """Whether this is a notebook's cell, which can show more than text."""
+    """Return whether this is the cell of a notebook, which can show more than text."""
     shell = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
     return hasattr(shell, "kernel")
 
 
 @contextlib.contextmanager
 def opened(ui: str) -> Iterator[Display]:
-    """Show what the display is told, as long as this is open.
+    """Open a display for the time of a ``with`` block.
 
     Args:
         ui: As ``chosen`` returns it.
@@ -103,7 +103,7 @@ def _drawn() -> Display:
 
 @contextlib.contextmanager
 def shown(app: Any, cluster: Any = None) -> Iterator[Display]:
-    """Show what an app does, as its ``ui`` says, unless that is done already.
+    """Open the display of an app, as its ``ui`` says, unless it is open already.
 
     Args:
         app: The user's ``IApp``.
@@ -117,7 +117,7 @@ def shown(app: Any, cluster: Any = None) -> Iterator[Display]:
 
 
 def choice(app: Any) -> str:
-    """How an app is to be shown: its own attribute wins over ``$DDLF_UI``, that over its class's."""
+    """Return the display of an app: its own attribute overrides ``$DDLF_UI``, which overrides that of its class."""
     named = os.environ.get("DDLF_UI") if "ui" not in vars(app) else None
     ui = chosen(named, "DDLF_UI") if named else chosen(app.ui)
     return ui if app.verbose or ui == "json" else "none"
@@ -125,7 +125,7 @@ def choice(app: Any) -> str:
 
 @contextlib.contextmanager
 def attached(app: Any, display: Display) -> Iterator[None]:
-    """Show an app's events on a display, and let it say what gets a line."""
+    """Send an app's events to a display, which also decides which records get a line."""
     take_off, app._shown = app.subscribe(display.tell), display
     try:
         yield
@@ -136,7 +136,7 @@ def attached(app: Any, display: Display) -> Iterator[None]:
 
 @contextlib.contextmanager
 def heard(cluster: Any, tell: Sink) -> Iterator[None]:
-    """Have a sink told a cluster's events, if there is a cluster."""
+    """Send a cluster's events to a sink, if there is a cluster."""
     take_off = cluster.subscribe(tell) if cluster is not None else lambda: None
     try:
         yield

@@ -29,7 +29,7 @@ async def measure(cluster, calls: int = 3, name="a", more=None, *, fast=False):
     """Measure."""
 
 
-def test_the_help_has_what_p_sets_with_the_values_that_are_there():
+def test_help_lists_parameters_with_default_values():
     assert settable(Own).splitlines() == [
         "attributes of this app, with their default values:",
         "  -p width=16",
@@ -46,7 +46,7 @@ def own_of():
     return own
 
 
-def test_an_option_of_the_authors_own_sets_the_attribute_and_stands_in_the_help(capsys):
+def test_author_option_sets_the_attribute_and_is_in_the_help(capsys):
     parser = Parser(prog="app.py", parents=[own_of()], epilog=settable(Own))
     add_options(parser)
     given = as_parameters(parser.parse_args(["--width", "2", "--seed", "3"]), parser)

@@ -40,13 +40,13 @@ def checked(tmp_path, source, *arguments):
     return command("ddlf.cli.main", "check", path, *arguments, cwd=tmp_path)
 
 
-def test_a_function_is_refused_in_a_sentence(tmp_path):
+def test_check_refuses_a_function(tmp_path):
     ended = checked(tmp_path, "async def main(cluster):\n    pass\n")
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == "error  main is not an app, so there is nothing to compare; check a subclass of ddlf.IApp\n"
 
 
-def test_settings_that_cannot_be_are_refused_before_anything_starts(tmp_path):
+def test_check_refuses_unsupported_settings_before_anything_starts(tmp_path):
     ended = checked(tmp_path, APP, "--target", "Same", "-p", "batch_size=0")
     assert (ended.returncode, ended.stderr) == (2, "error  batch_size must be a whole number of 1 or more, got 0\n")
     assert checked(tmp_path, APP, "--batches", "0").returncode == 2
@@ -55,7 +55,7 @@ def test_settings_that_cannot_be_are_refused_before_anything_starts(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_app_that_does_what_fit_does_agrees_to_the_bit_also_with_dropout_batch_statistics_and_averages(tmp_path):
+def test_check_agrees_to_the_bit_with_dropout_batch_statistics_and_averages(tmp_path):
     ended = checked(tmp_path, APP, "--target", "Same", "--json")
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout) == {
@@ -68,7 +68,7 @@ def test_an_app_that_does_what_fit_does_agrees_to_the_bit_also_with_dropout_batc
 
 
 @pytest.mark.slow
-def test_the_first_batch_that_an_own_train_does_otherwise_is_named_with_a_weight_and_the_cause(tmp_path):
+def test_check_names_first_differing_batch_weight_and_cause(tmp_path):
     ended = checked(tmp_path, APP, "--target", "Other")
     assert ended.returncode == 1, ended.stderr
     differs, where, cause = ended.stdout.splitlines()[-3:]

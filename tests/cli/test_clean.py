@@ -54,7 +54,7 @@ async def status(machines):
     return answers
 
 
-async def test_what_earlier_runs_left_is_shown_and_freed_and_methods_only_when_asked(machines, capsys):
+async def test_clean_frees_data_of_earlier_runs_and_methods_only_on_request(machines, capsys):
     first, _ = proxies(machines)
     await leave_things(first)
     await first.close()
@@ -75,7 +75,7 @@ async def test_what_earlier_runs_left_is_shown_and_freed_and_methods_only_when_a
     await first.close()
 
 
-async def test_nothing_is_freed_while_somebody_has_one_of_the_workers(machines, capsys):
+async def test_clean_frees_nothing_while_a_worker_is_in_use(machines, capsys):
     first, second = proxies(machines)
     await leave_things(first)
     await leave_things(second)
@@ -89,7 +89,7 @@ async def test_nothing_is_freed_while_somebody_has_one_of_the_workers(machines, 
     assert await clean(proxies(machines), options()) == 0
 
 
-async def test_a_worker_that_is_not_there_is_said_and_the_others_are_cleaned(machines, capsys):
+async def test_clean_reports_unreachable_worker_and_cleans_the_others(machines, capsys):
     first, _ = proxies(machines)
     await leave_things(first)
     await first.close()
@@ -100,7 +100,7 @@ async def test_a_worker_that_is_not_there_is_said_and_the_others_are_cleaned(mac
     assert "connection refused" in two
 
 
-async def test_the_command_cleans_the_workers_it_is_given(start_worker):
+async def test_clean_command_cleans_the_named_workers(start_worker):
     worker = start_worker()
     where = ["--hosts", f"127.0.0.1:{worker.port}", "--token-file", str(worker.token_file)]
     ended = await asyncio.to_thread(command, "ddlf.cli.main", "clean", *where)

@@ -56,7 +56,7 @@ def test_completion_adds_the_help_of_each_candidate(capsys):
         ("ddlf doctor -c clu", "ddlf doctor -c cluster.yaml"),
     ],
 )
-def test_bash_completes_what_was_typed_when_tab_is_pressed(tmp_path, capsys, typed, completed):
+def test_bash_completes_on_tab(tmp_path, capsys, typed, completed):
     (tmp_path / "my_app.py").touch()
     (tmp_path / "cluster.yaml").touch()
     (tmp_path / "completion").write_text(script("bash", capsys))

@@ -42,7 +42,7 @@ def show(tmp_path, monkeypatch, capsys):
     return run
 
 
-def test_each_value_is_shown_with_where_it_comes_from(show, tmp_path):
+def test_config_shows_each_value_with_its_origin(show, tmp_path):
     (tmp_path / "cluster.yaml").write_text(
         "workers: [127.0.0.1:9000]\nrun:\n  worker_epochs: 3\n  heartbeat_s: 0.4\n  seed: 1\n"
     )
@@ -78,14 +78,14 @@ def test_each_value_is_shown_with_where_it_comes_from(show, tmp_path):
     assert lines["connect_timeout_s"] == ["10.0", "default"]
 
 
-def test_without_an_app_the_defaults_are_shown_and_without_origin_the_values_alone(show):
+def test_config_shows_defaults_without_an_app_and_values_alone_without_origin(show):
     lines, errors, code = show("--local", "2", "--batch-size", "8")
     assert (errors, code) == ("", 0)
     assert list(lines) == list(SETTINGS)
     assert (lines["batch_size"], lines["mode"], lines["checkpoint"]) == (["8"], ["sync"], ["None"])
 
 
-def test_what_the_mode_does_not_use_is_said_and_what_it_refuses_is_an_error(show):
+def test_config_marks_unused_settings_and_fails_on_refused_ones(show):
     lines, errors, code = show("app.py", "--target", "App", "--mode", "async")
     assert (lines["merge"], lines["batchnorm"]) == (
         ["mean", "not", "used", "by", "async"],
@@ -100,12 +100,12 @@ def test_what_the_mode_does_not_use_is_said_and_what_it_refuses_is_an_error(show
     assert code == 2
 
 
-def test_what_is_no_app_has_no_settings(show):
+def test_config_refuses_a_function(show):
     lines, errors, code = show("app.py", "--target", "main")
     assert (lines, errors, code) == ({}, "error  main in app.py is not an app, so it has no settings\n", 2)
 
 
-def test_a_folder_may_be_called_as_a_number(show):
+def test_folder_name_may_be_a_number(show):
     for text in ("3", "None"):
         shown, errors, code = show("app.py", "--target", "App", "--seed", "1", "-p", f"checkpoint={text}")
         assert (shown["checkpoint"], errors, code) == ([text], "", 0)

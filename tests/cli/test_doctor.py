@@ -73,7 +73,7 @@ async def findings(*ports, **more):
     return report.findings
 
 
-async def test_nothing_is_found_in_a_healthy_cluster(daemons, capsys):
+async def test_doctor_finds_nothing_in_a_healthy_cluster(daemons, capsys):
     assert await doctor(options(*(daemon.port for daemon in daemons))) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("here      DDLF 0.1.0, Python 3.11.7, keras 3.15.1, tensorflow-cpu 2.21.0")
@@ -86,7 +86,7 @@ async def test_nothing_is_found_in_a_healthy_cluster(daemons, capsys):
     assert TOKEN.decode() not in "".join(lines)
 
 
-async def test_a_pair_of_workers_without_a_way_is_named(daemons, free_port, monkeypatch):
+async def test_doctor_names_workers_that_cannot_reach_each_other(daemons, free_port, monkeypatch):
     ports, known = [daemon.port for daemon in daemons], InProcessDaemon.addresses
 
     def addresses(self):
@@ -101,19 +101,19 @@ async def test_a_pair_of_workers_without_a_way_is_named(daemons, free_port, monk
     assert finding.exit_code == 1
 
 
-async def test_pairs_are_not_tried_beside_somebodys_run(daemons, capsys):
+async def test_doctor_skips_pairs_while_a_run_is_active(daemons, capsys):
     async with connected(daemons[1].port):
         assert await doctor(options(*(daemon.port for daemon in daemons))) == 0
     assert "pairs " not in capsys.readouterr().out
 
 
-async def test_without_a_cluster_this_machine_alone_is_looked_at(capsys, monkeypatch, free_port):
+async def test_doctor_checks_only_this_machine_without_a_cluster(capsys, monkeypatch, free_port):
     monkeypatch.setattr(module, "DEFAULT_PORT", free_port)
     assert await doctor(options()) == 0
     assert "cluster   none named, so no worker is asked\n\nnothing found\n" in capsys.readouterr().out
 
 
-async def test_json_has_all_that_was_seen(daemons, capsys, free_port):
+async def test_doctor_json_has_all_facts(daemons, capsys, free_port):
     assert await doctor(options(daemons[0].port, free_port, more=["--json"])) == 3
     found = json.loads(capsys.readouterr().out)
     assert found["machine"] == machine()
@@ -123,7 +123,7 @@ async def test_json_has_all_that_was_seen(daemons, capsys, free_port):
     assert [finding["level"] for finding in found["findings"]] == ["error"]
 
 
-async def test_a_worker_in_use_is_neither_claimed_nor_measured_nor_ended(daemons):
+async def test_doctor_leaves_a_worker_in_use_alone(daemons):
     port = daemons[0].port
     async with connected(port) as master:
         epoch = master.epoch
@@ -137,7 +137,7 @@ async def test_a_worker_in_use_is_neither_claimed_nor_measured_nor_ended(daemons
         assert await master.run_code("1 + 1") == 2
 
 
-async def test_of_a_cluster_whose_workers_each_run_starts_nobody_is_asked(tmp_path, capsys):
+async def test_doctor_asks_nobody_when_each_run_starts_its_workers(tmp_path, capsys):
     (tmp_path / "cluster.yaml").write_text("launcher: slurm:nodes=4\n")
     assert await doctor(options()) == 0
     text = capsys.readouterr().out
@@ -148,7 +148,7 @@ async def test_of_a_cluster_whose_workers_each_run_starts_nobody_is_asked(tmp_pa
 # -- faults, each with its remedy -----------------------------------------------------------------------------------------
 
 
-async def test_a_closed_port(free_port):
+async def test_doctor_reports_a_closed_port(free_port):
     (finding,) = await findings(free_port)
     assert finding.what == "connection refused, nothing listens there"
     assert finding.do == f"start the worker there with: ddlf-worker --port {free_port}"
@@ -156,7 +156,7 @@ async def test_a_closed_port(free_port):
     assert finding.where == (f"worker 1 (127.0.0.1:{free_port})",)
 
 
-async def test_a_wrong_token():
+async def test_doctor_reports_a_wrong_token():
     daemon = DaemonWithoutProcesses(new_token().encode())
     (finding,) = await findings(daemon.port)
     assert finding.what == "it holds another token than this side"
@@ -165,7 +165,7 @@ async def test_a_wrong_token():
     await daemon.end()
 
 
-async def test_a_token_that_others_can_read(tmp_path, free_port):
+async def test_doctor_reports_a_readable_token(tmp_path, free_port):
     (tmp_path / "token").chmod(0o644)
     (finding,) = await findings(free_port)
     assert finding.what == "token file token is readable by others (0644)"
@@ -173,7 +173,7 @@ async def test_a_token_that_others_can_read(tmp_path, free_port):
     assert finding.exit_code == 4
 
 
-async def test_a_worker_of_another_protocol():
+async def test_doctor_reports_another_protocol():
     async with speaking(PREAMBLE.pack(MAGIC, 9, 0, Role.CONTROL, 0)) as port:
         (finding,) = await findings(port)
     assert "the other side speaks protocol 9.0, this side 1.0" in finding.what
@@ -181,13 +181,13 @@ async def test_a_worker_of_another_protocol():
     assert finding.exit_code == 4
 
 
-async def test_another_program_on_the_port():
+async def test_doctor_reports_another_program_on_the_port():
     async with speaking(SSH) as port:
         (finding,) = await findings(port)
     assert finding.what == "another program listens there, not a DDLF worker"
 
 
-async def test_another_program_on_the_port_that_a_worker_here_would_take(monkeypatch):
+async def test_doctor_reports_another_program_on_the_default_port(monkeypatch):
     async with speaking(SSH) as port:
         monkeypatch.setattr(module, "DEFAULT_PORT", port)
         (finding,) = await findings()
@@ -195,7 +195,7 @@ async def test_another_program_on_the_port_that_a_worker_here_would_take(monkeyp
     assert finding.do.endswith(f"ddlf-worker --port {port + 1}")
 
 
-async def test_a_worker_with_its_default_port_is_no_other_program(daemons, monkeypatch):
+async def test_doctor_accepts_a_worker_on_the_default_port(daemons, monkeypatch):
     monkeypatch.setattr(module, "DEFAULT_PORT", daemons[0].port)
     assert await findings() == []
 
@@ -214,21 +214,21 @@ async def test_a_worker_with_its_default_port_is_no_other_program(daemons, monke
         (dict(memory_free=1), "0.0 GB of 16.0 GB memory is free"),
     ],
 )
-async def test_what_is_wrong_with_a_workers_machine_comes_from_its_daemon(daemons, monkeypatch, facts, what):
+async def test_doctor_reports_problems_of_a_workers_machine(daemons, monkeypatch, facts, what):
     monkeypatch.setattr("ddlf.worker.machine.about", lambda folders=(), needs=(): machine(**facts))
     (finding,) = await findings(*(daemon.port for daemon in daemons))
     assert what in finding.what
     assert finding.where == tuple(f"worker {n} (127.0.0.1:{daemon.port})" for n, daemon in enumerate(daemons, 1))
 
 
-async def test_what_is_wrong_here_and_there_is_said_once(daemons, monkeypatch):
+async def test_doctor_reports_a_shared_problem_once(daemons, monkeypatch):
     monkeypatch.setattr(module, "about", lambda folders=(): machine(memory_free=1))
     monkeypatch.setattr("ddlf.worker.machine.about", lambda folders=(), needs=(): machine(memory_free=2))
     (finding,) = await findings(daemons[0].port)
     assert finding.where == ("this machine", f"worker 1 (127.0.0.1:{daemons[0].port})")
 
 
-async def test_a_clock_that_is_off(daemons, monkeypatch):
+async def test_doctor_reports_a_wrong_clock(daemons, monkeypatch):
     class Clock:
         strftime = time.strftime
 
@@ -242,7 +242,7 @@ async def test_a_clock_that_is_off(daemons, monkeypatch):
     assert "timedatectl set-ntp true" in finding.do
 
 
-async def test_a_slow_link(daemons, monkeypatch):
+async def test_doctor_reports_a_slow_link(daemons, monkeypatch):
     monkeypatch.setattr(module, "TRIES", 1)
     async with FaultProxy("127.0.0.1", daemons[0].port) as proxy:
         proxy.set(Fault(bytes_per_s=2e6))
@@ -254,7 +254,7 @@ async def test_a_slow_link(daemons, monkeypatch):
     assert "check its cable" in finding.do
 
 
-async def test_a_worker_that_is_slow_for_a_moment_is_not_a_slow_link(daemons, monkeypatch):
+async def test_doctor_ignores_a_momentary_slowdown(daemons, monkeypatch):
     speeds = iter([0.2, 50.0, 500.0, 0.3, 0.4, 40.0])
 
     async def once(worker, data, size):
@@ -266,14 +266,14 @@ async def test_a_worker_that_is_slow_for_a_moment_is_not_a_slow_link(daemons, mo
     assert (report.answers[0].there_mbs, report.answers[0].back_mbs) == (500.0, 40.0)
 
 
-async def test_an_older_worker(daemons, monkeypatch):
+async def test_doctor_reports_an_older_worker(daemons, monkeypatch):
     monkeypatch.setattr(control, "SLOW", tuple(name for name in control.SLOW if name != "machine"))
     (finding,) = await findings(daemons[0].port)
     assert finding.what == "it runs an older DDLF, which cannot be asked what it has installed"
     assert finding.do == "install the same version of ddlf on both"
 
 
-async def test_who_takes_long_is_named(daemons, monkeypatch):
+async def test_doctor_names_slow_workers(daemons, monkeypatch):
     async def slow(host, port, timeout_s):
         if port == daemons[1].port:
             await asyncio.wait_for(named.wait(), PATIENCE_S)
@@ -291,7 +291,7 @@ async def test_who_takes_long_is_named(daemons, monkeypatch):
     assert named.is_set()
 
 
-async def test_dead_workers_cost_their_timeout_once(daemons, monkeypatch):
+async def test_doctor_waits_once_for_all_dead_workers(daemons, monkeypatch):
     dialled = []
 
     async def silence(host, port, timeout_s):
@@ -311,7 +311,7 @@ async def test_dead_workers_cost_their_timeout_once(daemons, monkeypatch):
     assert len(finding.where) == 5
 
 
-async def test_mistakes_in_the_cluster_file(tmp_path):
+async def test_doctor_reports_mistakes_in_the_cluster_file(tmp_path):
     (tmp_path / "cluster.yaml").write_text("workers: [127.0.0.1:99999]\n")
     (finding,) = await findings()
     assert finding.what == "cluster.yaml:1:11: port must be 1-65535, got 99999"
@@ -326,7 +326,7 @@ def limit(link, rate):
 
 
 @pytest.mark.slow
-async def test_a_cable_that_has_become_slow_between_two_machines(monkeypatch):
+async def test_doctor_reports_a_slow_cable_between_two_machines(monkeypatch):
     monkeypatch.undo()
     with Link() as link, inside(link.a), Workers() as workers:
         _, port = workers.start(host=link.address_b, namespace=link.b)
@@ -349,7 +349,7 @@ async def test_a_cable_that_has_become_slow_between_two_machines(monkeypatch):
 
 
 @pytest.mark.slow
-def test_real_workers_that_are_well_have_no_findings_and_others_have(start_worker, tmp_path):
+def test_doctor_has_findings_only_for_unhealthy_real_workers(start_worker, tmp_path):
     planted = tmp_path / "planted" / "tensorflow-9.9.9.dist-info"
     planted.mkdir(parents=True)
     (planted / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorflow\nVersion: 9.9.9\n")

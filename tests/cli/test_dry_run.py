@@ -61,7 +61,7 @@ async def planned(*arguments, target="App"):
     return await run_target(find_target(options.app, target, options), options, Stop())
 
 
-async def test_the_plan_says_what_would_be_loaded_shipped_and_set(folder, capsys):
+async def test_dry_run_prints_loaded_files_shipped_files_and_settings(folder, capsys):
     assert await planned("--seed", "5") == 0
     lines = capsys.readouterr().out.splitlines()
     text = "\n".join(lines)
@@ -75,10 +75,10 @@ async def test_the_plan_says_what_would_be_loaded_shipped_and_set(folder, capsys
     assert " beside.py  0.0 kB\n" in text
     assert "          deeper/later.py  0.0 kB, when a function imports it" in text
     assert "unused.py" not in text
-    assert lines[-1] == "done      nothing was connected for good, started or trained: --dry-run"
+    assert lines[-1] == "done      --dry-run: nothing was started or trained"
 
 
-async def test_workers_are_asked_as_a_guest_and_their_versions_shown(folder, capsys, monkeypatch, free_port):
+async def test_dry_run_asks_workers_as_guest_and_prints_versions(folder, capsys, monkeypatch, free_port):
     daemon = DaemonWithoutProcesses(TOKEN)
     hosts = ("--hosts", f"127.0.0.1:{daemon.port}", "--token-file", "token")
     assert await planned(*hosts) == 0
@@ -98,7 +98,7 @@ async def test_workers_are_asked_as_a_guest_and_their_versions_shown(folder, cap
     await daemon.end()
 
 
-async def test_what_the_script_says_it_needs_is_looked_for_here_and_on_each_worker(folder, capsys, monkeypatch):
+async def test_dry_run_checks_script_requirements_here_and_on_each_worker(folder, capsys, monkeypatch):
     block = '# /// script\n# requires-python = ">=3.11"\n# dependencies = ["ddlf>=0.1", "pandas>=2"]\n# ///\n'
     (folder / "app.py").write_text(block + APP)
     asked = []
@@ -122,12 +122,12 @@ async def test_what_the_script_says_it_needs_is_looked_for_here_and_on_each_work
 
 
 @pytest.mark.parametrize("text", ["", "# /// script\n# dependencies = 3\n# ///\n", "# /// script\n# [\n# ///\n"])
-def test_a_script_without_such_a_block_or_with_a_wrong_one_needs_nothing(text):
+def test_script_without_a_valid_block_needs_nothing(text):
     assert needs_in(text) == []
 
 
 @pytest.mark.parametrize("name", ["App", "main"])
-async def test_a_run_says_which_workers_lack_what_the_script_says_it_needs(folder, monkeypatch, name):
+async def test_run_names_workers_that_lack_requirements(folder, monkeypatch, name):
     (folder / "app.py").write_text('# /// script\n# dependencies = ["pandas>=2"]\n# ///\n' + APP)
     _, options = parse(["run", "app.py", "--target", name])
     target = find_target(options.app, name, options)
@@ -138,7 +138,7 @@ async def test_a_run_says_which_workers_lack_what_the_script_says_it_needs(folde
         await check_needs(cluster, target, said.append, here=False)
         (line,) = said
         assert line.startswith("missing   worker ")
-        assert line.endswith(" lacks what the script says it needs: pandas>=2 (not installed)")
+        assert line.endswith(" lacks requirements of the script: pandas>=2 (not installed)")
         answers += [["pandas>=2 (not installed)"]] * 2
         with pytest.raises(
             VersionError, match=r"worker 1 .* lacks .*; worker 2 .* lacks .*; install it, or leave it out"
@@ -148,15 +148,15 @@ async def test_a_run_says_which_workers_lack_what_the_script_says_it_needs(folde
         await daemon.end()
 
 
-def test_what_nobody_can_run_is_refused_before_it_runs(tmp_path):
+def test_run_is_refused_when_every_worker_lacks_requirements(tmp_path):
     block = '# /// script\n# dependencies = ["no-such-package>=2"]\n# ///\n'
     (tmp_path / "app.py").write_text(f"{block}async def main(cluster):\n    print('ran')\n")
     ended = command("ddlf.cli.main", "run", "app.py", "--local", "1", cwd=tmp_path)
     assert (ended.returncode, "ran" in ended.stdout) == (4, False)
-    assert "error  this machine lacks what the script says it needs: no-such-package>=2 (not installed)" in ended.stderr
+    assert "error  this machine lacks requirements of the script: no-such-package>=2 (not installed)" in ended.stderr
 
 
-async def test_a_function_has_a_plan_too(folder, capsys):
+async def test_dry_run_plans_a_function(folder, capsys):
     assert await planned(target="main") == 0
     text = capsys.readouterr().out
     assert "loads     function main of app.py" in text
@@ -172,7 +172,7 @@ async def test_a_function_has_a_plan_too(folder, capsys):
         (("--target", "App", "-p", "batch_sise=2"), "did you mean 'batch_size'?"),
     ],
 )
-def test_what_a_run_would_refuse_is_refused_in_the_same_words(folder, capfd, arguments, sentence):
+def test_dry_run_refuses_with_the_words_of_a_run(folder, capfd, arguments, sentence):
     said = []
     for more in ((), ("--dry-run",)):
         with pytest.raises(SystemExit) as ended:
@@ -183,7 +183,7 @@ def test_what_a_run_would_refuse_is_refused_in_the_same_words(folder, capfd, arg
     assert said[0] == said[1]
 
 
-def test_a_script_that_runs_by_itself_is_refused_before_it_does(folder, capfd):
+def test_dry_run_refuses_a_script_that_runs_by_itself(folder, capfd):
     (folder / "script.py").write_text("import asyncio\nasync def work(): print('worked')\nasyncio.run(work())\n")
     with pytest.raises(SystemExit, match=r"^2$"):
         main.main(["run", "script.py", "--dry-run"])
@@ -192,7 +192,7 @@ def test_a_script_that_runs_by_itself_is_refused_before_it_does(folder, capfd):
     assert "--dry-run has no effect: script.py runs by itself" in err
 
 
-def test_to_plan_starts_no_template(folder):
+def test_dry_run_starts_no_template(folder):
     from ddlf.cli.run import _will_train_here
 
     _, options = parse(["run", "app.py", "--dry-run"])

@@ -27,7 +27,7 @@ def env(tmp_path, monkeypatch, capsys):
     return run
 
 
-def test_versions_machine_and_settings_with_their_origin(env):
+def test_env_prints_versions_machine_and_settings(env):
     (env.home / "lab" / "cluster.yaml").write_text("workers: [secret-host:9000, 10.1.2.3:9000]\nrun: {seed: 7}\n")
     text = env("--mode", "async")
     assert "numpy 2." in text
@@ -38,7 +38,7 @@ def test_versions_machine_and_settings_with_their_origin(env):
     assert "10.1.2.3" not in text
 
 
-def test_no_secret_is_printed_and_the_home_folder_is_shortened(env, monkeypatch):
+def test_env_hides_secrets_and_shortens_the_home_folder(env, monkeypatch):
     token, more = new_token(), new_token()
     (env.home / "token").write_text(f"{token}\n")
     (env.home / "token").chmod(0o600)
@@ -55,19 +55,19 @@ def test_no_secret_is_printed_and_the_home_folder_is_shortened(env, monkeypatch)
         assert secret not in text
 
 
-def test_json_is_the_same_as_data(env):
+def test_env_json_has_the_same_data(env):
     found = json.loads(env("--json", "--local", "3"))
     assert found["cluster"] == "3 workers on this machine"
     assert found["settings"] == ["all have their defaults"]
 
 
 @pytest.mark.parametrize("text", ["1 / 0\n", "import no_such_module\n"])
-def test_an_app_that_cannot_be_loaded_is_no_reason_to_print_nothing(env, text):
+def test_env_prints_the_rest_when_the_app_cannot_be_loaded(env, text):
     (env.home / "lab" / "app.py").write_text(text)
     assert "cannot be had: " in env("app.py")
 
 
-def test_a_broken_cluster_file_or_token_is_said(env):
+def test_env_reports_a_broken_cluster_file_or_token(env):
     (env.home / "lab" / "cluster.yaml").write_text("workers: []\n")
     (env.home / "lab" / "token").write_text("short\n")
     text = env("--token-file", "token")

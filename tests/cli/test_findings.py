@@ -13,7 +13,7 @@ def whats(findings):
     return [finding.what for finding in findings]
 
 
-def test_nothing_is_found_on_a_machine_and_a_worker_that_are_well():
+def test_healthy_machine_and_worker_have_no_findings():
     assert list(of_machine(machine(), "here")) == []
     assert (
         list(
@@ -57,14 +57,14 @@ def test_nothing_is_found_on_a_machine_and_a_worker_that_are_well():
         ),
     ],
 )
-def test_each_fault_of_a_machine_is_named_with_its_remedy(facts, what, do):
+def test_each_problem_of_a_machine_is_named_with_its_remedy(facts, what, do):
     (finding,) = of_machine(machine(**facts), "here")
     assert what in finding.what
     assert do in finding.do
     assert (finding.level, finding.where) == ("warning", ("here",))
 
 
-def test_what_is_not_known_of_memory_is_no_finding():
+def test_unknown_memory_is_not_a_finding():
     assert list(of_machine(machine(memory=None, memory_free=None), "here")) == []
 
 
@@ -88,7 +88,7 @@ def test_what_is_not_known_of_memory_is_no_finding():
         (dict(packages={"numpy": "2.4.6"}), "error", "Keras is here, but not there", "'ddlf[tensorflow]' there"),
     ],
 )
-def test_each_version_that_does_not_fit_is_named_with_its_remedy(facts, level, what, do):
+def test_each_version_mismatch_is_named_with_its_remedy(facts, level, what, do):
     (finding,) = of_versions(machine(), machine(**facts), "worker 1")
     assert what in finding.what
     assert do in finding.do
@@ -100,7 +100,7 @@ def test_a_clock_is_ahead_or_behind():
     assert ["3600 s behind" in text for text in whats(of_clock(-3600, "w"))] == [True]
 
 
-def test_a_way_is_slow_by_itself_or_beside_the_others():
+def test_connection_is_slow_absolutely_or_relatively():
     assert whats(of_speeds({"a": (11.8, 11.6), "b": (200.0, 300.0)})) == ["11.8 MB/s to it, 11.6 MB/s from it"]
     slow = list(of_speeds({"a": (110.0, 111.0), "b": (112.0, 30.0), "c": (108.0, 112.0)}))
     assert [(finding.where, finding.what) for finding in slow] == [
@@ -109,7 +109,7 @@ def test_a_way_is_slow_by_itself_or_beside_the_others():
     assert "--codec int8" in slow[0].do
 
 
-def test_what_is_wrong_between_two_workers_is_one_finding_of_all_to_whom_it_happens():
+def test_problems_between_workers_are_joined_to_one_finding():
     pairs = [("worker 1", "worker 3", "refused"), ("worker 2", "worker 3", "refused")]
     (finding,) = joined(of_pair(*pair) for pair in pairs)
     assert finding.where == ("worker 1", "worker 2")
@@ -117,7 +117,7 @@ def test_what_is_wrong_between_two_workers_is_one_finding_of_all_to_whom_it_happ
     assert "--advertise" in finding.do
 
 
-def test_errors_come_first_and_the_same_finding_of_several_machines_is_one():
+def test_findings_are_joined_and_errors_come_first():
     low = [finding for name in ("here", "worker 1") for finding in of_machine(machine(has_backend=False), name)]
     refused = of_error(AuthError("it holds another token", hint="copy it"), "worker 2")
     found = joined([*low, refused])
@@ -126,5 +126,5 @@ def test_errors_come_first_and_the_same_finding_of_several_machines_is_one():
     assert len(found) == 2
 
 
-def test_every_error_has_something_to_do():
+def test_every_error_finding_has_a_remedy():
     assert of_error(ConfigError("cluster.yaml:3:1: unknown key"), "here").do

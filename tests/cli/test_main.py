@@ -81,7 +81,7 @@ def test_help_imports_nothing_heavy():
     assert python(code) == "[]\n"
 
 
-def test_messages_show_the_names_that_the_cluster_file_gives(tmp_path, free_port):
+def test_messages_show_worker_names_of_the_cluster_file(tmp_path, free_port):
     file, app = tmp_path / "cluster.yaml", tmp_path / "app.py"
     app.write_text("async def main(cluster): pass\n")
     file.write_text(
@@ -96,7 +96,7 @@ def test_messages_show_the_names_that_the_cluster_file_gives(tmp_path, free_port
     assert worker.name == "worker 1 (pc03)"
 
 
-def test_output_that_has_no_room_ends_with_a_sentence_and_is_no_success():
+def test_command_fails_when_the_output_cannot_be_written():
     with open("/dev/full", "w") as full:
         ended = subprocess.run(
             [sys.executable, "-m", "ddlf", "env"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S
@@ -157,7 +157,7 @@ def test_help_shows_first_steps_and_every_command(here):
         (["bench", "--pairs", "--hosts", "127.0.0.1:9"], "--pairs has no effect on one worker; name two or more"),
     ],
 )
-def test_a_wrong_command_line_is_one_sentence_and_exit_code_2(here, arguments, sentence):
+def test_wrong_command_line_is_one_sentence_and_exit_code_2(here, arguments, sentence):
     ended = here(*arguments)
     assert ended.returncode == 2
     assert sentence in ended.stderr
@@ -236,17 +236,17 @@ def test_help_is_a_command_too(here):
     ("given", "meant"),
     [("--epochs", "--master-epochs"), ("--workers=3", "--local"), ("--batch", "--batch-size"), ("--slotz", "--slots")],
 )
-def test_what_others_call_an_option_is_understood(here, given, meant):
+def test_option_names_of_other_programs_are_understood(here, given, meant):
     assert f"did you mean {meant}?" in here("run", "a.py", given, "3").stderr
 
 
-def test_without_a_command_the_help_is_shown(here):
+def test_help_is_printed_without_a_command(here):
     ended = here()
     assert ended.returncode == 2
     assert "first steps:" in ended.stdout
 
 
-def test_a_cluster_file_with_mistakes_gives_line_and_column_of_each(here, tmp_path):
+def test_mistakes_in_a_cluster_file_have_line_and_column(here, tmp_path):
     path = tmp_path / "cluster.yaml"
     path.write_text("version: 1\nworkers:\n  - 127.0.0.1:99999\nwroker: 1\n")
     ended = here("status", "--config", path)
@@ -258,7 +258,7 @@ def test_a_cluster_file_with_mistakes_gives_line_and_column_of_each(here, tmp_pa
 # -- status and stop ----------------------------------------------------------------------------------------------------
 
 
-def test_status_says_what_each_worker_does_and_the_exit_code_whether_all_answer(standing, half):
+def test_status_prints_each_worker_and_fails_when_one_is_unreachable(standing, half):
     (first, second), options = standing
     ended = ddlf("status", *options)
     assert ended.returncode == 0
@@ -273,7 +273,7 @@ def test_status_says_what_each_worker_does_and_the_exit_code_whether_all_answer(
     assert "  unreachable: connection refused" in ended.stdout.splitlines()[1]
 
 
-def test_status_says_which_shard_a_worker_keeps():
+def test_status_prints_the_weights_that_a_worker_holds():
     shard = {"begin": 10, "end": 1_250_000, "of": 10_000_000, "version": 7, "run": "3f2a"}
     assert weights_held(shard) == ["a shard (values 11 to 1,250,000 of 10,000,000, version 7) of run 3f2a"]
     both = " and ".join(weights_held({**shard, "shards": 2, "copies": 1}))
@@ -341,7 +341,7 @@ def master(options, tmp_path):
         process.communicate(timeout=PATIENCE_S)
 
 
-def test_stop_ends_nothing_that_is_in_use_and_says_who_uses_it(standing, tmp_path):
+def test_stop_refuses_workers_in_use_and_names_the_user(standing, tmp_path):
     both, options = standing
     with master(options, tmp_path) as user:
         for more, done in ([], "stopped"), (["--restart"], "restarted"):
@@ -357,7 +357,7 @@ def test_stop_ends_nothing_that_is_in_use_and_says_who_uses_it(standing, tmp_pat
         assert ddlf("status", *options).stdout.count("busy with 'run_code'") == 2
 
 
-def test_stop_by_force_tells_the_master_and_the_worker_who_did_it(workers, tmp_path):
+def test_stop_by_force_names_who_did_it_to_master_and_worker(workers, tmp_path):
     both, options = workers
     me = f"{getpass.getuser()}@{platform.node()}"
     with master(options, tmp_path) as user:
@@ -380,7 +380,7 @@ def test_stop_by_force_tells_the_master_and_the_worker_who_did_it(workers, tmp_p
     assert f"stopped by {me} (ddlf stop)" in both[0].output
 
 
-def test_run_wait_gets_the_workers_when_the_other_run_is_over(standing, tmp_path):
+def test_run_with_wait_starts_when_the_other_run_ends(standing, tmp_path):
     _, options = standing
     (tmp_path / "quick.py").write_text("async def main(cluster):\n    print('mine')\n")
     command = [sys.executable, "-m", "ddlf.cli.main", "run", str(tmp_path / "quick.py"), *options]
@@ -404,7 +404,7 @@ def test_run_wait_gets_the_workers_when_the_other_run_is_over(standing, tmp_path
 # -- bench --------------------------------------------------------------------------------------------------------------
 
 
-def test_bench_has_a_line_with_latency_and_both_speeds_for_each_worker(half):
+def test_bench_prints_latency_and_both_speeds_per_worker(half):
     first, options = half
     ended = ddlf("bench", "--megabytes", "1", *options)
     assert ended.returncode == 3
@@ -436,7 +436,7 @@ def test_bench_measures_pairs_of_workers_and_leaves_them_free(standing):
     assert re.search(r"  1 - 2    call +[\d.]+ ms, .*; there +[\d,]+ MB/s, back +[\d,]+ MB/s", ended.stdout)
 
 
-async def test_of_pairs_that_are_in_use_no_option_is_named_that_bench_has_not(monkeypatch):
+async def test_bench_error_about_used_workers_names_no_foreign_option(monkeypatch):
     async def connect(timeout_s):
         raise LeaseError("leased by ann@pc", hint="wait for it with --wait")
 
@@ -469,7 +469,7 @@ def test_bench_names_the_way_that_is_much_slower_than_the_others():
 # -- tokens -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_token_is_made_once_shown_on_request_and_never_overwritten(tmp_path):
+def test_token_is_created_once_and_never_overwritten(tmp_path):
     made = ddlf("token", "new", XDG_CONFIG_HOME=str(tmp_path))
     path = tmp_path / "ddlf" / "token"
     token = path.read_text().strip()
@@ -487,7 +487,7 @@ def test_a_token_is_made_once_shown_on_request_and_never_overwritten(tmp_path):
     assert path.read_text().strip() == token
 
 
-def test_the_line_that_copies_a_token_puts_it_in_place_for_its_owner_only(tmp_path):
+def test_printed_command_copies_the_token_for_its_owner_only(tmp_path):
     here, there = tmp_path / "a home", tmp_path / "another home"
     for folder in (here, there):
         folder.mkdir()
@@ -511,7 +511,7 @@ def test_the_line_that_copies_a_token_puts_it_in_place_for_its_owner_only(tmp_pa
         ("two words\n", 4, "what was pasted is not a token"),
     ],
 )
-def test_a_token_can_be_pasted_and_is_never_an_argument(tmp_path, pasted, code, sentence):
+def test_token_paste_reads_standard_input(tmp_path, pasted, code, sentence):
     ended = subprocess.run(
         [sys.executable, "-m", "ddlf.cli.main", "token", "paste", "--token-file", tmp_path / "token"],
         input=pasted,
@@ -525,7 +525,7 @@ def test_a_token_can_be_pasted_and_is_never_an_argument(tmp_path, pasted, code, 
         assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
 
 
-def test_without_a_token_there_is_none_to_show(tmp_path):
+def test_token_show_fails_without_a_token(tmp_path):
     ended = ddlf("token", "show", XDG_CONFIG_HOME=str(tmp_path))
     assert (ended.returncode, ended.stdout) == (4, "")
     assert ended.stderr == "error  there is no token; create one with: ddlf token new\nmore   ddlf help AuthError\n"
@@ -535,7 +535,7 @@ def test_without_a_token_there_is_none_to_show(tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["--version"]])
-def test_a_reader_that_closes_early_causes_no_traceback(arguments):
+def test_closed_reader_causes_no_traceback(arguments):
     reading, writing = os.pipe()
     os.close(reading)
     ended = subprocess.run(
@@ -546,7 +546,7 @@ def test_a_reader_that_closes_early_causes_no_traceback(arguments):
     assert ended.returncode in (0, 141)
 
 
-def test_a_reader_of_status_that_closes_early_causes_no_traceback(standing):
+def test_closed_reader_of_status_causes_no_traceback(standing):
     _, options = standing
     reading, writing = os.pipe()
     os.close(reading)
@@ -557,7 +557,7 @@ def test_a_reader_of_status_that_closes_early_causes_no_traceback(standing):
     assert (ended.stderr, ended.returncode) == ("", 141)
 
 
-def test_advice_is_about_the_settings_that_a_run_would_have(capfd, tmp_path, monkeypatch):
+def test_advise_uses_the_settings_of_a_run(capfd, tmp_path, monkeypatch):
     def here(*arguments):
         with pytest.raises(SystemExit) as ended:
             main(list(arguments))

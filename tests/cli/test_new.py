@@ -32,13 +32,13 @@ def ddlf(tmp_path, monkeypatch, capsys):
     return run
 
 
-def test_the_command_line_has_every_template():
+def test_new_offers_every_template():
     (option,) = [each for each in new.NEW.parser("ddlf new").options if each.dest == "template"]
     assert set(option.choices) == set(new.TEMPLATES)
 
 
 @pytest.mark.parametrize("name", new.TEMPLATES)
-def test_a_project_has_its_files_and_says_what_it_needs(ddlf, tmp_path, name):
+def test_new_writes_files_and_prints_requirements(ddlf, tmp_path, name):
     assert ddlf("new", "deep/lab", "--template", name)[:2] == (
         0,
         "made      "
@@ -60,18 +60,18 @@ def test_a_project_has_its_files_and_says_what_it_needs(ddlf, tmp_path, name):
     assert "# lab\n" in (tmp_path / "deep/lab/README.md").read_text()
 
 
-def test_what_exists_is_refused_and_stays(ddlf, tmp_path):
+def test_new_refuses_an_existing_folder(ddlf, tmp_path):
     (tmp_path / "lab").mkdir()
     (tmp_path / "file").write_text("mine")
     for name in ("lab", "file"):
         code, out, err = ddlf("new", name)
         assert (code, out) == (2, "")
-        assert err == f"error  {name} exists already, and nothing is overwritten; choose another name\n"
+        assert err == f"error  {name} exists already and is not overwritten; choose another name\n"
     assert not list((tmp_path / "lab").iterdir())
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_folder_that_cannot_be_made_is_one_sentence(ddlf, tmp_path):
+def test_new_reports_a_folder_that_cannot_be_created(ddlf, tmp_path):
     (tmp_path / "file").write_text("")
     code, _, err = ddlf("new", "file/lab")
     assert code == 2

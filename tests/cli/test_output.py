@@ -28,7 +28,7 @@ def on_a_terminal(capsys, monkeypatch):
     return shown
 
 
-def test_a_terminal_gets_what_happened_what_to_do_and_where_there_is_more(on_a_terminal):
+def test_terminal_error_has_cause_remedy_and_reference(on_a_terminal):
     error = WorkerLost("worker 2 (pc02:9000): the connection was reset by the other side", hint="look at its terminal")
     assert on_a_terminal(error) == (
         "error  worker 2 (pc02:9000): the connection was reset by the\n"
@@ -51,7 +51,7 @@ def test_a_terminal_gets_what_happened_what_to_do_and_where_there_is_more(on_a_t
         (None, ""),
     ],
 )
-def test_what_an_error_was_made_of_is_told_unless_its_sentence_says_it(on_a_terminal, cause, why):
+def test_error_prints_its_cause_unless_the_sentence_has_it(on_a_terminal, cause, why):
     error = WorkerLost("worker 2: reset by the other side", hint="look at it")
     error.__cause__ = cause
     rows = [f"why    {why}"] * bool(why) + ["try    look at it", "more   ddlf help WorkerLost"]
@@ -71,7 +71,7 @@ def test_the_workers_own_lines_come_last_and_those_of_libraries_with_v_only(on_a
     said = on_a_terminal(error)
     assert said.startswith(
         "error  worker 2 (pc02:9000): ValueError: no labels\ntry    set y_train\n"
-        "more   -v shows the lines of the libraries, too\n\nTraceback on the worker"
+        "more   -v also shows the lines of libraries\n\nTraceback on the worker"
     )
     assert said.endswith(
         'Traceback on the worker (most recent call last):\n  File "app.py", line 3, in train\n    check(x)\n'
@@ -79,7 +79,7 @@ def test_the_workers_own_lines_come_last_and_those_of_libraries_with_v_only(on_a
     assert on_a_terminal(error, whole=True).endswith(f"\n{LINES}")
 
 
-def test_a_file_gets_a_sentence_and_where_there_is_more(capsys):
+def test_error_in_a_file_is_one_sentence_and_a_reference(capsys):
     show_error(WorkerLost("it is gone", hint="look at it"), whole=False)
     assert capsys.readouterr().err == "error  it is gone; look at it\nmore   ddlf help WorkerLost\n"
     show_error(ExecutorCrashed("it ended", stderr_tail="Killed", hint="use less"), whole=False)
@@ -90,7 +90,7 @@ def test_a_file_gets_a_sentence_and_where_there_is_more(capsys):
     assert capsys.readouterr().err == "error  it is no number; write one\n", "there is no more to say"
 
 
-def test_the_same_error_of_several_workers_is_told_once(capsys):
+def test_equal_errors_of_several_workers_are_printed_once(capsys):
     first, *others = (remote() for _ in range(4))
     first.join(others, 5)
     show_error(first, whole=False)
@@ -101,7 +101,7 @@ def test_the_same_error_of_several_workers_is_told_once(capsys):
     assert "keras" not in said
 
 
-def test_notes_of_the_users_error_are_shown(capsys):
+def test_notes_of_a_user_error_are_printed(capsys):
     error = remote()
     error.add_note("in file 3")
     show_error(error, whole=False)

@@ -56,13 +56,13 @@ def test_a_wrong_argument_is_one_sentence_and_exit_code_2(parser, capsys, argume
     assert capsys.readouterr().err == f"{sentence}\nSee: tool --help\n"
 
 
-def test_a_token_on_the_command_line_is_never_repeated(parser, capsys):
+def test_token_on_the_command_line_is_never_repeated(parser, capsys):
     with pytest.raises(SystemExit):
         parser.parse_args(["--token=secret"])
     assert "secret" not in capsys.readouterr().err
 
 
-def test_numbers_in_their_range_are_taken(parser):
+def test_numbers_in_range_are_accepted(parser):
     options = parser.parse_args(["--port", "0", "--workers", "1024", "--seed", "12345678901"])
     assert (options.port, options.workers, options.seed) == (0, 1024, 12345678901)
 
@@ -78,7 +78,7 @@ def test_numbers_in_their_range_are_taken(parser):
         (["a.py"], None, ["a.py"]),
     ],
 )
-def test_an_option_that_may_stand_alone_does_not_take_the_next_argument_for_its_value(arguments, wait, files):
+def test_option_with_optional_value_does_not_take_the_next_argument(arguments, wait, files):
     parser = Parser(prog="tool")
     parser.add("--wait", alone="for-ever", help="seconds")
     parser.add("files", nargs="*", help="files")
@@ -86,7 +86,7 @@ def test_an_option_that_may_stand_alone_does_not_take_the_next_argument_for_its_
     assert (found.wait, found.files) == (wait, files)
 
 
-def test_an_option_that_may_be_an_attribute_of_the_app_says_how_that_is_set(parser, capsys):
+def test_unknown_option_explains_how_to_set_an_attribute(parser, capsys):
     parser.add("-p", metavar="KEY=VALUE", help="an attribute")
     with pytest.raises(SystemExit):
         parser.parse_args(["--hidden=2"])

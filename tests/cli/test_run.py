@@ -77,12 +77,12 @@ def options(*parameters, **given):
 # -- what to run --------------------------------------------------------------------------------------------------------
 
 
-def test_the_one_app_of_a_file_is_found_and_a_subclass_wins_over_its_base(app):
+def test_target_is_the_only_app_and_a_subclass_wins_over_its_base(app):
     path = app.write("import ddlf\nclass Base(ddlf.IApp): pass\nclass Mine(Base): pass\n", "one_app.py")
     assert find_target(path).__name__ == "Mine"
 
 
-def test_an_async_main_is_found_where_there_is_no_app(app):
+def test_target_is_async_main_without_an_app(app):
     assert find_target(app.write("async def main(cluster): pass\n", "one_main.py")).__name__ == "main"
 
 
@@ -98,12 +98,12 @@ def test_an_async_main_is_found_where_there_is_no_app(app):
         ),
     ],
 )
-def test_a_file_without_one_thing_to_run_is_refused(app, source, sentence):
+def test_file_without_a_single_target_is_refused(app, source, sentence):
     with pytest.raises(AppError, match=sentence):
         find_target(app.write(source, f"refused_{abs(hash(source))}.py"))
 
 
-def test_modules_beside_the_app_can_be_imported(app):
+def test_app_can_import_modules_beside_it(app):
     app.write("value = 5\n", "beside_the_app.py")
     path = app.write("import beside_the_app\nasync def main(cluster): return beside_the_app.value\n", "imports_it.py")
     assert find_target(path).__name__ == "main"
@@ -123,7 +123,7 @@ def test_modules_beside_the_app_can_be_imported(app):
         ),
     ],
 )
-def test_a_file_that_cannot_be_run_is_exit_code_2(refused, tmp_path, name, sentence):
+def test_file_that_cannot_be_run_is_exit_code_2(refused, tmp_path, name, sentence):
     (tmp_path / "notes.txt").write_text("")
     (tmp_path / "lab").mkdir()
     (tmp_path / "lab" / "app.py").write_text("")
@@ -145,7 +145,7 @@ async def function(cluster, points: int = 10, label: str = "x", free=None):
     """For ``function_arguments``."""
 
 
-def test_options_win_over_attributes_and_are_read_as_their_type():
+def test_options_override_attributes_with_their_type():
     app = prepare_app(
         Settings, None, options("rate=1", "layers=3", "name=7", "shape=(3,)", "fast=True", batch_size=64, seed=5)
     )
@@ -155,7 +155,7 @@ def test_options_win_over_attributes_and_are_read_as_their_type():
     assert (Settings.rate, Settings.batch_size) == (0.1, IApp().batch_size)
 
 
-def test_what_is_said_twice_is_refused():
+def test_setting_given_twice_is_refused():
     with pytest.raises(ConfigError, match="-p rate is given twice"):
         prepare_app(Settings, None, options("rate=1", "rate=2"))
     twice = options("schedule=cosine")
@@ -164,7 +164,7 @@ def test_what_is_said_twice_is_refused():
         prepare_app(Settings, None, twice)
 
 
-def test_an_app_whose_constructor_wants_more_than_the_cluster_is_told_so_in_a_sentence():
+def test_app_constructor_with_more_parameters_is_refused():
     class Wants(IApp):
         def __init__(self, cluster, rate):
             super().__init__(cluster)
@@ -191,13 +191,13 @@ def test_an_app_whose_constructor_wants_more_than_the_cluster_is_told_so_in_a_se
         ("epochs=3", "-p epochs: Settings has no attribute 'epochs', did you mean 'master_epochs'?"),
     ],
 )
-def test_a_parameter_that_cannot_be_is_refused(parameter, sentence):
+def test_wrong_parameter_is_refused(parameter, sentence):
     with pytest.raises(ConfigError) as caught:
         prepare_app(Settings, None, options(parameter))
     assert str(caught.value).startswith(sentence)
 
 
-def test_parameters_of_a_function_are_its_arguments():
+def test_parameters_are_arguments_of_a_function():
     assert function_arguments(function, options("points=5", "label=5", "free=[1]")) == dict(
         points=5, label="5", free=[1]
     )
@@ -208,7 +208,7 @@ def test_parameters_of_a_function_are_its_arguments():
 
 
 @pytest.mark.parametrize("count", ["0", "-3", "1025", "x", "1e9"])
-def test_a_number_of_workers_that_cannot_be_is_exit_code_2(app, refused, count):
+def test_wrong_number_of_workers_is_exit_code_2(app, refused, count):
     app.write("async def main(cluster): pass\n")
     assert "argument --local: " in refused("app.py", "--local", count)
 
@@ -239,7 +239,7 @@ def test_a_file_runs_the_same_way_with_ddlf_run_and_with_python(app, tmp_path):
     assert (script.returncode, script.stdout, script.stderr) == (0, "[107, 207]\n", "")
 
 
-def test_without_a_cluster_file_two_workers_are_started_and_that_is_said(app, tmp_path):
+def test_run_starts_two_workers_without_a_cluster_file(app, tmp_path):
     app.write(ADD)
     ended = command("ddlf.cli.main", "run", "app.py", cwd=tmp_path)
     assert ended.stdout == "cluster   no cluster file: 2 workers on this machine\n[103, 203]\n"
@@ -297,7 +297,7 @@ def test_a_token_file_that_is_named_goes_before_the_one_of_the_cluster_file(app,
         assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_workers_that_are_not_there_are_exit_code_3_and_a_table(app, token_file):
+def test_unreachable_workers_are_exit_code_3_and_a_table(app, token_file):
     ended = app(ADD, "--hosts", "127.0.0.1:9,127.0.0.1:10", "--token-file", str(token_file))
     assert ended.returncode == 3
     assert ended.stderr.startswith("error  2 of 2 workers could not be reached:\n    1  127.0.0.1:9 ")
@@ -392,7 +392,7 @@ def test_an_app_without_its_methods_is_exit_code_2_and_says_which(app):
     assert ended.stderr.startswith("error  A has no create_model; write one that sets self.model")
 
 
-def test_nothing_is_started_when_the_options_are_wrong(app, own_folders):
+def test_wrong_options_start_nothing(app, own_folders):
     ended = app("import ddlf\nclass A(ddlf.IApp): pass\n", "--local", "1", "-p", "x=1")
     assert (ended.returncode, ended.stdout) == (2, "")
 
@@ -654,7 +654,7 @@ def test_what_a_file_gives_to_ddlf_main_is_what_is_meant(app):
         (["--wait", "5", "--token-file", "x"], "--token-file, --wait has no effect with --local"),
     ],
 )
-def test_options_that_would_have_no_effect_are_refused_by_name(app, refused, arguments, sentence):
+def test_options_without_effect_are_refused_by_name(app, refused, arguments, sentence):
     app.write("async def main(cluster): pass\n")
     assert refused("app.py", "--local", "1", *arguments).startswith(f"error  {sentence}")
 
@@ -709,7 +709,7 @@ def test_options_that_such_a_script_cannot_know_of_are_refused_before_it_runs(ap
     assert len(said.splitlines()) == 1
 
 
-def test_a_near_file_is_offered(app, refused):
+def test_missing_file_error_names_the_nearest_file(app, refused):
     app.write(ADD)
     assert refused("ap.py") == "error  there is no file 'ap.py'; did you mean 'app.py'?\n"
 
@@ -763,7 +763,7 @@ def test_the_new_settings_are_options_and_keys_of_the_cluster_file(tmp_path):
         ("", ["--checkpoint", "there"], {}, "there has checkpoints already, the newest of round 3"),
     ],
 )
-def test_what_can_be_seen_before_is_refused_before_anything_is_connected_or_started(
+def test_wrong_values_are_refused_before_anything_is_connected(
     app, refused, tmp_path, monkeypatch, source, arguments, environment, sentence
 ):
     (tmp_path / "there" / "round-000003").mkdir(parents=True)
@@ -778,7 +778,7 @@ def test_what_can_be_seen_before_is_refused_before_anything_is_connected_or_star
     assert len(said.splitlines()) == 1
 
 
-def test_more_workers_than_cores_are_said_to_be_no_faster(app, monkeypatch):
+def test_run_says_that_more_workers_than_cores_are_not_faster(app, monkeypatch):
     monkeypatch.setattr("ddlf.worker.machine.cores", lambda: 2)
     described = resolve_cluster(options(local=3))[1]
     assert described == "3 workers on this machine, which has only 2 cores: more than 2 workers are not faster"
@@ -808,7 +808,7 @@ def test_the_users_own_lines_are_shown_and_those_of_libraries_with_v_only(app):
     frames = [line.strip() for line in ended.stderr.splitlines() if line.startswith("  File ")]
     assert [frame.rpartition(" in ")[2] for frame in frames] == ["main", "inner", "main"]
     assert "cannot reshape array" in ended.stderr
-    assert ended.stderr.endswith("RuntimeError: in bold type\n(-v shows the lines of the libraries, too)\n")
+    assert ended.stderr.endswith("RuntimeError: in bold type\n(-v also shows the lines of libraries)\n")
     whole = app(BOLD, "--local", "1", "-v").stderr
     assert "asyncio" in whole
     assert "fromnumeric.py" in whole
@@ -826,7 +826,7 @@ def test_the_users_own_lines_are_shown_and_those_of_libraries_with_v_only(app):
         (4, 5, 2, "slot, 4 slots on 3 workers, 2 more hold the weights"),
     ],
 )
-def test_workers_beyond_the_slots_are_said_to_be_in_reserve(slots, workers, apart, words):
+def test_run_says_how_many_workers_are_spare(slots, workers, apart, words):
     assert _slots(slots, workers, apart) == words
 
 
@@ -840,7 +840,7 @@ async def main(cluster):
 """
 
 
-def test_an_error_of_a_worker_is_said_once_with_the_users_own_lines(app):
+def test_worker_error_is_printed_once_with_the_users_lines(app):
     ended = app(IN_A_LIBRARY, "--local", "1", "-q")
     assert ended.returncode == 1
     assert ended.stderr.count("cannot reshape array") == 1

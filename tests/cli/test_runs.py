@@ -31,7 +31,7 @@ def ddlf(capsys, *words):
     return (ended.value.code, *capsys.readouterr())
 
 
-def test_runs_are_listed_newest_first_with_what_they_came_to(out, capsys):
+def test_runs_lists_newest_first_with_results(out, capsys):
     code, text, _ = ddlf(capsys, "runs")
     rows = [line.split() for line in text.splitlines()]
     assert code == 0
@@ -45,7 +45,7 @@ def test_runs_are_listed_newest_first_with_what_they_came_to(out, capsys):
     assert [row["state"] for row in json.loads(text)] == ["finished", "failed", "finished"]
 
 
-def test_runs_are_compared_and_their_settings(out, capsys):
+def test_runs_compare_shows_results_and_differing_settings(out, capsys):
     code, text, _ = ddlf(capsys, "runs", "compare", "short", "long")
     assert code == 0
     assert ["rounds", "2", "6"] in [line.split() for line in text.splitlines()]
@@ -62,7 +62,7 @@ def test_runs_are_compared_and_their_settings(out, capsys):
     assert (code, error) == (2, "error  short and last name the same run; list the runs with: ddlf runs\n")
 
 
-def test_old_runs_are_pruned(out, capsys):
+def test_runs_prune_removes_old_runs(out, capsys):
     assert ddlf(capsys, "runs", "prune")[0] == 2
     code, text, _ = ddlf(capsys, "runs", "prune", "--keep", "1", "--out", str(out))
     assert (code, text.count("removed")) == (0, 2)
@@ -70,7 +70,7 @@ def test_old_runs_are_pruned(out, capsys):
     assert ddlf(capsys, "runs", "prune", "--keep", "1")[1] == "nothing to remove\n"
 
 
-def test_a_report_is_made_anew_and_its_table_printed(out, capsys):
+def test_report_is_written_again_and_its_table_printed(out, capsys):
     page = folder.find(out, "broken") / folder.REPORT
     page.unlink()
     code, text, _ = ddlf(capsys, "report", "broken")
@@ -82,12 +82,12 @@ def test_a_report_is_made_anew_and_its_table_printed(out, capsys):
     assert ddlf(capsys, "report", "nothing")[0] == 2
 
 
-def test_where_there_are_no_runs_that_is_said(tmp_path, capsys):
+def test_runs_says_that_there_are_none(tmp_path, capsys):
     assert ddlf(capsys, "runs", "--out", str(tmp_path))[1].startswith("no runs in ")
     assert ddlf(capsys, "report", "--out", str(tmp_path))[0] == 2
 
 
-def test_a_report_that_cannot_be_written_is_said_behind_the_table(out, capsys, monkeypatch):
+def test_report_prints_table_when_it_cannot_be_written(out, capsys, monkeypatch):
     def read_only(path, text):
         raise OSError(30, "Read-only file system", str(path))
 
@@ -100,7 +100,7 @@ def test_a_report_that_cannot_be_written_is_said_behind_the_table(out, capsys, m
     assert ddlf(capsys, "report", "short", "--csv")[0] == 0
 
 
-def test_a_misspelt_option_and_an_action_without_its_verb_are_named(out, capsys):
+def test_misspelt_option_and_misplaced_action_are_named(out, capsys):
     error = ddlf(capsys, "runs", "--lsat", "3")[2]
     assert error.startswith("ddlf runs: unknown option '--lsat', did you mean --last?")
     assert ddlf(capsys, "prune", "--keep", "3")[2].startswith(
@@ -109,7 +109,7 @@ def test_a_misspelt_option_and_an_action_without_its_verb_are_named(out, capsys)
     assert ddlf(capsys, "runs", "--out", str(out), "prune", "--keep", "9")[0] == 0
 
 
-def test_what_is_for_the_list_alone_is_refused_elsewhere(out, capsys):
+def test_list_options_are_refused_with_an_action(out, capsys):
     assert ddlf(capsys, "runs", "--json", "--last", "2", "prune", "--keep", "1")[::2] == (
         2,
         "ddlf runs prune: unknown option '--json'\nSee: ddlf runs prune --help\n",
@@ -125,7 +125,7 @@ def options(*words):
     return parser.parse_args([*words, "--local", "1"])
 
 
-def test_a_run_goes_on_from_the_checkpoints_of_another_by_its_name(out):
+def test_resume_takes_the_name_of_a_run(out):
     with pytest.raises(ConfigError, match=r"no run in .* has checkpoints; --checkpoint-every N writes them"):
         resumed_from(options("--resume", "last"))
     (folder.find(out, "long") / folder.CHECKPOINTS).mkdir()

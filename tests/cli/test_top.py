@@ -31,7 +31,7 @@ def shown(*, workers=4, columns=80, rows=24, run=True, rounds=2, more=(), app="M
     return text.getvalue().splitlines()
 
 
-def test_a_run_has_where_it_is_its_metrics_and_a_row_for_each_worker():
+def test_top_shows_position_metrics_and_workers():
     lines = shown(columns=120)
     assert "MnistCNN  training  round 2 of 40, 5%" in lines[0]
     assert "accuracy 0." in lines[2]
@@ -45,7 +45,7 @@ def test_a_run_has_where_it_is_its_metrics_and_a_row_for_each_worker():
 
 @pytest.mark.parametrize(("columns", "rows"), [(80, 24), (40, 12), (200, 60)])
 @pytest.mark.parametrize("workers", [1, 16, 64])
-def test_it_fits_the_terminal_and_says_how_many_workers_it_leaves_out(columns, rows, workers):
+def test_top_fits_the_terminal_and_counts_hidden_workers(columns, rows, workers):
     lines = shown(workers=workers, columns=columns, rows=rows)
     assert len(lines) <= rows
     assert max(map(len, lines)) <= columns
@@ -62,7 +62,7 @@ def test_before_the_first_round_is_over_nothing_is_said_of_what_nobody_knows():
     assert lines[0] == "MnistCNN  training  round 0 of 40, 0%, 0:04 so far"
 
 
-def test_a_lost_worker_and_one_that_is_gone_say_why():
+def test_top_says_why_a_worker_is_lost_or_excluded():
     lost = e.WorkerLost(round=2, worker=2, slot=2, why="the connection ended")
     gone = e.WorkerGone(round=2, worker=3, why="no memory\nand more")
     lines = "\n".join(shown(columns=120, more=[lost, gone]))
@@ -77,7 +77,7 @@ def test_a_long_reason_takes_no_column_from_the_others():
     assert all("GB" in row for row in rows)
 
 
-def test_a_cluster_without_a_run_shows_what_its_workers_do():
+def test_top_shows_workers_without_a_run():
     lines = shown(run=False, columns=100)
     assert lines[0] == "lab: no run here"
     assert lines[1].split() == ["worker", "does", "memory", "cores", "sent", "received"]

@@ -24,7 +24,7 @@ def run(tmp_path):
     return run
 
 
-def test_json_has_events_alone_on_standard_output(run):
+def test_ui_json_prints_only_events(run):
     ended = run("--local", "1", "--ui", "json")
     events = [from_json(json.loads(line)) for line in ended.stdout.splitlines()]
     assert {type(event).__name__ for event in events} >= {"PhaseBegan", "PhaseEnded", "WorkerConnected"}
@@ -40,13 +40,13 @@ def test_none_prints_results_only_and_a_pipe_has_no_control_codes_even_with_colo
 @pytest.mark.parametrize(
     ("arguments", "environment", "sentence"),
     [
-        (["--ui", "rich"], {}, "error  --ui is 'rich', but standard output is no terminal that can draw; leave it at 'auto'"),
+        (["--ui", "rich"], {}, "error  --ui is 'rich', but standard output is not a terminal that can draw; leave it at 'auto'"),
         (["--ui", "plain", "-q"], {}, "error  --ui plain has no effect with --quiet; leave one of them out"),
         (["--ui", "fancy"], {}, "ddlf run: argument --ui: must be one of auto, rich, plain, json, none, got 'fancy'"),
         ([], {"DDLF_UI": "fancy"}, "error  DDLF_UI must be one of auto, rich, plain, json, none, got 'fancy'"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_shown_so_is_refused_by_name_before_anything_starts(run, arguments, environment, sentence):
+def test_unavailable_ui_is_refused_before_anything_starts(run, arguments, environment, sentence):
     ended = run(*arguments, **environment)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith(sentence)

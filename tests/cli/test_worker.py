@@ -44,7 +44,7 @@ def refused(*arguments, **environment):
         (["--token-file", "."], 4, "token file . is a directory; name the file in it"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_sentence(token_file, arguments, code, sentence):
+def test_worker_refuses_wrong_options_in_one_sentence(token_file, arguments, code, sentence):
     if "--token-file" not in arguments:
         arguments = [*arguments, "--token-file", str(token_file)]
     found, text = refused(*(["--port", "0"] if "--port" not in arguments else []), *arguments)
@@ -172,7 +172,7 @@ def test_the_certificate_is_made_once_and_kept_for_its_owner(start_worker, tmp_p
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_a_signal_ends_it_tidily(start_worker, own_folders, number, code):
+def test_worker_ends_cleanly_on_a_signal(start_worker, own_folders, number, code):
     before = set((own_folders / "tmp").iterdir())
     worker = start_worker()
     assert worker.end(number) == code
@@ -203,7 +203,7 @@ def test_worker_that_gets_a_second_signal_ends_at_once(start_worker):
     assert worker.process.wait(PATIENCE_S) in (0, 130, -signal.SIGTERM)
 
 
-def test_a_signal_while_it_starts_leaves_nothing(own_folders, tmp_path, descendants):
+def test_worker_leaves_nothing_after_a_signal_at_start(own_folders, tmp_path, descendants):
     before = set((own_folders / "tmp").iterdir())
     for number in (signal.SIGINT, signal.SIGTERM):
         process = subprocess.Popen(
@@ -220,7 +220,7 @@ def test_a_signal_while_it_starts_leaves_nothing(own_folders, tmp_path, descenda
     assert set((own_folders / "tmp").iterdir()) == before
 
 
-def test_quiet_means_only_errors(start_worker):
+def test_quiet_worker_prints_only_errors(start_worker):
     worker = start_worker("--quiet")
     worker.end()
     assert worker.output == ""

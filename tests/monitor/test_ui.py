@@ -51,7 +51,7 @@ def test_a_pipe_gets_lines_whatever_is_said_of_colours(monkeypatch):
 
 
 def test_a_picture_that_cannot_be_drawn_and_a_name_that_is_none_are_refused_by_name(monkeypatch):
-    with pytest.raises(ConfigError, match="--ui is 'rich', but standard output is no terminal"):
+    with pytest.raises(ConfigError, match="--ui is 'rich', but standard output is not a terminal"):
         chosen("rich", "--ui")
     with pytest.raises(ConfigError, match=r"DDLF_UI must be one of .*, got 'plane'; did you mean 'plain'"):
         chosen("plane", "DDLF_UI")

@@ -1,7 +1,7 @@
-"""Folders of runs: how they are named, what state each is in, which there are. Runs on the master; reads and writes small files only.
+"""Folders of runs: their names, their states, and how to find them. Runs on the master; uses small files only.
 
-A folder is ``DIR/YYYYMMDD-HHMMSS-NAME``. What a run is doing is in its ``state.json``, with the process that does it: when that process is gone and
-has said nothing of an end, it was killed.
+A folder is ``DIR/YYYYMMDD-HHMMSS-NAME``. The file ``state.json`` has the state of the run and its process. If that
+process is gone without having written an end, it was killed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ddlf.errors import ConfigError
 from ddlf.events import facts
 
 USUAL = "runs"
-"""Where ``ddlf run`` makes folders unless it is told otherwise."""
+"""The default parent folder of ``ddlf run``."""
 NONE = "none"
-"""In place of a folder: make none."""
+"""Given instead of a folder, it disables run folders."""
 EVENTS = "events.jsonl"
 STATE = "state.json"
 SUMMARY = "summary.json"
@@ -38,9 +38,9 @@ NOTATION = "model.nnm"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
 BEFORE = ".1"
-"""Behind the name of a log that became too long, and another one was begun."""
+"""The suffix of the older part of a log that became too long."""
 MOST_NAME_BYTES = 100
-"""Of a name in that of a file, which has at most 255 with all that stands around it."""
+"""Maximum length of a run's name in the name of its folder. File names have at most 255 bytes."""
 STAMP = re.compile(r"\d{8}-\d{6}-")
 
 How = Literal["running", "finished", "failed", "stopped"]
@@ -48,7 +48,7 @@ How = Literal["running", "finished", "failed", "stopped"]
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What a run is doing, or how it has ended.
+    """The state of a run.
 
     Args:
         state: ``"running"``, ``"finished"``, ``"failed"`` or ``"stopped"`` (by somebody, or killed).
@@ -72,17 +72,17 @@ class State:
 
 
 def usual_out() -> str:
-    """Where folders of runs are when nothing else is said: ``$DDLF_RUN_DIR``, else ``./runs``."""
+    """Return the default parent folder of runs: ``$DDLF_RUN_DIR``, else ``./runs``."""
     return os.environ.get("DDLF_RUN_DIR") or USUAL
 
 
 def is_wanted(out: str | Path | None) -> bool:
-    """Whether a setting ``out`` asks for a folder."""
+    """Return whether a setting ``out`` asks for a folder."""
     return out is not None and str(out) != NONE
 
 
 def begun(app: str) -> State:
-    """The state of a run of this process that begins now."""
+    """Return the state of a run that this process starts now."""
     pid = os.getpid()
     return State(
         state="running",
@@ -95,7 +95,7 @@ def begun(app: str) -> State:
 
 
 def make(out: Path, name: str) -> Path:
-    """Make a folder for a run that begins now; one with a number behind its name if another run began in the same second.
+    """Create a folder for a run that starts now. A number is added if another run started in the same second.
 
     Raises:
         OSError: It cannot be made.
@@ -165,7 +165,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_state(path: Path) -> State:
-    """What the run of a folder is doing now: one whose process is gone was stopped, whatever the folder says."""
+    """Return the current state of a run. A run whose process is gone is stopped, whatever its folder says."""
     try:
         state = facts.from_data(State, read_json(path / STATE))
     except (TypeError, ValueError):
@@ -181,7 +181,7 @@ def read_state(path: Path) -> State:
 
 
 def process_started(pid: int) -> str | None:
-    """When a process of this machine began, in whatever words its system has for that; None if there is none."""
+    """Return the start time of a process as text of its system; None if there is no such process."""
     if Path("/proc/self/stat").exists():
         with contextlib.suppress(OSError):
             fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
@@ -192,7 +192,7 @@ def process_started(pid: int) -> str | None:
 
 
 def runs_in(out: Path) -> list[Path]:
-    """The folders of all runs in a folder, newest first."""
+    """Return the folders of all runs in a folder, newest first."""
     try:
         found = [path for path in out.iterdir() if STAMP.match(path.name) and path.is_dir()]
     except OSError:
@@ -206,10 +206,10 @@ def _began(path: Path) -> float:
 
 
 def find(out: Path, name: str = "last") -> Path:
-    """The folder of one run.
+    """Return the folder of one run.
 
     Args:
-        out: Where the runs are.
+        out: The parent folder of the runs.
         name: Path, the beginning of its name, with or without the time, or ``"last"``.
 
     Raises:
@@ -218,11 +218,11 @@ def find(out: Path, name: str = "last") -> Path:
     if "/" in name or name.startswith("."):
         if Path(name).is_dir() and ((path := Path(name)) / STATE).exists():
             return path
-        raise ConfigError(f"{name!r} is no run's folder", hint="ddlf runs lists those that there are")
+        raise ConfigError(f"{name!r} is not the folder of a run", hint="list the runs with: ddlf runs")
     runs = runs_in(out)
     if not runs:
         raise ConfigError(
-            f"there are no runs in {str(out)!r}", hint="make one with ddlf run, or name the folder with --out DIR"
+            f"there are no runs in {str(out)!r}", hint="start one with ddlf run, or name their folder with --out DIR"
         )
     if name == "last":
         return runs[0]
@@ -232,27 +232,27 @@ def find(out: Path, name: str = "last") -> Path:
     if len(found) == 1:
         return found[0]
     if not found:
-        raise ConfigError(f"no run in {str(out)!r} begins with {name!r}", hint="ddlf runs lists those that there are")
+        raise ConfigError(f"no run in {str(out)!r} begins with {name!r}", hint="list the runs with: ddlf runs")
     names = ", ".join(path.name for path in found[:5]) + ", ..." * (len(found) > 5)
-    raise ConfigError(f"{len(found)} runs in {str(out)!r} begin with {name!r}: {names}", hint="write more of the name")
+    raise ConfigError(f"{len(found)} runs in {str(out)!r} begin with {name!r}: {names}", hint="give more of the name")
 
 
 def prune(out: Path, keep: int) -> tuple[list[Path], dict[Path, str], dict[Path, str]]:
     """Remove the oldest runs that are over.
 
     Args:
-        out: Where the runs are.
-        keep: How many of the newest stay.
+        out: The parent folder of the runs.
+        keep: The number of newest runs to keep.
 
     Returns:
-        The folders that were removed; those that stay although they are older, and those that could not be removed, with the reasons.
+        The removed folders, the older folders that stay, and the folders that could not be removed, with reasons.
     """
     removed: list[Path] = []
     stay: dict[Path, str] = {}
     failed: dict[Path, str] = {}
     runs = runs_in(out)
     going_on = [path for path in runs[keep:] if read_state(path).state == "running"]
-    stay.update(dict.fromkeys(going_on, "it goes on"))
+    stay.update(dict.fromkeys(going_on, "it is still running"))
     used = {home: path.name for path in (*runs[:keep], *going_on) for home in _checkpoints_of(path)}
     for path in runs[keep:]:
         if path in stay:
@@ -272,7 +272,7 @@ def prune(out: Path, keep: int) -> tuple[list[Path], dict[Path, str], dict[Path,
 
 
 def _checkpoints_of(path: Path) -> list[Path]:
-    """Folders of runs in which a run's checkpoints are, or those that it goes on from while it has none of its own."""
+    """Return the folders with a run's checkpoints, or with those that it continues from while it has no own ones."""
     found = read_json(path / SUMMARY)
     before = found.get("goes_on_from", {}).get("checkpoints")
     return [Path(place).resolve().parent for place in (found.get("checkpoints") or before,) if place]

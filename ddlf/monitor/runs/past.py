@@ -105,7 +105,7 @@ def read(path: Path) -> Past:
         ConfigError: There is no run in it.
     """
     if not (path / folder.STATE).exists() and not (path / folder.EVENTS).exists():
-        raise ConfigError(f"{str(path)!r} is no run's folder", hint="ddlf runs lists those that there are")
+        raise ConfigError(f"{str(path)!r} is not the folder of a run", hint="list the runs with: ddlf runs")
     past = Past(path=path, state=folder.read_state(path), summary=folder.read_json(path / folder.SUMMARY))
     for worker in past.summary.get("workers", ()):
         _share(past, worker["worker"]).name = worker["name"]

@@ -150,7 +150,7 @@ class FolderWriter:
         for when, event in batch:
             if isinstance(event, e.WorkerWrote):
                 at = datetime.fromtimestamp(when).isoformat(" ", "milliseconds")
-                missing = [f"({event.dropped:,} lines are missing, which came too fast)"] * bool(event.dropped)
+                missing = [f"({event.dropped:,} lines came too fast and were dropped)"] * bool(event.dropped)
                 text = "".join(f"{at}  {line}\n" for line in (*missing, *event.lines))
                 texts[event.name] = texts.get(event.name, "") + text
         for name, text in texts.items():

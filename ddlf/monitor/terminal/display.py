@@ -1,4 +1,4 @@
-"""What shows a run to people: told its events, it keeps their state. This one shows nothing."""
+"""The base of all displays: it folds events into a state, and shows nothing."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ddlf.monitor.state import Phase, State
 
 
 class Display:
-    """Nothing is shown.
+    """A display that shows nothing.
 
     Attributes:
-        state: What is known of the run.
+        state: The state of the run.
         prints: Whether lines are printed.
     """
 
@@ -27,7 +27,7 @@ class Display:
         self.state = State()
 
     def tell(self, event: e.Event) -> None:
-        """Take an event in."""
+        """Take an event."""
         self.state.tell(event, time.monotonic())
 
     def say(self, text: str) -> None:
@@ -36,11 +36,11 @@ class Display:
             put(text)
 
     def is_due(self, record: RoundRecord) -> bool:
-        """Whether a record gets a line now."""
+        """Return whether a record gets a line now."""
         return True
 
     def note(self, text: str) -> None:
-        """Say something on standard error, from a signal handler, too, which may have interrupted a print."""
+        """Write a line to standard error. Safe in a signal handler, which may have interrupted a print."""
         with contextlib.suppress(OSError, ValueError):
             os.write(sys.stderr.fileno(), f"\n{text}\n".encode(errors="backslashreplace"))
 
@@ -49,10 +49,10 @@ class Display:
 
     @contextlib.contextmanager
     def busy(self, what: str) -> Iterator[None]:
-        """Meanwhile the master does something that no event tells of.
+        """Show meanwhile that the master is busy with something that has no events.
 
         Args:
-            what: What it does, as ``"importing app.py"``.
+            what: A phrase such as ``"importing app.py"``.
         """
         self.state.phases[0] = Phase(what, 0, time.monotonic())
         try:

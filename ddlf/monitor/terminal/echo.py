@@ -1,4 +1,4 @@
-"""What workers write, on the master's standard error, with the worker's name. Lines that several workers write come once."""
+"""Print what workers write on the master's standard error, with their names. Equal lines of several workers come once."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from collections.abc import Sequence
 from ddlf import events as e
 
 WINDOW_S = 0.2
-"""For how long lines are held back, so that equal ones of others can come."""
+"""Seconds that lines wait for equal lines of other workers."""
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 
 Line = tuple[str, str]
-"""Name of a worker, and what it wrote."""
+"""The name of a worker, and a line that it wrote."""
 
 
 class Echo:
     """A sink that prints ``WorkerWrote``.
 
     Attributes:
-        on: Whether it does.
+        on: Whether it prints.
     """
 
     def __init__(self, *, on: bool = True) -> None:
@@ -50,7 +50,7 @@ class Echo:
             self.flush()
 
     def flush(self) -> None:
-        """Print what is held back."""
+        """Print the waiting lines."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -58,13 +58,13 @@ class Echo:
 
 
 def lines(event: e.WorkerWrote) -> list[Line]:
-    """What there is to print of it."""
-    missing = f"({event.dropped:,} lines are missing, which came too fast)"
+    """Return the lines to print for an event."""
+    missing = f"({event.dropped:,} lines came too fast and were dropped)"
     return [(event.name, text) for text in ([missing] * bool(event.dropped) + list(event.lines))]
 
 
 def collapsed(held: Sequence[Line]) -> list[str]:
-    """Lines with names: one for each, but one for equal lines of several workers. Those of one worker stay as many as they were, in their order."""
+    """Return the lines with names. Equal lines of several workers become one; each worker's lines keep their number and order."""
     times: Counter[Line] = Counter()
     writers: dict[tuple[str, int], list[str]] = {}
     for name, text in held:
@@ -76,18 +76,18 @@ def collapsed(held: Sequence[Line]) -> list[str]:
 
 
 def show(held: list[Line]) -> None:
-    """Print lines, and hold them no more."""
+    """Print the waiting lines and clear them."""
     shown = collapsed(held)
     held.clear()
     if shown and sys.stderr is not None:
         colours = sys.stderr.isatty()
-        with contextlib.suppress(OSError):  # a full disk, or nobody reads it: they are told to other sinks all the same
+        with contextlib.suppress(OSError):  # a full disk, or no reader: other sinks get the lines all the same
             sys.stderr.write("".join(f"{harmless(line, colours=colours)}\n" for line in shown))
             sys.stderr.flush()
 
 
 def harmless(text: str, *, colours: bool) -> str:
-    """A line of another machine for this terminal: with its colours, if there may be any, and all that would move or ask the terminal spelled out."""
+    """Return a line of another machine without control codes: only colours may stay, others are spelled out."""
     parts = COLOUR.split(text)
     codes = [*COLOUR.findall(text), "\x1b[0m" if colours and len(parts) > 1 else ""] if colours else [""] * len(parts)
     spelled = (CONTROL.sub(lambda found: repr(found[0])[1:-1], part) for part in parts)

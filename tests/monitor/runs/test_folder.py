@@ -106,9 +106,9 @@ def test_a_run_is_named_by_the_beginning_of_its_name_or_as_the_last_one(tmp_path
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("2026", "3 runs in .* begin with '2026': 20260102-080000-two, .*; write more of the name"),
-        ("x", "no run in .* begins with 'x'; ddlf runs lists those that there are"),
-        ("./x", "'./x' is no run's folder"),
+        ("2026", "3 runs in .* begin with '2026': 20260102-080000-two, .*; give more of the name"),
+        ("x", "no run in .* begins with 'x'; list the runs with: ddlf runs"),
+        ("./x", "'./x' is not the folder of a run"),
     ],
 )
 def test_a_name_that_is_not_that_of_one_run_is_refused(tmp_path, three, name, sentence):
@@ -117,13 +117,13 @@ def test_a_name_that_is_not_that_of_one_run_is_refused(tmp_path, three, name, se
 
 
 def test_where_there_are_no_runs_that_is_said(tmp_path):
-    with pytest.raises(ConfigError, match=r"there are no runs in .*; make one with ddlf run"):
+    with pytest.raises(ConfigError, match=r"there are no runs in .*; start one with ddlf run"):
         folder.find(tmp_path)
 
 
 def test_the_oldest_runs_are_removed_but_not_one_that_goes_on(tmp_path, three):
     folder.write_json(three[0] / folder.STATE, folder.begun("App"))
-    assert folder.prune(tmp_path, 1) == ([three[1]], {three[0]: "it goes on"}, {})
+    assert folder.prune(tmp_path, 1) == ([three[1]], {three[0]: "it is still running"}, {})
     assert [path.exists() for path in three] == [True, False, True]
 
 

@@ -31,7 +31,7 @@ def test_the_files_of_all_workers_are_read_together_in_the_order_of_time(tmp_pat
         ("worker-1", "with  two spaces "),
         ("worker-2", "é 漢 \\udc80"),
         ("worker-2", ""),
-        ("worker-1", "(1,234 lines are missing, which came too fast)"),
+        ("worker-1", "(1,234 lines came too fast and were dropped)"),
         ("worker-1", "late"),
         ("pc-03", "far"),
     ]

@@ -69,5 +69,5 @@ def test_the_end_of_a_long_file_is_found_without_reading_all_of_it(tmp_path):
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="is no run's folder"):
+    with pytest.raises(ConfigError, match="is not the folder of a run"):
         read(tmp_path)

@@ -107,7 +107,7 @@ async def test_what_user_code_writes_on_a_worker_is_in_a_file_of_its_own(tmp_pat
             )
     assert sorted(file.name for file in (path / "logs").iterdir()) == ["pc-01.log", "worker-2.log"]
     lines = [line[25:] for line in (path / "logs" / "pc-01.log").read_text().splitlines()]
-    assert lines == ["0: ä", "b", "(2,468 lines are missing, which came too fast)", "2: ä", "b"]
+    assert lines == ["0: ä", "b", "(2,468 lines came too fast and were dropped)", "2: ä", "b"]
     assert "WorkerWrote" not in (path / folder.EVENTS).read_text()
 
 

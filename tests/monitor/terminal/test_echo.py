@@ -38,9 +38,9 @@ def test_lines_of_the_only_worker_are_printed_at_once_with_how_many_are_missing(
     echo(wrote(1, dropped=5))
     assert capsys.readouterr().err.splitlines() == [
         "[worker 1] one",
-        "[worker 1] (1,234 lines are missing, which came too fast)",
+        "[worker 1] (1,234 lines came too fast and were dropped)",
         "[worker 1] two",
-        "[worker 1] (5 lines are missing, which came too fast)",
+        "[worker 1] (5 lines came too fast and were dropped)",
     ]
 
 
