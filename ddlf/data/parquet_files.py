@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ class ParquetFiles:
     def _opened(self, name: str) -> tuple[Head, Any]:
         info = self._infos[name]
         nbytes, state = int(info["size"]), _state(info)
-        mark = "" if self.store is None else next((str(info[key]) for key in MARKS if info.get(key)), "")
+        mark = "" if self.store is None else _mark(info)
         footer, metadata = self._footer(name, nbytes)
         return Head(name, nbytes, mark, hashlib.sha256(footer).hexdigest(), state), metadata
 
@@ -241,9 +242,16 @@ def _is_hidden(name: str) -> bool:
     return any(part[:1] in (".", "_") for part in name.split("/"))
 
 
+def _mark(info: Mapping[str, Any]) -> str:
+    """The mark that a store gives a file; stores quote it in some answers."""
+    return next((str(info[key]).removeprefix("W/").strip('"') for key in MARKS if info.get(key)), "")
+
+
 def _state(info: Mapping[str, Any]) -> tuple[str, ...]:
-    found = [str(info[key]) for key in (*MARKS, *TIMES) if info.get(key)]
-    return str(info["size"]), *found
+    """Another value when a file was written to since: of its size, and its mark or else its time."""
+    time = next((info[key] for key in TIMES if info.get(key)), "")
+    seconds = time.timestamp() if isinstance(time, datetime) else time  # stores list one, and answer with the other
+    return str(info["size"]), _mark(info) or str(seconds)
 
 
 def _split(given: Sequence[str]) -> tuple[str, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -41,6 +42,8 @@ class FaultyStore:
         url: Address, as a place.
         served: How often each file was given whole and unharmed, by its path below the folder.
         failed: How often each kind of fault happened.
+        ranges: Whether it gives parts of files, as most servers do.
+        ranged: Bytes of parts that were given.
     """
 
     def __init__(self, folder: str | Path, *, seed: int = 0) -> None:
@@ -50,6 +53,7 @@ class FaultyStore:
         self._ended = threading.Event()
         self.served: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
+        self.ranges, self.ranged = True, 0
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"store": self}))
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
@@ -113,17 +117,35 @@ class _Handler(BaseHTTPRequestHandler):
         if not kind:
             with self.store._lock:  # before anybody has it
                 self.store.served[name] += 1
-        half = len(data) // 2
-        self._answer(200, data[:half] if kind in ("stall", "cut") else data, len(data))
+        status, part = self._range(data)
+        half = len(part) // 2
+        self._answer(status, part[:half] if kind in ("stall", "cut") else part, len(part))
         if kind == "stall":
             self.wfile.flush()
             self.store._ended.wait()
         if kind in ("stall", "cut"):
             self.close_connection = True
 
+    def do_HEAD(self) -> None:
+        path = (self.store._folder / unquote(self.path).strip("/")).resolve()
+        found = path.is_relative_to(self.store._folder) and path.is_file()
+        self._answer(200 if found else 404, b"", path.stat().st_size if found else 0)
+
+    def _range(self, data: bytes) -> tuple[int, bytes]:
+        """What was asked for of a file, with the status of the answer."""
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if not (asked and self.store.ranges):
+            return 200, data
+        part = data[int(asked[1]) : int(asked[2]) + 1]
+        with self.store._lock:
+            self.store.ranged += len(part)
+        return 206, part
+
     def _answer(self, status: int, data: bytes, length: int | None = None) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(data) if length is None else length))
+        if self.store.ranges:
+            self.send_header("Accept-Ranges", "bytes")
         self.end_headers()
         try:
             self.wfile.write(data)

@@ -3,6 +3,7 @@
 import io
 import os
 
+import fsspec
 import numpy as np
 import PIL.Image
 import pyarrow as pa
@@ -14,6 +15,7 @@ from ddlf.algorithms.reading_order import portions
 from ddlf.cli.main import main
 from ddlf.data.stream import Stream
 from ddlf.errors import AppError, ConfigError, DatasetDamaged, DatasetError
+from ddlf.testing import FaultyStore
 
 ROWS, GROUP = 200, 25
 
@@ -310,3 +312,69 @@ def test_row_group_larger_than_memory_is_read_piece_by_piece(tmp_path, monkeypat
     assert max(seen) * 40 <= 2**14
     assert np.array_equal(np.sort(found["y"]), np.arange(len(x)))
     assert np.array_equal(found["x"][:, 0], 4.0 * found["y"])
+
+
+# -- in stores ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def served(folder):
+    with FaultyStore(folder) as store:
+        yield store
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr("ddlf.data.store.PATIENCE_S", 5.0)
+    monkeypatch.setattr("ddlf.data.store.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("ddlf.data.store.LONGEST_PAUSE_S", 0.02)
+    monkeypatch.setattr("ddlf.data.store.STALL_S", 0.2)
+
+
+def urls(store):
+    return [f"{store.url}/part-{number}.parquet" for number in range(2)]
+
+
+def test_web_server_gives_only_the_columns_that_are_wanted_and_each_once(folder, served, monkeypatch):
+    monkeypatch.setattr("ddlf.data.parquet_files.GAP_BYTES", 0)
+    data, here = ddlf.data.open(urls(served), x="f0", y="id"), ddlf.data.open(folder, x="f0", y="id")
+    assert data.columns == here.columns
+    opened = served.ranged
+    for shuffle in ("window:2", "global"):
+        assert np.array_equal(read(data, shuffle=shuffle)["y"], read(here, shuffle=shuffle)["y"])
+    groups = [pq.read_metadata(path).row_group(n) for path in folder.glob("part-*") for n in range(4)]
+    chunks = [group.column(n) for group in groups for n in range(2)]  # those of id and f0
+    assert served.ranged - opened == sum(chunk.total_compressed_size for chunk in chunks)
+    again = ddlf.data.open(urls(served), x="f0", y="id")
+    opened = served.ranged
+    assert np.array_equal(read(again)["y"], read(here)["y"])
+    assert served.ranged == opened  # the cache has all of it
+
+
+def test_store_that_fails_is_asked_again_and_gives_the_same_samples(folder, served, impatient):
+    served.fail(error=0.1, throttle=0.1, cut=0.1, stall=0.02)
+    data = ddlf.data.open(urls(served), x="vector", y="id")
+    assert np.array_equal(read(data)["y"], read(ddlf.data.open(folder, x="vector", y="id"))["y"])
+    assert served.failed
+
+
+def test_server_that_gives_only_whole_files_is_refused(served):
+    served.ranges = False
+    with pytest.raises(DatasetError, match="comes only as a whole: the server does not read ranges"):
+        ddlf.data.open(urls(served), x="f0")
+
+
+def test_files_of_a_store_are_found_by_glob_and_folder(folder):
+    files = fsspec.filesystem("memory")
+    files.store.clear()
+    for path in folder.iterdir():
+        files.pipe(f"memory://bucket/train/{path.name}", path.read_bytes())
+    found = ddlf.data.open("memory://bucket/train/part-*.parquet", x="f0", y="id", storage_options={})
+    assert np.array_equal(found["y"], np.arange(ROWS))
+    assert ddlf.data.open("memory://bucket", x="f0", y="id")["y"].tolist() == list(range(ROWS))
+    files.pipe("memory://bucket/train/part-1.parquet", (folder / "part-0.parquet").read_bytes())
+    found = ddlf.data.open("memory://bucket/train/part-*.parquet", x="f1", y="id")
+    files.pipe("memory://bucket/train/part-1.parquet", (folder / "part-1.parquet").read_bytes())
+    with pytest.raises(DatasetError, match=r"memory://bucket/train/part-1\.parquet was written to since"):
+        found.load(6)
+    files.store.clear()

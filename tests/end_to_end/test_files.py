@@ -3,6 +3,8 @@
 import os
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import ddlf
@@ -138,3 +140,36 @@ async def test_workers_read_what_is_on_their_own_disks_and_what_they_lack_from_e
         os.unlink(f"{place}-1/v0001/00001.safetensors")
         with pytest.raises(DatasetError, match=r"v0001/00001\.safetensors.* is on no worker"):
             await made().train_sync()
+
+
+class OfParquet(OfFiles):
+    async def load_dataset(self):
+        columns = dict(x="features", y="label")
+        self.train_data = ddlf.data.open(f"{self.place}/*.parquet", **columns)
+        self.test_data = ddlf.data.open(f"{self.place}/*.parquet", **columns)
+
+
+async def test_parquet_files_give_the_bits_of_partition_files_also_after_a_loss_and_resumed(place, tmp_path):
+    (tmp_path / "parquet").mkdir()
+    data = ddlf.data.open(place)
+    width = data.columns["x"].shape[0]
+    features = pa.FixedSizeListArray.from_arrays(pa.array(data["x"].reshape(-1)), width)
+    columns = {"features": features, "label": pa.array(list(data["y"]))}
+    pq.write_table(pa.table(columns), tmp_path / "parquet" / "a.parquet", row_group_size=80)
+    async with local_cluster(2) as cluster:
+        whole = OfFiles(cluster)
+        whole.place, whole.round_samples = place, 80
+        await whole.train_sync()
+        app = OfParquet(cluster)
+        app.place, app.round_samples = str(tmp_path / "parquet"), 80
+        app.checkpoint, app.checkpoint_every = tmp_path / "run", 1
+        async with FaultPlan().kill(worker=2, at_round=2).on(app):
+            await app.train_sync(master_epochs=1)
+        assert app.ledger.is_exact(1)
+        resumed = OfParquet(cluster)
+        resumed.place, resumed.round_samples = app.place, 80
+        resumed.checkpoint, resumed.resume = tmp_path / "run", "auto"
+        await resumed.train_sync()
+        assert resumed.ledger.is_exact(3)
+        assert digest(resumed.model.get_weights()) == digest(whole.model.get_weights())
+        assert await resumed.evaluate_model() == await whole.evaluate_model()
