@@ -260,3 +260,12 @@ def test_a_cluster_of_three_machines_does_what_it_says(tmp_path, monkeypatch, st
         assert (tmp_path / "model.keras").exists()
         for command, said in zip(others, planned, strict=True):
             assert "lab" in said or command[1] != "run"
+
+
+def test_contributing_names_files_that_exist():
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"`((?:ddlf|tests|apps|scripts|docs|benchmarks|\.ci)/[\w/.-]*)", page)
+    assert len(named) > 40
+    assert [
+        name for name in named if "NAME" not in name and "_build" not in name and not (ROOT / name.rstrip("/")).exists()
+    ] == []
