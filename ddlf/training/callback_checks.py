@@ -7,6 +7,7 @@ from typing import Any
 
 from ddlf.data.parts import has
 from ddlf.errors import AppError
+from ddlf.training.slot.parts import PARTS
 from ddlf.training.slot.parts.callbacks import check_is_one, no_data
 from ddlf.training.spec import installed
 
@@ -82,10 +83,6 @@ def _better(monitor: str) -> str:
     return "max" if name.endswith(("accuracy", "acc", "auc", "precision", "recall", "f1_score", "iou")) else ""
 
 
-KEPT_APART = {"batchnorm": "local", "local_rule": "scaffold", "outer": "streaming"}
-"""Settings with which slots keep what is no state of an optimizer, and the beginnings of such values."""
-
-
 def check(app: Any) -> None:
     """Refuse ``callbacks`` that cannot do on the master what ``fit`` would have them do.
 
@@ -111,7 +108,8 @@ def check(app: Any) -> None:
                 f"{names[0]} and checkpoints both say where a run goes on from",
                 hint="leave out one of the two; checkpoint and resume bring every slot's state back",
             )
-        kept = [name for name, values in KEPT_APART.items() if str(getattr(app, name)).startswith(values)]
+        settings = [part.kept_with for part in PARTS if part.kept_with is not None]
+        kept = [name for name, values in settings if str(getattr(app, name)).startswith(values)]
         if "BackupAndRestore" in names and kept:
             raise AppError(
                 f"{names[0]} has weights and optimizer only, but with {kept[0]}={str(getattr(app, kept[0]))!r} each slot keeps more",

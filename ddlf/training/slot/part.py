@@ -114,10 +114,13 @@ class SlotPart:
     Attributes:
         name: Names the part in tasks, replies and checkpoints.
         travels: Whether it travels; not if the master has the same by itself.
+        kept_with: Setting with which slots keep it, and how such a value begins. ``BackupAndRestore``, which has weights
+            and optimizer only, is refused with it.
     """
 
     name: ClassVar[str]
     travels: ClassVar[bool] = True
+    kept_with: ClassVar[tuple[str, str] | None] = None
 
     def __init__(self, app: App, model: TrainableModel) -> None: ...
 

@@ -26,6 +26,7 @@ class LocalBatchNorm(SlotPart):
     """The slot's own values of these weights; None for each other weight."""
 
     name = APART
+    kept_with = "batchnorm", "local"
 
     def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
         return [w if own is None else own for w, own in zip(weights, left or [None] * len(weights), strict=True)]

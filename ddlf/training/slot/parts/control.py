@@ -24,6 +24,7 @@ class Controls(SlotPart):
     """
 
     name = CONTROL
+    kept_with = "local_rule", "scaffold"
 
     def __init__(self, app: App, model: TrainableModel) -> None:
         self._rule = model.rule

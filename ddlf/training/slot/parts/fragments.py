@@ -41,6 +41,7 @@ class OwnFragments(SlotPart):
     """The slot's own weights, and behind them the number of the round that left them."""
 
     name = OWN
+    kept_with = "outer", "streaming"
 
     def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
         """Continue from the slot's own weights, with the fragments that were merged since mixed in.
