@@ -108,7 +108,7 @@ class WeightsOut:
 
 
 class Outwards(Protocol):
-    """How tasks get their weights: ``WeightsOut``, or ``WeightsThere`` of the sharded exchange.
+    """How tasks get their weights: ``WeightsOut``, or ``Members`` of the sharded exchange.
 
     Attributes:
         stays: Whether updates do not come back.

@@ -9,12 +9,13 @@ into slots after that, so every epoch has every sample once, and a round of one 
 from __future__ import annotations
 
 import bisect
+import copy
 import itertools
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -47,6 +48,13 @@ class Span(NamedTuple):
     begin: int
     end: int
     version: int = 0
+
+
+SHALLOW = (
+    *("epochs", "sizes", "starts", "offsets", "states", "speeds", "records"),
+    *("slots_from", "versions_from", "state", "ledger"),
+)
+"""Attributes of ``Progress`` that a snapshot copies: they change in place."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -283,6 +291,24 @@ class Progress:
         """The numbers of the epochs that come next: those of a round."""
         done = self.epochs_done
         return range(done, self.starts[min(bisect.bisect_right(self.starts, done), len(self.epochs))])
+
+    def snapshot(self) -> Self:
+        """What the training has come to, as it is now."""
+        then = copy.copy(self)
+        for name in SHALLOW:
+            setattr(then, name, copy.copy(getattr(self, name)))
+        return then
+
+    def set_back(self, then: Self) -> None:
+        """Go back to a snapshot, with its weights in this process."""
+        for one in fields(self):
+            setattr(self, one.name, getattr(then, one.name))
+        self.fetch()
+
+    def fetch(self) -> None:
+        """Read into this process what is only in a checkpoint."""
+        self.weights = list(self.weights)
+        self.state = {name: list(group) for name, group in self.state.items()}
 
     @property
     def is_complete(self) -> bool:

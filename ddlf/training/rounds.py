@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -145,29 +144,3 @@ class Round:
     number: int
     tasks: list[Task]
     last: bool
-
-
-def come_home(progress: Any) -> None:
-    """Have what is left in a checkpoint here."""
-    progress.weights = list(progress.weights)
-    progress.state = {name: list(group) for name, group in progress.state.items()}
-
-
-def snapshot(progress: Any) -> Any:
-    """What a training has come to, as it is now."""
-    then = copy.copy(progress)
-    for name in (
-        "epochs",
-        "sizes",
-        "starts",
-        "offsets",
-        "states",
-        "speeds",
-        "records",
-        "slots_from",
-        "versions_from",
-        "state",
-        "ledger",
-    ):
-        setattr(then, name, copy.copy(getattr(progress, name)))
-    return then

@@ -20,7 +20,7 @@ from ddlf.training.exchanges.sharded.copies import left_of
 from ddlf.training.recovery import LOSS
 
 if TYPE_CHECKING:
-    from ddlf.training.exchanges.members import Member, WeightsThere
+    from ddlf.training.exchanges.members import Member, Members
     from ddlf.training.run import Run
     from ddlf.training.slot.task import Reply
 
@@ -140,7 +140,7 @@ class OnWorkers:
         coded: Whether the last of these is the weight as it is stepped.
     """
 
-    there: WeightsThere
+    there: Members
     generation: int
     like: Weights
     kept: int

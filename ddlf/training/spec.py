@@ -256,6 +256,12 @@ class Exchange(BaseExchange):
         """Return the exchange of this run, and why it was chosen; "" if nothing was."""
         return self, ""
 
+    def loop(self, merge: Rule, outer: OuterOptimizer, balance: str) -> Loop:
+        """Make the rounds of synchronous training, whose updates travel like this."""
+        from ddlf.training.sync import Synchronous
+
+        return Synchronous(merge=merge, outer=outer, balance=balance)
+
     def weights(self, place: Place) -> Outwards:
         """The weights are on the master."""
         from ddlf.training.exchange import WeightsOut
@@ -278,11 +284,17 @@ class Sharded(Exchange):
     on_workers: ClassVar[bool] = True
     role: ClassVar[str] = "ddlf.training.exchanges.sharded.replica:ShardedReplica"
 
+    def loop(self, merge: Rule, outer: OuterOptimizer, balance: str) -> Loop:
+        """Make rounds whose updates stay on the workers."""
+        from ddlf.training.exchanges.sharded.master import ShardedRounds
+
+        return ShardedRounds(merge=merge, outer=outer, balance=balance)
+
     def weights(self, place: Place) -> Outwards:
         """Each worker has a slice of the weights."""
-        from ddlf.training.exchanges.members import WeightsThere
+        from ddlf.training.exchanges.members import Members
 
-        return WeightsThere(place.run, place.crew, place.cluster, place.lossless, str(self.weights_codec))
+        return Members(place.run, place.crew, place.cluster, place.lossless, codec=str(self.weights_codec))
 
     def refusals(self, spec: RunSpec) -> Iterator[Refusal]:
         """What needs whole updates or weights in one place."""
@@ -446,9 +458,7 @@ class Sync(Strategy):
 
     def loop(self, spec: RunSpec, step: Step | None) -> Loop:
         """Rounds of all slots."""
-        from ddlf.training.sync import Synchronous
-
-        return Synchronous(merge=self.merge, outer=step or self.outer, balance=spec.data.balance)
+        return spec.exchange.loop(self.merge, step or self.outer, spec.data.balance)
 
     def slot_warning(self, slots: int) -> str:
         """A merge that cannot do its work."""
@@ -652,10 +662,11 @@ class Downpour(Strategy):
         return Replicas(self, spec.exchange.weights_codec)
 
     def weights(self, place: Place) -> Outwards:
-        """Shards have the weights."""
-        from ddlf.training.exchanges.members import ShardsThere
+        """Servers have the weights."""
+        from ddlf.training.exchanges.members import Members
+        from ddlf.training.roles import SERVERS
 
-        return ShardsThere(place.run, place.crew, place.cluster, place.lossless)
+        return Members(place.run, place.crew, place.cluster, place.lossless, SERVERS)
 
     def check_model(self, model: Any) -> None:
         """Refuse an optimizer that a replica cannot step with."""

@@ -40,7 +40,7 @@ from ddlf.training.roles.continued_schedule import restarts
 from ddlf.training.roles.metrics import MetricMerge
 from ddlf.training.roles.optimizer_state import final_weights, keeps_averages
 from ddlf.training.roles.run_position import followers
-from ddlf.training.rounds import Ended, Facts, come_home
+from ddlf.training.rounds import Ended, Facts
 from ddlf.training.run import Run
 from ddlf.training.slot.parts.batchnorm import batch_norms, warning
 from ddlf.training.slot.task import HELD
@@ -172,7 +172,7 @@ async def _train(run: Run, loop: Loop, callbacks: Callbacks | None) -> None:
     """Let the strategy train, between the beginning and the end of the callbacks."""
     if callbacks is not None:
         if callbacks.need_weights:
-            come_home(run.progress)
+            run.progress.fetch()
         loop.begin(run)  # what they set is to be found in its state
         await callbacks.begin(run.progress)
     try:

@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from ddlf.algorithms.merge import Mean, Rule
 from ddlf.algorithms.outer import OuterOptimizer, Streaming, Subtract
 from ddlf.training import streaming
-from ddlf.training.exchanges.members import WeightsThere
-from ddlf.training.exchanges.sharded.master import train as train_sharded
 from ddlf.training.recalibration import recalibrated
 from ddlf.training.run import Run
 
@@ -45,9 +43,6 @@ class Synchronous:
 
     async def train(self, run: Run) -> None:
         """Train until all rounds are over or the run is to end."""
-        if isinstance(there := run.exchange.weights_out, WeightsThere):
-            await train_sharded(run, there, self.merge, self.outer, self.balance)
-            return
         if isinstance(self.outer, Streaming):
             await streaming.train(run, self.merge, self.outer, self.balance)
             return

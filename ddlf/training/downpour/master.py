@@ -16,7 +16,7 @@ import asyncio
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +31,11 @@ from ddlf.training.downpour.placement import Placement
 from ddlf.training.downpour.replica import shares
 from ddlf.training.downpour.server import shard_parts
 from ddlf.training.evaluation import to_its_end
-from ddlf.training.exchanges.members import ShardsThere
+from ddlf.training.exchanges.members import Members
 from ddlf.training.recovery import first_line
 from ddlf.training.refusals import check
 from ddlf.training.roles.evaluation import EVALUATION_BATCH
-from ddlf.training.rounds import Elsewhere, come_home, end_all, nowhere, shapes, snapshot
+from ddlf.training.rounds import Elsewhere, end_all, nowhere, shapes
 from ddlf.training.run import Run
 from ddlf.training.slices import Writing, reading, sliced
 from ddlf.training.slot.task import Reply
@@ -63,7 +63,7 @@ class Replicas:
     async def train(self, run: Run) -> None:
         """Train until every slot has done its rounds or the run is to end; the master ends with the weights."""
         there = run.exchange.weights_out
-        assert isinstance(there, ShardsThere)
+        assert isinstance(there, Members)
         serving = Serving(run, there, self.how, self.weights_codec)
         watching = asyncio.ensure_future(serving.watch())
         try:
@@ -105,7 +105,7 @@ class Serving:
         ConfigError: No weight is trained, there are fewer replicas than slots, or more shards than values.
     """
 
-    def __init__(self, run: Run, there: ShardsThere, how: Downpour, codec: Outward) -> None:
+    def __init__(self, run: Run, there: Members, how: Downpour, codec: Outward) -> None:
         self._run, self._there, self._how, self._codec = run, there, how, codec
         weights = shapes(run.weights)
         self._rows = Rows.of(weights, run.facts.trainable)
@@ -134,13 +134,13 @@ class Serving:
         self._placement = Placement(run, there, how, self._restored)
         self._lives = itertools.count(1 + last_life(run.state.get(META)))
         self._brought = run.version  # the commit whose weights are here
-        self._home = snapshot(run.progress)
+        self._home = run.progress.snapshot()
         self._moments = itertools.count(1)
         self._warned = False
         self.version = 0
         self._begun = run.version
         self._warm = how.warm_start if how.warm_start is not None else self._some_pushes()
-        there.begin, there.serving = self._begin, self
+        there.begin, there.says = self._begin, self.told
 
     # -- before and while replicas train ----------------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ class Serving:
             why = "callbacks have set weights, which has no effect before training is over: replicas go on from those of the shards"
             run.crew.emit(Warned(about="callback", why=why))
         if due or shown:
-            self._brought, self._home = run.version, snapshot(run.progress)
+            self._brought, self._home = run.version, run.progress.snapshot()
 
     async def settle(self) -> None:
         """End with weights that are here: those of now, or if these are lost those of the last time, and nothing of the rounds since."""
@@ -245,12 +245,10 @@ class Serving:
             progress.weights = await self._bring()
         except DDLFError as error:
             if self._brought == progress.version:
-                come_home(progress)
+                progress.fetch()
                 return
             reached = progress.version
-            for one in fields(progress):
-                setattr(progress, one.name, getattr(self._home, one.name))
-            come_home(progress)
+            progress.set_back(self._home)
             run.exchange.states.set_back(progress.states)
             why = f"the weights after update {reached} cannot be had ({first_line(error)}): what is left is that of update {progress.version}"
             run.crew.emit(Warned(about="model", why=why))
@@ -352,7 +350,7 @@ class Serving:
     async def _evaluated(
         self, worker: int, app: Any, part: str, batch_size: int = EVALUATION_BATCH
     ) -> dict[str, float] | None:
-        """Have the weights of now evaluated; see ``WeightsThere``.
+        """Have the weights of now evaluated; see ``Members``.
 
         Args:
             worker: The one that is asked first: it has nothing else to do.

@@ -17,7 +17,7 @@ from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ClusterTooSmall, ConnectError, RequestTimeout
 from ddlf.events import Warned
 from ddlf.training.downpour.client import name_of
-from ddlf.training.exchanges.members import Member, WeightsThere
+from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.recovery import LOSS, first_line
 from ddlf.training.refusals import check
 from ddlf.training.rounds import end_all
@@ -53,7 +53,7 @@ class Placement:
         ConfigError: There are too few workers for the copies, or none would be left to train.
     """
 
-    def __init__(self, run: Run, there: WeightsThere, how: Downpour, restore: Restore) -> None:
+    def __init__(self, run: Run, there: Members, how: Downpour, restore: Restore) -> None:
         check(how.worker_refusals(len(there.proxies()), one_at_a_time=False))
         self._servers = servers = how.extra_workers
         run.crew.spared = (

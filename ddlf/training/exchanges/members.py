@@ -22,7 +22,7 @@ from ddlf.training.crew import Crew
 from ddlf.training.early import chosen_exchange
 from ddlf.training.recovery import LOSS
 from ddlf.training.restoring import Restoring
-from ddlf.training.roles import EXCHANGE, REPLICA, SERVERS
+from ddlf.training.roles import EXCHANGE, REPLICA
 from ddlf.training.roles.evaluation import EVALUATION_BATCH
 from ddlf.training.rounds import end_all
 from ddlf.training.slot.task import Reply
@@ -40,43 +40,45 @@ HINT = (
 )
 
 
-class WeightsThere:
-    """Where the weights are, for tasks; in the place of ``WeightsOut``.
+class Members:
+    """The workers of one run, as those that hold its weights; for tasks, in the place of ``WeightsOut``.
 
     Args:
         run: Name of the run on the workers.
         crew: Workers.
         cluster: The cluster that they are of.
         lossless: As of ``WeightsOut``.
+        holder: Name of the role that holds the weights on workers.
         codec: How weights travel from worker to worker, as text.
 
     Attributes:
         role: How its replicas are called on the workers.
-        holder: How what holds the weights is called there.
-        generation: Of the weights that rounds begin with.
-        at: Workers that have them.
-        means: Groups of what slots have left whose means rounds begin with, and of how many slots each is the sum; 0 for what is a mean.
-        begin: Sees that some have.
+        holder: The role that holds the weights there.
+        begin: Sees that some workers have the weights.
+        says: Says of a slot and the number of its round what the task says of its weights.
         restoring: Brings slices of checkpoints to them.
         compares: See ``Outwards``.
     """
 
     differences = False
     stays = True
-    held_by = EXCHANGE
 
     def __init__(
-        self, run: str, crew: Crew, cluster: Cluster, lossless: Sequence[bool], codec: str = "float32"
+        self,
+        run: str,
+        crew: Crew,
+        cluster: Cluster,
+        lossless: Sequence[bool],
+        holder: str = EXCHANGE,
+        codec: str = "float32",
     ) -> None:
         self._run = run
-        self.role, self.holder = (run, REPLICA), (run, self.held_by)
+        self.role, self.holder = (run, REPLICA), (run, holder)
         self._crew = crew
         self._cluster = cluster
         self.lossless, self.codec = lossless, codec
         self.held: dict[int, Weights] = {}
-        self.generation = 0
-        self.at: Sequence[Member] = ()
-        self.means: dict[str, int] = {}
+        self.says: Callable[[int, int], dict[str, Any]] = _unsaid
         self.begin: Callable[[], Awaitable[None]] = _nothing
         self.compares: Callable[[dict[int, Reply]], Awaitable[dict[int, Verdict]]] | None = None
         self.restoring = Restoring(self.holder, lambda: list(self.members().values()), crew)
@@ -104,9 +106,7 @@ class WeightsThere:
         self, slot: int, weights: Weights, number: int, *, holds: bool = True, tensors: Sequence[int] | None = None
     ) -> dict[str, Any]:
         """What a task says of its weights."""
-        there = self.members()
-        at = [one[0] for one in self.at if one in there]
-        return {"generation": self.generation, "at": at, **({"means": self.means} if self.means else {})}
+        return self.says(slot, number)
 
     def whole(self, weights: Weights) -> NoReturn:
         """Not for runs of this kind: what needs it is refused."""
@@ -238,24 +238,6 @@ class WeightsThere:
             self._crew.changed()
 
 
-class ShardsThere(WeightsThere):
-    """Where the shards of Downpour are, for tasks.
-
-    Attributes:
-        serving: Tells what a task says of its replicas.
-    """
-
-    serving: Any
-    held_by = SERVERS
-
-    def encode(
-        self, slot: int, weights: Weights, number: int, *, holds: bool = True, tensors: Sequence[int] | None = None
-    ) -> dict[str, Any]:
-        """See ``WeightsThere``."""
-        told: dict[str, Any] = self.serving.told(slot, number)
-        return told
-
-
 async def chosen(app: Any, crew: Crew, spec: RunSpec) -> tuple[str, str]:
     """What ``exchange="auto"`` becomes, and why: what is faster, if the workers have a way to each other.
 
@@ -281,3 +263,7 @@ def _cannot(one: ProxyWorker, other: ProxyWorker) -> str:
 
 
 async def _nothing() -> None: ...
+
+
+def _unsaid(slot: int, number: int) -> dict[str, Any]:
+    raise AssertionError("the exchange has not begun")

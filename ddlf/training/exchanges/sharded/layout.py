@@ -12,7 +12,7 @@ import numpy as np
 from ddlf.algorithms.ranges import Slice, cut, pieces, put, within
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import ClusterTooSmall, ConfigError
-from ddlf.training.exchanges.members import Member, WeightsThere
+from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.exchanges.sharded.copies import arrays_of, empty_of, left_parts
 from ddlf.training.exchanges.sharded.means import MeanPlan
 from ddlf.training.recovery import LOSS
@@ -23,7 +23,7 @@ from ddlf.training.states import SlotStates
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Place:
+class Layout:
     """Where weights are, with what belongs to them.
 
     Args:
@@ -39,7 +39,7 @@ class Place:
     means: Mapping[str, bool] = dataclasses.field(default_factory=dict)
 
 
-class Places:
+class HeldWeights:
     """The workers of one run, as those that have weights.
 
     Args:
@@ -54,7 +54,7 @@ class Places:
         size: Values of all weights.
     """
 
-    def __init__(self, run: Run, there: WeightsThere, like: Weights, kept: int, *, coded: bool) -> None:
+    def __init__(self, run: Run, there: Members, like: Weights, kept: int, *, coded: bool) -> None:
         self._run, self._there = run, there
         self.like, self.kept, self.coded = like, kept, coded
         self.size = sum(w.size for w in like)
@@ -66,11 +66,11 @@ class Places:
             hint="resume from the last checkpoint; with checkpoint_every=1 no round is lost",
         )
 
-    def holding(self, place: Place) -> list[tuple[int, int, int]]:
+    def holding(self, place: Layout) -> list[tuple[int, int, int]]:
         """Who has which slice of the state, as workers are told."""
         return [(*part, number) for part, (number, _) in self.parts(place, self._there.members()) or ()]
 
-    def parts(self, place: Place, alive: Collection[Member]) -> list[tuple[Slice, Member]] | None:
+    def parts(self, place: Layout, alive: Collection[Member]) -> list[tuple[Slice, Member]] | None:
         """Who of those that are there has which slice of the state; None if a part of it is lost."""
         if not self.kept:
             return []
@@ -79,7 +79,7 @@ class Places:
         except ConfigError:
             return None
 
-    def writers(self, place: Place, alive: Collection[Member]) -> list[tuple[Slice, Member]]:
+    def writers(self, place: Layout, alive: Collection[Member]) -> list[tuple[Slice, Member]]:
         """Of those that are there who is to write which slice into a checkpoint.
 
         Raises:
@@ -91,7 +91,7 @@ class Places:
             raise self.gone()
         return parts or list(zip(cut(self.size, len(holders)), holders, strict=True))
 
-    async def mean(self, place: Place, group: str) -> list[Any]:
+    async def mean(self, place: Layout, group: str) -> list[Any]:
         """Bring a mean of what slots have left.
 
         Raises:
@@ -103,7 +103,7 @@ class Places:
             put(arrays, piece, await self._asked(place, "mean", place.generation, group, *piece))
         return found
 
-    async def write_mean(self, place: Place, group: str, writing: Writing, number: int) -> dict[str, int]:
+    async def write_mean(self, place: Layout, group: str, writing: Writing, number: int) -> dict[str, int]:
         """Have a mean written into a checkpoint, as what the first slot has left.
 
         Args:
@@ -124,7 +124,7 @@ class Places:
 
         return dict((await writing.slice(number, there, here))["lengths"])
 
-    async def brought(self, place: Place, *, state: bool = True) -> tuple[Weights, Weights]:
+    async def brought(self, place: Layout, *, state: bool = True) -> tuple[Weights, Weights]:
         """Weights and state, from those who have them.
 
         Raises:
@@ -162,7 +162,7 @@ class Places:
             if others := [one for one in errors if not isinstance(one, LOSS)]:
                 raise others[0]
 
-    async def _asked(self, place: Place, verb: str, *arguments: Any) -> Any:
+    async def _asked(self, place: Layout, verb: str, *arguments: Any) -> Any:
         """What the first worker answers that has the weights and is there.
 
         Raises:

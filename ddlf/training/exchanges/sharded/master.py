@@ -17,6 +17,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -29,15 +30,15 @@ from ddlf.errors import BadUpdate, ConfigError, DDLFError
 from ddlf.events import Warned
 from ddlf.training.checkpoints.slices import OUTER, WEIGHTS
 from ddlf.training.evaluation import to_its_end
-from ddlf.training.exchanges.members import Member, WeightsThere
+from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.exchanges.sharded.comparing import verdicts, weighed
-from ddlf.training.exchanges.sharded.layout import Place, Places, means_of
+from ddlf.training.exchanges.sharded.layout import HeldWeights, Layout, means_of
 from ddlf.training.exchanges.sharded.means import MeanPlan
 from ddlf.training.exchanges.sharded.plan import Plan
 from ddlf.training.exchanges.sharded.updates import Gone, Together
 from ddlf.training.recalibration import measured_there
 from ddlf.training.recovery import LOSS, first_line
-from ddlf.training.rounds import Elsewhere, Ended, Round, come_home, nowhere, shapes, snapshot
+from ddlf.training.rounds import Elsewhere, Ended, Round, nowhere, shapes
 from ddlf.training.run import Run
 from ddlf.training.slices import OnWorkers, Writing, reading, reading_left, sliced
 from ddlf.training.slot.task import OPTIMIZER, Reply, Task
@@ -85,7 +86,7 @@ class Sharded:
         ConfigError: There is nothing to exchange.
     """
 
-    def __init__(self, run: Run, there: WeightsThere, merge: Rule, outer: OuterOptimizer) -> None:
+    def __init__(self, run: Run, there: Members, merge: Rule, outer: OuterOptimizer) -> None:
         self._run = run
         self._there = there
         self._merge, self._outer = merge, outer
@@ -96,15 +97,15 @@ class Sharded:
                 hint="use exchange='star'",
             )
         coded = there.codec != "float32"  # then the weights are behind the state, and what all have is made of them
-        self._places = Places(run, there, like, len(shapes(run.state["outer"])) // len(like) + coded, coded=coded)
-        self._together = Together(run, there, like)
+        self._places = HeldWeights(run, there, like, len(shapes(run.state["outer"])) // len(like) + coded, coded=coded)
+        self._together = Together(run, there, like, lambda: self._now.generation)
         self._states = run.exchange.states
         self._generations = itertools.count(1)
-        self._now = Place(0)
+        self._now = Layout(0)
         self._here = Here(0, run.weights, run.state["outer"], self._states.mean)
-        self._home = snapshot(run.progress)
+        self._home = run.progress.snapshot()
         self._mean_at = 0  # number of the slice of the last checkpoint that has the mean of slots' optimizers
-        there.begin = self._begin
+        there.begin, there.says = self._begin, self._says
         there.compares = partial(verdicts, self._together)
 
     async def _begin(self) -> None:
@@ -137,7 +138,7 @@ class Sharded:
             holders += 1
             more = [((0, self._places.size), member)] if self._places.kept else []
             at = [*self._now.at, member]
-            self._move(Place(here.generation, at, [*self._now.state, *more], dict.fromkeys(means, False)))
+            self._move(Layout(here.generation, at, [*self._now.state, *more], dict.fromkeys(means, False)))
 
     @property
     def like(self) -> Weights:
@@ -155,7 +156,7 @@ class Sharded:
         self._move(self._now)  # there may be more slots since
         return await self._run.all([dataclasses.replace(task, control=None) for task in tasks])  # workers have it
 
-    async def merged(self, replies: list[Reply]) -> tuple[list[Reply], Place]:
+    async def merged(self, replies: list[Reply]) -> tuple[list[Reply], Layout]:
         """Have the workers make the next weights of the updates that these replies are of.
 
         Args:
@@ -175,7 +176,7 @@ class Sharded:
         self._states.mean_is(None)
         return replies, place
 
-    async def recalibrated(self, place: Place, replies: list[Reply]) -> Place:
+    async def recalibrated(self, place: Layout, replies: list[Reply]) -> Layout:
         """Have moving statistics of weights that were merged computed anew, and merged as updates are.
 
         Args:
@@ -190,7 +191,7 @@ class Sharded:
         at = [member[0] for member in place.at if member in alive]
         told = {"generation": place.generation, "at": at, "means": list(place.means)}
         measured = partial(measured_there, run, told)
-        among = Together(run, self._there, self.like, place.generation, measured)
+        among = Together(run, self._there, self.like, lambda: self._now.generation, place.generation, measured)
         among.tensors = run.facts.statistics
         _, following = await self._made(among, lambda: place, await measured(replies), Subtract())
         return following
@@ -198,11 +199,11 @@ class Sharded:
     async def _made(
         self,
         among: Together,
-        of: Callable[[], Place],
+        of: Callable[[], Layout],
         replies: list[Reply],
         outer: OuterOptimizer,
         means: Means | None = None,
-    ) -> tuple[list[Reply], Place]:
+    ) -> tuple[list[Reply], Layout]:
         """Have a generation made of another one.
 
         Args:
@@ -218,7 +219,7 @@ class Sharded:
         weights: list[float] = []
         if isinstance(self._merge, WholeRule):
             replies, weights = await weighed(among, replies, self._merge)
-        places: list[Place] = []
+        places: list[Layout] = []
         known = self._places
 
         async def merge(replies: list[Reply], owners: list[Member], workers: dict[int, ProxyWorker]) -> Gone:
@@ -253,12 +254,12 @@ class Sharded:
                 state = [*zip(slices, owners, strict=True)] if known.kept else []
                 state += [*zip(slices, [*owners[1:], owners[0]], strict=True)] if plan.copies else []
                 groups = {one["group"]: not one["total"] for one in plan.means}
-                places.append(Place(plan.generation, owners, state, {**base.means, **groups}))
+                places.append(Layout(plan.generation, owners, state, {**base.means, **groups}))
             return gone
 
         return await among.on(replies, merge), places[0]
 
-    async def committed(self, place: Place, replies: list[Reply], *, due: bool, shown: bool) -> None:
+    async def committed(self, place: Layout, replies: list[Reply], *, due: bool, shown: bool) -> None:
         """Make the weights that are somewhere the global ones.
 
         Args:
@@ -302,14 +303,14 @@ class Sharded:
             changed = self._run.progress.weights
             if changed is not weights:  # by callbacks: the workers get them from here
                 self._here = Here(next(self._generations), changed, self._run.state["outer"], mean)
-                self._move(Place(self._here.generation))
-            self._home = snapshot(self._run.progress)
+                self._move(Layout(self._here.generation))
+            self._home = self._run.progress.snapshot()
 
     async def settle(self) -> None:
         """End with weights that are here: those of now, or if these are lost those of the last time, and nothing of the rounds since."""
         run, progress = self._run, self._run.progress
         if self._here.generation == self._now.generation:
-            come_home(progress)
+            progress.fetch()
             self._states.mean_is(self._here.mean)
             self._states.come_home()
             return
@@ -321,9 +322,7 @@ class Sharded:
                 self._states.come_home()
         except DDLFError as error:
             reached = progress.round
-            for one in dataclasses.fields(progress):
-                setattr(progress, one.name, getattr(self._home, one.name))
-            come_home(progress)
+            progress.set_back(self._home)
             self._states.set_back(progress.states)
             self._states.mean_is(self._here.mean)
             self._states.come_home()
@@ -332,10 +331,15 @@ class Sharded:
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
-    def _move(self, place: Place) -> None:
-        self._now, slots = place, self._run.slots
-        self._there.generation, self._there.at = place.generation, place.at
-        self._there.means = {group: slots if is_sum else 0 for group, is_sum in place.means.items()}
+    def _move(self, place: Layout) -> None:
+        self._now, self._sums = place, self._run.slots
+
+    def _says(self, slot: int, number: int) -> dict[str, Any]:
+        """What a task says of its weights: their generation, who has them, and of how many slots each mean is the sum."""
+        now, present = self._now, self._there.members()
+        told = {"generation": now.generation, "at": [one[0] for one in now.at if one in present]}
+        means = {group: self._sums if is_sum else 0 for group, is_sum in now.means.items()}
+        return {**told, "means": means} if means else told
 
     def _copied(self, replies: list[Reply], owners: list[Member]) -> list[tuple[int, int, int, int]]:
         """Of each slot, its round and its worker the one that is to have a copy of what it has left: the next, if there is one."""
@@ -345,7 +349,7 @@ class Sharded:
         following = dict(zip(numbers, [*numbers[1:], numbers[0]], strict=True))
         return [(one.slot, one.task.round, one.worker, following.get(one.worker, numbers[0])) for one in replies]
 
-    async def _write(self, place: Place, writing: Writing) -> None:
+    async def _write(self, place: Layout, writing: Writing) -> None:
         """Have a checkpoint's slices of weights written, and of what belongs to them."""
         known = self._places
         there = OnWorkers(self._there, place.generation, known.like, known.kept, known.coded)
@@ -354,14 +358,36 @@ class Sharded:
             self._mean_at = writing.after + self._run.slots
             writing.mean = await known.write_mean(place, OPTIMIZER, writing, self._mean_at)
 
-    async def _weights_of(self, place: Place) -> Weights:
+    async def _weights_of(self, place: Layout) -> Weights:
         return (await self._places.brought(place, state=False))[0]
 
 
-async def train(run: Run, there: WeightsThere, merge: Rule, outer: OuterOptimizer, balance: str) -> None:
-    """Train until all rounds are over or the run is to end; the master ends with the weights."""
-    if "outer" not in run.state:
-        run.state["outer"] = outer.init(run.weights)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedRounds:
+    """Rounds of synchronous training whose updates stay on the workers.
+
+    Args:
+        merge, outer, balance: See ``Synchronous``.
+    """
+
+    merge: Rule
+    outer: OuterOptimizer
+    balance: str = "equal"
+
+    def begin(self, run: Run) -> None:
+        """See ``Loop``."""
+        if "outer" not in run.state:
+            run.state["outer"] = self.outer.init(run.weights)
+
+    async def train(self, run: Run) -> None:
+        """Train until all rounds are over or the run is to end; the master ends with the weights."""
+        members = run.exchange.weights_out
+        assert isinstance(members, Members)
+        self.begin(run)
+        await _train(run, members, self.merge, self.outer, self.balance)
+
+
+async def _train(run: Run, there: Members, merge: Rule, outer: OuterOptimizer, balance: str) -> None:
     shards = Sharded(run, there, merge, outer)
     fragments = Fragments(run, outer, shards.like) if isinstance(outer, Streaming) else None
     try:

@@ -11,7 +11,7 @@ from ddlf.algorithms.update_check import Fault
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import BadUpdate, ClusterTooSmall, ConnectError, DDLFError
-from ddlf.training.exchanges.members import Member, WeightsThere
+from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.gather import check, unfit
 from ddlf.training.recovery import LOSS
 from ddlf.training.rounds import end_all
@@ -37,7 +37,8 @@ class Together:
         run: The run.
         there: Where its tasks find their weights.
         like: Arrays with shapes and types of the weights.
-        base: The generation that the updates are of; None for the one that rounds begin with.
+        now: Says the generation that rounds begin with.
+        base: The generation that the updates are of; None for that one.
         again: Has replies made again by others, in their order.
 
     Attributes:
@@ -46,10 +47,16 @@ class Together:
     """
 
     def __init__(
-        self, run: Run, there: WeightsThere, like: Weights, base: int | None = None, again: Again | None = None
+        self,
+        run: Run,
+        there: Members,
+        like: Weights,
+        now: Callable[[], int],
+        base: int | None = None,
+        again: Again | None = None,
     ) -> None:
         self.run, self.there, self.like = run, there, like
-        self._base, self._made_again = base, again or self._carried
+        self._now, self._base, self._made_again = now, base, again or self._carried
         self.tensors: Sequence[int] | None = None
         self._size = sum(w.size for w in like)
         self._holders: dict[int, tuple[Task, Member | None]] = {}
@@ -57,7 +64,7 @@ class Together:
     @property
     def base(self) -> int:
         """The generation that the updates are of."""
-        return self.there.generation if self._base is None else self._base
+        return self._now() if self._base is None else self._base
 
     async def on(self, replies: list[Reply], do: Do) -> list[Reply]:
         """Do something with the workers that have updates; when one is lost, have its slots carried again, and do it again.
@@ -183,7 +190,7 @@ class Together:
         """How a worker was lost that another one does not reach; None if it is there."""
         try:
             async with asyncio.timeout(NOTICED_S):
-                await worker.call(self.there.holder, "values", self.there.generation, 0, 0)
+                await worker.call(self.there.holder, "values", self._now(), 0, 0)
         except LOSS as error:
             return error
         except TimeoutError:
