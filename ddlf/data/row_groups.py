@@ -172,7 +172,7 @@ class RowGroups(DataSet):
         if not self._groups:
             raise DatasetError(f"{self.files} has no rows", hint="look at how it was made")
         self._leaves = self._leaves_in(schemas[0])
-        self._footers, self._lock = dict[str, Any](), threading.Lock()
+        self._footers, self._footer_bytes, self._lock = dict[str, Any](), 0, threading.Lock()
         for head, metadata in heads:
             self._keep(head, metadata)
         self._decoder = Decoder("" if image_size is None else f"{image_size[0]}x{image_size[1]}")
@@ -357,6 +357,15 @@ class RowGroups(DataSet):
             DatasetDamaged: It cannot be read.
             DatasetError: A row cannot be used, or the file was written to.
         """
+        head = self._groups[number].head
+        try:
+            yield from self._batches(number, rows)
+        except DatasetDamaged:
+            self.files.check(head)  # one that was written to is another file, and no damage
+            raise
+        self.files.check(head)
+
+    def _batches(self, number: int, rows: int) -> Generator[Arrays, None, None]:
         group, pyarrow = self._groups[number], arrow.load_pyarrow()
         said = f"{self.files.said(group.head.name)}, row group {group.number}"
         metadata, done = self._metadata(group.head), 0
@@ -387,7 +396,6 @@ class RowGroups(DataSet):
                     }
         if done != group.rows:
             raise DatasetDamaged(f"{said} has {done:,} rows, not the {group.rows:,} of its footer", hint=COPY)
-        self.files.check(group.head)
 
     def _checked_pieces(self, number: int) -> Iterator[Arrays]:
         """The same, in pieces of some megabytes, of the types and shapes of the first rows."""
