@@ -14,7 +14,6 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddlf.cli.config import check_values
 from ddlf.cli.dashboard import served
 from ddlf.cli.needs import check_needs
 from ddlf.cli.options import (
@@ -30,7 +29,6 @@ from ddlf.cli.parsing import Command, Parser
 from ddlf.cli.runs import runs_folder
 from ddlf.cli.stopping import Stop, interruptible, leave_an_import, run_until_signal, swallowed_quietly
 from ddlf.cli.target import find_target, function_arguments, overrides, prepare_app, takes_a_cluster
-from ddlf.data.parts import has
 from ddlf.errors import ConfigError, DDLFError, LeaseError
 from ddlf.events import Evaluated
 from ddlf.events.sinks import Sink
@@ -185,6 +183,8 @@ async def _run_app(
     target: type[IApp], cluster: Cluster, described: str, options: argparse.Namespace, stop: Stop
 ) -> int:
     """Train, in a folder of the run's own unless none is wanted."""
+    from ddlf.cli.config import check_values
+
     options.resume = resumed_from(options)
     app = prepare_app(target, cluster, options)
     check_values(app, options)
@@ -230,6 +230,7 @@ async def _train(app: IApp, asked: Path | None, run: Path | None, stop: Stop) ->
         run: Folder of the run; None if it has none.
         stop: How it is asked to end.
     """
+    from ddlf.data.parts import has
     from ddlf.training.evaluation import to_its_end
 
     path = asked if asked is not None or run is None else run / MODEL

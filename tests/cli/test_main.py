@@ -71,10 +71,11 @@ def half(standing, free_port):
     return first, ["--hosts", f"127.0.0.1:{first.port},127.0.0.1:{free_port}", "--token-file", str(first.token_file)]
 
 
-def test_help_imports_nothing_heavy():
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
+def test_help_imports_nothing_heavy(arguments):
     code = (
         "import sys, contextlib, io\nfrom ddlf.cli.main import main\n"
-        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n    main(['--help'])\n"
+        f"with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n    main({arguments})\n"
         "heavy = ('numpy', 'keras', 'tensorflow', 'pydantic', 'yaml', 'cloudpickle', 'asyncio.subprocess')\n"
         "print([name for name in heavy[:-1] if name in sys.modules])"
     )
