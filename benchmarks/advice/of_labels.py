@@ -68,7 +68,7 @@ LABELS = (
         level="cluster",
     ),
     of(
-        "equal samples with other labels",
+        "equal samples with different labels",
         "tumours",
         "D07",
         TUMOURS_SCALED,

@@ -44,8 +44,8 @@ TRAINING = (
         'metrics=["accuracy"])\n',
         'metrics=["accuracy"])\n        keras.config.set_dtype_policy("float32")\n',
     ),
-    of("weights of classes that are not there", "rare", "T11", "{0: 1.0, 1: 8.0}", "{1: 1.0, 2: 8.0}"),
-    of("weights of classes the wrong way", "rare", "T13", "{0: 1.0, 1: 8.0}", "{0: 8.0, 1: 1.0}"),
+    of("class weights for missing classes", "rare", "T11", "{0: 1.0, 1: 8.0}", "{1: 1.0, 2: 8.0}"),
+    of("reversed class weights", "rare", "T13", "{0: 1.0, 1: 8.0}", "{0: 8.0, 1: 1.0}"),
     of(
         "stops by a metric that is not there",
         "digits_mlp",
