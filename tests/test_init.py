@@ -19,6 +19,13 @@ def test_importing_what_a_script_needs_imports_neither_numpy_nor_keras():
     assert python(code) == "[]\n"
 
 
+def test_fake_run_imports_no_keras_when_it_is_imported():
+    code = (
+        "import sys\nfrom ddlf.testing import FakeRun\nprint([m for m in ('keras', 'tensorflow') if m in sys.modules])"
+    )
+    assert python(code) == "[]\n"
+
+
 @pytest.mark.parametrize("name", ddlf.__all__)
 def test_every_public_name_is_there_and_has_a_docstring(name):
     assert getattr(ddlf, name).__doc__

@@ -36,9 +36,9 @@ from ddlf.training.reporting import Reporter, check_convergence
 from ddlf.training.resume import begin, check_folders
 from ddlf.training.roles import REPLICA
 from ddlf.training.roles.build import left_behind
-from ddlf.training.roles.continued_schedule import restarts
 from ddlf.training.roles.metrics import MetricMerge
 from ddlf.training.roles.optimizer_state import final_weights, keeps_averages
+from ddlf.training.roles.optimizers import restarts
 from ddlf.training.roles.run_position import followers
 from ddlf.training.rounds import Ended, Facts
 from ddlf.training.run import Run

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from ddlf.training.roles.optimizers import innermost
+from ddlf.training.roles.optimizers import innermost, restarts
 from ddlf.training.roles.run_position import read
 
 
@@ -36,13 +36,6 @@ class ContinuedSchedule(keras.optimizers.schedules.LearningRateSchedule):  # typ
     def get_config(self) -> dict[str, Any]:
         """See Keras. Only workers have it, and they save no model."""
         return {"schedule": self._schedule}
-
-
-def restarts(optimizer: Any) -> bool:
-    """Whether the learning rate of an optimizer begins again when the optimizer does."""
-    rate = getattr(innermost(optimizer), "_learning_rate", None)
-    is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
-    return is_schedule and not getattr(rate, "follows_the_run", False)
 
 
 def continue_schedule(optimizer: Any) -> None:

@@ -1,4 +1,4 @@
-"""A Keras optimizer may contain another one. Runs where a model is; imports nothing of Keras."""
+"""A Keras optimizer may contain another one. Runs where a model is. Importing this module does not import Keras."""
 
 from __future__ import annotations
 
@@ -24,3 +24,14 @@ def innermost(optimizer: Any) -> Any:
 def unwrapped(model: Any) -> Any:
     """Return the user's model where another model wraps it to weigh its losses. Such a wrapper has it in ``wrapped_model``."""
     return getattr(model, "wrapped_model", model)
+
+
+def restarts(optimizer: Any) -> bool:
+    """Return whether the learning rate is a Keras schedule that restarts together with its optimizer."""
+    rate = getattr(innermost(optimizer), "_learning_rate", None)
+    if not callable(rate):  # a number or a variable; runs without Keras must not import it here
+        return False
+    import keras
+
+    is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+    return is_schedule and not getattr(rate, "follows_the_run", False)
