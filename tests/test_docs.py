@@ -120,7 +120,7 @@ def test_each_rule_of_learning_has_a_formula_a_source_a_figure_and_what_it_is_go
         assert header in (
             [["rule", what, "source", "figure", "wins", "loses"] for what in ("formula", "bytes a value")]
         )
-        assert re.search(r"Files?: `.+`", part), part[:20]
+        assert re.search(r"Files?:\s`.+`", part), part[:20]
         assert re.search(r"Tests?:\s`tests/.+`", part), part[:20]
         for cells in lines:
             assert len(cells) == len(header), cells

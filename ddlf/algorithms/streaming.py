@@ -13,7 +13,7 @@ from ddlf.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streaming(Named):
-    """Exchange a fragment of the weights in each round, by the outer step of DiLoCo; of the others each slot keeps its own values.
+    """Exchange one fragment of the weights in each round, with the outer step of DiLoCo. Slots keep their other values.
 
     The trained tensors are divided into P fragments. Round ``r`` exchanges fragment ``r mod P``. With ``w`` its
     global values, ``w_j`` the values of slot j after its training, and ``g`` the merge of ``w - w_j`` of all slots::
@@ -35,8 +35,7 @@ class Streaming(Named):
         ConfigError: A value is out of range.
 
     Source:
-        Douillard et al. 2025, arXiv:2501.18512, Algorithm 2, with whole layers as fragments; here tensors are dealt
-        so that all are equally large.
+        Douillard et al. 2025, arXiv:2501.18512, Algorithm 2, with layers as fragments; here fragments have equal sizes.
     """
 
     fragments: int = 4
