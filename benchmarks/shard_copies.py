@@ -85,7 +85,7 @@ async def kills(options: argparse.Namespace) -> dict[str, Any]:
         for push in range(options.steps)
     )
     weights = np.concatenate(run.model.get_weights())
-    received = run._progress.state["shards"][0][:, 1]  # type: ignore[union-attr]
+    received = run.run_context.progress.state["shards"][0][:, 1]  # type: ignore[union-attr]
     pushes = rounds * options.steps * options.workers
     exact = bool((weights == -wanted).all()) and bool((received == pushes).all()) and run.ledger.is_exact(rounds)
     return {"kills": len(done), "taken over": len(took), "seconds": took, "pushes": pushes, "exact": exact}
@@ -100,10 +100,10 @@ async def kill(run: Any, chance: random.Random, options: argparse.Namespace, don
     """Kill one executor after the other, when all workers are there, and each shard has a copy."""
     while len(done) < options.kills:
         await asyncio.sleep(0.1)
-        if not getattr(run, "_run", ""):
+        if not run.run_context.name:
             continue
         try:
-            asking = (one.call((run._run, REPLICA), "copied", timeout_s=5) for one in run.cluster.workers)
+            asking = (one.call((run.run_context.name, REPLICA), "copied", timeout_s=5) for one in run.cluster.workers)
             found = await asyncio.gather(*asking)
         except DDLFError:  # one is on its way
             continue

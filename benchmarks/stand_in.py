@@ -181,10 +181,10 @@ async def _crew_of(app: StandInRun, seed: int, *, run: str, **how: Any) -> Async
         kind, *told = app.stand_in
         await worker.call((run, REPLICA), "open", kind, run, *told)
 
-    app._run, app._content = run, "made up"
-    app._optimizer = {"optimizer": "SGD", "optimizer learning_rate": 0.1}
+    app.run_context.name, app.run_context.content = run, "made up"
+    app.run_context.optimizer = {"optimizer": "SGD", "optimizer learning_rate": 0.1}
     async with (
-        Crew(app.cluster, open_worker, app._tell, backups=False) as crew,
+        Crew(app.cluster, open_worker, app.run_context.emit, backups=False) as crew,
         hooked(app, crew.end),
     ):
         await crew.ready()

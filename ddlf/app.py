@@ -6,7 +6,7 @@ data and model, goes to every worker, where ``load_dataset``, ``create_model`` a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,10 @@ from ddlf.errors import AppError, ConfigError, RemoteError
 from ddlf.events import Event
 from ddlf.events.history import History
 from ddlf.events.record import RoundRecord, TrainingEvent, put
-from ddlf.events.sinks import Events, Sink
+from ddlf.events.sinks import Sink
 from ddlf.monitor.terminal.lines import line_without_hook, training_event
 from ddlf.monitor.ui import shown
+from ddlf.training.context import RunContext
 from ddlf.training.roles import PRELOADED
 from ddlf.training.spec import DEFAULTS, SETTINGS, Data, Evaluation, Local, Output, View, group_of, spread
 
@@ -26,10 +27,7 @@ if TYPE_CHECKING:
 
     from ddlf.cluster.cluster import Cluster
     from ddlf.extras import AdviceReport
-    from ddlf.monitor.runs.recording import Recording
-    from ddlf.monitor.terminal.display import Display
     from ddlf.training.ledger import Ledger
-    from ddlf.training.progress import Progress
     from ddlf.training.slot.replica import Replica
     from ddlf.worker.worker import Worker
 
@@ -82,19 +80,6 @@ class IApp:
     output: Any = View(Output)
 
     notation: Any = None  # a text in the place of create_model: its file, or what load_notation gives
-    _is_training = False
-    _shown: Display | None = None  # while something of this app is shown
-    _run = _content = ""
-    _threads: int | None = None  # those of each worker in the run
-    _held: Mapping[int, Any] = {}
-    _optimizer: Mapping[str, Any] = {}  # that of the workers, described
-    _progress: Progress | None = None  # what the last training has come to
-    _recording: Recording | None = None  # what writes the folder of a run
-    _arrays_only = False
-    _feeds: Mapping[str, Any] = {}
-    _made: Mapping[str, tuple[Any, ...]] = {}  # what load_dataset and create_model set; that before, if there was one
-    _stop: bool | None = None  # whether to end after this round; None while there is none
-    _weights: list[Any] | None = None  # those that the model has not been given yet
 
     x_train: Any
     y_train: Any
@@ -133,7 +118,7 @@ class IApp:
     @property
     def optimizers(self) -> list[Any]:
         """The state of each slot's optimizer; see the class."""
-        return [] if self._progress is None else self._progress.optimizers
+        return [] if self.run_context.progress is None else self.run_context.progress.optimizers
 
     @property
     def model(self) -> Any:
@@ -141,8 +126,8 @@ class IApp:
         model = vars(self).get("model")
         if model is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute 'model'", name="model", obj=self)
-        if self._weights is not None:  # a run that does not look pays nothing
-            weights, self._weights = self._weights, None
+        if self.run_context.weights is not None:  # a run that does not look pays nothing
+            weights, self.run_context.weights = self.run_context.weights, None
             model.set_weights(weights)
         return model
 
@@ -211,7 +196,7 @@ class IApp:
         its record; ``ledger`` and ``optimizers`` are those of now. When this round's weights are tested (``evaluate_every``), it is called when
         the test is over, while the workers compute the next one.
         """
-        if self._shown is None or self._shown.is_due(record):
+        if self.run_context.display is None or self.run_context.display.is_due(record):
             self.say(str(record))
 
     def on_event(self, event: TrainingEvent) -> Any:
@@ -224,7 +209,7 @@ class IApp:
 
     def say(self, text: str) -> None:
         """Print a line, if ``verbose``."""
-        if self.verbose and (self._shown is None or self._shown.prints):
+        if self.verbose and (self.run_context.display is None or self.run_context.display.prints):
             put(text)
 
     def subscribe(self, sink: Sink) -> Callable[[], None]:
@@ -235,15 +220,16 @@ class IApp:
         Returns:
             Takes the sink off.
         """
-        return self._events.subscribe(sink)
+        return self.run_context.events.subscribe(sink)
 
     @cached_property
-    def _events(self) -> Events:
-        return Events()
+    def run_context(self) -> RunContext:
+        """What the runs of this app share on this node, for those who extend DDLF."""
+        return RunContext(emit=self._emit, hook=self._hook, check=self._check, check_written=self._check_written)
 
-    def _tell(self, event: Event) -> None:
-        """Give it to whoever has subscribed, and print what no hook prints: behind a record that the display has held back."""
-        self._events.emit(event)
+    def _emit(self, event: Event) -> None:
+        """Send it to all subscribers, and print what no hook prints: behind a record that the display has held back."""
+        self.run_context.events.emit(event)
         if text := line_without_hook(event):
             self.say(text)
 
@@ -344,7 +330,7 @@ class IApp:
         from ddlf.monitor.runs.recording import recorded
         from ddlf.training.start import train
 
-        await self._check_written()
+        await self.run_context.check_written()
         try:
             with shown(self), recorded(self):
                 return await train(self, mode, *given, fresh=fresh)
@@ -357,16 +343,16 @@ class IApp:
         Returns:
             Whether there is one: before the first round and after the last there is nothing to end.
         """
-        if self._stop is None:
+        if self.run_context.stop is None:
             return False
-        self._stop = True
+        self.run_context.stop = True
         return True
 
     async def _check(self) -> None:
         """Refuse what can be seen to be wrong before anything is started."""
         from ddlf.training.start import check
 
-        await self._check_written()
+        await self.run_context.check_written()
         check(self, self.mode)
 
     async def _check_written(self) -> None:
@@ -392,7 +378,7 @@ class IApp:
         """
         from ddlf.training.opening import prepare
 
-        await self._check_written()
+        await self.run_context.check_written()
         with shown(self):
             return await prepare(self, seed)
 
@@ -408,7 +394,7 @@ class IApp:
         """
         from ddlf.extras import hooks
 
-        await self._check_written()
+        await self.run_context.check_written()
         for advise in hooks("advise"):
             report: AdviceReport = await advise(self, level)
             return report
@@ -448,4 +434,4 @@ class IApp:
     def __getstate__(self) -> dict[str, Any]:
         from ddlf.training.roles.travels import travels
 
-        return travels(self, IApp)
+        return travels(self)

@@ -42,7 +42,7 @@ def show(options: argparse.Namespace) -> int:
     if options.app:
         check_values(app, options)
         check_app_options(options, app)
-        asyncio.run(app._check())
+        asyncio.run(app.run_context.check())
     else:
         spec_of(app)
     return 0

@@ -193,7 +193,7 @@ async def _run_app(
         from ddlf.training.evaluation import check_path
 
         check_path(options.save)
-    await app._check()
+    await app.run_context.check()
     if options.dry_run:
         from ddlf.cli.dry_run import plan
 
@@ -204,7 +204,7 @@ async def _run_app(
         if new_workers(options):  # the workers' template imports it now, too
             begin_import()
         async with served(cluster, app, options, display, stop, described):
-            await _connect(cluster, options.wait, display, app._tell, PRELOADED)
+            await _connect(cluster, options.wait, display, app.run_context.emit, PRELOADED)
             try:
                 await check_needs(cluster, target, display.say, here=new_workers(options))
                 epochs = f"{app.master_epochs} epoch{'s' * (app.master_epochs != 1)}"

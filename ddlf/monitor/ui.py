@@ -109,8 +109,8 @@ def shown(app: Any, cluster: Any = None) -> Iterator[Display]:
         app: The user's ``IApp``.
         cluster: Is listened to as well, if it tells the app nothing because there is no run.
     """
-    if app._shown is not None:
-        yield app._shown
+    if app.run_context.display is not None:
+        yield app.run_context.display
         return
     with opened(choice(app)) as display, attached(app, display), heard(cluster, display.tell):
         yield display
@@ -126,12 +126,12 @@ def choice(app: Any) -> str:
 @contextlib.contextmanager
 def attached(app: Any, display: Display) -> Iterator[None]:
     """Send an app's events to a display, which also decides which records get a line."""
-    take_off, app._shown = app.subscribe(display.tell), display
+    take_off, app.run_context.display = app.subscribe(display.tell), display
     try:
         yield
     finally:
         take_off()
-        app._shown = None
+        app.run_context.display = None
 
 
 @contextlib.contextmanager

@@ -52,6 +52,7 @@ class FakeRun(IApp):
     Attributes:
         samples: Number of training samples.
         learning_rate: Step size of local training; 0 makes updates of zeros.
+        compiled_with: The optimizer that the model says it is compiled with.
         files: Samples in each of the partition files that it trains on; none: it trains on arrays.
         start: Weights to begin with, by path. Codecs leave tensors of less than 1,024 bytes alone.
         frozen: Paths of the weights that are not trained. Those of integers or booleans must be.
@@ -74,6 +75,7 @@ class FakeRun(IApp):
     samples = 203
     files: Sequence[int] = ()
     learning_rate = 0.1
+    compiled_with = "SGD"
     start: dict[str, np.ndarray[Any, Any]] = {  # noqa: RUF012  never modified
         "layer/0": np.zeros((40, 30), np.float32),
         "layer/1": np.zeros(7, np.float32),
@@ -311,11 +313,11 @@ async def _crew_of(
     async def open_worker(worker: Any) -> None:
         worker.open(app)
 
-    app._run, app._content = run, "made up"
-    app._optimizer = {"optimizer": "SGD", "optimizer learning_rate": app.learning_rate}
+    app.run_context.name, app.run_context.content = run, "made up"
+    app.run_context.optimizer = {"optimizer": app.compiled_with, "optimizer learning_rate": app.learning_rate}
     cluster: Any = app.cluster
     async with (
-        Crew(cluster, open_worker, app._tell, backups=backups, wait_s=app.wait_for_workers_s) as crew,
+        Crew(cluster, open_worker, app.run_context.emit, backups=backups, wait_s=app.wait_for_workers_s) as crew,
         hooked(app, crew.end),
     ):
         await crew.ready()

@@ -7,6 +7,7 @@ from typing import Any
 
 from ddlf.data.parts import has
 from ddlf.errors import AppError
+from ddlf.training.context import App
 from ddlf.training.slot.parts import PARTS
 from ddlf.training.slot.parts.callbacks import check_is_one, no_data
 from ddlf.training.spec import installed
@@ -46,7 +47,7 @@ def warnings(callbacks: Iterable[Any]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def warnings_of_master(app: Any, mode: str) -> list[str]:
+def warnings_of_master(app: App, mode: str) -> list[str]:
     """A sentence for each of ``callbacks`` that will look or act in vain, or of which a checkpoint cannot have
     everything.
 
@@ -83,7 +84,7 @@ def _better(monitor: str) -> str:
     return "max" if name.endswith(("accuracy", "acc", "auc", "precision", "recall", "f1_score", "iou")) else ""
 
 
-def check(app: Any) -> None:
+def check(app: App) -> None:
     """Refuse ``callbacks`` that cannot do on the master what ``fit`` would have them do.
 
     Raises:

@@ -24,6 +24,7 @@ from ddlf.errors import AppError, BadUpdate
 from ddlf.events import Warned
 from ddlf.events.record import RoundRecord, accuracy
 from ddlf.training.callback_checks import check, check_rates, look_at_tests, warnings_of_master
+from ddlf.training.context import App
 from ddlf.training.evaluation import compute
 from ddlf.training.progress import Progress
 from ddlf.training.roles.describe import describe_optimizer
@@ -56,12 +57,12 @@ class Callbacks:
         AppError: One of them cannot do on the master what it is to do.
     """
 
-    def __init__(self, app: Any, spec: RunSpec) -> None:
+    def __init__(self, app: App, spec: RunSpec) -> None:
         check(app)
         self._own = callbacks_of(app, spec.local.rate_decay)
         self._callbacks = [*app.callbacks, *self._own]
         for why in warnings_of_master(app, spec.train.name):
-            app._tell(Warned(about="callback", why=why))
+            app.run_context.emit(Warned(about="callback", why=why))
         self.final: Weights | None = None
         self._app = app
         self._batch_size = spec.data.batch_size
@@ -110,7 +111,7 @@ class Callbacks:
         self._progress = progress
         for name in await compute(self._begin):
             why = f"the checkpoint has what a {name} kept, but none is in callbacks now"
-            self._app._tell(Warned(about="callback", why=why))
+            self._app.run_context.emit(Warned(about="callback", why=why))
 
     async def show(self) -> None:
         """Give the model, for who looks at it, the weights of now and the state of the first slot's optimizer."""
@@ -144,7 +145,7 @@ class Callbacks:
         kinds = [one for one in self._list.callbacks if isinstance(one, keras.callbacks.TerminateOnNaN)]
         if not kinds or any(getattr(one, "raise_error", False) for one in kinds) or not error.count:
             return False
-        self._app._tell(Warned(about="callback", why=f"TerminateOnNaN ends the run: {error.message}"))
+        self._app.run_context.emit(Warned(about="callback", why=f"TerminateOnNaN ends the run: {error.message}"))
         return True
 
     # -- on the thread of Keras -----------------------------------------------------------------------------------------
@@ -157,7 +158,7 @@ class Callbacks:
             model.optimizer.build(model.trainable_variables)
         if progress.rates:
             write_rates(model, progress.rates[-1])
-        elif rate_variables(model) and app._optimizer.items() - describe_optimizer(model.optimizer).items():
+        elif rate_variables(model) and app.run_context.optimizer.items() - describe_optimizer(model.optimizer).items():
             progress.rates = [read_rates(model)]  # set since the model was made, as by a training before
         resumed = progress.callbacks is not None
         callbacks = self._callbacks
@@ -294,7 +295,7 @@ def differ(one: Weights, other: Weights) -> bool:
     return any(a.tobytes() != b.tobytes() for a, b in zip(one, other, strict=True))
 
 
-def callbacks_of(app: Any, rule: RateDecay | Plateau) -> list[Any]:
+def callbacks_of(app: App, rule: RateDecay | Plateau) -> list[Any]:
     """What lowers the learning rates of an app's model after each validation; nothing for a rule that does not.
 
     Raises:

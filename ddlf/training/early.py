@@ -14,6 +14,7 @@ from types import CodeType
 from typing import Any
 
 from ddlf.errors import AppError, CheckpointMismatch, ConfigError
+from ddlf.training.context import App
 from ddlf.training.refusals import check
 from ddlf.training.spec import SETTINGS, RunSpec, Sharded, Star
 
@@ -27,7 +28,7 @@ AGREED_S = 0.05
 """What a round takes to agree on who does what, from worker to worker."""
 
 
-def check_app(app: Any) -> None:
+def check_app(app: App) -> None:
     """Refuse an app whose parts do not fit.
 
     Raises:
@@ -63,7 +64,7 @@ def chosen_exchange(spec: RunSpec, workers: int, weights: int) -> tuple[str, str
     )
 
 
-def _check_misspelt(app: Any, base: type) -> None:
+def _check_misspelt(app: App, base: type) -> None:
     own = {
         name: value for cls in reversed(type(app).__mro__) if issubclass(cls, base) for name, value in vars(cls).items()
     }
@@ -105,7 +106,7 @@ def _is_read(cls: type, base: type, name: str) -> bool:
     return False
 
 
-def _check_train(app: Any) -> None:
+def _check_train(app: App) -> None:
     try:
         inspect.signature(app.train).bind([], 1, 1)
     except TypeError:

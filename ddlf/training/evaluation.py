@@ -18,6 +18,7 @@ from ddlf.events import Evaluated, ModelSaved, Warned, What
 from ddlf.events.phases import Phase
 from ddlf.extras import hook_for, suffixes
 from ddlf.rpc.iworker import awaited
+from ddlf.training.context import App
 from ddlf.training.roles.build import fresh_names, ready_model
 from ddlf.training.roles.evaluable import check_test, wrong_with_test
 from ddlf.training.roles.evaluation import EVALUATION_BATCH, Moved, end_reading, evaluate
@@ -28,7 +29,7 @@ KERAS = ".keras"
 
 
 def validate(
-    app: Any, weights: list[Any], batch_size: int, callbacks: Any = None, *, moved: Moved | None = None
+    app: App, weights: list[Any], batch_size: int, callbacks: Any = None, *, moved: Moved | None = None
 ) -> dict[str, float]:
     """What ``fit`` would say of its validation data after an epoch: metrics that begin with ``val_``; none without such data.
 
@@ -45,7 +46,7 @@ def validate(
     return {f"val_{name}": value for name, value in found.items()}
 
 
-def check_test_data(app: Any) -> None:
+def check_test_data(app: App) -> None:
     """Refuse test data that cannot be evaluated, if ``evaluate_every`` asks for it; else say so, before hours are spent on training.
 
     Raises:
@@ -55,11 +56,11 @@ def check_test_data(app: Any) -> None:
     if wrong and app.evaluate_every:
         raise AppError(f"evaluate_every={app.evaluate_every}, but {wrong}", hint="set x_test, y_test in load_dataset")
     if wrong and (hasattr(app, "x_test") or place_of(app, "test") is not None):
-        app._tell(Warned(about="data", why=f"{wrong}: it cannot be evaluated"))
+        app.run_context.emit(Warned(about="data", why=f"{wrong}: it cannot be evaluated"))
 
 
 async def measured(
-    function: Any, app: Any, weights: list[Any] | None, *args: Any, there: Any = None
+    function: Any, app: App, weights: list[Any] | None, *args: Any, there: Any = None
 ) -> dict[str, float]:
     """``evaluate`` or ``validate`` on a thread; when it is cancelled, it ends after a batch. Where the weights are, if that is with the workers.
 
@@ -82,12 +83,12 @@ async def measured(
     found = None
     if isinstance(weights, Elsewhere):
         if alone:
-            with Phase(app._tell, what):
+            with Phase(app.run_context.emit, what):
                 found = await weights.evaluated(app, part, *args[:1])
         if found is None:
             weights = await weights.brought()
     if there is not None and alone and found is None:
-        with Phase(app._tell, what, total=samples_of(app, part), unit="samples") as phase:
+        with Phase(app.run_context.emit, what, total=samples_of(app, part), unit="samples") as phase:
             found = await there({"weights": weights}, part, *(args[:1] or (EVALUATION_BATCH,)), phase=phase)
     if found is not None:
         return {f"val_{name}": value for name, value in found.items()} if validates else found
@@ -96,13 +97,13 @@ async def measured(
     if (place := place_of(app, part)) is not None:
         samples = place.manifest.samples
     tell = asyncio.get_running_loop().call_soon_threadsafe
-    with Phase(app._tell, what, total=samples, unit="samples") as phase:
+    with Phase(app.run_context.emit, what, total=samples, unit="samples") as phase:
         evaluation = partial(function, moved=lambda done: tell(phase.move, min(done, samples)))
         metrics: dict[str, float] = await compute(evaluation, app, weights, *args, stop=stop)
     return metrics
 
 
-async def evaluated(app: Any) -> dict[str, float]:
+async def evaluated(app: App) -> dict[str, float]:
     """Evaluate the app's model, as it is, on its test data.
 
     Raises:
@@ -119,11 +120,11 @@ async def evaluated(app: Any) -> dict[str, float]:
         if not isinstance(error, DDLFError):
             check_test(app)
         raise
-    app._tell(Evaluated(metrics=metrics))
+    app.run_context.emit(Evaluated(metrics=metrics))
     return metrics
 
 
-async def save(app: Any, path: str | Path) -> None:
+async def save(app: App, path: str | Path) -> None:
     """Save the model; the file is complete or not there.
 
     Args:
@@ -132,13 +133,13 @@ async def save(app: Any, path: str | Path) -> None:
     path = Path(path)
     check_path(path)
     if (save_model := hook_for("save_model", "saved_types", path.suffix)) is not None:
-        with Phase(app._tell, "saving"):
+        with Phase(app.run_context.emit, "saving"):
             await compute(save_model, app.model, path)
-        app._tell(ModelSaved(path=str(path)))
+        app.run_context.emit(ModelSaved(path=str(path)))
         return
     temporary = path.with_name(f".{path.stem}.new.keras")
     try:
-        with Phase(app._tell, "saving"):
+        with Phase(app.run_context.emit, "saving"):
             await compute(app.model.save, temporary)
         temporary.replace(path)
     except FileNotFoundError:
@@ -146,7 +147,7 @@ async def save(app: Any, path: str | Path) -> None:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
-    app._tell(ModelSaved(path=str(path)))
+    app.run_context.emit(ModelSaved(path=str(path)))
 
 
 def check_path(path: Path) -> None:
@@ -169,7 +170,7 @@ def check_path(path: Path) -> None:
         raise ConfigError(f"the folder of {str(path)!r} cannot be written to", hint="choose another one")
 
 
-async def load(app: Any, path: str | Path) -> None:
+async def load(app: App, path: str | Path) -> None:
     """Take the weights of a saved model, or the whole model when there is none yet. Files that carry code are refused.
 
     A whole model of own classes that are not registered with Keras is made by ``create_model``, and gets the weights of the file.

@@ -19,6 +19,7 @@ from ddlf.data.parts import content_of, has, place_of, samples_of
 from ddlf.errors import ConfigError
 from ddlf.events import Warned
 from ddlf.events.phases import Phase
+from ddlf.training.context import App
 from ddlf.training.crew import Crew
 from ddlf.training.recovery import LOSS
 from ddlf.training.roles.evaluation import fitting
@@ -40,7 +41,7 @@ class EvaluationThere:
         ConfigError: There is nothing that would be evaluated.
     """
 
-    def __init__(self, app: Any, crew: Crew, role: tuple[str, str]) -> None:
+    def __init__(self, app: App, crew: Crew, role: tuple[str, str]) -> None:
         if not app.evaluate_every and not has(app, "val"):
             raise ConfigError(
                 "evaluate_on='workers' has no effect: nothing is evaluated during training",
@@ -84,7 +85,7 @@ class EvaluationThere:
             why = "" if metrics else "the master's model does not make these metrics of what was counted"
         if why and part not in self._why:
             self._why[part] = why
-            self._app._tell(Warned(about="data", why=f"the {NAMES[part]} is evaluated on the master: {why}"))
+            self._app.run_context.emit(Warned(about="data", why=f"the {NAMES[part]} is evaluated on the master: {why}"))
         return dict(sorted(metrics.items())) or None  # as Keras gives them
 
     async def _counted(self, counted: _Counted, there: dict[str, Any], part: str, at: Sequence[int] | None) -> str:

@@ -17,6 +17,7 @@ from ddlf.algorithms.reading_order import Portion
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import DatasetError
+from ddlf.training.context import App
 from ddlf.training.crew import Crew, Work
 from ddlf.training.recovery import LOSS
 
@@ -70,7 +71,7 @@ class Nearby:
         introduces: Whether workers that need files of others have to be introduced to them.
     """
 
-    def __init__(self, app: Any, data: Any, crew: Crew, cluster: Cluster, *, introduces: bool) -> None:
+    def __init__(self, app: App, data: Any, crew: Crew, cluster: Cluster, *, introduces: bool) -> None:
         self._app, self._data, self._crew, self._cluster = app, data, crew, cluster
         self._introduces = introduces
         self._introduced: set[tuple[int, int]] = set()
@@ -86,7 +87,10 @@ class Nearby:
             return {}
         files, rows = self._read(part)
         row_bytes = self._data.manifest.row_bytes
-        return {worker: int(rows[there[files]].sum()) * row_bytes for worker, there in self._app._held.items()}
+        return {
+            worker: int(rows[there[files]].sum()) * row_bytes
+            for worker, there in self._app.run_context.local_files.items()
+        }
 
     def around(self, part: Any, work: Work) -> Work:
         """The same work, which begins when somebody has what its worker lacks, and the two know each other.
@@ -100,7 +104,7 @@ class Nearby:
 
         async def carried(worker: ProxyWorker, holds: bool) -> Any:
             files = self._read(part)[0]
-            if not self._app._held[worker.id][files].all():
+            if not self._app.run_context.local_files[worker.id][files].all():
                 await self._wait_for(files)
                 await self._introduce(worker)
             return await work(worker, holds)
@@ -130,7 +134,7 @@ class Nearby:
                     await happened.wait()
         except TimeoutError:
             gone = self._gone(files)
-            had = sorted(worker for worker, there in self._app._held.items() if there[gone].any())
+            had = sorted(worker for worker, there in self._app.run_context.local_files.items() if there[gone].any())
             raise DatasetError(
                 f"{_named(self._data, gone)} on no worker that is there; lost with worker {', '.join(map(str, had))}",
                 hint="start that one again and go on with resume; with ddlf data send --copies 2 another one has them, too",
@@ -140,7 +144,9 @@ class Nearby:
 
     def _gone(self, files: Any) -> Any:
         """Those of some files that nobody has who is there."""
-        there = [have for worker, have in self._app._held.items() if self._crew.member(worker) is not None]
+        there = [
+            have for worker, have in self._app.run_context.local_files.items() if self._crew.member(worker) is not None
+        ]
         return files[~np.logical_or.reduce([have[files] for have in there])] if there else files
 
     async def _introduce(self, worker: ProxyWorker) -> None:
@@ -153,7 +159,7 @@ class Nearby:
                 if set(there.values()) <= self._introduced:
                     return
                 try:
-                    await self._cluster.introduced(list(there), self._app._run)
+                    await self._cluster.introduced(list(there), self._app.run_context.name)
                 except LOSS as error:
                     lost = getattr(error, "worker", "")
                     if not lost or lost == worker.name:

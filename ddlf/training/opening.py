@@ -25,12 +25,14 @@ from ddlf.events.phases import Phase, PhasesInTurn
 from ddlf.extras import hooks
 from ddlf.rpc.code import PickleOnce
 from ddlf.rpc.iworker import awaited
+from ddlf.training.context import App
 from ddlf.training.crew import Crew
 from ddlf.training.nearby import check_all_there, held
 from ddlf.training.reading import files_of
 from ddlf.training.reporting import hooked
 from ddlf.training.roles import PRELOADED, REPLICA, have_keras
 from ddlf.training.roles.build import describe_weights, fresh_names, ready_model
+from ddlf.training.roles.travels import travels
 from ddlf.training.slot.replica import Replica
 from ddlf.training.threads import chosen_threads, given_threads, unused_cores
 
@@ -62,9 +64,9 @@ class Opening:
         NotPicklable: The app holds something that cannot be sent.
     """
 
-    def __init__(self, app: Any, run: str, replica: type[Replica] = Replica) -> None:
+    def __init__(self, app: App, run: str, replica: type[Replica] = Replica) -> None:
         self.app = app
-        app._held = {}
+        app.run_context.local_files = {}
         self.run = run
         self._replica = replica
         self._role = (run, REPLICA)
@@ -95,7 +97,7 @@ class Opening:
     def _tell(self, event: Event) -> None:
         """Give it to the app, unless the run is over: what is on its way then is told to nobody."""
         if not self._is_over:
-            self.app._tell(event)
+            self.app.run_context.emit(event)
 
     async def _open(self, worker: ProxyWorker, phases: PhasesInTurn) -> None:
         self.opened.pop(worker.id, None)
@@ -122,10 +124,10 @@ class Opening:
             facts = await self._load(worker, self.wanted, phases)
         if self.checked:
             _check_models(self.app, {worker.id: facts})
-            _check_data(self.app._content, {worker.id: facts})
+            _check_data(self.app.run_context.content, {worker.id: facts})
         self.opened[worker.id] = facts
         if self.checked:  # before that this side may not have its data
-            self.app._held[worker.id] = held(facts["here"], files_of(self.app))
+            self.app.run_context.local_files[worker.id] = held(facts["here"], files_of(self.app))
 
     async def _use_threads(self, worker: ProxyWorker) -> None:
         if self.threads is None:
@@ -143,8 +145,8 @@ class Opening:
             facts = [worker.facts for worker in workers]
             self.threads = chosen_threads(facts, app.slots or len(workers))
             if why := unused_cores(facts, self.threads):
-                app._tell(Warned(about="threads", why=why))
-        app._threads = self.threads
+                app.run_context.emit(Warned(about="threads", why=why))
+        app.run_context.threads = self.threads
 
     async def _load(self, worker: ProxyWorker, wanted: dict[str, str] | None, phases: PhasesInTurn) -> Any:
         """Have a worker load data and build the model, of which it tells what it does."""
@@ -159,26 +161,26 @@ class Opening:
         """Load the data and build the model on this side, as soon as the workers do."""
         app = self.app
         # On a thread, and first: meanwhile this side hears that the workers' machines have imported it too, and sends them the app.
-        with Phase(app._tell, "importing"):
+        with Phase(app.run_context.emit, "importing"):
             await asyncio.gather(self._have_asked(app.cluster.workers), have_keras())
         if not (hasattr(app, "x_train") or hasattr(app, "train_data")):
             before = dict(vars(app))
-            with Phase(app._tell, "loading"):
+            with Phase(app.run_context.emit, "loading"):
                 await _make(app, partial(_load, app))
             made = {name for name, value in vars(app).items() if before.get(name, before) is not value}
-            app._arrays_only = made <= {*parts.NAMES, "_made"}
+            app.run_context.arrays_only = made <= {*parts.NAMES}
         found: dict[str, str] = {}
         if hasattr(app, "x_train") or hasattr(app, "train_data"):
             parts.check_data(app)
             found = await asyncio.to_thread(parts.contents, app)
         all_found = all(name in found for name in parts.NAMES if getattr(app, name, None) is not None)
-        self.wanted = found if app._arrays_only and all_found else {}
+        self.wanted = found if app.run_context.arrays_only and all_found else {}
         self.content.set_result(parts.content(found) if found else "")
         if not hasattr(app, "model"):
             import keras
 
             keras.utils.set_random_seed(seed)
-            with Phase(app._tell, "building"), fresh_names():
+            with Phase(app.run_context.emit, "building"), fresh_names():
                 await _make(app, app.create_model)
         ready_model(app)
         self.watches = [await watch(app) for watch in hooks("watch_run")]
@@ -217,18 +219,18 @@ class Opening:
         _check_models(app, opened)
         _check_data(self.content.result(), opened)
         for number, facts in opened.items():
-            app._held[number] = held(facts["here"], files_of(app))
-        check_all_there(files_of(app), app._held)
+            app.run_context.local_files[number] = held(facts["here"], files_of(app))
+        check_all_there(files_of(app), app.run_context.local_files)
         self.checked = True
         first = next(iter(opened.values()))
-        app._content, app._optimizer = first["fingerprint"], first["optimizer"]
+        app.run_context.content, app.run_context.optimizer = first["fingerprint"], first["optimizer"]
         samples: int = first["samples"]
         return samples
 
 
 @contextlib.asynccontextmanager
 async def crew_of(
-    app: Any,
+    app: App,
     seed: int | None = None,
     *,
     backups: bool = True,
@@ -254,15 +256,17 @@ async def crew_of(
     begin = time.perf_counter()
     opening = Opening(app, run or secrets.token_hex(8), replica)
     app.cluster = app.cluster or default_cluster()
-    stop_hearing = app.cluster.subscribe(app._tell)
+    stop_hearing = app.cluster.subscribe(app.run_context.emit)
     try:
         await app.connect()
         opening.choose_threads(equal=equal_threads, fresh=fresh)
         async with (
-            Crew(app.cluster, opening.open, app._tell, backups=backups, wait_s=app.wait_for_workers_s) as crew,
+            Crew(
+                app.cluster, opening.open, app.run_context.emit, backups=backups, wait_s=app.wait_for_workers_s
+            ) as crew,
             hooked(app, crew.end),
         ):
-            app._run = opening.run  # not before: another run of this app may go on, and the crew refused
+            app.run_context.name = opening.run  # not before: another run of this app may go on, and the crew refused
             seed = app.seed if seed is None else seed
             await _both(opening.here(seed), crew.ready())
             samples = opening.check()
@@ -294,7 +298,7 @@ async def _both(here: Coroutine[Any, Any, None], there: Coroutine[Any, Any, None
             task.result()
 
 
-async def prepare(app: Any, seed: int | None = None) -> int:
+async def prepare(app: App, seed: int | None = None) -> int:
     """Bring every node to where training can begin, and leave it there.
 
     Args:
@@ -308,20 +312,20 @@ async def prepare(app: Any, seed: int | None = None) -> int:
         return samples
 
 
-async def _load(app: Any) -> None:
+async def _load(app: App) -> None:
     """What ``load_dataset`` sets, as it is used."""
     await awaited(app.load_dataset())
     await asyncio.to_thread(parts.take_made, app)
 
 
-async def _make(app: Any, method: Callable[[], Any]) -> None:
+async def _make(app: App, method: Callable[[], Any]) -> None:
     """Run a method of the user's that sets attributes, and note which: the workers make their own."""
     before, nothing = dict(vars(app)), object()
     try:
         await awaited(method())
     finally:
-        made = dict(app._made)
-        for name in app.__getstate__():  # the others do not travel anyway
+        made = dict(app.run_context.made)
+        for name in travels(app):  # the others do not travel anyway
             value, old = vars(app)[name], before.get(name, nothing)
             if old is not value:
                 known = made.get(name)
@@ -329,12 +333,12 @@ async def _make(app: Any, method: Callable[[], Any]) -> None:
                     made[name] = (value, *known[1:])
                 else:
                     made[name] = (value,) if old is nothing else (value, old)
-        app._made = made
+        app.run_context.made = made
 
 
-def _tell(app: Any, opened: dict[int, dict[str, Any]], seconds: float) -> None:
+def _tell(app: App, opened: dict[int, dict[str, Any]], seconds: float) -> None:
     first = next(iter(opened.values()))
-    app._tell(
+    app.run_context.emit(
         ModelBuilt(
             name=app.model.name,
             parameters=app.model.count_params(),
@@ -347,13 +351,13 @@ def _tell(app: Any, opened: dict[int, dict[str, Any]], seconds: float) -> None:
     )
     for name in parts.NAMES:
         if getattr(app, name, None) is not None and (found := not_finite(getattr(app, name))):
-            app._tell(Warned(about="data", why=f"{found} of {name} are NaN or infinite"))
+            app.run_context.emit(Warned(about="data", why=f"{found} of {name} are NaN or infinite"))
     if (data := parts.place_of(app, "train")) is not None:
         for sentence in filter(None, (data.inexact, *data.notes)):
-            app._tell(Warned(about="data", why=sentence))
+            app.run_context.emit(Warned(about="data", why=sentence))
     for sentence in parts.look_alikes(app):
-        app._tell(Warned(about="data", why=sentence))
-    app._tell(
+        app.run_context.emit(Warned(about="data", why=sentence))
+    app.run_context.emit(
         DataLoaded(
             samples=first["samples"],
             shape=tuple(first["shape"]),
@@ -365,7 +369,7 @@ def _tell(app: Any, opened: dict[int, dict[str, Any]], seconds: float) -> None:
     )
 
 
-def _check_models(app: Any, opened: dict[int, dict[str, Any]]) -> None:
+def _check_models(app: App, opened: dict[int, dict[str, Any]]) -> None:
     mine = [tuple(row[1:]) for row in describe_weights(vars(app)["model"])]  # its weights may be on the workers
     for number, facts in opened.items():
         theirs, text = facts["weights"], getattr(vars(app)["model"], "notation", None)

@@ -13,6 +13,7 @@ from ddlf.algorithms.partitioners import Labels, Owners, Partition, counts_of, l
 from ddlf.algorithms.reading_order import SHUFFLE, Global, Numbers, Portion, pieces, portions
 from ddlf.errors import ConfigError
 from ddlf.events import DataPartitioned
+from ddlf.training.context import App
 from ddlf.training.progress import Progress, Span
 from ddlf.training.rounds import Facts
 
@@ -161,7 +162,7 @@ def speeds_in(progress: Progress, number: int, balance: str, facts: Facts) -> Se
     return progress.parts_in(number)
 
 
-def owners_of(app: Any, rule: Partition, samples: int, slots: int, seed: int) -> Owners | None:
+def owners_of(app: App, rule: Partition, samples: int, slots: int, seed: int) -> Owners | None:
     """Whose each sample is in the whole run, by a rule; None if parts are cut anew in each round.
 
     Raises:
@@ -173,7 +174,7 @@ def owners_of(app: Any, rule: Partition, samples: int, slots: int, seed: int) ->
         raise ConfigError(f"partition {str(rule)!r}: {error.message}", hint=error.hint) from None
 
 
-def partitioned(app: Any, rule: Partition, owners: Owners, slots: int) -> DataPartitioned:
+def partitioned(app: App, rule: Partition, owners: Owners, slots: int) -> DataPartitioned:
     """What there is to tell of whose samples are whose."""
     labels = counts_of(owners, _labels(app, rule), slots) if rule.goes_by_labels else []
     return DataPartitioned(
@@ -183,7 +184,7 @@ def partitioned(app: Any, rule: Partition, owners: Owners, slots: int) -> DataPa
     )
 
 
-def _labels(app: Any, rule: Partition) -> Labels:
+def _labels(app: App, rule: Partition) -> Labels:
     if not rule.goes_by_labels:
         return np.empty(0, np.int64)
     if getattr(app, "y_train", None) is None:

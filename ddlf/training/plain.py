@@ -25,6 +25,7 @@ from ddlf.data.parts import content, contents, has_own_train, place_of, rows
 from ddlf.data.stream import Stream, usual_memory
 from ddlf.data.trees import tree_map
 from ddlf.errors import ConfigError
+from ddlf.training.context import App
 from ddlf.training.crew import Crew
 from ddlf.training.early import check_app, check_backend
 from ddlf.training.exchange import Exchange, WeightsOut
@@ -97,7 +98,7 @@ def _first(order: Samples, samples: int) -> Samples:
     return order[:samples] if not isinstance(order, Portion) else replace(order, end=min(samples, len(order)))
 
 
-async def compare(app: Any, batches: int) -> Compared:
+async def compare(app: App, batches: int) -> Compared:
     """Train an app with one slot, and plain Keras beside it.
 
     Args:
@@ -110,7 +111,7 @@ async def compare(app: Any, batches: int) -> Compared:
         RemoteError: The app raised on the worker.
     """
     # As in a run, but for what is of several slots, and of folders: one slot trains here, and nothing is written.
-    await app._check_written()
+    await app.run_context.check_written()
     check_app(app)
     spec = spec_of(app)
     check_spec(spec)
@@ -140,7 +141,7 @@ class Both:
         thread: Where plain Keras trains.
     """
 
-    def __init__(self, app: Any, crew: Crew, samples: int, spec: RunSpec, thread: ThreadPoolExecutor):
+    def __init__(self, app: App, crew: Crew, samples: int, spec: RunSpec, thread: ThreadPoolExecutor):
         self._app = app
         self._crew = crew
         self._thread = thread
@@ -152,9 +153,9 @@ class Both:
             self._order = Portion(shuffle="none", seed=self._seed, epoch=0, slots=1, start=0, stop=samples)
         self._model = KerasModel(app)
         codec = CODEC.read("float32")
-        states = SlotStates(app._run, crew, [{}], {})
+        states = SlotStates(app.run_context.name, crew, [{}], {})
         weights_out = WeightsOut("float32", [True] * len(self._start))
-        self._exchange = Exchange(app._run, samples, codec.name, weights_out, states)
+        self._exchange = Exchange(app.run_context.name, samples, codec.name, weights_out, states)
         self._last: Reply | None = None
 
     async def compared(self, batches: int) -> Compared:
@@ -243,14 +244,14 @@ class Both:
             )
         if differing(found, await self.carried(batch)):
             return f"{name} does not repeat itself on the worker: it keeps something from before, or draws numbers without a seed of its own"
-        mine, theirs = describe_optimizer(app.model.optimizer), app._optimizer
+        mine, theirs = describe_optimizer(app.model.optimizer), app.run_context.optimizer
         if other := [fact for fact in {**mine, **theirs} if mine.get(fact) != theirs.get(fact)]:
             fact = other[0]
             return (
                 f"create_model makes another optimizer on the worker ({fact}: {theirs.get(fact)!r}) than here ({mine.get(fact)!r}): "
                 "it uses something that is not the same there, such as a global that was changed"
             )
-        if content(contents(app)) != app._content:
+        if content(contents(app)) != app.run_context.content:
             return "create_model changes the training data after it was loaded: do that in load_dataset"
         assert self._last is not None
         if self._last.fed is not None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddlf.algorithms.reading_order import SHUFFLE, Portion
 from ddlf.events import Warned
+from ddlf.training.context import App
 from ddlf.training.refusals import USUAL_SHUFFLE, check_arrays, check_files
 
 if TYPE_CHECKING:
@@ -16,13 +17,13 @@ if TYPE_CHECKING:
     from ddlf.training.spec import RunSpec
 
 
-def files_of(app: Any) -> DataSet | None:
+def files_of(app: App) -> DataSet | None:
     """The data set at a place that an app trains on; None where it trains on arrays."""
     found: DataSet | None = getattr(app, "train_data", None)
     return found
 
 
-def settled(app: Any, spec: RunSpec) -> RunSpec:
+def settled(app: App, spec: RunSpec) -> RunSpec:
     """Return the spec with how partition files are read; refuse what cannot be with them, or has no effect without them.
 
     Args:

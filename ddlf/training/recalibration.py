@@ -17,6 +17,7 @@ from ddlf.algorithms.update_check import Fault, fault
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ConfigError
+from ddlf.training.context import App
 from ddlf.training.roles.statistics import moving
 from ddlf.training.rounds import end_all
 from ddlf.training.run import Run
@@ -113,7 +114,7 @@ async def _measure_there(run: Run, task: Task, worker: ProxyWorker, holds: bool)
     return worker.id, await run.exchange.measure(task, worker)
 
 
-def norms_of(app: Any, setting: str) -> dict[str, tuple[int, ...]]:
+def norms_of(app: App, setting: str) -> dict[str, tuple[int, ...]]:
     """Places of the weights that each slot keeps apart, or of those that are computed anew, as a value of ``batchnorm`` says.
 
     Raises:

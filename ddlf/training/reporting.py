@@ -24,13 +24,14 @@ from ddlf.events.history import metrics
 from ddlf.events.record import RoundRecord
 from ddlf.rpc.iworker import awaited
 from ddlf.training.callbacks import Callbacks
+from ddlf.training.context import App
 from ddlf.training.evaluation import measured, validate
 from ddlf.training.evaluation_there import EvaluationThere
 from ddlf.training.roles.evaluation import evaluate
 from ddlf.training.spec import SETTINGS
 
 
-def check_convergence(app: Any) -> None:
+def check_convergence(app: App) -> None:
     """Refuse a target of validation data that is not there.
 
     Raises:
@@ -61,7 +62,7 @@ class Reporter:
 
     def __init__(
         self,
-        app: Any,
+        app: App,
         records: list[RoundRecord],
         batch_size: int,
         callbacks: Callbacks | None = None,
@@ -123,7 +124,7 @@ class Reporter:
         async with self._turn:
             record = self._records[place]
             if validated or tested or callbacks is not None:
-                app._weights = None  # nobody sets others meanwhile
+                app.run_context.weights = None  # nobody sets others meanwhile
                 if callbacks is not None:
                     await callbacks.show()
                 if validated:
@@ -137,15 +138,15 @@ class Reporter:
                     record = dataclasses.replace(record, test=await measured(evaluate, app, weights, there=self._there))
                 self._records[place] = record
                 self.is_testing = False
-            app._weights = weights
+            app.run_context.weights = weights
             app.history.append(record)
-            app._tell(Committed(record=record))
+            app.run_context.emit(Committed(record=record))
             await awaited(app.on_round(record))
             self.converged = (
                 self.converged or bool(await awaited(app.is_convergent(record))) or self._is_reached(record)
             )
             self.converged = self.converged or (callbacks is not None and callbacks.stopped)
-            is_over = self.converged or bool(app._stop)
+            is_over = self.converged or bool(app.run_context.stop)
             if callbacks is not None and not is_over:
                 await callbacks.begin_epoch()
             return is_over
@@ -167,7 +168,7 @@ class Reporter:
 
 
 @contextlib.asynccontextmanager
-async def hooked(app: Any, end: Callable[[Exception], None]) -> AsyncIterator[None]:
+async def hooked(app: App, end: Callable[[Exception], None]) -> AsyncIterator[None]:
     """Give events to the app's ``on_event``, which may be async, as long as this is open.
 
     Args:
@@ -183,7 +184,7 @@ async def hooked(app: Any, end: Callable[[Exception], None]) -> AsyncIterator[No
 
     def hook(event: Event) -> None:
         try:
-            outcome = app._hook(event)
+            outcome = app.run_context.hook(event)
         except Exception as error:
             end(error)
             return

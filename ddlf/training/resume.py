@@ -20,6 +20,7 @@ from ddlf.errors import CheckpointCorrupt, CheckpointMismatch, ConfigError
 from ddlf.events import CheckpointDamaged
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.checkpoints.contents import Checkpoint, is_checkpoint
+from ddlf.training.context import App
 from ddlf.training.early import check_same_model
 from ddlf.training.keeper import Keeper
 from ddlf.training.ledger import FileLedger, Ledger
@@ -39,7 +40,7 @@ SAME_TRAINING = ("samples", "data", "model", "precision", "optimizer")
 """Settings that cannot change when an app is trained on; those of the optimizer cannot, either."""
 
 
-def check_folders(app: Any, fresh: bool) -> None:
+def check_folders(app: App, fresh: bool) -> None:
     """See, before anything is started, that the folders of ``checkpoint`` and ``resume`` are what they should be. Reads names only.
 
     Raises:
@@ -82,7 +83,7 @@ def _same(one: Path, other: Path) -> bool:
     return one.resolve() == other.resolve()
 
 
-def checkpoint_folders(app: Any) -> tuple[Path | None, Path | None]:
+def checkpoint_folders(app: App) -> tuple[Path | None, Path | None]:
     """Where checkpoints are written to, and where one is read from: a folder of them, or one itself; None for "auto" and nothing."""
     target = None if app.checkpoint is None else Path(app.checkpoint)
     if app.resume is None:
@@ -115,13 +116,13 @@ def _used(folder: Path, newest: int) -> ConfigError:
     )
 
 
-def _training(app: Any) -> Progress | None:
-    progress: Progress | None = app._progress
+def _training(app: App) -> Progress | None:
+    progress: Progress | None = app.run_context.progress
     return progress
 
 
 async def begin(
-    app: Any,
+    app: App,
     samples: int,
     spec: RunSpec,
     *,
@@ -198,7 +199,7 @@ async def begin(
 
 
 async def _found(
-    app: Any,
+    app: App,
     folder: Path,
     restoring: Restoring | None,
     known: dict[str, CheckpointCorrupt],
@@ -217,14 +218,14 @@ async def _found(
             known[found.slices.final.name] = error
 
 
-async def _read(app: Any, read: Callable[..., Checkpoint | None], *args: Any, **options: Any) -> Checkpoint | None:
+async def _read(app: App, read: Callable[..., Checkpoint | None], *args: Any, **options: Any) -> Checkpoint | None:
     """Read a checkpoint on a thread, and tell what is damaged and done without."""
     damaged: list[str] = []
     try:
         return await asyncio.to_thread(read, *args, **options, report=damaged.append)
     finally:
         for why in damaged:
-            app._tell(CheckpointDamaged(why=why))
+            app.run_context.emit(CheckpointDamaged(why=why))
 
 
 def _find(
@@ -237,7 +238,7 @@ def _find(
     return CheckpointFolder(folder.absolute().parent).load(folder.absolute(), report=report, apart=apart)
 
 
-def _go_on(app: Any, before: Progress, now: dict[str, Any]) -> Progress:
+def _go_on(app: App, before: Progress, now: dict[str, Any]) -> Progress:
     """The progress of the training before, from the model's weights of now."""
     slots = len(before.states)
     was = {
@@ -271,7 +272,7 @@ def _go_on(app: Any, before: Progress, now: dict[str, Any]) -> Progress:
 
 
 async def _open(
-    app: Any, path: Path, progress: Progress, found: Checkpoint | None, known: dict[str, CheckpointCorrupt]
+    app: App, path: Path, progress: Progress, found: Checkpoint | None, known: dict[str, CheckpointCorrupt]
 ) -> Keeper:
     """Become the writer of a folder, which has no checkpoints but those of this very training.
 
@@ -295,7 +296,9 @@ async def _open(
     try:
         # Only now does nobody else write there.
         newest = await _read(app, folder.newest, apart=found is not None, known=known)
-        keeper = Keeper(folder, app.checkpoint_every, [row[0] for row in describe_weights(app.model)], app._tell)
+        keeper = Keeper(
+            folder, app.checkpoint_every, [row[0] for row in describe_weights(app.model)], app.run_context.emit
+        )
         if newest is not None:
             ours = newest.facts.get("training") == progress.training and newest.round <= progress.version
             if not (newest.round == found.round if found is not None else ours):
@@ -308,14 +311,14 @@ async def _open(
     return keeper
 
 
-def settings_of(app: Any, samples: int, spec: RunSpec) -> dict[str, Any]:
+def settings_of(app: App, samples: int, spec: RunSpec) -> dict[str, Any]:
     """All that decides about the bits of a run, as JSON data."""
     return {
         "samples": samples,
-        "data": app._content,
+        "data": app.run_context.content,
         "model": hashlib.sha256(json.dumps([row[1:] for row in describe_weights(app.model)]).encode()).hexdigest()[:16],
         **({"text": text.digest} if (text := getattr(vars(app).get("model"), "notation", None)) is not None else {}),
-        **app._optimizer,  # the workers'; the master has an equal one
+        **app.run_context.optimizer,  # the workers'; the master has an equal one
         **rules_of(spec),
     }
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ddlf.errors import AppError, ConfigError
+from ddlf.training.context import App
 from ddlf.training.settings.checks import (
     ARRIVAL,
     CALLBACKS,
@@ -252,7 +253,7 @@ class Exchange(BaseExchange):
     ``reject`` also compares the length and direction of each update with the others, has a suspicious one recomputed
     on another worker, and drops it if that does not help. ``clip`` scales down updates that are too long."""
 
-    async def chosen(self, app: Any, crew: Crew, spec: RunSpec) -> tuple[Exchange, str]:
+    async def chosen(self, app: App, crew: Crew, spec: RunSpec) -> tuple[Exchange, str]:
         """Return the exchange of this run, and why it was chosen; "" if nothing was."""
         return self, ""
 
@@ -325,7 +326,7 @@ class Auto(Exchange):
     name: ClassVar[str] = "auto"
     role: ClassVar[str] = Sharded.role
 
-    async def chosen(self, app: Any, crew: Crew, spec: RunSpec) -> tuple[Exchange, str]:
+    async def chosen(self, app: App, crew: Crew, spec: RunSpec) -> tuple[Exchange, str]:
         """The faster one of both, if the workers reach each other."""
         from ddlf.training.exchanges.members import chosen
 
@@ -340,7 +341,7 @@ class Gradient(Exchange):
     name: ClassVar[str] = "gradient"
     one_step: ClassVar[bool] = True
 
-    def check_app(self, app: Any) -> None:
+    def check_app(self, app: App) -> None:
         """Refuse an app that trains in its own way.
 
         Raises:
@@ -352,7 +353,7 @@ class Gradient(Exchange):
                 hint="leave out train, or exchange='star'; an own compute_loss or train_step of the model can stay",
             )
 
-    def step(self, app: Any) -> Step:
+    def step(self, app: App) -> Step:
         """The model's own optimizer, on the master."""
         from ddlf.training.exchanges.gradient import Step, check_model
 

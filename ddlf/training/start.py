@@ -21,6 +21,7 @@ from ddlf.events import ExchangeChosen, How, NothingToTrain, RunBegan, RunEnded,
 from ddlf.events.history import History
 from ddlf.training.callback_checks import warnings
 from ddlf.training.callbacks import Callbacks
+from ddlf.training.context import App
 from ddlf.training.crew import Crew
 from ddlf.training.early import check_app, check_backend
 from ddlf.training.evaluation import check_test_data, to_its_end
@@ -54,7 +55,7 @@ NUMBERS = ("master_epochs", "worker_epochs", "batch_size", "seed")
 """Settings that are arguments of ``train_sync`` and ``train_async``, too."""
 
 
-def check(app: Any, mode: str, *given: int | None, fresh: bool = False) -> RunSpec:
+def check(app: App, mode: str, *given: int | None, fresh: bool = False) -> RunSpec:
     """Refuse what can be seen to be wrong before anything is started: settings, methods, folders.
 
     Args:
@@ -76,7 +77,7 @@ def check(app: Any, mode: str, *given: int | None, fresh: bool = False) -> RunSp
     _check_workers(spec, app.cluster)
     spec.exchange.check_app(app)
     check_folders(app, fresh)
-    goes_on = app.resume is not None or (app._progress is not None and not fresh)
+    goes_on = app.resume is not None or (app.run_context.progress is not None and not fresh)
     check_slots(spec, spec.slots or (0 if goes_on or app.cluster is None else app.cluster.N))
     check_backend()
     given_threads(app, fresh=fresh)
@@ -88,7 +89,7 @@ def _check_workers(spec: RunSpec, cluster: Any) -> None:
         check_workers(spec, cluster.N, one_at_a_time=getattr(cluster, "one_thing_at_a_time", False))
 
 
-async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, crew_of: Any = crew_of) -> History:
+async def train(app: App, mode: str, *given: int | None, fresh: bool = False, crew_of: Any = crew_of) -> History:
     """Check the settings, prepare the nodes and run a strategy; what it has come to is on the app, however it ends.
 
     Args:
@@ -121,35 +122,35 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
         spec = spec_of(app, mode, dict(zip(NUMBERS, given, strict=True)))  # callbacks are made in create_model
         check_spec(spec)
         _check_workers(spec, app.cluster)  # with min_workers fewer may have answered
-        spec = settled(app, replace(spec, threads=app._threads))
-        spec.local.rule.check_optimizer(app._optimizer)  # what ends the run is said before what it would do
+        spec = settled(app, replace(spec, threads=app.run_context.threads))
+        spec.local.rule.check_optimizer(app.run_context.optimizer)  # what ends the run is said before what it would do
         exchange, why = await spec.exchange.chosen(app, crew, spec)
         if why:
             spec = replace(spec, exchange=exchange)
-            app._tell(ExchangeChosen(exchange=exchange.name, why=why))
+            app.run_context.emit(ExchangeChosen(exchange=exchange.name, why=why))
         step = spec.exchange.step(app)
         loop = spec.train.loop(spec, step)
         decays = not isinstance(spec.local.rate_decay, Never)
         callbacks = Callbacks(app, spec) if app.callbacks or decays else None
         for sentence in warnings(app.worker_callbacks):
-            app._tell(Warned(about="callback", why=sentence))
+            app.run_context.emit(Warned(about="callback", why=sentence))
         for sentence in left_behind(app.model):
-            app._tell(Warned(about="model", why=sentence))
+            app.run_context.emit(Warned(about="model", why=sentence))
         spec.train.check_model(app.model)
         check_test_data(app)
         check_convergence(app)
         run = await _run(app, samples, crew, spec, fresh, callbacks)
-        progress = app._progress = run.progress
+        progress = app.run_context.progress = run.progress
         if step is not None:
             step.plan(len(progress.epochs), progress.starts[-1])
         before = len(progress.records)
         app.ledger = progress.ledger
         app.history = History(progress.records)  # those that were reported
-        app._stop = False  # a wish to stop that can be heard now
+        app.run_context.stop = False  # a wish to stop that can be heard now
         try:
             if progress.converged or progress.is_complete:
                 asked = progress.asked if progress.converged else progress.starts[-1]
-                app._tell(NothingToTrain(round=progress.reached, epochs=asked, converged=progress.converged))
+                app.run_context.emit(NothingToTrain(round=progress.reached, epochs=asked, converged=progress.converged))
             else:
                 await _train(run, loop, callbacks)
             return History(progress.records[before:])
@@ -157,7 +158,7 @@ async def train(app: Any, mode: str, *given: int | None, fresh: bool = False, cr
             try:
                 await run.close()
             finally:  # also when that is cancelled
-                app._stop = app._weights = None
+                app.run_context.stop = app.run_context.weights = None
                 progress.converged = progress.converged or run.converged
                 app.history = History(progress.records)
                 final = callbacks.final if callbacks is not None else None
@@ -193,16 +194,16 @@ async def _bring_states(run: Run) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _told(app: Any, spec: RunSpec) -> AsyncIterator[str]:
+async def _told(app: App, spec: RunSpec) -> AsyncIterator[str]:
     """Tell that a run begins, and how it has ended; yields its name."""
-    if app._is_training:
+    if app.run_context.is_training:
         raise LeaseError(
             "this app is in another training run of this program",
             hint="wait until that has ended, or train another object",
         )
-    run, before = secrets.token_hex(8), app._progress
-    app._is_training = True
-    app._tell(
+    run, before = secrets.token_hex(8), app.run_context.progress
+    app.run_context.is_training = True
+    app.run_context.emit(
         RunBegan(
             run=run,
             app=type(app).__name__,
@@ -219,7 +220,9 @@ async def _told(app: Any, spec: RunSpec) -> AsyncIterator[str]:
     why = ""
     try:
         yield run
-        how = "converged" if app._progress.converged else "complete" if app._progress.is_complete else "stopped"
+        ended = app.run_context.progress
+        assert ended is not None
+        how = "converged" if ended.converged else "complete" if ended.is_complete else "stopped"
     except BaseException as error:
         how = "failed" if isinstance(error, Exception) else "cancelled"
         why = str(error)
@@ -227,17 +230,17 @@ async def _told(app: Any, spec: RunSpec) -> AsyncIterator[str]:
             vars(error)["_render_traceback_"] = lambda: [_interrupted(app)]
         raise
     finally:
-        app._is_training = False
-        trained = None if app._progress is before else app._progress
+        app.run_context.is_training = False
+        trained = None if app.run_context.progress is before else app.run_context.progress
         # Of synchronous training nobody asks: equal seeds give equal bits.
         weights = digest(trained.weights) if trained is not None and not spec.train.in_rounds else ""
         version = 0 if trained is None else trained.version
         found = app.history.staleness if version and not spec.train.in_rounds else {}
         staleness = tuple(found.get(tau, 0) for tau in range(max(found, default=-1) + 1))
-        app._tell(RunEnded(run=run, how=how, version=version, why=why, staleness=staleness, weights=weights))
+        app.run_context.emit(RunEnded(run=run, how=how, version=version, why=why, staleness=staleness, weights=weights))
 
 
-def _interrupted(app: Any) -> str:
+def _interrupted(app: App) -> str:
     """What a notebook shows instead of where training was interrupted."""
     if not app.history:
         return "interrupted: training ended before its first round"
@@ -247,7 +250,7 @@ def _interrupted(app: Any) -> str:
 
 
 async def _run(
-    app: Any,
+    app: App,
     samples: int,
     crew: Crew,
     spec: RunSpec,
@@ -267,10 +270,10 @@ async def _run(
     apart = norms.get("apart", ())
     trainable = [id(weight) in trained and place not in apart for place, weight in enumerate(app.model.weights)]
     if why := check_effect(spec, app.model.get_weights(), trainable):
-        app._tell(Warned(about="codec", why=why))
+        app.run_context.emit(Warned(about="codec", why=why))
     fragments = isinstance(spec.outer, Streaming)
     exact = [not flag for flag in trainable]
-    place = Place(app._run, crew, app.cluster, exact, fragments)
+    place = Place(app.run_context.name, crew, app.cluster, exact, fragments)
     weights_out = spec.train.weights(place) or spec.exchange.weights(place)
     means = spec.local.optimizer_state == "averaged" or spec.local.rule.steers
     # Where slots begin with means, or with weights of their own, the master gives them what these are made of.
@@ -279,11 +282,11 @@ async def _run(
     check_rounds(spec, samples, len(progress.states))
     weights_out.held = {slot: state[HELD] for slot, state in enumerate(progress.states) if HELD in state}
     if spec.evaluation.on == "workers":
-        weights_out.evaluation = EvaluationThere(app, crew, (app._run, REPLICA))
+        weights_out.evaluation = EvaluationThere(app, crew, (app.run_context.name, REPLICA))
     progress.records = History(progress.records)
     fixed = spec.slots is not None or progress.owners is not None or spec.train.has_fixed_slots(spec)
     crew.fixed_slots = len(progress.states) if fixed else None
-    app._tell(
+    app.run_context.emit(
         TrainingBegan(
             mode=spec.train.name,
             samples=samples,
@@ -299,14 +302,14 @@ async def _run(
         )
     )
     if progress.owners is not None:
-        app._tell(partitioned(app, spec.data.partition, progress.owners, len(progress.states)))
+        app.run_context.emit(partitioned(app, spec.data.partition, progress.owners, len(progress.states)))
     if batch_norms(app.model):
         least = samples // len(progress.states) if progress.owners is None else int(np.bincount(progress.owners).min())
         differ = progress.owners is not None and spec.data.partition.goes_by_labels
         if why := warning(min(least, spec.data.batch_size), differ, spec.batchnorm):
-            app._tell(Warned(about="model", why=why))
+            app.run_context.emit(Warned(about="model", why=why))
     if why := spec.train.slot_warning(len(progress.states)):
-        app._tell(Warned(about="merge", why=why))
+        app.run_context.emit(Warned(about="merge", why=why))
     facts = Facts(
         samples=samples,
         names=[weight.path for weight in app.model.weights],
@@ -326,6 +329,8 @@ async def _run(
         spec.local.optimizer_state == "fresh" and restarts(app.model.optimizer)
     )
     planned = PlannedSteps(progress, spec.data.batch_size) if follows else None
-    exchange = Exchange(app._run, samples, spec.exchange.codec.name, weights_out, states, app._tell, planned)
+    exchange = Exchange(
+        app.run_context.name, samples, spec.exchange.codec.name, weights_out, states, app.run_context.emit, planned
+    )
     nearby = Nearby(app, facts.files, crew, app.cluster, introduces=not weights_out.stays)
     return Run(facts, app.cluster, crew, progress, exchange, nearby, MetricMerge(app), reporter, keeper)

@@ -18,6 +18,7 @@ from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import CheckpointError, DDLFError
 from ddlf.events import ResidualDropped
 from ddlf.training.checkpoints.slices import Slices
+from ddlf.training.context import App
 from ddlf.training.crew import Crew
 from ddlf.training.exchanges.sharded.copies import left_of, left_parts
 from ddlf.training.recovery import LOSS
@@ -344,7 +345,7 @@ async def _collected(parts: list[tuple[SlotState, asyncio.Future[SlotState] | No
     return [{**known, **(await asyncio.shield(coming) if coming else {})} for known, coming in parts]
 
 
-def states_of(app: Any, crew: Crew, progress: Progress, spec: RunSpec, how: Outwards) -> SlotStates:
+def states_of(app: App, crew: Crew, progress: Progress, spec: RunSpec, how: Outwards) -> SlotStates:
     """Return the states of the slots of a run.
 
     Args:
@@ -356,11 +357,17 @@ def states_of(app: Any, crew: Crew, progress: Progress, spec: RunSpec, how: Outw
     """
     plan = SlotPlan(
         spec=spec,
-        optimizer=app._optimizer,
+        optimizer=app.run_context.optimizer,
         differences=how.differences,
         callbacks=bool(app.worker_callbacks),
     )
     codec = spec.exchange.codec.name
     return SlotStates(
-        app._run, crew, progress.states, kept_parts(plan), codec, on_workers=plan.sharded, restoring=how.restoring
+        app.run_context.name,
+        crew,
+        progress.states,
+        kept_parts(plan),
+        codec,
+        on_workers=plan.sharded,
+        restoring=how.restoring,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
+from ddlf.training.context import App
 from ddlf.training.settings.setting import Group
 
 if TYPE_CHECKING:
@@ -155,10 +156,10 @@ class BaseExchange(Group):
     on_workers: ClassVar[bool] = False
     role: ClassVar[str] = "ddlf.training.slot.replica:Replica"
 
-    def check_app(self, app: Any) -> None:
+    def check_app(self, app: App) -> None:
         """Refuse an app that cannot be trained like this, before anything starts."""
 
-    def step(self, app: Any) -> Step | None:
+    def step(self, app: App) -> Step | None:
         """Make what makes the common step; None where slots train locally."""
         return None
 

@@ -15,13 +15,14 @@ from typing import Any
 from ddlf.errors import CheckpointError, ConfigError
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.checkpoints.contents import is_checkpoint, read_manifest
+from ddlf.training.context import App
 from ddlf.training.resume import checkpoint_folders
 
 Facts = Mapping[str, Any]
 """What a worker said of itself: ``host``, ``cores``."""
 
 
-def given_threads(app: Any, *, fresh: bool = False) -> int | None:
+def given_threads(app: App, *, fresh: bool = False) -> int | None:
     """The number that the app, its cluster, or the training to continue asks for.
 
     Args:
@@ -44,7 +45,7 @@ def given_threads(app: Any, *, fresh: bool = False) -> int | None:
     return given or _recorded(app, fresh)
 
 
-def _recorded(app: Any, fresh: bool) -> int | None:
+def _recorded(app: App, fresh: bool) -> int | None:
     """The number of the training to continue. Reads manifests only; whether they fit is checked later."""
     if app.resume is not None:
         target, source = checkpoint_folders(app)
@@ -54,9 +55,9 @@ def _recorded(app: Any, fresh: bool) -> int | None:
             with contextlib.suppress(CheckpointError):
                 recorded: int | None = read_manifest(path).facts.get("settings", {}).get("threads")
                 return recorded
-    if app._progress is None or fresh:
+    if app.run_context.progress is None or fresh:
         return None
-    before: int | None = app._progress.settings.get("threads")
+    before: int | None = app.run_context.progress.settings.get("threads")
     return before
 
 

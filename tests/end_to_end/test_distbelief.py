@@ -139,7 +139,7 @@ async def test_downpour_is_evaluated_on_a_worker_converges_by_it_and_early_stopp
         reached = app(cluster, Fitted, master_epochs=9, converge="target:metric=val_loss,value=1e9", **how)
         here.clear()
         await reached.train_model()
-        assert reached._progress.converged
+        assert reached.run_context.progress.converged
         assert len(reached.history) < 18
         assert reached not in here
         best = app(cluster, Best, master_epochs=9, **how)

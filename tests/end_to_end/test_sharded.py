@@ -28,7 +28,7 @@ async def trained(cluster, exchange, **settings):
     vars(app).update(exchange=exchange, **settings)
     await app.train_sync()
     assert app.ledger.is_exact(app.master_epochs)
-    return app, digest([*app.model.get_weights(), *app._progress.state["outer"]])
+    return app, digest([*app.model.get_weights(), *app.run_context.progress.state["outer"]])
 
 
 async def test_with_1_2_and_3_workers_it_has_the_bits_of_the_star_also_when_one_is_killed_in_between():
@@ -64,7 +64,7 @@ async def test_one_of_two_workers_is_left_out_and_no_bit_changes_when_their_link
         app.subscribe(told.append)
         vars(app).update(exchange="sharded", master_epochs=4, on_round=cut)
         await app.train_sync()
-        assert digest([*app.model.get_weights(), *app._progress.state["outer"]]) == wanted
+        assert digest([*app.model.get_weights(), *app.run_context.progress.state["outer"]]) == wanted
         (gone,) = [event for event in told if isinstance(event, WorkerGone)]
         assert "cannot reach worker" in gone.why
         assert "is left out" in gone.why

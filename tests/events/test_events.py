@@ -120,15 +120,15 @@ def test_every_event_can_be_made_a_line_by_the_hook_or_without_it_and_never_by_b
 def test_an_app_prints_what_no_hook_prints_and_tells_its_sinks(capsys):
     app, seen = IApp(), []
     take_off = app.subscribe(seen.append)
-    app._tell(SAVED)
-    app._tell(events.SlotsChanged(round=2, slots=3))
+    app.run_context.emit(SAVED)
+    app.run_context.emit(events.SlotsChanged(round=2, slots=3))
     app.verbose = False
-    app._tell(SAVED)
+    app.run_context.emit(SAVED)
     take_off()
-    app._tell(SAVED)
+    app.run_context.emit(SAVED)
     assert capsys.readouterr().out == "saved     m.keras\n"
     assert seen == [SAVED, events.SlotsChanged(round=2, slots=3), SAVED]
-    assert "_events" not in app.__getstate__()
+    assert "run_context" not in app.__getstate__()
 
 
 def test_the_lines_of_a_beginning():

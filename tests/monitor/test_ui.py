@@ -75,7 +75,7 @@ def test_with_json_standard_output_has_events_alone(capsys):
     app = IApp()
     app.ui = "json"
     with shown(app):
-        app._tell(SAVED)
+        app.run_context.emit(SAVED)
         app.say("a line")
         print("of the program")
     print("after")
@@ -90,7 +90,7 @@ def test_with_none_nothing_is_said(capsys):
     app.ui = "none"
     with shown(app) as display:
         assert type(display) is Display
-        app._tell(SAVED)
+        app.run_context.emit(SAVED)
     assert capsys.readouterr().out == ""
 
 
@@ -98,7 +98,7 @@ def test_what_is_shown_already_is_not_shown_twice(capsys):
     app = IApp()
     with shown(app) as outer, shown(app) as inner:
         assert inner is outer
-    assert app._shown is None
+    assert app.run_context.display is None
 
 
 def test_a_terminal_has_room_for_one_picture(monkeypatch):

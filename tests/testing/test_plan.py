@@ -138,7 +138,7 @@ async def test_a_kill_comes_when_that_worker_gets_its_slot_of_that_round(app):
         app.starts(2, 2)
         app.starts(3, 1)
         app.finishes(3, 2)
-        app._tell(WaitingForWorkers(round=3, seconds=1.0))
+        app.run_context.emit(WaitingForWorkers(round=3, seconds=1.0))
         await asyncio.sleep(0)
         assert injection.done == []
         app.starts(3, 2)
@@ -395,7 +395,7 @@ async def test_a_wrong_update_comes_from_that_worker_in_that_round_alone(kind_of
                 steps = await two_rounds(made)
                 for number in (1, 2):
                     for worker in (1, 2):
-                        made._tell(SlotStarted(round=number, slot=1, worker=worker))
+                        made.run_context.emit(SlotStarted(round=number, slot=1, worker=worker))
                 await until(lambda injection=injection: injection.done)
             assert steps[0] == [2.0, 2.0]
             np.testing.assert_equal((steps[1][0] + steps[1][1]) / 2, mean)

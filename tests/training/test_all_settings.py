@@ -2,7 +2,6 @@
 
 import runpy
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -78,7 +77,7 @@ def test_what_is_said_of_a_rule_names_all_that_exist():
 
 
 def test_a_checkpoint_has_every_setting_that_the_result_depends_on_as_plain_data():
-    app = SimpleNamespace(_content="", _optimizer={}, model=FakeRun().model)
+    app = FakeRun()
     facts = settings_of(app, 1, spec_of(ddlf.IApp()))
     decide = {name for name, setting in SETTINGS.items() if Use.FACT in setting.use}
     assert facts.keys() - {"samples", "data", "model"} == decide

@@ -84,7 +84,7 @@ async def test_no_slot_begins_a_round_further_ahead_than_the_bound(bound):
     cluster, ahead = FakeCluster(3), []
 
     def train(worker, task):
-        ahead.append(task.round - min(run._progress.slot_rounds) if run._progress else 0)
+        ahead.append(task.round - min(run.run_context.progress.slot_rounds) if run.run_context.progress else 0)
         return FakeWorker.train(worker, task)
 
     for worker in cluster.workers:
@@ -138,12 +138,12 @@ async def test_how_stale_updates_were_is_told_at_the_end(capsys):
 
 async def test_how_stale_updates_were_stands_behind_the_last_record_where_that_was_held_back(capsys):
     run = FakeRun(mode="async", slots=2, verbose=True)
-    run._shown = Lines()
-    run.subscribe(run._shown.tell)
+    run.run_context.display = Lines()
+    run.subscribe(run.run_context.display.tell)
     try:
         await run.train_model()
     finally:
-        run._shown.close()
+        run.run_context.display.close()
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("round ") for line in lines) == 3  # of eight, which have come at once
     assert lines[-1] == "staleness 0 in 4, 1 in 4 of 8 updates"
@@ -172,7 +172,7 @@ async def test_training_ends_when_the_mean_of_the_last_values_has_reached_the_ta
     first = next(n for n, mean in enumerate(means) if mean >= value) + 3
     run = await trained(mode=mode, slots=1, master_epochs=12, converge=f"target:{metric},{value!r},last=3")
     assert first <= len(run.history) <= first + (mode == "async")
-    assert run._progress.converged
+    assert run.run_context.progress.converged
 
 
 async def test_a_target_that_no_round_can_reach_is_refused_by_name():

@@ -125,10 +125,10 @@ async def test_callbacks_on_the_master_decide_as_in_fit_at_the_same_epochs(one_w
     app = OneWeight(one_worker, on_master(make))
     records = await app.train_sync()
     assert 5 < len(records) == len(told.epoch) < 20
-    assert app._progress.converged
+    assert app.run_context.progress.converged
     for name, values in told.history.items():
         assert records.history[name] == pytest.approx(values, abs=1e-6)
-    assert equal(app.model.get_weights(), app._progress.weights)
+    assert equal(app.model.get_weights(), app.run_context.progress.weights)
     assert app.model.get_weights()[0] == pytest.approx(model.get_weights()[0], abs=1e-6)
     assert min(records.history["val_loss"]) == pytest.approx((app.model.get_weights()[0].item() - 0.5) ** 2, abs=1e-6)
     assert app.callbacks[0].stopped_epoch == callbacks[0].stopped_epoch
@@ -252,7 +252,7 @@ async def test_a_loss_that_is_not_a_number_ends_the_run_where_fit_ends(one_worke
     await app.train_sync()
     assert 1 < len(told.epoch) < 10
     assert len(told.epoch) - 1 <= len(app.history) <= len(told.epoch)  # an update that is not a number is not merged
-    assert app._progress.converged
+    assert app.run_context.progress.converged
     assert all(np.isfinite(array).all() for array in app.model.get_weights())
 
 

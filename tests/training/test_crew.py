@@ -51,7 +51,7 @@ class Story:
         self.waited = {}
         self.app = IApp()
         self.app.on_event = self.observe
-        self.crew = Crew(self.cluster, self.open, self.app._tell, **options)
+        self.crew = Crew(self.cluster, self.open, self.app.run_context.emit, **options)
 
     @contextlib.asynccontextmanager
     async def begun(self):

@@ -151,7 +151,7 @@ async def test_the_first_replica_is_alone_until_the_warm_start_is_over():
 
 async def test_with_softsync_several_pushes_are_a_step():
     run = await trained(n_push=2, softsync=1, **PLAIN)
-    versions, received = (run._progress.state["shards"][0][:, i] for i in (0, 1))
+    versions, received = (run.run_context.progress.state["shards"][0][:, i] for i in (0, 1))
     assert (versions == received // 3).all()
     assert received.min() > 6
 
@@ -209,8 +209,8 @@ async def test_resumed_after_any_commit_each_push_counts_once(tmp_path):
         run = run_of(resume=tmp_path / f"round-{number:06d}", checkpoint=tmp_path / str(number), n_push=2, **PLAIN)
         await run.train_model()
         assert run.ledger.is_exact(2)
-        received = run._progress.state["shards"][0][:, 1]
-        assert (received == whole._progress.state["shards"][0][:, 1]).all()
+        received = run.run_context.progress.state["shards"][0][:, 1]
+        assert (received == whole.run_context.progress.state["shards"][0][:, 1]).all()
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ async def test_a_replica_that_is_lost_is_carried_by_another_worker_from_its_last
     assert run.ledger.is_exact(3)
     assert sum(record.recomputed for record in run.history) == 1
     pushes = [push for record in run.history for push in record.pushes]
-    received = run._progress.state["shards"][0][0, 1]
+    received = run.run_context.progress.state["shards"][0][0, 1]
     steps = 3 * 4 * -(-51 // 16)
     assert received == steps // 2  # of the lost one, too, each once
     assert len(pushes) < received or all(push[3] >= 0 for push in pushes)
@@ -408,8 +408,8 @@ async def test_training_goes_on_with_another_rule_of_the_shards_or_as_many_other
     await run.train_model()
     run.push_rule, run.shards = "adam", 2
     await run.train_model()
-    assert len(run._progress.state["shards"][0]) == 2
-    assert len(run._progress.state["push"]) == 2  # both moments of Adam, and nothing of Adagrad
+    assert len(run.run_context.progress.state["shards"][0]) == 2
+    assert len(run.run_context.progress.state["push"]) == 2  # both moments of Adam, and nothing of Adagrad
 
 
 async def test_replicas_get_nothing_of_the_optimizers_of_the_training_before(monkeypatch):

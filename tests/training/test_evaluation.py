@@ -14,7 +14,9 @@ def with_data(shape=(8,), **data):
     data = {"x_train": np.zeros((30, 8)), "y_train": np.zeros(30), **data}
     said = []
     model = SimpleNamespace(inputs=[SimpleNamespace(shape=(None, *shape))])
-    return SimpleNamespace(evaluate_every=0, _tell=said.append, said=said, model=model, **data)
+    return SimpleNamespace(
+        evaluate_every=0, run_context=SimpleNamespace(emit=said.append), said=said, model=model, **data
+    )
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ async def test_another_outer_optimizer_begins_with_its_own_state():
     await app.train_sync(2)
     app.outer = Nesterov()
     await app.train_sync(1)
-    assert len(app._progress.state["outer"]) == 2
+    assert len(app.run_context.progress.state["outer"]) == 2
 
 
 async def test_after_an_interruption_training_goes_on_with_the_round_that_was_not_done():
@@ -570,7 +570,7 @@ async def test_a_checkpoint_is_of_the_moment_it_was_due_however_long_the_disk_ta
 
     def on_left(self, *arguments):
         left(self, *arguments)
-        if app._progress.version:
+        if app.run_context.progress.version:
             went_on.set()  # the state goes on while that of before is written
 
     app = FakeRun(mode="async", checkpoint=tmp_path, checkpoint_keep=99)
@@ -698,7 +698,7 @@ async def test_a_record_whose_test_comes_later_is_kept_with_it(tmp_path):
 
     def on_round(record):
         if record.round > 1:
-            records = app._progress.records
+            records = app.run_context.progress.records
             records[record.round - 2] = dataclasses.replace(
                 records[record.round - 2], test={"loss": float(record.round)}
             )

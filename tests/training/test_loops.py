@@ -458,7 +458,7 @@ async def test_the_sharded_exchange_of_a_keras_model_has_the_bits_of_the_star(cl
     for exchange in ("star", "sharded"):
         trained = app(cluster, kind, exchange=exchange, slots=3, master_epochs=3, outer="nesterov", width=WIDE)
         await trained.train_sync()
-        found.append([*trained.model.get_weights(), *trained._progress.state["outer"]])
+        found.append([*trained.model.get_weights(), *trained.run_context.progress.state["outer"]])
     assert equal(*found)
 
 
@@ -479,8 +479,8 @@ async def test_what_slots_share_and_what_each_has_of_its_own_has_the_bits_of_the
     for exchange in ("star", "sharded"):
         trained = app(cluster, Blobs, exchange=exchange, slots=3, master_epochs=3, width=WIDE, **settings)
         await trained.train_sync()
-        optimizers = [array for state in trained._progress.optimizers for array in state]
-        found.append([*trained.model.get_weights(), *trained._progress.state["outer"], *optimizers])
+        optimizers = [array for state in trained.run_context.progress.optimizers for array in state]
+        found.append([*trained.model.get_weights(), *trained.run_context.progress.state["outer"], *optimizers])
     assert equal(*found)
 
 
@@ -500,7 +500,7 @@ async def test_averages_of_the_optimizer_become_the_weights_at_the_end_as_in_the
         trained = app(cluster, Averaging, exchange=exchange, slots=2, master_epochs=2)
         await trained.train_sync()
         found.append(trained.model.get_weights())
-        assert not equal(found[-1], trained._progress.weights)
+        assert not equal(found[-1], trained.run_context.progress.weights)
     assert equal(*found)
 
 

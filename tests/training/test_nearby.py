@@ -19,14 +19,14 @@ def made(copies, *, slots=4, workers=4, **settings):
     data = MadeUp(SIZES, hosts=workers)
     run = FakeRun(FakeCluster(workers), slots=slots, files=SIZES, train_data=data, master_epochs=5, **settings)
     have = shares(data.manifest, workers, copies)
-    run._held = {number: np.isin(np.arange(len(SIZES)), mine) for number, mine in enumerate(have, 1)}
+    run.run_context.local_files = {number: np.isin(np.arange(len(SIZES)), mine) for number, mine in enumerate(have, 1)}
     far: list[tuple[int, int]] = []
     for worker in run.cluster.workers:
 
         def train(task, worker=worker):
             read = task.indices.stretches(data.manifest.sizes)
             rows = read[:, 2] - read[:, 1]
-            far.append((int(rows[~run._held[worker.id][read[:, 0]]].sum()), int(rows.sum())))
+            far.append((int(rows[~run.run_context.local_files[worker.id][read[:, 0]]].sum()), int(rows.sum())))
             return FakeWorker.train(worker, task)
 
         worker.train = train

@@ -271,6 +271,6 @@ async def test_a_worker_that_comes_back_gets_the_app_as_it_was_when_the_run_bega
 
 async def test_a_worker_that_comes_back_is_compared_with_the_model_also_while_its_weights_are_on_the_workers():
     app = FakeRun()
-    app._weights = Elsewhere(None, None)
+    app.run_context.weights = Elsewhere(None, None)
     _check_models(app, {1: {"weights": describe_weights(vars(app)["model"])}})
-    assert isinstance(app._weights, Elsewhere)
+    assert isinstance(app.run_context.weights, Elsewhere)

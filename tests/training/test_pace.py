@@ -62,7 +62,7 @@ async def test_after_two_rounds_that_measure_each_slot_has_as_many_steps_as_it_i
 async def test_every_epoch_has_every_sample_once_and_is_told_of_once():
     run = await paced()
     assert run.ledger.is_exact(6)
-    ends = [number for number, samples in enumerate(run._progress.offsets) if samples == 0]
+    ends = [number for number, samples in enumerate(run.run_context.progress.offsets) if samples == 0]
     assert len(ends) == 7
 
 
@@ -87,7 +87,7 @@ async def test_an_app_that_trains_on_in_another_way_has_equal_parts_again():
     run.balance = "equal"
     await run.train_model()
     assert run.ledger.is_exact(12)
-    first = run._progress.starts.index(6)
+    first = run.run_context.progress.starts.index(6)
     assert samples_of(run, first + 2) == [64, 64, 64]
 
 
@@ -109,8 +109,8 @@ async def test_validation_data_is_looked_at_once_an_epoch(monkeypatch):
 
 async def test_workers_that_come_later_get_no_slots_of_their_own():
     run = await paced(slots=None)
-    assert not run._progress.slots_from[1:]
-    assert len(run._progress.states) == 3
+    assert not run.run_context.progress.slots_from[1:]
+    assert len(run.run_context.progress.states) == 3
 
 
 @pytest.mark.parametrize("settings", [dict(worker_steps=None), dict(worker_steps=None, worker_epochs=2)])

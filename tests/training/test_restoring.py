@@ -73,7 +73,7 @@ async def trained(*arguments, **more):
 
 
 def bits(run):
-    state = run._progress.state
+    state = run.run_context.progress.state
     return [(a.dtype, a.tobytes()) for a in [*run.model.get_weights(), *(a for name in state for a in state[name])]]
 
 

@@ -60,7 +60,9 @@ async def test_a_worker_evaluates_the_weights_of_the_shards_and_none_come_to_the
     run, seen = run_of(evaluate_every=1), []
 
     def looked(record):
-        seen.append((isinstance(run._progress.weights, Elsewhere), sum(one.count("snapshot") for one in verbs(run))))
+        seen.append(
+            (isinstance(run.run_context.progress.weights, Elsewhere), sum(one.count("snapshot") for one in verbs(run)))
+        )
 
     run.on_round = looked
     history = await run.train_model()
@@ -151,7 +153,7 @@ async def test_while_a_shard_changes_hands_it_is_tried_again_and_then_done_here(
 async def test_a_run_converges_by_what_workers_have_measured():
     run = run_of(evaluate_every=1, master_epochs=9, converge="target:metric=test_loss,value=1e9")
     history = await run.train_model()
-    assert run._progress.converged
+    assert run.run_context.progress.converged
     assert len(history) < 27
 
 

@@ -203,7 +203,7 @@ WRONG = [
 @pytest.mark.parametrize(("attributes", "sentence"), WRONG, ids=[str(wrong) for wrong, _ in WRONG])
 async def test_a_value_that_a_setting_cannot_have_is_refused_in_a_sentence(attributes, sentence):
     with pytest.raises(ConfigError) as refused:
-        await with_settings(**attributes)._check()
+        await with_settings(**attributes).run_context.check()
     assert sentence in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -221,7 +221,7 @@ RIGHT = [
 
 @pytest.mark.parametrize("attributes", RIGHT, ids=str)
 async def test_what_can_be_used_passes(attributes):
-    await with_settings(**attributes)._check()
+    await with_settings(**attributes).run_context.check()
 
 
 @pytest.mark.parametrize("attributes", [dict(merge="median"), dict(batchnorm="local")], ids=str)

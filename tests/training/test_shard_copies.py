@@ -92,7 +92,7 @@ def check_each_push_counts_once(run, logs, *, pushes):
         [np.ravel(w) for w, path in zip(run.model.get_weights(), START, strict=True) if path not in FROZEN]
     )
     found = [(shard.weights, log) for shard, log in logs.values() if len(log) == pushes]
-    for shard, (begin, end) in enumerate(cut(len(start), len(run._progress.state["shards"][0]))):
+    for shard, (begin, end) in enumerate(cut(len(start), len(run.run_context.progress.state["shards"][0]))):
         fits = [log for mine, log in found if mine.shape == (end - begin,) and (mine == weights[begin:end]).all()]
         assert fits, f"shard {shard + 1} is what no shard with {pushes} pushes is"
         (log,) = fits[:1]
@@ -102,7 +102,9 @@ def check_each_push_counts_once(run, logs, *, pushes):
         for _, gradient in log:
             applied -= np.float32(0.01) * gradient
         assert np.allclose(applied, weights[begin:end], rtol=0, atol=1e-6)
-    assert run._progress.state["shards"][0][:, 1].tolist() == [pushes] * len(run._progress.state["shards"][0])
+    assert run.run_context.progress.state["shards"][0][:, 1].tolist() == [pushes] * len(
+        run.run_context.progress.state["shards"][0]
+    )
 
 
 def killed(run, chance, kills, every):
@@ -160,7 +162,7 @@ async def test_whoever_is_lost_between_any_two_messages_each_push_counts_once(se
     assert left[0] < 4
     alone = run_of(workers, replicas=run.replicas, master_epochs=4, **settings, **PLAIN)
     await alone.train_model()
-    check_each_push_counts_once(run, logs, pushes=int(alone._progress.state["shards"][0][0, 1]))
+    check_each_push_counts_once(run, logs, pushes=int(alone.run_context.progress.state["shards"][0][0, 1]))
     assert not [why for why in warned(run) if "are lost" in why]
 
 
@@ -179,7 +181,7 @@ async def test_one_that_joins_takes_a_shard_and_nothing_is_sent_again(logs):
     assert joined[0] == 4
     assert joined[-1] == 2
     assert [why for why in warned(run) if "which had fewer" in why]
-    check_each_push_counts_once(run, logs, pushes=int(run._progress.state["shards"][0][0, 1]))
+    check_each_push_counts_once(run, logs, pushes=int(run.run_context.progress.state["shards"][0][0, 1]))
     assert run.ledger.is_exact(6)
     places = sorted(push[6] for record in run.history for push in record.pushes)
     assert places == list(range(len(places)))
@@ -201,7 +203,7 @@ async def test_one_that_takes_no_part_any_more_hands_its_shard_on_though_there_i
     run.on_round = out
     await run.train_model()
     assert any("went from worker 2, which takes no part any more" in why for why in warned(run))
-    check_each_push_counts_once(run, logs, pushes=int(run._progress.state["shards"][0][0, 1]))
+    check_each_push_counts_once(run, logs, pushes=int(run.run_context.progress.state["shards"][0][0, 1]))
     assert run.ledger.is_exact(6)
 
 
@@ -222,7 +224,10 @@ async def test_a_shard_that_is_lost_goes_on_from_the_last_checkpoint_and_the_rec
     said = [verdict for record in history for verdict in record.verdicts]
     assert any("shard 2 of 4 was on worker 2" in one and "as it was after update 4" in one for one in said)
     assert any("which is lost" in why and "are lost" in why for why in warned(run))
-    lost, received = run._progress.state["shards"][0][:, 1], run._progress.state["shards"][0][0, 1]
+    lost, received = (
+        run.run_context.progress.state["shards"][0][:, 1],
+        run.run_context.progress.state["shards"][0][0, 1],
+    )
     assert lost[1] < received or not any(" 0 pushes" not in one for one in said)
 
 
@@ -258,8 +263,8 @@ async def test_with_two_copies_two_neighbours_may_be_lost(logs):
 
     run.on_round = lose
     await run.train_model()
-    check_each_push_counts_once(run, logs, pushes=int(run._progress.state["shards"][0][0, 1]))
-    assert run._progress.state["shards"][0][0, 1] == 5 * 4 * 4
+    check_each_push_counts_once(run, logs, pushes=int(run.run_context.progress.state["shards"][0][0, 1]))
+    assert run.run_context.progress.state["shards"][0][0, 1] == 5 * 4 * 4
     assert not any("are lost" in why for why in warned(run))
 
 

@@ -109,7 +109,7 @@ async def test_a_run_by_layers_is_resumed(tmp_path):
     run = run_of(2, slots=3, master_epochs=2, **settings)
     await run.train_model()
     assert run.ledger.is_exact(2)
-    received = run._progress.state["shards"][0][:, 1]
+    received = run.run_context.progress.state["shards"][0][:, 1]
     assert len(set(received.tolist())) == 1
 
 
@@ -280,7 +280,7 @@ async def test_a_slot_whose_executors_end_goes_on_as_long_as_it_comes_further(mo
     await run.train_model()
     assert len(ended) == 5
     assert run.ledger.is_exact(1)
-    received = run._progress.state["shards"][0][:, 1].tolist()
+    received = run.run_context.progress.state["shards"][0][:, 1].tolist()
     assert received == [203]
 
 

@@ -61,7 +61,7 @@ def of(run, kind):
 
 
 def bits(run):
-    state = run._progress.state["outer"]
+    state = run.run_context.progress.state["outer"]
     optimizers = [array for state in run.optimizers for array in state or ()]
     return [(a.dtype, a.shape, a.tobytes()) for a in [*run.model.get_weights(), *state, *optimizers]]
 
@@ -356,7 +356,7 @@ async def test_between_workers_weights_travel_as_the_codec_makes_them_and_a_test
         worker._ask = ask
 
     async def looked(record):
-        weights = run._progress.weights
+        weights = run.run_context.progress.weights
         if isinstance(weights, Elsewhere):
             which = weights.evaluated.args[1]
             end = run.cluster.workers[0].end
@@ -403,7 +403,7 @@ async def test_a_hook_that_looks_at_the_model_in_between_is_told_where_it_is():
     run.on_round = lambda record: run.model.get_weights()
     with pytest.raises(ConfigError, match=r"the weights of this round are on the workers.*checkpoint_every"):
         await run.train_model()
-    assert run._progress.round == 1
+    assert run.run_context.progress.round == 1
     assert [w.tobytes() for w in run.model.get_weights()] == [
         w.tobytes() for w in (await trained("star", master_epochs=1)).model.get_weights()
     ]
@@ -531,7 +531,7 @@ async def test_twenty_losses_one_in_each_round_at_random_moments_change_no_bit()
         async def rpc(request, timeout_s=None, worker=worker):
             nonlocal wait
             wait -= 1
-            reached = 0 if run._progress is None else run._progress.round + 1
+            reached = 0 if run.run_context.progress is None else run.run_context.progress.round + 1
             if wait <= 0 and reached > len(lost):
                 lost.append(chance.integers(4))
                 run.cluster.workers[lost[-1]].lost = True
@@ -610,7 +610,7 @@ async def test_when_all_are_lost_at_once_what_is_left_is_the_last_checkpoint_and
     run.subscribe(told.append)
     with pytest.raises(ClusterTooSmall, match=r"weights after round 3 were on workers that are lost.*last checkpoint"):
         await run.train_model()
-    assert run._progress.round == 2
+    assert run.run_context.progress.round == 2
     assert len(run.history) == 2
     assert "what is left is that of round 2" in [event.why for event in told if isinstance(event, Warned)][-1]
     star = await trained("star", outer="nesterov", workers=2, slots=2, master_epochs=2)
@@ -651,7 +651,7 @@ async def test_an_update_with_nan_ends_the_run_and_is_named_as_with_the_star():
         worker.fit = fit
         with pytest.raises(BadUpdate) as caught:
             await run.train_model()
-        assert run._progress.round == 1
+        assert run.run_context.progress.round == 1
         return str(caught.value), caught.value.tensor, caught.value.count, bits(run)
 
     assert await error_of("sharded") == await error_of("star")
@@ -758,9 +758,7 @@ async def test_auto_says_nothing_of_a_run_that_is_refused():
     run.told = []
     run.subscribe(run.told.append)
     with (
-        mock.patch.object(
-            FakeRun, "_optimizer", property(lambda self: {"optimizer": "Adam"}, lambda *_: None), create=True
-        ),
+        mock.patch.object(FakeRun, "compiled_with", "Adam"),
         pytest.raises(ConfigError, match="local_rule='scaffold' needs plain SGD"),
     ):
         await run.train_model()
@@ -779,8 +777,7 @@ async def test_a_run_of_auto_goes_on_as_what_it_is_then(tmp_path):
 @pytest.fixture
 def keeps_much(monkeypatch):
     """The optimizer is one that keeps as much as the weights, as it does in these runs."""
-    adam = {"optimizer": "Adam"}
-    monkeypatch.setattr(FakeRun, "_optimizer", property(lambda self: adam, lambda self, value: None), raising=False)
+    monkeypatch.setattr(FakeRun, "compiled_with", "Adam")
 
 
 @pytest.mark.parametrize(

@@ -201,13 +201,13 @@ async def test_asynchronous_checkpoints_have_what_is_owed_of_each_slots_last_upd
 async def test_an_exact_codec_pays_what_the_one_before_owed():
     app = FakeRun(codec="topk:0.05")
     await app.train_sync(2)
-    owed = [set(state) for state in app._progress.states]
+    owed = [set(state) for state in app.run_context.progress.states]
     assert owed == [{"optimizer", RESIDUAL}] * 2
     app.codec = "float32"
     await app.train_sync(2)
     given = [task.state for _, task in asked(app, "train") if task.round >= 2]
     assert sum(state is not None and RESIDUAL in state for state in given) == 2
-    assert [set(state) for state in app._progress.states] == [{"optimizer"}] * 2
+    assert [set(state) for state in app.run_context.progress.states] == [{"optimizer"}] * 2
 
 
 def asked_for(number, state=None):

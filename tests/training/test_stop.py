@@ -64,7 +64,7 @@ async def test_cancelled_while_the_last_checkpoint_is_written_it_is_written(two_
     app.checkpoint, app.master_epochs = tmp_path, 1
     running = asyncio.ensure_future(app.train_sync())
     await begun.wait()
-    while app._stop is not None:  # noqa: ASYNC110  the round is over
+    while app.run_context.stop is not None:  # noqa: ASYNC110  the round is over
         await asyncio.sleep(0)
     for _ in range(2):
         running.cancel()

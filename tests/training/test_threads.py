@@ -62,7 +62,7 @@ def test_given_threads_of_app_and_cluster_that_differ_are_refused():
 
 async def trained(folder, threads):
     app = FakeRun(checkpoint=folder)
-    app._threads = threads  # as of workers that compute
+    app.run_context.threads = threads  # as of workers that compute
     await app.train_sync(2)
     return app
 
@@ -86,15 +86,15 @@ async def test_given_threads_are_those_of_the_training_to_continue(tmp_path):
 async def test_a_run_is_not_resumed_with_other_threads(tmp_path):
     await trained(tmp_path, 3)
     app = FakeRun(resume=tmp_path)
-    app._threads = 2
+    app.run_context.threads = 2
     with pytest.raises(CheckpointMismatch, match="threads: 3 in the checkpoint, 2 now"):
         await app.train_sync(3)
 
 
 async def test_a_checkpoint_without_threads_is_resumed_with_any(tmp_path):
     app = await trained(tmp_path, 3)
-    settings = {name: value for name, value in app._progress.settings.items() if name != "threads"}
-    app._progress = dataclasses.replace(app._progress, settings=settings)
+    settings = {name: value for name, value in app.run_context.progress.settings.items() if name != "threads"}
+    app.run_context.progress = dataclasses.replace(app.run_context.progress, settings=settings)
     folder = tmp_path / "earlier"
     checkpoint = CheckpointFolder(tmp_path).newest()
     earlier = dataclasses.replace(checkpoint, facts={**checkpoint.facts, "settings": settings})

@@ -50,7 +50,7 @@ async def test_a_run_tells_all_in_order_and_as_facts(mode, tmp_path):
     assert (ended.run, ended.how, ended.version) == (told[0].run, "complete", records[-1].version)
     counted = Counter(record.staleness for record in records)
     assert ended.staleness == (tuple(counted[tau] for tau in range(max(counted) + 1)) if mode == "async" else ())
-    assert ended.weights == (digest(app._progress.weights) if mode == "async" else "")
+    assert ended.weights == (digest(app.run_context.progress.weights) if mode == "async" else "")
     for event in told:
         assert repr(from_json(json.loads(json.dumps(to_json(event), allow_nan=False)))) == repr(event)
 

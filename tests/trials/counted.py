@@ -115,7 +115,7 @@ async def master(facts: dict[str, Any]) -> None:
         for push in range(STEPS)
     )
     weights = np.concatenate(run.model.get_weights())
-    received = run._progress.state["shards"][0][:, 1]  # type: ignore[union-attr]
+    received = run.run_context.progress.state["shards"][0][:, 1]  # type: ignore[union-attr]
     print(
         json.dumps(
             {

@@ -68,7 +68,7 @@ async def advise(
         raise ConfigError(f"there is no level {level!r} of advice", hint=f"there are: {', '.join(ASKED)}")
     app = twin(app)
     app.verbose = False
-    await app._check_written()
+    await app.run_context.check_written()
     spec_of(app)
     if level != "quick":  # steps are made on a model of its own
         vars(app).pop("model", None)

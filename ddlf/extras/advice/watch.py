@@ -33,7 +33,7 @@ async def watch_run(app: Any) -> AbstractContextManager[None]:
 @contextlib.contextmanager
 def _watching(app: Any, findings: Iterable[Advised], cause: str) -> Iterator[None]:
     for advised in findings:
-        app._tell(advised)
+        app.run_context.emit(advised)
     with watched(app), blamed(app, cause):
         yield
 
@@ -55,7 +55,7 @@ def blamed(app: Any, cause: str) -> Iterator[None]:
             from ddlf.extras.advice.not_finite import told
 
             if (advised := told(app)) is not None:
-                app._tell(advised)
+                app.run_context.emit(advised)
                 error.add_note(f"{advised.place + ': ' * bool(advised.place)}{advised.what}")
         raise
 
@@ -80,7 +80,7 @@ def watched(app: Any) -> Iterator[None]:
         said = {one.rule.id for one in findings} | {one.rule.id for one in failed}
         left[:] = [rule for rule in left if rule.id not in said]
         for finding in findings:
-            app._tell(
+            app.run_context.emit(
                 Advised(rule=finding.rule.id, severity=finding.severity, what=finding.found.what, fix=finding.fix)
             )
 

@@ -111,12 +111,12 @@ def recorded(app: Any, told: dict[str, str] | None = None) -> Iterator[Path | No
     Raises:
         ConfigError: A setting cannot be used, or a tracker's package is not installed.
     """
-    if app._recording is not None:
-        if not app._recording.is_over:
-            yield app._recording.path
+    if app.run_context.recording is not None:
+        if not app.run_context.recording.is_over:
+            yield app.run_context.recording.path
             return
-        app._recording.leave()
-    recording = app._recording = _begin(app, told or {})
+        app.run_context.recording.leave()
+    recording = app.run_context.recording = _begin(app, told or {})
     try:
         yield recording.path
     except BaseException as error:

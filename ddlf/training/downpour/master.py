@@ -27,6 +27,7 @@ from ddlf.algorithms.weights import Weights
 from ddlf.errors import ClusterTooSmall, ConfigError, ConnectError, DDLFError
 from ddlf.events import UpdateRejected, Warned
 from ddlf.training.checkpoints.slices import PUSHED, WEIGHTS
+from ddlf.training.context import App
 from ddlf.training.downpour.placement import Placement
 from ddlf.training.downpour.replica import shares
 from ddlf.training.downpour.server import shard_parts
@@ -348,7 +349,7 @@ class Serving:
         return self._rows.weights(rows[0], rows[1], self._others)
 
     async def _evaluated(
-        self, worker: int, app: Any, part: str, batch_size: int = EVALUATION_BATCH
+        self, worker: int, app: App, part: str, batch_size: int = EVALUATION_BATCH
     ) -> dict[str, float] | None:
         """Have the weights of now evaluated; see ``Members``.
 

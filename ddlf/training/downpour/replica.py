@@ -21,13 +21,14 @@ from ddlf.algorithms.reading_order import Portion, Turned
 from ddlf.algorithms.replica_turns import turns
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppError
+from ddlf.training.context import App
 from ddlf.training.downpour.client import ModelReplica, record, replicas_of
 from ddlf.training.downpour.server import Servers
 from ddlf.training.downpour.stepper import Stepper
 from ddlf.training.exchanges.peers import Unreached, calls_of
 from ddlf.training.exchanges.replica import HoldingReplica
 from ddlf.training.roles import REPLICA, SERVERS
-from ddlf.training.slot.app import App, run_train
+from ddlf.training.slot.app import run_train
 from ddlf.training.slot.keras_model import KerasModel
 from ddlf.training.slot.parts.callbacks import WorkerCallbacks
 from ddlf.training.slot.parts.optimizer import OptimizerState
@@ -389,7 +390,7 @@ class DownpourReplica(HoldingReplica):
         facts = super().build()
         self._stepper = Stepper(self.app.model)
         self._model.stepped_by_another()
-        self._cadence = Cadence(n_fetch=self.app.n_fetch, n_push=self.app.n_push)  # type: ignore[attr-defined]
+        self._cadence = Cadence(n_fetch=self.app.n_fetch, n_push=self.app.n_push)
         return facts
 
     def carry(self, task: Task) -> Reply:
@@ -447,7 +448,7 @@ class DownpourReplica(HoldingReplica):
             self._model.steps_at_once(apart if len(replicas) == 1 else 1),
             self._wait,
             lambda: self.stopping,
-            self.app.update_policy == "stop",  # type: ignore[attr-defined]
+            self.app.update_policy == "stop",
         )
 
     def fit(self, epochs: int, batch_size: int, callbacks: Iterable[Any] = ()) -> dict[str, float]:

@@ -19,6 +19,7 @@ from ddlf.algorithms.outer import State
 from ddlf.algorithms.weights import Tensor, Weights, difference, is_float
 from ddlf.data.trees import tree_map
 from ddlf.errors import AppError, ConfigError
+from ddlf.training.context import App
 from ddlf.training.roles.build import first_rows
 from ddlf.training.roles.metrics import scalars
 from ddlf.training.roles.optimizer_state import read_optimizer, write_optimizer
@@ -29,7 +30,7 @@ AT_FIRST = "_ddlf_at_first"
 """Where an optimizer has the state that it began with: Keras cannot set it back."""
 
 
-def check_model(app: Any) -> None:
+def check_model(app: App) -> None:
     """Refuse a model whose gradients over parts do not add up to that of the whole batch.
 
     Raises:

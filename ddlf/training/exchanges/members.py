@@ -18,6 +18,7 @@ from ddlf.cluster.introduce import no_way
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.data.parts import content_of
 from ddlf.errors import ConnectError, DDLFError
+from ddlf.training.context import App
 from ddlf.training.crew import Crew
 from ddlf.training.early import chosen_exchange
 from ddlf.training.recovery import LOSS
@@ -116,7 +117,7 @@ class Members:
         self,
         at: Sequence[Member],
         which: dict[str, Any],
-        app: Any,
+        app: App,
         part: str,
         batch_size: int = EVALUATION_BATCH,
     ) -> dict[str, float] | None:
@@ -238,7 +239,7 @@ class Members:
             self._crew.changed()
 
 
-async def chosen(app: Any, crew: Crew, spec: RunSpec) -> tuple[str, str]:
+async def chosen(app: App, crew: Crew, spec: RunSpec) -> tuple[str, str]:
     """What ``exchange="auto"`` becomes, and why: what is faster, if the workers have a way to each other.
 
     Args:
@@ -250,7 +251,7 @@ async def chosen(app: Any, crew: Crew, spec: RunSpec) -> tuple[str, str]:
     if EXCHANGES[exchange].on_workers:
         present = [worker for worker in app.cluster.workers if crew.member(worker.id) is not None]
         try:
-            unmet = await app.cluster.introduced(present, app._run)
+            unmet = await app.cluster.introduced(present, app.run_context.name)
         except LOSS:
             unmet = []  # a lost worker is met when it is back
         for one, other, reason in unmet:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ddlf.training.context import App
 from ddlf.training.roles.evaluation import beside, evaluate
-from ddlf.training.slot.app import App
 from ddlf.training.slot.replica import Replica
 from ddlf.worker.methods import concurrent
 

@@ -12,6 +12,7 @@ from ddlf.data.parts import batches, has, has_own_train, meant, place_of, rows
 from ddlf.data.trees import tree_map, tuples
 from ddlf.errors import AppError
 from ddlf.extras import hooks
+from ddlf.training.context import App
 from ddlf.training.roles.optimizer_state import other_optimizers
 
 SAMPLE_ROWS = 2
@@ -37,7 +38,7 @@ def fresh_names() -> Iterator[None]:
             global_state.set_global_attribute("object_name_uids", before)
 
 
-def ready_model(app: Any) -> Any:
+def ready_model(app: App) -> Any:
     """The app's model, checked, and built on some samples if its layers do not say the shape of their input.
 
     Raises:
@@ -86,7 +87,7 @@ def ready_model(app: Any) -> Any:
     return model
 
 
-def first_rows(app: Any, part: str) -> tuple[Any, ...]:
+def first_rows(app: App, part: str) -> tuple[Any, ...]:
     """A part of an app's data as ``fit`` takes it; of partition files some rows."""
     if (place := place_of(app, part)) is None:
         return batches(app, part)

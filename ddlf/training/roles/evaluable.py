@@ -9,9 +9,10 @@ import numpy as np
 from ddlf.data.parts import check_part, has, place_of
 from ddlf.data.trees import grown, leaves
 from ddlf.errors import AppError, DDLFError
+from ddlf.training.context import App
 
 
-def check_test(app: Any) -> None:
+def check_test(app: App) -> None:
     """Refuse test data that is there, and cannot be evaluated.
 
     Raises:
@@ -24,7 +25,7 @@ def check_test(app: Any) -> None:
         )
 
 
-def wrong_with_test(app: Any) -> str:
+def wrong_with_test(app: App) -> str:
     """What of an app's test data its model cannot be evaluated on; empty if nothing is known to be in the way."""
     try:
         if place_of(app, "test") is not None:
@@ -54,7 +55,7 @@ def wrong_with_test(app: Any) -> str:
     return ""
 
 
-def _shapes(app: Any, kind: str, part: str) -> list[tuple[int, ...]]:
+def _shapes(app: App, kind: str, part: str) -> list[tuple[int, ...]]:
     """The shape of each array of inputs (``"x"``) or labels (``"y"``); empty when there are none."""
     if (place := place_of(app, part)) is not None:
         columns, samples = place.columns, place.manifest.samples

@@ -14,6 +14,7 @@ from ddlf.algorithms.reading_order import Portion
 from ddlf.data.parts import batches, place_of, samples_of
 from ddlf.data.stream import LEAST_BATCHES
 from ddlf.errors import ConfigError
+from ddlf.training.context import App
 from ddlf.training.roles.metrics import scalars
 from ddlf.training.slot.feed import Feed, FileFeed, make_feed, memory_of
 
@@ -31,7 +32,7 @@ Moved = Callable[[int], object]
 
 
 def evaluate(
-    app: Any,
+    app: App,
     weights: list[Any] | None,
     part: str = "test",
     batch_size: int = EVALUATION_BATCH,
@@ -57,7 +58,7 @@ def evaluate(
         return scalars(app.model.evaluate(dataset, verbose=0, return_dict=True, callbacks=callbacks or telling))
 
 
-def counts(app: Any, weights: list[Any], part: str, batch_size: int, begin: int, end: int) -> dict[str, Any]:
+def counts(app: App, weights: list[Any], part: str, batch_size: int, begin: int, end: int) -> dict[str, Any]:
     """What metrics count in each of some batches.
 
     Keras counts in the variables of its metrics, and a metric of its own adds to them what it finds in a batch. So with what each batch has added,
@@ -101,7 +102,7 @@ def counts(app: Any, weights: list[Any], part: str, batch_size: int, begin: int,
     return {"names": names, "state": [np.stack(arrays) for arrays in zip(*found, strict=True)]}
 
 
-async def beside(worker: Worker, app: Any, work: Callable[[], Any]) -> Any:
+async def beside(worker: Worker, app: App, work: Callable[[], Any]) -> Any:
     """Have a worker evaluate on its compute thread, before or after it trains; when this is cancelled, that ends at the next batch."""
     gone: list[bool] = []
     evaluating = asyncio.ensure_future(worker.compute(lambda: None if gone else work()))
@@ -131,20 +132,20 @@ def _not_added(model: Any, other: set[str], most: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def _one_at_a_time(app: Any) -> Iterator[None]:
+def _one_at_a_time(app: App) -> Iterator[None]:
     """Have a call of the compiled test be of one batch. What was compiled for it is kept, and so is what was compiled for training."""
     model = app.model
     before = model.steps_per_execution, model.test_function
-    model.steps_per_execution, model.test_function = 1, vars(app).get("_tests_one")
+    model.steps_per_execution, model.test_function = 1, app.run_context.test_function
     try:
         yield
     finally:
-        app._tests_one = model.test_function
+        app.run_context.test_function = model.test_function
         model.steps_per_execution, model.test_function = before
 
 
 @contextlib.contextmanager
-def _reading(app: Any, feed: Feed | FileFeed) -> Iterator[Any]:
+def _reading(app: App, feed: Feed | FileFeed) -> Iterator[Any]:
     """Around an evaluation: where samples could not be read it ends with why."""
     try:
         yield feed.dataset
@@ -156,7 +157,7 @@ def _reading(app: Any, feed: Feed | FileFeed) -> Iterator[Any]:
         end_reading(app)
 
 
-def fitting(app: Any, part: str, batch_size: int) -> int:
+def fitting(app: App, part: str, batch_size: int) -> int:
     """The batch size of an evaluation: with test data in partition files it is smaller where so many samples do not fit into the memory for data.
 
     Args:
@@ -168,9 +169,9 @@ def fitting(app: Any, part: str, batch_size: int) -> int:
     return max(min(batch_size, memory_of(app) // LEAST_BATCHES // place.row_bytes), 1)
 
 
-def end_reading(app: Any) -> None:
+def end_reading(app: App) -> None:
     """Have an evaluation read no more of partition files, if it does. Any thread may."""
-    for feed, *_ in app._feeds.values():
+    for feed, *_ in app.run_context.feeds.values():
         if isinstance(feed, FileFeed):
             feed.end()
 
@@ -194,14 +195,14 @@ def _telling(moved: Moved, batch_size: int) -> Any:
     return Telling()
 
 
-def _feed(app: Any, part: str, batch_size: int, begin: int = 0, end: int | None = None) -> Feed | FileFeed:
+def _feed(app: App, part: str, batch_size: int, begin: int = 0, end: int | None = None) -> Feed | FileFeed:
     """Some of the samples, by default all.
 
     One for each part is kept, as long as the data is the same: a new one costs memory that TensorFlow does not give back.
     """
     place = place_of(app, part)
     data = batches(app, part) if place is None else (place,)
-    feed, *of = app._feeds.get(part, (None,))
+    feed, *of = app.run_context.feeds.get(part, (None,))
     now = [batch_size, *map(id, data)]
     if of[:1] != [now]:
         feed, of = make_feed(data, batch_size) if place is None else FileFeed(app, part, batch_size), []
@@ -210,5 +211,5 @@ def _feed(app: Any, part: str, batch_size: int, begin: int = 0, end: int | None 
         feed.set_order(Portion(shuffle="none", seed=0, epoch=0, slots=1, start=begin, stop=end))
     elif of[1:2] != [(begin, end)]:
         feed.set_order(np.arange(begin, end))
-    app._feeds = {**app._feeds, part: (feed, now, (begin, end), data)}
+    app.run_context.feeds = {**app.run_context.feeds, part: (feed, now, (begin, end), data)}
     return feed  # type: ignore[no-any-return]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.errors import AppError
+from ddlf.training.context import App
 from ddlf.training.roles.build import first_rows, sample
 
 MAX_STATE_BYTES = 1 << 20
@@ -82,7 +83,7 @@ class MetricMerge:
         app: The user's ``IApp``, with data and model.
     """
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: App) -> None:
         self._app = app
         self._model = app.model  # not asked for later: it would be given each round's weights
         self._ready: bool | None = None

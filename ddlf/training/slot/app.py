@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -18,30 +18,8 @@ from ddlf.data.parts import NAMES, check_data, content, contents, place_of, rows
 from ddlf.data.trees import tree_map
 from ddlf.errors import AppError
 from ddlf.rpc.iworker import awaited
+from ddlf.training.context import App
 from ddlf.training.roles.metrics import scalars
-
-
-class App(Protocol):
-    """What a replica needs of an app; ``ddlf.IApp`` has it."""
-
-    precision: str
-    exchange: str
-    worker_callbacks: Any
-    model: Any
-    x_train: Any
-    y_train: Any
-    indices: Any
-    worker: Any
-    replica: Any
-
-    def load_dataset(self) -> Any:
-        """Set ``x_train`` and ``y_train``; plain or async."""
-
-    def create_model(self) -> Any:
-        """Set ``model``; plain or async."""
-
-    def train(self, weights: list[Any], worker_epochs: int, batch_size: int) -> Any:
-        """Return the update, or a tuple of it and metrics; plain or async."""
 
 
 def call(function: Any, *args: Any) -> Any:
@@ -50,7 +28,7 @@ def call(function: Any, *args: Any) -> Any:
     return asyncio.run(awaited(result)) if inspect.isawaitable(result) else result
 
 
-def run_train(app: Any, weights: Weights, epochs: int, batch_size: int) -> tuple[Weights, dict[str, float]]:
+def run_train(app: App, weights: Weights, epochs: int, batch_size: int) -> tuple[Weights, dict[str, float]]:
     """Call the app's ``train``, and check what it returns.
 
     Returns:
@@ -109,7 +87,7 @@ def chosen(indices: Any, samples: int) -> np.ndarray[Any, Any]:
     return found
 
 
-def load_data(app: Any, wanted: dict[str, str], held: ArrayCache) -> tuple[dict[str, str], dict[str, Any]]:
+def load_data(app: App, wanted: dict[str, str], held: ArrayCache) -> tuple[dict[str, str], dict[str, Any]]:
     """Give the app its data by its own ``load_dataset``; arrays that are here already are kept once.
 
     Args:
@@ -146,7 +124,7 @@ def load_data(app: Any, wanted: dict[str, str], held: ArrayCache) -> tuple[dict[
     }
 
 
-def _files_here(app: Any) -> bytes | None:
+def _files_here(app: App) -> bytes | None:
     """Of each file of the training data a bit that says whether it is on a disk here; None if all are, and for arrays."""
     place = place_of(app, "train")
     found = () if place is None else place.here()

@@ -26,6 +26,7 @@ from ddlf.data.parts import batches, place_of, rows
 from ddlf.data.stream import LEAST_BATCHES, Stream, usual_memory
 from ddlf.data.trees import first_array, leaves, tree_map, tuples
 from ddlf.errors import DatasetError
+from ddlf.training.context import App
 from ddlf.training.settings.checks import count_of_bytes
 from ddlf.training.slot.task import Task
 
@@ -147,7 +148,7 @@ def _memory_of(tensor: Any, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]
     return view
 
 
-def memory_of(app: Any) -> int:
+def memory_of(app: App) -> int:
     """Bytes for samples of partition files."""
     return count_of_bytes("data_memory", app.data_memory) or usual_memory()
 
@@ -168,7 +169,7 @@ class FileFeed:
         error: What reading ended with, if it failed; Keras may have made something else of it.
     """
 
-    def __init__(self, app: Any, part: str, batch_size: int, ends: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, app: App, part: str, batch_size: int, ends: Callable[[], bool] = lambda: False) -> None:
         import keras
 
         self._app, self._part, self.batch_size, self._ends = app, part, batch_size, ends
@@ -350,7 +351,7 @@ class TrainingSamples:
         ends: Whether reading files is to end at once.
     """
 
-    def __init__(self, app: Any, found: dict[str, str], held: ArrayCache, ends: Callable[[], bool]) -> None:
+    def __init__(self, app: App, found: dict[str, str], held: ArrayCache, ends: Callable[[], bool]) -> None:
         self._app, self._found, self._held, self._ends = app, found, held, ends
         self._feed: tuple[int, Feed] | None = None
         self._files: FileFeed | None = None

@@ -15,6 +15,7 @@ from ddlf.algorithms.weights import Weights
 from ddlf.data.parts import place_of
 from ddlf.errors import AppError, ConfigError
 from ddlf.training.callback_checks import look_at_batches
+from ddlf.training.context import App
 from ddlf.training.exchanges.gradient import Gradients
 from ddlf.training.roles.build import describe_weights
 from ddlf.training.roles.describe import describe_optimizer
@@ -66,7 +67,7 @@ class KerasModel:
         rule: See ``TrainableModel``.
     """
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: App) -> None:
         self._app = app
         model = app.model
         self._steps = model.steps_per_execution
@@ -354,7 +355,7 @@ class KerasRule:
 NONE = np.zeros(0, np.int64)
 
 
-def entries_of(app: Any) -> np.ndarray[Any, Any]:
+def entries_of(app: App) -> np.ndarray[Any, Any]:
     """Of each sample how many entries count, shape (n,); an empty array where the loss leaves none out.
 
     Args:

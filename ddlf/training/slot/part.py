@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from ddlf.algorithms.encoding import EncodedUpdate
 from ddlf.algorithms.weights import Weights
-from ddlf.training.slot.app import App
+from ddlf.training.context import App
 from ddlf.training.slot.model import TrainableModel
 from ddlf.training.slot.task import Task
 from ddlf.training.spec import RunSpec

@@ -21,11 +21,12 @@ from ddlf.data.array_cache import ArrayCache
 from ddlf.data.parts import place_of, samples_of
 from ddlf.data.remote_folder import RemoteFolder
 from ddlf.errors import AppError
+from ddlf.training.context import App
 from ddlf.training.roles.build import fresh_names, ready_model
 from ddlf.training.roles.evaluation import beside, counts
 from ddlf.training.roles.metrics import scalars
 from ddlf.training.roles.precision import gain_of_bfloat16, set_precision
-from ddlf.training.slot.app import App, call, chosen, load_data, run_train
+from ddlf.training.slot.app import call, chosen, load_data, run_train
 from ddlf.training.slot.feed import Samples, TrainingSamples, in_order
 from ddlf.training.slot.keras_model import KerasModel
 from ddlf.training.slot.model import TrainableModel

@@ -28,9 +28,9 @@ def test_each_thing_is_said_once():
     app = Watched()
     with watched(app):
         for number in range(1, 12):
-            app._tell(Committed(record=record(number, 2.0**number)))
+            app.run_context.emit(Committed(record=record(number, 2.0**number)))
     assert app.advised() == ["R02", "R04"]
-    app._tell(Committed(record=record(12, float("nan"))))
+    app.run_context.emit(Committed(record=record(12, float("nan"))))
     assert app.advised() == ["R02", "R04"]
 
 
@@ -38,7 +38,7 @@ def test_nothing_is_said_of_a_run_that_is_well_or_where_nobody_wants_it():
     for app, losses in ((Watched(), [1 / n for n in range(1, 20)]), (Watched("off"), [2.0**n for n in range(20)])):
         with watched(app):
             for number, loss in enumerate(losses, 1):
-                app._tell(Committed(record=record(number, loss)))
+                app.run_context.emit(Committed(record=record(number, loss)))
         assert app.advised() == []
 
 

@@ -23,7 +23,7 @@ class TestPlan:
     async def test_what_is_planned_for_each_slot_is_what_it_makes(self, mode, slots, more):
         run = FakeRun(FakeCluster(slots), mode=mode, slots=slots, master_epochs=4, batch_size=8, **more)
         await run.train_model()
-        planned, made = PlannedSteps(run._progress, 8), {}
+        planned, made = PlannedSteps(run.run_context.progress, 8), {}
         for worker in run.cluster.workers:
             for task in (task for name, task, *_ in worker.asked if name == "train"):
                 made.setdefault(task.slot, {})[task.round] = task.epochs * math.ceil(len(task.indices) / 8)
@@ -38,8 +38,8 @@ class TestPlan:
     async def test_slots_that_keep_their_samples_have_steps_of_their_own(self):
         run = FakeRun(FakeCluster(3), slots=3, master_epochs=2, batch_size=8, partition="power:1")
         await run.train_model()
-        planned = PlannedSteps(run._progress, 8)
-        sizes = np.bincount(run._progress.owners)
+        planned = PlannedSteps(run.run_context.progress, 8)
+        sizes = np.bincount(run.run_context.progress.owners)
         assert len(set(sizes)) > 1
         assert [planned.of(slot, 0).total for slot in range(3)] == [2 * math.ceil(size / 8) for size in sizes]
 

@@ -44,7 +44,7 @@ async def test_a_run_leaves_all_that_happened(tmp_path):
     app.subscribe(told.append)
     with recorded(app) as path:
         await app.train_model()
-        app._tell(SlotMoved(round=1, slot=1, worker=1, done=1, total=2, epoch=1))  # of a moment: not kept
+        app.run_context.emit(SlotMoved(round=1, slot=1, worker=1, done=1, total=2, epoch=1))  # of a moment: not kept
     lines = [json.loads(line) for line in (path / folder.EVENTS).read_text().splitlines()]
     assert [from_json(line) for line in lines] == told[:-1]
     assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)
@@ -75,7 +75,7 @@ async def test_a_program_gets_no_folder_unless_it_asks_for_one(tmp_path, monkeyp
 
 async def test_an_app_that_asks_for_a_folder_gets_one_for_each_training(tmp_path, monkeypatch):
     async def train(app, mode, *given, fresh):
-        app._tell(Evaluated(metrics={"loss": 1.0}))
+        app.run_context.emit(Evaluated(metrics={"loss": 1.0}))
         return History()
 
     class App(IApp):
@@ -94,7 +94,7 @@ async def test_an_app_that_asks_for_a_folder_gets_one_for_each_training(tmp_path
     paths = folder.runs_in(tmp_path)
     assert len(paths) == 2
     assert [len((path / folder.EVENTS).read_text().splitlines()) for path in paths] == [1, 1]
-    assert "_recording" not in app.__getstate__()
+    assert "run_context" not in app.__getstate__()
 
 
 async def test_what_user_code_writes_on_a_worker_is_in_a_file_of_its_own(tmp_path):
@@ -102,7 +102,7 @@ async def test_what_user_code_writes_on_a_worker_is_in_a_file_of_its_own(tmp_pat
     with recorded(app) as path:
         await app.train_model()
         for number, name in enumerate(("pc 01", "worker 2", "pc 01")):
-            app._tell(
+            app.run_context.emit(
                 WorkerWrote(worker=1, name=name, stream="stdout", lines=(f"{number}: ä", "b"), dropped=1234 * number)
             )
     assert sorted(file.name for file in (path / "logs").iterdir()) == ["pc-01.log", "worker-2.log"]
@@ -114,8 +114,8 @@ async def test_what_user_code_writes_on_a_worker_is_in_a_file_of_its_own(tmp_pat
 async def test_what_is_told_after_the_end_is_in_the_folder_too(tmp_path):
     app = fake(tmp_path)
     path = await trained(app)
-    app._tell(Evaluated(metrics={"loss": 0.5, "accuracy": 0.75}))
-    app._tell(ModelSaved(path=str(tmp_path / "m.keras")))
+    app.run_context.emit(Evaluated(metrics={"loss": 0.5, "accuracy": 0.75}))
+    app.run_context.emit(ModelSaved(path=str(tmp_path / "m.keras")))
     summary = folder.read_json(path / folder.SUMMARY)
     assert summary["results"]["test"] == {"loss": 0.5, "accuracy": 0.75}
     assert summary["model"] == str(tmp_path / "m.keras")
@@ -187,7 +187,7 @@ async def test_a_full_disk_never_ends_a_run_and_is_told_once(tmp_path, caplog):
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most))  # no file becomes larger, and Python ignores SIGXFSZ
         try:
             await app.train_model()
-            app._recording.close()
+            app.run_context.recording.close()
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (usual, most))
     assert len(app.history) == 6
@@ -201,7 +201,7 @@ async def test_a_full_disk_never_ends_a_run_and_is_told_once(tmp_path, caplog):
 async def test_what_comes_when_there_is_space_again_is_read_behind_half_a_line(tmp_path, monkeypatch):
     app = fake(tmp_path)
     path = await trained(app)
-    writer = app._recording._writer
+    writer = app.run_context.recording._writer
     append = writer._append
 
     def full(name, text):
@@ -209,9 +209,9 @@ async def test_what_comes_when_there_is_space_again_is_read_behind_half_a_line(t
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr(writer, "_append", full)
-    app._tell(Evaluated(metrics={"loss": 1.0}))
+    app.run_context.emit(Evaluated(metrics={"loss": 1.0}))
     monkeypatch.setattr(writer, "_append", append)
-    app._tell(Evaluated(metrics={"loss": 2.0}))
+    app.run_context.emit(Evaluated(metrics={"loss": 2.0}))
     assert past.read(path).test == {"loss": 2.0}
     assert len(past.read(path).records) == 4
 
@@ -247,7 +247,7 @@ def test_what_looks_like_a_secret_in_a_command_line_is_not_kept(word, kept):
 async def test_who_was_connected_to_is_in_the_folder_of_a_run_of_the_command_line(tmp_path):
     app, cluster = fake(tmp_path), in_process_cluster(2)
     with recorded(app) as path:
-        await _connect(cluster, None, Display(), app._tell, ())
+        await _connect(cluster, None, Display(), app.run_context.emit, ())
         await cluster.close()
     events = [json.loads(line) for line in (path / folder.EVENTS).read_text().splitlines()]
     assert {event["worker"] for event in events if event["event"] == "WorkerConnected"} == {1, 2}

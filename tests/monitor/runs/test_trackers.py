@@ -60,9 +60,9 @@ async def test_a_test_is_tracked_with_the_last_round_also_when_it_comes_after_th
     app = FakeRun(out=tmp_path, trackers="tensorboard")
     with recorded(app) as path:
         await app.train_model()
-        app._tell(Evaluated(metrics={"loss": 0.5}))
-    app._tell(Evaluated(metrics={"accuracy": 0.75, "loss": float("nan")}))
-    app._tell(ModelSaved(path="m.keras"))
+        app.run_context.emit(Evaluated(metrics={"loss": 0.5}))
+    app.run_context.emit(Evaluated(metrics={"accuracy": 0.75, "loss": float("nan")}))
+    app.run_context.emit(ModelSaved(path="m.keras"))
     last = app.history[-1].version
     assert {key: value for key, value in scalars(path).items() if key[0].startswith("test")} == {
         ("test_loss", last): 0.5,

@@ -27,16 +27,16 @@ def tasks_of(run, number):
 async def test_the_global_weights_are_the_mean_by_samples_of_what_slots_have_and_each_slot_goes_on_with_its_own():
     run = await trained(partition="power:1", master_epochs=3)
     counts = [len(task.indices) for _, task in sorted(tasks_of(run, 0).items())]
-    own = [state["apart"][1] for state in run._progress.states]
+    own = [state["apart"][1] for state in run.run_context.progress.states]
     mean = sum(n * np.asarray(one, "f8") for n, one in zip(counts, own, strict=True)) / sum(counts)
     assert np.allclose(run.model.get_weights()[1], mean, rtol=0, atol=1e-6)  # sent as differences of float32
     assert not np.allclose(own[0], own[1], atol=1e-3)
-    assert all(state["apart"][0] is None for state in run._progress.states)
+    assert all(state["apart"][0] is None for state in run.run_context.progress.states)
 
 
 async def test_momentum_of_the_outer_optimizer_does_not_move_what_is_kept_apart():
     plain, moved = await trained(learning_rate=0.01), await trained(learning_rate=0.01, outer="nesterov")
-    own = [state["apart"][1] for state in moved._progress.states]
+    own = [state["apart"][1] for state in moved.run_context.progress.states]
     assert np.allclose(moved.model.get_weights()[1], np.mean(own, axis=0), rtol=0, atol=1e-3)
     assert not np.array_equal(plain.model.get_weights()[0], moved.model.get_weights()[0])
 

@@ -45,7 +45,7 @@ def counted(request, monkeypatch):
 
 
 def rounds(run):
-    return [int(state["rounds"][0]) for state in run._progress.states]
+    return [int(state["rounds"][0]) for state in run.run_context.progress.states]
 
 
 async def trained(workers=2, **settings):

@@ -508,14 +508,14 @@ def _ready(notation: Notation, app: Any) -> Any:
 def _tell(notation: Notation, app: Any) -> None:
     """Say what was decided, and what of the text has no effect in this app."""
     for each in notation.decisions:
-        app._tell(Decided(key=f"{each.block}:{each.key}", value=each.value, rule=each.rule, why=each.reason))
+        app.run_context.emit(Decided(key=f"{each.block}:{each.key}", value=each.value, rule=each.rule, why=each.reason))
     unused = (
         []
         if getattr(app, "takes_data", False)
         else [key for key in ("data", "validation") if notation.own(key) is not None]
     )
     for key in unused:
-        app._tell(
+        app.run_context.emit(
             Warned(
                 about="model", why=f"train:{key} of {notation.file} has no effect: load_dataset says what the data is"
             )
@@ -525,7 +525,9 @@ def _tell(notation: Notation, app: Any) -> None:
     for name, value in notation.train_block.settings.items():
         if SETTINGS[name].check(name, value) != SETTINGS[name].check(name, getattr(app, name)):
             how = f"write notation = {notation.file!r} in the class, in the place of create_model"
-            app._tell(Warned(about="model", why=f"train:{name} of {notation.file} has no effect here: {how}"))
+            app.run_context.emit(
+                Warned(about="model", why=f"train:{name} of {notation.file} has no effect here: {how}")
+            )
 
 
 def _train_alone(

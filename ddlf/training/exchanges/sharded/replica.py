@@ -6,12 +6,12 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from ddlf.algorithms.weights import Weights
+from ddlf.training.context import App
 from ddlf.training.exchanges.peers import Unreached, calls_of
 from ddlf.training.exchanges.replica import HoldingReplica
 from ddlf.training.exchanges.sharded.worker import ShardedWorker
 from ddlf.training.roles import COPIES, EXCHANGE, REPLICA
 from ddlf.training.roles.statistics import moving
-from ddlf.training.slot.app import App
 from ddlf.training.slot.parts.fragments import exchanged
 from ddlf.training.slot.task import Reply, SlotState, Task
 from ddlf.training.slot.transfer import whole

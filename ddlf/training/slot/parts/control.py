@@ -10,7 +10,7 @@ import numpy as np
 from ddlf.algorithms.local_rules import mean_control
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import ProtocolError
-from ddlf.training.slot.app import App
+from ddlf.training.context import App
 from ddlf.training.slot.model import TrainableModel
 from ddlf.training.slot.part import Kept, Left, SlotPart, SlotPlan, SlotRound
 from ddlf.training.slot.task import CONTROL

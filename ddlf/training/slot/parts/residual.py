@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddlf.algorithms.weights import Weights
-from ddlf.training.slot.app import App
+from ddlf.training.context import App
 from ddlf.training.slot.model import TrainableModel
 from ddlf.training.slot.part import Kept, Left, SlotPart, SlotPlan, SlotRound
 from ddlf.training.slot.task import RESIDUAL

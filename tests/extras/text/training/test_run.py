@@ -147,28 +147,28 @@ async def test_values_that_cannot_be_are_refused_at_once(text, more, values, kin
     for name, value in values.items():
         setattr(app, name, value)
     with pytest.raises(kind, match=sentence):
-        await app._check()
+        await app.run_context.check()
 
 
 async def test_a_text_without_data_says_how_to_name_it(text):
     text.write_text(DIGITS)
     with pytest.raises(ConfigError, match="does not say what data it is to learn") as error:
-        await app_of(text)()._check()
+        await app_of(text)().run_context.check()
     assert "--data digits|mnist|cifar10|iris|FILE.npz" in str(error.value)
 
 
 async def test_an_app_may_have_a_text_in_the_place_of_create_model(text):
     app = OnlyData()
-    await app._check_written()
+    await app.run_context.check_written()
     assert app.notation.inputs == {"digits": (64,)}
     assert (app.master_epochs, app.seed) == (2, 0)
     text.write_text(TEXT.replace("epochs 2", "epochs 7") + "train:seed 5;")
     other = OnlyData()
-    await other._check_written()
+    await other.run_context.check_written()
     assert (other.master_epochs, other.seed) == (2, 5)  # the class has epochs of its own
     wrong = type("Wrong", (OnlyData,), {"notation": 3})()
     with pytest.raises(AppError, match="notation must be the file of a text"):
-        await wrong._check_written()
+        await wrong.run_context.check_written()
 
 
 RARE = "a:input shape=[4]; a:output shape=[3]; a:layers Dense(units=3, activation=softmax);"
@@ -184,7 +184,7 @@ async def test_settings_of_a_run_are_decided_where_nobody_says_them(tmp_path):
     async def app(**said):
         made = app_of(tmp_path / "rare.nnm", str(tmp_path / "rare.npz"))()
         vars(made).update(said)
-        await made._check()
+        await made.run_context.check()
         return made
 
     assert (await app()).clip == "rolling"
@@ -255,7 +255,7 @@ async def test_an_app_of_a_text_travels_with_text_and_data(text, tmp_path):
 
     np.savez(tmp_path / "some.npz", x=np.ones((10, 64), "float32"), y=np.arange(10))
     app = app_of(text, str(tmp_path / "some.npz"))()
-    await app._check()
+    await app.run_context.check()
     data = pickle.dumps(app)
     text.unlink()
     (tmp_path / "some.npz").unlink()
