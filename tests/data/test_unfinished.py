@@ -9,7 +9,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from ddlf.data import buckets
+from ddlf.data import split as splitting
 from ddlf.data.open_place import open_place
 from ddlf.data.place import LOCK, WORK, Folder
 from ddlf.data.sources import open_source, state_of
@@ -40,7 +40,7 @@ def source(tmp_path):
 @pytest.fixture(params=["folder", "store"])
 def place(request, tmp_path, monkeypatch):
     monkeypatch.setenv("DDLF_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(buckets, "NOTED_S", 0.0)
+    monkeypatch.setattr(splitting, "NOTED_S", 0.0)
     return str(tmp_path / "place") if request.param == "folder" else f"memory://{tmp_path.name}/data"
 
 
@@ -133,7 +133,7 @@ def test_other_memory_keeps_the_files_and_reads_again(source, place, tmp_path):
 
 
 def test_files_and_heaps_that_are_damaged_meanwhile_are_made_again(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(buckets, "NOTED_S", 0.0)
+    monkeypatch.setattr(splitting, "NOTED_S", 0.0)
     place, whole = tmp_path / "place", Made(source, tmp_path / "whole").manifest
     Made(source, place, what="writing", behind=300)
     third = place / "v0001" / "00002.safetensors"
@@ -191,12 +191,12 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from tests.dying import dies_after
-from ddlf.data import buckets
+from ddlf.data import split as splitting
 from ddlf.data.place import Folder
 from ddlf.data.sources import open_source, state_of
 from ddlf.data.split import sizes_of, split
 
-buckets.NOTED_S = 0.0
+splitting.NOTED_S = 0.0
 source, where, said = Path(sys.argv[1]), sys.argv[2], []
 whole = split(open_source(source), Folder(where + "-whole"), [100] * 6, memory=28_000)
 
