@@ -296,7 +296,7 @@ async def test_tensors_that_are_frozen_do_not_travel_between_workers(codec, monk
 async def test_in_many_pieces_it_is_the_same_bits(monkeypatch):
     monkeypatch.setattr("ddlf.training.exchanges.sharded.worker.PIECE", 100)
     monkeypatch.setattr("ddlf.training.exchanges.sharded.master.PIECE", 100)
-    monkeypatch.setattr("ddlf.training.exchanges.sharded.comparing.PIECE", 100)
+    monkeypatch.setattr("ddlf.training.exchanges.sharded.updates.PIECE", 100)
     monkeypatch.setattr("ddlf.training.exchanges.sharded.pairs.BLOCK", 70)
     monkeypatch.setattr("ddlf.algorithms.pairwise.BLOCK", 70)
     settings = {"outer": "nesterov", "merge": "geometric", "codec": "int8-block:9"}

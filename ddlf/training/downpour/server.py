@@ -33,8 +33,8 @@ from ddlf.training.checkpoints.slices import PUSHED as PUSHED_STATE
 from ddlf.training.checkpoints.slices import WEIGHTS, part_name, write_if_seen
 from ddlf.training.downpour.client import RETRY_S, Owners, name_of
 from ddlf.training.exchanges.peers import Ask, Unreached
+from ddlf.training.exchanges.restored import Restored, shard_of_parts
 from ddlf.training.roles import SERVERS
-from ddlf.training.roles.restored import Restored, shard_of_parts
 from ddlf.worker.activity import Shard
 from ddlf.worker.hosting import Hosting
 from ddlf.worker.methods import concurrent, offered

@@ -31,11 +31,10 @@ from ddlf.events import Warned
 from ddlf.training.checkpoints.slices import OUTER, WEIGHTS
 from ddlf.training.evaluation import to_its_end
 from ddlf.training.exchanges.members import Member, Members
-from ddlf.training.exchanges.sharded.comparing import verdicts, weighed
 from ddlf.training.exchanges.sharded.layout import HeldWeights, Layout, means_of
 from ddlf.training.exchanges.sharded.means import MeanPlan
 from ddlf.training.exchanges.sharded.plan import Plan
-from ddlf.training.exchanges.sharded.updates import Gone, Together
+from ddlf.training.exchanges.sharded.updates import Gone, Together, verdicts, weighed
 from ddlf.training.recalibration import measured_there
 from ddlf.training.recovery import LOSS, first_line
 from ddlf.training.rounds import Elsewhere, Ended, Round, nowhere, shapes
