@@ -1,0 +1,130 @@
+"""Groups of settings: on classes, on objects, as text, from other packages, and beside settings by their own names."""
+
+import pickle
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+import ddlf
+from ddlf.algorithms.outer import Nesterov
+from ddlf.errors import ConfigError
+from ddlf.training import spec
+from ddlf.training.settings.setting import Setting
+from ddlf.training.spec import SETTINGS, RunSpec, installed, spec_of, spread
+from ddlf.training.strategy import Strategy
+
+
+def test_a_class_takes_groups_and_reads_them_as_settings():
+    class App(ddlf.IApp):
+        train = ddlf.Downpour(replicas=16, fetch=2)
+        data = ddlf.Data(batch_size=64)
+        checkpoint = ddlf.Checkpoint("runs/a", every=4)
+
+    app = App()
+    assert (app.mode, app.replicas, app.n_fetch, app.batch_size) == ("downpour", 16, 2, 64)
+    assert (app.checkpoint, app.checkpoint_every) == ("runs/a", 4)
+    assert app.data == ddlf.Data(batch_size=64)
+    assert callable(app.train)
+    assert spec_of(app).train == ddlf.Downpour(replicas=16, fetch=2)
+
+
+def test_groups_and_settings_by_name_make_the_same_spec():
+    class Grouped(ddlf.IApp):
+        mode = ddlf.Sync(merge="median", outer="nesterov:0.9")
+        exchange = ddlf.Star(codec="int8")
+        local = ddlf.Local(steps=3)
+
+    class Flat(ddlf.IApp):
+        merge, outer, codec, worker_steps = "median", "nesterov:0.9", "int8", 3
+
+    assert spec_of(Grouped()) == spec_of(Flat())
+    assert spec_of(Flat()).train.outer == Nesterov(learning_rate=0.9)
+
+
+def test_a_subclass_sets_only_what_its_group_is_given():
+    class Base(ddlf.IApp):
+        data = ddlf.Data(batch_size=64, partition="power:1")
+
+    class App(Base):
+        data = ddlf.Data(batch_size=8)
+
+    assert (App().batch_size, App().partition) == (8, spec_of(Base()).data.partition)
+
+
+def test_an_object_takes_groups_and_texts():
+    app = ddlf.IApp()
+    app.mode = "downpour:16,fetch=2,rule=momentum:0.5,0.9"
+    app.output = ddlf.Output(verbose=False)
+    assert (app.mode, app.replicas, app.n_fetch, app.verbose) == ("downpour", 16, 2, False)
+    assert str(app.push_rule).startswith("momentum:")
+
+
+def test_an_attribute_of_the_users_own_stays_what_it_is():
+    app = ddlf.IApp()
+    app.data = [1, 2]
+    assert app.data == [1, 2]
+
+
+def test_a_group_and_a_setting_that_disagree_are_refused_by_name():
+    with pytest.raises(ConfigError, match=r"^batch_size=8 and data=.* say different things in App"):
+
+        class App(ddlf.IApp):
+            data = ddlf.Data(batch_size=64)
+            batch_size = 8
+
+    assert spread({"mode": "downpour:replicas=3", "replicas": 3}) == {"mode": "downpour", "replicas": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("downpour:replica=3", "downpour has no setting 'replica'; did you mean 'replicas'?"),
+        ("downpour:replicas=3,replicas=4", "downpour: replicas is given twice"),
+        ("downpor:replicas=3", "mode must be one of sync, async, downpour, got 'downpor'; did you mean 'downpour'?"),
+        ("downpour:replicas=x", "replicas must be a whole number of 1 or more, or None"),
+    ],
+)
+def test_a_text_that_is_no_group_is_refused_with_what_was_meant(text, said):
+    with pytest.raises(ConfigError) as refused:
+        ddlf.IApp().mode = text
+    assert str(refused.value).startswith(said)
+
+
+def test_a_group_checks_its_settings_when_it_is_made():
+    with pytest.raises(ConfigError, match="did you mean 'median'"):
+        ddlf.Sync(merge="medain")
+    assert pickle.loads(pickle.dumps(ddlf.Sync(merge="median"))) == ddlf.Sync(merge="median")
+
+
+def test_each_setting_is_at_exactly_one_place_of_a_run():
+    found = [one.name for group in RunSpec().groups for one in group.settings()]
+    assert len(found) == len(set(found))
+    assert set(found) | {"mode", "exchange"} <= set(SETTINGS)
+
+
+def test_another_package_brings_a_strategy(monkeypatch):
+    @dataclass(frozen=True)
+    class Gossip(Strategy):
+        name: ClassVar[str] = "gossip"
+        words: ClassVar[str] = "gossip"
+        neighbours: Setting[int, int] = Setting(2, SETTINGS["n_fetch"].check, "workers that each talks to")
+
+    class Entry:
+        name = "gossip"
+
+        def load(self):
+            return Gossip
+
+    monkeypatch.setattr(spec, "entry_points", lambda group: [Entry()])
+    installed.cache_clear()
+    try:
+        app = ddlf.IApp()
+        app.mode = "gossip:neighbours=3"
+        assert spec_of(app).train == Gossip(neighbours=3)
+    finally:
+        installed.cache_clear()
+
+
+def test_an_app_has_few_public_attributes():
+    assert len([name for name in dir(ddlf.IApp) if not name.startswith("_")]) <= 35
