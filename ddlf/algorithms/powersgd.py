@@ -15,15 +15,14 @@ from ddlf.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerSGD(Codec):
-    """Send each matrix as the product of two thin ones, by one step of power iteration; what is lost waits in the error.
+    """Send each matrix as a product of two thin ones, by one step of power iteration. Error feedback adds the loss later.
 
-    With ``M`` the tensor as a matrix with its last axis as columns, and ``Q`` the last one sent by this slot, at first random::
+    With ``M`` the tensor as a matrix (last axis: columns), and ``Q`` the last one of this slot, at first random::
 
         P <- orthonormal(M @ orthonormal(Q));  Q <- M.T @ P;  decoded = P @ Q.T
 
-    It sends ``(rows + columns) * rank`` values instead of ``rows * columns``. Vectors, and matrices that would not
-    become smaller, are sent unchanged. ``Q`` continues from round to round, so it turns towards the largest
-    directions of updates.
+    It sends ``(rows + columns) * rank`` values. Vectors, and matrices that would not shrink, are sent unchanged. ``Q``
+    continues from round to round, so it turns towards the largest directions of updates.
 
     Args:
         rank: Columns of the thin matrices, > 0.
