@@ -116,5 +116,5 @@ def test_core_names_the_missing_part_where_a_user_asks_for_it(core):
     ended = run(core, "-c", "import ddlf; ddlf.load_notation")
     assert ended.stderr.splitlines()[-1].startswith("AttributeError: module 'ddlf' has no attribute 'load_notation'")
     (core / "model.nnm").write_text("x:input 2;")
-    assert "is no Python file" in run(core, "-m", "ddlf", "run", "model.nnm").stderr
+    assert "a Python file" in run(core, "-m", "ddlf", "run", "model.nnm").stderr
     assert "unknown command 'advise'" in run(core, "-m", "ddlf", "advise", "app.py").stderr
