@@ -33,6 +33,7 @@ from ddlf.training.reporting import hooked
 from ddlf.training.roles import PRELOADED, REPLICA, have_keras
 from ddlf.training.roles.build import describe_weights, fresh_names, ready_model
 from ddlf.training.roles.travels import travels
+from ddlf.training.slot.app import no_exit
 from ddlf.training.slot.replica import Replica
 from ddlf.training.threads import chosen_threads, given_threads, unused_cores
 
@@ -322,7 +323,8 @@ async def _make(app: App, method: Callable[[], Any]) -> None:
     """Run a method of the user's that sets attributes, and note which: the workers make their own."""
     before, nothing = dict(vars(app)), object()
     try:
-        await awaited(method())
+        with no_exit(getattr(method, "__name__", "load_dataset")):
+            await awaited(method())
     finally:
         made = dict(app.run_context.made)
         for name in travels(app):  # the others do not travel anyway

@@ -9,6 +9,7 @@ import math
 import pathlib
 import re
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -19,6 +20,7 @@ import pytest
 import ddlf
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import (
+    AppError,
     ConfigError,
     ConnectError,
     DDLFError,
@@ -444,6 +446,39 @@ async def test_B54_B56_a_model_that_cannot_train_is_named_before_the_first_round
     assert sentence in str(refused.value)
     assert made.history == []
     assert await is_usable(two_workers) == [1, 1]
+
+
+@pytest.mark.parametrize("method", ["load_dataset", "create_model"])
+@pytest.mark.parametrize("where", ["master", "worker"])
+async def test_B54_exit_in_a_method_is_an_error_with_a_sentence(two_workers, method, where):
+    class Exits(Blobs):
+        samples = 130 + len(f"{where} {method}") + (where == "worker")  # no worker has loaded these
+
+        def exit_from(self, name):
+            if name == method and (where == "worker") == hasattr(self, "worker"):
+                sys.exit(3)
+
+        async def load_dataset(self):
+            self.exit_from("load_dataset")
+            await super().load_dataset()
+
+        async def create_model(self):
+            self.exit_from("create_model")
+            await super().create_model()
+
+    with pytest.raises(DDLFError, match=rf"{method} called sys.exit\(3\)"):
+        await Exits(two_workers).train_sync(master_epochs=1)
+    assert await is_usable(two_workers) == [1, 1]
+
+
+async def test_B54_named_arrays_for_a_sequential_model_are_refused_with_a_sentence(two_workers):
+    class Named(Blobs):
+        async def load_dataset(self):
+            await super().load_dataset()
+            self.x_train = {"points": self.x_train}
+
+    with pytest.raises(AppError, match=r"x_train is a dict of 'points', and .* is a Sequential model, which takes one"):
+        await Named(two_workers).train_sync(master_epochs=1)
 
 
 async def test_B55_a_layer_of_the_users_own_file_travels_with_the_app_and_a_missing_module_is_named(

@@ -72,6 +72,7 @@ def ready_model(app: App) -> Any:
             f"load_dataset set no self.y_train{meant(app, 'y_train')}" if place is None else f"{place} has no column y",
             hint=f"the model {model.name!r} is compiled with a loss, which compares outputs with labels",
         )
+    _check_one_input(app, model)
     if not (model.built and all(layer.built for layer in model.layers)) and has(app, "train"):
         try:
             model(sample(first_rows(app, "train"))[0])
@@ -85,6 +86,19 @@ def ready_model(app: App) -> Any:
     for finish in hooks("ready_model"):
         finish(app, model)
     return model
+
+
+def _check_one_input(app: App, model: Any) -> None:
+    """Refuse named arrays for a model that takes one array: Keras would say so with a traceback of its own, after the workers have begun."""
+    import keras
+
+    if isinstance(model, keras.Sequential) and model.built and has(app, "train"):
+        x = first_rows(app, "train")[0]
+        if isinstance(x, dict) and len(model.inputs) == 1:
+            raise AppError(
+                f"x_train is a dict of {', '.join(map(repr, x))}, and {model.name!r} is a Sequential model, which takes one array",
+                hint=f"set self.x_train to one array, or make a keras.Model with inputs of these names: {', '.join(map(str, x))}",
+            )
 
 
 def first_rows(app: App, part: str) -> tuple[Any, ...]:

@@ -6,8 +6,10 @@ Runs in the executor, on the thread that Keras lives on.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,9 +25,26 @@ from ddlf.training.roles.metrics import scalars
 
 
 def call(function: Any, *args: Any) -> Any:
-    """Call a method of the user's app, plain or async, on this thread."""
-    result = function(*args)
-    return asyncio.run(awaited(result)) if inspect.isawaitable(result) else result
+    """Call a method of the user's app, plain or async, on this thread.
+
+    Raises:
+        AppError: It called ``sys.exit``.
+    """
+    with no_exit(function.__name__):
+        result = function(*args)
+        return asyncio.run(awaited(result)) if inspect.isawaitable(result) else result
+
+
+@contextlib.contextmanager
+def no_exit(method: str) -> Iterator[None]:
+    """Make an error of ``sys.exit`` in a method of the user's app: it would end a run, or a worker, without a word."""
+    try:
+        yield
+    except SystemExit as error:
+        raise AppError(
+            f"{method} called sys.exit({'' if error.code is None else repr(error.code)})",
+            hint="raise an error that says what is wrong; to end training, use self.stop_training()",
+        ) from None
 
 
 def run_train(app: App, weights: Weights, epochs: int, batch_size: int) -> tuple[Weights, dict[str, float]]:

@@ -137,6 +137,22 @@ def test_a_model_of_keras_differs_by_its_layers(tmp_path, capsys):
     assert "reads" not in said
 
 
+def test_names_that_keras_gave_make_no_difference(tmp_path, capsys):
+    def saved(name, units=8, last=None):
+        x = keras.Input((4,))
+        hidden = keras.layers.Dense(units, "relu")(x)
+        heads = [keras.layers.Dense(1)(hidden), keras.layers.Dense(2, name=last)(hidden)]
+        keras.Model(x, heads).save(tmp_path / name)
+        return tmp_path / name
+
+    one, same = saved("a.keras"), saved("b.keras")
+    assert ddlf(capsys, "diff", one, same) == ("", 0)
+    said, code = ddlf(capsys, "diff", one, saved("c.keras", units=9))
+    assert (code, "units 8 -> 9" in said, "output" in said, "name" in said) == (1, True, False, False)
+    said, code = ddlf(capsys, "diff", one, saved("d.keras", last="mine"))
+    assert (code, "+ output mine" in said) == (1, True)
+
+
 RESIDUAL = (
     "a:input shape=[8]; a:output shape=[8]; a:layers relu(), block(), tanh();"
     "block:layers matmul(w, shape=[8]), add(b), residual();"

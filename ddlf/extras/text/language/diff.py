@@ -1,11 +1,12 @@
 """What differs between two models: layers, their options, shapes, parameters and what they read, inputs and outputs. Pure.
 
-Layers are matched by their names where both have names, else by what they are and where they stand.
+Layers are matched by their names where both have names, else by what they are and where they stand. A name that Keras gave (``dense_3``) is none.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator
 
 from ddlf.extras.text.language.graph import Graph, Node
@@ -35,7 +36,7 @@ def differences(one: Model, other: Model) -> list[str]:
 def _model(one: Model, other: Model) -> Iterator[str]:
     for what, before, after in (
         ("class", one.form.kind, other.form.kind),
-        ("name", one.form.name, other.form.name),
+        ("name", _own_name(one.form.name), _own_name(other.form.name)),
         ("options", _options(one.form.options), _options(other.form.options)),
     ):
         if before != after and (what == "options" or (before and after)):
@@ -65,7 +66,13 @@ def _graphs(one: Graph, other: Graph, where: str) -> Iterator[str]:
 
 
 def _heads(one: Graph, other: Graph, same: dict[int, int], where: str) -> Iterator[str]:
-    before, after = ({head.name: head for head in each.heads} for each in (one, other))
+    before, after = (
+        {
+            _own_name(head.name, each.nodes[head.node].operator) or str(place): head
+            for place, head in enumerate(each.heads, 1)
+        }
+        for each in (one, other)
+    )
     if len(before) == len(after) == 1:  # the only output is the same one, whatever it is called
         after = dict(zip(before, after.values(), strict=True))
     for name, head in before.items():
@@ -85,7 +92,8 @@ def _heads(one: Graph, other: Graph, same: dict[int, int], where: str) -> Iterat
 
 def _matched(one: Graph, other: Graph) -> Pairs:
     """Nodes of both that are the same layer; None where one has none."""
-    names = {node.name for node in one.nodes if node.name} & {node.name for node in other.nodes if node.name}
+    of_one, of_other = ({_own_name(node.name, node.operator) for node in graph.nodes} for graph in (one, other))
+    names = (of_one & of_other) - {""}
     if len(one.heads) == len(other.heads) == 1:
         names -= {node.name for graph in (one, other) for node in graph.nodes if node.operator == "input"}
 
@@ -108,10 +116,10 @@ def _changed(before: Node, after: Node) -> list[str]:
     found = [
         f"{key} {old.get(key, 'left out')} -> {new.get(key, 'left out')}"
         for key in dict.fromkeys([*old, *new])
-        if old.get(key) != new.get(key)
+        if old.get(key) != new.get(key) and not (key == "name" and _own_name(old.get(key)) == _own_name(new.get(key)))
     ]
     for what, a, b in (
-        ("name", before.name, after.name),
+        ("name", *(_own_name(node.name, node.operator) for node in (before, after))),
         ("operands", _operands(before), _operands(after)),
         ("call", before.given and spelled(before.given), after.given and spelled(after.given)),
         ("lrm", before.lrm, after.lrm),
@@ -124,6 +132,13 @@ def _changed(before: Node, after: Node) -> list[str]:
     if shapes[0] != shapes[1]:
         found.append(f"parameters {shapes[0]} -> {shapes[1]}")
     return found
+
+
+def _own_name(name: str | None, operator: str = "") -> str:
+    """A name, unless Keras made it of the class (``operator``) of the layer or model, and maybe numbered it."""
+    layer = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=.)(?=[A-Z][a-z])", "_", operator).lower()
+    made = ("input_layer", "functional", "sequential", "model", *filter(None, [layer]))
+    return "" if not name or re.sub(r"_\d+$", "", name) in made else name
 
 
 def _operands(node: Node) -> str:
