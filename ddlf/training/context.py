@@ -1,7 +1,7 @@
-"""What the runs of one app share on a node: ``RunContext``. It is in no pickle: each node has its own.
+"""State that all runs of one app share on one node: ``RunContext``. It is never pickled: each node has its own.
 
-The user's object has what a user writes: data, model, methods, settings. Everything else that runs need of it is here, so that nobody reaches into
-the object.
+The user's object contains only the user's own things: data, model, methods and settings. Everything else that a run
+needs is in the context, so that no module uses private attributes of the object.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class App(Protocol):
-    """The user's object; ``ddlf.IApp`` has it. Its settings read as attributes, too."""
+    """The user's object, which ``ddlf.IApp`` implements. Its settings can be read as attributes, too."""
 
     model: Any
     cluster: Any
@@ -36,79 +36,79 @@ class App(Protocol):
 
     @property
     def run_context(self) -> RunContext:
-        """What its runs share."""
+        """The context that its runs share."""
 
     def load_dataset(self) -> Any:
-        """Set the data."""
+        """Set the data attributes, such as ``x_train``."""
 
     def create_model(self) -> Any:
-        """Set ``model``."""
+        """Set ``model`` to a compiled Keras model."""
 
     def train(self, weights: list[Any], worker_epochs: int, batch_size: int) -> Any:
-        """Train in a round, on a worker."""
+        """Train the model in one round, on a worker."""
 
     def on_round(self, record: RoundRecord) -> Any:
-        """Look at a round that is over."""
+        """Receive the record of a finished round."""
 
     def is_convergent(self, record: RoundRecord) -> Any:
-        """Say whether training can stop."""
+        """Return whether training can stop."""
 
     def subscribe(self, sink: Callable[[Event], Any]) -> Callable[[], None]:
-        """Send all events to ``sink``."""
+        """Send all events to ``sink``, and return a function that ends this."""
 
     def connect(self) -> Awaitable[None]:
         """Connect to the workers."""
 
     def __getattr__(self, name: str) -> Any:
-        """A setting, or what the user has set."""
+        """Return a setting, or an attribute that the user has set."""
 
 
 class Display(Protocol):
-    """What shows a run."""
+    """Shows the progress of a run."""
 
     prints: bool
 
     def is_due(self, record: RoundRecord) -> bool:
-        """Whether a record is to be printed now."""
+        """Return whether to print this record now."""
 
 
 class Recording(Protocol):
-    """What writes the folder of a run."""
+    """Writes the folder of a run."""
 
     is_over: bool
     path: Path
 
     def leave(self) -> None:
-        """Write no more."""
+        """Stop writing."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RunContext:
-    """What the runs of one app share on this node.
+    """State that all runs of one app share on this node.
 
     Args:
         emit: Sends an event to all subscribers.
-        hook: Gives an event to the user's ``on_event``, if it is one of those; the outcome may be awaitable.
-        check: Refuses an app that no run can begin with.
-        check_written: Refuses an app that lacks a method.
+        hook: Calls the user's ``on_event``, if the user wants this kind of event; the result may be awaitable.
+        check: Raises an error if no run can begin with the app.
+        check_written: Raises an error if the app lacks a method.
 
     Attributes:
-        events: Where events go.
-        name: The name of the run on the workers; "" before the first.
-        is_training: Whether a run goes on.
-        progress: What the last run has come to.
-        weights: Weights that the model has not been given yet.
-        stop: Whether to end after this round; None while no run goes on.
+        events: Distributes events.
+        name: The name of the run on the workers; "" before the first run.
+        is_training: Whether a run is in progress.
+        progress: The final state of the last run.
+        weights: New weights that the model has not received yet.
+        stop: Whether to end after this round; None while no run is in progress.
         content: Fingerprint of the training data.
-        optimizer: The optimizer of the workers' models, described.
-        threads: With how many threads all workers compute; None leaves each its own.
-        local_files: Which partition files each worker has on its disks, by its number.
-        arrays_only: Whether ``load_dataset`` sets arrays and nothing else.
-        made: What ``load_dataset`` and ``create_model`` have set, with the value before, if there was one.
-        feeds: What evaluations read, by part of the data.
+        optimizer: Description of the optimizer of the workers' models.
+        threads: The number of threads with which all workers compute; None leaves each worker its own number.
+        local_files: The partition files that each worker has on its disks, by the worker's number.
+        arrays_only: Whether ``load_dataset`` sets only arrays.
+        made: The attributes that ``load_dataset`` and ``create_model`` have set, each with its previous value, if any.
+        feeds: The inputs of evaluations, by part of the data.
         test_function: The compiled test step of the model.
-        display: What shows the app, while something does.
-        recording: What writes the folder of a run.
+        display: The active display; None while the app is not displayed.
+        recording: The writer of a run's folder.
     """
 
     emit: Callable[[Event], None]

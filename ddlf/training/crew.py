@@ -1,7 +1,8 @@
 """The workers of one training run, which may come and go. Runs on the master.
 
-``Schedule`` decides which worker carries which slot, ``Recovery`` brings workers in; here requests are sent, losses noticed, and all that is told.
-Training itself only says ``await crew.carry(slot, work)`` and gets the result, whoever carried it.
+``Schedule`` decides which worker carries which slot. ``Recovery`` brings workers in. The crew sends requests, notices
+losses and emits events. Training code only calls ``await crew.carry(slot, ...)`` and gets the result, independent of
+the worker.
 """
 
 from __future__ import annotations
@@ -24,29 +25,30 @@ WAIT_FOR_WORKERS_S = 60.0
 MAX_REJECTED = 3
 
 _training: WeakSet[ProxyWorker] = WeakSet()
-"""Workers that a crew of this process has: each holds the app of one run."""
+"""Workers in a crew of this process. A worker holds the app of one run only."""
 
 Work = Callable[[ProxyWorker, bool], Awaitable[Any]]
-"""Carries a slot on a worker; the flag says whether that worker still holds what the slot's last round left there."""
+"""Carries a slot on a worker. The flag says whether the worker still holds the state of the slot's last round."""
 
 
 class Crew:
-    """Use as ``async with``: at the end nothing of it runs any more.
+    """The workers of one run. Use it with ``async with``: when the block ends, all its tasks have ended.
 
     Attributes:
-        losses: How many copies of slots ended with their worker so far.
-        fixed_slots: K, if it stays what it is whoever comes.
-        spared: Workers that carry no slot as long as there is another one: they have shards.
+        losses: The number of attempts at a slot that ended because the worker was lost.
+        fixed_slots: K, if joining workers do not change it.
+        spared: Workers that have servers; they carry a slot only if there are no others.
 
     Args:
-        cluster: Workers, connected.
-        open_worker: Gives a worker that is new, or came back, what the run needs. Its errors other than losses put that worker out of this run.
-        emit: Takes each event.
-        backups: Whether stragglers' slots are given to a second worker.
-        wait_s: How long to go on without any worker.
+        cluster: The connected workers.
+        open_worker: Sends the run's app and data to a new or returned worker. An error other than a loss excludes that
+            worker from the run.
+        emit: Receives each event.
+        backups: Whether a second worker also gets the slot of a straggler.
+        wait_s: Longest time without any worker, in seconds.
 
     Raises:
-        LeaseError: Another run of this process has one of the workers.
+        LeaseError: Another run of this process uses one of the workers.
     """
 
     def __init__(
@@ -64,8 +66,8 @@ class Crew:
         self._wait_s = wait_s
         self._schedule = Schedule(backups=backups)
         self._workers: dict[int, ProxyWorker] = {}
-        self._opened: dict[int, int] = {}  # how often each worker was given the app: what it held before is gone
-        self._holds: dict[int, tuple[int, int]] = {}  # slot -> (worker, its number of openings) that carried it last
+        self._opened: dict[int, int] = {}  # how often each worker received the app; each time it loses what it held
+        self._holds: dict[int, tuple[int, int]] = {}  # slot -> (worker that carried it last, its number of openings)
         self._wanted: dict[int, tuple[Work, asyncio.Future[Any], int, bool]] = {}
         self._distrusted: Counter[int] = Counter()
         self._round = 0
@@ -73,13 +75,13 @@ class Crew:
         self.fixed_slots: int | None = None
         self.spared: frozenset[int] = frozenset()
         self._attempts: dict[int, asyncio.Task[None]] = {}
-        # What each worker is when it comes: "opened" at the beginning, "joined" or "back".
+        # How each worker joins: "opened" at the start, "joined" or "back".
         self._known_as: dict[int, str] = {}
         self._waking: asyncio.Handle | None = None
         self._patience: asyncio.TimerHandle | None = None
         self._last_loss: Exception | None = None
         self._begun = False
-        self._first: dict[int, bool] = {}  # worker of the beginning -> whether its first opening is over, well or not
+        self._first: dict[int, bool] = {}  # worker at the start -> whether its first opening has succeeded or failed
         self._held_back: list[events.WorkerGone] = []
         self._gone: list[DDLFError] = []
         self._failure: Exception | None = None
@@ -112,13 +114,13 @@ class Crew:
             self._check()
 
     async def ready(self) -> None:
-        """Wait until training can begin: each worker of the beginning is open, or was lost meanwhile, or cannot be opened; and one is open.
+        """Wait until training can begin: at least one worker is open, and the first opening of every worker has ended.
 
-        Those that were lost are opened again behind this, as at any time later.
+        A first opening ends with an open worker, a loss or an error. ``Recovery`` opens lost workers again later.
 
         Raises:
-            DDLFError: No worker can be opened; of the first, with those of the others.
-            ClusterTooSmall: All were lost, and none came back in time.
+            DDLFError: No worker can be opened; the first worker's error, with those of the others.
+            ClusterTooSmall: All workers were lost, and none came back in time.
         """
         while not all(self._first.values()) or not self._schedule.workers:
             self._watch_for_nobody()
@@ -126,7 +128,7 @@ class Crew:
             self._changed.clear()
             await self._changed.wait()
         self._check()
-        # In the order of the cluster, whichever was first: slots go to the same workers in each run.
+        # Use the order of the cluster, not of arrival: slots go to the same workers in each run.
         self._schedule.order([*self._workers])
         self._begun = True
         held_back, self._held_back = self._held_back, []
@@ -134,7 +136,7 @@ class Crew:
             self.emit(event)
 
     def begin_round(self) -> None:
-        """Say that a round begins; workers that came meanwhile take part from here on."""
+        """Begin a round; workers that joined in the meantime take part from here on."""
         self._schedule.apply(RoundBegan())
         self.meet_new_workers()
 
@@ -148,21 +150,21 @@ class Crew:
         leaves: bool = True,
         near: Mapping[int, int] = {},
     ) -> Any:
-        """Have a slot carried by some worker, by another one if that is lost; gives what ``work`` returned.
+        """Have a worker carry a slot, and return the result of ``work``. Another worker takes over if it is lost.
 
         Args:
-            slot: Which, from 0.
-            number: Number of its round, from 0.
-            work: Carries it on the worker that it is given.
-            avoid: Workers that are not to carry it, as long as there is another one.
-            leaves: Whether it is the slot's round, which leaves what the next one begins with.
-            near: Bytes of what it reads that workers have on disks of their own, by their numbers.
+            slot: The slot, from 0.
+            number: The slot's round, from 0.
+            work: Carries the slot on the worker that it receives.
+            avoid: Workers that may carry it only if there are no others.
+            leaves: Whether this is the slot's round, after which the worker holds the slot's state.
+            near: Bytes of the slot's data that workers have on their own disks, by worker number.
 
         Raises:
             ClusterTooSmall: No worker was left, and none came back in time.
-            ExecutorCrashed: The slot ended three executors.
+            ExecutorCrashed: Three executors crashed while they carried the slot.
             LeaseError: Another master took the workers over.
-            DDLFError: What ``work`` raised.
+            DDLFError: ``work`` raised it.
         """
         self._check()
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -174,24 +176,29 @@ class Crew:
 
     @property
     def size(self) -> int:
-        """Workers that carry a slot or could."""
+        """The number of workers that carry a slot or could."""
         return len(self._schedule.workers)
 
     def others_than(self, workers: frozenset[int]) -> bool:
-        """Whether there is any worker but these."""
+        """Return whether there is any worker besides these."""
         return bool(self._schedule.workers - workers)
 
     def member(self, worker: int) -> tuple[ProxyWorker, int] | None:
-        """A worker that takes part, and how often it was given the app: when that has changed, what it held before is gone. None if it is lost."""
+        """Return a worker that takes part and how often it received the app; None if it is lost.
+
+        When that number changes, the worker has lost everything that it held.
+        """
         return (self._workers[worker], self._opened[worker]) if worker in self._schedule.workers else None
 
     def distrust(self, slot: int, worker: int, why: str) -> None:
-        """Say that what a worker brought for a slot does not count; the third time in a row it is out of this run, if there is another one.
+        """Reject the result that a worker brought for a slot.
+
+        After three rejections in a row the worker leaves this run, if there is another one.
 
         Args:
-            slot: Which; what the worker holds of it is worth nothing.
-            worker: Worker that carried it.
-            why: A sentence.
+            slot: The slot. What the worker holds of it is no longer used.
+            worker: The worker that carried it.
+            why: The reason, as a sentence.
         """
         self._holds.pop(slot, None)
         self._distrusted[worker] += 1
@@ -201,21 +208,21 @@ class Crew:
             self._tell_gone(events.WorkerGone(round=self._round + 1, worker=worker, rejected=MAX_REJECTED))
 
     def trust(self, worker: int) -> None:
-        """Say that a worker's update was accepted."""
+        """Accept a worker's update, which resets its number of rejections."""
         self._distrusted[worker] = 0
 
     def served(self, worker: int) -> None:
-        """Say that a worker has done its part: that it lost the app before counts no more."""
+        """Note that a worker has finished a task, which resets its number of losses."""
         self._recovery.served(worker)
 
     def progressed(self, slot: int) -> None:
-        """Say that a slot has come further in its round than it ever was: executors that it ended before count no more."""
+        """Note that a slot got further in its round than ever before, which resets its number of crashed executors."""
         self._schedule.progressed(slot)
 
-    # -- doing what the schedule says -------------------------------------------------------------------------------
+    # -- carrying out the schedule ----------------------------------------------------------------------------------
 
     def _advance_soon(self, delay_s: float = 0.0) -> None:
-        """Ask the schedule after all that happens in this turn of the loop, so that it sees all slots of a round at once."""
+        """Ask the schedule after this turn of the event loop, so that it sees all slots of a round at once."""
         if self._closed:
             return
         loop = asyncio.get_running_loop()
@@ -278,13 +285,13 @@ class Crew:
         return waits
 
     def _check(self) -> None:
-        """Raise what has ended the run, if anything has."""
+        """Raise the error that has ended the run, if there is one."""
         if self._failure is not None:
             self._told = True
             raise self._failure
 
     def end(self, error: Exception) -> None:
-        """End the run: who waits for anything here gets this error, now or later."""
+        """End the run with this error: every current and later ``carry`` raises it."""
         if self._failure is None:
             self._failure = error
             told = [self._fail(slot, error) for slot in self._wanted]
@@ -297,19 +304,19 @@ class Crew:
         return task
 
     def _look_at(self, task: asyncio.Future[Any]) -> None:
-        """End the run with an error that nobody else would hear of."""
+        """End the run if a background task fails, since nobody else awaits that task."""
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
             self.end(error)
 
     # -- losing and finding workers ---------------------------------------------------------------------------------
 
     def missed(self, worker: ProxyWorker, error: Exception) -> None:
-        """Say that a worker does not answer; whoever carries a slot on it hears of that in any case."""
+        """Handle a worker without a slot that does not answer. For a busy worker, its own call reports the loss."""
         if worker.id in self._schedule.free:
             self.lose(worker, None, error)
 
     def lose(self, worker: ProxyWorker, slot: int | None, error: Exception) -> None:
-        """Say that a worker was lost with what it has of a slot."""
+        """Handle the loss of a worker and of its attempt at a slot, if it carried one."""
         self._last_loss = error
         self.losses += 1
         self._schedule.apply(Lost(worker.id, crashed=isinstance(error, ExecutorCrashed)))
@@ -319,7 +326,7 @@ class Crew:
         self._recovery.bring_back(worker, error)
 
     def entered(self, worker: ProxyWorker) -> None:
-        """A worker has what the run needs."""
+        """Let a worker take part: it has received everything that the run needs."""
         self._opened[worker.id] += 1
         self._cluster.take_in(worker)
         self._schedule.apply(Ready(worker.id))
@@ -329,7 +336,7 @@ class Crew:
         self.emit(known(**who) if known else events.WorkerJoined(**who, workers=self.size, slots=self.fixed_slots))
 
     def absent(self, worker: ProxyWorker, error: DDLFError) -> None:
-        """A worker is not there yet; it is tried again."""
+        """Handle a worker that cannot be reached yet; ``Recovery`` tries it again."""
         self._last_loss = error
         if self._known_as[worker.id] == "opened":
             self._known_as[worker.id] = "back"
@@ -338,27 +345,27 @@ class Crew:
         self.changed()
 
     def put_out(self, worker: ProxyWorker, error: DDLFError) -> None:
-        """Go on without a worker. When none is left, its reason is why the run ends."""
+        """Continue without a worker. If none is left, its error is the reason why the run ends."""
         self._settle(worker)
         self._schedule.apply(Lost(worker.id))
         if isinstance(error, LeaseError):
-            self.end(error)  # somebody else leads now: this master must not go on
+            self.end(error)  # another master has the lease now: this one must stop
             return
         self._gone.append(error)
         self._tell_gone(events.WorkerGone(round=self._round + 1, worker=worker.id, why=str(error)))
 
     def changed(self) -> None:
-        """Look again at who is there."""
+        """Check again which workers are available."""
         self._changed.set()
         self._advance_soon()
 
     def _settle(self, worker: ProxyWorker) -> None:
-        """Take note that the first opening of a worker is over, well or not."""
+        """Note that the first opening of a worker has succeeded or failed."""
         if worker.id in self._first:
             self._first[worker.id] = True
 
     def meet_new_workers(self) -> None:
-        """Bring in workers that the cluster has since a while."""
+        """Bring in workers that have joined the cluster."""
         for worker in (*self._cluster.workers, *self._cluster.missing):
             if worker.id not in self._opened and worker not in _training:
                 self._meet(worker, "joined")
@@ -371,10 +378,10 @@ class Crew:
         self._recovery.bring(worker)
 
     def _watch_for_nobody(self) -> None:
-        """When the last worker is gone, wait a while for those that may come back; not at all if there is none."""
+        """End the run if no worker is left; wait ``wait_s`` first if one may come back."""
         wanted = self._schedule.open if self._begun else all(self._first.values())
         somebody = not wanted or self._schedule.workers or self._recovery.openings
-        # Before the beginning those who never were there are not waited for: what the others cannot do they cannot either.
+        # Before training, do not wait for workers that never answered: they would meet the same error as the others.
         coming = self._recovery.coming.keys() if self._begun else self._recovery.coming.keys() & self._first.keys()
         if somebody or not coming:
             if self._patience is not None:
@@ -390,8 +397,8 @@ class Crew:
         self.end(too_small(self._wait_s, self._last_loss))
 
     def _of(self, slot: int) -> dict[str, int]:
-        """Slot and round as events have them: from 1."""
+        """Return slot and round as events number them, from 1."""
         return {"slot": slot + 1, "round": self._wanted[slot][2] + 1}
 
     def _tell_gone(self, event: events.WorkerGone) -> None:
-        (self.emit if self._begun else self._held_back.append)(event)  # if all are, that is one error and no event
+        (self.emit if self._begun else self._held_back.append)(event)  # if all fail, one error replaces the events

@@ -1,7 +1,7 @@
-"""Tasks on their way to workers, and replies on their way back. Runs on the master; ``ddlf.training.slot.transfer`` is the worker's end.
+"""Sends tasks to workers and receives their replies. Runs on the master; the worker's side is ``slot.transfer``.
 
-The codecs are applied in ``ddlf.algorithms.encoding``; here is what the master remembers of each slot between rounds: for a delta exactly what the
-slot's worker holds, so that another worker can be given the same.
+``ddlf.algorithms.encoding`` applies the codecs. This module remembers the state of each slot between rounds. For delta
+codecs it keeps the exact weights that the slot's worker holds, so that another worker can get the same ones.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class WeightsOut:
     """The master's side of sending weights.
 
     Args:
-        name: What ``Outward`` reads: a codec's text, or one after ``delta:``.
-        lossless: Whether each tensor must arrive exactly.
-        fragments: Whether only some tensors travel at a time: then those that a slot has stay where they are.
+        name: A codec that ``Outward`` can read, optionally with the prefix ``delta:``.
+        lossless: For each tensor, whether it must arrive exactly.
+        fragments: Whether only some tensors travel at a time; the slot keeps the others.
 
     Attributes:
         differences: Whether weights travel as differences.
-        held: Weights that each slot holds, if they do.
-        stays, restoring, compares, evaluation: See ``Outwards``.
+        held: The weights that each slot holds, if they travel as differences.
+        stays, restoring, compares, evaluation: The attributes of ``Outwards``.
     """
 
     stays = False
@@ -59,15 +59,16 @@ class WeightsOut:
     def encode(
         self, slot: int, weights: Weights, number: int, *, holds: bool = True, tensors: Sequence[int] | None = None
     ) -> dict[str, Any]:
-        """What to send to the worker of a slot; without deltas it is encoded once for all of them.
+        """Return the message with the weights for a slot's worker. Without deltas, all slots share one encoding.
 
         Args:
-            slot: Which.
-            weights: The global ones.
-            number: Number of the slot's round. The same list in it again is not sent anew: another worker is given what the first one got. In a later
-                round the same list, where nothing was merged meanwhile, is a difference to what the worker was brought to by the first.
-            holds: Whether the worker has what was sent for this slot before.
-            tensors: Numbers of those that are others than the slot holds; None if all may be.
+            slot: The slot, from 0.
+            weights: The global weights.
+            number: The slot's round. Within one round, the same list of weights gives the same message, so another
+                worker gets what the first one got. In a later round, the same list (if nothing was merged) gives a
+                new difference, to the weights that the first message produced.
+            holds: Whether the worker still has the last weights of this slot.
+            tensors: Numbers of the tensors that may have changed; None for all.
         """
         if not self.differences:
             if self._last is None or self._last[0] is not weights:
@@ -80,23 +81,26 @@ class WeightsOut:
         difference = self._sent[slot][2]
         if difference is not None and holds:
             return difference
-        # Exactly what the slot's own worker would have now, so that the result is the same bits on another one.
+        # Send exactly what the slot's own worker would have now, so that another one computes the same bits.
         encoded, _ = encode_update(Float32(), self.held[slot], self.lossless)
         return {"delta": False, "encoded": encoded}
 
     def whole(self, weights: Weights) -> dict[str, Any]:
-        """What to send to whoever need not hold anything: weights as they are, or as the codec makes them where they do not travel as differences."""
+        """Return the message with whole weights, for workers that may hold nothing.
+
+        The weights are exact if they usually travel as differences, and encoded with the codec otherwise.
+        """
         codec = Float32() if self.differences else self._codec
         return {"delta": False, "encoded": encode_update(codec, weights, self.lossless)[0]}
 
     async def reach(self, worker: ProxyWorker) -> None:
-        """Do what must be done before a worker can have its weights: nothing, when they come from here."""
+        """Prepare a worker to get weights. The master needs no preparation."""
 
     def silent(self, worker: int, other: int, why: str) -> None:
-        """Hear that a worker hears nothing of another one: nobody needs that, when both are reached from here."""
+        """Handle the report that two workers cannot reach each other. The master reaches both, so it ignores this."""
 
     def _difference(self, slot: int, weights: Weights, tensors: Sequence[int] | None) -> dict[str, Any] | None:
-        """What brings a slot to new weights; None where it holds nothing yet."""
+        """Return the message that brings a slot to new weights; None if the slot holds nothing yet."""
         if slot not in self.held:
             self.held[slot] = weights
             return None
@@ -108,12 +112,12 @@ class WeightsOut:
 
 
 class Outwards(Protocol):
-    """How tasks get their weights: ``WeightsOut``, or ``Members`` of the sharded exchange.
+    """The source of the weights for tasks: ``WeightsOut``, or ``Members`` of the sharded exchange.
 
     Attributes:
-        stays: Whether updates do not come back.
-        restoring: Has workers read slices of checkpoints, if they have the weights.
-        compares: Gives the verdicts on updates that stay, by slot; None if they are here.
+        stays: Whether updates stay on the workers.
+        restoring: Lets workers read slices of checkpoints, if the workers hold the weights.
+        compares: Returns the verdicts on updates that stay on workers, by slot; None if the master has the updates.
         evaluation: An ``EvaluationThere``, if workers share evaluations.
     """
 
@@ -139,16 +143,16 @@ class Outwards(Protocol):
 
 
 class Exchange:
-    """What travels between a run and its workers.
+    """Carries tasks and replies between a run and its workers.
 
     Args:
-        name: Names the run on the workers.
-        samples: n, in the data set of every node.
-        codec: Name of the codec of updates.
-        weights_out: How weights travel.
-        states: What each slot has left for its next round, and where that is.
-        emit: Takes the events of how far slots are.
-        steps: What the optimizer of each slot makes, if something of it follows the run.
+        name: Name of the run on the workers.
+        samples: n, the number of samples in every node's data set.
+        codec: Name of the codec for updates.
+        weights_out: The source of the weights.
+        states: The slot states, and where they are.
+        emit: Receives the progress events of slots.
+        steps: The step size of each slot's optimizer, if it depends on the progress of the run.
     """
 
     def __init__(
@@ -170,16 +174,16 @@ class Exchange:
         self.weights_out = weights_out
 
     async def send(self, make: Callable[[], Task], worker: ProxyWorker, holds: bool) -> Reply:
-        """Send a task to a worker, and wait for the reply.
+        """Send a task to a worker, and return the reply.
 
         Args:
             make: Makes the task.
             worker: The worker that carries it.
-            holds: Whether the slot's last round left its state there.
+            holds: Whether the worker holds the state of the slot's last round.
 
         Raises:
-            AppMissing: The worker has lost what the run gave it.
-            ProtocolError: It trained on other samples than those it was given.
+            AppMissing: The worker has lost the app of this run.
+            ProtocolError: The worker trained on wrong samples.
         """
         begin = time.perf_counter()
         out, back = worker.bytes_sent, worker.bytes_received
@@ -210,16 +214,19 @@ class Exchange:
         )
 
     async def measure(self, task: Task, worker: ProxyWorker) -> Any:
-        """Have moving statistics computed anew with a task's weights, as ``whole`` made them, over its samples; see ``Replica.measure``."""
+        """Have a worker compute the moving statistics for a task's weights again, over the task's samples.
+
+        The weights must have the form that ``whole`` returns. ``Replica.measure`` is the worker's side.
+        """
         await self.weights_out.reach(worker)
         return await worker.call(self._role, "measure", task.to_message())
 
     def whole(self, weights: Weights) -> dict[str, Any]:
-        """See ``WeightsOut``."""
+        """Return the message with whole weights, for workers that may hold nothing."""
         return self.weights_out.whole(weights)
 
     def _moved(self, task: Task, worker: int, facts: dict[str, Any]) -> None:
-        """Tell how far a worker says that it is with a task."""
+        """Handle a worker's progress report on a task: emit it as an event."""
         if facts["what"] == "silent":
             self.weights_out.silent(worker, facts["worker"], facts["why"])
             return
@@ -237,21 +244,21 @@ class Exchange:
         )
 
     async def stop(self, workers: Sequence[ProxyWorker], timeout_s: float) -> None:
-        """Send STOP: what still trains ends at its next batch.
+        """Send STOP: workers that still train stop after their current batch.
 
         Args:
-            workers: All of the run.
-            timeout_s: For how long one that does not take it is waited for.
+            workers: All workers of the run.
+            timeout_s: How long to wait for a worker that does not answer.
         """
         telling = (worker.call(self._role, "stop", timeout_s=timeout_s) for worker in workers)
         await asyncio.gather(*telling, return_exceptions=True)
 
     def count(self, replies: Sequence[Reply], *, whole_round: bool) -> None:
-        """Say whose updates count, and with them what these slots have left.
+        """Accept updates, and store the slot states and held weights that belong to them.
 
         Args:
-            replies: With these updates.
-            whole_round: Whether a round of all slots is over: those whose updates do not count hold its weights, too.
+            replies: The replies with accepted updates.
+            whole_round: Whether a round of all slots is over. Then slots with rejected updates hold its weights, too.
         """
         for reply in replies:
             self.states.left(reply)

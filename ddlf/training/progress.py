@@ -1,9 +1,10 @@
-"""What a training has come to: all that its next round depends on, in memory and as a checkpoint. Lives on the master.
+"""The state of a training: all that the next round depends on, in memory and as a checkpoint. Lives on the master.
 
-Everything random follows from (seed, round, slot), so the number of the round is the state of the random numbers.
+All random numbers follow from (seed, round, slot), so the round number is the state of the random numbers.
 
-A round is of whole local epochs, or of a part of one (``worker_steps``). Then the samples in the order of their epoch are cut into rounds first and
-into slots after that, so every epoch has every sample once, and a round of one batch of each slot is the K-fold batch of one process.
+A round consists of whole local epochs, or of a part of one epoch (``worker_steps``). In the second case, the samples
+in the order of their epoch are first cut into rounds and then into slots. So every epoch has every sample once, and a
+round of one batch per slot equals one K times larger batch of a single process.
 """
 
 from __future__ import annotations
@@ -31,17 +32,18 @@ from ddlf.training.slot.task import OPTIMIZER, SlotState
 from ddlf.training.stored import KEPT, SLOTS, as_of_now, numbered, with_states
 
 MOST_ROUNDS = 5_000_000
-"""They are planned one by one: these take 0.5 GB and some seconds."""
+"""Rounds are planned one by one: this many take 0.5 GB and some seconds."""
 
 
 class Span(NamedTuple):
     """The samples of a round: ``order[begin:end]``.
 
     Args:
-        order: Number that their order follows from: that of the round, of a part of an epoch that of the epoch.
-        begin: Place of the first in it.
-        end: Place behind the last.
-        version: Of partition files the version that is read, as in ``Portion``.
+        order: The number from which the order of the samples follows: the round, or the epoch if a round is a part of
+            one.
+        begin: Position of the first sample.
+        end: Position behind the last sample.
+        version: The version of the partition files that is read, like in ``Portion``.
     """
 
     order: int
@@ -54,46 +56,52 @@ SHALLOW = (
     *("epochs", "sizes", "starts", "offsets", "states", "speeds", "records"),
     *("slots_from", "versions_from", "state", "ledger"),
 )
-"""Attributes of ``Progress`` that a snapshot copies: they change in place."""
+"""Attributes of ``Progress`` that change in place, so a snapshot copies them."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
     """The state after a round of synchronous training, or after an update of asynchronous training.
 
-    Arrays in it are replaced, never changed in place, so that they can be written while training goes on.
+    Its arrays are replaced, never changed in place, so a thread can write them while training continues.
+    Rounds, slots and epochs are numbered from 0.
 
     Args:
-        weights: Global ones, one array for each of ``model.weights``.
-        ledger: Which samples were trained on.
-        training: Random name of this training, which stays its own when it is resumed.
-        version: Commits; the number of the checkpoint.
-        merges: Those of them that brought other weights.
-        round: Rounds completed, of synchronous training.
-        slot_rounds: Rounds that each slot completed, of asynchronous training; empty in synchronous training.
-        epochs: Local epochs of each round, done or planned; 1 of a round that is part of one.
-        sizes: Samples of each of them, if it is part of an epoch: as many, or what is left of the epoch; 0 for all that are left of it.
-        starts: Local epochs before each of them and after the last, whole ones.
-        offsets: Samples of the epoch that has begun there, before each of them and after the last.
-        portion: Samples of each slot in rounds to come that are parts of epochs; 0 if they are of whole ones.
-        together: The same of all slots, if that is what was asked for.
-        asked: Local epochs that the whole training was to have when it was last planned.
-        converged: Whether ``is_convergent`` has ended it.
-        state: What the algorithm keeps between its commits, by name.
-        states: What each slot has left for its next round, by name of the group.
-        speeds: Samples a second of each slot, smoothed; None before they are known.
-        settings: Settings of the run that has come to this.
-        compiled: The optimizer of the master's model, described; not stored.
-        owners: Whose each sample is in the whole run; None if parts are cut anew in each round. Not stored: it follows from the settings.
-        rates: Learning rates of the optimizer for each local epoch of the round that begins, if callbacks have set them; behind it those of now.
-        callbacks: What callbacks on the master keep, as ``CallbackStates`` gives it; None if they begin anew.
-        begun: Epochs of which callbacks were told that they begin.
-        told: Records that were among the metrics of an epoch that callbacks were told of; None if that does not matter.
-        slots_from: The round from which on, from 0, and K in it; more than one if slots were added. Each round has all samples once.
-        parts_from: The round from which on, from 0, and how many samples each slot has in it, or of files in its epoch, if parts are not equal.
-        versions_from: The round from which on, from 0, and the version of partition files that is read; none with arrays.
-        dropped: Of each slot and round of asynchronous training, both from 0, whose update was rejected, the worker that had made it.
-        records: Records of all rounds so far.
+        weights: The global weights, one array for each of ``model.weights``.
+        ledger: How often each sample was trained on.
+        training: Random name of this training, which it keeps when it is resumed.
+        version: The number of commits; also the number of the checkpoint.
+        merges: The number of commits that changed the weights.
+        round: Completed rounds of synchronous training.
+        slot_rounds: Completed rounds of each slot in asynchronous training; empty in synchronous training.
+        epochs: Local epochs of each round, done or planned; 1 for a round that is a part of an epoch.
+        sizes: Samples of each round that is a part of an epoch; 0 for all remaining samples of the epoch. The last
+            round of an epoch may have fewer.
+        starts: Whole local epochs before each round and after the last one.
+        offsets: Samples of the current epoch that earlier rounds have used, before each round and after the last one.
+        portion: Samples of each slot in future rounds that are parts of epochs; 0 if rounds are whole epochs.
+        together: Samples of all slots in such a round, if the user set this number instead.
+        asked: Local epochs of the whole training, as last planned.
+        converged: Whether ``is_convergent`` has ended the training.
+        state: What the strategy's loop keeps between its commits, by name.
+        states: The slot state of each slot for its next round, by name of the slot part.
+        speeds: Smoothed samples per second of each slot; None while unknown.
+        settings: Settings of the run that reached this state.
+        compiled: Description of the optimizer of the master's model; not stored.
+        owners: The slot of each sample in the whole run; None if each round cuts new parts. Not stored: it follows
+            from the settings.
+        rates: Learning rates for each local epoch of the next round, if callbacks have set them; later epochs use the
+            current rates.
+        callbacks: The states of callbacks on the master, from ``CallbackStates``; None if callbacks start fresh.
+        begun: The number of epochs whose begin was reported to callbacks.
+        told: The number of records in the epoch metrics that were reported to callbacks; None if it is not needed.
+        slots_from: Pairs of a first round and K from that round on; more than one if slots were added. Each round has
+            all samples once.
+        parts_from: Pairs of a first round and the samples of each slot from that round on (with files, in the epoch),
+            if parts are unequal.
+        versions_from: Pairs of a first round and the version of partition files from that round on; empty with arrays.
+        dropped: Maps (slot, round) of each rejected asynchronous update to the worker that made it.
+        records: The records of all rounds so far.
     """
 
     weights: Weights
@@ -134,32 +142,32 @@ class Progress:
 
     @property
     def optimizers(self) -> list[Weights | None]:
-        """State of each slot's optimizer; None before its first round, and when it is not kept."""
+        """The optimizer state of each slot; None before its first round, and if it is not kept."""
         return [state.get(OPTIMIZER) for state in self.states]
 
     def slots_in(self, number: int) -> int:
-        """K in a round, from 0."""
+        """Return K in a round."""
         return next(slots for first, slots in reversed(self.slots_from) if first <= number)
 
     def parts_in(self, number: int) -> tuple[int, ...]:
-        """Samples of each slot in a whole round, from 0; none if parts are equal."""
+        """Return the samples of each slot in a whole round; empty if parts are equal."""
         return next((parts for first, parts in reversed(self.parts_from) if first <= number), ())
 
     def version_in(self, number: int) -> int:
-        """Version of the partition files that are read in a round, from 0; 0 for that which was opened, and of arrays."""
+        """Return the version of the partition files in a round; 0 for the version first opened, and for arrays."""
         return next((version for first, version in reversed(self.versions_from) if first <= number), 0)
 
     def plan(self, epochs: int, worker_epochs: int, *, more: bool, portion: int = 0, together: int = 0) -> None:
-        """Set the rounds to come. Those that a slot has done stay as they were, so that every slot has the same rounds.
+        """Plan the remaining rounds. Rounds that any slot has done stay, so that all slots have the same rounds.
 
-        An epoch of which some rounds are done is ended before others begin.
+        A partly done epoch is completed before others begin.
 
         Args:
-            epochs: Local epochs of the whole training, or those to come.
-            worker_epochs: Local epochs of a round; the last one is shorter when they are no multiple.
-            more: Whether ``epochs`` are those to come.
+            epochs: Local epochs of the whole training, or the additional ones.
+            worker_epochs: Local epochs of a round; the last round has the remainder.
+            more: Whether ``epochs`` is the number of additional epochs.
             portion: Samples of each slot in a round, if rounds are parts of epochs.
-            together: At most so many of all slots, instead; rounds are equal but for what cannot be.
+            together: Maximum samples of all slots in a round, instead of ``portion``; rounds are as equal as possible.
         """
         self._forget(self.reached)
         paced, begun, self.portion = self.parts_from and (portion or self.portion), self.offsets[-1] > 0, portion
@@ -170,7 +178,12 @@ class Progress:
         self.asked = self.starts[-1]
 
     def plan_again(self, rounds: Mapping[int, int], worker_epochs: int) -> None:
-        """Plan whole local epochs for some rounds, from 0, as they were once, and behind them as many as are left."""
+        """Plan whole-epoch rounds as a former training had them, and append rounds for the remaining epochs.
+
+        Args:
+            rounds: Local epochs of each former round, by its number.
+            worker_epochs: Local epochs of every other round.
+        """
         asked = self.starts[-1]
         planned = [rounds.get(number, worker_epochs) for number in range(min(max(rounds) + 1, asked))]
         if sum(planned) <= asked and not any(self.sizes):
@@ -178,7 +191,10 @@ class Progress:
             self._add(asked - sum(planned), worker_epochs)
 
     def add_slots(self, number: int, slots: int) -> None:
-        """Have more slots from a round on, from 0, that begins an epoch: it and those after it are cut anew. New slots begin with nothing."""
+        """Increase the number of slots from a round on that begins an epoch, and cut that and later rounds again.
+
+        New slots begin without a slot state.
+        """
         new = slots - len(self.states)
         self.slots_from.append((number, slots))
         self.states += [{} for _ in range(new)]
@@ -189,22 +205,22 @@ class Progress:
             self._add(epochs, 1)
 
     def cut(self, number: int, parts: tuple[int, ...]) -> None:
-        """Have parts of so many samples from a round on, from 0, that no slot has begun; equal ones with none."""
+        """Set the slots' numbers of samples from a round on that no slot has begun; () makes them equal."""
         epochs, begun = self.starts[-1] - self.starts[number], self.offsets[number] > 0
         self.parts_from.append((number, parts))
         self._forget(number)
         self._add(epochs, 1, begun=begun)
 
     def _forget(self, number: int) -> None:
-        """Plan nothing from a round on."""
+        """Drop the planned rounds from a number on."""
         self.epochs, self.sizes = self.epochs[:number], self.sizes[:number]
         self._lay_out()
 
     def _add(self, epochs: int, worker_epochs: int, *, begun: bool = False) -> None:
-        """Plan more epochs, of which the first has begun or not.
+        """Plan more epochs; ``begun`` says whether the first of them is partly done.
 
         Raises:
-            ConfigError: They have more rounds than can be planned.
+            ConfigError: The training would have too many rounds.
         """
         size = self.portion and sum(self.parts_in(len(self.epochs)))
         size = size or self.together or self.portion * len(self.states)
@@ -224,7 +240,7 @@ class Progress:
         self._lay_out()
 
     def _lay_out(self) -> None:
-        """Find where each round begins."""
+        """Compute ``starts`` and ``offsets`` from ``epochs`` and ``sizes``."""
         self.starts, self.offsets = [0], [0]
         samples = self.samples if any(self.sizes) else 0
         epoch = offset = 0
@@ -237,99 +253,105 @@ class Progress:
 
     @property
     def samples(self) -> int:
-        """n, of all slots."""
+        """n, the number of samples of all slots."""
         samples: int = self.ledger.samples
         return samples
 
     def span(self, number: int) -> Span:
-        """The samples of a round, from 0."""
+        """Return the samples of a round."""
         begin, size = self.offsets[number], self.sizes[number]
         end = min(begin + size, self.samples) if size else self.samples
         return Span(self.starts[number] if begin or size else number, begin, end, self.version_in(number))
 
     def ends_epoch(self, number: int) -> bool:
-        """Whether with a round, from 0, every sample was trained on as often as every other."""
+        """Return whether every sample was trained on equally often after a round."""
         return self.offsets[number + 1] == 0
 
     def begins_epoch(self, number: int) -> bool:
-        """Whether before a round, from 0, every sample was trained on as often as every other."""
+        """Return whether every sample was trained on equally often before a round."""
         return self.offsets[number] == 0
 
     def updates_of_epoch(self, number: int) -> int:
-        """Updates of all slots in which every sample is trained on once, as rounds are cut there; of rounds of several epochs as often."""
+        """Return the number of slot updates that use every sample once, with the round's size.
+
+        If a round has several epochs, they use every sample that many times.
+        """
         full, rest = divmod(self.samples, self.sizes[number] or self.samples)
         return full * len(self.states) + min(rest, len(self.states))
 
     def tasks_in(self, number: int) -> int:
-        """Slots that train in a round, from 0, the first of all: what is left at the end of an epoch may be fewer samples than slots."""
+        """Return the number of slots that train in a round: always the first ones.
+
+        At the end of an epoch fewer samples than slots may remain.
+        """
         span = self.span(number)
         return min(self.slots_in(number), span.end - span.begin)
 
     def following(self, slot: int, number: int) -> int:
-        """The first round, from a number on, in which a slot trains; that behind the last one if there is none."""
+        """Return the first round from ``number`` on in which a slot trains; the number of rounds if there is none."""
         rounds = range(number, len(self.epochs))
         return next((one for one in rounds if slot < self.tasks_in(one)), len(self.epochs))
 
     def preceding(self, slot: int, number: int) -> int:
-        """The last round before another one in which a slot trained; -1 if there is none."""
+        """Return the last round before ``number`` in which a slot trained; -1 if there is none."""
         return next((one for one in range(number - 1, -1, -1) if slot < self.tasks_in(one)), -1)
 
     @property
     def reached(self) -> int:
-        """Rounds that the foremost slot has completed."""
+        """The number of rounds that the fastest slot has completed."""
         return max(self.slot_rounds, default=self.round)
 
     @property
     def epochs_done(self) -> int:
-        """Local epochs that are over: how often all samples were trained on, in asynchronous training by all slots together."""
+        """Completed local epochs: how often all samples were trained on. Asynchronous slots are counted together."""
         rounds = self.slot_rounds or [self.round]
         done = sum(self.starts[number] * self.samples + self.offsets[number] for number in rounds)
         return done // (self.samples * len(rounds))
 
     @property
     def next_epochs(self) -> range:
-        """The numbers of the epochs that come next: those of a round."""
+        """The numbers of the epochs in the next round."""
         done = self.epochs_done
         return range(done, self.starts[min(bisect.bisect_right(self.starts, done), len(self.epochs))])
 
     def snapshot(self) -> Self:
-        """What the training has come to, as it is now."""
+        """Return a copy that later rounds do not change."""
         then = copy.copy(self)
         for name in SHALLOW:
             setattr(then, name, copy.copy(getattr(self, name)))
         return then
 
     def set_back(self, then: Self) -> None:
-        """Go back to a snapshot, with its weights in this process."""
+        """Restore a snapshot, with its weights in this process."""
         for one in fields(self):
             setattr(self, one.name, getattr(then, one.name))
         self.fetch()
 
     def fetch(self) -> None:
-        """Read into this process what is only in a checkpoint."""
+        """Read weights and state into this process if they are only in a checkpoint."""
         self.weights = list(self.weights)
         self.state = {name: list(group) for name, group in self.state.items()}
 
     @property
     def is_complete(self) -> bool:
-        """Whether every slot has done all that is planned."""
+        """Whether every slot has completed all planned rounds."""
         return min(self.slot_rounds, default=self.round) >= len(self.epochs)
 
     def begin_sync(self) -> None:
-        """Go on synchronously: with the round after the foremost slot's last one."""
+        """Continue synchronously, with the round after the fastest slot's last one."""
         self.round, self.slot_rounds = self.reached, []
 
     def begin_async(self) -> None:
-        """Go on asynchronously: with each slot's own next round."""
+        """Continue asynchronously, with each slot's own next round."""
         if not self.slot_rounds:
             self.slot_rounds = [self.following(slot, self.round) for slot in range(len(self.states))]
 
     def to_checkpoint(self, names: Sequence[str], slices: Slices | None = None) -> Checkpoint:
-        """As it is stored, but for its records; a snapshot, which what comes after does not change.
+        """Return the state as it is stored, without its records. Later rounds do not change it.
 
         Args:
-            names: Names of the weights, for people who look into the file.
-            slices: What others have written of it already.
+            names: Names of the weights, for people who read the file.
+            slices: The parts that workers have already written.
         """
         there = {} if slices is None else {**dict.fromkeys(slices.sliced), **slices.arrays}
         weights: dict[str, Any] = {}
@@ -363,7 +385,7 @@ class Progress:
         return with_states(checkpoint, self.states, () if slices is None else slices.left)
 
     def _done(self) -> list[list[int]]:
-        """The rounds that are done: how many that are equal, their local epochs, and of parts of epochs their size."""
+        """Return the completed rounds as runs of equal ones: [count, local epochs], plus the size of partial epochs."""
         done = itertools.islice(zip(self.epochs, self.sizes, strict=True), self.reached)
         return [
             [len(list(equal)), epochs, *([size] if size else [])] for (epochs, size), equal in itertools.groupby(done)
@@ -371,7 +393,7 @@ class Progress:
 
     @staticmethod
     def from_checkpoint(checkpoint: Checkpoint) -> Progress:
-        """What was stored, also by a version that stored less."""
+        """Return the stored state. Accepts checkpoints of older versions, which store less."""
         arrays, facts = checkpoint.arrays, checkpoint.facts
         if "states" not in facts:
             arrays, facts = as_of_now(arrays, facts)
@@ -417,7 +439,7 @@ class Progress:
             done = [(epochs, *size) for count, epochs, *size in facts["epochs"] for _ in range(count)]
             progress.epochs, progress.sizes = [one[0] for one in done], [sum(one[1:]) for one in done]
         elif progress.reached:
-            # Every round had as many but the last, which had what is left of the foremost samples' count.
+            # Older format: all rounds have ``worker_epochs`` epochs, except the last, which has the remainder.
             usual = facts["settings"]["worker_epochs"]
             before = usual * (progress.reached - 1)
             last = min(usual, max(1, int(ledger.counts.max(initial=0)) - before))

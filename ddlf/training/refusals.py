@@ -1,7 +1,8 @@
-"""The combinations of settings that a run refuses, each with a sentence and a hint. Runs on the master; imports nothing of Keras.
+"""The combinations of settings that a run refuses, each with a sentence and a hint.
 
-A row is ``Refusal(applies, sentence, hint)``. The rows are asked in their order, before anything starts; those that need more than the settings
-are asked when that is known: the workers, the slots, the files, the model. Strategies and exchanges bring rows of their own.
+Runs on the master; does not import Keras. A row is ``Refusal(applies, sentence, hint)``. The rows are checked in order
+before anything starts. Rows that depend on the workers, slots, files or model are checked once these are known.
+Strategies and exchanges add their own rows.
 """
 
 from __future__ import annotations
@@ -28,16 +29,19 @@ if TYPE_CHECKING:
     from ddlf.data.data_set import DataSet
 
 USUAL_SHUFFLE = "window:8"
-"""Mixes as well as a whole shuffle where the samples of files are mixed already, and reads each file once: ``docs/howto/big_data.md``."""
+"""Mixes as well as a global shuffle if the files are mixed already, and reads each file once: docs/howto/big_data.md"""
 FEW = 0.2
-"""Share of its values that each slot has to send to a merge by coordinates: below it most slots are silent at most of them (docs/algorithms.md)."""
+"""Smallest share of values that each slot must send to a coordinate-wise merge.
+
+With less, most slots send nothing for most coordinates (docs/algorithms.md).
+"""
 
 
 def check(rows: Iterable[Refusal]) -> None:
-    """Refuse the first combination that applies.
+    """Raise an error for the first row that applies.
 
     Raises:
-        ConfigError: With its sentence and hint.
+        ConfigError: Has the row's sentence and hint.
     """
     for row in rows:
         if row.applies:
@@ -45,7 +49,7 @@ def check(rows: Iterable[Refusal]) -> None:
 
 
 def check_spec(spec: RunSpec) -> None:
-    """Refuse settings that do not go together, or would have no effect.
+    """Refuse settings that contradict each other or would have no effect.
 
     Raises:
         ConfigError: Names the settings.
@@ -57,7 +61,7 @@ def check_spec(spec: RunSpec) -> None:
 
 
 def of_settings(spec: RunSpec) -> Iterator[Refusal]:
-    """Rows that need the settings alone."""
+    """Yield the rows that depend on the settings only."""
     local, outer = spec.local, spec.outer
     streams = isinstance(outer, Streaming)
     yield Refusal(
@@ -107,7 +111,7 @@ def of_settings(spec: RunSpec) -> Iterator[Refusal]:
 
 
 def _unused(spec: RunSpec) -> Iterator[Refusal]:
-    """Settings of every run that have no effect with this strategy."""
+    """Yield the settings of every run that have no effect with this strategy."""
     values = spec.flat()
     for name, why in spec.train.unused.items():
         value, usual = values[name], SETTINGS[name].value
@@ -120,43 +124,43 @@ def _unused(spec: RunSpec) -> Iterator[Refusal]:
 
 
 def check_slots(spec: RunSpec, slots: int, fewest: int = 0) -> None:
-    """Refuse what needs more slots than there are.
+    """Refuse settings that need more slots than the run has.
 
     Args:
         spec: The run.
-        slots: K; 0 while it is not known.
-        fewest: Slots in the round that has fewest; 0 while it is not known.
+        slots: K; 0 while it is unknown.
+        fewest: The smallest number of slots in any round; 0 while it is unknown.
 
     Raises:
-        ConfigError: It needs more.
+        ConfigError: The settings need more slots.
     """
     check(spec.train.slot_refusals(slots, fewest))
 
 
 def check_workers(spec: RunSpec, workers: int, *, one_at_a_time: bool = False) -> None:
-    """Refuse workers that are too few for a run, or cannot do what it asks.
+    """Refuse workers that are too few for the run or cannot do what the settings need.
 
     Args:
         spec: The run.
-        workers: How many there are.
-        one_at_a_time: Whether they cannot answer while they compute.
+        workers: The number of workers.
+        one_at_a_time: Whether a worker cannot answer while it computes.
 
     Raises:
-        ConfigError: They cannot carry it.
+        ConfigError: The workers cannot carry the run.
     """
     check(spec.train.worker_refusals(workers, one_at_a_time))
 
 
 def check_effect(spec: RunSpec, weights: Sequence[Tensor], trainable: Sequence[bool]) -> str:
-    """Refuse what has nothing to act on in this model.
+    """Refuse settings that have nothing to act on in this model.
 
     Args:
         spec: The run.
-        weights: Of the model; only shapes and types count.
-        trainable: Whether each is trained.
+        weights: Weights of the model; only their shapes and types are used.
+        trainable: For each tensor, whether it is trained.
 
     Returns:
-        What has no effect, and is not refused since a larger model would have it; empty if all has.
+        A warning about codecs that have no effect on this model but would have one on a larger model; "" otherwise.
 
     Raises:
         ConfigError: Names the setting.
@@ -181,11 +185,11 @@ def check_effect(spec: RunSpec, weights: Sequence[Tensor], trainable: Sequence[b
 
 
 def check_arrays(spec: RunSpec, *, other_files: bool) -> None:
-    """Refuse settings of partition files where training data is something else.
+    """Refuse settings for partition files if the training data is something else.
 
     Args:
         spec: The run.
-        other_files: Whether validation or test data is files.
+        other_files: Whether the validation or test data is in files.
 
     Raises:
         ConfigError: Names the setting.
@@ -216,10 +220,10 @@ def _on_bad(spec: RunSpec, *, on_disk: bool) -> Refusal:
 
 
 def check_files(spec: RunSpec, data: DataSet) -> None:
-    """Refuse what cannot be with partition files.
+    """Refuse settings that are impossible with partition files.
 
     Args:
-        spec: The run; ``shuffle`` is decided.
+        spec: The run; its ``shuffle`` is resolved.
         data: The training data.
 
     Raises:
@@ -273,15 +277,15 @@ def check_files(spec: RunSpec, data: DataSet) -> None:
 
 
 def check_rounds(spec: RunSpec, samples: int, slots: int) -> None:
-    """Refuse rounds that are so short that a slot could have no row of its files in one.
+    """Refuse rounds so short that a slot could get no row of its files.
 
     Args:
         spec: The run.
-        samples: n.
-        slots: K.
+        samples: n, the number of samples.
+        slots: K, the number of slots.
 
     Raises:
-        ConfigError: They are.
+        ConfigError: The rounds are too short.
     """
     asked = spec.local.round_samples
     if asked is None or spec.data.shuffle is None or isinstance(spec.data.shuffle, Global):
@@ -298,7 +302,7 @@ def check_rounds(spec: RunSpec, samples: int, slots: int) -> None:
 
 
 def check_averages(spec: RunSpec) -> None:
-    """Refuse to forget the state of an optimizer that averages the weights over the run.
+    """Refuse to drop the optimizer state if the optimizer averages the weights over the run.
 
     Raises:
         ConfigError: Names the setting.

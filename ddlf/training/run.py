@@ -1,7 +1,8 @@
-"""What a training algorithm is handed: a run, whose slots carry tasks and whose weights it commits. Runs on the master.
+"""The training run that a strategy's loop works with: ``Run``. Runs on the master.
 
-An algorithm sees tasks and replies, never workers. Who carries a slot, is lost, slow or distrusted; which samples were trained on; what is recorded,
-stored, tested and shown: all that is behind the run, for every algorithm alike.
+The loop sends tasks to slots and commits new weights. It sees tasks and replies, never workers. The run does the rest
+for every loop alike: it chooses workers, replaces lost, slow or distrusted ones, counts samples, records, stores,
+evaluates and displays.
 """
 
 from __future__ import annotations
@@ -36,26 +37,26 @@ from ddlf.training.slot.task import CONTROL, Reply, Task
 from ddlf.training.versions import go_over
 
 STOP_S = 2.0
-"""How long a run waits at its end for workers to take STOP: one that is coming back, or is stopped, has nothing that counts any more."""
+"""Longest wait for workers to answer STOP at the end of a run. A worker that does not answer holds nothing useful."""
 
 
 class Run:
-    """One training run, as an algorithm sees it.
+    """One training run, as a strategy's loop sees it.
 
     Args:
-        facts: What does not change.
+        facts: The facts that do not change during the run.
         cluster: The cluster whose workers carry slots.
-        crew: These workers, as they come and go.
-        progress: What the run has come to.
-        exchange: Brings tasks to workers and replies back, with what slots leave.
+        crew: The workers of the run, which may come and go.
+        progress: The state of the training so far.
+        exchange: Sends tasks to workers, and brings back replies and slot states.
         nearby: Knows which workers have partition files on their disks.
-        merge_metrics: Makes one of the metrics of several slots.
-        reporter: Gives each record to the app's hooks.
-        keeper: Writes checkpoints, if any are wanted.
+        merge_metrics: Merges the metrics of several slots.
+        reporter: Passes each record to the app's hooks.
+        keeper: Writes checkpoints; None writes none.
 
     Attributes:
-        exchange, keeper, nearby, reporter: As they were given.
-        stopping: Whether it is to end: nothing that comes now counts any more.
+        exchange, keeper, nearby, reporter: The arguments of these names.
+        stopping: Whether the run is ending. It ignores replies that arrive from now on.
     """
 
     def __init__(
@@ -74,52 +75,55 @@ class Run:
         self.crew = crew
         self.progress = progress
         self.stopping = False
-        self.verdicts: list[str] = []  # on updates since the last commit that were not simply accepted
-        self.arrived = 0.0  # when the last update did
-        self.began: dict[int, float] = {}  # slot -> when its round did
-        self.read: dict[int, dict[str, Weights]] = {}  # slot -> what the algorithm kept when the slot was given weights
-        self.tries: dict[int, int] = {}  # slot of asynchronous training -> how often its round was begun
+        self.verdicts: list[str] = []  # suspicious updates since the last commit
+        self.arrived = 0.0  # when the last update arrived
+        self.began: dict[int, float] = {}  # slot -> when its round began
+        self.read: dict[int, dict[str, Weights]] = {}  # slot -> the loop's state when the slot received its weights
+        self.tries: dict[int, int] = {}  # asynchronous slot -> how often its round was started
         self._cluster, self.exchange, self.nearby = cluster, exchange, nearby
         self._parts = parts_of(facts.samples, facts.seed, progress.owners, facts.files, facts.shuffle)
         self._merge_metrics = merge_metrics
         self.reporter, self.keeper = reporter, keeper
-        self._before: tuple[int, int, int] | None = None  # bytes out and back, and losses, before it of all slots
+        self._before: tuple[int, int, int] | None = None  # bytes out, bytes back and losses before the round
         self._reporting: asyncio.Task[bool] | None = None
         self._arrivals: Arrivals | None = None
-        self.left_out: set[tuple[int, int]] = set()  # versions and numbers of damaged files that were told of
+        self.left_out: set[tuple[int, int]] = set()  # (version, number) of the damaged files already reported
 
-    # -- for algorithms ----------------------------------------------------------------------------------------------
+    # -- for loops ---------------------------------------------------------------------------------------------------
 
     @property
     def weights(self) -> Weights:
-        """The global weights. Arrays in them are never changed in place: they may be on their way to a worker."""
+        """The global weights. Do not change these arrays in place: they may be on their way to a worker."""
         return self.progress.weights
 
     @property
     def version(self) -> int:
-        """Commits so far."""
+        """The number of commits so far."""
         return self.progress.version
 
     @property
     def merges(self) -> int:
-        """Commits so far that brought other weights."""
+        """The number of commits so far that changed the weights."""
         return self.progress.merges
 
     @property
     def slots(self) -> int:
-        """K of the round that begins, or began last."""
+        """K of the current or, between two rounds, the last round."""
         return len(self.progress.states)
 
     @property
     def state(self) -> dict[str, Weights]:
-        """What the algorithm keeps between commits, by name. Every checkpoint has it; arrays in it are replaced, never changed in place."""
+        """What the loop keeps between commits, by name.
+
+        Every checkpoint contains it. Replace its arrays, do not change them in place.
+        """
         return self.progress.state
 
     async def rounds(self, balance: str = "equal") -> AsyncIterator[Round]:
-        """The rounds that are left. Each begins when the one before was committed.
+        """Yield the remaining rounds. Each round begins when the one before is committed.
 
         Args:
-            balance: ``"equal"`` partitions, or sizes that follow each slot's measured ``"speed"``.
+            balance: ``"equal"`` partitions, or partitions in proportion to each slot's measured ``"speed"``.
         """
         progress = self.progress
         progress.begin_sync()
@@ -137,23 +141,23 @@ class Run:
             yield Round(number=number, tasks=tasks, last=number + 1 == len(progress.epochs))
 
     async def all(self, tasks: Sequence[Task], *, into: Merge | None = None) -> list[Reply]:
-        """Have tasks carried, all at once.
+        """Have workers carry tasks, all at the same time.
 
         Args:
-            tasks: At most one for each slot.
-            into: Takes their updates as they come, by their places in ``tasks``; those that do not count are left out of it.
+            tasks: At most one task for each slot.
+            into: Receives each accepted update as it arrives, under its place in ``tasks``.
 
         Returns:
-            Replies whose updates count, in the order of the tasks.
+            The replies with accepted updates, in the order of the tasks.
 
         Raises:
-            BadUpdate: An update cannot be used (policy ``"stop"``), or none can.
-            Ended: The run is to end without them.
+            BadUpdate: An update is unusable and the policy is ``"stop"``, or all updates are unusable.
+            Ended: The run ends before the replies arrive.
         """
         carrying = [asyncio.ensure_future(self.again(task)) for task in tasks]
         try:
             # Everything here happens while the workers compute.
-            if self._reporting is not None and await self._reporting:  # it waits for the test of the round before
+            if self._reporting is not None and await self._reporting:  # waits for the evaluation of the round before
                 self.stopping = True
                 raise Ended
             if self.progress.round + 1 < len(self.progress.epochs):
@@ -171,13 +175,17 @@ class Run:
         paced: bool = False,
         gate: Gate = always,
     ) -> AsyncIterator[Reply]:
-        """The replies of all slots as they come, of those whose updates count; every slot goes on with its next round when its own was looked at.
+        """Yield the replies of all slots with accepted updates, in the order of arrival.
+
+        Every slot begins its next round as soon as the loop has handled its reply.
 
         Args:
-            begin: From the algorithm's state, the global weights and a slot to the weights that this one is to begin its round with.
+            begin: Computes the weights with which a slot begins its round, from the loop's state, the global weights
+                and the slot.
             bound: Rounds that a slot may be ahead of the slowest one; None for no limit.
-            paced: Whether each slot has as many steps in a round as it is fast.
-            gate: Whether a slot may begin a round, both from 0; asked again after each reply and ``look_again``.
+            paced: Whether faster slots get more steps in a round.
+            gate: Whether a slot may begin a round, both numbered from 0. The run calls it again after each reply and
+                after ``look_again``.
         """
         self.progress.begin_async()
         self._arrivals = Arrivals(self, begin, bound, paced, gate)
@@ -185,28 +193,28 @@ class Run:
 
     @property
     def loops(self) -> Arrivals | None:
-        """The slots of ``arrivals``, each in its own round."""
+        """The slots of ``arrivals``, each in its own round; None before ``arrivals`` was called."""
         return self._arrivals
 
     def is_last(self, reply: Reply) -> bool:
-        """Whether no slot has a round left when this reply, of ``arrivals``, is committed."""
+        """Return whether no slot has a remaining round after the commit of this reply of ``arrivals``."""
         rounds, ends = self.progress.slot_rounds, len(self.progress.epochs)
         following = self.progress.following(reply.slot, reply.task.round + 1)
         return following == ends and all(n == ends for slot, n in enumerate(rounds) if slot != reply.slot)
 
     async def commit(self, weights: Weights, replies: Sequence[Reply], **shown: float) -> bool:
-        """Make these the global weights.
+        """Replace the global weights.
 
         Args:
-            weights: New arrays; ``self.weights`` if nothing was merged.
-            replies: What they came of, at least one.
-            shown: Numbers by name for the record, beside the metrics of training.
+            weights: The new arrays, or ``self.weights`` if nothing was merged.
+            replies: The replies from which they were made, at least one.
+            shown: Numbers for the record, by name, in addition to the training metrics.
 
         Returns:
-            Whether the run is known to end here.
+            Whether the run is already known to end here.
 
         Raises:
-            BadUpdate: They hold a NaN or an infinity, though no update does; those of before stay.
+            BadUpdate: The new weights contain NaN or infinity, though no update does. The old weights stay.
         """
         progress = self.progress
         check_weights(self, weights, replies)
@@ -218,7 +226,7 @@ class Run:
         record = self._record(replies, staleness, shown)
         progress.records.append(dataclasses.replace(record, **replies[0].of_shards()))
         self.verdicts = []
-        # As often as all samples were trained on, the validation data is evaluated.
+        # Each time all samples were trained on, the validation data is evaluated.
         last = replies[0].task.round
         validate = (self._arrivals or progress).ends_epoch(last)
         there = isinstance(weights, Elsewhere) and any(self.reporter.due(validate=validate, last=progress.is_complete))
@@ -236,13 +244,13 @@ class Run:
 
     @property
     def converged(self) -> bool:
-        """Whether the app has said so."""
+        """Whether the app's ``is_convergent`` has ended the training."""
         return self.reporter.converged
 
-    # -- for who starts it ---------------------------------------------------------------------------------------------
+    # -- for the code that starts a run ------------------------------------------------------------------------------
 
     async def finish(self) -> None:
-        """Wait for the last test, and end what workers still train."""
+        """Wait for the last evaluation, and stop the training that still runs on workers."""
         if self._reporting is not None:
             await self._reporting
         if self._arrivals is None or not self.stopping:
@@ -251,7 +259,7 @@ class Run:
             self.crew.emit(Converged(version=self.progress.version, epochs=self.progress.asked))
 
     async def close(self) -> None:
-        """End all that still goes on, however the run has ended."""
+        """Stop everything that still runs, whether the run succeeded or failed."""
         try:
             if self._arrivals is not None:
                 await self._arrivals.close()
@@ -259,7 +267,7 @@ class Run:
             await self.reporter.close()
 
     async def keep_last(self, *, again: bool = False) -> None:
-        """Fetch what workers still hold of slots, and write what is not written yet, or all of it again."""
+        """Fetch the slot states that only workers have, and write the last checkpoint; ``again`` rewrites it."""
         try:
             self.progress.states = await self.exchange.states.all()
         finally:
@@ -269,15 +277,25 @@ class Run:
                 if self.keeper is not None:
                     await self.keeper.last(self.progress, again=again)
 
-    # -- for its parts ---------------------------------------------------------------------------------------------------
+    # -- for the run's own parts -------------------------------------------------------------------------------------
 
     async def part(self, slot: int, number: int) -> Any:
-        """A slot's part of the samples in a round, from 0. All slots shuffle alike, so the parts are disjoint and complete."""
+        """Return a slot's part of the samples in a round, numbered from 0.
+
+        All slots shuffle alike, so the parts are disjoint and complete.
+        """
         progress = self.progress
         return (await self._parts.of(progress.span(number), progress.slots_in(number), progress.parts_in(number)))[slot]
 
     def task(self, slot: int, number: int, indices: Any, control: Control | None = None) -> Task:
-        """What a slot does in a round, from 0, with its part of the samples, the mean of all controls, and the global weights of now."""
+        """Return a slot's task for a round, numbered from 0, with the current global weights.
+
+        Args:
+            slot: The slot, from 0.
+            number: The round, from 0.
+            indices: The slot's part of the samples.
+            control: The mean of all control variates, if the local rule uses them.
+        """
         progress = self.progress
         return Task(
             slot=slot,
@@ -300,14 +318,14 @@ class Run:
     async def carry(
         self, slot: int, number: int, part: Any, make: Callable[[], Task], avoid: frozenset[int] = frozenset()
     ) -> Reply:
-        """Have a slot's round carried by some worker, by another one if that is lost.
+        """Have a worker carry a slot's round; another worker takes over if that one is lost.
 
         Args:
-            slot: Which, from 0.
-            number: Number of its round, from 0.
-            part: Its samples.
-            make: Makes the task, anew for each worker.
-            avoid: Workers that are not to carry it, as long as there is another one.
+            slot: The slot, from 0.
+            number: The slot's round, from 0.
+            part: The slot's samples.
+            make: Makes a new task for each worker that tries.
+            avoid: Workers that may carry it only if there are no others.
         """
         work = self.nearby.around(part, partial(self.exchange.send, make))
         reply: Reply = await self.crew.carry(slot, number, work, avoid=avoid, near=self.nearby.of(part))
@@ -315,13 +333,14 @@ class Run:
         return reply
 
     def grow(self, number: int) -> range:
-        """Have as many slots as there are workers from a round on, if they may become more; they never become fewer.
+        """Add a slot for each additional worker, if the run may grow. The number of slots never decreases.
 
         Args:
-            number: Number of a round, from 0, that no slot has begun. In the middle of an epoch they do not: samples would be trained on twice.
+            number: A round, from 0, that no slot has begun. Slots are added only between epochs: within an epoch,
+                samples would be trained on twice.
 
         Returns:
-            The new slots. Each begins with nothing left from before.
+            The new slots. Each begins without a slot state.
         """
         before, workers = self.slots, min(self.crew.size, self.facts.samples)
         if not self.facts.grows or workers <= before or not self.progress.begins_epoch(number):
@@ -331,15 +350,18 @@ class Run:
         return range(before, workers)
 
     async def stop_workers(self) -> None:
-        """Send STOP: what still trains ends at its next batch. The run does not wait for a worker that does not take it."""
+        """Send STOP: workers that still train stop after their current batch.
+
+        The run does not wait for a worker that does not answer.
+        """
         await self.exchange.stop(self._cluster.workers, STOP_S)
 
     async def again(self, task: Task, avoid: frozenset[int] = frozenset()) -> Reply:
-        """Have a task carried, by others than the given workers."""
+        """Have a task carried again, if possible by a worker that is not in ``avoid``."""
         return await self.carry(task.slot, task.round, task.indices, lambda: task, avoid)
 
     def _note(self, replies: Sequence[Reply]) -> None:
-        """Take note of what rounds have left whose updates count."""
+        """Store the slot states, sample counts and speeds of the slots whose updates count."""
         progress = self.progress
         self.exchange.count(replies, whole_round=self._arrivals is None)
         for reply in replies:
@@ -358,7 +380,7 @@ class Run:
         slowest = max(reply.elapsed_s for reply in replies)
         out, back = sum(r.bytes_out for r in replies), sum(r.bytes_back for r in replies)
         recomputed = sum(self.tries.get(reply.slot, 1) - 1 for reply in replies)
-        if self._before is not None:  # whatever else moved in this round, too
+        if self._before is not None:  # counts all traffic of the round, such as lost attempts and backups
             moved = *self._bytes_moved(), self.crew.losses
             out, back, recomputed = (now - before for now, before in zip(moved, self._before, strict=True))
         metrics = self._merge_metrics([(reply.metrics, reply.samples, reply.counted) for reply in replies])
@@ -390,6 +412,6 @@ class Run:
         )
 
     def _bytes_moved(self) -> tuple[int, int]:
-        """Bytes sent and received so far, by all workers."""
+        """Return the bytes sent to and received from all workers so far."""
         workers = self._cluster.workers
         return sum(worker.bytes_sent for worker in workers), sum(worker.bytes_received for worker in workers)

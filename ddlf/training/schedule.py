@@ -1,14 +1,17 @@
 """Which worker carries which slot: the decisions of a training master, without network, clock or event loop.
 
-``apply`` takes what happened, ``plan`` says what to do now; time is an argument. So every order of joins, losses and answers can be tested.
+``apply`` receives what happened, and ``plan`` returns what to do now. Time is an argument, so a test can check every
+order of joins, losses and answers.
 
 The rules:
-    - A worker carries one slot at a time; a slot that is wanted goes to the worker that carried it last if that is free, else to any free one.
-    - Where workers have parts of the data on disks of their own, it goes to a free one that has most of what it reads; of several such slots as many
-      as can be. A worker is never idle for that.
-    - A slot whose worker is lost is wanted again. One that took three executors with it, and came no further meanwhile, is given up.
-    - When no slot waits and a worker is free, a slot that takes three times the median of this round is given to it too; the first answer counts,
-      the other copy is stopped.
+    - A worker carries one slot at a time. A slot goes to the worker that carried it last, if that is free, otherwise
+      to any free one.
+    - If workers have parts of the data on their own disks, a slot goes to a free worker that has most of its data. The
+      schedule does this for as many slots as possible, but never leaves a worker idle for it.
+    - A slot whose worker is lost waits again. The run gives up a slot after three executors crashed with it without
+      any progress in between.
+    - When no slot waits and a worker is free, that worker also gets a slot that takes three times the median of this
+      round. The first answer counts, and the other worker is stopped.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from statistics import median
 
 STRAGGLER_FACTOR = 3.0
 STRAGGLER_LEAST_S = 5.0
-"""A slot is no straggler before: a worker that is new compiles its first step in such a time."""
+"""Earliest time at which a slot is a straggler: a new worker may need this long to compile its first step."""
 MAX_CRASHES = 3
 
 
@@ -32,7 +35,13 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A slot is to be carried, not by these workers if there is any other one. ``near``: bytes of what it reads that workers have, by number."""
+    """A worker is to carry a slot.
+
+    Args:
+        slot: The slot, from 0.
+        avoid: Workers that may carry it only if there are no others.
+        near: Bytes of its data that workers have, by worker number.
+    """
 
     slot: int
     avoid: frozenset[int] = frozenset()
@@ -41,7 +50,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A worker has brought a slot's result."""
+    """A worker has returned a slot's result."""
 
     worker: int
     now: float
@@ -49,7 +58,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A worker that was told to stop has stopped."""
+    """A worker has stopped after a ``Stop``."""
 
     worker: int
 
@@ -64,7 +73,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class RoundBegan:
-    """Durations of before count no more."""
+    """A round began: the durations of the last round are no longer used."""
 
 
 Event = Ready | Wanted | Finished | Ended | Lost | RoundBegan
@@ -72,7 +81,7 @@ Event = Ready | Wanted | Finished | Ended | Lost | RoundBegan
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Send a slot to a worker; ``backup`` if another one has it already."""
+    """Send a slot to a worker; ``backup`` if another worker already carries it."""
 
     slot: int
     worker: int
@@ -81,14 +90,14 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End a worker's copy of a slot that is not needed any more."""
+    """Stop a worker whose result is no longer needed."""
 
     worker: int
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """A slot has ended too many executors."""
+    """Give up a slot that has crashed too many executors."""
 
     slot: int
 
@@ -108,11 +117,11 @@ class Schedule:
     """The state of the decisions.
 
     Args:
-        backups: Whether stragglers are given to a second worker.
+        backups: Whether a second worker also gets the slot of a straggler.
     """
 
     backups: bool = True
-    _free: dict[int, None] = field(default_factory=dict)  # a set in the order of coming
+    _free: dict[int, None] = field(default_factory=dict)  # an ordered set, in the order of arrival
     _running: dict[int, _Running] = field(default_factory=dict)
     _waiting: list[int] = field(default_factory=list)
     _open: set[int] = field(default_factory=set)
@@ -124,7 +133,7 @@ class Schedule:
 
     @property
     def open(self) -> frozenset[int]:
-        """Slots that are wanted and have no result yet."""
+        """Slots that wait or are carried, without a result yet."""
         return frozenset(self._open)
 
     @property
@@ -138,10 +147,10 @@ class Schedule:
         return frozenset(self._free) | frozenset(self._running)
 
     def apply(self, event: Event) -> bool:
-        """Take what happened. An event that does not fit (a loss reported twice) changes nothing.
+        """Process an event. An event that does not fit, such as a second report of a loss, changes nothing.
 
         Returns:
-            Of ``Finished``, whether its result counts: the first one of a slot that is still wanted.
+            For ``Finished``, whether its result counts: it is the first one for a slot without a result.
         """
         match event:
             case Ready(worker):
@@ -178,22 +187,22 @@ class Schedule:
         return False
 
     def progressed(self, slot: int) -> None:
-        """A slot has come further in its round than it ever was: crashes of before count no more."""
+        """Reset the number of crashes of a slot that got further in its round than ever before."""
         self._crashes[slot] = 0
 
     def order(self, workers: Sequence[int]) -> None:
-        """Give slots to free workers in this order, as long as it is all the same."""
+        """Set the order in which free workers get slots if no other rule decides."""
         self._free = dict.fromkeys(sorted(self._free, key=workers.index))
 
     def plan(self, now: float) -> list[Action]:
-        """What to do now; each action is given once."""
+        """Return the actions to take now. Each action is returned once."""
         actions: list[Action] = []
         for slot in [slot for slot in self._waiting if self._crashes[slot] >= MAX_CRASHES]:
             self._waiting.remove(slot)
             self._open.discard(slot)
             actions.append(GiveUp(slot))
         actions += [self._start(slot, nearest, now) for slot, nearest in self._nearest().items()]
-        # Then homes: what a slot left on its worker need not be sent again.
+        # Then the last workers, which still hold the slot's state: it need not be sent again.
         for slot in list(self._waiting):
             home = self._home.get(slot)
             if home in self._free and home not in self._avoid[slot] and not self._near[slot]:
@@ -215,7 +224,7 @@ class Schedule:
         return actions
 
     def wake_at(self) -> float | None:
-        """When ``plan`` may have something new to say although nothing happened."""
+        """Return when ``plan`` may have a new action without a new event; None if never."""
         limit = self._late_after() if self._free and not self._waiting else None
         if limit is None:
             return None
@@ -228,7 +237,7 @@ class Schedule:
         return max(free, key=lambda worker: near.get(worker, 0), default=None)
 
     def _nearest(self) -> dict[int, int]:
-        """Waiting slots with free workers that have most of what they read, as many as there can be (Kuhn 1955)."""
+        """Return the largest matching of waiting slots and free workers that have most of their data (Kuhn 1955)."""
         wanted: dict[int, list[int]] = {}
         for slot in self._waiting:
             near = {worker: self._near[slot].get(worker, 0) for worker in self.workers - self._avoid[slot]}
@@ -264,7 +273,7 @@ class Schedule:
         return any(running.slot == slot and not running.stopping for running in self._running.values())
 
     def _alone(self) -> dict[int, float]:
-        """Open slots that exactly one worker carries, and since when."""
+        """Return the open slots that exactly one worker carries, with their start times."""
         carried: dict[int, list[float]] = {}
         for running in self._running.values():
             if not running.stopping and running.slot in self._open:
@@ -277,7 +286,7 @@ class Schedule:
         return max(STRAGGLER_FACTOR * median(self._durations), STRAGGLER_LEAST_S)
 
     def _stragglers(self, now: float) -> list[int]:
-        """Those that are late, the latest first."""
+        """Return the slots that are late, the latest first."""
         limit = self._late_after() if self._free and not self._waiting else None
         if limit is None:
             return []

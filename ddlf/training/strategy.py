@@ -1,8 +1,9 @@
-"""What a strategy and an exchange say about themselves. Runs everywhere; imports nothing of weight.
+"""The interfaces of a strategy and an exchange. Runs everywhere; imports no heavy modules.
 
-A strategy says how a run trains: ``Sync``, ``Async``, ``Downpour``, or one of another package, which the entry point group ``ddlf.strategies``
-names. It is a frozen dataclass of its settings. What starts a run asks it questions and knows none by name. Its half that runs on the master
-is a ``Loop``, which is imported when a run begins.
+A strategy defines how a run trains: ``Sync``, ``Async``, ``Downpour``, or a class of another package that is
+registered in the entry point group ``ddlf.strategies``. It is a frozen dataclass of its settings. The code that starts
+a run uses this interface only and knows no strategy by name. The strategy's half on the master is a ``Loop``, which is
+imported when a run begins.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ if TYPE_CHECKING:
     from ddlf.training.spec import RunSpec
 
 ENTRY_POINTS = "ddlf.strategies"
-"""The group of entry points that name the strategies of other packages: ``name = "module:Class"``."""
+"""The entry point group in which other packages register strategies: ``name = "module:Class"``."""
 
 
 class Refusal(NamedTuple):
     """A combination of settings that cannot work.
 
     Args:
-        applies: Whether this run has it.
-        sentence: What is wrong; it begins with ``setting=value``.
-        hint: What to do.
+        applies: Whether this run has the combination.
+        sentence: What is wrong; begins with ``setting=value``.
+        hint: What the user can do.
     """
 
     applies: bool
@@ -40,13 +41,13 @@ class Refusal(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a run's weights can be.
+    """What an exchange needs to locate the weights of a run.
 
     Args:
         run: The name of the run on the workers.
-        crew: Its workers.
-        cluster: The cluster that they are of.
-        lossless: Whether each tensor travels as it is.
+        crew: The workers of the run.
+        cluster: The cluster of these workers.
+        lossless: For each tensor, whether it travels without a codec.
         fragments: Whether slots exchange fragments of the weights.
     """
 
@@ -58,28 +59,29 @@ class Place(NamedTuple):
 
 
 class Loop(Protocol):
-    """A strategy's half on the master, made for one run."""
+    """A strategy's half on the master. One object serves one run."""
 
     def begin(self, run: Run) -> None:
-        """Put into ``run.state`` what the loop keeps there, for callbacks that look at it before training."""
+        """Put the loop's initial state into ``run.state``, where callbacks can read it before training."""
 
     async def train(self, run: Run) -> None:
-        """Train until all rounds are over or the run is to end."""
+        """Train until all rounds are done or the run has to end."""
 
 
 class Strategy(Group):
-    """How a run trains: a frozen dataclass of settings that only this strategy has.
+    """How a run trains: a frozen dataclass with the settings of one strategy.
 
     Attributes:
-        name: How ``mode`` names it.
-        words: How sentences name it, before "training".
-        in_rounds: Whether all slots end a round together, so that a commit is a round. Else each slot's update is a commit.
-        backups: Whether a second worker also gets the task of a slot that takes much longer than the others of its round.
-        encodes_small: Whether tensors of any size are encoded on their way.
-        keeps_optimizer: Whether a slot's optimizer goes on from round to round.
-        about_rates: What a learning rate that a callback sets does not do here; "" if it does all.
-        role: What trains on the workers, as ``"module:Class"``; "" for that of the exchange.
-        unused: Settings of every run that have no effect here, and why.
+        name: The value of ``mode`` that selects it.
+        words: Its name in sentences, before the word "training".
+        in_rounds: Whether all slots end a round together, so that a commit is a round. Otherwise each slot's update is
+            a commit.
+        backups: Whether a second worker also gets the task of a slot that is much slower than the others of its round.
+        encodes_small: Whether codecs are applied to tensors of any size.
+        keeps_optimizer: Whether a slot's optimizer keeps its state from round to round.
+        about_rates: The effect that a learning rate set by a callback lacks here; "" if it has its full effect.
+        role: The role that trains on the workers, as ``"module:Class"``; "" for the role of the exchange.
+        unused: Settings of every run that have no effect here, each with the reason.
     """
 
     words: ClassVar[str]
@@ -92,53 +94,53 @@ class Strategy(Group):
     unused: ClassVar[dict[str, str]] = {}
 
     def loop(self, spec: RunSpec, step: Step | None) -> Loop:
-        """Make its half on the master.
+        """Return the strategy's half on the master.
 
         Args:
-            spec: The run, of which this is the strategy.
+            spec: The spec of the run, which contains this strategy.
             step: Makes the common step, if the exchange has one.
         """
         raise NotImplementedError
 
     def weights(self, place: Place) -> Outwards | None:
-        """Say where the weights are, for tasks; None if the exchange says it."""
+        """Return the source of the weights for tasks; None leaves this to the exchange."""
         return None
 
     def check_model(self, model: Any) -> None:
-        """Refuse a model that this strategy cannot train."""
+        """Raise an error if this strategy cannot train the model."""
 
     def has_fixed_slots(self, spec: RunSpec) -> bool:
-        """Whether workers that come later get no slots of their own."""
+        """Return whether workers that join later get no slots of their own."""
         return False
 
     def slot_warning(self, slots: int) -> str:
-        """Say what K slots are too few for, though the run begins; empty if nothing."""
+        """Return a warning if K slots are few, though enough to run; "" otherwise."""
         return ""
 
     @classmethod
     def compared(cls, saved: dict[str, Any]) -> dict[str, Any]:
-        """Return those settings of a checkpoint that had an effect, by name."""
+        """Return the settings of a checkpoint that had an effect, by name."""
         return saved
 
     @property
     def extra_workers(self) -> int:
-        """How many workers train no slot."""
+        """The number of workers that train no slot."""
         return 0
 
     def refusals(self, spec: RunSpec) -> Iterable[Refusal]:
-        """Combinations of settings that this strategy cannot train."""
+        """Return the combinations of settings that this strategy cannot train."""
         return ()
 
     def file_refusals(self, spec: RunSpec) -> Iterable[Refusal]:
-        """Settings that this strategy cannot train with on partition files."""
+        """Return the settings that this strategy cannot train with on partition files."""
         return ()
 
     def worker_refusals(self, workers: int, one_at_a_time: bool) -> Iterable[Refusal]:
-        """Workers that cannot carry it; arguments as of ``refusals.check_workers``."""
+        """Return refusals of too few or unsuitable workers; the arguments are those of ``refusals.check_workers``."""
         return ()
 
     def slot_refusals(self, slots: int, fewest: int) -> Iterable[Refusal]:
-        """Numbers of slots that are too small; arguments as of ``refusals.check_slots``."""
+        """Return refusals of too few slots; the arguments are those of ``refusals.check_slots``."""
         return ()
 
 
@@ -146,10 +148,10 @@ class BaseExchange(Group):
     """How updates and weights travel: a frozen dataclass of settings.
 
     Attributes:
-        name: How ``exchange`` names it; "" for settings of whichever exchange the run has.
-        one_step: Whether a round is one step that all slots make together, and nothing is trained locally.
-        on_workers: Whether the weights are on the workers, in slices.
-        role: What trains on the workers, as ``"module:Class"``.
+        name: The value of ``exchange`` that selects it; "" for a group of settings that every exchange has.
+        one_step: Whether a round is one step that all slots make together, without local training.
+        on_workers: Whether the workers hold the weights, in slices.
+        role: The role that trains on the workers, as ``"module:Class"``.
     """
 
     one_step: ClassVar[bool] = False
@@ -157,16 +159,16 @@ class BaseExchange(Group):
     role: ClassVar[str] = "ddlf.training.slot.replica:Replica"
 
     def check_app(self, app: App) -> None:
-        """Refuse an app that cannot be trained like this, before anything starts."""
+        """Raise an error before anything starts if the app cannot be trained with this exchange."""
 
     def step(self, app: App) -> Step | None:
-        """Make what makes the common step; None where slots train locally."""
+        """Return the factory of the common step; None if slots train locally."""
         return None
 
     def weights(self, place: Place) -> Outwards:
-        """Say where the weights are, for tasks."""
+        """Return the source of the weights for tasks."""
         raise NotImplementedError
 
     def refusals(self, spec: RunSpec) -> Iterable[Refusal]:
-        """Combinations of settings that this exchange cannot carry."""
+        """Return the combinations of settings that this exchange cannot carry."""
         return ()

@@ -1,14 +1,15 @@
 """Synchronous training. Runs on the master.
 
-One round, with K slots and n samples (Phan and Do 2023, Algorithm 2, with all samples trained on and the merge weighted by them)::
+One round with K slots and n samples (Phan and Do 2023, Algorithm 2, but with all samples and a weighted merge)::
 
     shuffle the indices with (seed, round); split them into K partitions P_j; send P_j and w to the worker of slot j
     worker: set weights w, fit P_j for worker_epochs, update g_j = w - w_j
-    w <- outer(w, merge(g_1 .. g_K)), of those that are fit to count
+    w <- outer(w, merge(g_1 .. g_K)), with the accepted updates only
     stop if is_convergent(record): the workers get STOP
 
-Updates are summed in slot order, whatever the order of their arrival and whoever carried a slot, so equal seeds give equal bits. A slot whose worker
-is lost is computed again by another one, from the same weights, indices, optimizer state and seeds.
+Updates are summed in slot order, independent of their order of arrival and of the workers that carried them, so equal
+seeds give equal bits. If a worker is lost, another one computes its slot again from the same weights, indices,
+optimizer state and seeds.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from ddlf.training.run import Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synchronous:
-    """All slots train from the same weights; their updates become one.
+    """Train all slots from the same weights, and merge their updates into one.
 
     Args:
-        merge: How the updates of a round become one.
-        outer: How that changes the weights.
-        balance: ``"equal"`` partitions, or sizes that follow each slot's measured ``"speed"``.
+        merge: The merge rule for the updates of a round.
+        outer: Changes the global weights with the merged update.
+        balance: ``"equal"`` partitions, or partitions in proportion to each slot's measured ``"speed"``.
     """
 
     merge: Rule = field(default_factory=Mean)
@@ -37,12 +38,12 @@ class Synchronous:
     balance: str = "equal"
 
     def begin(self, run: Run) -> None:
-        """See ``Loop``."""
+        """Create the outer optimizer's state in ``run.state``, unless a checkpoint has restored it."""
         if "outer" not in run.state:
             run.state["outer"] = self.outer.init(run.weights)
 
     async def train(self, run: Run) -> None:
-        """Train until all rounds are over or the run is to end."""
+        """Train until all rounds are done or the run has to end."""
         if isinstance(self.outer, Streaming):
             await streaming.train(run, self.merge, self.outer, self.balance)
             return
