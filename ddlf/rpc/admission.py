@@ -1,10 +1,10 @@
-"""How many strangers and how many friends: limits on connections before and after the handshake. Runs in the daemon and in the executor.
+"""Limits on the number of connections, before and after the handshake. Runs in the daemon and in the executor.
 
-The numbers and their reasons are in ``docs/reference/protocol.md``, section 5.
+``docs/reference/protocol.md``, section 5, gives the numbers and their reasons.
 
-A handshake takes milliseconds, so when there are too many at once the oldest one is not a real client's: it has to go, and the newcomer stays.
-Somebody who opens connections and says nothing therefore takes places from himself only. Many real masters that begin at the same moment are
-served: an address has a moment of grace before its oldest ones go.
+A handshake takes milliseconds. When too many are open at once, the oldest is therefore not a real client's: it is ended
+and the new one stays. A client that opens connections and sends nothing only loses its own. Many real masters may begin
+at the same moment, so an address has a short grace period before its oldest handshakes are ended.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ LOG_EVERY_S = 60.0
 MAX_LOGGED = 1000
 
 _CHOSEN_BY_STRANGERS = re.compile(r"first bytes .*|\d\S*")
-"""What can differ each time in lines of the same kind."""
+"""The parts that can differ between lines of the same kind."""
 
 
 def free_descriptors() -> int:
-    """How many connections the process may have in all, so that what else it opens never lacks a descriptor."""
+    """Return the number of connections that the process may have in all. Enough file descriptors remain for everything
+    else.
+    """
     try:
         import resource
     except ImportError:  # not POSIX
@@ -43,18 +45,18 @@ def free_descriptors() -> int:
 
 
 class Admission:
-    """The handshakes in progress, and the places that are left for connections after them.
+    """The handshakes in progress, and the number of connections that may still be accepted.
 
     Args:
-        log: Takes a line for a person.
-        connections: How many connections are open now.
+        log: Receives each line of the log.
+        connections: Returns the number of open connections.
     """
 
     def __init__(self, log: Callable[[str], None], connections: Callable[[], int]) -> None:
         self._log = log
         self._connections = connections
         self._greetings: dict[asyncio.Task[None], tuple[str, float]] = {}  # address and begin; the oldest first
-        self._refused: dict[tuple[str, str], tuple[float, int]] = {}  # time of the last line, how often since
+        self._refused: dict[tuple[str, str], tuple[float, int]] = {}  # time of the last line, refusals since then
         free = free_descriptors()
         self.max_half_open = min(MAX_HALF_OPEN, free // 2)
         self.max_connections = min(MAX_CONNECTIONS, free - self.max_half_open)
@@ -66,11 +68,13 @@ class Admission:
 
     @property
     def has_place(self) -> bool:
-        """Whether one more connection may be kept after its handshake."""
+        """Whether one more connection may stay after its handshake."""
         return self._connections() < self.max_connections
 
     def start(self, greeting: Coroutine[Any, Any, None], address: str) -> asyncio.Task[None]:
-        """Run a handshake as a task, which is returned; end the oldest one, of this address or of all, when there are too many."""
+        """Run a handshake as a task and return the task. When there are too many, end the oldest one, of this address
+        or of all.
+        """
         loop = asyncio.get_running_loop()
         if len(self._greetings) >= self.max_half_open:
             self._end(next(iter(self._greetings)))
@@ -85,7 +89,7 @@ class Admission:
         return [task for task, (other, _) in self._greetings.items() if other == address]
 
     def _trim(self, address: str) -> None:
-        """End the oldest handshakes of an address that had its grace."""
+        """End the oldest handshakes of an address after its grace period."""
         grace_ended = asyncio.get_running_loop().time() - GRACE_S
         for task in self._of(address)[:-MAX_HALF_OPEN_PER_ADDRESS]:
             if self._greetings[task][1] <= grace_ended:
@@ -97,7 +101,9 @@ class Admission:
         self.log_refusal(address, "too many handshakes at once, the oldest had to go")
 
     def log_refusal(self, address: str, reason: str) -> None:
-        """Write a line, at most one a minute for each address and kind of reason: a port scanner must not fill the disk."""
+        """Log a refusal, at most once a minute for each address and kind of reason, so that a port scanner cannot fill
+        the disk.
+        """
         now = time.monotonic()
         key = (address, _CHOSEN_BY_STRANGERS.sub("#", reason))
         at, count = self._refused.get(key, (-LOG_EVERY_S, 0))
@@ -114,10 +120,10 @@ class Admission:
 
 
 class Budget:
-    """Memory for bodies that are being received, of all connections of a process together.
+    """Memory for message bodies that are being received, for all connections of a process together.
 
     Args:
-        total_bytes: How much. What is received completely is no longer counted: it is its owner's.
+        total_bytes: The limit. A body counts until it has arrived completely; then its owner has it.
     """
 
     def __init__(self, total_bytes: int) -> None:
@@ -125,10 +131,10 @@ class Budget:
         self.used_bytes = 0
 
     def take(self, size: int) -> None:
-        """Count ``size`` bytes.
+        """Reserve ``size`` bytes.
 
         Raises:
-            ProtocolError: There is no room for them.
+            ProtocolError: The limit does not leave ``size`` bytes.
         """
         if self.used_bytes + size > self.total_bytes:
             raise ProtocolError(
@@ -139,12 +145,12 @@ class Budget:
         self.used_bytes += size
 
     def give_back(self, size: int) -> None:
-        """Count them no longer."""
+        """Release ``size`` reserved bytes."""
         self.used_bytes -= size
 
 
 def _most_memory() -> int:
-    """Three quarters of this machine's memory, but always one message of the largest size."""
+    """Return three quarters of this machine's memory, in bytes, and at least the size of the largest message."""
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
@@ -153,4 +159,4 @@ def _most_memory() -> int:
 
 
 RECEIVING = Budget(_most_memory())
-"""The one of this process."""
+"""The budget of this process."""

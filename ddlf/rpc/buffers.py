@@ -1,8 +1,9 @@
-"""Memory for the arrays that come, used again when nobody holds them any more. Runs in the executor and on the master.
+"""A pool that reuses the memory of received arrays. Runs in the executor and on the master.
 
-The first touch of fresh memory costs as much as the copy into it, and several times that on a virtual machine whose host has taken the free
-pages back (``docs/contributing/LAB.md``). A training run receives the same sizes every round, so what the last round left is used again.
-Users see ordinary arrays, theirs for as long as they keep them or any view of them.
+The first access to fresh memory costs as much as the copy into it. It costs several times more on a virtual machine
+whose host has reclaimed the free pages (``docs/contributing/LAB.md``). A training run receives the same sizes every
+round, so it reuses the memory of the last round. Users see ordinary arrays. An array belongs to the user as long as the
+user keeps it or any view of it.
 """
 
 from __future__ import annotations
@@ -15,16 +16,20 @@ from typing import Any
 import numpy as np
 
 MAX_FREE_BYTES = 256 * 1024**2
-"""Kept for later; what arrays occupy is not counted. A larger array gets memory of its own, which goes back to the system."""
+"""Most free memory to keep; arrays in use do not count. A larger array gets its own memory, which returns to the
+system.
+"""
 MIN_BYTES = 32 * 1024**2
-"""Smaller pieces come from the C library, which keeps up to this size itself: a pool for them was measured and gained nothing."""
+"""Smaller pieces come from the C library, which keeps pieces up to this size itself. A pool for them was measured and
+gained nothing.
+"""
 
 
 class BufferPool:
-    """Memory by size. Safe to use from several threads.
+    """Free memory by size. Safe to use from several threads.
 
     Args:
-        max_free_bytes: How much to keep.
+        max_free_bytes: Most free memory to keep.
     """
 
     def __init__(self, max_free_bytes: int = MAX_FREE_BYTES) -> None:
@@ -34,7 +39,9 @@ class BufferPool:
         self._lock = threading.Lock()
 
     def take(self, size: int) -> np.ndarray[Any, Any]:
-        """Writable memory of ``size`` bytes, not zeroed. It comes back by itself when the last reference to it is gone."""
+        """Return writable memory of ``size`` bytes, not zeroed. It returns to the pool after its last reference is
+        gone.
+        """
         if not MIN_BYTES <= size <= self._max_free_bytes:
             return np.empty(size, np.uint8)
         with self._lock:
@@ -43,20 +50,21 @@ class BufferPool:
             self.free_bytes -= size if memory else 0
         if memory is None:
             memory = memoryview(np.empty(size, np.uint8))  # type: ignore[arg-type]
-        # NumPy lets a view refer to the array at the end of a chain of views. A memoryview ends the chain here: whatever is made of
-        # this array refers to this very object, so its end is the end of them all.
+        # NumPy lets a view refer to the array at the end of a chain of views. A memoryview ends the chain here. All
+        # views of this array therefore refer to this object, and it is freed last.
         array = np.frombuffer(memory, np.uint8)
         weakref.finalize(array, self._give_back, memory).atexit = False
         return array
 
     def clear(self) -> None:
-        """Give back to the system what is kept."""
+        """Return all free memory to the system."""
         with self._lock:
             self._free.clear()
             self.free_bytes = 0
 
     def _give_back(self, memory: memoryview) -> None:
-        # A garbage collection may run this anywhere, also inside the blocks above: it must not wait for the lock. Then the memory just goes.
+        # A garbage collection may call this anywhere, also inside the blocks above. It must not wait for the lock. If
+        # the lock is taken, the memory is freed instead of kept.
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -76,9 +84,9 @@ class BufferPool:
 
 
 POOL = BufferPool()
-"""The one of this process."""
+"""The pool of this process."""
 
-# glibc hands freed memory back to the system beyond twice the largest piece that it has seen freed, so arrays below ``MIN_BYTES`` were
-# touched anew in every round: a quarter of the master's processor time with 16 workers. One piece of the largest size that counts, never
-# touched, moves that to 64 MiB.
+# glibc returns freed memory to the system beyond twice the largest piece that it has seen freed. The system then had to
+# provide arrays below ``MIN_BYTES`` again in every round, which took a quarter of the master's processor time with 16
+# workers. Freeing one piece of the largest such size, without writing to it, raises that limit to 64 MiB.
 np.empty(MIN_BYTES - 64 * 1024, np.uint8)

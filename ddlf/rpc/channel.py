@@ -1,7 +1,9 @@
-"""The caller's side of a connection: requests that are open on it, and how each of them ends. Runs on the master, and on a worker that calls
-another one.
+"""The caller's side of a connection: its open requests and how each of them ends.
 
-Every request ends exactly once: with a result, the error of its method, a ``RequestFailed``, or because its caller was cancelled.
+Runs on the master, and on a worker that calls another worker.
+
+Every request ends exactly once: with a result, with the error of its method, with a ``RequestFailed``, or because its
+caller was cancelled.
 """
 
 from __future__ import annotations
@@ -32,11 +34,11 @@ from ddlf.rpc.values import DumpObject, dumps, loads, refuse_loading
 CODE_MISSING = "ddlf.rpc.code.CodeMissing"
 ANSWERS = frozenset({Kind.RESULT, Kind.ERROR})
 TAKE_TURNS = frozenset({"run", "run_method", "run_code", "call"})
-"""Commands that wait until the one before has ended."""
+"""A worker runs these commands one after another, in the order in which they were sent."""
 
 
 class Stream(Protocol):
-    """What carries frames; each of these is as in ``Connection``."""
+    """Carries frames. The members mean the same as in ``Connection``."""
 
     closed: bool
     bytes_sent: int
@@ -49,14 +51,15 @@ class Stream(Protocol):
 
 
 Opener = Callable[[Callable[[Frame], None], Callable[[BaseException | None], None]], Stream]
-"""Makes a stream of two callbacks: for each frame, and for its end with the reason."""
+"""Makes a stream from two callbacks. The first receives each frame, the second receives the reason for the end."""
 
 
 class Owner(Protocol):
-    """Who has a channel, and knows what goes on around it: of ``name`` errors show the other side, ``spawn`` runs something in a task of its own.
+    """The object that has a channel: it names the other side in errors and handles whatever no request waits for.
 
-    It is told of events, of the channel's end, after which it must not refer to it, and of requests that nobody waits for any more. It is asked
-    ``why`` the channel ended, for the requests that were open.
+    ``name`` appears in errors. ``spawn`` runs a coroutine in its own task. ``on_event`` receives events. ``on_end``
+    reports the end of the channel; after it the owner must not refer to the channel. ``on_cancel`` reports a request
+    whose caller no longer waits. ``why`` returns the error with which the open requests end.
     """
 
     @property
@@ -69,18 +72,18 @@ class Owner(Protocol):
 
 
 class Channel:
-    """One connection with the requests that are open on it.
+    """One connection and its open requests.
 
     Args:
-        owner: Who has it.
+        owner: The object that has the channel.
         open: Makes the stream.
-        ids: Numbers for requests, which only grow.
-        load_object: For results that are not plain data.
-        dump_object: For arguments that are not; None sends code.
+        ids: Numbers for requests, in increasing order.
+        load_object: Loads results that are not plain data.
+        dump_object: Writes arguments that are not plain data. With None they are sent as code.
 
     Attributes:
         pending: The futures of the open requests.
-        reason: Why it has ended, as far as the stream knows.
+        reason: The reason for the end, as far as the stream knows it.
     """
 
     def __init__(
@@ -104,7 +107,12 @@ class Channel:
         self.stream = open(self._on_frame, self._ended)
 
     async def call(self, request: Request, deadline: Deadline = NEVER) -> Any:
-        """Exchange a request for its result."""
+        """Send a request and return its result. If the worker has dropped code that was sent by name, send the request
+        again in full.
+
+        Raises:
+            DDLFError: The request failed, or its method raised an error.
+        """
         kind, value = await self._exchange(request, deadline)
         if kind == Kind.ERROR and _code_is_missing(value):
             self._code.forget()
@@ -129,24 +137,24 @@ class Channel:
         try:
             self.stream.send(Kind.REQUEST, id, request.command, buffers, left_s)
             return await future
-        except ResultNotData as error:  # of a class that is not here
+        except ResultNotData as error:  # the result has a class that this side lacks
             error.worker = self._owner.name
             raise
         except ExecutorCrashed as error:
-            # Requests take turns in the order in which they were sent, and one that had its turn was still running.
+            # Requests run in the order in which they were sent, and an earlier one was still running.
             if request.command in TAKE_TURNS and error.begun < id:
                 error.may_have_run = False
                 error.message += f", before {said(request)!r} had begun"
             raise
-        except ConnectionResetError as error:  # it could not be sent
-            future.cancel()  # the end of the connection may be told to it too, where nobody would hear of it
+        except ConnectionResetError as error:  # the request could not be sent
+            future.cancel()  # the end of the connection may also set an error on it, which nobody would read
             why = copy.copy(await self._owner.why(self, error))
             if isinstance(why, RequestFailed):
                 why.may_have_run = False
             raise why from None
         except (asyncio.CancelledError, RequestTimeout):
             if not self.stream.closed:
-                self.stream.detach()  # the caller goes on, and may change the arrays it gave
+                self.stream.detach()  # the caller continues, and may change the arrays that it passed
                 with suppress(OSError):
                     self.stream.send(Kind.CANCEL, id, "", [])
                     self._owner.on_cancel(self, id)
@@ -163,7 +171,7 @@ class Channel:
             future.set_exception(RequestTimeout(text, worker=self._owner.name))
 
     def _elsewhere(self) -> WorkerLost:
-        """The error of a caller whose event loop is not the one that the connection belongs to."""
+        """Return the error for a call from an event loop that does not have the connection."""
         where, hint = (
             ("in another process", "make a Cluster of its own in each")
             if os.getpid() != self._pid
@@ -188,12 +196,12 @@ class Channel:
         except DDLFError as error:
             future.set_exception(error)
             if isinstance(error, ProtocolError):
-                raise  # a worker that breaks the protocol once is not listened to again
+                raise  # a worker that breaks the protocol once is not read again
             return
         future.set_result((frame.kind, value))
 
     def _hear(self, frame: Frame) -> None:
-        """Pass on what the worker tells of a request that is open."""
+        """Pass on the worker's message about an open request."""
         try:
             self._hearing[frame.id](loads(frame.buffers))
         except (LookupError, TypeError, AttributeError, ValueError) as error:
@@ -209,7 +217,7 @@ class Channel:
         self.fail(await self._owner.why(self, reason))
 
     def fail(self, error: DDLFError) -> None:
-        """End every open request with the same error, each with a copy: who handles one may add to it."""
+        """End every open request with a copy of ``error``. Copies are needed because a handler may add to its error."""
         pending, self.pending = self.pending, {}
         for future in pending.values():
             if not future.done():
@@ -217,7 +225,7 @@ class Channel:
 
 
 def said(request: Request) -> str:
-    """A request's name in errors: that of its method, if it has one."""
+    """Return the name of a request in errors: the name of its method, if it has one, else its command."""
     if request.command == "call":
         return ".".join(map(str, request.args[1:3]))[:60]
     named = getattr(request.args[0], "__name__", request.args[0]) if request.args else request.command
@@ -225,7 +233,7 @@ def said(request: Request) -> str:
 
 
 def _code_is_missing(facts: Any) -> bool:
-    """Whether a worker refused a request since it does not hold code that was sent by name. What came may be anything."""
+    """Return whether a worker refused a request because it lacks code that was sent by name. ``facts`` may be anything."""
     try:
         return facts["chain"][0][0] == CODE_MISSING and facts["may_have_run"] is False
     except (LookupError, TypeError):

@@ -1,10 +1,14 @@
-"""Functions and objects: the only file that pickles and unpickles. Runs on both sides; unpickles only on workers.
+"""Serializes functions and objects. This is the only file that pickles and unpickles. Runs on both sides.
 
-Code is addressed by its content: a function is pickled with cloudpickle, its SHA-256 is its name, and a worker that has it gets only the name.
-``CodeSender`` (one for each connection) remembers what the other side has; ``CodeCache`` (one in a worker) keeps what came. When a cache has
-dropped something it answers ``CodeMissing``, and the sender sends that call again in full.
+Workers unpickle. A master does so only if it allows pickled results.
 
-Modules that are not installed (those beside the user's script) travel by value, so a worker needs no copy of the user's files.
+Code is addressed by its content. cloudpickle pickles a function, the SHA-256 of the bytes is its name, and a worker
+that already has it receives only the name. ``CodeSender`` (one for each connection) remembers the code that the other
+side has. ``CodeCache`` (one in a worker) keeps the received code. A cache that has dropped a function answers
+``CodeMissing``, and the sender sends that call again in full.
+
+Modules that are not installed, such as those next to the user's script, travel by value. A worker therefore needs no
+copy of the user's files.
 """
 
 from __future__ import annotations
@@ -35,14 +39,16 @@ HASH_BYTES = 32
 CACHE_ENTRIES = 4096
 CACHE_BYTES = 256 * 1024**2
 MAX_CODE_BYTES = CACHE_BYTES
-"""Of one function with all that it carries: what a worker could keep."""
+"""Most bytes of one function with everything that it carries. A worker's cache cannot keep more."""
 
 
 class CodeMissing(DDLFError):
-    """The receiver does not hold code that was sent by name only. Never seen by users: the sender sends it in full.
+    """The receiver lacks code that was sent by name only. Users never see this error, because the sender sends the code
+    in full.
 
     Attributes:
-        may_have_run: False when the request was refused for it, and so may be sent again; True when a method raised it.
+        may_have_run: False if the worker refused the request for this reason, so that it may be sent again. True if a
+            method raised the error.
     """
 
     may_have_run = True
@@ -52,18 +58,18 @@ _CANNOT_GO = "cannot be sent to a worker"
 
 
 def pickle_object(value: Any) -> bytes:
-    """Pickle anything, functions and classes of the user's own modules by value.
+    """Pickle any object. Functions and classes of the user's own modules travel by value.
 
     Raises:
-        NotPicklable: It holds something that cannot be sent; the text has the path to it. Or it is a function that carries more
-            data than a worker keeps of code.
+        NotPicklable: A part of the value cannot be sent; the text has the path to it. Or the value is a function that
+            carries more data than a worker's cache can keep.
     """
     with _own_modules_by_value():
         try:
             file = io.BytesIO()
             _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
             data = file.getvalue()
-        except Exception as error:  # whatever an object's own __reduce__ raises
+        except Exception as error:  # an object's own __reduce__ may raise anything
             path = find_culprit(value, _can_pickle)
             raise NotPicklable(
                 f"{path or 'the value'} {_CANNOT_GO} ({type(error).__name__}: {text_of(error)})",
@@ -83,7 +89,10 @@ def _check_size(code: bytes, name: str) -> None:
 
 
 def _reduce_cached(value: Any) -> str | tuple[Any, ...]:
-    """cloudpickle would send it by name, which means something on a worker only for one of an installed module."""
+    """Reduce a function made by ``functools.cache`` or ``lru_cache``.
+
+    cloudpickle would send it by name. A worker can resolve such a name only in an installed module.
+    """
     module = sys.modules.get(value.__module__)
     own = value.__module__ == "__main__" or value.__module__ in cloudpickle.list_registry_pickle_by_value()
     found: Any = module
@@ -101,7 +110,7 @@ def _cache(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
 def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
     """Keep the file name of a code object, so that a worker's traceback shows the user's file and line.
 
-    cloudpickle 3.1.3 and later write ``"<dynamic-code>"`` in its place.
+    cloudpickle 3.1.3 and later write ``"<dynamic-code>"`` instead.
     """
     make, args = cloudpickle.CloudPickler.dispatch_table[types.CodeType](code)
     return make, tuple(code.co_filename if arg == "<dynamic-code>" else arg for arg in args)
@@ -114,10 +123,10 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
 
 
 def unpickle(data: bytes) -> Any:
-    """The inverse of ``pickle_object``.
+    """Return the object that ``pickle_object`` wrote.
 
     Raises:
-        NotPicklable: The bytes need a module or a Python version that is not here.
+        NotPicklable: The bytes need a module or a Python version that this side lacks.
     """
     try:
         return pickle.loads(data)
@@ -133,10 +142,10 @@ def unpickle(data: bytes) -> Any:
 
 
 class Snapshot:
-    """A function as it is now, with what it uses: whatever becomes of that, this arrives.
+    """The present state of a function and everything that it uses. Later changes do not affect the sent function.
 
     Args:
-        function: What is pickled, once; ``data`` has the bytes.
+        function: The function. It is pickled once; ``data`` has the bytes.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -148,10 +157,11 @@ class Snapshot:
 
 
 class Pickled(bytes):
-    """What was pickled once for many calls, and is sent to a worker with the first of them, whatever it is: later ones name it, as they do functions.
+    """An object that is pickled once for many calls. A worker receives the bytes with the first call; later calls send
+    only their name, like a function's.
 
     Args:
-        value: Anything that has a ``__name__``.
+        value: Any object that has a ``__name__``.
     """
 
     def __new__(cls, value: Any) -> Pickled:
@@ -161,34 +171,36 @@ class Pickled(bytes):
 
     @functools.cached_property
     def address(self) -> bytes:
-        """Its SHA-256."""
+        """The SHA-256 of the bytes."""
         return hashlib.sha256(self).digest()
 
 
 class PickleOnce:
-    """``pickle_object`` for one call to several workers: an object that goes to all of them is pickled for the first.
+    """A ``pickle_object`` for one call to several workers. It pickles an object once, for the first worker.
 
-    It knows objects by their identity, so it ends with the call whose arguments they are: afterwards they may change.
+    It knows objects by their identity. Use it for one call only, because the arguments may change afterwards.
     """
 
     def __init__(self) -> None:
-        self._pickled: dict[int, tuple[Any, bytes]] = {}  # the object too, or its id could become another's
+        self._pickled: dict[int, tuple[Any, bytes]] = {}  # by id; keeps the object, which keeps its id
 
     def __call__(self, value: Any) -> bytes:
-        """As ``pickle_object``."""
+        """Pickle ``value``, or return the bytes of the first time; see ``pickle_object``."""
         if id(value) not in self._pickled:
             self._pickled[id(value)] = value, pickle_object(value)
         return self._pickled[id(value)][1]
 
 
 class CodeSender:
-    """What one connection's other side holds. ``dump`` is the ``dump_object`` for ``values.dumps``."""
+    """Remembers the code that the other side of one connection has. ``dump`` is the ``dump_object`` for
+    ``values.dumps``.
+    """
 
     def __init__(self) -> None:
         self._held: OrderedDict[bytes, None] = OrderedDict()
 
     def dump(self, value: Any, pickle: Callable[[Any], bytes] = pickle_object) -> tuple[Tag, bytes]:
-        """Functions and classes by content address, other objects pickled."""
+        """Encode functions and classes by content address, and pickle other objects."""
         data = pickle(value)
         if isinstance(data, Pickled):
             address = data.address
@@ -205,15 +217,15 @@ class CodeSender:
         return Tag.CODE, address + data
 
     def forget(self) -> None:
-        """Send everything in full again."""
+        """Send all code in full again."""
         self._held.clear()
 
 
 class CodeCache:
-    """The functions that came, by content address. ``load`` is the ``load_object`` for ``values.loads``.
+    """The received functions by content address. ``load`` is the ``load_object`` for ``values.loads``.
 
     Args:
-        unpickle: Makes an object of its bytes.
+        unpickle: Makes an object from its bytes.
     """
 
     def __init__(self, unpickle: Callable[[bytes], Any] = unpickle) -> None:
@@ -222,10 +234,10 @@ class CodeCache:
         self._bytes = 0
 
     def load(self, tag: Tag, data: bytes) -> Any:
-        """Make the object; a function that is here already is not unpickled again.
+        """Return the object. A cached function is not unpickled again.
 
         Raises:
-            CodeMissing: Only an address came, of code that is not here.
+            CodeMissing: Only an address arrived, and the cache lacks the code.
             ProtocolError: The bytes do not match their address.
         """
         if tag is Tag.OBJECT:
@@ -248,7 +260,7 @@ class CodeCache:
 
 
 def dump_result(value: Any) -> tuple[Tag, bytes]:
-    """The ``dump_object`` of a worker whose master allows pickled results."""
+    """Pickle a result. This is the ``dump_object`` of a worker whose master allows pickled results."""
     try:
         return Tag.OBJECT, pickle_object(value)
     except NotPicklable as error:
@@ -258,7 +270,7 @@ def dump_result(value: Any) -> tuple[Tag, bytes]:
 
 
 def load_result(tag: Tag, data: bytes) -> Any:
-    """The ``load_object`` of a master that allows pickled results."""
+    """Unpickle a result. This is the ``load_object`` of a master that allows pickled results."""
     if tag is not Tag.OBJECT:
         raise ProtocolError("a worker may not send code")
     return unpickle(data)
@@ -266,7 +278,7 @@ def load_result(tag: Tag, data: bytes) -> Any:
 
 @contextlib.contextmanager
 def _own_modules_by_value() -> Iterator[None]:
-    """Tell cloudpickle that modules which are not installed travel by value, for as long as one value is pickled."""
+    """Let cloudpickle send modules that are not installed by value while one value is pickled."""
     known = cloudpickle.list_registry_pickle_by_value()
     registered = [module for module in own_modules() if module.__name__ not in known]
     for module in registered:
@@ -291,9 +303,10 @@ _scan: tuple[int, str, list[Any]] = (0, "", [])
 
 
 def own_modules() -> list[Any]:
-    """The imported modules that are not installed.
+    """Return the imported modules that are not installed.
 
-    Only those are looked at that were imported since the last time: there are thousands, and a fork shares their memory until then.
+    Each call examines only the modules imported since the last call. There are thousands of modules, and after a fork
+    both processes share their memory until it is accessed.
     """
     global _scan
     count, last, own = _scan
@@ -301,7 +314,7 @@ def own_modules() -> list[Any]:
     names = list(islice(reversed(sys.modules), max(0, more) + 1))
     if more >= 0 and names[-1] == last:
         names.pop()
-    else:  # some have gone, too
+    else:  # some modules have gone, too
         names, count, own = list(reversed(sys.modules)), 0, []
     if names:
         own = [*own, *(module for name in reversed(names) if _is_own(module := sys.modules.get(name)))]
@@ -324,14 +337,14 @@ def _is_own(module: Any) -> bool:
 
 
 def is_installed(file: str) -> bool:
-    """Whether a file is of Python, of this environment or of DDLF, and so not the user's own."""
+    """Return whether a file belongs to Python, to this environment or to DDLF, and thus not to the user."""
     folder, name = os.path.split(file)
     path = os.path.realpath(file) if os.path.islink(file) else os.path.join(_resolved(folder), name)
     return path.startswith(_INSTALLED) or "site-packages" in path
 
 
 _resolved = functools.cache(os.path.realpath)
-"""There are thousands of modules, in hundreds of folders."""
+"""There are thousands of modules, but only hundreds of folders."""
 
 
 def _can_pickle(value: Any) -> bool:

@@ -1,15 +1,20 @@
-"""One connection after its handshake: frames out, frames in. Runs on both sides.
+"""One connection after its handshake: it sends and receives frames. Runs on both sides.
 
-It drives a non-blocking socket with ``loop.add_reader`` and ``add_writer`` instead of an asyncio transport, for three reasons that
-``benchmarks/rpc.py`` measures: arrays are received into their own memory, arrays are sent from their own memory (asyncio's transports copy what the
-kernel does not take at once), and a small message costs one callback and no task.
+A connection drives a non-blocking socket with ``loop.add_reader`` and ``add_writer`` instead of an asyncio transport.
+``benchmarks/rpc.py`` measures the three reasons. Arrays are received into their own memory. Arrays are sent from their
+own memory, while asyncio's transports copy everything that the kernel does not accept at once. A small message costs
+one callback and no task.
 
-Frames are given to a callback as they come. Sending is explicit about backpressure: ``send`` queues and tries at once, ``drain`` waits until the
-kernel has taken all that was queued, ``post`` does both.
+A callback receives each frame on arrival. Sending makes backpressure explicit: ``send`` queues a frame and tries to
+send it at once, ``drain`` waits until the kernel has accepted all queued bytes.
 
-An encrypted socket differs in three ways. It sends one piece at a time, of which it may keep the place: after a wait it must be offered the same
-bytes again. It reads a record at a time (16 KiB), of which it may hold a rest that the kernel knows nothing of (``pending``). And it may say that it
-would block with errors of its own. It closes without TLS's farewell, since frames have lengths: an end inside one is noticed.
+An encrypted socket differs in three ways:
+
+- It sends one piece at a time. After a wait it must be offered the same bytes again.
+- It reads one record (16 KiB) at a time, and may keep decrypted bytes that the kernel does not know of (``pending``).
+- It has its own errors for "would block".
+
+It closes without TLS's closing message. Frames have lengths, so an end inside a frame is noticed.
 """
 
 from __future__ import annotations
@@ -29,27 +34,29 @@ from ddlf.rpc.frame import Buffer, Frame, FrameDecoder, Limits, encode_frame
 from ddlf.rpc.stream import WOULD_BLOCK
 
 MAX_PIECES = 512
-"""Pieces given to the kernel in one call; Linux takes 1,024."""
+"""Most pieces to give to the kernel in one call. Linux accepts 1,024."""
 READS_PER_EVENT = 16
-"""Large buffers are read this often before other work of the loop gets its turn: 16 reads of some 1 MB at most (seen with strace)."""
+"""Reads of large buffers before the event loop does other work. One read gets at most about 1 MB (seen with strace)."""
 RECORDS_PER_EVENT = 128
-"""The same for an encrypted connection, whose reads are records of 16 KiB: 2 MiB, some 5 ms."""
+"""The same limit for an encrypted connection, which reads records of 16 KiB: 2 MiB in all, or about 5 ms."""
 ENCRYPT_BYTES = 256 * 1024
-"""Encrypted in one call. OpenSSL says how far it came only when all of it is sent, so this is also the grain of ``bytes_sent``."""
+"""Bytes to encrypt in one call. OpenSSL reports progress only after the whole piece, so ``bytes_sent`` grows in these
+steps.
+"""
 
 _RESET = struct.pack("ii", 1, 0)
-"""For SO_LINGER: on, for no time."""
+"""The value of SO_LINGER that resets a connection on close: on, with a time of zero."""
 
 
 class Connection:
-    """A framed, bidirectional stream.
+    """A stream of frames in both directions.
 
     Args:
-        sock: Connected, authenticated, non-blocking. The connection owns it.
-        on_frame: Called with each frame. What it raises ends the connection.
-        on_close: Called once with None or the reason, after the last frame.
-        limits: What this side accepts.
-        peer_limits: What the other side accepts.
+        sock: A connected, authenticated, non-blocking socket. The connection owns it.
+        on_frame: Called with each frame. An exception from it ends the connection.
+        on_close: Called once after the last frame, with the reason or None.
+        limits: The sizes that this side accepts.
+        peer_limits: The sizes that the other side accepts.
         allocate: Makes memory for large buffers.
     """
 
@@ -71,10 +78,10 @@ class Connection:
         self._peer_limits = peer_limits or limits
         self._allocate = allocate
         self._decoder = FrameDecoder(limits, self._allocate_counted)
-        self._receiving_bytes = 0  # of the frame that comes now, in memory of its own
+        self._receiving_bytes = 0  # bytes of the arriving frame that have their own memory
         self._loop = asyncio.get_running_loop()
         self._queue: deque[memoryview] = deque()
-        self._bytes_queued = 0  # since the connection began, with those that were sent
+        self._bytes_queued = 0  # since the connection began, including the bytes already sent
         self._drained: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._reading = False
         self.closed = False
@@ -91,34 +98,35 @@ class Connection:
                 self._loop.call_soon(self._read_rest)
 
     def pause_reading(self) -> None:
-        """Leave what comes to the kernel, which makes the other side wait."""
+        """Leave incoming bytes to the kernel, so that the other side has to wait."""
         if self._reading:
             self._reading = False
             self._loop.remove_reader(self._sock.fileno())
 
     @property
     def queued_bytes(self) -> int:
-        """What the kernel has not taken yet."""
+        """The number of queued bytes that the kernel has not accepted yet."""
         return self._bytes_queued - self.bytes_sent
 
     @property
     def mid_frame(self) -> bool:
-        """Whether a frame has begun to come and not ended."""
+        """Whether a frame has arrived only in part."""
         return self._decoder.mid_frame
 
     def send(self, kind: int, id: int, name: str, buffers: list[Buffer], extra: float | None = None) -> None:
-        """Queue a frame and hand the kernel what it takes now. The buffers must not change until ``drain`` returns
-        or ``detach`` was called.
+        """Queue a frame, and give the kernel as much as it accepts now.
+
+        The buffers must not change until ``drain`` returns or ``detach`` was called.
 
         Raises:
-            FrameTooLarge: Nothing was queued.
+            FrameTooLarge: The other side does not accept the frame. The frame was not queued.
             ConnectionError: The connection is closed.
         """
         if self.closed:
             raise ConnectionResetError("the connection is closed")
         pieces = encode_frame(kind, id, name, buffers, extra, limits=self._peer_limits)
         if not self._queue and len(pieces) == 1:
-            # The common small message: one system call, no bookkeeping.
+            # The usual small message needs one system call and no bookkeeping.
             piece = pieces[0]
             try:
                 sent = self._sock.send(piece if self._tls is None else memoryview(piece)[:ENCRYPT_BYTES])
@@ -145,7 +153,7 @@ class Connection:
                 raise ConnectionResetError("the connection closed while the message was sent")
 
     async def drain(self, leave: int = 0) -> None:
-        """Wait until the kernel has taken everything queued so far, or all but the last ``leave`` bytes of it.
+        """Wait until the kernel has accepted all queued bytes except the last ``leave``.
 
         Raises:
             ConnectionError: The connection closed first.
@@ -158,19 +166,19 @@ class Connection:
             await waiter
 
     def detach(self) -> None:
-        """Copy what the kernel has not taken yet, so that the buffers may change before ``drain`` returns."""
+        """Copy the queued bytes, so that the caller may change the buffers before ``drain`` returns."""
         if self._queue:
-            # What is bytes cannot change: also what was copied here before.
+            # Pieces of type bytes cannot change. They include the copies of an earlier call.
             self._queue = deque(
                 piece if isinstance(piece.obj, bytes) else memoryview(bytes(piece)) for piece in self._queue
             )
 
     def close(self) -> None:
-        """Close at once; what is queued is dropped. Safe to call again."""
+        """Close at once and drop all queued bytes. Safe to call again."""
         self._close(None)
 
     def abort(self) -> None:
-        """Close with a reset, so that the kernel keeps nothing for a peer that is gone. Safe to call again."""
+        """Close with a reset, so that the kernel keeps no bytes for a lost peer. Safe to call again."""
         if not self.closed:
             with contextlib.suppress(OSError):
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
@@ -219,7 +227,7 @@ class Connection:
         self._receiving_bytes = 0
 
     def _read_rest(self) -> None:
-        """Read what TLS has decrypted already: no event of the socket tells of it."""
+        """Read bytes that TLS has already decrypted. The socket has no event for them."""
         if self._reading:
             self._readable()
 
@@ -241,7 +249,7 @@ class Connection:
                         sent = 0
                 self._release_drained()
                 if self._tls is not None and queue:
-                    return  # a fast reader would keep this loop busy for the whole message; the next event goes on
+                    return  # a fast reader would keep this loop busy for the whole message; the next event continues
         except WOULD_BLOCK:
             return
         except OSError as error:
@@ -269,11 +277,12 @@ class Connection:
         for _, waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(ConnectionResetError(str(reason or "the connection was closed")))
-        # Its owner, the decoder and this refer to each other: without a cut the memory would wait for a garbage collection.
+        # The owner, the decoder and this connection refer to each other. Without this cut their memory would wait for a
+        # garbage collection.
         on_close, self._on_close, self._on_frame = self._on_close, _ended, _ended
         self._decoder.release()
         on_close(reason)
 
 
 def _ended(_: object) -> None:
-    """Takes the place of the callbacks of a connection that ended."""
+    """Replace the callbacks of a connection that has ended."""

@@ -1,4 +1,6 @@
-"""Which part of a value cannot be pickled: the path to it, for the error. Pure; runs on the master, only after a failure."""
+"""Finds the part of a value that cannot be pickled, and the path to it, for an error. Pure; runs on the master, only
+after a failure.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 Cached = type(functools.cache(len))
-"""What ``functools.cache`` and ``lru_cache`` make: neither a function nor a class."""
+"""The type that ``functools.cache`` and ``lru_cache`` make. It is neither a function nor a class."""
 
 
 def find_culprit(value: Any, can_pickle: Callable[[Any], bool]) -> str | None:
-    """The path to the innermost part of ``value`` that cannot be pickled, with its class; None if there is none."""
+    """Return the path to the innermost part of ``value`` that cannot be pickled, with its class; None if there is no
+    such part.
+    """
     return _find(value, name_of(value), can_pickle, 0, set())
 
 
@@ -30,7 +34,7 @@ def _find(value: Any, path: str, can_pickle: Callable[[Any], bool], depth: int, 
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """What ``value`` is pickled with, and how one gets there."""
+    """Yield the parts that are pickled with ``value``, each with the path to it."""
     if isinstance(value, dict):
         yield from ((f"[{key!r}]", item) for key, item in value.items())
     elif isinstance(value, list | tuple | set | frozenset):
@@ -45,7 +49,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, types.FunctionType):
         yield from _parts_of_function(value)
     elif isinstance(value, type):
-        # A class lists descriptors of its own that are never pickled.
+        # A class also lists its own descriptors, which are never pickled.
         own = ((name, item) for name, item in vars(value).items() if not isinstance(item, types.GetSetDescriptorType))
         yield from ((f".{name}", item) for name, item in own)
     else:
@@ -54,13 +58,13 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parts_of_object(value: Any) -> Iterator[tuple[str, Any]]:
-    """Its state, which is not what it has: ``__getstate__`` and ``__reduce__`` may leave things out."""
+    """Yield the parts of an object's pickled state. ``__getstate__`` and ``__reduce__`` may omit attributes."""
     try:
         kind: Any = type(value)
         reduces = any(getattr(kind, name) is not getattr(object, name) for name in ("__reduce__", "__reduce_ex__"))
         reduced = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL) if reduces else None
         state = reduced[2:3] if isinstance(reduced, tuple) else (value.__getstate__(),)
-    except Exception:  # it will not be pickled at all
+    except Exception:  # the object cannot be pickled at all
         return
     if isinstance(reduced, tuple):
         yield from ((f" -> argument {place}", item) for place, item in enumerate(reduced[1], 1))
@@ -85,7 +89,7 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
 
 
 def _global_names(code: types.CodeType) -> Iterator[str]:
-    """The globals that a function uses, also in the functions inside it."""
+    """Yield the globals that a function uses, including the functions inside it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -93,13 +97,13 @@ def _global_names(code: types.CodeType) -> Iterator[str]:
 
 
 def name_of(value: Any) -> str:
-    """Of a function, a class, or the class of anything else."""
+    """Return the name of a function or class, or of the class of any other value."""
     named = isinstance(value, types.FunctionType | types.MethodType | type)
     return str(value.__qualname__ if named else type(value).__qualname__)
 
 
 def text_of(error: Exception) -> str:
-    """Also of one that cannot say it."""
+    """Return the text of an exception, even if its ``__str__`` raises."""
     try:
         return str(error)
     except Exception:

@@ -1,4 +1,4 @@
-"""How long a call may take, as one value. Runs on both sides."""
+"""The point in time when a call gives up. Runs on both sides."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import time
 
 
 class Deadline:
-    """When a call has to be over. Made once, where somebody says how long it may take, and passed down to all that takes part of that time.
+    """The point in time when a call has to end. The caller that sets the limit creates it once and passes it to every
+    step of the call.
 
     Args:
-        timeout_s: All its time; None is for ever.
+        timeout_s: All the time that the call has; None means no limit.
     """
 
     __slots__ = ("_at", "timeout_s")
@@ -19,14 +20,14 @@ class Deadline:
         self._at = None if timeout_s is None else time.monotonic() + timeout_s
 
     def left_s(self) -> float | None:
-        """Seconds until then, at least 0; None for ever."""
+        """Return the remaining seconds, at least 0; None if there is no limit."""
         return None if self._at is None else max(0.0, self._at - time.monotonic())
 
     def allows(self, longest_s: float) -> float:
-        """The seconds that are left, but not more than so many."""
+        """Return the remaining seconds, but at most ``longest_s``."""
         left_s = self.left_s()
         return longest_s if left_s is None else min(longest_s, left_s)
 
 
 NEVER = Deadline(None)
-"""Of a call that may take for ever."""
+"""The deadline of a call without a limit."""

@@ -1,4 +1,4 @@
-"""Reach a worker: TCP, then the handshake. Runs on the master, and on a worker that calls another one."""
+"""Connects to a worker: TCP, then the handshake. Runs on the master, and on a worker that calls another worker."""
 
 from __future__ import annotations
 
@@ -27,14 +27,17 @@ from ddlf.rpc.tokens import is_automatic
 
 
 class EncryptionWanted(Exception):
-    """The worker does not take plaintext from where it sees this side, although this side dialled its own machine: a forwarded port."""
+    """The worker does not accept plaintext from this side's address, although this side connected to its own machine.
+
+    This happens with a forwarded port.
+    """
 
 
 async def open_socket(host: str, port: int) -> socket.socket:
     """Connect to the first address of ``host`` that answers.
 
     Raises:
-        OSError: None did; the last reason.
+        OSError: No address answered. The error is the last reason.
     """
     loop = asyncio.get_running_loop()
     addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -51,7 +54,7 @@ async def open_socket(host: str, port: int) -> socket.socket:
             sock.close()
             raise
         else:
-            # A request must leave at once: Nagle's algorithm would hold it for the last one's acknowledgement.
+            # A request must leave at once. Nagle's algorithm would hold it back until the previous one is acknowledged.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return sock
     raise failure
@@ -65,21 +68,22 @@ async def shake_hands(
     context: ssl.SSLContext | None = None,
     host: str = "",
 ) -> tuple[socket.socket, Hello]:
-    """The client's side of the handshake on a connected socket, which the result replaces. It is closed when this fails.
+    """Perform the client's side of the handshake on a connected socket. The returned socket replaces it. On failure it
+    is closed.
 
     Args:
-        sock: Connected, non-blocking.
-        role: What the connection is for.
+        sock: A connected, non-blocking socket.
+        role: The purpose of the connection.
         token: The shared secret.
-        max_message_bytes: The largest message body this side accepts.
-        context: For TLS; None for plaintext.
-        host: Host whose certificate it has to be, if ``context`` checks that.
+        max_message_bytes: The largest message body that this side accepts.
+        context: The context for TLS; None for plaintext.
+        host: The host that the certificate must name, if ``context`` checks names.
 
     Returns:
         The socket, and the worker's hello.
 
     Raises:
-        EncryptionWanted: The worker does not take plaintext from here.
+        EncryptionWanted: The worker does not accept plaintext from this address.
     """
     handshake = ClientHandshake(role, token, max_message_bytes, tls=context is not None)
     certificate = NO_CERTIFICATE
@@ -88,7 +92,7 @@ async def shake_hands(
         if context is not None:
             await send_all(sock, unsent[: PREAMBLE.size])
             unsent = unsent[PREAMBLE.size :]
-            # Not without having heard the worker: one that does not encrypt, or is another program, answers in plaintext.
+            # First read the worker's answer. A worker without encryption, or another program, answers in plaintext.
             preamble = await receive_exactly(sock, PREAMBLE.size)
             read_preamble(preamble)
             if not tls_follows(preamble):
@@ -101,7 +105,8 @@ async def shake_hands(
             await tls.finish(encrypted)
             certificate = tls.certificate_seen(encrypted)
         await send_all(sock, unsent)
-        # Another program, or a worker of another version, may send less than a hello and wait: its first bytes tell.
+        # Another program, or a worker of another version, may send less than a hello and wait. Its first bytes identify
+        # it.
         preamble = await receive_exactly(sock, PREAMBLE.size)
         read_preamble(preamble)
         if context is None and tls_follows(preamble):
@@ -128,26 +133,26 @@ async def dial(
     timeout_s: float = 10.0,
     security: Security = TOKEN_ONLY,
 ) -> tuple[socket.socket, Hello]:
-    """Connect to a worker and prove to each other that both hold the token.
+    """Connect to a worker. Both sides prove to each other that they have the token.
 
-    Beyond this machine the connection is encrypted; there is no way back to plaintext from there.
+    A connection to another machine is encrypted and never falls back to plaintext.
 
     Args:
         host: Name or address.
         port: Port of the worker's daemon.
-        role: What the connection is for.
+        role: The purpose of the connection.
         token: The shared secret.
-        max_message_bytes: The largest message body this side accepts.
-        timeout_s: For the TCP connection; the handshake has its own limit of 5 s.
+        max_message_bytes: The largest message body that this side accepts.
+        timeout_s: Limit for the TCP connection. The handshake has its own limit of 5 s.
         security: Certificates, and whether to encrypt.
 
     Returns:
         The socket, ready for frames, and the worker's hello.
 
     Raises:
-        ConnectError: Nobody answers there, or it is no DDLF worker.
-        AuthError: The worker holds another token, or a certificate that is not accepted.
-        VersionError: It speaks another version of the protocol.
+        ConnectError: Nothing answers at this address, or the program there is not a DDLF worker.
+        AuthError: The worker has another token, or a certificate that is not accepted.
+        VersionError: The worker speaks another version of the protocol.
         ConfigError: A certificate of this side cannot be used.
     """
     sock = await _reach(host, port, timeout_s)
@@ -168,13 +173,13 @@ async def dial(
             sock.close()
             _explain(error, where, token)
             raise
-        # Only ever this way round, from plaintext on this machine to encryption.
+        # The only switch is from plaintext on this machine to encryption.
         encrypted = True
         sock = await _reach(host, port, timeout_s)
 
 
 async def _reach(host: str, port: int, timeout_s: float) -> socket.socket:
-    """``open_socket``, with a sentence for each way in which it can fail."""
+    """Call ``open_socket`` and raise a clear error for each way in which it can fail."""
     where = f"{host}:{port}"
     try:
         async with asyncio.timeout(timeout_s):
@@ -184,7 +189,7 @@ async def _reach(host: str, port: int, timeout_s: float) -> socket.socket:
             f"{where} does not answer within {timeout_s:g} s",
             hint="check the address, that the machine is on, and that a firewall lets the port through",
         ) from None
-    except (socket.gaierror, UnicodeError) as error:  # a label that no name can have is a UnicodeError
+    except (socket.gaierror, UnicodeError) as error:  # a label that is not valid in a name raises UnicodeError
         reason = error.strerror if isinstance(error, OSError) else "not a valid name"
         raise ConnectError(f"the name {host!r} cannot be resolved ({reason})", hint="check its spelling") from None
     except OSError as error:
@@ -192,7 +197,7 @@ async def _reach(host: str, port: int, timeout_s: float) -> socket.socket:
 
 
 def _explain(error: BaseException, where: str, token: bytes) -> None:
-    """Raise what the user can act on for what ended a handshake; return if there is nothing to explain."""
+    """Raise an error with advice for a failed handshake. Return if there is no advice to give."""
     if isinstance(error, AuthError) and not error.hint and is_automatic(token):
         error.message = "it was started with a token, or by another user, and on this side none was given"
         error.hint = "give the worker's: --token-file FILE, or a copy of it where ddlf token show looks"

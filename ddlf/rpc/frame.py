@@ -1,14 +1,16 @@
-"""Where a message ends: frames of a header and raw buffers. Pure; runs on both sides of every connection.
+"""Splits a stream of bytes into messages: frames of a header and raw buffers. Pure; runs on both sides of every
+connection.
 
-    u32  header length       little-endian, as everything on the wire
+    u32  header length       little-endian, like everything on the wire
     u32  flags               0; unknown bits are refused
     u64  body length
     ...  header              msgpack array [kind, id, name, sizes, extra]
     ...  body                the buffers one after another, their sizes given in the header
 
-The decoder does no I/O: ``wants`` says which memory the next bytes belong in, ``received`` says how many came. Small frames are cut out of one
-scratch buffer; a large buffer is received straight into its own final memory, so no byte of an array is copied after the kernel's own
-copy. Every length is checked against ``Limits`` before anything is allocated.
+The decoder does no I/O. ``wants`` returns the memory for the next bytes, and ``received`` takes the number of bytes
+written to it. Small frames are cut out of one scratch buffer. A large buffer is received into its own final memory, so
+the bytes of an array are copied only by the kernel. Every length is checked against ``Limits`` before any memory is
+allocated.
 """
 
 from __future__ import annotations
@@ -26,23 +28,27 @@ PREFIX = struct.Struct("<IIQ")  # header length, flags, body length
 Buffer = bytes | bytearray | memoryview
 
 MAX_HEADER_BYTES = 64 * 1024
-"""Room for the sizes of ``MAX_BUFFERS`` buffers with space to spare."""
+"""Enough for the sizes of ``MAX_BUFFERS`` buffers, with space to spare."""
 MAX_BUFFERS = 4096
 MAX_BODY_BYTES = 4 * 1024**3
-"""Default of the largest message body. Memory is touched as the bytes come, so a false claim costs address space only."""
+"""Default limit of a message body. The system provides memory only as bytes arrive, so a false length costs address
+space only.
+"""
 SCRATCH_BYTES = 32 * 1024
 JOIN_BELOW_BYTES = 16 * 1024
-"""Buffers up to this size are joined with the header into one piece: one copy is cheaper than one more piece for the kernel."""
+"""Buffers up to this size are joined with the header into one piece. One copy is cheaper than one more piece for the
+kernel.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a side accepts.
+    """The sizes that one side accepts.
 
     Args:
         max_header_bytes: Most bytes of one frame's header.
         max_body_bytes: Most bytes of all buffers of one frame.
-        max_buffers: Number of buffers in one frame.
+        max_buffers: Most buffers in one frame.
     """
 
     max_header_bytes: int = MAX_HEADER_BYTES
@@ -51,18 +57,18 @@ class Limits:
 
 
 CONTROL_LIMITS = Limits(max_header_bytes=4096, max_body_bytes=1024**2, max_buffers=1)
-"""For the control connection, which carries no arrays."""
+"""The limits of the control connection, which carries no arrays."""
 
 
 class Frame(NamedTuple):
-    """One message as it came.
+    """One received message.
 
     Args:
         kind: Number of the message kind (see ``messages``).
-        id: The request it belongs to; 0 when none.
-        name: Command or event name; empty when none.
-        extra: A number that the kind has in its header, or None.
-        buffers: The body. The first one is the encoded value, the others are memory of its arrays.
+        id: The request that it belongs to; 0 if none.
+        name: Command or event name; empty if none.
+        extra: A number in the header of some kinds, or None.
+        buffers: The body. The first buffer is the encoded value, the others are the memory of its arrays.
     """
 
     kind: int
@@ -75,15 +81,15 @@ class Frame(NamedTuple):
 def encode_frame(
     kind: int, id: int, name: str, buffers: list[Buffer], extra: float | None = None, *, limits: Limits
 ) -> list[Buffer]:
-    """Write a frame as pieces to send one after another, none of them empty. Large buffers are passed on, not copied.
+    """Return a frame as pieces to send one after another. No piece is empty. Large buffers are not copied.
 
     Args:
-        kind: As in ``Frame``; so are ``id``, ``name``, ``extra``.
-        buffers: Contiguous memory, one-dimensional, of bytes.
-        limits: What the receiver accepts.
+        kind: Number of the message kind. ``id``, ``name`` and ``extra`` are also fields of ``Frame``.
+        buffers: Contiguous, one-dimensional memory of bytes.
+        limits: The sizes that the receiver accepts.
 
     Raises:
-        FrameTooLarge: The frame is over a limit of the receiver.
+        FrameTooLarge: The frame exceeds a limit of the receiver.
     """
     sizes = [len(buffer) for buffer in buffers]
     body = sum(sizes)
@@ -103,7 +109,7 @@ def encode_frame(
     if body <= JOIN_BELOW_BYTES:
         return [
             b"".join((PREFIX.pack(len(header), 0, body), header, *buffers))
-        ]  # most messages; the loop does the same
+        ]  # a shortcut for most messages; the loop gives the same result
     pieces: list[Buffer] = []
     small: list[Buffer] = [PREFIX.pack(len(header), 0, body), header]
     for size, buffer in zip(sizes, buffers, strict=True):
@@ -120,11 +126,12 @@ def encode_frame(
 
 
 class FrameDecoder:
-    """Cut a stream of bytes into frames.
+    """Splits a stream of bytes into frames.
 
     Args:
         limits: What to accept.
-        allocate: Makes writable memory for a large buffer. ``bytearray`` needs nothing; ``numpy.empty`` saves the zeroing.
+        allocate: Makes writable memory for a large buffer. ``bytearray`` needs no import; ``numpy.empty`` avoids
+            zeroing.
     """
 
     def __init__(self, limits: Limits, allocate: Callable[[int], Any] = bytearray) -> None:
@@ -133,7 +140,7 @@ class FrameDecoder:
         self._scratch = bytearray(SCRATCH_BYTES)
         self._view = memoryview(self._scratch)
         self._start = self._end = 0
-        # Only while a frame is longer than what the scratch buffer holds of it:
+        # Set only while a frame is longer than its part in the scratch buffer:
         self._header: list[Any] | None = None
         self._buffers: list[Any] = []
         self._target: memoryview | None = None
@@ -146,11 +153,11 @@ class FrameDecoder:
 
     @property
     def direct(self) -> bool:
-        """Whether the next bytes go straight into a large buffer's own memory."""
+        """Whether the next bytes go directly into a large buffer's own memory."""
         return self._target is not None
 
     def wants(self) -> memoryview:
-        """The memory for the next bytes, never empty."""
+        """Return the memory for the next bytes, never empty."""
         if self._target is not None:
             return self._target[self._filled :]
         if self._start == self._end:
@@ -160,13 +167,14 @@ class FrameDecoder:
         return self._view[self._end :]
 
     def received(self, count: int) -> Iterator[Frame]:
-        """Take ``count`` bytes that were written where ``wants`` said.
+        """Accept ``count`` bytes that were written to the memory from ``wants``.
 
         Yields:
-            The frames that are complete now, one by one: those before a wrong one come out, however the stream was cut.
+            The complete frames, one by one. Frames before a wrong one are always yielded, however the stream was split.
 
         Raises:
-            ProtocolError: The bytes are not a frame, or one is over the limits. The stream cannot be used afterwards.
+            ProtocolError: The bytes are not a frame, or a frame exceeds the limits. The stream cannot be used
+                afterwards.
         """
         if self._target is not None:
             self._filled += count
@@ -179,13 +187,13 @@ class FrameDecoder:
             yield frame
 
     def release(self) -> None:
-        """Let go of all memory and of what allocates it. The stream has ended: nothing is received afterwards."""
+        """Release all memory and the allocator. The stream has ended, and receives no more bytes."""
         self._scratch = bytearray()
         self._view = memoryview(self._scratch)
         self._target, self._buffers, self._allocate = None, [], bytearray
 
     def _next(self) -> Frame | None:
-        """The next frame, None when bytes are missing."""
+        """Return the next frame; None if bytes are missing."""
         if self._header is None:
             have = self._end - self._start
             if have < PREFIX.size:
@@ -222,7 +230,7 @@ class FrameDecoder:
             self._target, self._filled = target, have
             return None
         frame = Frame(kind, id, name, extra, self._buffers)
-        self._header, self._buffers = None, []  # nothing here holds the arrays from now on
+        self._header, self._buffers = None, []  # from now on the decoder does not keep the arrays alive
         return frame
 
     def _check_prefix(self, header_length: int, flags: int, body_length: int) -> None:
@@ -264,7 +272,7 @@ class FrameDecoder:
         return header
 
     def _need(self, count: int) -> None:
-        """Make the scratch buffer hold ``count`` bytes from ``_start`` on."""
+        """Make the scratch buffer large enough for ``count`` bytes from ``_start``."""
         if self._start + count > len(self._scratch):
             self._make_room(count)
 

@@ -1,20 +1,21 @@
-"""Who is there: the first 201 bytes of a connection, before any parser. Pure; runs on both sides.
+"""Authenticates both sides with the first 201 bytes of a connection, before any parser runs. Pure; runs on both sides.
 
-Fixed-size structs and one HMAC each way. The token is never sent. Neither msgpack nor pickle is imported here, so nothing of them can be
-reached by a peer that has not proven that it holds the token.
+It uses fixed-size structs and one HMAC in each direction, and never sends the token. It imports neither msgpack nor
+pickle, so a peer cannot reach them before it has proven that it has the token.
 
     client -> worker   64 bytes   hello: preamble (8), largest message accepted (8), key id (16), nonce (32)
     worker -> client   96 bytes   hello of the same form, then the worker's proof (32)
     client -> worker   32 bytes   the client's proof
     worker -> client    1 byte    verdict
 
-A proof is ``HMAC-SHA256(key, label + client's hello + worker's hello + certificate hash)`` with the side in the label, so that a proof cannot be
-reflected; both nonces are fresh, so that it cannot be replayed; both hellos are covered, so that none of their fields can be altered. The
-worker proves first: a client never shows anything made with its token to somebody who does not hold it.
+A proof is ``HMAC-SHA256(key, label + client's hello + worker's hello + certificate hash)``. The label names the side,
+so a proof cannot be reflected. Both nonces are fresh, so it cannot be replayed. It covers both hellos, so none of their
+fields can be altered. The worker proves first: a client never shows anything made with its token to a peer without the
+token.
 
-The preamble is the first 8 bytes. A daemon reads only them to route the socket. They precede TLS, when their flag says that it follows; the
-proofs cover them, so the flag cannot be taken out on the way.
-Before TLS begins the worker says a preamble of its own, which promises nothing.
+The preamble is the first 8 bytes. A daemon reads only the preamble to route the socket. The preamble precedes TLS, and
+its flag announces TLS. The proofs cover the preamble, so the flag cannot be removed on the way. Before TLS begins, the
+worker sends its own preamble, which is not protected.
 """
 
 from __future__ import annotations
@@ -30,27 +31,29 @@ from ddlf.errors import AuthError, ConnectError, ProtocolError, VersionError
 
 MAGIC = b"DDLF"
 VERSION = (1, 0)
-"""Major and minor version of the protocol. The majors must be equal; a higher minor only adds."""
+"""Major and minor version of the protocol. Both sides need the same major version. A higher minor version only adds
+features.
+"""
 
 PREAMBLE = struct.Struct("<4sBBBB")  # magic, major, minor, role, flags
 HELLO = struct.Struct("<8sQ16s32s")  # preamble, largest message accepted in bytes, key id, nonce
 PROOF_BYTES = 32
 HANDSHAKE_TIMEOUT_S = 5.0
-"""The whole handshake must end within this time, not each of its reads: a peer that drips bytes is cut all the same."""
+"""Limit for the whole handshake, not for each read. A peer that sends its bytes very slowly is also cut off."""
 
 NO_CERTIFICATE = bytes(32)
 FLAG_TLS = 0x01
 
 
 class Role(IntEnum):
-    """What a connection is for."""
+    """The purpose of a connection."""
 
     CONTROL = 1  # to the daemon: ping, status, interrupt, shut down
     DATA = 2  # to the executor: everything that runs user code or moves arrays
 
 
 class Verdict(IntEnum):
-    """The byte that ends a handshake. Every failed authentication gives the same one."""
+    """The byte that ends a handshake. Every failed authentication gives the same byte."""
 
     ACCEPTED = 1
     REFUSED = 2
@@ -59,15 +62,15 @@ class Verdict(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """One side's opening.
+    """The first message of one side.
 
     Args:
-        role: What the connection is for.
+        role: The purpose of the connection.
         nonce: 32 fresh random bytes.
-        max_message_bytes: The largest message body this side accepts.
-        key_id: Names the token without giving it away, so that a worker that holds two while one replaces the other
-            proves with the right one.
-        flags: Bits of the preamble; ``FLAG_TLS`` says that TLS follows it.
+        max_message_bytes: The largest message body that this side accepts.
+        key_id: Identifies the token without revealing it. A worker with two tokens, during a replacement, uses the
+            right one for its proof.
+        flags: Bits of the preamble. ``FLAG_TLS`` announces TLS.
         version: Major and minor version of the protocol.
     """
 
@@ -79,37 +82,38 @@ class Hello:
     version: tuple[int, int] = VERSION
 
     def preamble(self) -> bytes:
-        """The first 8 bytes."""
+        """Return the first 8 bytes."""
         return PREAMBLE.pack(MAGIC, *self.version, self.role, self.flags)
 
     def encode(self) -> bytes:
-        """All 64 bytes."""
+        """Return all 64 bytes."""
         return HELLO.pack(self.preamble(), self.max_message_bytes, self.key_id, self.nonce)
 
 
 def new_hello(role: Role, max_message_bytes: int, key: bytes, flags: int = 0) -> Hello:
-    """Make a hello with a fresh nonce."""
+    """Return a hello with a fresh nonce."""
     return Hello(role, os.urandom(32), max_message_bytes, key_id(key), flags)
 
 
 def short_answer(*, tls: bool = False) -> bytes:
-    """The worker's own preamble: before TLS, and for a client whose preamble does not suit it, as the last it hears.
+    """Return the worker's own preamble. It is sent before TLS, and as the only answer to a client with an unsuitable
+    preamble.
 
-    It is not protected, so nothing is weakened because of it.
+    It is not protected, and no decision that weakens security depends on it.
     """
     return PREAMBLE.pack(MAGIC, *VERSION, Role.CONTROL, FLAG_TLS if tls else 0)
 
 
 def tls_follows(preamble: bytes) -> bool:
-    """Whether the flag for TLS is set in a preamble that ``read_preamble`` has checked."""
+    """Return whether the TLS flag is set in a preamble that ``read_preamble`` has checked."""
     return bool(preamble[-1] & FLAG_TLS)
 
 
 def read_preamble(data: bytes) -> Role:
-    """Check the other side's first 8 bytes and return what the connection is for.
+    """Check the other side's first 8 bytes and return the purpose of the connection.
 
     Raises:
-        ProtocolError: They are not a preamble; the text says what they look like.
+        ProtocolError: The bytes are not a preamble. The text says what they look like.
         VersionError: The other side speaks another major version.
     """
     magic, major, minor, role, flags = PREAMBLE.unpack(data)
@@ -139,12 +143,12 @@ def _looks_like(data: bytes) -> str:
 
 
 def is_http(data: bytes) -> bool:
-    """Whether a client's first bytes are the start of an HTTP request."""
+    """Return whether a client's first bytes are the start of an HTTP request."""
     return data.startswith((b"GET ", b"POST ", b"PUT ", b"HEAD ", b"OPTIONS", b"DELETE ", b"PATCH ", b"CONNECT"))
 
 
 def decode_hello(data: bytes) -> Hello:
-    """Read 64 bytes.
+    """Decode a hello of 64 bytes.
 
     Raises:
         ProtocolError: Wrong magic, role or flags.
@@ -157,30 +161,30 @@ def decode_hello(data: bytes) -> Hello:
 
 
 def auth_key(token: bytes) -> bytes:
-    """The HMAC key made from a token: never the token itself, or the key of a later protocol."""
+    """Return the HMAC key derived from a token. It is never the token itself, nor the key of a later protocol."""
     return hmac.digest(token, b"ddlf auth key v1", hashlib.sha256)
 
 
 def key_id(key: bytes) -> bytes:
-    """The 16 bytes that name a key on the wire."""
+    """Return the 16 bytes that identify a key on the wire."""
     return hmac.digest(key, b"ddlf key id", hashlib.sha256)[:16]
 
 
 def proof(key: bytes, side: str, client: bytes, worker: bytes, certificate: bytes = NO_CERTIFICATE) -> bytes:
-    """The 32 bytes by which one side shows that it holds the token.
+    """Return the 32 bytes with which one side proves that it has the token.
 
     Args:
         key: ``auth_key`` of the token.
         side: ``"C"`` for the client's proof, ``"S"`` for the worker's.
-        client: The client's 64 bytes of hello, as they arrived.
-        worker: The worker's, as they arrived.
+        client: The client's hello of 64 bytes, as received or sent.
+        worker: The worker's hello, as received or sent.
         certificate: SHA-256 of the worker's certificate in DER; zeros without TLS.
     """
     return hmac.digest(key, f"ddlf/1 {side}".encode() + client + worker + certificate, hashlib.sha256)
 
 
 class ClientHandshake:
-    """The dialling side. Send ``hello``, then give what arrives to ``read_hello`` and ``read_verdict``."""
+    """The connecting side. Send ``hello``, then pass the received bytes to ``read_hello`` and ``read_verdict``."""
 
     def __init__(self, role: Role, token: bytes, max_message_bytes: int, *, tls: bool = False) -> None:
         self._key = auth_key(token)
@@ -198,8 +202,8 @@ class ClientHandshake:
             The worker's hello, and this side's proof to send.
 
         Raises:
-            AuthError: The worker does not hold the same token, or the bytes were altered on the way.
-            ProtocolError: It is not a DDLF worker.
+            AuthError: The worker does not have the same token, or the bytes were altered on the way.
+            ProtocolError: The other side is not a DDLF worker.
         """
         theirs, given = data[: HELLO.size], data[HELLO.size :]
         hello = decode_hello(theirs)
@@ -218,7 +222,7 @@ class ClientHandshake:
 
         Raises:
             AuthError: The worker refused the proof.
-            ConnectError: The worker has no place for another connection.
+            ConnectError: The worker accepts no more connections.
         """
         if data == bytes([Verdict.ACCEPTED]):
             return
@@ -228,11 +232,11 @@ class ClientHandshake:
 
 
 class WorkerHandshake:
-    """The listening side. Give the client's 64 bytes to ``answer``, send the result, then give 32 bytes to ``accepts``.
+    """The listening side. Pass the client's 64 bytes to ``answer``, send the result, then pass 32 bytes to ``accepts``.
 
     Args:
-        tokens: Accepted ones, the one to prove with first.
-        max_message_bytes: The largest message body this side accepts.
+        tokens: Accepted tokens. The first one is the default for this side's proof.
+        max_message_bytes: The largest message body that this side accepts.
         certificate: SHA-256 of this side's certificate; zeros without TLS.
     """
 
@@ -249,14 +253,15 @@ class WorkerHandshake:
             The client's hello, and the 96 bytes to send.
         """
         client = decode_hello(data)
-        # A client with none of the tokens is answered all the same: it finds out itself, and others learn nothing.
+        # A client without a valid token receives an answer, too. It notices the difference itself, and an attacker
+        # learns nothing.
         key = next((key for key in self._keys if key_id(key) == client.key_id), self._keys[0])
         self._client = data
         self._mine = new_hello(client.role, self._max_message_bytes, key, client.flags).encode()
         return client, self._mine + proof(key, "S", self._client, self._mine, self._certificate)
 
     def accepts(self, given: bytes) -> bool:
-        """Whether the client's proof was made with one of the tokens. Takes the same time whatever the answer."""
+        """Return whether the client's proof was made with one of the tokens. Every result takes the same time."""
         wanted = [proof(key, "C", self._client, self._mine, self._certificate) for key in self._keys]
         matches = [hmac.compare_digest(given, one) for one in wanted]
         return any(matches)

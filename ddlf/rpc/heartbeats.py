@@ -1,6 +1,6 @@
-"""The connection to a daemon, which always answers, with heartbeats: how silence is noticed.
+"""The connection to a daemon, which uses heartbeats to notice that the other side is silent. A daemon always answers.
 
-Runs on the master, and on a worker that calls another one.
+Runs on the master, and on a worker that calls another worker.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from ddlf.rpc.messages import Kind
 from ddlf.rpc.values import dumps
 
 HEARTBEAT_ID = 0
-"""The id of every heartbeat, which nobody waits for."""
+"""The id of every heartbeat. Nobody waits for the answer."""
 NO_ARGUMENTS = dumps([[], {}])
 
 
 class Speaker(Protocol):
-    """What speaks for this side while its event loop is held up."""
+    """Sends signs of life for this side while its event loop is blocked."""
 
     def beaten(self) -> None:
-        """The event loop sent a heartbeat."""
+        """Note that the event loop has sent a heartbeat."""
 
     def end(self) -> None:
-        """The connection has ended."""
+        """Stop, because the connection has ended."""
 
 
 class ControlChannel(Channel):
     """A channel on which every message is a sign of life.
 
     Args:
-        owner: Who has it.
+        owner: The object that has the channel.
         open: Makes the stream.
         ids: Numbers for requests.
-        timing: When the worker is asked, suspected and given up.
+        timing: When to send heartbeats, when to suspect the worker and when to give it up.
 
     Attributes:
-        liveness: The worker's.
+        liveness: Judges whether the worker is alive.
     """
 
     def __init__(self, owner: Owner, open: Opener, ids: Iterator[int], timing: Timing) -> None:
@@ -52,11 +52,11 @@ class ControlChannel(Channel):
         self._timer: asyncio.TimerHandle | None = None
 
     def begin_heartbeats(self, pulse: Speaker | None, on_dead: Callable[[WorkerLost], None]) -> None:
-        """Give signs of life, and look for those of the worker, until the connection ends.
+        """Send signs of life and watch for the worker's, until the connection ends.
 
         Args:
-            pulse: What speaks for this side while its event loop is held up; None if nobody has to hear of it.
-            on_dead: Called when the worker was silent for too long.
+            pulse: Sends signs of life while this event loop is blocked. None if the other side does not need them.
+            on_dead: Called when the worker has been silent for too long.
         """
         if self.stream.closed:
             return
@@ -64,7 +64,10 @@ class ControlChannel(Channel):
         self._look(on_dead)
 
     def _look(self, on_dead: Callable[[WorkerLost], None]) -> None:
-        """Send a heartbeat, and find out that a worker is gone when nothing says so: its machine lost power, or the network in between broke."""
+        """Send a heartbeat and judge the worker's silence.
+
+        This detects losses that no error reports: the machine lost power, or the network broke.
+        """
         now = self._loop.time()
         if self.liveness.judge(now) == "dead":
             silent_s = self.liveness.silent_s(now)
@@ -75,7 +78,8 @@ class ControlChannel(Channel):
             self._pulse.beaten()
         with suppress(ConnectionError):
             self.stream.send(Kind.REQUEST, HEARTBEAT_ID, "ping", NO_ARGUMENTS)
-            # At the same moments for all workers: the loop wakes once for all heartbeats, and once or twice for all answers.
+            # All workers share the same moments. The loop wakes once for all heartbeats, and once or twice for all
+            # answers.
             period = self.liveness.timing.heartbeat_s
             aligned = period - now % period
             wait = min(self.liveness.next_look_s(now), aligned if aligned > period / 4 else aligned + period)

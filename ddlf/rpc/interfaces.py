@@ -1,4 +1,4 @@
-"""At which addresses a machine can be reached, as far as it knows itself. Runs in the daemon."""
+"""The addresses at which this machine can be reached, as far as it knows them. Runs in the daemon."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import sys
 from pathlib import Path
 
 ANY = ("0.0.0.0", "::")
-_SIOCGIFADDR = 0x8915  # of Linux: the IPv4 address of an interface
-_GLOBAL = "00"  # the scope of an IPv6 address that is good beyond its link
+_SIOCGIFADDR = 0x8915  # Linux: returns the IPv4 address of an interface
+_GLOBAL = "00"  # the scope of an IPv6 address that is valid beyond its link
 
 
 def addresses_of(host: str) -> list[str]:
-    """Those at which others reach what listens on an address.
+    """Return the addresses at which others can reach a socket that listens on ``host``.
 
     Args:
-        host: One address, or that which stands for all of a family.
+        host: One address, or the wildcard address of a family.
 
     Returns:
-        Addresses of loopback first.
+        Addresses, loopback first.
     """
     if host not in ANY:
         return [host]
@@ -31,7 +31,7 @@ def addresses_of(host: str) -> list[str]:
 
 
 def same_machine() -> str:
-    """A text that is another one for each machine, and after each of its starts."""
+    """Return a text that identifies this machine until its next start. Other machines have other texts."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return socket.gethostname()
@@ -44,16 +44,16 @@ def _ipv4() -> list[str]:
 
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             for _, name in socket.if_nameindex():
-                with contextlib.suppress(OSError):  # it has none
+                with contextlib.suppress(OSError):  # no IPv4 address
                     answer = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                     found.append(socket.inet_ntoa(answer[20:24]))
-    with contextlib.suppress(OSError):  # its name is not to be found
+    with contextlib.suppress(OSError):  # the host name cannot be resolved
         found += [str(one[4][0]) for one in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
     return found
 
 
 def _ipv6() -> list[str]:
-    """Of Linux, which lists them in a file."""
+    """Return the global IPv6 addresses from the file in which Linux lists them; none on other systems."""
     with contextlib.suppress(OSError):
         rows = [line.split() for line in Path("/proc/net/if_inet6").read_text().splitlines()]
         return [str(ipaddress.ip_address(bytes.fromhex(row[0]))) for row in rows if row[3] == _GLOBAL]

@@ -1,4 +1,4 @@
-"""What a worker does, whichever side one is on: ``Worker`` implements it on the worker's machine, ``ProxyWorker`` on the master's."""
+"""The interface of a worker. ``Worker`` implements it on the worker's machine, ``ProxyWorker`` on the master's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from ddlf.errors import ConfigError
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,127}")
-"""Of a hosted method."""
+"""A valid name of a hosted method."""
 
 
 class IWorker(ABC):
@@ -31,15 +31,17 @@ class IWorker(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """End the session; the worker goes on. Safe to call again."""
+        """End the session. The worker continues to run. Safe to call again."""
 
     @abstractmethod
     async def load_mnist(self) -> Any:
-        """Make MNIST ``x_train``, ``y_train``, ``x_test``, ``y_test`` of the worker; what is there already is not loaded again."""
+        """Give the worker MNIST as ``x_train``, ``y_train``, ``x_test``, ``y_test``. Loaded data is not loaded again."""
 
     @abstractmethod
     async def load_cifar10(self) -> Any:
-        """The same with CIFAR-10."""
+        """Give the worker CIFAR-10 as ``x_train``, ``y_train``, ``x_test``, ``y_test``. Loaded data is not loaded
+        again.
+        """
 
     @abstractmethod
     async def add_method(
@@ -48,15 +50,15 @@ class IWorker(ABC):
         """Host a function until it is removed.
 
         Args:
-            method: A function; if its first parameter is named ``self`` it gets the ``Worker`` that runs it.
-            name: To call it by; the function's own by default.
-            persist: Keep it on disk, so that it is there after a restart of the worker.
-            concurrent: Let it run while another method does; see ``ddlf.concurrent``.
+            method: A function. If its first parameter is named ``self``, it receives the ``Worker`` that runs it.
+            name: The name to call it by. The default is the function's own name.
+            persist: Keep the method on disk, so that a restarted worker has it again.
+            concurrent: Let it run at the same time as another method; see ``ddlf.concurrent``.
         """
 
     @abstractmethod
     async def remove_method(self, method: str | Callable[..., Any]) -> Any:
-        """Forget a hosted method."""
+        """Remove a hosted method."""
 
     @abstractmethod
     async def run(self, method: str | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -76,10 +78,10 @@ class IWorker(ABC):
 
 
 def checked_function(method: Callable[..., Any], call: str = "run_method") -> Callable[..., Any]:
-    """Return what ``run_method``, or another call, was given if it can run.
+    """Return ``method``, the argument of ``run_method`` or of another call, after a check.
 
     Raises:
-        TypeError: It is no function.
+        TypeError: It cannot be called.
     """
     if not callable(method):
         raise TypeError(
@@ -89,15 +91,15 @@ def checked_function(method: Callable[..., Any], call: str = "run_method") -> Ca
 
 
 async def awaited(result: Any) -> Any:
-    """What a function of the user's came to, plain or async."""
+    """Return the result of a user's function, which may be plain or async."""
     return await result if inspect.isawaitable(result) else result
 
 
 def method_name(method: str | Callable[..., Any]) -> str:
-    """The name of a hosted method, which may be given as the function that was added.
+    """Return the name of a hosted method, given by its name or as the added function.
 
     Raises:
-        ConfigError: It can be no name of one. Nothing of this kind is ever looked up.
+        ConfigError: The name is not valid. A worker never looks up such a name.
     """
     name = method if isinstance(method, str) else getattr(method, "__name__", method)
     if not isinstance(name, str) or not NAME.fullmatch(name):

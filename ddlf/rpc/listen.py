@@ -1,4 +1,6 @@
-"""Be reached: the listening socket, and the worker's side of the handshake. Runs in the daemon and, for data connections, in the executor."""
+"""The listening socket and the worker's side of the handshake. Runs in the daemon and, for data connections, in the
+executor.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from ddlf.rpc.tls import WorkerTLS
 
 BACKLOG = 128
 REFUSAL_DELAY_S = 0.5
-"""A wrong proof is answered this late, so that guessing is slow."""
+"""Delay before the answer to a wrong proof, so that guessing is slow."""
 
 _HTTP_BODY = (
     b"This is a DDLF worker's RPC port, it does not speak HTTP. Reach it with ddlf.Cluster.\n"
@@ -43,23 +45,27 @@ HTTP_ANSWER = (
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Bind and listen.
+    """Bind a socket and listen.
 
     Args:
         host: An address of this machine, or a name of one.
-        port: 1-65535, or 0 for any free one.
+        port: 1-65535, or 0 for any free port.
+
+    Returns:
+        The socket, non-blocking.
 
     Raises:
-        ListenError: The address is taken, not of this machine, or not permitted; the text says which.
+        ConfigError: ``host`` cannot be resolved.
+        ListenError: The address is taken, is not an address of this machine, or is not permitted. The text says which.
     """
     where = f"{host}:{port}"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (socket.gaierror, UnicodeError):  # a label that no name can have is a UnicodeError
+    except (socket.gaierror, UnicodeError):  # a label that is not valid in a name raises UnicodeError
         raise ConfigError(f"--host {host!r} cannot be resolved", hint="give an address of this machine") from None
     sock = socket.socket(family, kind, protocol)
     try:
-        # A restarted worker takes its port back at once; two daemons on one port stay impossible.
+        # A restarted worker can bind its port again at once. Two daemons on one port remain impossible.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
         sock.listen(BACKLOG)
@@ -83,11 +89,13 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 async def accepted(listener: socket.socket) -> tuple[socket.socket, tuple[Any, ...]]:
-    """The next connection and its address, non-blocking. One that comes while this is cancelled stays with the listener, which ends it;
+    """Return the next connection, non-blocking, and its address.
+
+    If this is cancelled, a connection that arrives meanwhile stays with the listener, which ends it.
     ``loop.sock_accept`` would leave it open.
 
     Raises:
-        OSError: It cannot be accepted, for want of descriptors.
+        OSError: The connection cannot be accepted, because there are too few descriptors.
     """
     while True:
         try:
@@ -100,7 +108,9 @@ async def accepted(listener: socket.socket) -> tuple[socket.socket, tuple[Any, .
 
 
 def close_if_cancelled(sock: socket.socket, task: asyncio.Task[None]) -> None:
-    """Called when the task that a socket was given to is done: one that was cancelled before its first line has closed nothing."""
+    """Close a socket whose task was cancelled before it ran. Called when the task is done, because such a task closes
+    nothing itself.
+    """
     if task.cancelled():
         sock.close()
 
@@ -115,25 +125,25 @@ async def answer(
     has_place: Callable[[], bool] = lambda: True,
     delay_s: float = REFUSAL_DELAY_S,
 ) -> tuple[socket.socket, Hello]:
-    """The worker's side of the handshake on a socket, which the result replaces. It is closed when this fails.
+    """Perform the worker's side of the handshake on a socket. The returned socket replaces it. On failure it is closed.
 
     Args:
-        sock: Non-blocking; the caller has read the preamble and bounds the time.
-        preamble: Checked, and suitable: ``refusal_of_preamble`` said nothing.
-        tokens: Accepted ones, the one to prove with first.
-        max_message_bytes: The largest message body this side accepts.
-        encryption: What TLS needs.
-        has_place: Whether one more connection may be kept; asked when the client has proven who it is.
-        delay_s: How late to refuse.
+        sock: A non-blocking socket. The caller has read the preamble and limits the time.
+        preamble: The first 8 bytes, already checked; ``refusal_of_preamble`` returned nothing for them.
+        tokens: Accepted tokens. The first one proves this side's identity.
+        max_message_bytes: The largest message body that this side accepts.
+        encryption: The worker's certificate and key for TLS; None if this worker speaks only plaintext.
+        has_place: Returns whether one more connection may stay. Called after the client has proven its identity.
+        delay_s: Delay before a refusal.
 
     Returns:
         The socket, ready for frames, and the client's hello.
 
     Raises:
-        AuthError: The client does not hold a token of this worker. It was told so.
-        ConnectError: There is no place for another connection. It was told so.
+        AuthError: The client does not have a token of this worker. The client received this answer.
+        ConnectError: The worker accepts no more connections. The client received this answer.
         OSError: The connection ended.
-        ProtocolError: The bytes are no handshake.
+        ProtocolError: The bytes are not a handshake.
     """
     try:
         certificate = NO_CERTIFICATE
@@ -145,7 +155,7 @@ async def answer(
             try:
                 await tls.finish(encrypted)
             except AuthError:
-                await asyncio.sleep(delay_s)  # closed at once, the reason would be lost on its way
+                await asyncio.sleep(delay_s)  # without the delay the close would overtake the reason
                 raise
             certificate = encryption.certificate
         handshake = WorkerHandshake(tokens, max_message_bytes, certificate)
@@ -156,7 +166,8 @@ async def answer(
         except ConnectionResetError:
             if any(key_id(auth_key(token)) == hello.key_id for token in tokens):
                 raise
-            # It saw from this side's proof that the tokens differ, and left. Whoever looks at this worker's log wants to know.
+            # The client saw from this side's proof that the tokens differ, and left. The log of this worker should say
+            # so.
             raise AuthError("token mismatch: the client holds another token") from None
         if not handshake.accepts(proof):
             await asyncio.sleep(delay_s)
@@ -175,13 +186,13 @@ async def answer(
 
 
 def refusal_of_preamble(sock: socket.socket, preamble: bytes, *, encrypts: bool, insecure_plaintext: bool) -> str:
-    """Why a client whose preamble is right cannot be served all the same; empty when it can.
+    """Return why a client with a correct preamble cannot be served; empty when it can.
 
     Args:
-        sock: The client's; where it is decides.
-        preamble: First 8 bytes.
+        sock: The client's socket. The client's address decides whether plaintext is allowed.
+        preamble: The first 8 bytes.
         encrypts: Whether this worker can speak TLS.
-        insecure_plaintext: Whether it may serve other machines without.
+        insecure_plaintext: Whether it may serve other machines without TLS.
     """
     if tls_follows(preamble):
         return "" if encrypts else "the client wants TLS, this port is plain"

@@ -1,10 +1,12 @@
-"""Whether a peer lives, judged by when it was last heard. Pure: no clock, no socket, no task. Runs on both sides of a control connection.
+"""Judges whether a peer is alive, from the time of its last message. Pure: no clock, no socket, no task.
 
-The rules:
+Runs on both sides of a control connection. The rules:
+
     1. Any message on the control connection is a sign of life, not only the answer to a heartbeat.
-    2. Silence of ``suspect_after_s`` makes a peer suspect, of ``dead_after_s`` dead.
-    3. Only time in which this side looked counts as silence. Whoever was itself stopped, suspended or blocked has heard nobody, which says nothing
-       about them: after such a gap the peer gets the time for one heartbeat and its answer, however long it had been silent before.
+    2. A peer is suspect after ``suspect_after_s`` of silence, and dead after ``dead_after_s``.
+    3. Silence counts only while this side was watching. A process that was stopped, suspended or blocked could hear
+       nobody, which proves nothing about its peers. After such a gap, the peer always gets the time for one heartbeat
+       and its answer.
 """
 
 from __future__ import annotations
@@ -16,23 +18,23 @@ from typing import Literal
 from ddlf.errors import ConfigError
 
 DEAD_AFTER_S = 4.0
-"""Long enough for a Wi-Fi that changes its access point, short enough that nobody watches a hung run."""
+"""Long enough for Wi-Fi to change its access point, short enough that nobody waits at a hung run."""
 HEARTBEATS_TO_DEATH = 8
 MIN_HEARTBEATS = 3
-"""One heartbeat may be late and one lost without a verdict."""
+"""One heartbeat may be late and one lost before a peer is declared dead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """When a peer is asked, suspected, and given up; seconds.
+    """When to send heartbeats, when to suspect a peer and when to give it up. All times are in seconds.
 
     Args:
-        heartbeat_s: Between two signs of life.
+        heartbeat_s: Time between two signs of life.
         suspect_after_s: Silence after which a peer is suspected.
-        dead_after_s: Silence after which it is given up; at least 3 x ``heartbeat_s``.
+        dead_after_s: Silence after which a peer is given up; at least 3 x ``heartbeat_s``.
 
     Raises:
-        ConfigError: They contradict each other; the text has the figures.
+        ConfigError: The values contradict each other. The text has the numbers.
     """
 
     heartbeat_s: float = DEAD_AFTER_S / HEARTBEATS_TO_DEATH
@@ -61,7 +63,7 @@ class Timing:
         suspect_after_s: float | None = None,
         dead_after_s: float | None = None,
     ) -> Timing:
-        """What is given, and the rest in proportion to ``dead_after_s``: an eighth and a half of it."""
+        """Return a timing with defaults for missing values: an eighth and a half of ``dead_after_s``."""
         dead = DEAD_AFTER_S if dead_after_s is None else dead_after_s
         known = isinstance(dead, int | float)
         return cls(
@@ -74,24 +76,25 @@ class Timing:
 State = Literal["alive", "suspect", "dead"]
 
 GAP_HEARTBEATS = 2
-"""A look that comes so many heartbeats after the last one came late: ordinary delays of a busy machine are far below one."""
+"""A check that is this many heartbeats late shows a gap. Ordinary delays of a busy machine are far below one heartbeat.
+"""
 GRACE_HEARTBEATS = 2
-"""What a peer has left at least after a gap: one heartbeat to be asked, one to answer."""
+"""The least time that a peer gets after a gap: one heartbeat to be asked, one to answer."""
 
 MIN_LOOK_S = 0.001
-"""So that a verdict that is due in less than the clock can tell does not make a loop spin."""
+"""A verdict may be due in less time than the clock resolves. This minimum keeps a loop from spinning."""
 
 
 class Liveness:
-    """One peer.
+    """The state of one peer.
 
     Args:
-        timing: When to suspect it and when to give it up.
-        now: Any clock's reading in seconds, as in all methods; the clock must not go back.
+        timing: When to suspect the peer and when to give it up.
+        now: The reading of any monotonic clock, in seconds. All methods use the same clock.
 
     Attributes:
         state: The last verdict.
-        last_heard: When it gave its last sign of life; moved on by what gaps took away.
+        last_heard: The time of the last sign of life, moved forward by the length of gaps.
     """
 
     def __init__(self, timing: Timing, now: float) -> None:
@@ -101,16 +104,16 @@ class Liveness:
         self._looked = now
 
     def heard(self, now: float) -> None:
-        """The peer gave a sign of life."""
+        """Record a sign of life of the peer."""
         self.last_heard = now
         self.state = "alive"
 
     def silent_s(self, now: float) -> float:
-        """Seconds of silence that count."""
+        """Return the seconds of silence that count."""
         return now - self.last_heard
 
     def judge(self, now: float) -> State:
-        """Look at the peer. To be called at least once in every heartbeat."""
+        """Judge the peer. Call this at least once in every heartbeat."""
         timing = self.timing
         looked, self._looked = self._looked, now
         if now - looked > GAP_HEARTBEATS * timing.heartbeat_s:
@@ -124,7 +127,7 @@ class Liveness:
         return self.state
 
     def next_look_s(self, now: float) -> float:
-        """Seconds until the next look: a heartbeat, or less if the verdict changes before."""
+        """Return the seconds until the next check: a heartbeat, or less if the verdict changes earlier."""
         timing = self.timing
         silent = now - self.last_heard
         ends = [end - silent for end in (timing.suspect_after_s, timing.dead_after_s) if end > silent]

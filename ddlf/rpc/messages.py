@@ -1,4 +1,4 @@
-"""What a message means: the kinds of frames, requests and responses, errors as data. Pure; runs on both sides."""
+"""The kinds of messages, requests and responses, and errors as data. Pure; runs on both sides."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ddlf.errors.raised import OS_ERROR
 from ddlf.rpc.values import dumps
 
 DOING = "doing"
-"""The event of a request: what it does now, and how far it is."""
+"""The event of a running request: its present activity and progress."""
 MAX_ERROR_TEXT = 64 * 1024
-"""Characters of an exception's text: the rest is cut."""
+"""Most characters of an exception's text. The rest is cut off."""
 MAX_ATTRIBUTES_BYTES = 64 * 1024
-"""Of what an exception carries: more is data, which is no message."""
+"""Most bytes of an exception's arguments and attributes. A larger value is data and does not belong in a message."""
 MAX_CHAIN = 20
-"""Causes and members of groups that are sent with an exception."""
+"""Most causes and group members that are sent with an exception."""
 
 
 class Kind(IntEnum):
@@ -40,13 +40,14 @@ class Request:
     """One call of a worker's command.
 
     Args:
-        command: One of ``IWorker``'s methods, as ``"run_method"``.
+        command: The name of an ``IWorker`` method, such as ``"run_method"``.
         args: Positional arguments.
         kwargs: Keyword arguments.
 
     Attributes:
-        pickle: Pickles the objects in it for all workers that it goes to; None for each of them anew.
-        hear: Takes what the worker tells of it while it runs; None if nobody wants to know.
+        pickle: Pickles the request's objects once for all workers that receive it. With None each worker's request is
+            pickled separately.
+        hear: Receives the worker's messages about the request while it runs; None if nobody needs them.
 
     Example:
         ``await worker.rpc(Request("run_method", add, a=20, b=60))``
@@ -67,10 +68,10 @@ class Request:
 
 
 class Response:
-    """What a request ended with: a result or an error.
+    """The outcome of a request: a result or an error.
 
     Args:
-        result: The value, when there is no error.
+        result: The value, if there is no error.
         error: The exception, or None.
     """
 
@@ -97,7 +98,7 @@ def read_arguments(value: Any) -> tuple[list[Any], dict[str, Any]]:
         Positional and keyword arguments.
 
     Raises:
-        ProtocolError: It is something else.
+        ProtocolError: The value does not have this form.
     """
     if type(value) is list and len(value) == 2:
         args, kwargs = value
@@ -107,10 +108,10 @@ def read_arguments(value: Any) -> tuple[list[Any], dict[str, Any]]:
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """An exception as data: type name, message and frames, with its causes.
+    """Return an exception as data: type name, message and frames, with its causes.
 
-    Of the exception itself only data is sent, so one that cannot be pickled, or whose ``__str__`` raises, arrives like any other. Frames
-    of DDLF itself before the first one of the user are left out.
+    Only data is sent. An exception that cannot be pickled, or whose ``__str__`` raises, therefore arrives like any
+    other. DDLF's own frames before the first user frame are left out.
     """
     chain: list[list[Any]] = []
     seen: set[int] = set()
@@ -157,14 +158,14 @@ def _hint(error: BaseException) -> str:
 
 
 def where_modules_come_from(name: str) -> str:
-    """What to do about a module that a worker does not find."""
+    """Return advice about a module that a worker cannot import."""
     return f"install {name.partition('.')[0]} on the worker, or keep it below the script's folder, from where modules travel"
 
 
 def _carried(error: BaseException) -> dict[str, Any]:
-    """The arguments and attributes of an exception that are data."""
+    """Return the arguments and attributes of an exception that are data."""
     facts: dict[str, Any] = {}
-    text = _text(error)  # the other side takes it for the only argument
+    text = _text(error)  # the other side uses it as the only argument
     if error.args != ((text,) if text else ()) and _is_data(list(error.args)):
         facts["args"] = list(error.args)
     attributes = {name: value for name, value in vars(error).items() if not name.startswith("__") and _is_data(value)}
@@ -180,22 +181,23 @@ def _carried(error: BaseException) -> dict[str, Any]:
 
 
 def _no_object(value: Any) -> NoReturn:
-    """Nor one of a class that the master may know: it would have to be told of the error in any case."""
+    """Refuse every object, even one whose class the master may know. The master needs the error in any case."""
     raise TypeError
 
 
 def _is_data(value: Any) -> bool:
     try:
         buffers = dumps(value, _no_object)
-    except Exception:  # whatever it is: it stays where it is
+    except Exception:  # values that cannot be encoded stay on this side
         return False
     return len(buffers) == 1 and len(buffers[0]) <= MAX_ATTRIBUTES_BYTES
 
 
 def rebuild(facts: dict[str, Any], *, worker: str = "") -> DDLFError:
-    """The error that the master raises for what ``describe`` returned on a worker.
+    """Return the error that the master raises for the result of ``describe`` on a worker.
 
-    DDLF's own errors come back as themselves; others as a ``RemoteError`` that is also of their class, if this side knows it.
+    DDLF's own errors keep their class. Other errors become a ``RemoteError`` that is also an instance of their class,
+    if this side knows it.
     """
     try:
         return _rebuild(facts, worker)
@@ -213,7 +215,7 @@ def _rebuild(facts: dict[str, Any], worker: str) -> DDLFError:
         if isinstance(error, RequestFailed):
             error.may_have_run = bool(facts.get("may_have_run", True))
         return error
-    # Without lines of the user it would only say the same again.
+    # Without lines of the user, the traceback would only repeat the message.
     lines = _format(chain) if any(entry[2] for entry in chain) or len(chain) > 1 else ""
     remote = RemoteError.of(name, message, lines, worker=worker)
     remote.hint = hint
@@ -227,14 +229,14 @@ def _rebuild(facts: dict[str, Any], worker: str) -> DDLFError:
 
 
 def type_name(error: BaseException) -> str:
-    """``"ValueError"`` for a builtin, ``"module.Name"`` otherwise."""
+    """Return ``"ValueError"`` for a builtin, ``"module.Name"`` otherwise."""
     kind = type(error)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _text(error: BaseException) -> str:
     try:
-        # A hint travels beside the text. A RemoteError keeps the traceback of the worker that it came from.
+        # A hint travels separately from the text. A RemoteError keeps the traceback of its worker.
         text = error.message if isinstance(error, DDLFError) and not isinstance(error, RemoteError) else str(error)
     except Exception as broken:
         text = f"<its text cannot be made: {type(broken).__name__}>"
@@ -242,7 +244,7 @@ def _text(error: BaseException) -> str:
 
 
 def _format(chain: list[Any]) -> str:
-    """The traceback as Python prints it, with source lines read here when the worker does not have the user's file."""
+    """Return the traceback as Python prints it. Source lines come from this side if the worker lacks the user's file."""
     parts: list[str] = []
     for name, message, frames, link in reversed(chain):
         summary = traceback.StackSummary.from_list(
@@ -259,6 +261,8 @@ def _format(chain: list[Any]) -> str:
 
 
 def _line(file: str, text: str) -> str | None:
-    """The source line, or None to look it up on this side: in a notebook's cell, or in a file, which must be a plain one: reading a device
-    could never end."""
+    """Return the source line, or None to look it up on this side: in a notebook's cell, or in a file.
+
+    Only regular files are read, because reading a device might never end.
+    """
     return None if not text and (file in linecache.cache or os.path.isfile(file)) else text

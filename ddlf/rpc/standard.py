@@ -1,8 +1,11 @@
-"""Values of the standard library as data: dates and times, Decimal, Path, UUID, range; and, where a worker answers, objects of classes that the
-master knows itself: members of an Enum, dataclasses, named tuples. Pure; runs on both sides.
+"""Encodes values of the standard library as data: dates and times, Decimal, Path, UUID, range. Pure; runs on both
+sides.
 
-Nothing is imported for the other side and none of its code is run: a class is one of a module that is here already, and an object is given its
-attributes without its constructor, as pickle does.
+A worker's results may also contain objects of classes that the master knows: members of an Enum, dataclasses, named
+tuples.
+
+Decoding imports nothing and runs no code of the other side. A class must be in a module that is already imported. An
+object gets its attributes without its constructor, like in pickle.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ def _zone(zone: tzinfo | None) -> list[Any] | None:
     if zone is None:
         return None
     if type(zone) is not timezone:
-        raise _Other  # one that a database of time zones describes, which the other side may have in another version
+        raise _Other  # its time zone comes from a database, and the other side may have another version
     offset = zone.utcoffset(None)
     name = zone.tzname(None)
     return [_seconds(offset), None if timezone(offset).tzname(None) == name else name]
@@ -41,7 +44,7 @@ def _read_zone(fields: Any) -> timezone | None:
 
 
 class _Other(Exception):
-    """It is no value that this file knows."""
+    """This file cannot encode the value."""
 
 
 _DUMP: dict[type, tuple[str, Callable[[Any], list[Any]]]] = {
@@ -82,7 +85,7 @@ def _checked(kind: type, value: Any) -> Any:
 
 
 def dump_standard(value: Any) -> list[Any] | None:
-    """``[name, *fields]`` of a value of the standard library; None for any other object."""
+    """Return ``[name, *fields]`` for a value of the standard library, and None for any other object."""
     found = _DUMP.get(type(value))
     try:
         return [found[0], *found[1](value)] if found else None
@@ -91,10 +94,10 @@ def dump_standard(value: Any) -> list[Any] | None:
 
 
 def load_standard(fields: list[Any]) -> Any:
-    """The inverse of ``dump_standard``.
+    """Return the value that ``dump_standard`` encoded.
 
     Raises:
-        ProtocolError: There is no such kind of value. What other errors say is that there is no such value.
+        ProtocolError: This kind of value does not exist. Other exceptions mean that the fields are wrong.
     """
     name, *rest = fields
     load = _LOAD.get(name) if type(name) is str else None
@@ -107,9 +110,11 @@ def load_standard(fields: list[Any]) -> Any:
 
 
 def dump_known(value: Any) -> list[Any] | None:
-    """``[kind, module, name, content]`` of a member of an Enum, a dataclass or a named tuple; None for any other object.
+    """Return ``[kind, module, name, content]`` for a member of an Enum, a dataclass or a named tuple; None for any
+    other object.
 
-    The classes of functions and of objects that cannot be made without their constructor are none that the other side could know.
+    Local classes, and classes whose objects need their constructor, are not encoded, because the other side cannot
+    restore their objects.
     """
     kind = type(value)
     module, name = kind.__module__, kind.__qualname__
@@ -125,11 +130,11 @@ def dump_known(value: Any) -> list[Any] | None:
 
 
 def load_known(fields: list[Any]) -> Any:
-    """The inverse of ``dump_known``.
+    """Return the object that ``dump_known`` encoded.
 
     Raises:
-        ResultNotData: The class is not here, or is not what it is on the other side.
-        ProtocolError: The fields are not of any such object.
+        ResultNotData: This side lacks the class, or its class differs from the other side's.
+        ProtocolError: The fields do not describe such an object.
     """
     what, module, name, content = fields
     if type(module) is not str or type(name) is not str:
@@ -156,10 +161,12 @@ def load_known(fields: list[Any]) -> Any:
 
 
 def known(module: str, name: str) -> Any:
-    """What a module that is imported already has under a qualified name, without running any code of it; None if there is nothing."""
+    """Return the object with a qualified name in an imported module, without running the module's code; None if there
+    is none.
+    """
     found: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, "__dict__", {}).get(part)  # not getattr, which a module may answer with an import
+        found = getattr(found, "__dict__", {}).get(part)  # getattr could run a module's __getattr__
     return found
 
 
@@ -173,18 +180,18 @@ def _is_dataclass(kind: Any) -> bool:
         return False
     try:
         object.__new__(kind)
-    except TypeError:  # abstract, or derived from a builtin that has a state of its own
+    except TypeError:  # abstract, or derived from a builtin with its own state
         return False
     return not issubclass(kind, BaseException)
 
 
 def _is_harmless(kind: Any) -> bool:
-    """Whether an object of it does nothing by being thrown away."""
+    """Return whether deleting an object of this class runs no code."""
     return not hasattr(kind, "__del__")
 
 
 def _state(value: Any) -> dict[str, Any]:
-    """All attributes of a dataclass that are set, those in slots too."""
+    """Return all attributes of a dataclass that are set, including those in slots."""
     slots = {name: getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)}
     return slots | getattr(value, "__dict__", {})
 
@@ -204,7 +211,7 @@ def _made(kind: type, state: dict[str, Any]) -> Any:
         if name in slots:
             object.__setattr__(value, name, item)
         elif hasattr(value, "__dict__"):
-            value.__dict__[name] = item  # into the object itself: a property would be code
+            value.__dict__[name] = item  # directly into the object, because a property could run code
         else:
             raise ProtocolError(f"a {kind.__name__} has no {name[:40]!r}")
     return value

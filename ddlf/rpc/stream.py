@@ -1,7 +1,7 @@
-"""Exact reads and writes during a handshake, on a plain or an encrypted socket. Runs on both sides.
+"""Reads and writes an exact number of bytes during a handshake, on a plain or an encrypted socket. Runs on both sides.
 
-asyncio's ``sock_recv`` and ``sock_sendall`` refuse encrypted sockets, and a transport would read more than was asked for: what follows the
-handshake belongs to the frame decoder.
+asyncio's ``sock_recv`` and ``sock_sendall`` refuse encrypted sockets. A transport would read too many bytes, and the
+bytes after the handshake belong to the frame decoder.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import socket
 import ssl
 
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-"""What a non-blocking socket raises when it cannot go on now. The last two are kinds of OSError too: catch this first."""
+"""The exceptions of a non-blocking socket that has to wait. The last two are subclasses of OSError, so catch these
+first.
+"""
 
 
 async def ready(sock: socket.socket, *, to_send: bool) -> None:
-    """Wait until the socket has room to send, or else bytes to read."""
+    """Wait until the socket has space to send or, with ``to_send=False``, bytes to read."""
     loop = asyncio.get_running_loop()
     future = loop.create_future()
     watch, unwatch = (loop.add_writer, loop.remove_writer) if to_send else (loop.add_reader, loop.remove_reader)
@@ -28,7 +30,7 @@ async def ready(sock: socket.socket, *, to_send: bool) -> None:
 
 
 async def receive_exactly(sock: socket.socket, count: int) -> bytes:
-    """Read ``count`` bytes and not one more, so that what follows stays for the frame decoder.
+    """Read exactly ``count`` bytes. Later bytes stay for the frame decoder.
 
     Raises:
         ConnectionResetError: The other side closed first.
@@ -47,14 +49,14 @@ async def receive_exactly(sock: socket.socket, count: int) -> bytes:
 
 
 async def send_all(sock: socket.socket, data: bytes) -> None:
-    """Send all bytes; a handshake's are few, so they hardly ever wait.
+    """Send all bytes. A handshake has few bytes, so this rarely waits.
 
     Raises:
         OSError: The connection ended.
     """
     while data:
         try:
-            # Not more than before after a wait: OpenSSL wants the same bytes again.
+            # After a wait, send the same bytes again. OpenSSL requires it.
             data = data[sock.send(data) :]
         except WOULD_BLOCK as error:
             await ready(sock, to_send=not isinstance(error, ssl.SSLWantReadError))

@@ -1,10 +1,12 @@
-"""Encryption beyond this machine: TLS 1.3 by the standard library. Runs on both sides.
+"""Encryption of connections to other machines: TLS 1.3 from the standard library. Runs on both sides.
 
-Who is at the other end is proven by the token, as without encryption: the SHA-256 of the certificate that the client sees goes into both proofs
-of the handshake, so somebody in between who shows a certificate of his own is refused. A worker therefore signs its certificate itself, and
-nobody has to manage any. Who has certificates of an organisation can demand them on top (``Security``).
+The token proves the identity of the other side, like on a plaintext connection. The SHA-256 of the certificate that the
+client sees goes into both proofs of the handshake. A man in the middle with another certificate is therefore refused.
+For this reason a worker can sign its own certificate, and nobody has to manage certificates. A user who has an
+organisation's certificates can require them in addition (``Security``).
 
-TLS begins after the 8 bytes of preamble of both sides, in the process that uses the connection, so no state of TLS is ever handed over.
+TLS begins after the preambles of both sides (8 bytes each). It begins in the process that uses the connection, so TLS
+state never moves between processes.
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ class Security:
     """How one side protects its connections, besides the token.
 
     Args:
-        tls_ca: File with the certificates that the other side's must be signed by; None leaves the proof to the token.
-        tls_cert: File with this side's certificate; None: a worker makes its own, a master shows none.
+        tls_ca: File with the certificates that must have signed the other side's certificate. With None the token is
+            the only proof.
+        tls_cert: File with this side's certificate. With None a worker makes its own, and a master shows none.
         tls_key: File with its private key.
         insecure_plaintext: Encrypt nothing, for links that nobody else can read.
     """
@@ -57,12 +60,12 @@ class Security:
 
 
 TOKEN_ONLY = Security()
-"""What nearly everybody uses."""
+"""The usual setting: the token is the only proof."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerTLS:
-    """What a worker needs to encrypt.
+    """The objects that a worker needs to encrypt.
 
     Args:
         context: Context of the standard library.
@@ -77,11 +80,12 @@ def worker_tls(own: Path, security: Security) -> WorkerTLS:
     """Load a worker's certificate.
 
     Args:
-        own: File with a self-signed certificate and its key, made by ``make_certificate``; used if ``security`` names none.
+        own: File with a self-signed certificate and its key, made by ``make_certificate``. Used if ``security`` names
+            no certificate.
         security: Certificates of an organisation.
 
     Raises:
-        ConfigError: A file cannot be used; the text says which and why.
+        ConfigError: A file cannot be used. The text says which file and why.
     """
     certificate, key = security.tls_cert or own, security.tls_key or own
     context = _context(ssl.PROTOCOL_TLS_SERVER, security.tls_ca, certificate, key)
@@ -93,10 +97,11 @@ def worker_tls(own: Path, security: Security) -> WorkerTLS:
 
 @functools.lru_cache(maxsize=16)
 def client_context(security: Security) -> ssl.SSLContext:
-    """The client's side: without a CA it accepts any certificate, since the proofs show whose it is.
+    """Return the context of the client's side. Without a CA it accepts any certificate, since the proofs show its
+    owner.
 
     Raises:
-        ConfigError: A file cannot be used; the text says which and why.
+        ConfigError: A file cannot be used. The text says which file and why.
     """
     context = _context(ssl.PROTOCOL_TLS_CLIENT, security.tls_ca, security.tls_cert, security.tls_key)
     if security.tls_ca is None:
@@ -106,7 +111,7 @@ def client_context(security: Security) -> ssl.SSLContext:
 
 
 def certificate_seen(sock: ssl.SSLSocket) -> bytes:
-    """SHA-256 of the certificate that the other side showed, in DER."""
+    """Return the SHA-256 of the other side's certificate in DER."""
     seen = sock.getpeercert(binary_form=True)
     if seen is None:
         raise ProtocolError("the other side showed no certificate")
@@ -114,21 +119,21 @@ def certificate_seen(sock: ssl.SSLSocket) -> bytes:
 
 
 def begin_client(sock: socket.socket, context: ssl.SSLContext, host: str) -> ssl.SSLSocket:
-    """Wrap a connected socket, which is the result's from then on."""
+    """Wrap a connected socket. The result owns it from then on."""
     name = host if context.check_hostname else None
     return context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
 
 
 def begin_worker(sock: socket.socket, tls: WorkerTLS) -> ssl.SSLSocket:
-    """Wrap an accepted socket, which is the result's from then on."""
+    """Wrap an accepted socket. The result owns it from then on."""
     return tls.context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
 
 
 async def finish(sock: ssl.SSLSocket) -> None:
-    """Carry the TLS handshake through; the caller bounds the time.
+    """Complete the TLS handshake. The caller limits the time.
 
     Raises:
-        AuthError: A certificate is not accepted; the text says why.
+        AuthError: A certificate is not accepted. The text says why.
         ProtocolError: The other side does not speak TLS 1.3.
         OSError: The connection ended.
     """
@@ -145,7 +150,7 @@ async def finish(sock: ssl.SSLSocket) -> None:
 
 
 def explained(error: ssl.SSLError) -> AuthError | ProtocolError:
-    """One of our errors for one of OpenSSL's."""
+    """Return the DDLF error for an error of OpenSSL."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return AuthError(f"the other side's certificate {_why(error)}", hint="renew it, or correct tls_ca")
     reason = (error.reason or str(error)).replace("_", " ").lower()
@@ -170,32 +175,32 @@ def _why(error: ssl.SSLCertVerificationError) -> str:
 
 
 def is_local(sock: socket.socket) -> bool:
-    """Whether the other end is on this machine: what is sent to it never reaches a network."""
+    """Return whether the other end is on this machine, so that the data never reaches a network."""
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return True
-    with contextlib.suppress(OSError):  # it has left already
+    with contextlib.suppress(OSError):  # it has already disconnected
         return is_loopback(sock.getpeername()[0])
     return False
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an IP address is of this machine alone; IPv4 in IPv6 counts as what it stands for."""
+    """Return whether an IP address belongs to this machine alone. An IPv4 address inside IPv6 counts as IPv4."""
     found = ipaddress.ip_address(address.partition("%")[0])
     mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
     return (mapped or found).is_loopback
 
 
 def make_certificate(path: Path) -> None:
-    """Make a self-signed certificate and its key (ECDSA, P-256) in one file, unless it exists.
+    """Create a self-signed certificate and its key (ECDSA, P-256) in one file, unless the file exists.
 
-    Valid from yesterday, since clocks differ, for ten years. Only its owner can read the file.
+    It is valid for ten years, starting yesterday, because clocks differ. Only its owner can read the file.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     if path.exists():
         return
-    # Only here: it takes longer to import than everything else of the daemon.
+    # Imported here, because it takes longer to import than all the rest of the daemon.
     import datetime
 
     from cryptography import x509
@@ -216,7 +221,7 @@ def make_certificate(path: Path) -> None:
     encoded = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     ) + certificate.public_bytes(serialization.Encoding.PEM)
-    # A hard link, as with tokens: of workers that start at once one wins, and nobody reads half a file.
+    # A hard link, like for tokens. If workers start at once, one of them wins. Nobody reads a partial file.
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -277,7 +282,9 @@ def _check_key(path: Path) -> None:
 
 
 def _check_lifetime(certificate: Path) -> None:
-    """The standard library does not tell when an own certificate ends, and the other side's refusal would come too late."""
+    """Check that this side's own certificate is valid now. The standard library does not check it, and the other side's
+    refusal would come too late.
+    """
     import datetime
 
     from cryptography import x509
@@ -293,7 +300,7 @@ def _check_lifetime(certificate: Path) -> None:
 
 
 def _der(certificate: Path) -> bytes:
-    """The first certificate of a file, which is the one that is shown."""
+    """Return the first certificate of a file. This is the certificate that the other side sees."""
     found = re.search(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", certificate.read_text(), re.DOTALL)
     if found is None:
         raise ConfigError(f"tls_cert {certificate} holds no certificate", hint="give a file in PEM form")

@@ -1,12 +1,13 @@
-"""Tokens: making, finding and holding the secret that master and workers share. Runs on both.
+"""Tokens: creates, finds and stores the secret that master and workers share. Runs on both.
 
 Rules:
-    A token is shell access, since the product runs code: it is never printed, sent or taken from a command line.
-    The first configured source decides. If it is bad, that is an error and never a reason to look further: falling
-    back would quietly start a cluster with another secret, or with none.
-    A token file has one line, or two while tokens are being replaced: the first proves who we are, both are accepted.
+    A token gives shell access, because DDLF runs code. It is never printed, sent or taken from a command line.
+    The first configured source decides. If that source is bad, DDLF raises an error and never tries the next one. A
+    fallback would start a cluster with another secret, or with none, and nobody would notice.
+    A token file has one line, or two during a replacement. The first line proves this side's identity, both are
+    accepted.
 
-Imported by the daemon, so only the standard library (and `platformdirs`, when a default path is needed).
+The daemon imports this file, so it uses only the standard library, and `platformdirs` when a default path is needed.
 """
 
 import hashlib
@@ -22,10 +23,10 @@ from typing import Literal
 from ddlf.errors import AuthError
 
 MIN_TOKEN_CHARACTERS = 32
-MAX_FILE_BYTES = 4096  # two tokens of 256 bits need 88
+MAX_FILE_BYTES = 4096  # printable ASCII without spaces: URL-safe, hexadecimal and base64 tokens
 
 _TOKEN = re.compile(rb"[!-~]+")  # printable ASCII without spaces: url-safe, hexadecimal and base64 tokens
-_FROM_ENVIRONMENT: dict[str, str] = {}  # what $DDLF_TOKEN held before it was removed: later calls must find it too
+_FROM_ENVIRONMENT: dict[str, str] = {}  # the value of $DDLF_TOKEN from before its removal, for later calls
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -46,7 +47,7 @@ class Tokens:
 
     @property
     def primary(self) -> bytes:
-        """The token to prove ourselves with when dialling."""
+        """The token that proves this side's identity when it connects."""
         return self.all[0]
 
     @property
@@ -59,15 +60,15 @@ class Tokens:
 
 
 def new_token() -> str:
-    """Return a new token: 32 random bytes as 43 url-safe characters."""
+    """Return a new token: 32 random bytes as 43 URL-safe characters."""
     return secrets.token_urlsafe(32)
 
 
 def default_path() -> Path:
-    """Return where a user's token lives: ``~/.config/ddlf/token``, or below ``$XDG_CONFIG_HOME``.
+    """Return the path of a user's token: ``~/.config/ddlf/token``, or below ``$XDG_CONFIG_HOME``.
 
     Raises:
-        AuthError: This user has no home folder, as in a container with a foreign user id.
+        AuthError: This user has no home folder. A container with a foreign user id is an example.
     """
     return _user_folder("config") / "token"
 
@@ -76,14 +77,14 @@ def write_token(path: str | Path | None = None, token: str | None = None) -> Pat
     """Write a token to a file that only this user can read.
 
     Args:
-        path: The file to make; `default_path` if None. Its folder is made too, for this user only.
-        token: The text, of another machine's token; a new one if None.
+        path: The file to create; `default_path` if None. Its folder is created too, for this user only.
+        token: The text of another machine's token; a new token if None.
 
     Returns:
-        The file.
+        The path of the file.
 
     Raises:
-        AuthError: The file exists (a token is never overwritten), it cannot be written, or ``token`` is none.
+        AuthError: The file exists (a token is never overwritten), it cannot be written, or ``token`` is not a token.
     """
     path = _expanded(default_path() if path is None else path)
     if token is not None:
@@ -100,17 +101,17 @@ def write_token(path: str | Path | None = None, token: str | None = None) -> Pat
 
 
 def find_tokens(token_file: str | Path | None = None) -> Tokens | None:
-    """Return the tokens of the first source that is configured, or None if there is none.
+    """Return the tokens of the first configured source, or None if there is no source.
 
-    Looks at ``token_file``, then $DDLF_TOKEN_FILE, then $DDLF_TOKEN, then `default_path`. $DDLF_TOKEN is removed from
-    the environment in any case, so that no child process inherits it, and its text is overwritten where the kernel shows
-    it in ``/proc/PID/environ``.
+    The sources are ``token_file``, then $DDLF_TOKEN_FILE, then $DDLF_TOKEN, then `default_path`. $DDLF_TOKEN is always
+    removed from the environment, so that no child process inherits it. Its text is also overwritten in the memory that
+    the kernel shows in ``/proc/PID/environ``.
 
     Args:
         token_file: A file named by a flag or in cluster.yaml.
 
     Raises:
-        AuthError: The first configured source is missing, unreadable, readable by others, or holds no token.
+        AuthError: The first configured source is missing, unreadable, readable by others, or contains no token.
     """
     if "DDLF_TOKEN" in os.environ:
         # Every other reader of the variable got a copy.
@@ -129,7 +130,7 @@ def find_tokens(token_file: str | Path | None = None) -> Tokens | None:
     try:
         path = default_path()
     except AuthError:
-        return None  # no home, so no token in it
+        return None  # without a home folder there is no token in it
     try:
         return _read(path, "token file")
     except FileNotFoundError:
@@ -137,10 +138,10 @@ def find_tokens(token_file: str | Path | None = None) -> Tokens | None:
 
 
 def _wipe_variable(name: bytes) -> None:
-    """Overwrite a variable in the memory that the process was started with: removing it only forgets where it is."""
+    """Overwrite a variable in the memory that the process was started with. Removing a variable leaves its text there."""
     import ctypes
 
-    with suppress(OSError, AttributeError):  # a C library that works in another way
+    with suppress(OSError, AttributeError):  # this C library works differently
         library = ctypes.CDLL(None)
         library.getenv.restype = ctypes.c_void_p
         address = library.getenv(name)
@@ -154,7 +155,7 @@ def loopback_tokens() -> Tokens:
 
 
 def is_automatic(token: bytes) -> bool:
-    """Whether a token is that of ``loopback_tokens``, which is used where none is given."""
+    """Return whether ``token`` is one of ``loopback_tokens``, the default where the user gives no token."""
     with suppress(AuthError):
         path = state_folder() / "loopback-token"
         return os.path.lexists(path) and token in _read_named(path, "loopback token").all
@@ -162,37 +163,40 @@ def is_automatic(token: bytes) -> bool:
 
 
 def automatic_token(what: str) -> Tokens:
-    """Return a token of this user's that keeps other users of this machine out; make it on first use.
+    """Return a token of this user that keeps other users of this machine out. Create it on first use.
 
-    It lives in ``~/.local/state/ddlf/`` (or below ``$XDG_STATE_HOME``). When processes start at once, all of them get the same token.
+    The file is in ``~/.local/state/ddlf/`` (or below ``$XDG_STATE_HOME``). Processes that start at the same time all
+    get the same token.
 
     Args:
-        what: Name for people, ``"loopback token"`` or ``"dashboard token"``; the file's has a hyphen for the space.
+        what: The name in messages, ``"loopback token"`` or ``"dashboard token"``. The file name has a hyphen for the
+            space.
 
     Raises:
-        AuthError: The file cannot be made, or is not usable.
+        AuthError: The file cannot be created, or cannot be used.
     """
     path = state_folder() / what.replace(" ", "-")
     if not os.path.lexists(path):
-        with suppress(FileExistsError):  # another process was faster: its token is the one
+        with suppress(FileExistsError):  # another process was faster; its token is used
             _create(path, new_token())
     return _read_named(path, what)
 
 
 def state_folder() -> Path:
-    """Return where what is kept between commands lives: ``~/.local/state/ddlf``, or below ``$XDG_STATE_HOME``. It need not exist.
+    """Return the folder for state between commands: ``~/.local/state/ddlf``, or below ``$XDG_STATE_HOME``. It may not
+    exist.
 
     Raises:
-        AuthError: This user has no home.
+        AuthError: This user has no home folder.
     """
     return _user_folder("state")
 
 
 def _user_folder(kind: Literal["config", "state"]) -> Path:
-    """Return this user's folder for our files of one kind; it need not exist.
+    """Return this user's folder for DDLF's files of one kind. It may not exist.
 
     Raises:
-        AuthError: This user has no home.
+        AuthError: This user has no home folder.
     """
     import platformdirs
 
@@ -207,7 +211,7 @@ def _user_folder(kind: Literal["config", "state"]) -> Path:
 
 
 def shell_path(path: Path) -> str:
-    """``path`` as a shell on another machine, with another home folder, understands it."""
+    """Return ``path`` in a form that a shell on another machine, with another home folder, understands."""
     with suppress(RuntimeError, ValueError):
         return f"~/{_in_quotes(path.relative_to(Path.home()))}"
     return _in_quotes(path)
@@ -218,18 +222,18 @@ def _in_quotes(path: Path) -> str:
 
 
 def _expanded(path: str | Path) -> Path:
-    """Return ``path`` with ~ replaced; unlike `Path.expanduser`, without an error where there is no home."""
+    """Return ``path`` with ~ replaced. Unlike `Path.expanduser`, it raises no error without a home folder."""
     return Path(os.path.expanduser(path))
 
 
 def _create(path: Path, token: str) -> None:
-    """Make ``path`` with all of its content at once: nobody can ever read a half-written token.
+    """Create ``path`` with its whole content at once, so that nobody can read a half-written token.
 
-    A hard link, since it is the one portable step that both fails if the name exists and shows the file complete.
+    It uses a hard link. This is the one portable step that fails if the name exists and also shows the file complete.
 
     Raises:
         FileExistsError: ``path`` exists.
-        AuthError: It cannot be written.
+        AuthError: The file cannot be written.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
@@ -242,14 +246,14 @@ def _create(path: Path, token: str) -> None:
         finally:
             draft.unlink()
     except OSError as error:
-        # The folder can exist as a file, which is another problem than an existing token.
+        # The folder's path can be a file, which is a different problem from an existing token.
         if isinstance(error, FileExistsError) and os.path.lexists(path):
             raise
         raise AuthError(f"cannot write token file {path}: {error.strerror}", hint="choose a folder you own") from error
 
 
 def _read_named(path: Path, what: str) -> Tokens:
-    """Like `_read`, for a file that has to exist."""
+    """Read a token file that has to exist; otherwise like `_read`."""
     try:
         return _read(path, what)
     except FileNotFoundError:
@@ -262,11 +266,11 @@ def _read(path: Path, what: str) -> Tokens:
     """Read a token file.
 
     Raises:
-        FileNotFoundError: There is none.
-        AuthError: It is there, but must not or cannot be used.
+        FileNotFoundError: The file does not exist.
+        AuthError: The file exists, but must not or cannot be used.
     """
     try:
-        # Non-blocking, or a named pipe that nobody writes to would hang us before we can refuse it.
+        # Without O_NONBLOCK, opening a named pipe without a writer would hang before it can be refused.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except FileNotFoundError:
         raise
@@ -283,17 +287,17 @@ def _read(path: Path, what: str) -> Tokens:
 
 
 def _check_file(status: os.stat_result, path: Path, what: str) -> None:
-    """Refuse what is no file, and what others could read or have written.
+    """Refuse paths that are not files, and files that others could read or write.
 
     Raises:
-        AuthError: Says which, and the command that repairs it.
+        AuthError: The text gives the reason, and the hint gives the command that repairs it.
     """
     if stat.S_ISDIR(status.st_mode):
         raise AuthError(f"{what} {path} is a directory", hint="name the file in it")
     if not stat.S_ISREG(status.st_mode):
         raise AuthError(f"{what} {path} is not a regular file", hint="copy the token into one, with mode 600")
     if os.name != "posix":
-        return  # Windows guards a user's folder with access lists, which the mode does not show
+        return  # Windows protects a user's folder with access lists, which the mode does not show
     if not is_private(status):
         mode = stat.S_IMODE(status.st_mode)
         raise AuthError(f"{what} {path} is readable by others ({mode:04o})", hint=f"run 'chmod 600 {path}'")
@@ -304,20 +308,22 @@ def _check_file(status: os.stat_result, path: Path, what: str) -> None:
 
 
 def is_private(status: os.stat_result) -> bool:
-    """Whether only its owner, and whom root has let read it, can read a file with a secret, and nobody else can write it.
+    """Return whether only the owner can write a file with a secret, and only the owner and a group chosen by root can
+    read it.
 
-    As with ssh, the mode allows nothing to group and others. One exception: the group may read what belongs to root. Only root chose that
-    group, and Kubernetes makes Secrets so for a pod with ``fsGroup``: owner root, group fsGroup, mode 0440.
+    Like ssh, DDLF requires a mode without rights for group and others. There is one exception: the group may read a
+    file that belongs to root. Only root chose that group, and Kubernetes creates Secrets this way for a pod with
+    ``fsGroup``: owner root, group fsGroup, mode 0440.
     """
     allowed = 0o040 if status.st_uid == 0 else 0
     return not stat.S_IMODE(status.st_mode) & 0o077 & ~allowed
 
 
 def _parse(content: bytes, source: str) -> tuple[bytes, ...]:
-    """Return the one or two tokens in ``content``, without ever showing them in an error.
+    """Return the one or two tokens in ``content``. Errors never show them.
 
     Raises:
-        AuthError: Empty, too long, not text, more than two lines, or too short.
+        AuthError: The content is empty, too long, not text, has more than two lines, or a token is too short.
     """
     if len(content) > MAX_FILE_BYTES:
         raise AuthError(f"{source} is longer than {MAX_FILE_BYTES} bytes, so it is no token", hint="name another file")

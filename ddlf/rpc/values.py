@@ -1,11 +1,12 @@
-"""What a message holds: Python values to bytes and back, exactly. Pure; runs on both sides.
+"""Encodes Python values as bytes, and decodes them exactly. Pure; runs on both sides.
 
-None, bool, int, float, complex, str, bytes, list, tuple, dict, set, NumPy scalars and arrays and the values of ``standard`` come out as they went
-in: a tuple stays a tuple, an int of any size its size. Other kinds of memory (bytearray, memoryview) arrive as bytes. The value tree is msgpack
-with the extension types of ``Tag``; arrays lie beside it as raw memory, so nothing copies them here. Everything else is *an object*:
-``dump_object`` decides what becomes of it (``code`` pickles it; a worker sends it as data, if the master can know its class, or refuses).
+These values keep their type and value: None, bool, int of any size, float, complex, str, bytes, list, tuple, dict, set,
+NumPy scalars and arrays, and the values of ``standard``. Other kinds of memory (bytearray, memoryview) arrive as bytes.
+The value tree is msgpack with the extension types of ``Tag``. Arrays travel next to it as raw memory, so they are not
+copied here. Every other value is *an object*, and ``dump_object`` decides how to encode it. ``code`` pickles it. A
+worker sends it as data if the master can know its class, and refuses it otherwise.
 
-NumPy is imported when the first array comes: a daemon's connections carry none.
+NumPy is imported with the first array, because a daemon's connections carry no arrays.
 """
 
 from __future__ import annotations
@@ -27,25 +28,27 @@ if TYPE_CHECKING:
     import numpy as np
 
 MAX_DEPTH = 100
-"""Nesting of tuples, sets and arrays in one value."""
+"""Deepest nesting of tuples, sets and arrays in one value."""
 MAX_DIMENSIONS = 32
-"""Of an array: what every version of NumPy can hold."""
+"""Most dimensions of an array. Every version of NumPy supports this number."""
 INLINE_ARRAY_BYTES = 512
-"""Arrays up to this size travel inside the value tree: an own buffer costs more than the copy."""
+"""Arrays up to this size travel inside the value tree. A separate buffer costs more than the copy."""
 MANY_BUFFERS = 2048
-"""From as many on, all arrays that would be copied into one piece with others anyway travel inside the tree, so that their number has no limit."""
+"""With this many buffers or more, all arrays that would be joined into one piece anyway travel inside the tree. Their
+number therefore has no limit.
+"""
 
 DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64", "complex64", "complex128", "bfloat16"),
 )
-"""The types of array elements, by their number on the wire. ``np.dtype`` never sees text from the other side."""
+"""The types of array elements, by their number on the wire. ``np.dtype`` never receives text from the other side."""
 BIG_ENDIAN = 0x40
-"""Added to a type's number when its bytes are big-endian."""
+"""Added to a type's number if its bytes are big-endian."""
 
 
 class Tag(IntEnum):
-    """msgpack extension types."""
+    """The msgpack extension types."""
 
     ARRAY = 1  # [buffer, dtype, order, *shape]
     INLINE_ARRAY = 2  # [bytes, dtype, order, *shape]
@@ -54,9 +57,9 @@ class Tag(IntEnum):
     SET = 5
     FROZENSET = 6
     COMPLEX = 7  # two float64, little-endian
-    INTEGER = 8  # two's complement, little-endian, for what msgpack's 64 bits do not hold
-    OBJECT = 9  # what ``code`` makes of it
-    CODE = 10  # a function: what ``code`` makes of it
+    INTEGER = 8  # two's complement, little-endian, for integers beyond msgpack's 64 bits
+    OBJECT = 9  # the bytes that ``code`` makes of it
+    CODE = 10  # a function: the bytes that ``code`` makes of it
     STANDARD = 11  # [name, *fields]: a value of the standard library
     KNOWN = 12  # [kind, module, name, content]: an object of a class that the receiver has imported itself
     TEXT_ARRAY = 13  # [buffer or bytes, kind, size, order, *shape]: text or bytes of fixed size
@@ -68,7 +71,7 @@ LoadObject = Callable[[Tag, bytes], Any]
 
 
 def refuse_objects(value: Any) -> NoReturn:
-    """The ``dump_object`` of a worker's results: only data leaves a worker."""
+    """Refuse an object. This is the ``dump_object`` of a worker's results: only data leaves a worker."""
     what = f"{type(value).__module__}.{type(value).__qualname__}"
     if what == "numpy.ndarray":
         what += f" of {value.dtype} with {value.ndim} dimensions"
@@ -79,7 +82,7 @@ def refuse_objects(value: Any) -> NoReturn:
 
 
 def refuse_loading(tag: Tag, data: bytes) -> NoReturn:
-    """The ``load_object`` of a master that does not unpickle what workers send."""
+    """Refuse to load an object. This is the ``load_object`` of a master that does not unpickle results."""
     raise ProtocolError("pickled payload not allowed here")
 
 
@@ -87,15 +90,15 @@ def dumps(value: Any, dump_object: DumpObject = refuse_objects) -> list[Buffer]:
     """Encode a value.
 
     Args:
-        value: Anything of the types above; other objects are given to ``dump_object``.
-        dump_object: Returns the tag and bytes that stand for an object, or raises.
+        value: Any of the types above. Other objects are passed to ``dump_object``.
+        dump_object: Returns the tag and bytes that represent an object, or raises.
 
     Returns:
-        The value tree, then the memory of each large array. Arrays are not copied when they are contiguous.
+        The value tree, then the memory of each large array. Contiguous arrays are not copied.
 
     Raises:
-        NotPicklable: The value contains itself, or nests too deeply.
-        ResultNotData: By ``refuse_objects``; the text says where in the value the object is.
+        NotPicklable: The value contains itself, or is nested too deeply.
+        ResultNotData: ``refuse_objects`` refused an object. The text says where in the value it is.
     """
     try:
         return _encode(value, dump_object)
@@ -107,22 +110,25 @@ def dumps(value: Any, dump_object: DumpObject = refuse_objects) -> list[Buffer]:
 
 
 def _encode(value: Any, dump_object: DumpObject) -> list[Buffer]:
-    """``dumps``, without the place in the error."""
+    """Encode a value like ``dumps``. Errors do not contain the path within the value."""
     encoder = _Encoder(dump_object)
     try:
         encoder.buffers[0] = encoder.pack(value)
     except DDLFError:
         raise
     except (RecursionError, ValueError) as error:
-        if isinstance(error, RecursionError) or "recursion limit" in str(error):  # of msgpack
+        if isinstance(error, RecursionError) or "recursion limit" in str(error):  # the error comes from msgpack
             raise NotPicklable("a value contains itself, or nests too deeply", hint="flatten it") from None
         raise NotPicklable(f"a value cannot be sent: {error}") from error
     return encoder.buffers
 
 
 class _Encoder:
-    """One ``dumps``. A class, because closures that call each other are a reference cycle, which would hold the arrays until some
-    later garbage collection."""
+    """The state of one ``dumps``.
+
+    It is a class, because closures that call each other form a reference cycle. A cycle would keep the arrays until a
+    later garbage collection.
+    """
 
     __slots__ = ("_depth", "_dump_object", "buffers")
 
@@ -174,14 +180,14 @@ class _Encoder:
 
 
 def loads(buffers: list[Any], load_object: LoadObject = refuse_loading) -> Any:
-    """Decode a value from its tree and the memory of its arrays, which the arrays then own.
+    """Decode a value from its tree and the memory of its arrays. The arrays then own this memory.
 
     Args:
-        buffers: As ``dumps`` returns them, in writable memory.
-        load_object: Makes an object of a tag and bytes, or raises.
+        buffers: The result of ``dumps``, in writable memory.
+        load_object: Makes an object from a tag and bytes, or raises.
 
     Raises:
-        ProtocolError: The bytes are not such a value.
+        ProtocolError: The bytes are not an encoded value.
     """
     try:
         if not buffers:
@@ -194,7 +200,7 @@ def loads(buffers: list[Any], load_object: LoadObject = refuse_loading) -> Any:
 
 
 class _Decoder:
-    """One ``loads``. A class for the same reason as ``_Encoder``."""
+    """The state of one ``loads``. It is a class for the same reason as ``_Encoder``."""
 
     __slots__ = ("_buffers", "_depth", "_load_object")
 
@@ -264,10 +270,10 @@ _numbers: dict[np.dtype[Any], int] = {}
 
 
 def _dtype_number(dtype: np.dtype[Any]) -> int | None:
-    """The number on the wire of an element type; None when it has none."""
+    """Return the number of an element type on the wire; None if it has no number."""
     number = _numbers.get(dtype)
     if number is None and dtype.name in DTYPES:
-        # Kept, because NumPy makes the name of a type anew each time: it would be most of the cost of a scalar.
+        # Cached, because NumPy computes a type's name again each time. That would be most of the cost of a scalar.
         number = _numbers[dtype] = DTYPES.index(dtype.name) | (BIG_ENDIAN if _is_big_endian(dtype) else 0)
     return number
 
@@ -278,10 +284,10 @@ def _is_big_endian(dtype: np.dtype[Any]) -> bool:
 
 @cache
 def _dtype(number: int) -> np.dtype[Any]:
-    """The inverse of ``_dtype_number``.
+    """Return the element type of a number on the wire.
 
     Raises:
-        NotPicklable: It is bfloat16, and the package that defines it is not installed here.
+        NotPicklable: The type is bfloat16, and this side lacks the package that defines it.
     """
     import numpy as np
 
@@ -321,7 +327,7 @@ def _dump_array(
         inline = Tag.INLINE_ARRAY if tag is Tag.ARRAY else tag
         return msgpack.ExtType(inline, pack([memory, *description, order, *array.shape]))
     flat = array.T if order == "F" else array
-    # A bfloat16 array cannot be exported as a buffer; its bytes can.
+    # A bfloat16 array cannot be exported as a buffer, but its bytes can.
     buffers.append(memoryview(np.asarray(flat).reshape(-1).view(np.uint8)))  # type: ignore[arg-type]
     return msgpack.ExtType(tag, pack([len(buffers) - 1, *description, order, *array.shape]))
 
@@ -344,7 +350,7 @@ def _load_text_array(memory: Any, description: list[Any]) -> np.ndarray[Any, Any
         raise ProtocolError(f"text of kind {kind!r} and size {size!r} not allowed")
     dtype = np.dtype(f"{'>' if kind == 'u' else '<'}{kind.upper()}{size}")
     array = _shaped(bytearray(memory) if type(memory) is bytes else memory, f"{kind}{size}", dtype, order, shape)
-    # NumPy would only find out when somebody looks at it.
+    # NumPy would notice wrong characters only when they are read.
     if kind != "S" and array.size and np.frombuffer(memory, "<u4" if kind == "U" else ">u4").max() > sys.maxunicode:
         raise ProtocolError("text of no characters")
     return array
@@ -379,9 +385,9 @@ def _shaped(memory: Any, name: str, dtype: np.dtype[Any], order: Any, shape: lis
 
 
 def _find(value: Any, dump_object: DumpObject, within: tuple[int, ...] = ()) -> str:
-    """The path to the first part of ``value`` that cannot be sent, or that is one of its own containers (``within``, by identity).
+    """Return the path to the first part of ``value`` that cannot be sent, or that is one of its own containers.
 
-    Runs only after a failure, so it may be slow.
+    ``within`` has the identities of the containers around it. This runs only after a failure, so it may be slow.
     """
     parts: list[tuple[str, Any]] = []
     if type(value) is dict:
