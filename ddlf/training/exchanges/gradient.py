@@ -1,11 +1,13 @@
-"""The gradient of one batch in place of local training, and the step along the mean of several. The first on workers, the second on the master.
+"""The gradient exchange: a worker computes the gradient of one batch, and the master steps along the mean of all.
 
-A worker takes the model's own training step, with an optimizer that keeps the gradients and changes no weight. So losses, weights of samples,
-regularization, metrics, moving statistics, and an own ``compute_loss`` or ``train_step`` are what they are in ``fit``. The master gives the mean of
-the gradients to the optimizer that the model was compiled with: momentum, clipping, schedules, weight decay and averages are Keras's own.
+A worker runs the model's own training step, with an optimizer that stores the gradients and changes no weight. So
+losses, sample weights, regularization, metrics, moving statistics, and a user's ``compute_loss`` or ``train_step``
+work as in ``fit``. The master gives the mean gradient to the optimizer that the model was compiled with. So momentum,
+clipping, schedules, weight decay and averages are Keras's own.
 
-Of n samples in parts of n_k, the loss is the sum of n_k / n times the losses of the parts, and so is its gradient: Keras divides a loss by the
-number of samples, also where they have weights, and what regularizes is in each part whole, with shares that add up to one.
+For n samples in parts of n_k, the loss is the sum of n_k / n times the losses of the parts. The same holds for its
+gradient: Keras divides a loss by the number of samples, even if they have weights. Each part contains the whole
+regularization loss, and the factors n_k / n add up to one.
 """
 
 from __future__ import annotations
@@ -27,14 +29,14 @@ from ddlf.training.roles.optimizers import chain
 from ddlf.training.roles.run_position import followers
 
 AT_FIRST = "_ddlf_at_first"
-"""Where an optimizer has the state that it began with: Keras cannot set it back."""
+"""Attribute of an optimizer with its initial state, because Keras cannot reset it."""
 
 
 def check_model(app: App) -> None:
-    """Refuse a model whose gradients over parts do not add up to that of the whole batch.
+    """Refuse a model whose mean gradient over parts differs from the gradient of the whole batch.
 
     Raises:
-        ConfigError: Names what cannot be.
+        ConfigError: The model has a scaled loss, or a loss whose reduction is not the mean over samples.
     """
     import keras
 
@@ -57,34 +59,35 @@ def check_model(app: App) -> None:
 
 
 class Gradients:
-    """A worker's model whose training step keeps the gradients of its batch.
+    """A worker's model whose training step stores the gradients of its batch.
 
     Args:
-        model: Compiled and built; its optimizer is replaced.
+        model: Compiled and built model. Its optimizer is replaced.
     """
 
     def __init__(self, model: Any) -> None:
         self._model = model
         model.optimizer = self._keeper = _keeper()
         self._keeper.build(model.trainable_variables)
-        model.train_function = None  # one may have been made for the other optimizer
+        model.train_function = None  # it may have been compiled for the other optimizer
         kept = {id(weight): kept for weight, kept in zip(model.trainable_variables, self._keeper.kept, strict=True)}
         self._kept = [kept.get(id(weight)) for weight in model.weights]
-        self._is_first = True  # a layer that changes weights does so in each batch
+        self._is_first = True  # check only the first batch: a layer that changes weights does so in each batch
 
     def of(self, batch: tuple[Any, ...], weights: Weights) -> tuple[Weights, dict[str, float]]:
-        """What a batch brings to the model with these weights.
+        """Return the gradients of a batch, for a model with these weights.
 
         Args:
-            batch: What ``fit`` gets of it: ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``.
+            batch: The batch as ``fit`` receives it: ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``.
             weights: One array for each of ``model.weights``.
 
         Returns:
-            The gradient of each weight that is trained, and of the others before minus after; and Keras's metrics of the batch.
+            The gradient of each trained weight, and before minus after for the other weights; and Keras's metrics of
+            the batch.
 
         Raises:
-            AppError: The model's own ``train_step`` did not give its gradients to the optimizer, once and all of them; or a layer changes a weight
-                that is trained.
+            AppError: The model's own ``train_step`` did not give all gradients to the optimizer exactly once; or a
+                layer changes a trained weight.
         """
         import keras
 
@@ -106,7 +109,7 @@ class Gradients:
         return update, metrics
 
     def _train(self, batch: tuple[Any, ...]) -> Any:
-        """Keras's training step; returns its metrics."""
+        """Run Keras's training step on a batch. Return its metrics."""
         import keras
 
         model = self._model
@@ -115,8 +118,8 @@ class Gradients:
         if model.train_function is None:
             import tensorflow as tf
 
-            # For any number of samples. Keras would compile for that of the first batch, with other bits than for any: a result must not depend
-            # on what the worker has done before.
+            # Compile for any number of samples. Keras would compile for the size of the first batch, with other bits.
+            # A result must not depend on the earlier work of this worker.
             spec = tree_map(lambda array: tf.TensorSpec((None, *array.shape[1:]), array.dtype), batch)
             compiled = tf.function(model.train_step, input_signature=[spec], jit_compile=model.jit_compile)
             model.train_function = lambda batches: compiled(next(batches))
@@ -124,7 +127,7 @@ class Gradients:
         return model.train_function(iter([batch]))
 
     def _changed(self, weights: Weights) -> list[str]:
-        """Paths of the weights that are trained and were changed, though the optimizer does not; one with a constraint may be."""
+        """Return paths of trained weights that the model changed by itself. Weights with a constraint may change."""
         import keras
 
         return [
@@ -146,7 +149,7 @@ class Gradients:
 
 
 def _keeper() -> Any:
-    """A Keras optimizer that keeps what it is given, in ``kept``, and changes no weight."""
+    """Return a Keras optimizer that stores the gradients it receives, in ``kept``, and changes no weight."""
     import keras
 
     class Keeper(keras.optimizers.Optimizer):  # type: ignore[misc]
@@ -158,34 +161,35 @@ def _keeper() -> Any:
         def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
             kept = self.kept[self._get_variable_index(variable)]
             self.assign(kept, keras.ops.zeros(kept.shape, kept.dtype))
-            self.assign_add(kept, gradient)  # that of an embedding has only rows that were used, some of them twice
+            self.assign_add(kept, gradient)  # an embedding's gradient has only the used rows, some of them twice
 
     return Keeper(learning_rate=0.0, name="keeper")
 
 
 class Step:
-    """The step of a Keras optimizer, as an outer optimizer: what is merged are gradients.
+    """The step of a Keras optimizer as an outer optimizer, whose merged updates are gradients.
 
-    Its state is that of the optimizer, so it is in every checkpoint. What is not trained becomes the mean of the workers' values.
+    Its state is the optimizer's state, so every checkpoint contains it. An untrained weight becomes the mean of the
+    workers' values.
 
     Args:
-        model: The master's, compiled and built. Its weights and its optimizer are those of the step.
+        model: The master's model, compiled and built. The step changes its weights and its optimizer.
     """
 
     def __init__(self, model: Any) -> None:
         self._model, self._optimizer = model, model.optimizer
-        self._last: State | None = None  # state that the optimizer is in
+        self._last: State | None = None  # the optimizer's current state
         self._apply: Callable[[list[Any]], Any] | None = None
         places = {id(weight): place for place, weight in enumerate(model.weights)}
         self._places = [places[id(weight)] for weight in model.trainable_variables]
 
     def plan(self, steps: int, epochs: int) -> None:
-        """Say of how many steps the run is, of which each round is one."""
+        """Give the optimizer's schedules the number of steps and epochs of the run. Each round is one step."""
         for one in followers(self._optimizer):
             one.plan(steps, epochs)
 
     def init(self, weights: Sequence[Tensor]) -> State:
-        """See ``OuterOptimizer``."""
+        """Return the optimizer's initial state, as ``OuterOptimizer`` requires. Build the optimizer if necessary."""
         if not self._optimizer.built:
             self._optimizer.build(self._model.trainable_variables)
         state: State = vars(self._optimizer).setdefault(AT_FIRST, read_optimizer(self._model))
@@ -194,12 +198,12 @@ class Step:
     def update(
         self, state: State, weights: Sequence[Tensor], merged: Sequence[Tensor], trainable: Sequence[bool]
     ) -> tuple[State, list[Tensor]]:
-        """See ``OuterOptimizer``."""
+        """Step along the mean gradient, as ``OuterOptimizer`` requires. Return the new state and the new weights."""
         import keras
 
         if self._apply is None:
             self._apply = _compiled(self._optimizer)
-        self._model.set_weights(weights)  # a hook may have set others
+        self._model.set_weights(weights)  # a hook may have changed the model's weights
         if state is not self._last:
             write_optimizer(self._model, state)
         self._apply([keras.ops.convert_to_tensor(merged[place]) for place in self._places])
@@ -211,7 +215,7 @@ class Step:
 
 
 def _compiled(optimizer: Any) -> Callable[[list[Any]], Any]:
-    """The optimizer's step along gradients, of all variables that it was built with."""
+    """Return the optimizer's step along gradients of all variables that it was built with. TensorFlow compiles it."""
     import keras
 
     if keras.backend.backend() != "tensorflow":

@@ -1,7 +1,7 @@
 """The workers of a run that hold its weights and call each other. Runs on the master.
 
-If two of them cannot reach each other when the run begins, it does not begin. If a link fails later, one of the two takes no part any more,
-and the others carry its slots: the result has the same bits.
+If two workers cannot reach each other when the run begins, the run is refused. If a link fails later, one of the two
+workers leaves the run and the others carry its slots. The result has the same bits.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from ddlf.training.slot.task import Reply
 from ddlf.training.spec import EXCHANGES, RunSpec, Star
 
 Member = tuple[int, int]
-"""A worker's number, and how often it was given the app: when that has changed, what it held before is gone."""
+"""A worker's number, and how often it received the app. A new count: the worker lost its earlier state."""
 Unmet = Sequence[tuple[ProxyWorker, ProxyWorker, str]]
-"""Pairs without a link: the worker that calls, the worker that it cannot reach, and what is wrong at each address."""
+"""Pairs without a link: the calling worker, the worker that it cannot reach, and the error at each address."""
 NOTICED_S = 10.0
-"""How long the master may take to see that a worker is lost. After that, the link from another worker to it has failed."""
+"""Time in which the master notices the loss of a worker. After it, the link from the other worker has failed."""
 HINT = (
     "open the port between the two, or say where other workers reach it: ddlf-worker --advertise HOST:PORT; "
     "or use exchange='star', where all goes through the master. ddlf doctor --pairs tries every pair"
@@ -42,23 +42,23 @@ HINT = (
 
 
 class Members:
-    """The workers of one run, as those that hold its weights; for tasks, in the place of ``WeightsOut``.
+    """The workers of one run that hold its weights. Tasks use it instead of ``WeightsOut``.
 
     Args:
         run: Name of the run on the workers.
         crew: Workers.
-        cluster: The cluster that they are of.
-        lossless: As of ``WeightsOut``.
+        cluster: The cluster of these workers.
+        lossless: For each tensor, whether it travels without loss, as in ``WeightsOut``.
         holder: Name of the role that holds the weights on workers.
-        codec: How weights travel from worker to worker, as text.
+        codec: Codec of weights between workers, as text.
 
     Attributes:
-        role: How its replicas are called on the workers.
-        holder: The role that holds the weights there.
-        begin: Sees that some workers have the weights.
-        says: Says of a slot and the number of its round what the task says of its weights.
-        restoring: Brings slices of checkpoints to them.
-        compares: See ``Outwards``.
+        role: Run and name of the replicas on the workers.
+        holder: Run and name of the role that holds the weights.
+        begin: Makes sure that some workers have the weights.
+        says: Returns the task's entry about weights, for a slot and the number of its round.
+        restoring: Brings slices of checkpoints to the workers.
+        compares: Judges the updates of replies by slot, as in ``Outwards``; None until the exchange sets it.
     """
 
     differences = False
@@ -90,27 +90,27 @@ class Members:
         self._looking: set[asyncio.Task[None]] = set()
 
     def proxies(self) -> Sequence[ProxyWorker]:
-        """All workers of the cluster, whether they take part or not."""
+        """Return all workers of the cluster, whether they take part or not."""
         return self._cluster.workers
 
     def members(self) -> dict[Member, ProxyWorker]:
-        """Workers that are there."""
+        """Return the workers that take part now."""
         found = [(worker.id, self._crew.member(worker.id)) for worker in self.proxies()]
         return {(number, member[1]): member[0] for number, member in found if member is not None}
 
     def member(self, worker: int) -> Member | None:
-        """A worker as it is now; None if it is not there."""
+        """Return the current member of a worker number; None if the worker does not take part."""
         found = self._crew.member(worker)
         return None if found is None else (worker, found[1])
 
     def encode(
         self, slot: int, weights: Weights, number: int, *, holds: bool = True, tensors: Sequence[int] | None = None
     ) -> dict[str, Any]:
-        """What a task says of its weights."""
+        """Return the task's entry about weights: where the worker finds them."""
         return self.says(slot, number)
 
     def whole(self, weights: Weights) -> NoReturn:
-        """Not for runs of this kind: what needs it is refused."""
+        """Raise ``NotImplementedError``. Runs that need whole weights refuse this kind of exchange."""
         raise NotImplementedError
 
     async def evaluated(
@@ -121,17 +121,18 @@ class Members:
         part: str,
         batch_size: int = EVALUATION_BATCH,
     ) -> dict[str, float] | None:
-        """Have a worker evaluate weights, to the bits that this side would come to.
+        """Have a worker evaluate weights, with the same bits as on the master.
 
         Args:
-            at: Workers that have them, or can get them; the first that is there is asked first.
-            which: Which, as their ``evaluate`` reads it.
+            at: Workers that have the weights, or can get them, in the order in which to ask them.
+            which: Names the weights, for the replica's ``evaluate``.
             app: The user's ``IApp``.
             part: ``"test"`` or ``"val"``.
             batch_size: Samples in a batch.
 
         Returns:
-            The metrics; None if workers have other data of that part, or compute with fewer bits than this side: then it is to be done here.
+            The metrics. None if the workers have other data of that part, or compute with fewer bits than the master:
+            then the master has to evaluate.
         """
         if self.evaluation is not None:
             shared: dict[str, float] | None = await self.evaluation(which, part, batch_size, [one[0] for one in at])
@@ -149,17 +150,17 @@ class Members:
                     found: dict[str, float] | None = await there[member].call(self.role, "evaluate", *asked)
                     return found
                 except LOSS:
-                    continue  # the crew will hear of it
+                    continue  # the crew notices the loss
         return None
 
     async def reach(self, worker: ProxyWorker | None = None) -> None:
-        """Introduce all workers to each other, and see that some of them have the weights.
+        """Introduce all workers to each other, and make sure that some of them have the weights.
 
         Args:
-            worker: The one that a task goes to; None if several are to do something together.
+            worker: The worker that receives a task; None if several workers act together.
 
         Raises:
-            ConnectError: Two that meet for the first time cannot reach each other.
+            ConnectError: Two workers that meet for the first time cannot reach each other.
         """
         async with self._one_at_a_time:
             left_out: set[str] = set()
@@ -173,7 +174,7 @@ class Members:
                     lost = getattr(error, "worker", "")
                     if not lost or (worker is not None and lost == worker.name):
                         raise
-                    left_out.add(lost)  # whoever needs it will hear of its loss
+                    left_out.add(lost)  # a call that needs this worker reports its loss
                     continue
                 if unmet and not self._introduced:
                     refused = no_way(unmet, HINT)
@@ -184,12 +185,12 @@ class Members:
             await self.begin()
 
     async def cut(self, worker: int, other: int, why: str) -> None:
-        """Go on without one of two workers that cannot reach each other any more.
+        """Continue without one of two workers whose link has failed.
 
         Args:
             worker: Number of the worker that cannot reach the other one.
             other: Number of the other worker.
-            why: How it noticed.
+            why: The error that this worker saw.
         """
         async with self._one_at_a_time:
             present = {number: proxy for (number, _), proxy in self.members().items()}
@@ -204,13 +205,13 @@ class Members:
             self._leave_out(broken)
 
     def silent(self, worker: int, other: int, why: str) -> None:
-        """Find out whether a worker that another one hears nothing of is lost, or their link has failed."""
+        """Find out whether a silent worker is lost, or only its link to another worker has failed."""
         looking = asyncio.ensure_future(self._look(worker, other, why))
         self._looking.add(looking)
         looking.add_done_callback(self._looking.discard)
 
     async def close(self) -> None:
-        """End what still goes on."""
+        """Cancel the searches for failed links that still run."""
         await end_all(list(self._looking))
 
     async def _look(self, worker: int, other: int, why: str) -> None:
@@ -219,13 +220,13 @@ class Members:
             return
         try:
             async with asyncio.timeout(NOTICED_S):
-                await proxies[other].status()  # its daemon answers whatever its executor does
+                await proxies[other].status()  # its daemon answers even if its executor is busy
         except (DDLFError, TimeoutError):
-            return  # it is lost, and the crew hears of that
+            return  # the worker is lost, and the crew notices it
         await self.cut(worker, other, why)
 
     def _leave_out(self, broken: Sequence[tuple[int, int, str]]) -> None:
-        """Take workers out of the run until all that are left reach each other; first the one with the most broken links."""
+        """Remove workers from the run, most broken links first, until all remaining workers reach each other."""
         while True:
             present = {number: proxy for (number, _), proxy in self.members().items()}
             broken = [one for one in broken if present.keys() >= {*one[:2]}]
@@ -240,7 +241,9 @@ class Members:
 
 
 async def chosen(app: App, crew: Crew, spec: RunSpec) -> tuple[str, str]:
-    """What ``exchange="auto"`` becomes, and why: what is faster, if the workers have a way to each other.
+    """Return the exchange that ``exchange="auto"`` selects, and the reason.
+
+    It selects the fastest exchange, or ``star`` if two workers cannot reach each other.
 
     Args:
         app: The user's ``IApp``, prepared.
@@ -253,7 +256,7 @@ async def chosen(app: App, crew: Crew, spec: RunSpec) -> tuple[str, str]:
         try:
             unmet = await app.cluster.introduced(present, app.run_context.name)
         except LOSS:
-            unmet = []  # a lost worker is met when it is back
+            unmet = []  # a lost worker is introduced when it is back
         for one, other, reason in unmet:
             return Star.name, f"{_cannot(one, other)}: {reason}"
     return exchange, why

@@ -1,4 +1,4 @@
-"""How a worker asks other workers of its run for something. Runs in the executor."""
+"""Calls from a worker to other workers of its run. Runs in the executor."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from ddlf.worker.worker import Worker
 
 Ask = Callable[..., Awaitable[Any]]
-"""Asks a worker, which may be this one: its number, the name of a role, a verb, and the verb's own arguments. Raises Unreached if the link fails."""
+"""Calls a worker, maybe this one, by its number, a role, a verb, and arguments. Raises Unreached if the link fails."""
 
 
 class Unreached(Exception):
-    """Another worker did not give what it was asked for.
+    """Another worker did not answer a call.
 
     Args:
-        worker: Its number.
-        why: What happened, in one line.
+        worker: Number of the other worker.
+        why: The error, in one line.
         link: Whether the link between the two workers failed.
     """
 
@@ -30,7 +30,7 @@ class Unreached(Exception):
 
 
 def calls_of(worker: Worker, run: str) -> Ask:
-    """Calls of roles in a run.
+    """Return a function that calls roles of a run on other workers.
 
     Args:
         worker: The worker that calls.
@@ -42,10 +42,10 @@ def calls_of(worker: Worker, run: str) -> Ask:
             return await played_here(worker.roles, run, role, verb, *arguments)
         peer = worker.peers[number]
         try:
-            peer.refuse_silent()  # dialling would take seconds, and the master tries this link again
+            peer.refuse_silent()  # a new connection would take seconds, and the master tries this link again
             try:
                 return await peer.call((run, role), verb, *arguments)
-            except WorkerLost:  # a connection that was reset is opened anew, so a request may be sent twice
+            except WorkerLost:  # connect again after a reset; the peer may receive the request twice
                 peer.refuse_silent()
                 return await peer.call((run, role), verb, *arguments)
         except (WorkerLost, ConnectError) as error:
@@ -55,10 +55,10 @@ def calls_of(worker: Worker, run: str) -> Ask:
 
 
 async def played_here(roles: Hosting, run: str, role: str, verb: str, *arguments: Any) -> Any:
-    """What a role of this worker answers, as it would another worker.
+    """Call a verb of a role on this worker, like another worker would.
 
     Raises:
-        AppMissing: There is no such role.
+        AppMissing: This worker has no such role.
     """
     function = roles.find(run, role, verb, by_peer=True).function
     assert function is not None

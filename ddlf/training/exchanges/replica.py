@@ -1,4 +1,4 @@
-"""A replica whose worker holds weights of the run, or gets them from other workers. Runs in the executor."""
+"""A replica that evaluates weights which workers hold. Runs in the executor."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class HoldingReplica(Replica):
-    """One worker's copy of an app and its model, where workers hold the weights: it can evaluate them.
+    """One worker's copy of an app and its model, for runs whose weights are on the workers.
 
     Args:
-        worker: Worker that it is on.
-        app: App as it came from the master.
-        run: Name of the run, by which the other workers find their replicas.
+        worker: The replica's worker.
+        app: App that the master sent.
+        run: Name of the run. Other workers find their replicas by it.
     """
 
     def __init__(self, worker: Worker, app: App, run: str) -> None:
@@ -31,16 +31,16 @@ class HoldingReplica(Replica):
     async def evaluate(
         self, which: dict[str, Any], part: str, batch_size: int, content: dict[str, str]
     ) -> dict[str, float] | None:
-        """Evaluate weights that workers have, before or after a slot is trained.
+        """Evaluate weights on workers, between the trainings of slots.
 
         Args:
-            which: Says which, as ``_weights_of`` reads it.
+            which: Names the weights, for ``_weights_of``.
             part: ``"test"`` or ``"val"``.
             batch_size: Samples in a batch.
-            content: Fingerprint of each attribute with data of that part, as the master has it.
+            content: Fingerprint of the master's data, for each attribute of that part.
 
         Returns:
-            The metrics; None if the data here is other data, or not all of the weights can be had.
+            The metrics; None if this worker's data differ, or some of the weights are missing.
         """
         weights = await self._weights_of(which) if self._has(content) else None
         if weights is None:

@@ -1,4 +1,4 @@
-"""Slices of a checkpoint that a run goes on from, on the worker that is to hold them. Runs in the executor."""
+"""Slices of a checkpoint, on the workers that resume a run from it. Runs in the executor."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ddlf.worker.methods import concurrent
 
 
 class Restored:
-    """What one worker has of a checkpoint. What holds weights on a worker is one of these, and makes of it what it holds.
+    """The checkpoint slices that one worker has received. Roles that hold weights extend this class and use the slices.
 
     Attributes:
-        restored: Arrays by the number of their slice and ``part_name``, until they are taken.
+        restored: Arrays by slice number and ``part_name``, until ``taken`` returns them.
     """
 
     def __init__(self) -> None:
@@ -31,12 +31,12 @@ class Restored:
 
     @concurrent
     async def look_at(self, place: dict[str, Any]) -> dict[str, Any]:
-        """Hold a slice that is seen here against its hash; see ``found_at``."""
+        """Check a slice in this worker's file system against its hash. Return ``found_at``'s answer."""
         return (await asyncio.to_thread(found_at, place, load=False))[0]
 
     @concurrent
     async def read_slice(self, number: int, place: dict[str, Any]) -> dict[str, Any]:
-        """Read a slice, if it is seen here; see ``found_at``."""
+        """Read a slice from this worker's file system, if it is visible here. Return ``found_at``'s answer."""
         answer, arrays = await asyncio.to_thread(found_at, place, load=True)
         if arrays:
             self.restored[number] = arrays
@@ -44,11 +44,11 @@ class Restored:
 
     @concurrent
     async def take_slice(self, number: int, arrays: dict[str, Tensor]) -> None:
-        """Take a slice that the master has read, for it is not seen here."""
+        """Receive a slice from the master, which has read it because this worker cannot."""
         self.restored[number] = arrays
 
     def taken(self) -> dict[int, dict[str, Tensor]]:
-        """All that is here; from then on it is not."""
+        """Return all received slices, and forget them."""
         found, self.restored = self.restored, {}
         return found
 
@@ -56,12 +56,12 @@ class Restored:
 def generation_of(
     parts: Mapping[int, Mapping[str, Tensor]], listed: Mapping[str, Any], codec: str, trainable: Sequence[bool]
 ) -> Generation:
-    """Weights, and the outer optimizer's state, of a checkpoint.
+    """Return the weights and the outer optimizer's state of a checkpoint.
 
     Args:
-        parts: Its slices, as ``Restored`` has them.
-        listed: As ``Slices.sliced``.
-        codec, trainable: As of ``Generation.whole``.
+        parts: Slices of the checkpoint, from ``Restored``.
+        listed: The checkpoint's list of slices, as ``Slices.sliced``.
+        codec, trainable: Arguments of ``Generation.whole``.
     """
     contents = ((Path(slice_name(number)), arrays) for number, arrays in sorted(parts.items()))
     groups = assembled(contents, listed, {}, Path("the checkpoint"))
@@ -72,20 +72,20 @@ def generation_of(
 def shard_of_parts(
     rows: Rows, part: tuple[Slice, Slice], names: Sequence[str], arrays: Mapping[str, Tensor], kept: int
 ) -> dict[str, Any]:
-    """The values of a shard, and what its rule keeps, of what ``shard_parts`` made of them.
+    """Return the values of a Downpour server and the state of its push rule, from a slice that ``shard_parts`` made.
 
     Args:
-        rows: Of the model's weights.
-        part: Its slices of both rows.
+        rows: Layout of the model's weights.
+        part: The server's ranges of both rows.
         names: Paths of the weights.
-        arrays: Of its slice of the checkpoint.
-        kept: Rows that the rule keeps.
+        arrays: Arrays of the server's slice of the checkpoint.
+        kept: Number of rows that the push rule keeps.
 
     Returns:
-        ``weights``, ``rest`` and ``state``, as of ``Shard.snapshot``.
+        ``weights``, ``rest`` and ``state``, as in ``Shard.snapshot``.
 
     Raises:
-        CheckpointCorrupt: A part is not there.
+        CheckpointCorrupt: A part is missing, or has the wrong size.
     """
 
     def of(name: str, length: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Copies of what slots have left on other workers, so that the loss of one worker loses nothing of it. Runs in the executor."""
+"""Backups of slot states on other workers, so that the loss of one worker loses no state. Runs in the executor."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from ddlf.training.slot.task import KeptStates, SlotState, Task
 from ddlf.worker.methods import offered
 
 Shapes = dict[str, list[tuple[tuple[int, ...], Tensor] | None]]
-"""Of each group of a slot's state the shape of each array and an empty one of its type (NumPy has no text for bfloat16); None for none."""
+"""By group of a slot's state: shape and empty array of each array (NumPy has no text for bfloat16); None for none."""
 
 
 class SlotCopies:
-    """What slots have left, here or on other workers.
+    """Slot states on this worker: from its own rounds, and backups from other workers.
 
     Args:
-        kept: What the rounds of slots have left here.
-        ask: Asks a worker, this one, too: its number, a verb, and the verb's arguments. Raises Unreached.
+        kept: Slot states that rounds on this worker have left.
+        ask: Calls a worker, which may be this one, by number, verb and arguments. Raises Unreached.
     """
 
     def __init__(self, kept: KeptStates, ask: Callable[..., Awaitable[Any]]) -> None:
         self._kept = kept
         self.ask = ask
-        self._copies: dict[int, dict[int, SlotState]] = {}  # slot -> round, from 0, that left it -> groups
+        self._copies: dict[int, dict[int, SlotState]] = {}  # slot -> number of the round, from 0 -> groups
 
     async def keep(self, slot: int, number: int, worker: int, groups: Sequence[str]) -> None:
-        """Keep a copy of what a round of a slot left on a worker, and that of the round before, since this one may not count.
+        """Fetch and keep a backup of a slot's state after a round. Keep the previous one, too: this round may fail.
 
         Raises:
-            Unreached: It does not give it.
+            Unreached: The worker does not return the state.
         """
         new = await self._fetched(slot, number, worker, groups)
         before = {n: state for n, state in self._copies.get(slot, {}).items() if n != number}
@@ -48,10 +48,10 @@ class SlotCopies:
         self._copies[slot] = {**newest, number: new}
 
     async def have(self, task: Task) -> Task:
-        """The task with all that the slot's round before has left, if it says who has that.
+        """Return a task with the slot's state after its previous round, if the task names workers that have it.
 
         Raises:
-            AppMissing: Nobody gives it.
+            AppMissing: No worker returns it.
         """
         why = ""
         for worker in task.at:
@@ -68,15 +68,15 @@ class SlotCopies:
         return task
 
     async def close(self) -> None:
-        """See ``Role``."""
+        """Release nothing: the replica frees the arrays. ``Role`` requires this method."""
 
-    # -- what other workers ask for -------------------------------------------------------------------------------------
+    # -- verbs for other workers --------------------------------------------------------------------------------------
 
     def state(self, slot: int, number: int) -> SlotState:
-        """What a round of a slot left, from 0, here or in a copy.
+        """Return a slot's state after a round, numbered from 0, from this worker's rounds or its backups.
 
         Raises:
-            AppMissing: It is not here.
+            AppMissing: This worker does not have it.
         """
         copy = self._copies.get(slot, {}).get(number)
         return self._kept.left(slot, number) if copy is None else copy
@@ -84,24 +84,24 @@ class SlotCopies:
     def restore(
         self, slot: int, number: int, known: SlotState, lengths: Mapping[str, int], arrays: Mapping[str, Tensor]
     ) -> None:
-        """Have what a round of a slot left elsewhere, as if it had left it here.
+        """Store a slot's state from a checkpoint, as if a round on this worker had left it.
 
         Args:
-            slot: Which.
-            number: Of the round, from 0.
-            known: Groups of it.
-            lengths, arrays: The others, as of ``left_of``.
+            slot: Number of the slot.
+            number: Number of the round, from 0.
+            known: Groups of the state that are already complete.
+            lengths, arrays: The other groups, as arguments of ``left_of``.
         """
         self._kept.put(slot, number, known | left_of(slot, lengths, arrays))
 
     async def write(self, slot: int, number: int, groups: Sequence[str], place: dict[str, Any]) -> dict[str, Any]:
-        """Write it into a checkpoint.
+        """Write groups of a slot's state into a checkpoint.
 
         Returns:
-            What ``write_if_seen`` does, and ``lengths``.
+            The result of ``write_if_seen``, and ``lengths``: number of arrays in each group.
 
         Raises:
-            AppMissing: It is not here.
+            AppMissing: This worker does not have the state.
         """
         left = self.state(slot, number)
         arrays, more = left_parts(slot, {name: left[name] for name in groups if name in left})
@@ -109,13 +109,13 @@ class SlotCopies:
 
     @offered
     async def shapes(self, slot: int, number: int, groups: Sequence[str]) -> Shapes:
-        """Shapes and types of groups of it."""
+        """Return the shapes and types of groups of a slot's state."""
         state = self.state(slot, number)
         return shapes_of({name: state[name] for name in groups if name in state})
 
     @offered
     async def left(self, slot: int, number: int, group: str, begin: int, end: int) -> Weights:
-        """A slice of a group of it."""
+        """Return a range of one group of a slot's state."""
         return take(arrays_of(self.state(slot, number)[group]), (begin, end))
 
     async def _fetched(self, slot: int, number: int, worker: int, groups: Sequence[str]) -> SlotState:
@@ -133,7 +133,7 @@ class SlotCopies:
 
 
 def left_parts(slot: int, state: SlotState) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What a slot has left as it is in a slice of a checkpoint, and the ``lengths`` of its groups."""
+    """Return a slot's state as arrays of a checkpoint slice, and the ``lengths`` of its groups."""
     arrays = {
         part_name(f"slots_{name}", 0, f"slot {slot:04d} {i:04d}"): np.asarray(array)
         for name, group in state.items()
@@ -144,7 +144,7 @@ def left_parts(slot: int, state: SlotState) -> tuple[dict[str, Tensor], dict[str
 
 
 def left_of(slot: int, lengths: Mapping[str, int], arrays: Mapping[str, Tensor]) -> SlotState:
-    """What a slot has left, of what ``left_parts`` made of it."""
+    """Return a slot's state from arrays that ``left_parts`` made."""
     return {
         name: [arrays.get(part_name(f"slots_{name}", 0, f"slot {slot:04d} {i:04d}")) for i in range(length)]
         for name, length in lengths.items()
@@ -152,7 +152,7 @@ def left_of(slot: int, lengths: Mapping[str, int], arrays: Mapping[str, Tensor])
 
 
 def shapes_of(state: SlotState) -> Shapes:
-    """Shapes and types of groups."""
+    """Return the shapes and types of groups of slot state."""
     return {
         name: [None if array is None else (np.shape(array), np.empty(0, np.asarray(array).dtype)) for array in group]
         for name, group in state.items()
@@ -160,10 +160,10 @@ def shapes_of(state: SlotState) -> Shapes:
 
 
 def empty_of(shapes: Sequence[tuple[tuple[int, ...], Tensor] | None]) -> list[Any]:
-    """Room for a group."""
+    """Return uninitialized arrays for a group of slot state."""
     return [None if one is None else np.empty(tuple(one[0]), one[1].dtype) for one in shapes]
 
 
 def arrays_of(group: Sequence[Any]) -> Weights:
-    """The arrays that are in a group."""
+    """Return the arrays of a group, without its empty entries."""
     return [np.asarray(array) for array in group if array is not None]

@@ -1,4 +1,4 @@
-"""Where weights are that the workers hold, and how the master gets at them. Runs on the master; ``sharded.py`` decides what is done."""
+"""Locations of weights on workers, and how the master fetches them. Runs on the master."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from ddlf.training.states import SlotStates
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layout:
-    """Where weights are, with what belongs to them.
+    """Location of a generation and of the states that belong to it.
 
     Args:
-        generation: What the workers call them.
-        at: Workers that have all of the weights, and the means.
-        state: Slices of what is kept of them, with the workers that have them, some of them twice.
-        means: Groups of slots' states whose means their next rounds begin with, and whether it is the sum that is there.
+        generation: Number of the generation.
+        at: Workers that have all of the weights and the means.
+        state: Ranges of the state with their workers. Some ranges occur twice, as original and backup.
+        means: Groups of slot state whose means the slots' next rounds begin with. True if the workers have the sum.
     """
 
     generation: int
@@ -40,18 +40,18 @@ class Layout:
 
 
 class HeldWeights:
-    """The workers of one run, as those that have weights.
+    """The workers of one run that hold weights.
 
     Args:
         run: The run.
-        there: Where its tasks find their weights.
+        there: Where the run's tasks find their weights.
         like: Arrays with shapes and types of the weights.
-        kept: Arrays that workers keep of each weight.
-        coded: Whether the last of these is the weight as it is stepped, since weights travel as a codec makes them.
+        kept: Number of arrays that workers keep for each weight.
+        coded: Whether the last of these arrays is the exact weight, because weights travel through a codec.
 
     Attributes:
-        like, kept, coded: As they were given.
-        size: Values of all weights.
+        like, kept, coded: The arguments.
+        size: Number of values of all weights.
     """
 
     def __init__(self, run: Run, there: Members, like: Weights, kept: int, *, coded: bool) -> None:
@@ -60,18 +60,18 @@ class HeldWeights:
         self.size = sum(w.size for w in like)
 
     def gone(self) -> ClusterTooSmall:
-        """The error for weights that are lost."""
+        """Return the error for lost weights."""
         return ClusterTooSmall(
             f"the weights after round {self._run.progress.round} were on workers that are lost",
             hint="resume from the last checkpoint; with checkpoint_every=1 no round is lost",
         )
 
     def holding(self, place: Layout) -> list[tuple[int, int, int]]:
-        """Who has which slice of the state, as workers are told."""
+        """Return ranges of the state with the numbers of their workers, in the format of ``Plan.state``."""
         return [(*part, number) for part, (number, _) in self.parts(place, self._there.members()) or ()]
 
     def parts(self, place: Layout, alive: Collection[Member]) -> list[tuple[Slice, Member]] | None:
-        """Who of those that are there has which slice of the state; None if a part of it is lost."""
+        """Return ranges of the state with a present worker for each; None if a range is lost."""
         if not self.kept:
             return []
         try:
@@ -80,10 +80,10 @@ class HeldWeights:
             return None
 
     def writers(self, place: Layout, alive: Collection[Member]) -> list[tuple[Slice, Member]]:
-        """Of those that are there who is to write which slice into a checkpoint.
+        """Return the ranges to write into a checkpoint, with the worker that writes each.
 
         Raises:
-            ClusterTooSmall: They do not have all of it.
+            ClusterTooSmall: The workers do not have all ranges.
         """
         holders = [one for one in place.at if one in alive][: self.size]
         parts = self.parts(place, alive)
@@ -92,10 +92,10 @@ class HeldWeights:
         return parts or list(zip(cut(self.size, len(holders)), holders, strict=True))
 
     async def mean(self, place: Layout, group: str) -> list[Any]:
-        """Bring a mean of what slots have left.
+        """Bring a mean of slot states to the master.
 
         Raises:
-            ClusterTooSmall: Nobody has it.
+            ClusterTooSmall: No worker has it.
         """
         found = empty_of((await self._asked(place, "mean_shapes", place.generation, group))[group])
         arrays = arrays_of(found)
@@ -104,13 +104,13 @@ class HeldWeights:
         return found
 
     async def write_mean(self, place: Layout, group: str, writing: Writing, number: int) -> dict[str, int]:
-        """Have a mean written into a checkpoint, as what the first slot has left.
+        """Have a worker write a mean into a checkpoint, in the format of the first slot's state.
 
         Args:
-            place: Where it is.
-            group: Of which group it is.
+            place: Location of the mean.
+            group: Group of the mean.
             writing: The checkpoint.
-            number: Number of the slice that it is.
+            number: Number of the slice to write.
 
         Returns:
             The length of the group.
@@ -125,7 +125,7 @@ class HeldWeights:
         return dict((await writing.slice(number, there, here))["lengths"])
 
     async def brought(self, place: Layout, *, state: bool = True) -> tuple[Weights, Weights]:
-        """Weights and state, from those who have them.
+        """Bring weights and state to the master, from the workers that have them.
 
         Raises:
             ClusterTooSmall: They are lost.
@@ -163,10 +163,10 @@ class HeldWeights:
                 raise others[0]
 
     async def _asked(self, place: Layout, verb: str, *arguments: Any) -> Any:
-        """What the first worker answers that has the weights and is there.
+        """Call a verb on the first present worker that has the weights, and return its answer.
 
         Raises:
-            ClusterTooSmall: There is none.
+            ClusterTooSmall: No such worker is present.
         """
         alive = self._there.members()
         for member in place.at:
@@ -174,12 +174,12 @@ class HeldWeights:
                 try:
                     return await alive[member].call(self._there.holder, verb, *arguments)
                 except LOSS:
-                    continue  # the crew will hear of it
+                    continue  # the crew notices the loss
         raise self.gone()
 
 
 def means_of(states: SlotStates, replies: Sequence[Reply], *, slots: int, grows: bool) -> list[MeanPlan]:
-    """The means of what slots have left, with these replies, that their next rounds begin with; of slots that may become more it is sums."""
+    """Return plans for the means of slot states after these replies. If slots may be added, plan sums for them."""
     found = []
     if states.averages:
         left = [(one.slot, one.worker, one.task.round, float(one.samples)) for one in replies]

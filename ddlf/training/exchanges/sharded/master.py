@@ -1,13 +1,14 @@
-"""The sharded synchronous exchange: slots' updates go from worker to worker, each of which merges and steps a slice. Runs on the master.
+"""The sharded exchange: workers send each other updates, and each merges and steps one range. Runs on the master.
 
-A round is that of ``ddlf.training.sync``, with the same bits; but updates stay on the workers that made them, and so does what comes of them::
+A round is a round of ``ddlf.training.sync``, with the same bits. But updates and new weights stay on the workers::
 
-    tell each slot which weights to begin with, by their generation; wait for all replies, which bring no update
-    plan: who has which update, and which worker steps which slice; have these workers carry it out, all at the same time
-    when a worker is lost meanwhile, have its slots carried again, and plan again
+    tell each slot the generation of weights to begin with; wait for all replies, which contain no update
+    plan: the worker of each update, and the owner of each range; have all these workers carry it out
+    if a worker is lost meanwhile, have its slots carried again, and plan again
 
-The master gets the weights where somebody looks at them, and at the end; a checkpoint is written by the workers. Every worker that stepped a slice
-has all of the weights, and a copy of another one's part of the outer optimizer's state, so the loss of one loses nothing.
+The master receives the weights when a callback needs them, and at the end. Workers write the checkpoints. Every worker
+that stepped a range has all of the weights. It also has a copy of another range's outer optimizer state, so the loss
+of one worker loses nothing.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ from ddlf.training.slot.task import OPTIMIZER, Reply, Task
 from ddlf.training.streaming import Fragments
 
 HOLDERS = 2
-"""Workers that the master gives the first weights; the others get them from these."""
+"""Number of workers that receive the first weights from the master. The other workers fetch them from these."""
 PIECES = 32
-"""Of each slice, if they are not too small: the last one cannot be given to the others before all updates of it have come, so the larger it is, the
-longer links idle. ``docs/contributing/LAB.md`` has the figures."""
+"""Number of pieces of each range, unless they would be too small. A worker can send the last piece only after all
+updates of it have arrived, so a larger last piece leaves links idle longer. ``docs/contributing/LAB.md`` has data."""
 LEAST = 1 << 15
-"""Values in a piece: fewer, and what it costs to ask for one is most of it."""
+"""Minimum number of values in a piece. In a smaller piece, the cost of the request dominates."""
 
 
 Means = Callable[[list[Reply]], list[MeanPlan]]
@@ -57,13 +58,13 @@ Means = Callable[[list[Reply]], list[MeanPlan]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Here:
-    """Weights that the master has, with what belongs to them.
+    """A generation that the master has, with its weights and states.
 
     Args:
-        generation: What the workers call them.
+        generation: Number of the generation on the workers.
         weights: The weights.
-        state: What the outer optimizer keeps.
-        mean: Brings the mean of slots' optimizers, if there is one.
+        state: State of the outer optimizer.
+        mean: Returns the mean of the slots' optimizers, if there is one.
     """
 
     generation: int
@@ -73,16 +74,16 @@ class Here:
 
 
 class Sharded:
-    """The exchange of one run.
+    """The sharded exchange of one run.
 
     Args:
         run: The run.
-        there: Where its tasks find their weights.
+        there: Where the run's tasks find their weights.
         merge: The merge rule.
         outer: The outer optimizer.
 
     Raises:
-        ConfigError: There is nothing to exchange.
+        ConfigError: The model has no weights.
     """
 
     def __init__(self, run: Run, there: Members, merge: Rule, outer: OuterOptimizer) -> None:
@@ -95,7 +96,7 @@ class Sharded:
                 "exchange='sharded' gives each worker a slice of the weights, and this model has none",
                 hint="use exchange='star'",
             )
-        coded = there.codec != "float32"  # then the weights are behind the state, and what all have is made of them
+        coded = there.codec != "float32"  # then exact weights follow the state, and workers decode theirs from them
         self._places = HeldWeights(run, there, like, len(shapes(run.state["outer"])) // len(like) + coded, coded=coded)
         self._together = Together(run, there, like, lambda: self._now.generation)
         self._states = run.exchange.states
@@ -103,15 +104,15 @@ class Sharded:
         self._now = Layout(0)
         self._here = Here(0, run.weights, run.state["outer"], self._states.mean)
         self._home = run.progress.snapshot()
-        self._mean_at = 0  # number of the slice of the last checkpoint that has the mean of slots' optimizers
+        self._mean_at = 0  # number of the last checkpoint's slice with the mean of the slots' optimizers
         there.begin, there.says = self._begin, self._says
         there.compares = partial(verdicts, self._together)
 
     async def _begin(self) -> None:
-        """See that some workers have the weights and the state; if none have, and they are here, give them to some.
+        """Make sure that some workers have the weights and the state. If none has them, send the master's copy to some.
 
         Raises:
-            ClusterTooSmall: They were on workers that are lost.
+            ClusterTooSmall: All workers with the weights are lost, and the master has no copy.
         """
         alive = self._there.members()
         if any(one in alive for one in self._now.at) and self._places.parts(self._now, alive) is not None:
@@ -133,7 +134,7 @@ class Sharded:
                 else:
                     await self._there.restoring.held(proxy, slices, here.generation, (WEIGHTS, OUTER), how)
             except LOSS:
-                continue  # the crew will hear of it
+                continue  # the crew notices the loss
             holders += 1
             more = [((0, self._places.size), member)] if self._places.kept else []
             at = [*self._now.at, member]
@@ -141,33 +142,33 @@ class Sharded:
 
     @property
     def like(self) -> Weights:
-        """Arrays with the shapes and types of the weights."""
+        """Return arrays with the shapes and types of the weights."""
         return self._places.like
 
     async def all(self, tasks: Sequence[Task], tensors: Sequence[int] | None) -> list[Reply]:
-        """Have tasks carried.
+        """Have tasks carried, and return their replies.
 
         Args:
-            tasks: As of ``Run.all``.
-            tensors: Numbers of those whose updates are exchanged; None for all.
+            tasks: Tasks of the round, as for ``Run.all``.
+            tensors: Numbers of the tensors whose updates are exchanged; None for all.
         """
         self._together.tensors = tensors
-        self._move(self._now)  # there may be more slots since
-        return await self._run.all([dataclasses.replace(task, control=None) for task in tasks])  # workers have it
+        self._move(self._now)  # the run may have more slots now
+        return await self._run.all([dataclasses.replace(task, control=None) for task in tasks])  # workers have controls
 
     async def merged(self, replies: list[Reply]) -> tuple[list[Reply], Layout]:
-        """Have the workers make the next weights of the updates that these replies are of.
+        """Have the workers compute the next weights from the updates of these replies.
 
         Args:
-            replies: Those whose updates count.
+            replies: Replies whose updates are merged.
 
         Returns:
-            The replies that count: those of slots that had to be carried again are others. And where the weights are.
+            The merged replies, with new ones for slots that were carried again; and the location of the weights.
 
         Raises:
             BadUpdate: An update cannot be merged.
-            ConnectError: A worker does not get from another one what it asks for, though it reaches it.
-            ClusterTooSmall: Too many were lost.
+            ConnectError: A worker reaches another one, but does not get its data.
+            ClusterTooSmall: Too many workers were lost.
         """
         among = self._together
         means = partial(means_of, self._states, slots=self._run.slots, grows=self._run.facts.grows)
@@ -176,14 +177,14 @@ class Sharded:
         return replies, place
 
     async def recalibrated(self, place: Layout, replies: list[Reply]) -> Layout:
-        """Have moving statistics of weights that were merged computed anew, and merged as updates are.
+        """Have workers compute the moving statistics of merged weights again, and merge them like updates.
 
         Args:
-            place: Where the weights are.
-            replies: What they came of.
+            place: Location of the weights.
+            replies: Replies that the weights were computed from.
 
         Returns:
-            Where they are with these statistics.
+            The location of the weights with these statistics.
         """
         run = self._run
         alive = self._there.members()
@@ -203,17 +204,17 @@ class Sharded:
         outer: OuterOptimizer,
         means: Means | None = None,
     ) -> tuple[list[Reply], Layout]:
-        """Have a generation made of another one.
+        """Have workers compute a generation from another one.
 
         Args:
             among: The workers that have updates.
-            of: Says where the weights are that they are of.
-            replies: Which updates.
-            outer: How they change the weights.
-            means: Of replies the means that are made with it, of what slots have left; None where nothing is left.
+            of: Returns the location of the generation that the updates begin with.
+            replies: Replies of these updates.
+            outer: Outer optimizer that changes the weights.
+            means: Returns the means of slot state to compute for some replies; None if the slots keep no state.
 
         Returns:
-            The replies that it was made of, and where it is.
+            The merged replies, and the location of the new generation.
         """
         weights: list[float] = []
         if isinstance(self._merge, WholeRule):
@@ -222,7 +223,7 @@ class Sharded:
         known = self._places
 
         async def merge(replies: list[Reply], owners: list[Member], workers: dict[int, ProxyWorker]) -> Gone:
-            base = of()  # which others may have since, when some were lost
+            base = of()  # other workers may have it now, if some were lost
             if known.parts(base, self._there.members()) is None:
                 raise known.gone()
             plan = Plan(
@@ -259,13 +260,13 @@ class Sharded:
         return await among.on(replies, merge), places[0]
 
     async def committed(self, place: Layout, replies: list[Reply], *, due: bool, shown: bool) -> None:
-        """Make the weights that are somewhere the global ones.
+        """Make weights on the workers the global ones.
 
         Args:
-            place: Where they are.
-            replies: What they came of.
-            due: Whether they are to be in a checkpoint.
-            shown: Whether they are to be here.
+            place: Location of the weights.
+            replies: Replies that the weights were computed from.
+            due: Whether to write them to a checkpoint.
+            shown: Whether to bring them to the master.
         """
         known = self._places
         exact = known.holding(place) if known.coded else []
@@ -300,13 +301,13 @@ class Sharded:
             raise
         if looks:
             changed = self._run.progress.weights
-            if changed is not weights:  # by callbacks: the workers get them from here
+            if changed is not weights:  # a callback changed them: the workers receive them from the master
                 self._here = Here(next(self._generations), changed, self._run.state["outer"], mean)
                 self._move(Layout(self._here.generation))
             self._home = self._run.progress.snapshot()
 
     async def settle(self) -> None:
-        """End with weights that are here: those of now, or if these are lost those of the last time, and nothing of the rounds since."""
+        """Bring the final weights to the master. If they are lost, go back to the last weights here and their round."""
         run, progress = self._run, self._run.progress
         if self._here.generation == self._now.generation:
             progress.fetch()
@@ -334,14 +335,14 @@ class Sharded:
         self._now, self._sums = place, self._run.slots
 
     def _says(self, slot: int, number: int) -> dict[str, Any]:
-        """What a task says of its weights: their generation, who has them, and of how many slots each mean is the sum."""
+        """Return a task's entry about weights: generation, workers that have it, and how many slots each mean sums."""
         now, present = self._now, self._there.members()
         told = {"generation": now.generation, "at": [one[0] for one in now.at if one in present]}
         means = {group: self._sums if is_sum else 0 for group, is_sum in now.means.items()}
         return {**told, "means": means} if means else told
 
     def _copied(self, replies: list[Reply], owners: list[Member]) -> list[tuple[int, int, int, int]]:
-        """Of each slot, its round and its worker the one that is to have a copy of what it has left: the next, if there is one."""
+        """Return each reply's slot, round, worker and backup: the next owner. Return nothing if there is one owner."""
         if not self._states.copied or len(owners) < 2:
             return []
         numbers = [number for number, _ in owners]
@@ -349,7 +350,7 @@ class Sharded:
         return [(one.slot, one.task.round, one.worker, following.get(one.worker, numbers[0])) for one in replies]
 
     async def _write(self, place: Layout, writing: Writing) -> None:
-        """Have a checkpoint's slices of weights written, and of what belongs to them."""
+        """Have workers write a checkpoint's slices of the weights and their states."""
         known = self._places
         there = OnWorkers(self._there, place.generation, known.like, known.kept, known.coded)
         await there.write(self._run.facts.names, partial(known.writers, place), writing)
@@ -366,7 +367,7 @@ class ShardedRounds:
     """Rounds of synchronous training whose updates stay on the workers.
 
     Args:
-        merge, outer, balance: See ``Synchronous``.
+        merge, outer, balance: Merge rule, outer optimizer and balance, as for ``Synchronous``.
     """
 
     merge: Rule
@@ -374,12 +375,12 @@ class ShardedRounds:
     balance: str = "equal"
 
     def begin(self, run: Run) -> None:
-        """See ``Loop``."""
+        """Initialize the outer optimizer's state, unless a checkpoint restored it."""
         if "outer" not in run.state:
             run.state["outer"] = self.outer.init(run.weights)
 
     async def train(self, run: Run) -> None:
-        """Train until all rounds are over or the run is to end; the master ends with the weights."""
+        """Train until the last round or the end of the run. Bring the final weights to the master."""
         members = run.exchange.weights_out
         assert isinstance(members, Members)
         self.begin(run)
@@ -408,10 +409,10 @@ async def _train(run: Run, there: Members, merge: Rule, outer: OuterOptimizer, b
 
 
 def _is_due(run: Run) -> bool:
-    """Whether the next commit comes with a checkpoint."""
+    """Return whether the next commit writes a checkpoint."""
     return run.keeper is not None and run.keeper.is_due(run.version + 1)
 
 
 def _is_shown(run: Run, round: Round) -> bool:
-    """Whether the weights after a round are to be here: for callbacks, or since it is the last one. Tests are done where they are."""
+    """Return whether the master needs the weights after a round: for callbacks, or at the end. Workers run tests."""
     return round.last or (run.reporter.shows and run.progress.ends_epoch(round.number))

@@ -1,7 +1,8 @@
-"""Means of what slots have left, which all begin their next rounds with: made in slices, as weights are. Runs in the executor.
+"""Means of slot states, which all slots use in their next round. Workers compute ranges. Runs in the executor.
 
-Of a group of slots' states, as the states of their optimizers or their controls, each owner gets a slice of all slots', sums it in slot order in
-float64, divides it, and gives it to the others. What comes of it belongs to a generation of weights (``Generation.means``), and goes where that goes.
+For a group of slot states, such as optimizer states or control variates, each owner fetches one range from all slots.
+It sums the range in slot order in float64, divides it, and offers it to the others. The result belongs to a generation
+of weights (``Generation.means``) and travels with it.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from ddlf.training.slot.task import CONTROL, OPTIMIZER, SlotState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanPlan:
-    """How a mean is made.
+    """How to compute a mean.
 
     Args:
-        group: Which group of slots' states.
-        states: Of each slot that has one, in slot order, its number, the worker with what it has left (0: it is ``given``), its round, and its share.
-        total: What the sum is divided by; 0 where the sum itself is kept, in float64, since it is not known how many slots there will be.
-        given: What only the master has, with its slot.
+        group: The group of slot states.
+        states: For each slot with a state, in slot order: slot, worker with the state (0 if ``given`` has it), round,
+            and share.
+        total: Divisor of the sum. 0 keeps the sum itself, in float64, because the number of slots is not known yet.
+        given: Slots and states that only the master has.
     """
 
     group: str
@@ -43,11 +45,11 @@ class MeanPlan:
 
 @dataclass(slots=True)
 class Mean:
-    """A mean, of which a worker may have a part only while it is made.
+    """A mean of slot states. While it is computed, a worker may have only a part.
 
     Args:
-        known: Of each entry of the group whether there is an array.
-        of: These arrays.
+        known: For each entry of the group, whether it has an array.
+        of: The arrays of the group.
     """
 
     known: list[bool]
@@ -55,16 +57,16 @@ class Mean:
 
     @classmethod
     def whole(cls, group: Sequence[Any]) -> Mean:
-        """One that is here."""
+        """Return a mean that is complete."""
         return cls([one is not None for one in group], Generation(arrays_of(group)))
 
     @classmethod
     def begun(cls, group: Sequence[Any]) -> Mean:
-        """One that is to come, with the shapes and types of a group."""
+        """Return an empty mean with the shapes and types of a group, to be filled."""
         return cls.whole([None if one is None else np.empty(np.shape(one), np.asarray(one).dtype) for one in group])
 
     def group(self) -> list[Any]:
-        """As slots have it."""
+        """Return the group in the format of slot states."""
         arrays = iter(self.of.weights)
         return [next(arrays) if known else None for known in self.known]
 
@@ -72,15 +74,15 @@ class Mean:
 def averaging(
     me: int, plan: Plan, wanted: MeanPlan, new: Generation, copies: SlotCopies, ask: Ask
 ) -> list[Coroutine[Any, Any, None]]:
-    """What is to be done for a mean of a new generation, all at the same time.
+    """Return coroutines that compute and fetch a mean of a new generation. They run at the same time.
 
     Args:
         me: Number of this worker, which has the state of a slot.
-        plan: What the generation comes of.
+        plan: The plan of the generation.
         wanted: The mean.
-        new: The generation; it gets the mean at once, and its pieces as they are made.
-        copies: What slots have left here.
-        ask: Asks workers.
+        new: The generation. It receives the mean at once, and its pieces as they are computed.
+        copies: Slot states on this worker.
+        ask: Calls workers.
     """
     slot, _, number, _ = next(one for one in wanted.states if one[1] == me)
     group = copies.state(slot, number)[wanted.group]
@@ -139,17 +141,17 @@ def _summed(of_slots: Sequence[Weights], shares: Sequence[float], total: float) 
 
 
 async def bring(ask: Ask, at: Sequence[int], number: int, generation: Generation, groups: Iterable[str]) -> None:
-    """Have the means of a generation here, whole.
+    """Fetch the whole means of a generation, unless this worker has them.
 
     Args:
-        ask: Asks workers.
-        at: Those that have them, in the order in which they are asked.
-        number: Which generation.
-        generation: What is here of it.
-        groups: Of which groups there are means.
+        ask: Calls workers.
+        at: Workers that have the means, in the order in which to call them.
+        number: Number of the generation.
+        generation: This worker's part of the generation.
+        groups: Groups that have means.
 
     Raises:
-        AppMissing: Nobody gives them.
+        AppMissing: No worker returns a mean.
     """
     for group in groups:
         if group in generation.means:
@@ -172,19 +174,19 @@ async def bring(ask: Ask, at: Sequence[int], number: int, generation: Generation
 
 
 def shapes(generation: Generation, group: str) -> Shapes:
-    """Shapes and types of a mean.
+    """Return the shapes and types of a mean.
 
     Raises:
-        AppMissing: It is not here.
+        AppMissing: The generation does not have it.
     """
     return shapes_of({group: mean_in(generation, group).group()})
 
 
 def mean_in(generation: Generation, group: str) -> Mean:
-    """A mean of a generation.
+    """Return a mean of a generation.
 
     Raises:
-        AppMissing: It is not here.
+        AppMissing: The generation does not have it.
     """
     found: Mean | None = generation.means.get(group)
     if found is None:
@@ -193,11 +195,11 @@ def mean_in(generation: Generation, group: str) -> Mean:
 
 
 def begins_with(means: SlotState, of: Mapping[str, int], like: Weights) -> dict[str, Any]:
-    """What a task has of them, by name of its field.
+    """Return the fields of a task that contain means, by name.
 
     Args:
-        means: By group.
-        of: By group, of how many slots it is the sum; 0 for what is a mean already.
+        means: Means by group.
+        of: By group, the number of slots in a sum; 0 for a finished mean.
         like: Arrays with the types of the model's weights.
     """
     found: dict[str, Any] = {}

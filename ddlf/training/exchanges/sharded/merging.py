@@ -1,6 +1,7 @@
-"""One plan as one worker carries it out: the slice that it owns merged and stepped, those of the others fetched. Runs in the executor.
+"""How one worker carries out a plan: it merges and steps its own range, and fetches the others. Runs in the executor.
 
-``ddlf.training.exchanges.sharded.worker`` has what else a worker does; ``means`` has the part of a plan about what slots keep.
+``ddlf.training.exchanges.sharded.worker`` is the worker's role in the exchange. ``means`` computes the means of slot
+state that a plan contains.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ from ddlf.training.exchanges.sharded.pairs import Sent, decoded, limited
 from ddlf.training.exchanges.sharded.plan import Generation, Plan, State, Unfit, codec_of, moved, size_of, write
 
 Ask = Callable[..., Awaitable[Any]]
-"""Asks a worker's end, this one's, too: its number, a verb, and the verb's own arguments. Raises Unreached."""
+"""Calls a verb of the exchange on a worker, which may be this one, by number, verb and arguments. Raises Unreached."""
 
 
 class Merging:
-    """The making of a generation.
+    """The computation of one generation.
 
     Args:
         me: Number of this worker.
-        plan: How it is made.
+        plan: The plan of the generation.
         base: The generation that the slots began with.
-        ask: Asks workers.
+        ask: Calls workers.
 
     Attributes:
-        new: What comes of it; others may have of it what is ready.
-        mine: The slice that is stepped here.
+        new: The new generation. Other workers may already fetch its finished pieces.
+        mine: The range that this worker steps.
     """
 
     def __init__(self, me: int, plan: Plan, base: Generation, ask: Ask) -> None:
@@ -52,7 +53,7 @@ class Merging:
         self.new.ready = {piece: asyncio.Event() for piece in [*changing, *self._staying(self.mine)]}
 
     def work(self) -> list[Coroutine[Any, Any, None]]:
-        """What is to be done, all at the same time."""
+        """Return coroutines for all parts of the work. They run at the same time."""
         plan, found = self._plan, [self._make()]
         for shard, (part, owner) in enumerate(zip(self._slices, plan.owners, strict=True)):
             if owner == self._me:
@@ -72,7 +73,7 @@ class Merging:
         return found
 
     async def _make(self) -> None:
-        """Merge and step the slice, piece by piece."""
+        """Merge and step this worker's range, piece by piece."""
         plan, new = self._plan, self.new
         state = self._room(self.mine)
         new.state.append((self.mine, state))
@@ -98,12 +99,12 @@ class Merging:
             await self._encode_by_peaks(state[-1])
 
     def _step(self, piece: Slice, updates: Sequence[EncodedUpdate], old: State, state: State) -> Weights:
-        """The next values of a piece; what is kept of it goes into the state."""
+        """Return the next values of a piece, and write its next state into ``state``."""
         plan, base = self._plan, self._base
         merge = Weighed(plan.weighed[:-1], plan.weighed[-1]) if plan.weighed else MERGE.read(plan.merge)
         outer, coded = OUTER.read(plan.outer), self.new.codec is not None
         places = [i for i, _, _ in overlapped(base.weights, piece)]
-        uses = getattr(outer, "kept", 0)  # of statistics that are computed anew nothing, and what there is stays
+        uses = getattr(outer, "kept", 0)  # the step for moving statistics keeps no state, and leaves the state as it is
         samples = [samples for _, _, samples, _ in plan.updates]
         after, values = stepped(
             merge,
@@ -121,7 +122,7 @@ class Merging:
         return values
 
     async def _encode_by_peaks(self, exact: Weights) -> None:
-        """Have the others have the slice, whose codec goes by the largest magnitude of each tensor: when all have said what it is in theirs."""
+        """Encode this worker's range with a codec that needs each tensor's largest magnitude over all ranges."""
         new, places = self.new, overlapped(self._base.weights, self.mine)
         new.within = [0.0] * len(new.weights)
         for (i, _, _), values in zip(places, exact, strict=True):
@@ -137,7 +138,7 @@ class Merging:
         await limited(one, self._changing(self.mine))
 
     async def _copy(self, owner: int, part: Slice) -> None:
-        """Keep what the outer optimizer keeps of another worker's slice."""
+        """Keep a backup of the outer optimizer's state of another worker's range."""
         state = self._room(part)
 
         async def one(piece: Slice) -> None:
@@ -153,7 +154,7 @@ class Merging:
         self.new.state.append((part, state))
 
     async def _state_before(self, piece: Slice) -> State:
-        """What is kept of a piece before this round, here or by those who have parts of it."""
+        """Return the state of a piece before this round, from this worker or from the workers that have its parts."""
         plan, base = self._plan, self._base
         if not plan.kept:
             return []
@@ -170,21 +171,21 @@ class Merging:
         return state
 
     def _room(self, part: Slice) -> State:
-        """Room for what is kept of a slice."""
+        """Return uninitialized arrays for the state of a range."""
         return [[np.empty_like(view) for view in take(self._base.weights, part)] for _ in range(self._plan.kept)]
 
     def _keep(self, state: State, piece: Slice, part: Slice, arrays: Weights) -> None:
-        """Have what is kept of a piece in the state of a slice."""
+        """Copy the state of a piece into the state of its range."""
         n = len(arrays) // max(len(state), 1)
         for i, group in enumerate(state):
             put(group, moved(piece, part[0]), arrays[i * n : (i + 1) * n])
 
     def _changing(self, part: Slice) -> list[Slice]:
-        """Pieces of what is exchanged of a slice."""
+        """Return the pieces of a range whose tensors are exchanged."""
         return [piece for run in crossed(part, self._runs) for piece in pieces(run, self._plan.piece)]
 
     def _staying(self, part: Slice) -> list[Slice]:
-        """Pieces of what is not, and of which something is kept."""
+        """Return the pieces of a range whose tensors are not exchanged, if the plan keeps state."""
         if not self._plan.kept:
             return []
         ends = [part[0], *(end for run in crossed(part, self._runs) for end in run), part[1]]
@@ -200,15 +201,15 @@ async def fetch(
     parts: Sequence[Slice],
     before: tuple[int, Generation] | None = None,
 ) -> None:
-    """Get pieces from the worker that has them, or makes them.
+    """Fetch pieces from the worker that has them, or computes them.
 
     Args:
-        ask: Asks workers.
-        owner: Its number.
-        what: The verb that gives them, and its first arguments.
-        new: What they are of.
+        ask: Calls workers.
+        owner: Number of that worker.
+        what: The verb that returns a piece, and its first arguments.
+        new: Generation to write the pieces into.
         parts: The pieces.
-        before: A generation that is here, by its number: what is as it was in it does not travel.
+        before: Number and weights of a generation on this worker. Tensors that have not changed since do not travel.
     """
     verb, *more = what
     number, known = before or (None, None)
@@ -222,7 +223,7 @@ async def fetch(
 
 
 async def update_of(ask: Ask, base: int, sent: Sent, piece: Slice) -> EncodedUpdate:
-    """A slice of a slot's update, of the worker that has it."""
+    """Fetch a range of a slot's update from the worker that has it."""
     slot, worker, _, _ = sent
     found: EncodedUpdate = await ask(worker, "update", base, slot, *piece)
     return found

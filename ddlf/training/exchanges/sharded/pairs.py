@@ -1,4 +1,4 @@
-"""Slices of slots' updates, a piece at a time, and from them what the updates are to each other as wholes. Runs in the executor."""
+"""Ranges of slots' updates, and the distances and angles between whole updates. Runs in the executor."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from ddlf.training.exchanges.peers import Unreached
 from ddlf.training.exchanges.sharded.plan import moved
 
 AT_ONCE = 8
-"""Pieces of a slice that are on their way at a time. A piece is stepped when all updates of it have come; what comes from a worker whose link is busy
-must not keep the others' links idle meanwhile."""
+"""Number of pieces of a range in flight. A worker steps a piece when it has all updates of it. More than one piece in
+flight keeps the links of all workers busy while one worker is slow."""
 
 Sent = tuple[int, int, int, float]
-"""A slot's update: its slot, the worker that has it, the samples that it was trained on, and what it is scaled by."""
+"""A slot's update: slot, worker that has it, number of trained samples, and factor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs:
-    """What is asked of updates: their distances, or the angles between them.
+    """A request for the distances between updates, or for the angles.
 
     Args:
         base: Generation of the weights that the slots began with.
-        updates: Of each slot, in slot order.
-        owners: Workers that compute a part, in the order of the slices.
-        tensors: Numbers of those that are looked at.
+        updates: The update of each slot, in slot order.
+        owners: Workers that compute a part, in the order of the ranges.
+        tensors: Numbers of the tensors to compare.
         norms: Lengths of the updates, for angles; empty for distances.
-        piece: Values in a piece.
+        piece: Number of values in a piece.
     """
 
     base: int
@@ -49,16 +49,18 @@ class Pairs:
 async def sums(
     asked: Pairs, like: Weights, part: Slice, get: Callable[[Sent, Slice], Awaitable[EncodedUpdate]]
 ) -> list[Vector]:
-    """What the blocks that begin in a slice add to distances or cosines: few matrices with the exact sum of theirs.
+    """Return a range's contribution to distances or cosines: a few matrices with the exact sum over its blocks.
+
+    A block belongs to the range that it begins in.
 
     Args:
-        asked: What is asked.
+        asked: The request.
         like: The model's weights.
-        part: The slice.
-        get: Gets a slice of an update.
+        part: The range.
+        get: Fetches a range of an update.
 
     Raises:
-        Unreached: Another worker did not give its part.
+        Unreached: Another worker did not return its part.
     """
     found: list[Vector] = []
 
@@ -79,13 +81,13 @@ async def sums(
 
 
 def blocks_of(like: Weights, tensors: Sequence[int]) -> list[Slice]:
-    """The blocks of some tensors, in order: those whose sums are added."""
+    """Return the blocks of some tensors, in order. Each block is summed by itself."""
     ends = list(accumulate(w.size for w in like))
     return [block for i in tensors for block in pieces((ends[i] - like[i].size, ends[i]), BLOCK)]
 
 
 def together(blocks: Sequence[Slice], length: int) -> list[Slice]:
-    """Make one slice of blocks that follow each other, up to a length."""
+    """Join adjacent blocks into ranges, up to a length."""
     found: list[Slice] = []
     for begin, end in blocks:
         if found and found[-1][1] == begin and end - found[-1][0] <= max(length, BLOCK):
@@ -96,10 +98,10 @@ def together(blocks: Sequence[Slice], length: int) -> list[Slice]:
 
 
 def decoded(updates: Sequence[EncodedUpdate], sent: Sequence[Sent], like: Weights, part: Slice) -> list[list[Tensor]]:
-    """A slice of each update as it counts.
+    """Return a range of each update, decoded and scaled.
 
     Raises:
-        Unreached: One does not fit.
+        Unreached: An update does not fit.
     """
     found = []
     for update, (_, worker, _, factor) in zip(updates, sent, strict=True):
@@ -111,7 +113,7 @@ def decoded(updates: Sequence[EncodedUpdate], sent: Sequence[Sent], like: Weight
 
 
 async def limited(one: Callable[[Slice], Coroutine[Any, Any, None]], parts: Sequence[Slice]) -> None:
-    """Do something for each piece, ``AT_ONCE`` of them at a time."""
+    """Process each piece, at most ``AT_ONCE`` pieces at the same time."""
     places = asyncio.Semaphore(AT_ONCE)
 
     async def in_turn(part: Slice) -> None:
@@ -122,7 +124,7 @@ async def limited(one: Callable[[Slice], Coroutine[Any, Any, None]], parts: Sequ
 
 
 async def all_of(work: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Do all of it at the same time; when one thing fails, the others end."""
+    """Run all coroutines at the same time. If one fails, cancel the others."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         await asyncio.gather(*tasks)

@@ -1,4 +1,4 @@
-"""Weights that are made of a round by all workers together, and how: what ``shards.py`` works with. Runs in the executor."""
+"""The plan of a merge, and the weights that workers compute by it. Runs in the executor."""
 
 from __future__ import annotations
 
@@ -20,33 +20,34 @@ from ddlf.errors import AppMissing, BadUpdate, ConfigError
 from ddlf.training.exchanges.peers import Unreached
 
 GLANCE = 1 << 12
-"""Bytes of a tensor that are looked at before all of them."""
+"""Number of a tensor's first bytes to compare before comparing all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How the next weights are made.
+    """How to compute the next weights.
 
     Args:
         base: Generation of the weights that the slots began with.
-        generation: The one that comes of it.
-        updates: Of each slot, in slot order, its number, the worker that has its update, the samples that it trained on, and what the update is
-            scaled by.
-        owners: Workers that step a slice, in the order of the slices.
-        tensors: Numbers of those that are exchanged; None for all. The others stay as they are.
-        kept: Arrays that are kept of each weight: the outer optimizer's, and the weight as it is stepped where it travels as a codec makes it.
-        state: Parts of these: first value, the one behind the last, and the worker that has them.
-        copies: Whether the owner of the next slice keeps a copy of that state.
-        left: Of what slots have left on their workers, of which others keep copies: slot, its round, its worker, and the worker with the copy.
-        groups: Groups of these states that are copied.
-        means: Means of what slots have left that are made with it: ``MeanPlan`` of ``ddlf.training.exchanges.sharded.means``, as they travel.
+        generation: The new generation.
+        updates: For each slot, in slot order: slot, worker with its update, trained samples, and factor of the update.
+        owners: Workers that step a range, in the order of the ranges.
+        tensors: Numbers of the tensors to exchange; None for all. The other tensors stay as they are.
+        kept: Number of arrays kept for each weight: the outer optimizer's, and the exact weight if weights travel
+            through a codec.
+        state: Parts of these arrays: first value, last value + 1, and the worker that has them.
+        copies: Whether the owner of the next range keeps a backup of this state.
+        left: Slot states to back up: slot, its round, its worker, and the worker of the backup.
+        groups: Groups of slot state to back up.
+        means: Means of slot states to compute: ``MeanPlan`` of ``ddlf.training.exchanges.sharded.means``, as dicts.
         merge: The merge rule, as text.
-        weighed: What it makes of the updates as wholes: a weight for each, and what their sum is divided by; empty if it merges value by value.
+        weighed: For a rule that compares whole updates: a weight for each update, then the divisor of the sum. Empty
+            if the rule merges value by value.
         outer: The outer optimizer, as text.
-        codec: How weights travel, as text.
+        codec: Codec of the weights, as text.
         trainable: Whether each weight is trained.
         names: Paths of the weights.
-        piece: Values in a piece.
+        piece: Number of values in a piece.
     """
 
     base: int
@@ -70,8 +71,8 @@ class Plan:
 
 
 State = list[list[np.ndarray[Any, Any]]]
-"""What the outer optimizer keeps of a slice: for each array that it keeps of a weight, the slice of all of them. Behind it the weights themselves,
-where they travel as a codec makes them."""
+"""The outer optimizer's state of a range: for each of its arrays per weight, the range of that array over all weights.
+If weights travel through a codec, the exact weights follow."""
 
 
 @dataclass(slots=True)
@@ -79,16 +80,17 @@ class Generation:
     """Weights, and the state that belongs to them.
 
     Args:
-        weights: One array for each of the model's, as slots begin with them; of a generation that is being made, what is ready of them.
-        state: Slices of the outer optimizer's state that are kept here.
-        ready: Of each piece whether it is there; empty of what came as a whole.
-        codec: How they travel; None for as they are, as from who has them from others.
-        trainable: Of each whether it is trained: others travel as they are.
-        made: Pieces that were encoded here.
-        peaks: Largest magnitude of each weight as it is stepped, where the codec goes by that and there is one.
-        within: The same of the slice that was stepped here.
-        stepped: Set when that is known.
-        means: By group those of what slots have left that their next rounds begin with.
+        weights: One array for each of the model's weights, as slots begin with them. While the generation is computed,
+            only the ready pieces are valid.
+        state: Ranges of the outer optimizer's state on this worker.
+        ready: An event for each piece, set when it is ready; empty if the generation arrived as a whole.
+        codec: Codec of the weights; None if they travel as they are, for example after a fetch from another worker.
+        trainable: Whether each weight is trained. Untrained weights are never encoded.
+        made: Pieces that this worker has encoded.
+        peaks: Largest magnitude of each exact weight, if the codec needs it.
+        within: Largest magnitude of each weight in the range that this worker stepped.
+        stepped: Set when ``within`` is known.
+        means: Means of slot states, by group, that the slots' next rounds begin with.
     """
 
     weights: Weights
@@ -104,7 +106,7 @@ class Generation:
 
     @classmethod
     def whole(cls, weights: Weights, outer: Weights, codec: str, trainable: Sequence[bool]) -> Generation:
-        """Weights and the outer optimizer's state that are here whole."""
+        """Return a generation from whole weights and whole outer optimizer state."""
         weights, outer = ([np.asarray(array, order="C") for array in arrays] for arrays in (weights, outer))
         groups, used = [outer[i : i + len(weights)] for i in range(0, len(outer), len(weights))], codec_of(codec)
         peaks = list(map(peak_of, weights)) if used is not None and used.by_peak else []
@@ -116,18 +118,18 @@ class Generation:
         return cls(weights, kept, codec=used, trainable=trainable, peaks=peaks)
 
     def set(self, piece: Slice, values: Weights) -> None:
-        """Have new weights of a piece, as all will have them."""
+        """Set the new weights of a piece to the values that all workers decode."""
         if self.codec is not None:
             encoded = self.made[piece] = self._encoded(piece, values)
             values = decode_slice(encoded, self.weights, piece)
         put(self.weights, piece, values)
 
     def sent(self, part: Slice, before: Generation | None = None) -> Weights | EncodedUpdate:
-        """A slice of the weights as it travels; it is there.
+        """Return a range of the weights in the format for the network. The range must be ready.
 
         Args:
-            part: Which slice.
-            before: Weights that the receiver has, too: what is as it is in these does not travel.
+            part: The range.
+            before: Weights that the receiver has, too. Tensors that equal these do not travel.
         """
         values = take(self.weights, part)
         same = [] if before is None else list(map(_is_same, values, take(before.weights, part)))
@@ -149,10 +151,10 @@ class Generation:
         return encode_parts(self.codec, values, sizes, exact, [self.peaks[i] for i in places] if self.peaks else ())
 
     async def wait_for(self, part: Slice) -> None:
-        """Wait until a slice is there."""
+        """Wait until a range is ready."""
         if (
             part in self.ready
-        ):  # nearly always: to look through all pieces for each was a third of what an exchange computes
+        ):  # nearly always true: searching all pieces each time took a third of an exchange's CPU time
             await self.ready[part].wait()
             return
         for (begin, end), event in self.ready.items():
@@ -160,10 +162,10 @@ class Generation:
                 await event.wait()
 
     def state_of(self, part: Slice) -> State:
-        """The state of a slice, as views.
+        """Return the state of a range, as views.
 
         Raises:
-            AppMissing: It is not here.
+            AppMissing: This worker does not have it.
         """
         for (begin, end), groups in self.state:
             if begin <= part[0] and part[1] <= end:
@@ -172,10 +174,10 @@ class Generation:
 
 
 class Unfit(Exception):
-    """The next weights cannot be used, though the updates could.
+    """The next weights cannot be used, although the updates were usable.
 
     Args:
-        fault: Why.
+        fault: The reason.
     """
 
     def __init__(self, fault: Fault) -> None:
@@ -184,11 +186,11 @@ class Unfit(Exception):
 
 
 async def told(me: int, work: Coroutine[Any, Any, None]) -> dict[str, Any]:
-    """Do something together with others, and say what was in the way.
+    """Work together with other workers. Return the obstacle as a dict, which is empty if there was none.
 
     Args:
         me: Number of this worker.
-        work: What is done.
+        work: The work.
     """
     try:
         await work
@@ -202,22 +204,22 @@ async def told(me: int, work: Coroutine[Any, Any, None]) -> dict[str, Any]:
 
 
 def codec_of(text: str) -> Codec | None:
-    """The codec of weights; None where they travel as they are."""
+    """Return the codec of weights; None if they travel as they are."""
     return None if text == "float32" else CODEC.read(text)
 
 
 def write(worker: int, arrays: Weights, part: Slice, values: Any, before: Generation | None = None) -> None:
-    """Write what a worker sent.
+    """Write values that a worker sent into arrays.
 
     Args:
-        worker: Its number.
-        arrays: Where to.
-        part: Which slice it is.
-        values: What it sent.
-        before: The weights that it was told are here.
+        worker: Number of the worker.
+        arrays: Destination.
+        part: Range of the values.
+        values: Arrays or an encoded update.
+        before: The weights that the request named as present on this worker.
 
     Raises:
-        Unreached: It does not fit.
+        Unreached: The values do not fit.
     """
     try:
         if isinstance(values, dict):
@@ -235,7 +237,7 @@ def write(worker: int, arrays: Weights, part: Slice, values: Any, before: Genera
 
 
 def _is_same(new: np.ndarray[Any, Any], old: np.ndarray[Any, Any]) -> bool:
-    """Whether two slices of a tensor have the same bits; of what is trained the first values say that they have not."""
+    """Return whether two ranges of a tensor have the same bits. For trained tensors the first values show a change."""
     if new is old:
         return True
     new, old = (np.ascontiguousarray(one).view(np.uint8) for one in (new, old))
@@ -243,10 +245,10 @@ def _is_same(new: np.ndarray[Any, Any], old: np.ndarray[Any, Any]) -> bool:
 
 
 def moved(part: Slice, begin: int) -> Slice:
-    """A slice as it lies in one that begins somewhere."""
+    """Return a range relative to the beginning of another one."""
     return part[0] - begin, part[1] - begin
 
 
 def size_of(weights: Weights) -> int:
-    """How many values there are."""
+    """Return the number of values."""
     return sum(w.size for w in weights)

@@ -1,4 +1,4 @@
-"""A replica whose weights come from the other workers, and whose updates go to them: the sharded exchange. Runs in the executor."""
+"""A replica of the sharded exchange: it fetches weights from workers, and offers its updates. Runs in the executor."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 class ShardedReplica(HoldingReplica):
-    """One worker's copy of an app and its model, with its end of the sharded exchange.
+    """One worker's copy of an app and its model, with its part of the sharded exchange.
 
     Args:
-        worker: Worker that it is on.
-        app: App as it came from the master.
-        run: Name of the run, by which the other workers find their replicas.
+        worker: The replica's worker.
+        app: App that the master sent.
+        run: Name of the run. Other workers find their replicas by it.
     """
 
     def __init__(self, worker: Worker, app: App, run: str) -> None:
@@ -38,18 +38,18 @@ class ShardedReplica(HoldingReplica):
         )
         worker.roles.play(run, EXCHANGE, self._exchange, of=REPLICA)
         worker.roles.play(run, COPIES, self._exchange.copies, of=REPLICA)
-        self._own = type(app).train.__module__ != "ddlf.app"  # it may change what it is given, and what it returned
+        self._own = type(app).train.__module__ != "ddlf.app"  # a user's train may change its arguments and its result
 
     # -- verbs of the master ------------------------------------------------------------------------------------------
 
     async def train(self, task: dict[str, Any]) -> dict[str, Any]:
-        """See ``Replica``; the weights are those of a generation that others have, but for ``ddlf check``."""
+        """Train a slot, like ``Replica``. Fetch its generation of weights first, except in ``ddlf check``."""
         if "generation" in task["weights"]:
             task = (await self._exchange.begin(Task.from_message(task), self._model.like)).to_message()
         return await super().train(task)
 
     async def measure(self, task: dict[str, Any]) -> Any:
-        """See ``Replica``; the weights are those of a generation, and the statistics stay here: the answer is what makes them unusable, or None."""
+        """Measure moving statistics with a generation's weights. Keep them here; return their fault, or None."""
         asked, like = Task.from_message(task), self._model.like
         await self._exchange.have(**asked.weights, like=like)
         weights = self._exchange.weights(asked.weights["generation"])
@@ -59,28 +59,28 @@ class ShardedReplica(HoldingReplica):
 
     @concurrent
     async def give(self, slot: int, number: int, groups: tuple[str, ...]) -> SlotState:
-        """See ``Replica``; also of a copy."""
+        """Return groups of a slot's state, like ``Replica``, also from a backup."""
         left = self._exchange.copies.state(slot, number)
         return {name: left[name] for name in groups if name in left}
 
     async def close(self) -> None:
-        """See ``Replica``."""
+        """Remove this worker's range from ``ddlf status``, and close like ``Replica``."""
         self._worker.on_shard(None)
         await super().close()
 
     async def _weights_of(self, which: dict[str, Any]) -> Weights | None:
         if "generation" not in which:
             return await super()._weights_of(which)
-        try:  # where they travel as a codec makes them, ``exact`` says who has parts of them as they are
+        try:  # behind a codec, ``exact`` names the workers that have parts of the exact weights
             exact, generation = which["exact"], which["generation"]
             return await self._exchange.exact(generation, exact) if exact else self._exchange.weights(generation)
         except Unreached:
             return None
 
-    # -- what is done on the compute thread -----------------------------------------------------------------------------
+    # -- on the compute thread ----------------------------------------------------------------------------------------
 
     def carry(self, task: Task) -> Reply:
-        """See ``Replica``; the update stays here, and the reply says what makes it unusable, if anything does."""
+        """Train a slot, like ``Replica``. Keep the update here, and return its fault, or None, in the reply."""
         if "generation" not in task.weights:
             return super().carry(task)
         weights = whole(self._exchange.weights(task.weights["generation"]), copy=self._own)

@@ -1,8 +1,8 @@
-"""Updates that stay on the workers that made them: what these workers do jointly, whoever of them is lost meanwhile. Runs on the master.
+"""Joint work on updates that stay on their workers, in spite of lost workers. Runs on the master.
 
-Rules and policies that look at updates as wholes need their lengths, distances and angles. The worker that has an update says its
-length. Each owner of a slice computes its blocks' part of a distance or an angle, and the master adds the parts exactly: the bits are
-those of a master that has the updates (``algorithms/pairwise.py``).
+Some rules and policies need the lengths, distances and angles of whole updates. The worker that has an update computes
+its length. Each owner of a range computes its blocks' part of a distance or an angle, and the master adds the parts
+exactly. So the bits are the same as on a master with all updates (``algorithms/pairwise.py``).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from ddlf.training.run import Run
 from ddlf.training.slot.task import Reply, Task
 
 NOTICED_S = 10.0
-"""How long a worker that others do not reach has to be noticed as lost: longer, and it is the link between them."""
+"""Time in which the loss of an unreachable worker is noticed. After it, only the link between two has failed."""
 TRIES = 6
-"""Attempts at one exchange, each of which met with the loss of another worker."""
+"""Attempts at one exchange. Each failed attempt has lost another worker."""
 
 Gone = tuple[ProxyWorker, DDLFError | None] | None
-"""A worker that was lost meanwhile, and how; or with None one that another one does not reach."""
+"""A worker that was lost and the error; or, with None, a worker that another worker cannot reach."""
 Again = Callable[[list[Reply]], Awaitable[list[Reply]]]
 Do = Callable[[list[Reply], list[Member], dict[int, ProxyWorker]], Awaitable[Gone]]
-"""Gets replies, those of their workers that own slices, and all workers by number; returns who was lost meanwhile."""
+"""Receives replies, the owners of ranges, and all workers by number. Returns the worker that was lost, if any."""
 
 
 class Together:
@@ -46,15 +46,15 @@ class Together:
 
     Args:
         run: The run.
-        there: Where its tasks find their weights.
+        there: Where the run's tasks find their weights.
         like: Arrays with shapes and types of the weights.
-        now: Says the generation that rounds begin with.
-        base: The generation that the updates are of; None for that one.
-        again: Has replies made again by others, in their order.
+        now: Returns the generation that rounds begin with.
+        base: The generation that the updates begin with; None for the generation of ``now``.
+        again: Has other workers make replies again, and returns them in the same order.
 
     Attributes:
-        run, there, like: As they were given.
-        tensors: Numbers of those that are exchanged in this round; None for all. Updates of others are zero.
+        run, there, like: The arguments.
+        tensors: Numbers of the tensors that this round exchanges; None for all. Updates of other tensors are zero.
     """
 
     def __init__(
@@ -74,23 +74,23 @@ class Together:
 
     @property
     def base(self) -> int:
-        """The generation that the updates are of."""
+        """Return the generation that the updates begin with."""
         return self._now() if self._base is None else self._base
 
     async def on(self, replies: list[Reply], do: Do) -> list[Reply]:
-        """Do something with the workers that have updates; when one is lost, have its slots carried again, and do it again.
+        """Do something with the workers that have updates. If one is lost, have its slots carried again, and retry.
 
         Args:
-            replies: Which updates.
-            do: What is done.
+            replies: Replies of the updates.
+            do: The work.
 
         Returns:
-            The replies with which it was done.
+            The replies of the successful attempt.
 
         Raises:
             BadUpdate: An update cannot be merged.
-            ConnectError: A worker does not get from another one what it asks for, though it reaches it.
-            ClusterTooSmall: Too many were lost.
+            ConnectError: A worker reaches another one, but does not get its data.
+            ClusterTooSmall: Too many workers were lost.
         """
         losses = 0
         while losses < TRIES:
@@ -101,7 +101,7 @@ class Together:
                 continue
             await self.there.reach()
             if self.there.members().keys() != alive.keys():
-                continue  # somebody was lost, or has come, meanwhile
+                continue  # a worker was lost or joined meanwhile
             holders = {member for member in map(self._holder, replies) if member is not None}
             gone = await do(
                 replies, sorted(holders)[: self._size], {number: proxy for (number, _), proxy in alive.items()}
@@ -109,7 +109,7 @@ class Together:
             if gone is None:
                 return replies
             worker, error = gone
-            losses += error is not None  # there are not so many links, nor do so many workers come back
+            losses += error is not None  # broken links need no limit: their number is small, and few workers return
             if error is not None and self.there.member(worker.id) in alive:
                 slot = next((reply.slot for reply in replies if reply.worker == worker.id), replies[0].slot)
                 self.run.crew.lose(worker, slot, error)
@@ -120,20 +120,20 @@ class Together:
     async def carried_out(
         self, verb: str, message: dict[str, Any], owners: Sequence[int], workers: Mapping[int, ProxyWorker]
     ) -> tuple[list[dict[str, Any]], Gone]:
-        """Have all owners do their part.
+        """Have all owners carry out one verb.
 
         Args:
-            verb: What they are asked for.
-            message: The same for all.
-            owners: Their numbers.
-            workers: Those that are there, by number.
+            verb: The verb.
+            message: Its argument, the same for all owners.
+            owners: Numbers of the owners.
+            workers: All workers, by number.
 
         Returns:
-            What they answer, in their order; and a worker that was lost meanwhile, and how, or None if all is done.
+            The answers in the order of the owners; and a lost worker with the error, or None if all is done.
 
         Raises:
-            BadUpdate: An update cannot be merged, or what comes of them cannot be used.
-            ConnectError: A worker does not get from another one what it asks for, though it reaches it.
+            BadUpdate: An update cannot be merged, or the new weights cannot be used.
+            ConnectError: A worker reaches another one, but does not get its data.
         """
         calls = {
             asyncio.ensure_future(workers[one].call(self.there.holder, verb, message)): workers[one] for one in owners
@@ -156,19 +156,19 @@ class Together:
     # -- parts --------------------------------------------------------------------------------------------------------
 
     def _holder(self, reply: Reply) -> Member | None:
-        """Who has the update of a reply: the worker, as it was when the reply was first looked at."""
+        """Return the member that has a reply's update: the worker as it was when this object first saw the reply."""
         known = self._holders.get(reply.slot)
         if known is None or known[0] is not reply.task:
             self._holders[reply.slot] = known = reply.task, self.there.member(reply.worker)
         return known[1]
 
     async def _again(self, replies: list[Reply]) -> dict[int, Reply]:
-        """Have replies made again; their updates are the same bits, and count as those of before."""
+        """Have replies made again. Their updates have the same bits and the same weight as before."""
         found = await self._made_again(replies)
         return {new.slot: dataclasses.replace(new, factor=old.factor) for old, new in zip(replies, found, strict=True)}
 
     async def _carried(self, replies: list[Reply]) -> list[Reply]:
-        """Have slots carried again."""
+        """Have the slots of replies carried again, and check the new replies."""
         carrying = [asyncio.ensure_future(self.run.again(reply.task)) for reply in replies]
         try:
             found = await asyncio.gather(*carrying)
@@ -179,7 +179,7 @@ class Together:
         return found
 
     async def _in_the_way(self, found: dict[str, Any], worker: ProxyWorker, workers: Mapping[int, ProxyWorker]) -> Gone:
-        """Raise what a worker says was in the way, or return who was lost, or cannot be reached; None if nothing was."""
+        """Return the lost or unreachable worker that an answer reports, or None. Raise the faults that it reports."""
         if "bad" in found:
             raise BadUpdate(found["bad"])
         if "weights" in found:
@@ -198,7 +198,7 @@ class Together:
         )
 
     async def _loss_of(self, worker: ProxyWorker) -> DDLFError | None:
-        """How a worker was lost that another one does not reach; None if it is there."""
+        """Return the error that lost a worker which another worker cannot reach; None if it still answers."""
         try:
             async with asyncio.timeout(NOTICED_S):
                 await worker.call(self.there.holder, "values", self._now(), 0, 0)
@@ -210,11 +210,11 @@ class Together:
 
 
 async def verdicts(among: Together, replies: dict[int, Reply]) -> dict[int, Verdict]:
-    """The verdicts on a round's updates, by slot, as ``judge`` has them; their texts count slots from 1.
+    """Return the verdicts on a round's updates, by slot, as ``judge`` does. Their texts count slots from 1.
 
     Args:
-        among: The workers that have them.
-        replies: By slot. What had to be carried again since its worker was lost takes the place of what it was.
+        among: The workers that have the updates.
+        replies: Replies by slot. A reply that was carried again, because its worker was lost, replaces its entry.
     """
     facts, like = among.run.facts, among.like
     found = verdicts_of(
@@ -232,10 +232,10 @@ async def verdicts(among: Together, replies: dict[int, Reply]) -> dict[int, Verd
 
 
 async def weighed(among: Together, replies: list[Reply], rule: WholeRule) -> tuple[list[Reply], list[float]]:
-    """What a rule makes of updates as wholes.
+    """Compute the weights of updates in a rule that compares whole updates.
 
     Returns:
-        The replies, some of which may have been carried again; a weight for each, and behind these what their sum is divided by.
+        The replies, with new ones for slots carried again; and a weight for each, followed by the sum's divisor.
     """
     floats = [i for i, w in enumerate(among.like) if is_float(w)]
     if rule.by_length:
@@ -250,7 +250,7 @@ async def weighed(among: Together, replies: list[Reply], rule: WholeRule) -> tup
 async def lengths(
     among: Together, replies: list[Reply], groups: Sequence[Sequence[int]]
 ) -> tuple[list[Reply], list[list[float]]]:
-    """The norms of some groups of tensors of each update."""
+    """Return the replies, and for each update the norms of some groups of tensors."""
     found: list[list[float]] = []
 
     async def ask(replies: list[Reply], owners: list[Member], workers: dict[int, ProxyWorker]) -> Gone:
@@ -278,7 +278,7 @@ async def lengths(
 async def pairs(
     among: Together, replies: list[Reply], tensors: Sequence[int], norms: Sequence[float] = ()
 ) -> tuple[list[Reply], Vector]:
-    """The squared distances of each two updates, or with their norms the cosines, over some tensors, shape (S, S)."""
+    """Return the replies and their updates' squared distances over some tensors, or with norms the cosines: (S, S)."""
     found: list[Vector] = []
     if not replies:
         return [], np.zeros((0, 0))

@@ -1,12 +1,14 @@
-"""A worker's end of the sharded exchange: what it holds of the weights, and how the next ones come of all slots' updates. Runs in the executor.
+"""A worker's role in the sharded exchange: it stores and computes weights, with other workers. Runs in the executor.
 
-The master says in a plan who has which slot's update and which worker steps which slice; the slices go from worker to worker::
+The master's plan names the worker of each slot's update, and the owner of each range. The workers exchange ranges
+directly::
 
-    for each piece of my slice: get it of all slots' updates, in slot order; merge them, step it; others may have it
-    for each piece of the others' slices: get it when it is stepped
+    for each piece of my range: fetch it from all slots' updates, in slot order; merge and step it; offer it to others
+    for each piece of the others' ranges: fetch it as soon as it is stepped
 
-Weights are named by a *generation*: a number that the master gives to what is to come of one plan, so that slices of two attempts at the same round
-are never mixed. What one generation was made of is kept until a slot begins its round with the next one: a plan that failed is followed by another.
+A *generation* identifies weights: the master gives a number to the result of each plan. So ranges from two attempts at
+one round never mix. A worker keeps the base of a generation until a slot begins its round with the new one, because a
+second plan may follow a failed one.
 """
 
 from __future__ import annotations
@@ -41,15 +43,15 @@ from ddlf.training.slot.transfer import travelling
 from ddlf.worker.methods import concurrent, offered
 
 WAIT_S = 60.0
-"""How long another worker is waited for that has not heard of a plan yet."""
+"""How long to wait for another worker that has not received the plan yet."""
 
 
 class Held:
-    """Generations and updates that are here.
+    """Generations and updates on this worker.
 
     Attributes:
-        generations: By number.
-        updates: By generation and slot.
+        generations: Generations by number.
+        updates: Updates by generation and slot.
     """
 
     def __init__(self) -> None:
@@ -58,10 +60,10 @@ class Held:
         self._news = asyncio.Condition()
 
     def sent(self, generation: int, slot: int) -> EncodedUpdate:
-        """A slot's update.
+        """Return a slot's update.
 
         Raises:
-            AppMissing: It is not here.
+            AppMissing: This worker does not have it.
         """
         found = self.updates.get((generation, slot))
         if found is None:
@@ -69,10 +71,10 @@ class Held:
         return found
 
     def generation(self, number: int) -> Generation:
-        """A generation.
+        """Return a generation by its number.
 
         Raises:
-            AppMissing: It is not here.
+            AppMissing: This worker does not have it.
         """
         try:
             return self.generations[number]
@@ -80,10 +82,12 @@ class Held:
             raise AppMissing("the weights of this round are not here") from None
 
     async def expected(self, number: int) -> Generation:
-        """A generation, also one whose plan this worker has not heard of yet; but one that has nothing has come anew, and is in no plan.
+        """Return a generation, and wait for it if this worker has not received its plan yet.
+
+        A worker without any generation has just joined and is in no plan, so it fails at once.
 
         Raises:
-            AppMissing: It is not to be expected here.
+            AppMissing: This worker will not have it.
         """
         if not self.generations:
             raise AppMissing("the weights of this round are not here")
@@ -95,32 +99,33 @@ class Held:
         return self.generation(number)
 
     async def hold(self, more: dict[int, Generation]) -> None:
-        """Hold these, too."""
+        """Add generations to the stored ones."""
         await self.only({**self.generations, **more})
 
     async def only_since(self, generation: int) -> None:
-        """Forget what was before a generation."""
+        """Forget generations and updates before a generation."""
         await self.only({n: one for n, one in self.generations.items() if n >= generation})
         self.updates = {key: update for key, update in self.updates.items() if key[0] >= generation}
 
     async def only(self, generations: dict[int, Generation]) -> None:
-        """Hold these generations, and no others."""
+        """Store these generations only, and wake the waiting calls."""
         async with self._news:
             self.generations = generations
             self._news.notify_all()
 
 
 class ShardedWorker(Restored):
-    """One worker's part of the sharded exchange, which is a role of its own.
+    """One worker's part of the sharded exchange, as its own role.
 
     Args:
         me: Number of this worker.
-        ask: Asks workers.
-        kept: What the rounds of slots have left here.
-        show: Takes the slice that was stepped here: its begin, its end, the values of all weights, and the generation.
+        ask: Calls workers.
+        kept: Slot states that rounds on this worker have left.
+        show: Receives the range that this worker stepped: begin, end, number of all values, and generation.
 
     Attributes:
-        copies: The same, with what there are copies of.
+        copies: The slot states on this worker, including its backups.
+        shard: The range stepped last, as ``show`` receives it; None before the first one.
     """
 
     def __init__(
@@ -136,11 +141,11 @@ class ShardedWorker(Restored):
         self._ask = ask
         self._held = Held()
         self.shard: tuple[int, int, int, int] | None = (
-            None  # the slice stepped last: begin, end, of so many values, generation
+            None  # begin, end, number of values of the whole model, generation
         )
         self.copies = SlotCopies(kept, partial(self._asked, role=COPIES))
 
-    # -- what the master asks for -------------------------------------------------------------------------------------
+    # -- verbs for the master -----------------------------------------------------------------------------------------
 
     @concurrent
     async def hold(
@@ -152,32 +157,33 @@ class ShardedWorker(Restored):
         trainable: Sequence[bool],
         means: SlotState | None = None,
     ) -> None:
-        """Hold weights, what the outer optimizer keeps, and the means that slots begin with; others get the weights as the codec makes them."""
+        """Store weights, outer optimizer state, and the means that slots begin with. Others get the encoded weights."""
         found = await asyncio.to_thread(Generation.whole, weights, state, codec, trainable)
         found.means = {name: Mean.whole(group) for name, group in (means or {}).items()}
         await self._held.hold({generation: found})
 
     @concurrent
     async def hold_restored(self, generation: int, listed: dict[str, Any], codec: str, trainable: list[bool]) -> None:
-        """The same of slices of a checkpoint that have come here; see ``generation_of``."""
+        """Store the generation of the checkpoint slices that this worker has received; see ``generation_of``."""
         found = await asyncio.to_thread(generation_of, self.taken(), listed, codec, trainable)
         await self._held.hold({generation: found})
 
     @concurrent
     async def left_restored(self, slot: int, number: int, known: SlotState, lengths: dict[str, int], of: int) -> None:
-        """Have what a round of a slot has left of a slice of a checkpoint that has come here; see ``Copies``."""
+        """Store the state of a slot's round from a checkpoint slice that this worker has received."""
         self.copies.restore(slot, number, known, lengths, self.restored.pop(of))
 
     @concurrent
     async def merge(self, plan: dict[str, Any]) -> dict[str, Any]:
-        """Make the next weights, together with the other owners.
+        """Compute the next weights together with the other owners.
 
         Args:
-            plan: A ``Plan`` as it travels.
+            plan: A ``Plan`` as a dict.
 
         Returns:
-            What was in the way: ``me``, ``peer``, ``why`` and whether it is the ``link`` between the two, if that other worker did not give what it
-            was asked for; ``bad``, if an update cannot be merged; ``weights``, if what comes of it cannot be used; nothing if the weights are here.
+            An empty dict if this worker has the new weights. Otherwise the obstacle. ``me``, ``peer``, ``why`` and
+            ``link``: another worker did not answer, and whether the link between the two failed. ``bad``: an update
+            cannot be merged. ``weights``: the new weights are unusable.
         """
         now = Plan(**plan)
         base = self._held.generation(now.base)
@@ -197,13 +203,13 @@ class ShardedWorker(Restored):
 
     @concurrent
     async def write(self, generation: int, begin: int, end: int, names: Sequence[str], place: dict[str, Any]) -> Any:
-        """Write a slice of weights, and of what the outer optimizer keeps of them, into a checkpoint.
+        """Write a range of the weights and its outer optimizer state into a checkpoint.
 
         Returns:
-            What ``write_if_seen`` does.
+            The result of ``write_if_seen``, and ``by``, this worker's number.
 
         Raises:
-            AppMissing: It is not here.
+            AppMissing: This worker does not have the range.
         """
         found = self._held.generation(generation)
         kept = found.state_of((begin, end)) if found.state else []
@@ -213,24 +219,24 @@ class ShardedWorker(Restored):
 
     @concurrent
     async def write_left(self, slot: int, number: int, groups: Sequence[str], place: dict[str, Any]) -> Any:
-        """Write what a slot has left here into a checkpoint; see ``Copies``."""
+        """Write a slot's state on this worker into a checkpoint; see ``SlotCopies.write``."""
         return {**await self.copies.write(slot, number, groups, place), "by": self._me}
 
     @concurrent
     async def write_mean(self, generation: int, group: str, place: dict[str, Any]) -> Any:
-        """Write a mean of what slots have left into a checkpoint, as what the first slot has left."""
+        """Write a mean of slot states into a checkpoint, in the format of the first slot's state."""
         arrays, more = left_parts(0, {group: mean_in(self._held.generation(generation), group).group()})
         return {**await asyncio.to_thread(write_if_seen, place, arrays), **more, "by": self._me}
 
     @concurrent
     async def compare(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Compute a part of what updates are to each other.
+        """Compute this worker's part of the distances or cosines between updates.
 
         Args:
-            asked: ``Pairs`` as they travel.
+            asked: ``Pairs`` as a dict.
 
         Returns:
-            ``sums``: matrices to be added to those of the other owners. Or what was in the way, as ``merge`` says it.
+            ``sums``: matrices to add to the other owners' matrices. Or the obstacle, as ``merge`` returns it.
         """
         now = Pairs(**asked)
         base = self._held.generation(now.base)
@@ -246,10 +252,10 @@ class ShardedWorker(Restored):
 
     @concurrent
     async def lengths(self, generation: int, slot: int, groups: Sequence[Sequence[int]], factor: float) -> list[float]:
-        """The norm of some groups of tensors of a slot's update that is here, times a factor.
+        """Return the norms of groups of tensors of a slot's update on this worker, times a factor.
 
         Raises:
-            AppMissing: It is not here.
+            AppMissing: This worker does not have the update.
         """
         encoded, like = self._held.sent(generation, slot), self._held.generation(generation).weights
 
@@ -259,20 +265,20 @@ class ShardedWorker(Restored):
 
         return await asyncio.to_thread(computed)
 
-    # -- what a round needs -------------------------------------------------------------------------------------------
+    # -- for a round on this worker -----------------------------------------------------------------------------------
 
     async def begin(self, task: Task, like: Weights) -> Task:
-        """Have here what a slot's round begins with, and nothing of the rounds before.
+        """Fetch all that a slot's round begins with, and forget everything from earlier rounds.
 
         Args:
-            task: The round, whose weights are those of a generation that others have.
+            task: The round. Its weights name a generation that other workers have.
             like: Arrays with the shapes and types of the model's weights.
 
         Returns:
-            The round with what others had for it, but for the weights.
+            The task with the fetched slot state and means, without the weights.
 
         Raises:
-            AppMissing: Nobody gives it.
+            AppMissing: No worker returns them.
         """
         await self.have(**task.weights, like=like)
         await self._held.only_since(task.weights["generation"])
@@ -281,30 +287,30 @@ class ShardedWorker(Restored):
         return dataclasses.replace(task, **begins_with(means, task.weights.get("means", {}), like))
 
     async def have(self, generation: int, at: Sequence[int], like: Weights, means: Iterable[str] = ()) -> None:
-        """Have the weights of a generation here, whole, and means of what slots have left.
+        """Fetch the whole weights of a generation, and means of slot states, unless this worker has them.
 
         Args:
-            generation: Which.
-            at: Workers that have them.
+            generation: Number of the generation.
+            at: Workers that have it.
             like: Arrays with the shapes and types of the model's weights.
-            means: Groups of what slots have left.
+            means: Groups of slot state whose means to fetch.
 
         Raises:
-            AppMissing: Nobody gives them.
+            AppMissing: No worker returns them.
         """
         await self._bring(generation, at, like)
         await bring(self._asked, self._in_turn(at), generation, self._held.generation(generation), means)
 
     def means(self, generation: int) -> SlotState:
-        """The means of a generation that are here.
+        """Return the means of a generation on this worker, by group.
 
         Raises:
-            AppMissing: It is not.
+            AppMissing: This worker does not have the generation.
         """
         return {name: mean.group() for name, mean in self._held.generation(generation).means.items()}
 
     def _in_turn(self, at: Sequence[int]) -> list[int]:
-        """Workers that have something, in another order on each: they are not all to ask the same one."""
+        """Return workers in an order that differs between callers, so that not all call the same worker first."""
         return sorted(at, key=lambda one: (one - self._me) % (max(at) + 1))
 
     async def _bring(self, generation: int, at: Sequence[int], like: Weights) -> None:
@@ -323,10 +329,10 @@ class ShardedWorker(Restored):
             await self._held.hold({generation: found})
 
     def weights(self, generation: int) -> Weights:
-        """The weights of a generation that are here, whole. Nobody may change them.
+        """Return the whole weights of a generation on this worker. The caller must not change them.
 
         Raises:
-            AppMissing: They are not.
+            AppMissing: This worker does not have them.
         """
         return self._held.generation(generation).weights
 
@@ -339,17 +345,17 @@ class ShardedWorker(Restored):
         *,
         copy: bool = False,
     ) -> dict[str, Any] | None:
-        """Keep a slot's update, which nobody may change from then on. Any thread may call this.
+        """Keep a slot's update. The caller must not change it afterwards. Any thread may call this.
 
         Args:
-            task: What it came of.
-            update: As its codec made it.
-            names: Paths of the weights, for what is said of it.
-            tensors: Numbers of those that it is of; None for all. Of the others it is zero.
-            copy: Whether somebody may.
+            task: The task that produced the update.
+            update: The encoded update.
+            names: Paths of the weights, for reports.
+            tensors: Numbers of the update's tensors; None for all. The update of all other tensors is zero.
+            copy: Whether to copy the update, because its arrays may change.
 
         Returns:
-            What makes it unusable, as data; None if nothing does.
+            The fault that makes the update unusable, as a dict; None if it is usable.
         """
         generation = task.weights["generation"]
         like = self.weights(generation)
@@ -368,16 +374,16 @@ class ShardedWorker(Restored):
     def measured(
         self, task: Task, found: Weights, places: Sequence[int], names: Sequence[str]
     ) -> dict[str, Any] | None:
-        """Keep by what a slot's moving statistics differ from those in the weights, as its update of these.
+        """Keep the difference between a slot's moving statistics and the weights, as its update of these tensors.
 
         Args:
-            task: What they came of.
+            task: The task that produced the statistics.
             found: The statistics.
             places: Their places among the weights.
             names: Paths of the weights.
 
         Returns:
-            What makes them unusable, as data; None if nothing does.
+            The fault that makes the statistics unusable, as a dict; None if they are usable.
         """
         like = self.weights(task.weights["generation"])
         old = [like[place] for place in places]
@@ -386,24 +392,26 @@ class ShardedWorker(Restored):
         payloads: list[Payload] = [{"raw": np.asarray(w - one)} for w, one in zip(old, found, strict=True)]
         return self.sent(task, {"codec": "float32", "payloads": payloads}, names, places)
 
-    # -- what other workers ask for -----------------------------------------------------------------------------------
+    # -- verbs for other workers --------------------------------------------------------------------------------------
 
     @offered
     async def update(self, generation: int, slot: int, begin: int, end: int) -> dict[str, Any]:
-        """A slice of a slot's update, as its codec made it; what is zero, as of tensors that are frozen, does not travel.
+        """Return a range of a slot's encoded update. Tensors that are all zero, such as frozen ones, do not travel.
 
         Raises:
-            AppMissing: It is not here.
+            AppMissing: This worker does not have the update.
         """
         like = self._held.generation(generation).weights
         return dict(travelling(take_encoded(self._held.sent(generation, slot), like, (begin, end))))
 
     @offered
     async def values(self, generation: int, begin: int, end: int, since: int | None = None) -> Weights | EncodedUpdate:
-        """A slice of weights, when they are there, as they travel: without what is as it was in a generation that the other worker has, too.
+        """Return a range of the weights when it is ready, encoded. Skip tensors that equal generation ``since``.
+
+        The caller has generation ``since``, too.
 
         Raises:
-            AppMissing: They are not to be expected here.
+            AppMissing: This worker will not have the range.
         """
         found = await self._held.expected(generation)
         await found.wait_for((begin, end))
@@ -412,10 +420,10 @@ class ShardedWorker(Restored):
 
     @offered
     async def mean(self, generation: int, group: str, begin: int, end: int) -> Weights:
-        """A slice of a mean of what slots have left, when it is there.
+        """Return a range of a mean of slot states, when it is ready.
 
         Raises:
-            AppMissing: It is not to be expected here.
+            AppMissing: This worker will not have the mean.
         """
         found = mean_in(await self._held.expected(generation), group)
         await found.of.wait_for((begin, end))
@@ -423,19 +431,19 @@ class ShardedWorker(Restored):
 
     @offered
     async def mean_shapes(self, generation: int, group: str) -> Shapes:
-        """Shapes and types of a mean.
+        """Return the shapes and types of a mean.
 
         Raises:
-            AppMissing: It is not to be expected here.
+            AppMissing: This worker will not have the mean.
         """
         return shapes(await self._held.expected(generation), group)
 
     @offered
     async def peaks(self, generation: int) -> list[float]:
-        """Of each tensor the largest magnitude in the slice that is stepped here, when it is; 0 where it has none in it.
+        """Return each tensor's largest magnitude in this worker's range, when it is stepped; 0 for tensors outside it.
 
         Raises:
-            AppMissing: It is not to be expected here.
+            AppMissing: This worker will not have the generation.
         """
         found = await self._held.expected(generation)
         await found.stepped.wait()
@@ -443,10 +451,10 @@ class ShardedWorker(Restored):
 
     @offered
     async def kept(self, generation: int, begin: int, end: int) -> State:
-        """What the outer optimizer keeps of a slice, when it is there.
+        """Return the outer optimizer's state of a range, when it is ready.
 
         Raises:
-            AppMissing: It is not to be expected here.
+            AppMissing: This worker will not have the generation or the state.
         """
         found = await self._held.expected(generation)
         await found.wait_for((begin, end))
@@ -455,14 +463,14 @@ class ShardedWorker(Restored):
     # -- parts --------------------------------------------------------------------------------------------------------
 
     async def exact(self, generation: int, parts: Sequence[Sequence[int]]) -> Weights:
-        """The weights of a generation as they are stepped, of those who have parts of them.
+        """Return the exact weights of a generation, before encoding, from the workers that have parts of them.
 
         Args:
-            generation: Which.
-            parts: As ``Plan.state``.
+            generation: Number of the generation.
+            parts: Ranges and their workers, as in ``Plan.state``.
 
         Raises:
-            Unreached: They do not give them.
+            Unreached: A worker does not return its part.
         """
         weights = [np.empty(w.shape, w.dtype) for w in self.weights(generation)]
         for part, worker in within((0, size_of(weights)), [((begin, end), one) for begin, end, one in parts]):
@@ -474,7 +482,7 @@ class ShardedWorker(Restored):
         return weights
 
     async def _asked(self, worker: int, verb: str, *arguments: Any, role: str = EXCHANGE) -> Any:
-        """What a worker answers; this one, too.
+        """Call a verb of a role on a worker, which may be this one, and return the answer.
 
         Raises:
             Unreached: Another worker does not answer.
@@ -487,4 +495,4 @@ class ShardedWorker(Restored):
             raise Unreached(worker, str(error).partition("\n")[0]) from error
 
     async def close(self) -> None:
-        """See ``Role``."""
+        """Release nothing: the replica frees the arrays. ``Role`` requires this method."""
