@@ -1,1 +1,1 @@
-"""The master's side: a ``Cluster`` of ``ProxyWorker``s. Runs on the master."""
+"""The master's side of a cluster: ``Cluster`` and its ``ProxyWorker``s. Runs on the master."""

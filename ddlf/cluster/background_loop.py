@@ -1,4 +1,7 @@
-"""One event loop on a background thread, for code that is not async: ``ddlf.run`` and ``ddlf.Pool`` share it. Runs on the master."""
+"""One event loop on a background thread, for synchronous code such as ``ddlf.run`` and ``ddlf.Pool``.
+
+Runs on the master.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ T = TypeVar("T")
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
 before_waiting: Callable[[Coroutine[Any, Any, Any]], None] | None = None
-"""Is called with each coroutine that is to be waited for; ``ddlf run`` sets it while it imports a script, which may run by itself."""
+"""Called with each coroutine before ``wait_on`` waits for it. ``ddlf run`` sets it while it imports a script, because
+that script may start a run itself."""
 
 
 def wait_on(
@@ -22,12 +26,12 @@ def wait_on(
 
     Args:
         loop: The event loop.
-        coroutine: What to wait for.
-        who: What the user called, for the error.
-        instead: What to use in async code, for the error.
+        coroutine: The coroutine to wait for.
+        who: Name of the function that the user called, for the error message.
+        instead: The asynchronous alternative, for the error message.
 
     Raises:
-        RuntimeError: Called from inside the event loop.
+        RuntimeError: The caller is inside this event loop.
     """
     if before_waiting is not None:
         before_waiting(coroutine)
@@ -39,13 +43,13 @@ def wait_on(
         return future.result()
     except KeyboardInterrupt:
         future.cancel()
-        # The cancelled coroutine still closes its connections.
+        # Wait until the cancelled coroutine has closed its connections.
         asyncio.run_coroutine_threadsafe(_settle(), loop).result()
         raise
 
 
 def shared_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop that all code without async shares; it is started at the first call."""
+    """Return the event loop that all synchronous code shares. The first call starts it."""
     global _loop
     with _lock:
         if _loop is None:
@@ -55,7 +59,7 @@ def shared_loop() -> asyncio.AbstractEventLoop:
 
 
 def running_here() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop that runs on this thread, if there is one."""
+    """Return the event loop of this thread, or None."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -63,7 +67,7 @@ def running_here() -> asyncio.AbstractEventLoop | None:
 
 
 async def _settle() -> None:
-    """Let every cancelled task of this loop end."""
+    """Wait until every cancelled task of this loop has ended."""
     mine = asyncio.current_task()
     await asyncio.gather(
         *(task for task in asyncio.all_tasks() if task is not mine and task.cancelling()), return_exceptions=True

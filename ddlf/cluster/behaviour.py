@@ -1,4 +1,4 @@
-"""How calls behave that one view of a cluster makes. Pure; used on the master."""
+"""Options of the calls that one view of a cluster makes. Pure; used on the master."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ddlf.errors import ConfigError
 
 OnError = Literal["raise", "return"]
 MAX_PER_WORKER = 1000
-"""Calls at the same time on a worker; each may need a thread there."""
+"""Largest number of concurrent calls on one worker. Each call may need a thread there."""
 
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What ``Group.options`` can change, but for which workers are asked.
+    """The options that ``Group.options`` can change, except the choice of workers.
 
     Args:
-        on_error: Whether an error is raised, or returned in the place of the result.
-        timeout_s: Seconds for each request; None for ever.
+        on_error: Whether a failed call raises its error, or returns it instead of a result.
+        timeout_s: Seconds for each request; None waits indefinitely.
         idempotent: Whether requests may run more than once.
-        per_worker: How many calls may run at the same time on a worker, of those that any worker may do.
+        per_worker: How many calls of ``map``, ``starmap`` and ``submit`` may run on one worker at the same time.
     """
 
     on_error: OnError = "raise"
@@ -39,10 +39,10 @@ class Behaviour:
             raise ConfigError(f"per_worker must be 1-{MAX_PER_WORKER}, got {per_worker!r}")
 
     def but(self, **given: Any) -> Behaviour:
-        """The same with what is given, as far as it is not None."""
+        """Return a copy with the given values. None keeps a value."""
         return replace(self, **{name: value for name, value in given.items() if value is not None})
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is an int or float and no bool."""
+    """Return whether a value is an int or a float. A bool is not a number."""
     return isinstance(value, int | float) and not isinstance(value, bool)

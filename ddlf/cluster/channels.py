@@ -11,14 +11,17 @@ class DataChannel(Channel):
 
     Attributes:
         pid: Process id of the executor, once it has answered.
-        crash_before: The last crash that was known before the executor was dialled.
+        crash_before: The last crash that was known when the master dialled the executor.
     """
 
     pid: int | None = None
     crash_before: ExecutorCrashed | None = None
 
     def is_explained_by(self, crash: ExecutorCrashed | None) -> bool:
-        """Whether it was this executor that crashed; that of the one before may be told after this one was reached."""
+        """Return whether the crash is this executor's.
+
+        The daemon may report the crash of the previous executor after the master has reached this one.
+        """
         if crash is None or crash is self.crash_before:
             return False
         return self.pid is None or crash.pid in (None, self.pid)

@@ -1,4 +1,4 @@
-"""A master's claim to a worker: who it is, and the lease that the worker's daemon gave it. Runs on the master."""
+"""A master's claim to a worker: the master's id, and the lease from the worker's daemon. Runs on the master."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ddlf.rpc.messages import Request
 
 
 class Claim:
-    """What one master shows to one worker.
+    """The proof of identity that one master shows to one worker.
 
     Args:
-        guest: Ask without having the worker.
-        takeover: Take it from another master that has it.
+        guest: Use the worker without a lease.
+        takeover: Take the lease from another master that has it.
 
     Attributes:
-        epoch: Epoch of the lease; 0 without one.
+        epoch: Epoch of the lease; 0 without a lease.
     """
 
     def __init__(self, *, guest: bool, takeover: bool) -> None:
@@ -31,18 +31,22 @@ class Claim:
         self.renew()
 
     def renew(self) -> None:
-        """Be a new master, without a lease."""
+        """Become a new master, without a lease."""
         self.master_id = secrets.token_bytes(16)
         self.epoch = 0
 
     def request(self, first_id: int, timing: Timing) -> Request:
-        """Take the worker, and say which requests are this side's: when it is gone, however that comes, the daemon ends what runs of them."""
+        """Return the request that claims the worker.
+
+        ``first_id`` says which requests belong to this master. When the master disappears, for whatever reason, the
+        daemon ends the calls of these requests.
+        """
         claim = Request("claim", first_id)
         if not self.guest:
             claim.kwargs = dict(
                 session=self.master_id,
                 epoch=self.epoch,
-                takeover=self.takeover and self.epoch == 0,  # once: who was replaced does not fight back
+                takeover=self.takeover and self.epoch == 0,  # once: a replaced master does not take the lease back
                 who=master_name(),
                 job=program_name(),
                 heartbeat_s=timing.heartbeat_s,
@@ -52,12 +56,12 @@ class Claim:
 
     @property
     def key(self) -> dict[str, Any]:
-        """What an executor is shown."""
+        """Return the keyword arguments that prove this claim to an executor."""
         return {"guest": True} if self.guest else {"lease": self.master_id + self.epoch.to_bytes(8, "little")}
 
 
 def master_name() -> str:
-    """This process, as people on other machines know it."""
+    """Return the name of this process for people on other machines: user, machine and process id."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container without a name for its user
@@ -66,6 +70,6 @@ def master_name() -> str:
 
 
 def program_name() -> str:
-    """What this process runs, as its command line says: the app's file, or the script."""
+    """Return the name of the app's file or of the script, from the command line."""
     words = [word for word in sys.argv[:3] if word.endswith(".py")] or sys.argv[:1]
     return Path(words[-1]).name[:60] if words else ""

@@ -1,4 +1,4 @@
-"""The workers one master works with: where they come from, and how they are connected to. Runs on the master."""
+"""The workers of one master: where they come from, and how the master connects to them. Runs on the master."""
 
 from __future__ import annotations
 
@@ -31,32 +31,37 @@ if TYPE_CHECKING:
 
 
 class Cluster(Group):
-    """The workers one master works with.
+    """The workers that one master works with.
 
     Args:
-        hosts: Names or addresses of the workers' machines; or a ``Launcher``, which brings up workers.
-        ports: One for each host, or one for all.
-        token_file: File with the shared token; by default ``$DDLF_TOKEN_FILE``, ``$DDLF_TOKEN``, then the user's own token file.
-        threads: For computation on each worker; None divides the cores of each machine by the workers on it.
+        hosts: Names or addresses of the workers' machines, or a ``Launcher``, which starts workers.
+        ports: One port for each host, or one port for all.
+        token_file: File with the shared token; by default ``$DDLF_TOKEN_FILE``, ``$DDLF_TOKEN``, then the user's own
+            token file.
+        threads: Threads for computation on each worker. None divides the cores of each machine by its workers.
         pickle_results: Whether to unpickle results that are not plain data. A worker could then run code on the master.
-        connect_timeout_s: Seconds for each worker; all are tried at once.
-        min_workers: Go on with as many, with a warning, if others do not answer; None wants all.
-        tls_ca: File with the certificates that workers' certificates must be signed by. By default the token alone proves who a
-            worker is; connections to other machines are encrypted in any case.
+        connect_timeout_s: Seconds to wait for each worker; the master dials all workers at once.
+        min_workers: Start with this number of workers, with a warning, if the others do not answer. None requires all.
+        tls_ca: File with the certificates of the authorities that sign the workers' certificates. By default only the
+            token proves a worker's identity. Connections to other machines are encrypted in any case.
         tls_cert: File with a certificate to show to workers that demand one.
-        tls_key: File with its private key.
+        tls_key: File with the private key of ``tls_cert``.
         insecure_plaintext: Encrypt nothing, for workers that were started with ``--insecure-plaintext``.
-        heartbeat_s: How often master and workers give each other a sign of life; by default an eighth of ``dead_after_s``.
-        suspect_after_s: Silence after which a worker's ``state`` is ``"suspect"``; by default half of ``dead_after_s``.
-        dead_after_s: Silence after which a worker is given up, and after which another master may have its workers; 4 by default.
-        takeover: Take the workers from another master that has them.
-        guest: Ask without having the workers: status and measurements, also while another master has them.
-        names: What people call the workers, instead of their addresses.
-        advertise: Where other workers reach each of them, as ``HOST`` or ``HOST:PORT``; where empty, they are asked.
-        echo: Print what user code writes on the workers to standard error, with the worker's name. The attribute can be set at any time.
+        heartbeat_s: Seconds between two signs of life, in both directions; by default an eighth of ``dead_after_s``.
+        suspect_after_s: Seconds of silence that make a worker's ``state`` ``"suspect"``; by default half of
+            ``dead_after_s``.
+        dead_after_s: Seconds of silence; 4 by default. After them the master gives up a worker, and another master may
+            take this master's workers.
+        takeover: Take the workers from another master that has their leases.
+        guest: Connect without leases, for status and measurements. This works while another master has the workers.
+        names: Names of the workers for people, instead of their addresses.
+        advertise: Where other workers reach each worker, as ``HOST`` or ``HOST:PORT``. With an empty text the master
+            asks the worker.
+        echo: Print the output of user code on the workers to standard error, with the worker's name. You can set this
+            attribute at any time.
 
     Raises:
-        ConfigError: The addresses or the certificates cannot be used, or the times contradict each other.
+        ConfigError: The addresses or the certificates are invalid, or the times contradict each other.
 
     Example::
 
@@ -153,16 +158,17 @@ class Cluster(Group):
         pickle_results: bool = False,
         guest: bool = False,
     ) -> Self:
-        """The cluster of a configuration file: ``path``, else ``$DDLF_CONFIG``, else ``./cluster.yaml``.
+        """Return the cluster of a configuration file: ``path``, else ``$DDLF_CONFIG``, else ``./cluster.yaml``.
 
         Args:
             path: The file.
-            token_file: Instead of the one that the file names.
-            takeover: As in ``Cluster``; so is ``guest``.
-            pickle_results: Likewise, also if the file does not say so.
+            token_file: Overrides the file's own ``token_file``.
+            takeover: The argument of ``Cluster``.
+            pickle_results: Whether to unpickle results, also if the file does not allow it.
+            guest: The argument of ``Cluster``.
 
         Raises:
-            ConfigError: There is none, or it has mistakes; the text has line and column of each.
+            ConfigError: There is no file, or it has mistakes. The message has the line and column of each mistake.
         """
         from ddlf.cluster.config.cluster_file import load_config
 
@@ -191,11 +197,11 @@ class Cluster(Group):
 
     @classmethod
     def local(cls, n: int = 2, **options: Any) -> Self:
-        """A cluster of ``n`` new workers on this machine, which ``connect`` starts and ``close`` ends.
+        """Return a cluster of ``n`` new workers on this machine. ``connect`` starts them and ``close`` ends them.
 
         Args:
-            n: 1 to 1,024.
-            options: As in ``Cluster``: ``threads``, ``pickle_results``, ``dead_after_s`` and the like.
+            n: Number of workers, 1 to 1,024.
+            options: Arguments of ``Cluster``, such as ``threads``, ``pickle_results`` and ``dead_after_s``.
         """
         from ddlf.cluster.launch.local import Local
 
@@ -206,13 +212,13 @@ class Cluster(Group):
 
     @property
     def threads(self) -> int | None:
-        """For computation on each worker, as the cluster was made with."""
+        """Threads for computation on each worker, as given to ``Cluster``."""
         threads: int | None = self._options["threads"]
         return threads
 
     @property
     def echo(self) -> bool:
-        """Whether what user code writes on the workers is printed here."""
+        """Whether the master prints the output of user code on the workers."""
         return self._echo.on
 
     @echo.setter
@@ -222,35 +228,38 @@ class Cluster(Group):
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def connect(self, *, modules: Sequence[str] = ()) -> Self:
-        """Connect to all workers at once, also to those that were missing. Safe to call again. A view connects and closes the whole cluster.
+        """Connect to all workers at once, also to workers that did not answer before. Safe to call again.
 
-        The first time numbers the workers that answer from 1; a worker keeps its number for as long as this object lives.
+        A view connects and closes the whole cluster. The first call numbers the workers that answer, from 1. A worker
+        keeps its number for as long as this object lives.
 
         Args:
-            modules: What will be imported on the workers: those that are started now may begin with it at once.
+            modules: Modules that the workers will import. Workers that start now can begin with these imports at once.
 
         Raises:
-            ConnectError: Some do not answer; the text is a table of them with the reasons.
-            LeaseError: Those that were not got are all with another master; the same table.
+            ConnectError: Some workers do not answer; the message is a table of these workers with the reasons.
+            LeaseError: Other masters have all workers that could not be connected; the message has the same table.
 
         On failure:
-            What was open before stays open, everything else is closed, also when the caller is cancelled.
+            Connections from before stay open. All new ones are closed, also when the caller is cancelled.
         """
         await self._members.connect(modules)
         return self
 
     async def add(self, host: str, port: int = 9000) -> ProxyWorker:
-        """Take another worker into the cluster. Training that goes on gives it slots from its next round.
+        """Take another worker into the cluster. A training run gives it slots from its next round.
 
         Args:
-            host: Name or address of its machine.
-            port: Port of its daemon.
+            host: Name or address of the worker's machine.
+            port: Port of the worker's daemon.
 
         Returns:
-            Its proxy, connected, with the next free number and the methods and variables that all workers have.
+            The connected proxy. It has the next free number, and the methods and variables of all workers.
 
         Raises:
-            ConnectError: It does not answer; the cluster is as before. So it is with ``AuthError`` and ``VersionError``.
+            ConnectError: The worker does not answer; the cluster stays as it was.
+            AuthError: The worker has another token; the cluster stays as it was.
+            VersionError: The worker has another version of DDLF; the cluster stays as it was.
         """
         ((host, port),) = addresses([host], [port])
         number = self._members.next_number(host, port)
@@ -262,48 +271,53 @@ class Cluster(Group):
 
     @property
     def missing(self) -> list[ProxyWorker]:
-        """Workers that ``connect`` did not reach. Training that goes on takes them in when they answer."""
+        """The workers that ``connect`` did not reach. A training run takes them in when they answer."""
         return list(self._members.missing)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop on which it is connected; None while it is not."""
+        """The event loop of the connections; None while the cluster is not connected."""
         return self._members.loop
 
     def take_in(self, worker: ProxyWorker) -> None:
-        """Count a missing worker that has been reached now among the workers."""
+        """Count a missing worker among the workers, after the master has reached it."""
         self._members.take_in(worker)
         self._dispatch.look()
 
     async def introduce(self, workers: Sequence[ProxyWorker], run: str) -> None:
-        """Let workers call each other in a run, each of them every other one; see ``ddlf.cluster.introduce``."""
+        """Let each of these workers call every other one in a run; ``ddlf.cluster.introduce`` has the details."""
         await introduce(workers, run)
 
     async def introduced(self, workers: Sequence[ProxyWorker], run: str) -> list[tuple[ProxyWorker, ProxyWorker, str]]:
-        """The same, but returns who has no way to whom, and why, instead of raising that."""
+        """Introduce workers like ``introduce``, but return the pairs without a way instead of raising an error.
+
+        Returns:
+            For each such pair: the caller, the called worker, and the reason.
+        """
         return await introduced(workers, run)
 
     async def look(self) -> list[dict[str, Any]]:
-        """What each worker is and does, asked of its daemon; of those that are missing, too.
+        """Return the state of each worker, missing ones included, as its daemon reports it.
 
         Returns:
-            See ``ddlf.cluster.look``. A guest connects to daemons that are back.
+            The dicts that ``ddlf.cluster.look`` describes. A guest connects to daemons that have returned.
         """
         return await look(self._members, reach=bool(self._options["guest"]))
 
     def dashboard(
         self, app: Any = None, *, port: int | None = None, stop: Callable[[], bool] | None = None, **about: Any
     ) -> Dashboard:
-        """A page that shows what the workers do, for a browser on this machine.
+        """Return a page that shows the work of the workers in a browser on this machine.
 
         Args:
-            app: The ``IApp`` whose runs are shown, too.
-            port: Port to take, and no other; None for the first free one of 8900 to 8919.
-            stop: What the page's button calls, instead of the app's ``stop_training``.
+            app: An ``IApp`` whose runs the page shows, too.
+            port: The only port to try; None takes the first free one of 8900 to 8919.
+            stop: The function that the page's button calls, instead of the app's ``stop_training``.
             about: Facts for the page: ``title``, ``cluster``.
 
         Returns:
-            What ``async with`` opens, or its method ``open``, and ``close`` ends; its ``url`` has the token that the page asks for.
+            The page. ``async with`` or its method ``open`` opens it, and ``close`` ends it. Its ``url`` contains the
+            token that the page asks for.
 
         Example::
 
@@ -318,7 +332,10 @@ class Cluster(Group):
         return Dashboard(self.look, port=port, stop=stop, follow=follow, **{"cluster": repr(self), **about})
 
     async def close(self) -> None:
-        """Leave the workers; they go on, but those that the launcher started, as ``local`` does, end. Safe to call again."""
+        """Disconnect from the workers. They keep running, except workers that the launcher started, as ``local`` does.
+
+        Safe to call again.
+        """
         self._dispatch.close()
         await self._members.close()
         self._echo.flush()

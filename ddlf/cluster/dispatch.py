@@ -1,4 +1,4 @@
-"""Gives calls to workers: each to one that is free, and to another one when that is lost. Runs on the master."""
+"""Gives each call to a free worker, and to another one when the first is lost. Runs on the master."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from ddlf.errors import (
 from ddlf.rpc.messages import Request
 
 LOSS = (WorkerLost, ExecutorCrashed, LeaseError, ConnectError, AuthError, VersionError)
-"""What says something about a worker, and nothing about the call."""
+"""Errors that concern the worker, not the call."""
 GIVE_UP_S = 0.1
-"""How long after the time for which a worker was waited for that is noticed."""
+"""Seconds between the end of the wait for a lost worker and the check that gives it up."""
 MAX_HABITS = 1000
-"""Functions of which it is known how long they take."""
+"""Number of functions whose duration is remembered."""
 
 WorkerLane = Lane[ProxyWorker]
 
 
 class Job:
-    """Calls that have something in common.
+    """Calls that share a function, options and workers.
 
     Args:
-        habit: What is known of them.
-        behaviour: Behaviour of each of them.
-        workers: Who may do them; None for all, also those that come later.
+        habit: Measurements of earlier calls of the same function.
+        behaviour: Options of each call.
+        workers: The workers that may do the calls; None allows all, also workers that join later.
 
     Attributes:
-        waiting: How many wait for a worker.
-        compute_s: Seconds that workers have taken for them, together.
-        on_sent: Called each time that one has been sent to a worker.
+        waiting: Number of calls that wait for a worker.
+        compute_s: Total seconds that workers have spent on the calls.
+        on_sent: Called after each call that has been sent to a worker.
     """
 
     def __init__(self, habit: Habit, behaviour: Behaviour, workers: list[ProxyWorker] | None = None) -> None:
@@ -61,21 +61,21 @@ class Job:
         self.on_sent: Callable[[], None] = lambda: None
 
     def allows(self, lane: WorkerLane) -> bool:
-        """Whether a lane's worker may do them."""
+        """Return whether a lane's worker may do the calls."""
         return self.workers is None or lane.worker in self.workers
 
     def fits(self, lane: WorkerLane) -> bool:
-        """Whether a lane has a place for another one."""
+        """Return whether a lane has room for another of these calls."""
         if self.per_worker > 1:
             return len(lane.beside) < self.per_worker
         return lane.has_turn(alone=self.timeout_s is not None)
 
 
 class Place:
-    """Of one call: first in a queue, then on a lane.
+    """The place of one call: first in a queue, then on a lane.
 
     Args:
-        job: Job that it is of.
+        job: The job that the call belongs to.
     """
 
     __slots__ = ("begin", "job", "lane", "lonely", "put")
@@ -83,13 +83,13 @@ class Place:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.lane: WorkerLane | None = None
-        self.lonely = False  # nothing was before it
+        self.lonely = False  # whether the lane was empty before
         self.begin = 0.0
         self.put: asyncio.Future[None] | None = None
 
 
 class Dispatch:
-    """What the workers of a cluster do of what any of them may do.
+    """Distributes the calls that any worker may do.
 
     Args:
         members: Members of the cluster.
@@ -105,19 +105,20 @@ class Dispatch:
         self._open = 0  # calls
 
     def habit(self, address: bytes) -> Habit:
-        """What is known of the function of that address."""
+        """Return the measurements of the function with this address."""
         if len(self._habits) > MAX_HABITS:
             self._habits.clear()
         return self._habits.setdefault(address, Habit())
 
     async def run(self, job: Job, request: Request) -> Any:
-        """Let a worker do a call.
+        """Run a call on some worker.
 
         Returns:
-            What it returned, without its seconds.
+            The call's result, without its seconds.
 
         Raises:
-            RequestFailed: As ``ProxyWorker.rpc``. One that was lost with its worker, and cannot have run or is idempotent, goes to another one.
+            RequestFailed: The call failed, for the reasons that ``ProxyWorker.rpc`` lists. If a worker is lost, another
+                worker gets its call, provided that the call cannot have begun or is idempotent.
         """
         attempts, may_have_run = 0, False
         self._open += 1
@@ -131,10 +132,10 @@ class Dispatch:
                     return value
                 except LOSS as error:
                     began = place.lane is not None and getattr(error, "may_have_run", False)
-                    may_have_run |= began  # in any attempt
+                    may_have_run |= began  # one attempt is enough
                     if isinstance(error, RequestFailed):
                         error.may_have_run = may_have_run
-                    if place.lane is None:  # nobody is left
+                    if place.lane is None:  # no worker remains
                         raise
                     self._lost(place.lane, error)
                     attempts += began or place.lane.is_first(place)
@@ -149,14 +150,14 @@ class Dispatch:
             self._open -= 1
 
     def look(self) -> None:
-        """See whether workers that were given up are there again, or have come."""
+        """Check whether lost workers have returned, and whether new ones have joined."""
         for lane in self._all():
             if not lane.open and lane not in self._coming:
                 lane.open, lane.hope_until = True, inf  # the next call will see
         self._fill()
 
     def close(self) -> None:
-        """End what waits; what runs ends with its connection."""
+        """End all waiting calls. Running calls end with their connection."""
         for task in self._coming.values():
             task.cancel()
         for lane in self._lanes.values():
@@ -174,15 +175,15 @@ class Dispatch:
         return self._queues[job.per_worker > 1]
 
     def _ask(self, job: Job) -> Place:
-        """A place for a call, on a lane if there is one free, else in the queue.
+        """Return a place for a call: on a free lane, else in the queue.
 
         Raises:
-            DDLFError: No worker is left that may do it: that of the one that was lost last.
+            DDLFError: No worker remains that may do the call. This is the error of the last loss.
         """
         place = Place(job)
         job.waiting += 1
         self._queue(job)[place] = None
-        if job.waiting == 1:  # else there was no place for the one before it
+        if job.waiting == 1:  # otherwise an earlier call of the job already found no place
             self._fill()
         if place.lane is None and (error := self._hopeless(job)):
             self._leave(place)
@@ -196,7 +197,7 @@ class Dispatch:
         return place.lane
 
     def _leave(self, place: Place) -> None:
-        """Give back a place, wherever it is."""
+        """Give back a place in a queue or on a lane."""
         if place.lane is None:
             if place in self._queue(place.job):
                 del self._queue(place.job)[place]
@@ -206,7 +207,7 @@ class Dispatch:
         self._fill_lane(place.lane)
 
     def _fill(self) -> None:
-        """Give what waits to the lanes that have least to do."""
+        """Move waiting calls to the lanes with the least work."""
         lanes = self._all()
         while True:
             free = {lane: place for lane in lanes if (place := self._next_for(lane))}
@@ -220,7 +221,10 @@ class Dispatch:
             self._put(place, lane)
 
     def _next_for(self, lane: WorkerLane) -> Place | None:
-        """What of the queues is to be given to a lane now. Nothing overtakes what the lane may do and only has no place for yet."""
+        """Return the next place for a lane, or None.
+
+        If the lane may do a call but has no room for it yet, no later call overtakes it.
+        """
         for queue in self._queues if lane.open else ():
             for place in queue:
                 if place.job.allows(lane):
@@ -250,7 +254,7 @@ class Dispatch:
         habit.took(seconds)
         place.job.compute_s += seconds
         carried = lane.worker.bytes_sent + lane.worker.bytes_received
-        if habit not in lane.known:  # it brought the function along
+        if habit not in lane.known:  # this call carried the function, so its bytes are not typical
             lane.known.add(habit)
         else:
             habit.carried(carried - lane.carried)
@@ -261,7 +265,7 @@ class Dispatch:
     # -- losses -----------------------------------------------------------------------------------------------------
 
     def _lost(self, lane: WorkerLane, error: DDLFError) -> None:
-        """Give a lane nothing until its worker is there again."""
+        """Close a lane until its worker has returned."""
         self._why[lane] = error
         if not lane.open:
             return
@@ -274,7 +278,7 @@ class Dispatch:
         self._give_up()
 
     async def _bring_back(self, lane: WorkerLane) -> None:
-        """Reach a worker again, for as long as there is something to do."""
+        """Reconnect to a worker, while any call is open."""
         try:
             while True:
                 try:
@@ -285,7 +289,7 @@ class Dispatch:
                     self._why[lane] = error
                     if not self._open or not lane.worker.in_use:
                         break
-        except DDLFError as error:  # another master has it, or it cannot start
+        except DDLFError as error:  # another master has the worker, or its executor cannot start
             self._why[lane], lane.hope_until = error, 0.0
         finally:
             self._coming.pop(lane, None)
@@ -293,7 +297,7 @@ class Dispatch:
         self._give_up()
 
     def _hopeless(self, job: Job) -> DDLFError | None:
-        """Why no worker is going to do a job's calls; None if one may."""
+        """Return the reason why no worker will do a job's calls; None if one may."""
         now = asyncio.get_running_loop().time()
         lanes = [lane for lane in self._all() if job.allows(lane)]
         if any(lane.open or lane.hope_until > now for lane in lanes):
@@ -302,7 +306,7 @@ class Dispatch:
         return copy.copy(why[-1]) if why else WorkerLost("no worker is left", may_have_run=False)
 
     def _give_up(self) -> None:
-        """End what waits for workers that are not going to come."""
+        """End the calls that wait for workers that will not return."""
         for queue in self._queues:
             for place in list(queue):
                 if error := self._hopeless(place.job):

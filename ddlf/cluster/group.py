@@ -1,7 +1,7 @@
-"""What can be asked of all workers at once. Runs on the master.
+"""Calls to all workers at once. Runs on the master.
 
-Every call goes to all workers concurrently and returns a list in worker order. ``options`` gives a view with other behaviour, so that no option can
-collide with a method's own keyword arguments.
+Every call goes to all workers concurrently and returns a list in worker order. ``options`` returns a view with other
+options, so that no option can collide with a method's own keyword arguments.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from ddlf.rpc.messages import Request
 
 
 class Group:
-    """Some workers that are asked together.
+    """Workers that are called together: a cluster, or a view of some of its workers.
 
     Args:
         members: Members of the cluster.
-        hosted: What its workers were given to keep.
-        events: Who wants to know what happens to the workers.
+        hosted: The methods and variables that its workers host.
+        events: Receives the workers' events and passes them to subscribers.
 
     Attributes:
-        behaviour: What ``options`` has changed.
+        behaviour: The call options, as ``options`` has set them.
     """
 
     def __init__(self, members: Members, hosted: Hosted, events: Events) -> None:
@@ -49,12 +49,12 @@ class Group:
         raise TypeError("a cluster is its master's; what runs on a worker cannot use it, nor begin a map within a map")
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of it: its workers, and those that ``connect`` did not reach."""
+        """Return the HTML table for notebooks: the workers, and the ones that ``connect`` did not reach."""
         return workers_table([*self._workers, *(self._members.missing if self._is_whole else ())])
 
     @property
     def workers(self) -> list[ProxyWorker]:
-        """The workers, in order; of a view made by ``options`` only its own."""
+        """The workers, in order. A view made by ``options`` lists only its own workers."""
         return list(self._workers)
 
     @property
@@ -63,12 +63,13 @@ class Group:
         return len(self._workers)
 
     def subscribe(self, sink: Sink) -> Callable[[], None]:
-        """Have ``sink(event)`` called on the master for all that happens to the workers: they are connected and lost, user code on them writes lines.
+        """Call ``sink(event)`` on the master for each event of the workers: connections, losses, lines from user code.
 
-        Of a view made by ``options`` it is not told of other workers. It is to return at once, and is told no more when it raises.
+        A sink that subscribes to a view made by ``options`` receives no events of other workers. A sink must return at
+        once. A sink that raises is unsubscribed.
 
         Returns:
-            Takes the sink off.
+            A function that unsubscribes the sink.
         """
         if self._is_whole:
             return self._events.subscribe(sink)
@@ -88,16 +89,17 @@ class Group:
         workers: Sequence[ProxyWorker | int] | None = None,
         per_worker: int | None = None,
     ) -> Self:
-        """A view of this cluster, over the same connections.
+        """Return a view of this cluster, over the same connections.
 
         Args:
-            on_error: ``"return"`` puts a failed worker's exception in its place of the result list instead of raising.
+            on_error: ``"return"`` returns a failed worker's exception in the list of results instead of raising it.
             timeout_s: Seconds for each request.
-            idempotent: Whether requests may run more than once: a lost one is tried again on the same worker, up to 3 times in all.
-                Requests that are not marked start at most once.
-            workers: A part of the workers, as proxies or by their numbers from 1.
-            per_worker: How many calls of ``map``, ``starmap`` and ``submit`` may run at the same time on each worker: 1 by default. With more,
-                each plain function has a thread of its own, and async ones run in turns on the worker's event loop.
+            idempotent: Whether requests may run more than once. A lost request is then tried again on the same worker,
+                up to 3 times in all. Other requests start at most once.
+            workers: The workers of the view, as proxies or by their numbers from 1.
+            per_worker: How many calls of ``map``, ``starmap`` and ``submit`` may run on each worker at the same time; 1
+                by default. With more, each plain function gets its own thread, and async functions share the worker's
+                event loop.
         """
         view = object.__new__(type(self))
         view.__dict__.update(self.__dict__)
@@ -120,14 +122,15 @@ class Group:
 
     @property
     def _is_whole(self) -> bool:
-        """Whether this is a view of all workers."""
+        """Whether this is the whole cluster, or a view of all its workers."""
         return self._workers is self._members.present
 
     async def _collect(self, calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-        """Wait for all calls, then return their results in order or raise what failed.
+        """Wait for all calls, then return their results in worker order.
 
         Raises:
-            DDLFError: Of the first that failed, in worker order; those of the others are its ``others``.
+            DDLFError: The error of the first failed worker, in worker order. The errors of the others are its
+                ``others``.
         """
         results = await asyncio.gather(*calls, return_exceptions=True)
         failures = [result for result in results if isinstance(result, BaseException)]
@@ -136,16 +139,19 @@ class Group:
                 raise failure
         if failures and self.behaviour.on_error == "raise":
             first, *others = (failure for failure in failures if isinstance(failure, Exception))
-            # What cannot be sent fails on this side, the same way for each worker.
+            # A value that cannot be sent fails on the master, with the same error for each worker.
             if others and isinstance(first, DDLFError) and not isinstance(first, NotPicklable):
                 first.join(others, len(results))
             if isinstance(first, RemoteError):
-                first = first.with_traceback(None)  # it has the worker's; how the answer was received says nothing
+                first = first.with_traceback(None)  # its text has the worker's traceback; the master's adds nothing
             raise first
         return results
 
     def _for_each(self, value: Any) -> dict[int | None, Any]:
-        """A value by the number of each worker that this is a view of; under None when it is all of them, also those that come later."""
+        """Return a dict with a value for the number of each worker of this view.
+
+        For the whole cluster its only key is None, which also stands for workers that join later.
+        """
         if self._is_whole:
             return {None: value}
         return {worker.id: value for worker in self._workers}
@@ -154,7 +160,7 @@ class Group:
         return await self._send([Request(command, *args, **kwargs)] * len(self._workers))
 
     async def _send(self, requests: Sequence[Request]) -> list[Any]:
-        """One request for each of the first workers. What they have in common is pickled once."""
+        """Send one request to each of the first workers. Objects that the requests share are pickled once."""
         pickle = PickleOnce()
         for request in requests:
             request.pickle = pickle
@@ -185,28 +191,31 @@ class Group:
         """Run a function once on the workers, without hosting it.
 
         Args:
-            method: Plain or async. If its first parameter is named ``self`` it gets the ``Worker`` that runs it.
-            per_worker: A dict of keyword arguments for each of the first workers; the others do nothing.
-            kwargs: The same arguments for all workers. Arrays travel without a copy; other objects are pickled, once for all.
+            method: A plain or async function. If its first parameter is named ``self``, it gets the ``Worker`` that
+                runs it.
+            per_worker: A dict of keyword arguments for each of the first workers. The other workers do nothing.
+            kwargs: The same keyword arguments for all workers. Arrays travel without a copy; other objects are pickled
+                once for all workers.
 
         Returns:
             The results in worker order.
 
         Raises:
-            RemoteError: The method raised; the text ends with the worker's own traceback. It is also of the class that was raised there, if
-                this side knows it. When several workers failed it is the error of the first; ``others`` has the rest.
-            NotPicklable: The function or an argument holds something that cannot be sent; nothing ran.
-            ValueError: More sets of arguments than workers.
+            RemoteError: The method raised an exception. The text ends with the worker's own traceback. The error is
+                also an instance of the exception's class, if the master knows it. If several workers failed, it is the
+                error of the first one, and ``others`` has the rest.
+            NotPicklable: The function or an argument holds an object that cannot be sent. Nothing ran.
+            ValueError: There are more dicts of arguments than workers.
 
         On failure:
-            All workers are waited for before the error is raised, and the cluster stays usable.
+            The error is raised after all workers have finished, and the cluster stays usable.
         """
         return await self._each("run_method", checked_function(method), per_worker, kwargs)
 
     async def run(self, method: str | Callable[..., Any], /, *per_worker: dict[str, Any], **kwargs: Any) -> list[Any]:
-        """Run a hosted method, by function or by name; nothing of it is sent again. Otherwise as ``run_method``.
+        """Run a hosted method, given as a function or by name, without sending it again. See ``run_method``.
 
-        A function that was defined anew since ``add_method`` takes the place of the one that was added.
+        If you have redefined the function since ``add_method``, the new definition replaces the hosted one.
         """
         await self._renew(method, self._workers)
         return await self._each("run", method_name(method), per_worker, kwargs)
@@ -226,9 +235,10 @@ class Group:
         """Run a hosted method on one worker.
 
         Args:
-            worker: The proxy, or its number from 1.
-            method: By function or by name.
-            args: For the method; so are ``kwargs``.
+            worker: The proxy, or the worker's number from 1.
+            method: The hosted method, as a function or by name.
+            args: Positional arguments of the method.
+            kwargs: Keyword arguments of the method.
         """
         found = self._find(worker)
         await self._renew(method, [found])
@@ -242,33 +252,35 @@ class Group:
         """Call a function once for each item, on whichever worker is free.
 
         Args:
-            function: Plain or async; as in ``run_method``. It is sent once to each worker, as it is now, with what it uses: give what all items share
-                to it with ``functools.partial``.
-            iterables: The items: anything to iterate over, also endless and asynchronous; several are taken together, as by ``zip``.
-            ordered: Whether results come in the order of the items, or as they come.
+            function: A plain or async function, like in ``run_method``. Each worker receives it once, in its present
+                state, with the objects that it uses. Bind objects that all items share with ``functools.partial``.
+            iterables: The items. An iterable may be endless or asynchronous; several are combined as by ``zip``.
+            ordered: Whether results come in the order of the items, or in the order of completion.
 
         Returns:
-            What gives all results in a list when it is awaited, or one by one with ``async for``.
+            An object to await for a list of all results, or to iterate over with ``async for``.
 
         Raises:
-            DDLFError: An item has failed: what ``run_method`` raises, with ``item_index``, from 0, and the item in its text. What was begun of
-                the others is cancelled; ``options(on_error="return")`` goes on instead, and puts the error in the place of the result.
-            NotPicklable: The function holds something that cannot be sent; nothing ran.
+            DDLFError: An item has failed, with an error that ``run_method`` may raise. It has the item's index from 0
+                as ``item_index``, and the item in its text. The other running items are cancelled. With
+                ``options(on_error="return")`` the map continues instead, and the error replaces the item's result.
+            NotPicklable: The function holds an object that cannot be sent. Nothing ran.
 
         On failure:
-            An item that cannot have begun on a worker that is lost goes to another one; one that may have run ends with that error, unless
-            ``options(idempotent=True)`` says that it may run twice. Lost workers take part again when they are back; local ones are started again.
+            If a worker is lost, an item that cannot have begun there goes to another worker. An item that may have run
+            fails, unless ``options(idempotent=True)`` says that it may run twice. Lost workers take part again when
+            they return, and lost local workers are restarted.
         """
         source, total = items_of(iterables)
         return Map(self.tally(function, total), source, ordered=ordered)
 
     def starmap(self, function: Callable[..., Any], items: Any, /, *, ordered: bool = True) -> Map:
-        """``map`` for items that are tuples of arguments."""
+        """Call a function like ``map`` does, for items that are tuples of arguments."""
         source, total = items_of([items])
         return Map(self.tally(function, total), untupled(source), ordered=ordered)
 
     def tally(self, function: Callable[..., Any], total: int | None) -> Tally:
-        """What ``map`` is made of, for others who take results: what calls the function for each item, and counts."""
+        """Return the part of ``map`` that calls the function for each item and counts, for ``Pool``'s own results."""
         keep_errors = self.behaviour.on_error == "return"
         return Tally(self._function(function), self._events.emit, total, self._workers, keep_errors=keep_errors)
 
@@ -276,10 +288,10 @@ class Group:
         return Function(function, self._dispatch, self.behaviour, None if self._is_whole else self._workers)
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> asyncio.Task[Any]:
-        """Call a function once, on a worker that is free, now or as soon as there is one.
+        """Call a function once, as soon as a worker is free.
 
         Returns:
-            A future: ``await`` it, ``cancel`` it, or give many of them to ``asyncio.as_completed``, ``gather`` or ``wait``.
+            A future: ``await`` it, ``cancel`` it, or pass many to ``asyncio.as_completed``, ``gather`` or ``wait``.
         """
         call = self._function(function)
         self._dispatch.look()
@@ -288,24 +300,24 @@ class Group:
     async def add_method(
         self, method: Callable[..., Any], *, name: str | None = None, persist: bool = False, concurrent: bool = False
     ) -> None:
-        """Host a function on all workers until it is removed. See ``IWorker.add_method``."""
+        """Host a function on all workers until it is removed. ``IWorker.add_method`` describes the arguments."""
         checked_function(method, "add_method")
         options = dict(name=name, persist=persist, concurrent=concurrent)
-        request = Request("add_method", Snapshot(method), **options)  # another one: it outlives the call
+        request = Request("add_method", Snapshot(method), **options)  # a separate request, because it outlives the call
         await self._all("add_method", method, **options)
         self._hosted.keep(self._hosted.methods, name or method_name(method), self._for_each(request))
 
     async def remove_method(self, method: str | Callable[..., Any]) -> None:
-        """Forget a hosted method on all workers."""
+        """Remove a hosted method from all workers."""
         self._hosted.forget(self._hosted.methods, method_name(method), self._for_each(None))
         await self._all("remove_method", method_name(method))
 
     async def methods(self) -> list[list[str]]:
-        """Names of each worker's hosted methods."""
+        """Return the names of each worker's hosted methods."""
         return await self._all("list_methods")
 
     async def run_code(self, code: str) -> list[Any]:
-        """Run source text on all workers; the value of its last expression comes back."""
+        """Run source text on all workers, and return the value of its last expression from each."""
         return await self._all("run_code", code)
 
     async def set_variable(self, name: str, value: Any = None, *, each: Sequence[Any] | None = None) -> None:
@@ -313,7 +325,7 @@ class Group:
 
         Args:
             name: A Python identifier.
-            value: The same for all.
+            value: The same value for all workers.
             each: One value for each worker instead.
         """
         if each is None:
@@ -323,49 +335,49 @@ class Group:
             return
         if len(each) != len(self._workers):
             raise ValueError(f"{len(each)} values for {len(self._workers)} workers")
-        workers = list(self._workers)  # as they are now
+        workers = list(self._workers)  # a copy, because workers may join during the call
         own_of = {worker.id: copied(own) for worker, own in zip(workers, each, strict=True)}
         await self._send([Request("set_variable", name, own) for own in each])
         self._hosted.keep(self._hosted.variables, name, own_of)
 
     async def get_variable(self, name: str) -> list[Any]:
-        """The variable's value on each worker."""
+        """Return the variable's value on each worker."""
         return await self._all("get_variable", name)
 
     async def delete_variable(self, name: str) -> None:
-        """Forget a variable on all workers."""
+        """Delete a variable on all workers."""
         self._hosted.forget(self._hosted.variables, name, self._for_each(None))
         await self._all("delete_variable", name)
 
     async def variables(self) -> list[dict[str, str]]:
-        """Names and types of each worker's variables."""
+        """Return the names and types of each worker's variables."""
         return await self._all("list_variables")
 
     async def load_mnist(self) -> list[dict[str, Any]]:
-        """Load MNIST on all workers, where it is not loaded yet."""
+        """Load MNIST on the workers that have not loaded it yet."""
         return await self._all("load_mnist")
 
     async def load_cifar10(self) -> list[dict[str, Any]]:
-        """Load CIFAR-10 on all workers, where it is not loaded yet."""
+        """Load CIFAR-10 on the workers that have not loaded it yet."""
         return await self._all("load_cifar10")
 
     async def clean(self) -> None:
-        """Free data, model and variables on all workers. Methods stay."""
+        """Free data, model and variables on all workers. Hosted methods stay."""
         for name in list(self._hosted.variables):
             self._hosted.forget(self._hosted.variables, name, self._for_each(None))
         await self._all("clean")
 
     async def ping(self) -> list[float]:
-        """Seconds of a round trip to each worker's daemon."""
+        """Return the seconds of a round trip to each worker's daemon."""
         return await self._collect([worker.ping() for worker in self._workers])
 
     async def status(self) -> list[dict[str, Any]]:
-        """What each worker is and does."""
+        """Return the state of each worker; ``ProxyWorker.status`` describes it."""
         return await self._collect([worker.status() for worker in self._workers])
 
 
 def _numbers(workers: Sequence[ProxyWorker]) -> str:
-    """Which workers there are, for an error."""
+    """Return a description of the workers' numbers, for an error message."""
     numbers = [worker.id for worker in workers]
     if numbers == list(range(1, len(numbers) + 1)):
         return f"workers 1 to {len(numbers)}"

@@ -1,4 +1,4 @@
-"""What the workers of a cluster were given to keep: methods and variables. Runs on the master."""
+"""The methods and variables that the workers of a cluster host. Runs on the master."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ _GONE = object()
 
 
 class Hosted:
-    """The methods and variables that workers were given. It knows no cluster, so that one that nobody holds is gone at once.
+    """The methods and variables that were given to workers.
+
+    It has no reference to the cluster, so that Python frees an unused cluster at once.
 
     Attributes:
-        methods: By name, then by the worker's number, or None for all others: what gave it.
-        variables: Likewise the value.
+        methods: The request that added each method, by name, then by the worker's number; None stands for all others.
+        variables: The value of each variable, by the same keys.
     """
 
     def __init__(self) -> None:
@@ -27,18 +29,21 @@ class Hosted:
         self.variables: dict[str, dict[int | None, Any]] = {}
 
     def keep(self, what: dict[str, dict[int | None, Any]], name: str, values: dict[Any, Any]) -> None:
-        """Note what was given under a name: to all, if ``None`` is among the numbers; else those of other workers stay."""
+        """Note the values that were given under a name.
+
+        If ``None`` is among the numbers, they replace all earlier ones. Otherwise other workers keep their values.
+        """
         what[name] = values if None in values else what.get(name, {}) | values
 
     def forget(self, what: dict[str, dict[int | None, Any]], name: str, numbers: Iterable[int | None]) -> None:
-        """Note that it was taken away, from all or from some."""
+        """Note that a name was removed from all workers, or from some."""
         if None in numbers:
             what.pop(name, None)
         elif name in what:
             what[name] |= dict.fromkeys(numbers, _GONE)
 
     def renewals(self, method: Callable[..., Any], workers: Sequence[ProxyWorker]) -> dict[ProxyWorker, Request]:
-        """What gives a function to those of the workers that were given another one under its name."""
+        """Return requests that replace a hosted function, for the workers that host another one under its name."""
         hosted = self.methods.get(method_name(method), {})
         found = {}
         for worker in workers:
@@ -46,15 +51,15 @@ class Hosted:
             if old is not _GONE and old.args[0].function is not method:
                 now = Snapshot(method)
                 if old.args[0].data == now.data:
-                    old.args = (now,)  # so that the next comparison takes no time
+                    old.args = (now,)  # the next comparison is then an identity check
                 else:
                     found[worker] = Request("add_method", now, **old.kwargs)
         return found
 
     def requests_for(self, number: int) -> list[Request]:
-        """What gives a worker's new executor what the one before had.
+        """Return the requests that give a worker's new executor the methods and variables of the previous one.
 
-        Methods and values are those of the time when they were given, whatever this side has changed in them since.
+        Methods and values are copies from the time when they were given. Later changes on the master do not count.
         """
         methods = [values.get(number, values.get(None, _GONE)) for values in self.methods.values()]
         variables = {name: values.get(number, values.get(None, _GONE)) for name, values in self.variables.items()}
@@ -65,8 +70,8 @@ class Hosted:
 
 
 def copied(value: Any) -> Any:
-    """A value of its own for later, if there can be one."""
+    """Return a copy of a value, or the value itself if it cannot be copied."""
     try:
         return bytes(value) if isinstance(value, memoryview) else copy.deepcopy(value)
-    except Exception:  # a class's own __deepcopy__, or something that has no second one
+    except Exception:  # the class's own __deepcopy__ failed, or the object cannot be copied
         return value

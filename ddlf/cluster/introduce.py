@@ -1,7 +1,8 @@
-"""Workers that call each other in a run: who may call whom, where each is reached, and whether each pair has a way. Runs on the master.
+"""Introduces the workers of a run to each other, so that they can call each other. Runs on the master.
 
-What a master dials, an address of its own machine or a forwarded port, is often not where another worker reaches that one. So there are several
-addresses to try, the worker that answers says who it is, and each pair is tried before anything depends on it.
+The introduction tells each worker its callers, its callees and their addresses. The address that a master dials may be its
+own machine's or a forwarded port, so another worker often cannot use it. Therefore each worker gets several candidates,
+a called worker proves its identity, and every pair is tried before the run depends on it.
 """
 
 from __future__ import annotations
@@ -18,38 +19,41 @@ from ddlf.rpc.messages import Request
 from ddlf.worker.lease import peer_pass
 
 PAIRS_SHOWN = 5
-"""In the error for pairs without a way."""
+"""Number of pairs without a way that the error message lists."""
 
 
 async def introduce(
     workers: Sequence[ProxyWorker], run: str, *, calls: Mapping[int, Collection[int]] | None = None
 ) -> None:
-    """Let workers call each other in a run, in which each plays its roles already, and wait until every pair has been tried.
+    """Let workers call each other in a run, and wait until every pair has been tried.
 
-    It is to be done again, with all workers that are in the run then, when one was lost or has joined, or a role was opened anew. Who stays connected
-    does so; who is not named any more is cut off. It ends with the run on each worker, and with this side's lease.
+    The workers already host their roles of the run. Repeat the introduction with all workers of the run after a worker
+    was lost or has joined, or after a role was opened again. Existing connections stay, except for workers that are
+    not named any more. An introduction ends with the run on each worker, and with this master's lease.
 
     Args:
-        workers: All of the run that call or are called.
-        run: Its name.
-        calls: The numbers of those that each may call, by its own; None lets everybody call everybody.
+        workers: All workers of the run that call or are called.
+        run: Name of the run.
+        calls: For each caller's number, the numbers of the workers that it may call. None allows every pair.
 
     Raises:
-        ConnectError: A pair has no way; the text names both, and each address with what is wrong there.
-        ConfigError: This side has no lease; ``calls`` names others; or two workers are advertised at one address.
-        VersionError: A worker is of a release whose workers do not call each other.
-        WorkerLost: A worker was lost meanwhile; so it is with ``ExecutorCrashed``, ``AppMissing`` and ``LeaseError``.
+        ConnectError: A pair has no way. The message names both workers, and the problem at each address.
+        ConfigError: This master has no lease; ``calls`` names workers that are not in ``workers``; or two workers
+            advertise the same address.
+        VersionError: A worker's release does not support calls between workers.
+        WorkerLost: A worker was lost meanwhile; other possible errors are ``ExecutorCrashed``, ``AppMissing`` and
+            ``LeaseError``.
     """
     if found := await introduced(workers, run, calls=calls):
         raise no_way(found)
 
 
 HINT = "let a firewall pass that, or say where other workers reach it: ddlf-worker --advertise HOST:PORT, or advertise: in cluster.yaml"
-"""What to do where one worker cannot reach another one."""
+"""Hint of the error when one worker cannot reach another one."""
 
 
 def no_way(found: Sequence[tuple[ProxyWorker, ProxyWorker, str]], hint: str = HINT) -> ConnectError:
-    """The error for pairs without a way, as ``introduced`` gives them."""
+    """Return the error for pairs without a way, given the result of ``introduced``."""
     lines = [f"{caller.name} has no way to {called.name}: {why}" for caller, called, why in found]
     more = [f"and {len(lines) - PAIRS_SHOWN} more pairs"] if len(lines) > PAIRS_SHOWN else []
     return ConnectError("\n".join([*lines[:PAIRS_SHOWN], *more]), hint=hint)
@@ -58,10 +62,10 @@ def no_way(found: Sequence[tuple[ProxyWorker, ProxyWorker, str]], hint: str = HI
 async def introduced(
     workers: Sequence[ProxyWorker], run: str, *, calls: Mapping[int, Collection[int]] | None = None
 ) -> list[tuple[ProxyWorker, ProxyWorker, str]]:
-    """``introduce``, but who has no way to whom is the result, and no error.
+    """Introduce workers like ``introduce``, but return the pairs without a way instead of raising an error.
 
     Returns:
-        Of each such pair who calls, who is called, and what is wrong at each address.
+        For each such pair: the caller, the called worker, and the problem at each address.
     """
     for worker in workers:
         if worker.claim.guest:
@@ -83,14 +87,14 @@ async def introduced(
 
 
 async def _check_there(worker: ProxyWorker, executor: str) -> None:
-    """Raise the loss of a worker that others did not reach because it, or what it was introduced as, is not there any more."""
+    """Raise the loss of a worker that others did not reach, if its daemon or the introduced executor has ended."""
     await worker.rpc(Request("list_methods"))
     if worker.facts["executor"] != executor:
         raise AppMissing("its executor ended while workers were introduced to each other", worker=worker.name)
 
 
 async def _place(worker: ProxyWorker) -> dict[str, Any]:
-    """Where a worker is, as its daemon says."""
+    """Return a worker's port and addresses, as its daemon reports them."""
     try:
         return dict(await worker.ask("addresses"))
     except ProtocolError as error:
@@ -102,7 +106,11 @@ async def _place(worker: ProxyWorker) -> dict[str, Any]:
 
 
 def _given(worker: ProxyWorker, place: Mapping[str, Any], caller: int | None = None) -> list[tuple[str, int]]:
-    """Where its people say that others, or that caller, reach a worker: in cluster.yaml, and where it was started."""
+    """Return the addresses that a user has given for reaching a worker.
+
+    They come from ``advertise`` in cluster.yaml, either for all callers or for this one, and from the worker's
+    ``--advertise``.
+    """
     told = worker.advertise
     texts = [told] if isinstance(told, str) else [text for id, text in told.items() if caller in (None, id)]
     found = [parse_advertised(text) for text in texts if text]
@@ -112,7 +120,7 @@ def _given(worker: ProxyWorker, place: Mapping[str, Any], caller: int | None = N
 
 
 def _check_distinct(places: Mapping[ProxyWorker, dict[str, Any]]) -> None:
-    """Two workers cannot be at one address; with one that is known here nobody has to be dialled to find out."""
+    """Raise ``ConfigError`` if two workers advertise the same address. This check needs no connection."""
     seen: dict[tuple[str, int], ProxyWorker] = {}
     for worker, place in places.items():
         for host, port in _given(worker, place):
@@ -130,7 +138,7 @@ def _introduction(
     run: str,
     calls: Mapping[int, Collection[int]] | None,
 ) -> Request:
-    """What one worker is told."""
+    """Return the request that introduces the other workers to one worker."""
 
     def may(caller: ProxyWorker, called: ProxyWorker) -> bool:
         return caller is not called and (calls is None or called.id in calls.get(caller.id, ()))
@@ -160,16 +168,16 @@ def _introduction(
 def candidates(
     given: Sequence[tuple[str, int]], dialled: tuple[str, int], place: Mapping[str, Any], caller: str
 ) -> list[tuple[str, int, bool]]:
-    """Where one worker may reach another one, best first.
+    """Return the addresses where one worker may reach another one, best first.
 
     Args:
-        given: What its people say.
-        dialled: What the master dials for that one.
-        place: What its daemon says: machine, port, and addresses that it listens on.
-        caller: Machine of the one that is to reach it.
+        given: Addresses that a user has given.
+        dialled: The address that the master dials for the called worker.
+        place: Facts from the called worker's daemon: machine, port, and the addresses that it listens on.
+        caller: Machine of the calling worker.
 
     Returns:
-        Host, port, and whether somebody gave that address for this purpose.
+        Host, port, and whether a user has given the address.
     """
     port = place["port"]
     listens = [(host, port) for host in place["addresses"]]

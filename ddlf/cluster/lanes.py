@@ -1,4 +1,7 @@
-"""Who does the next call: what each worker has to do already, and for how long. Pure: seconds are arguments. Runs on the master."""
+"""Decides which worker gets the next call, from the length of each worker's queue. Runs on the master.
+
+The functions are pure: they receive seconds as arguments.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,25 @@ from typing import Generic, TypeVar
 from weakref import WeakSet
 
 AHEAD_S = 0.02
-"""Work that may wait on a worker, so that it has some while the master is busy with something else."""
+"""Seconds of work that may wait on a worker, so that it stays busy while the master does something else."""
 WORTH = 0.05
-"""Share of a call's time that the worker may idle after it. Behind a longer one nothing is sent: there it could go to no other worker any more."""
+"""Share of a call's time that the worker may idle after it. The master therefore sends no call behind a long one: a
+call that is already on a worker cannot move to another worker."""
 MOST = 100
-"""Calls that are sent to a worker ahead of their turn."""
+"""Largest number of calls that are sent to a worker ahead of their turn."""
 RECENT = 0.1
-"""Weight of the last of many calls in what is expected of the next."""
+"""Weight of the latest call in the expectation for the next one."""
 
 
 @dataclass(eq=False)
 class Habit:
-    """What calls of one function are like.
+    """Measurements of the calls of one function.
 
     Attributes:
-        seconds: Seconds that they take on a worker; None before the first has ended.
-        bytes: There and back; None before the second of a worker has ended, since the first brings the function along.
-        calls: How many have ended.
+        seconds: Expected seconds on a worker; None before the first call has ended.
+        bytes: Expected bytes in both directions. None before some worker's second call has ended, because a worker's
+            first call carries the function.
+        calls: Number of calls that have ended.
     """
 
     seconds: float | None = None
@@ -32,12 +37,12 @@ class Habit:
     calls: int = 0
 
     def took(self, seconds: float) -> None:
-        """Note how long one took."""
+        """Note the seconds of one call."""
         self.calls += 1
         self.seconds = _mixed(self.seconds, seconds, max(RECENT, 1 / self.calls))
 
     def carried(self, bytes: float) -> None:
-        """Note what went there and back for one."""
+        """Note the bytes of one call, in both directions."""
         self.bytes = _mixed(self.bytes, bytes, RECENT)
 
 
@@ -46,20 +51,20 @@ W = TypeVar("W")
 
 @dataclass(eq=False)
 class Lane(Generic[W]):
-    """What one worker has to do of what was given out.
+    """The calls that one worker has received and not finished.
 
     Args:
-        worker: Worker whose lane it is.
+        worker: The lane's worker.
 
     Attributes:
-        open: Whether it can be given anything.
-        hope_until: Time until which it may be waited for while it is not.
-        turns: Calls that take turns on the worker, in the order in which they were sent, with the seconds that each is expected to take; None where
-            that is not known.
-        beside: Calls that run as soon as they come.
-        way_s: What a call takes beside its computation: there, back, and in between.
-        known: The functions that it has been sent, by what is known of them.
-        carried: Bytes that had gone there and back when the last call ended.
+        open: Whether the lane accepts calls.
+        hope_until: Time until calls may wait for a closed lane's worker to return.
+        turns: Calls that run one after another, in the order of sending, with the expected seconds of each; None where
+            they are unknown.
+        beside: Calls that run concurrently, as soon as they arrive.
+        way_s: Seconds that a call takes in addition to its computation: both directions and the overhead in between.
+        known: Habits of the functions that the worker has received.
+        carried: Bytes in both directions when the last call ended.
     """
 
     worker: W
@@ -72,15 +77,15 @@ class Lane(Generic[W]):
     carried: int = 0
 
     def __post_init__(self) -> None:
-        self._seconds, self._unknown = 0.0, 0  # the sum of the turns
+        self._seconds, self._unknown = 0.0, 0  # sums over the turns
 
     @property
     def load(self) -> tuple[int, float, int]:
-        """What it has to do: calls of unknown length, seconds of the others, and calls."""
+        """The lane's work: number of calls of unknown length, seconds of the other turns, and number of calls."""
         return self._unknown, self._seconds, len(self.turns) + len(self.beside)
 
     def add_turn(self, call: object, seconds: float | None) -> None:
-        """Note a call that takes its turn."""
+        """Note a call that waits for its turn."""
         self.turns[call] = seconds
         self._seconds += seconds or 0.0
         self._unknown += seconds is None
@@ -94,10 +99,10 @@ class Lane(Generic[W]):
             self._seconds = self._seconds - (seconds or 0.0) if self.turns else 0.0
 
     def has_turn(self, *, alone: bool) -> bool:
-        """Whether it is to have another call that takes its turn.
+        """Return whether the lane should get another call that takes a turn.
 
         Args:
-            alone: Whether that call is to find nothing before it, since its time begins when it is sent.
+            alone: Whether the call needs an empty lane, because its timeout begins when it is sent.
         """
         if not self.turns:
             return True
@@ -107,11 +112,11 @@ class Lane(Generic[W]):
         return self._seconds - (1 - WORTH) * first < AHEAD_S + 2 * self.way_s
 
     def is_first(self, call: object) -> bool:
-        """Whether it is this call's turn."""
+        """Return whether it is this call's turn."""
         return next(iter(self.turns), call) is call
 
     def measured_way(self, seconds: float) -> None:
-        """Note what a call that found nothing before it took beside its computation."""
+        """Note the extra seconds of a call that met an empty lane: its duration without its computation."""
         self.way_s = _mixed(self.way_s or None, seconds, RECENT)
 
 

@@ -1,7 +1,7 @@
-"""The way to one worker: its two connections, from the first dial to the reason of their end. Runs on the master.
+"""The two connections to one worker, from dialling to the reason of their end. Runs on the master.
 
-*Control* leads to the daemon, which always answers, and *data* to the executor, which runs the methods. When data ends, control says why; when
-control ends or falls silent, both do.
+*Control* leads to the daemon, which always answers. *Data* leads to the executor, which runs the methods. When data
+ends, control reports the reason. When control ends or falls silent, both end.
 """
 
 from __future__ import annotations
@@ -58,16 +58,17 @@ class Link:
     """The connections of one master to one worker.
 
     Args:
-        session: What an executor is told when a session begins: id, N, threads, share, pickle_results. The next ``connect`` tells what has changed.
-        claim: To the worker.
-        others: As those of ``ProxyWorker``.
+        session: Settings that an executor receives with each session: id, N, threads, share, pickle_results. The next
+            ``connect`` sends them again if they have changed.
+        claim: The master's claim to the worker.
+        others: The arguments of ``ProxyWorker``.
 
     Attributes:
-        standing: Whether it is open, and if not, why.
-        control: The connection to the daemon, while there is one.
-        data: The connection to the executor, while there is one.
-        facts: What the executor said of itself.
-        news: Makes events of what happens.
+        standing: Whether the link is open, and if not, why.
+        control: The connection to the daemon; None without one.
+        data: The connection to the executor; None without one.
+        facts: Facts that the executor has reported about itself.
+        news: Emits events about the worker.
     """
 
     host: str
@@ -91,20 +92,20 @@ class Link:
         self.facts: dict[str, Any] = {}
         self._first_id = 1
         self._ids = itertools.count(1)
-        self.liveness: Liveness | None = None  # also of a connection that has ended
+        self.liveness: Liveness | None = None  # kept after its connection has ended
         self._connecting = asyncio.Lock()
         self._opening: asyncio.Task[DataChannel] | None = None
         self._background: set[asyncio.Task[Any]] = set()
         self._bytes_before = (0, 0)
-        self._told: dict[str, Any] = {}  # the session, as the executor knows it
-        self._replayed_to = ""  # the executor that has what ``replay`` returned
+        self._told: dict[str, Any] = {}  # the session settings that the executor has received
+        self._replayed_to = ""  # the executor that has received the requests of ``replay``
         self._sources = Sources()
         self.news = News(self.emit, self.session, self.called)
-        self._given_up: DDLFError | None = None  # why this side has ended the connections
+        self._given_up: DDLFError | None = None  # the reason why the master has ended the connections
 
     @property
     def name(self) -> str:
-        """The worker, as errors show it."""
+        """The worker's name in error messages."""
         return f"worker {self.session['id']} ({self.label})"
 
     @property
@@ -124,7 +125,7 @@ class Link:
 
     @property
     def bytes_carried(self) -> tuple[int, int]:
-        """Sent and received on all data connections so far."""
+        """Bytes sent and received on all data connections so far."""
         sent, received = self._bytes_before
         stream = self.data and self.data.stream
         return (sent + stream.bytes_sent, received + stream.bytes_received) if stream else (sent, received)
@@ -132,13 +133,13 @@ class Link:
     # -- control ----------------------------------------------------------------------------------------------------
 
     async def connect(self, timeout_s: float) -> None:
-        """Open what is not open."""
+        """Open the connections that are not open."""
         async with self._connecting:
             await self._open_control(timeout_s)
             await self._open_data(timeout_s)
 
     async def connect_control(self, timeout_s: float) -> None:
-        """Open control, if it is not."""
+        """Open control if it is not open."""
         if self.control is None:
             async with self._connecting:
                 await self._open_control(timeout_s)
@@ -151,7 +152,7 @@ class Link:
             self.host, self.port = await self.revive()
         sock, hello = await self._dial(Role.CONTROL, timeout_s)
         end_when_silent(sock, self.timing.dead_after_s)
-        # Other numbers each time: the daemon may still be ending what it finds of those before.
+        # Use new request numbers each time, because the daemon may still be ending requests with the old ones.
         self._first_id = secrets.randbits(48) + 1
         self._ids = itertools.count(self._first_id)
         theirs = Limits(max_body_bytes=hello.max_message_bytes)
@@ -160,7 +161,7 @@ class Link:
         )
         try:
             await self._claim_worker(control, timeout_s)
-            self.standing.check_not_closed(self.name)  # meanwhile
+            self.standing.check_not_closed(self.name)  # the caller may have closed it meanwhile
         except BaseException:
             control.stream.close()
             raise
@@ -183,7 +184,7 @@ class Link:
             raise
 
     async def ask(self, command: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
-        """Exchange a request with the daemon."""
+        """Send a request to the daemon and return its answer."""
         return await self._open_to_ask().call(Request(command, *args, **kwargs), Deadline(timeout_s))
 
     def _open_to_ask(self) -> ControlChannel:
@@ -213,13 +214,16 @@ class Link:
     # -- data -------------------------------------------------------------------------------------------------------
 
     async def reach(self, request: Request, deadline: Deadline) -> DataChannel:
-        """The data connection, opened again if it is not there: once for all that wait for it, and on when one of them gives up."""
+        """Return the data connection, and open it again if necessary.
+
+        All waiting requests share one attempt, which continues when one of them gives up.
+        """
         if self.data is not None:
             return self.data
         self._open_to_ask()
         if self._opening is None or self._opening.done():
             self._opening = self.spawn(self.open_data())
-            # It may be that nobody asks.
+            # Retrieve the exception, because possibly no request waits any more.
             self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())
         opening = self._opening
         await asyncio.wait([opening], timeout=deadline.left_s())
@@ -229,14 +233,14 @@ class Link:
         if opening.cancelled():
             raise self.standing.closed_here(self.name, may_have_run=False)
         if error := opening.exception():
-            error = copy.copy(error)  # each gets its own: who handles one may add to it
+            error = copy.copy(error)  # each request gets a copy, because its handler may change it
             if isinstance(error, RequestFailed):
                 error.may_have_run = False
             raise error
         return opening.result()
 
     async def open_data(self) -> DataChannel:
-        """The data connection, opened if it is not, whose executor knows the session as it is now."""
+        """Open the data connection if it is not open, and send the executor the present session settings."""
         async with self._connecting:
             return await self._open_data(CONNECT_TIMEOUT_S)
 
@@ -248,7 +252,7 @@ class Link:
         self._open_to_ask()
         crash_before = self.standing.crash
         sock, hello = await self._dial_executor(timeout_s)
-        from ddlf.rpc.buffers import POOL  # imports NumPy, which a cluster's first steps need not wait for
+        from ddlf.rpc.buffers import POOL  # imports NumPy, which would delay a cluster's first steps
 
         limits, theirs = Limits(max_body_bytes=self.max_message_bytes), Limits(max_body_bytes=hello.max_message_bytes)
         self.data = data = DataChannel(
@@ -266,7 +270,7 @@ class Link:
                     await data.call(request)
                 self._replayed_to = self.facts["executor"]
         except BaseException:
-            data.stream.close()  # or the next request would use an executor without a session, or with half of what it must have
+            data.stream.close()  # otherwise the next request would use an executor with an incomplete session
             raise
         self.news.connected(f"{self.host}:{self.port}", self.facts)
         return data
@@ -283,12 +287,12 @@ class Link:
 
     async def _begin_session(self, data: DataChannel, timeout_s: float) -> None:
         told = dict(self.session)
-        # A guest does not answer what is asked about modules.
+        # A guest does not answer questions about modules.
         session = Request("connect", **self.claim.key, **told, modules=not self.claim.guest)
         try:
             self.facts = await data.call(session, Deadline(timeout_s))
         except LeaseError:
-            # A daemon that was started anew knows nobody, which this side may not have heard yet from its own connection.
+            # A restarted daemon knows no leases. If so, this request fails with that reason.
             if not self.claim.guest:
                 await self.ask("ping", timeout_s=timeout_s)
             raise
@@ -307,7 +311,7 @@ class Link:
                     raise of_start(status["last_exit"], self.name) from None
                 busy, is_over = status["busy"], deadline.left_s() == 0
                 if busy and not self.claim.guest and not is_over:
-                    # What a master before this one left running: its daemon ends that, some seconds after it was gone.
+                    # An earlier master's call is still running. The daemon ends it some seconds after that master was lost.
                     await asyncio.sleep(BUSY_RETRY_S)
                     continue
                 if busy:
@@ -317,10 +321,10 @@ class Link:
                     ) from None
                 if is_over or (status["executor"] == "ready" and self.standing.crash is crash_before):
                     raise
-                # It ended while it was dialled, or the next one takes long to start.
+                # The executor ended during the dial, or the next one takes long to start.
 
     async def replace_executor(self, modules: list[str]) -> None:
-        """Let an executor that holds nothing make room for one that has imported the modules, unless it is asked something now."""
+        """Replace an executor that holds nothing by one that has imported the modules, unless a request is pending."""
         async with self._connecting:
             if self.data is not None:
                 if self.data.pending:
@@ -331,7 +335,7 @@ class Link:
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End both connections, for good; whoever connects after this is a new master."""
+        """End both connections for good. The next ``connect`` is that of a new master."""
         self.standing.close()
         for task in list(self._background):
             task.cancel()
@@ -346,17 +350,17 @@ class Link:
                 channel.fail(reason)
                 (channel.stream.abort if abort else channel.stream.close)()
 
-    # What the channels tell, as their ``Owner``.
+    # The methods that channels call, as their ``Owner``.
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run something until it ends, or the link is closed."""
+        """Run a coroutine in a task that ends with the link."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
 
     def on_end(self, channel: Channel) -> None:
-        """See ``Owner``. What runs on data ends with control: without that a master does not have the worker."""
+        """Note the end of a channel. Data ends with control, because without control the master has no lease."""
         if channel is self.data:
             self._bytes_before, self.data = self.bytes_carried, None
         elif channel is self.control:
@@ -372,7 +376,10 @@ class Link:
         return crash or await self.standing.of_worker(reason, self.name, self.silent_s)
 
     def on_cancel(self, channel: Channel, id: int) -> None:
-        """See ``Owner``. A method that awaits has heard it; one that blocks is interrupted by its daemon."""
+        """Interrupt a request that was cancelled.
+
+        A method that awaits is already cancelled; the daemon interrupts a method that blocks.
+        """
         if channel is self.data and self.control is not None:
             self.spawn(self._interrupt(id))
 
@@ -382,7 +389,7 @@ class Link:
 
     def on_event(self, frame: Frame) -> None:
         if frame.name not in EVENTS:
-            return  # of a newer worker
+            return  # an event of a newer worker
         facts = loads(frame.buffers)
         try:
             if frame.name == "wanted":

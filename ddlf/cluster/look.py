@@ -1,4 +1,7 @@
-"""What each worker of a cluster is and does, for whoever looks on: asked of the daemons, which answer whatever runs there. Runs on the master."""
+"""Asks the daemons of a cluster for the state of each worker, for displays. Runs on the master.
+
+Daemons answer at any time, also while their executor runs user code.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import DDLFError
 
 LOOK_S = 2.0
-"""For an answer; a worker that takes longer shows what this side knows of it."""
+"""Seconds to wait for an answer. For a slower worker, only the facts that the master already knows are returned."""
 SHOWN = (
     "host",
     "executor",
@@ -27,15 +30,16 @@ SHOWN = (
 
 
 async def look(members: Members, *, reach: bool = False) -> list[dict[str, Any]]:
-    """Ask all workers at once.
+    """Return the state of all workers. All daemons are asked at once.
 
     Args:
         members: Members of the cluster.
-        reach: Whether to connect to daemons that there is no connection to. In a run that is the run's own affair.
+        reach: Whether to connect to daemons without a connection. During a run, the run itself does that.
 
     Returns:
-        For each its number and name, its state as this side sees it (``"alive"``, ``"suspect"``, ``"dead"``, ``"missing"``), bytes on its data
-        connections, and what it has answered; ``"why"`` if it has not.
+        A dict for each worker: its number and name; its state for this master (``"alive"``, ``"suspect"``, ``"dead"``
+        or ``"missing"``); the bytes on its data connections; and its daemon's answer, or the reason ``"why"`` there is
+        none.
     """
     return list(await asyncio.gather(*(_look(worker, members, reach) for worker in members.known)))
 

@@ -1,4 +1,4 @@
-"""One function for many items, each on whichever worker is free: the calls, and their results in order or as they come. Runs on the master."""
+"""``Cluster.map``: one function for many items, on whichever workers are free. Runs on the master."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from ddlf.rpc.messages import Request
 from ddlf.worker.timed import Timed
 
 BUFFER_BYTES = 64 * 1024 * 1024
-"""Of items and results on their way, and of results that wait to be taken, as far as it is known how large they are."""
+"""Limit for the bytes of items and results that are in transit or wait to be taken, if their size is known."""
 MOST_UNTAKEN = 2000
-"""Items that are on their way or wait to be taken."""
+"""Limit for the number of items that are in transit or wait to be taken."""
 UNSENT = 2
-"""Items that are taken from their source before a worker has a place for them."""
+"""Number of items that are taken from their source before a worker has room for them."""
 TOLD_S = 0.2
-"""Between two events that say how far a map is."""
+"""Seconds between two events about a map's progress."""
 NAMED = (int, float, complex, str, bytes, type(None))
-"""What errors show of an item; of other types the name."""
+"""Types of items that errors show by value. For other types, errors show the name of the type."""
 
 _numbers = itertools.count(1)
 
 
 class Function:
-    """A function as it is now, for calls of it on any worker.
+    """A snapshot of a function, for calls on any worker.
 
     Args:
-        function: Anything that can be called and sent.
+        function: Any callable that can be sent.
         dispatch: Dispatch of the cluster.
-        behaviour: Behaviour of the calls.
-        workers: Who may do them; None for all, also those that come later.
+        behaviour: Options of the calls.
+        workers: The workers that may do the calls; None allows all, also workers that join later.
 
     Raises:
-        TypeError: It cannot be called.
-        NotPicklable: It cannot be sent.
+        TypeError: The function is not callable.
+        NotPicklable: The function cannot be sent.
     """
 
     def __init__(
@@ -60,19 +60,19 @@ class Function:
         try:
             self._pickled = Pickled(self._timed)
         except NotPicklable:
-            pickle_object(function)  # says better where in it the culprit is
+            pickle_object(function)  # raises an error that locates the culprit better
             raise
         self.name = self._timed.__name__
         self.job = Job(dispatch.habit(self._pickled.address), behaviour, workers)
 
     async def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call it on a worker that is free. See ``Dispatch.run``."""
+        """Call the function on a free worker; ``Dispatch.run`` describes the errors."""
         request = Request("run_method", self._timed, *args, **kwargs)
         request.pickle = self._pickle
         try:
             return await self.dispatch.run(self.job, request)
         except (ResultNotData, NotPicklable) as error:
-            if error.worker:  # beside its seconds the result is the second of a list
+            if error.worker:  # the worker returned [seconds, result], so positions in the result begin with [1]
                 error.message = error.message.replace(" (at [1] of the value)", "").replace("(at [1]", "(at ")
             raise
         except (ExecutorCrashed, WorkerLost) as error:
@@ -85,18 +85,18 @@ class Function:
 
 
 class Tally:
-    """How far a map is, and what becomes of each item of it.
+    """Counts the progress of a map, and runs each of its items.
 
     Args:
         function: Function of the map.
-        emit: Takes its events.
-        total: Number of items; None where that is not known.
-        workers: Who may do them, now and later.
-        keep_errors: Whether an item's error takes its place among the results, instead of ending the map.
+        emit: Receives the map's events.
+        total: Number of items; None if it is unknown.
+        workers: The workers that may do the items, a list that may grow.
+        keep_errors: Whether an item's error replaces its result, instead of ending the map.
 
     Attributes:
-        done: Items that have a result, so far.
-        failed: Items that have an error, so far.
+        done: Number of items with a result so far.
+        failed: Number of items with an error so far.
     """
 
     def __init__(
@@ -122,33 +122,33 @@ class Tally:
 
     @property
     def begun(self) -> bool:
-        """Whether it has."""
+        """Whether the map has begun."""
         return self._begin is not None
 
     @property
     def window(self) -> int:
-        """How many items may be on their way or wait to be taken."""
+        """How many items may be in transit or wait to be taken."""
         job = self.function.job
         least = job.per_worker * len(self._workers) + UNSENT
         size = job.habit.bytes
         return 2 * least if size is None else max(least, min(MOST_UNTAKEN, int(BUFFER_BYTES / max(size, 1))))
 
     def begin(self) -> None:
-        """Say that it begins."""
+        """Begin the map, and emit the event for that."""
         self._begin = self._told = time.monotonic()
         self.function.dispatch.look()
         facts: dict[str, Any] = {"workers": len(self._workers), "per_worker": self.function.job.per_worker}
         self._emit(MapBegan(**self._names, items=self.total, **facts))
 
     async def item(self, number: int, args: tuple[Any, ...]) -> Any:
-        """The result of an item.
+        """Compute an item and return its result.
 
         Args:
             number: Number of the item, from 0.
-            args: For the function.
+            args: Arguments of the function.
 
         Raises:
-            DDLFError: There is none. The text and ``item_index`` say of which item.
+            DDLFError: The item failed. The text and ``item_index`` name the item.
         """
         try:
             result = await self.function(*args)
@@ -157,7 +157,7 @@ class Tally:
             error.item_index = number
             error.message = f"item {number} ({', '.join(map(_brief, args))}): {error.message}"
             if isinstance(error, RemoteError):
-                error = error.with_traceback(None)  # it has the worker's; how the answer was received says nothing
+                error = error.with_traceback(None)  # its text has the worker's traceback; the master's adds nothing
             if not self.keep_errors:
                 raise error from error.__cause__
             return error
@@ -171,10 +171,10 @@ class Tally:
                 self._emit(MapMoved(**self._names, done=self.done, failed=self.failed))
 
     def end(self, error: BaseException | None = None) -> None:
-        """Say that it is over. Safe to call again.
+        """Emit the event for the end of the map. Safe to call again.
 
         Args:
-            error: What ended it; None when it is complete.
+            error: The error that ended the map; None if all items are complete.
         """
         if self._begin is None or self._over:
             return
@@ -194,15 +194,16 @@ class Tally:
 
 
 class Map:
-    """The results of a function for each of many items. Nothing runs before it is awaited or iterated over; it can be once.
+    """The results of a function for each of many items. Nothing runs before the first await or iteration.
 
-    ``await`` it for all results in a list, or take them one by one with ``async for``: items are then taken from their source as fast as results are
-    taken, so there may be any number of them. Who leaves such a loop ends what is still running.
+    A map can be used once. ``await`` it for a list of all results, or take them one by one with ``async for``. An
+    iteration takes items from their source as fast as you take results, so there may be any number of items. If you
+    leave the loop early, all running items are cancelled.
 
     Args:
         tally: Tally of the map.
-        source: Arguments for each item, as tuples. One that blocks holds up the event loop, unless it is asynchronous.
-        ordered: Whether results come in the order of the items, or as they come.
+        source: Arguments of each item, as tuples. A synchronous source that blocks also blocks the event loop.
+        ordered: Whether results come in the order of the items, or in the order of completion.
     """
 
     def __init__(
@@ -233,7 +234,7 @@ class Map:
         return self._all().__await__()
 
     async def _all(self) -> list[Any]:
-        self._unlimited = True  # all results are kept anyway
+        self._unlimited = True  # the list keeps all results anyway
         return [result async for result in self]
 
     async def __aiter__(self) -> AsyncGenerator[Any, None]:
@@ -265,7 +266,7 @@ class Map:
             await asyncio.gather(feeding, *self._open, return_exceptions=True)
 
     async def _feed(self) -> None:
-        """Take items from their source as there is room for them."""
+        """Take items from their source when there is room for them."""
         error = None
         numbers = itertools.count()
         try:
@@ -286,7 +287,7 @@ class Map:
         task.add_done_callback(self._ended)
         if self._ordered:
             self._next.put_nowait(task)
-        await asyncio.sleep(0)  # so that it finds a place, if there is one
+        await asyncio.sleep(0)  # lets the new task ask for a worker first
         while not self._has_room():
             self._room = asyncio.get_running_loop().create_future()
             await self._room
@@ -303,11 +304,14 @@ class Map:
         if not self._ordered:
             self._next.put_nowait(task)
         if not task.cancelled():
-            task.exception()  # it may be that another one's ended the map
+            task.exception()  # retrieve it, because another task's error may have ended the map
 
 
 def items_of(iterables: Sequence[Any]) -> tuple[Any, int | None]:
-    """Arguments for each item, of one iterable for each parameter, or one that is asynchronous; and how many items there are, if that is known."""
+    """Return the arguments for each item as tuples, and the number of items if it is known.
+
+    There is one iterable for each parameter, or a single asynchronous one.
+    """
     if len(iterables) == 1 and isinstance(iterables[0], AsyncIterable):
         return _tuples(iterables[0]), None
     if not iterables:
@@ -322,7 +326,7 @@ def items_of(iterables: Sequence[Any]) -> tuple[Any, int | None]:
 
 
 def untupled(source: Any) -> Any:
-    """Items that are the arguments themselves, of what ``items_of`` returned."""
+    """Return the arguments for each item, if each single item of ``items_of`` is a tuple of arguments."""
     if isinstance(source, AsyncIterable):
         return _untupled(source)
     return (_arguments(args) for (args,) in source)

@@ -1,4 +1,4 @@
-"""Who is in a cluster: reaching the workers, numbering them, and going on without those that are missing. Runs on the master."""
+"""The members of a cluster: reaches and numbers the workers, and continues without missing ones. Runs on the master."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from ddlf.rpc.deadline import Deadline
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
-"""Between two attempts to connect to a worker that died while it was connected to."""
+"""Seconds between two attempts to connect to a worker that died during the connection."""
 
 
 class Members:
     """The workers of a cluster and of all its views.
 
     Args:
-        launcher: Where they come from.
-        workers: Their proxies, in order.
-        min_workers: How many are enough; None for all.
-        timeout_s: For the connection to each.
-        emit: Takes the events of what takes time.
+        launcher: Launcher of the workers.
+        workers: The workers' proxies, in order.
+        min_workers: How many workers are enough; None requires all.
+        timeout_s: Seconds for the connection to each worker.
+        emit: Receives the events of slow phases.
 
     Attributes:
-        present: The workers that were reached, in the order of their numbers. It stays the same list.
-        missing: Those that were not.
-        loop: The event loop that the connections belong to; None while there are none.
+        present: The connected workers, in the order of their numbers. It stays the same list object.
+        missing: The workers that were not reached.
+        loop: The event loop of the connections; None while there are none.
     """
 
     def __init__(
@@ -50,22 +50,22 @@ class Members:
         self.launcher = launcher
         self.present = workers
         self.missing: list[ProxyWorker] = []
-        self._highest = 0  # number of a worker; 0 until ``connect`` has given them
+        self._highest = 0  # the highest number of a worker; 0 before ``connect`` has numbered them
         self._min_workers = min_workers
         self._timeout_s = timeout_s
         self._emit = emit
         self._lock = asyncio.Lock()
         self._connecting: asyncio.Task[None] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._said: dict[str, str] = {}  # why workers could not be reached
+        self._said: dict[str, str] = {}  # the reasons in the last warning about missing workers
 
     @property
     def known(self) -> list[ProxyWorker]:
-        """All, in the order of their numbers."""
+        """All workers, in the order of their numbers."""
         return sorted([*self.present, *self.missing], key=attrgetter("id"))
 
     async def connect(self, modules: Sequence[str]) -> None:
-        """See ``Cluster.connect``."""
+        """Connect to all workers; ``Cluster.connect`` describes the arguments, errors and guarantees."""
         async with self._lock:
             self._connecting = asyncio.ensure_future(self._connect(modules))
             try:
@@ -86,7 +86,7 @@ class Members:
             count: dict[str, Any] = {"total": len(self.known), "unit": "workers"}
             with Phase(self._emit, "starting", **count) if starting else nullcontext():
                 await self.launcher.start(modules)
-            # First every daemon, so that all are known before the workers learn their numbers. Missing ones are tried again.
+            # Reach every daemon first, so that the number of workers is known before any executor receives its number.
             await self._reach(self.known, ProxyWorker.connect_control)
             self._give_numbers()
             await self._reach(list(self.present), ProxyWorker.connect)
@@ -101,7 +101,7 @@ class Members:
         self._check_reached(known, outcomes)
 
     async def _reach_one(self, worker: ProxyWorker, connect: Callable[..., Coroutine[Any, Any, None]]) -> None:
-        """Connect to a worker, again if it dies in this moment: after its daemon was reached, or where it is started again."""
+        """Connect to a worker. Try again if it dies meanwhile, if its daemon was reached or can be restarted."""
         deadline = Deadline(self._timeout_s)
         for attempt in itertools.count(1):
             try:
@@ -118,9 +118,9 @@ class Members:
                 await asyncio.sleep(RETRY_S)
 
     def _give_numbers(self) -> None:
-        """Number the workers once, those that were reached first; later only how many there are can grow.
+        """Number the workers once, reached workers first. Later only the highest number can grow.
 
-        A number is for life: a worker that is away for a while comes back to its part of the data and to its own variables.
+        A number never changes: after an absence, a worker returns to its part of the data and to its own variables.
         """
         workers = [*self.present, *self.missing]
         numbers = [worker.id for worker in workers] if self._highest else range(1, len(workers) + 1)
@@ -129,7 +129,7 @@ class Members:
             worker.renumber(number, self._highest)
 
     def _check_reached(self, known: Sequence[ProxyWorker], outcomes: Sequence[BaseException | None]) -> None:
-        """Go on with the workers that were reached, if they are enough; else say which were not, and why."""
+        """Continue with the reached workers if they are enough; else raise an error with each other one's reason."""
         failures = [outcome for outcome in outcomes if outcome is not None]
         reached = [worker for worker, outcome in zip(known, outcomes, strict=True) if outcome is None]
         for failure in failures:
@@ -143,9 +143,9 @@ class Members:
         rows, reasons = [], {}
         for worker, outcome in zip(known, outcomes, strict=True):
             if isinstance(outcome, DDLFError):
-                outcome.worker = ""  # the row says which
+                outcome.worker = ""  # the row names the worker
                 where = worker.label
-                # What to do about those in use is said once, at the end, if there are no others.
+                # If all missing workers are in use, the error gives the hint once, at its end.
                 reason = (str(outcome) if lost else outcome.message).removeprefix(where).lstrip(": ")
                 reasons[where] = reason
                 rows.append(f"  {worker.id:>3}  {where:<21}  {reason}")
@@ -154,7 +154,7 @@ class Members:
         problems += [f"{used} of {len(known)} workers {are} in use"] * bool(used)
         text = "\n".join([f"{', and '.join(problems)}:", *rows])
         if len(reached) >= (self._min_workers or len(known)):
-            if reasons != self._said:  # a run connects again
+            if reasons != self._said:  # a run connects repeatedly; warn only about changes
                 log.warning("%s\ngoing on with %d worker%s", text, len(reached), "s" * (len(reached) != 1))
             self._said = reasons
             self._keep(reached, [worker for worker in (*known, *self.missing) if worker not in reached])
@@ -165,15 +165,15 @@ class Members:
         raise error
 
     def _keep(self, reached: Sequence[ProxyWorker], missing: Sequence[ProxyWorker]) -> None:
-        # In place: views over all workers share the lists.
+        # Change the lists in place, because all views share them.
         self.present[:] = sorted(reached, key=attrgetter("id"))
         self.missing[:] = sorted(dict.fromkeys(missing), key=attrgetter("id"))
 
     def next_number(self, host: str, port: int) -> int:
-        """The number of a worker to be added.
+        """Return the number for a new worker.
 
         Raises:
-            ConfigError: It is a member already.
+            ConfigError: The worker is already a member.
         """
         for worker in self.known:
             if (worker.host, worker.port) == (host, port):
@@ -181,7 +181,7 @@ class Members:
         return self.known[-1].id + 1
 
     async def add(self, worker: ProxyWorker) -> None:
-        """Connect to one more, and count it if that works."""
+        """Connect to a new worker, and add it to the present ones."""
         try:
             await worker.connect(timeout_s=self._timeout_s)
         except BaseException:
@@ -191,12 +191,12 @@ class Members:
         self._highest = worker.id
 
     def take_in(self, worker: ProxyWorker) -> None:
-        """Count a missing worker that has been reached now among the others."""
+        """Count a missing worker among the present ones, after it has been reached."""
         if worker in self.missing:
             self._keep([*self.present, worker], [other for other in self.missing if other is not worker])
 
     async def close(self) -> None:
-        """Leave the workers, and end those that the launcher has started."""
+        """Disconnect from the workers, and end the ones that the launcher has started."""
         if self._connecting is not None:
             self._connecting.cancel()
         async with self._lock:

@@ -1,4 +1,4 @@
-"""What a link tells of its worker, as events. Runs on the master."""
+"""Turns the news of a link about its worker into events. Runs on the master."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ STREAMS: dict[int, Stream] = {1: "stdout", 2: "stderr"}
 
 
 class News:
-    """Makes events of what happens to one worker, as long as it is connected.
+    """Emits events about one worker, while it is connected.
 
     Args:
-        emit: Takes them.
-        session: Has the worker's number, as ``id``, which may become another one.
-        called: Name in cluster.yaml; empty when it has none.
+        emit: Receives the events.
+        session: Has the worker's number under ``id``; the number may change.
+        called: Name in cluster.yaml; empty without one.
     """
 
     def __init__(self, emit: Callable[[Event], None], session: dict[str, Any], called: str) -> None:
@@ -38,14 +38,14 @@ class News:
 
     @property
     def name(self) -> str:
-        """What people call the worker."""
+        """The worker's name for people."""
         return self._called or f"worker {self._session['id']}"
 
     def _who(self) -> dict[str, Any]:
         return {"worker": self._session["id"], "name": self.name}
 
     def connected(self, address: str, facts: dict[str, Any]) -> None:
-        """Its executor has answered, with facts of itself."""
+        """Report that the executor has answered, with facts about itself. Only the first of several calls counts."""
         if self._is_connected:
             return
         self._emit(
@@ -62,22 +62,22 @@ class News:
         self._is_connected = self._was_connected = True
 
     def disconnected(self, why: str) -> None:
-        """The connection to its daemon has ended."""
+        """Report that the connection to the daemon has ended."""
         if self._is_connected:
             self._is_connected = False
             self._emit(WorkerDisconnected(**self._who(), why=why))
 
     def not_reached(self, tries: int, error: BaseException | None) -> None:
-        """It was tried again in vain."""
+        """Report a failed attempt to reconnect."""
         self._emit(WorkerNotReached(**self._who(), tries=tries, why=getattr(error, "message", str(error))))
 
     def executor_ended(self, why: str) -> None:
-        """Its daemon says how an executor has ended."""
+        """Report the daemon's reason for the end of an executor."""
         if self._is_connected:
             self._emit(ExecutorEnded(**self._who(), why=why))
 
     def wrote(self, facts: dict[str, Any]) -> None:
-        """Its daemon has lines that user code wrote, of both streams, in their order."""
+        """Report the lines that user code wrote to both streams, in their order, as the daemon sent them."""
         dropped = int(facts["dropped"])
         for stream, lines in groupby(facts["lines"], itemgetter(0)):
             texts = tuple(str(text) for _, text in lines)

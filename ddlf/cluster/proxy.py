@@ -1,4 +1,4 @@
-"""The master's object for one worker: the calls that it takes, and which of them are tried again. Runs on the master."""
+"""The master's proxy for one worker: sends its calls, and retries idempotent ones. Runs on the master."""
 
 from __future__ import annotations
 
@@ -30,38 +30,41 @@ from ddlf.rpc.messages import Request
 from ddlf.rpc.tls import TOKEN_ONLY, Security
 
 RECONNECT_S = 30.0
-"""How long an idempotent request waits for a worker that was lost."""
+"""Seconds that an idempotent request waits for a lost worker."""
 MAX_ATTEMPTS = 3
-"""How often an idempotent request is tried: what ended three executors will end the fourth."""
+"""How often an idempotent request is tried. A request that ended three executors would end the fourth."""
 FLUSH_S = 1.0
-"""How long a worker may take to say what user code wrote last."""
+"""Seconds to wait for the last lines of user code."""
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 
 
 class ProxyWorker(IWorker):
-    """One worker, from the master's side. Its methods are those of ``Worker``, awaited across the network.
+    """One worker, seen from the master. Its methods are the methods of ``Worker``, awaited across the network.
 
     Args:
         host: Name or address of the worker's machine.
         port: Port that its daemon listens on.
         token: The shared secret.
         id: Number of the worker in its cluster, from 1; ``renumber`` changes it.
-        N: Number of workers in the cluster, likewise.
-        threads: For computation on the worker; None takes its share of the machine's cores.
-        share: How many workers share that machine.
-        pickle_results: Whether to unpickle results that are not plain data. The worker could then run code on the master.
-        max_message_bytes: The largest answer accepted.
-        security: Certificates, and whether to encrypt beyond this machine.
-        timing: When the worker is suspected and when it is given up.
-        takeover: Take the worker from another master that has it.
-        guest: Ask without having the worker: status and measurements, also while another master has it.
-        called: Name in cluster.yaml; empty when it has none.
-        advertise: Where other workers reach it, as ``HOST`` or ``HOST:PORT``, or that for each by its number; empty: as it says itself.
-        how_ended: Returns the exit code of the worker's process, negative for a signal; None while it runs, or where nobody here started it.
-        revive: Starts the worker's process again if it has ended, and returns its address; None where nobody here can.
-        replay: Returns the requests that a new executor of the worker with a number gets before any other.
-        emit: Takes the events of the worker.
+        N: Number of workers in the cluster; ``renumber`` changes it.
+        threads: Threads for computation on the worker; None takes its share of the machine's cores.
+        share: Number of workers on that machine.
+        pickle_results: Whether to unpickle results that are not plain data. The worker could then run code on the
+            master.
+        max_message_bytes: Largest accepted answer.
+        security: Certificates, and whether to encrypt connections to other machines.
+        timing: Times of heartbeats, suspicion and loss.
+        takeover: Take the worker from another master that has its lease.
+        guest: Connect without a lease, for status and measurements. This works while another master has the worker.
+        called: Name in cluster.yaml; empty without one.
+        advertise: Where other workers reach this one, as ``HOST`` or ``HOST:PORT``, or a dict with that text for each
+            caller's number. An empty text means the addresses that the worker reports.
+        how_ended: Returns the exit code of the worker's process, negative for a signal. None means that it runs, or
+            that this process did not start it.
+        revive: Restarts the worker's process if it has ended, and returns its address. None if this process cannot.
+        replay: Returns the requests that a new executor of the worker with a number gets first.
+        emit: Receives the events of the worker.
     """
 
     def __init__(
@@ -121,71 +124,74 @@ class ProxyWorker(IWorker):
 
     @property
     def port(self) -> int:
-        """Its daemon listens on."""
+        """Port of the worker's daemon."""
         return self._link.port
 
     @property
     def name(self) -> str:
-        """As errors show it."""
+        """The worker's name in error messages."""
         return self._link.name
 
     @property
     def label(self) -> str:
-        """Its name in cluster.yaml, else its address."""
+        """The worker's name in cluster.yaml, else its address."""
         return self._link.label
 
     @property
     def nickname(self) -> str:
-        """Its name in cluster.yaml, else ``"worker 2"``, as events have it."""
+        """The worker's name in cluster.yaml, else ``"worker 2"``. Events use it."""
         return self._link.nickname
 
     @property
     def connected(self) -> bool:
-        """Whether the daemon is reachable as far as this side knows."""
+        """Whether the connection to the daemon is open."""
         return self._link.control is not None
 
     @property
     def in_use(self) -> bool:
-        """Whether this side has connected to it and not left it since, whatever has become of the connection."""
+        """Whether the master has connected and not closed since, even if the connection was lost."""
         return self._link.standing.in_use
 
     @property
     def is_open(self) -> bool:
-        """Whether its executor is, too."""
+        """Whether the connection to the executor is open."""
         return self._link.data is not None
 
     @property
     def state(self) -> State:
-        """``"alive"``, ``"suspect"`` (silent for ``suspect_after_s``), or ``"dead"`` (there is no connection)."""
+        """``"alive"``, ``"suspect"`` (silent for ``suspect_after_s``), or ``"dead"`` (no connection)."""
         return "dead" if self._link.control is None else self._link.control.liveness.state
 
     @property
     def silent_s(self) -> float | None:
-        """Seconds since the worker's last sign of life, without those in which this side did not look; None before the first connection."""
+        """Seconds since the worker's last sign of life; None before the first connection.
+
+        Seconds in which the master did not look are not counted.
+        """
         return self._link.silent_s
 
     @property
     def epoch(self) -> int:
-        """Of the lease; 0 without one."""
+        """Epoch of the lease; 0 without a lease."""
         return self.claim.epoch
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the executor said of itself."""
+        """Facts that the executor has reported about itself."""
         return self._link.facts
 
     @property
     def bytes_sent(self) -> int:
-        """On all data connections to this worker so far."""
+        """Bytes sent on all data connections to this worker so far."""
         return self._link.bytes_carried[0]
 
     @property
     def bytes_received(self) -> int:
-        """On all data connections from this worker so far."""
+        """Bytes received on all data connections from this worker so far."""
         return self._link.bytes_carried[1]
 
     def renumber(self, id: int, N: int) -> None:
-        """Give it a number, and say how many workers there are; the executor hears it with the next ``connect``."""
+        """Set the worker's number and the number of workers. The executor receives them with the next ``connect``."""
         self.id, self.N = id, N
         self._link.session.update(id=id, N=N)
 
@@ -195,25 +201,28 @@ class ProxyWorker(IWorker):
         """Open both connections. Safe to call again.
 
         Args:
-            timeout_s: For the TCP connection.
+            timeout_s: Seconds for the TCP connection.
 
         Raises:
-            ConnectError: Nobody answers there, or the executor does not.
-            AuthError: The worker holds another token.
-            VersionError: The worker runs another protocol or another minor version of Python.
-            LeaseError: Another master has the worker; the text says who.
+            ConnectError: No daemon answers at the address, or the executor does not answer.
+            AuthError: The worker has another token.
+            VersionError: The worker has another protocol version or another minor version of Python.
+            LeaseError: Another master has the worker; the text names that master.
         """
         await self._link.connect(timeout_s)
 
     async def connect_control(self, *, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-        """Open only the connection to the daemon: enough for ``ping``, ``status``, ``restart`` and ``shutdown``, also while the executor is busy."""
+        """Open only the connection to the daemon.
+
+        It is enough for ``ping``, ``status``, ``restart`` and ``shutdown``, also while the executor is busy.
+        """
         await self._link.connect_control(timeout_s)
 
     async def close(self) -> None:
-        """Leave the worker; it goes on. Safe to call again.
+        """Disconnect from the worker, which keeps running. Safe to call again.
 
         On failure:
-            Requests that are still open end with ``WorkerLost``; the daemon ends what runs of them.
+            Open requests end with ``WorkerLost``, and the daemon ends their calls.
         """
         try:
             await self.flush()
@@ -221,20 +230,20 @@ class ProxyWorker(IWorker):
             self._link.close()
 
     async def flush(self) -> None:
-        """Have all that user code wrote so far told as events, unless the worker does not answer at once."""
+        """Wait for the events of all lines that user code has written, unless the worker does not answer in time."""
         if self.state == "alive" and self.is_open:
-            with contextlib.suppress(DDLFError):  # a worker of an earlier release; or it is gone
+            with contextlib.suppress(DDLFError):  # the worker is of an earlier release, or lost
                 await self.ask("flush", timeout_s=FLUSH_S)
 
     async def reconnect(self, timeout_s: float | None = None) -> None:
-        """Connect again, as often as it takes, in pauses that grow from 0.1 to 5 s. Safe to call while connected.
+        """Connect again, with pauses between the attempts that grow from 0.1 to 5 s. Safe to call while connected.
 
         Args:
-            timeout_s: To give up after; None tries for ever.
+            timeout_s: Seconds until it gives up; None tries indefinitely.
 
         Raises:
-            ConnectError: It was not reached in that time; other errors are those of ``connect``.
-            ExecutorCrashed: It cannot start its executor.
+            ConnectError: The worker was not reached in time. ``connect`` describes the other errors.
+            ExecutorCrashed: The worker cannot start its executor.
             WorkerLost: ``close`` was called meanwhile.
         """
         from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
@@ -244,16 +253,16 @@ class ProxyWorker(IWorker):
             async with asyncio.timeout(timeout_s), self._reconnecting:
                 self._link.standing.reopen()
                 async for attempt in AsyncRetrying(
-                    # Of all masters of a worker that comes back not all at once.
+                    # Random pauses, so that not all masters dial a returning worker at once.
                     wait=wait_random_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S),
                     retry=retry_if_exception_type((ConnectError, WorkerLost, RequestTimeout)),
                     reraise=True,
                 ):
-                    self._link.standing.check_not_closed(self.name)  # meanwhile
+                    self._link.standing.check_not_closed(self.name)  # the caller may have closed it meanwhile
                     with attempt:
                         await self.connect()
                     failed = attempt.retry_state.outcome and attempt.retry_state.outcome.exception()
-                    if isinstance(failed, Exception):  # not one that was cut off by the end of the time
+                    if isinstance(failed, Exception):  # not the cancellation at the end of timeout_s
                         self._link.news.not_reached(attempt.retry_state.attempt_number, last := failed)
         except TimeoutError:
             raise ConnectError(
@@ -269,20 +278,20 @@ class ProxyWorker(IWorker):
 
         Args:
             request: The command and its arguments.
-            timeout_s: None waits for ever.
-            idempotent: Whether it may run more than once: when its executor or its worker is lost it is tried again, up to 3 times in all.
-                Any other request starts at most once.
+            timeout_s: Seconds to wait; None waits indefinitely.
+            idempotent: Whether the request may run more than once. It is then tried again when its executor or its
+                worker is lost, up to 3 times in all. Any other request starts at most once.
 
         Raises:
-            RemoteError: The method raised.
-            ExecutorCrashed: The process that ran it ended.
-            WorkerLost: The connection ended first; ``may_have_run`` says whether the method can have started.
-            RequestTimeout: It did not end in time; the worker was told to end it.
-            LeaseError: Another master took the worker over.
+            RemoteError: The method raised an exception.
+            ExecutorCrashed: The executor ended while it ran the request.
+            WorkerLost: The connection ended first; ``may_have_run`` says whether the method may have started.
+            RequestTimeout: The request did not end in time; the worker was asked to end it.
+            LeaseError: Another master has taken over the worker.
 
         On failure:
-            The worker stays usable. A caller that is cancelled gets its ``CancelledError`` at once; the method is ended behind it.
-            A worker that was lost is usable again after ``reconnect``.
+            The worker stays usable. A cancelled caller gets its ``CancelledError`` at once, and the method is ended
+            later. A lost worker is usable again after ``reconnect``.
         """
         deadline = NEVER if timeout_s is None else Deadline(timeout_s)
         if idempotent:
@@ -293,7 +302,7 @@ class ProxyWorker(IWorker):
         except ExecutorCrashed as error:
             if error.may_have_run or not error.gave_up:
                 raise
-        # Another request, which had been cancelled, had to be ended together with the executor; this one waited behind it.
+        # The executor had to be ended because of an earlier, cancelled request. This one was only waiting behind it.
         data = await self._link.reach(request, deadline)
         return await data.call(request, deadline)
 
@@ -322,13 +331,13 @@ class ProxyWorker(IWorker):
             attempt += 1
 
     async def call(self, role: Sequence[str], verb: str, *args: Any, timeout_s: float | None = None, **how: Any) -> Any:
-        """Have a role of the worker do something; see ``rpc``.
+        """Call a verb of a role that the worker hosts; ``rpc`` describes the errors.
 
         Args:
             role: Name of the run, and of the role in it.
             verb: Name of one of the role's methods, which gets ``args``.
-            timeout_s: Seconds to wait; None waits for ever.
-            how: Attributes of the request, as ``hear``.
+            timeout_s: Seconds to wait; None waits indefinitely.
+            how: Attributes of the request, such as ``hear``.
         """
         request = Request("call", *role, verb, *args)
         for name, value in how.items():
@@ -336,20 +345,20 @@ class ProxyWorker(IWorker):
         return await self.rpc(request, timeout_s)
 
     async def ask(self, command: str, *args: Any, timeout_s: float | None = CONNECT_TIMEOUT_S, **kwargs: Any) -> Any:
-        """Send a request to the daemon: ping, status, cancel, restart, shutdown."""
+        """Send a request to the daemon, such as ping, status, cancel, restart or shutdown."""
         return await self._link.ask(command, *args, timeout_s=timeout_s, **kwargs)
 
     # -- what a worker does -----------------------------------------------------------------------------------------
 
     async def ping(self, timeout_s: float = CONNECT_TIMEOUT_S) -> float:
-        """Seconds of a round trip to the daemon, which answers whatever the executor does."""
+        """Return the seconds of a round trip to the daemon, which answers even while the executor is busy."""
         loop = asyncio.get_running_loop()
         begin = loop.time()
         await self.ask("ping", timeout_s=timeout_s)
         return loop.time() - begin
 
     async def status(self, timeout_s: float = CONNECT_TIMEOUT_S) -> dict[str, Any]:
-        """What the worker is and does: state, busy with what since when, restarts, process ids."""
+        """Return the worker's state: what it is busy with and since when, its restarts, and its process ids."""
         return dict(await self.ask("status", timeout_s=timeout_s))
 
     async def load_mnist(self) -> Any:
@@ -377,16 +386,17 @@ class ProxyWorker(IWorker):
         return await self.rpc(Request("run_code", code))
 
     async def restart(self) -> None:
-        """Start the executor anew. Variables and data are lost, hosted methods stay."""
+        """Restart the executor. Variables and data are lost; hosted methods stay."""
         await self.ask("restart", who=master_name())
         if self._link.data is not None:
-            self._link.data.stream.close()  # its other end is gone, which this side may not have read yet
+            self._link.data.stream.close()  # the executor has closed its end, which the master may not have noticed yet
 
     async def preload(self, *modules: str) -> None:
-        """Let executors of this worker come with modules imported, the present one too if it holds nothing yet; wait until they do.
+        """Have new executors of this worker start with modules imported, and wait until they do.
 
-        They are forks of a process that imports once for all of them. Where that is not possible, for whatever reason, nothing
-        happens: executors import for themselves what they need, to the same results.
+        If the present executor holds nothing yet, it is replaced. Executors are forks of a template, which imports once
+        for all of them. Where forking is impossible, nothing happens: each executor imports its modules itself, with
+        the same results.
         """
         with contextlib.suppress(ProtocolError):  # a worker of an earlier release
             facts = await self.ask("preload", list(modules), timeout_s=None)
@@ -396,7 +406,7 @@ class ProxyWorker(IWorker):
     async def use_threads(self, threads: int) -> None:
         """Have the executor compute with a number of threads.
 
-        A process cannot change the number: an executor that has another one is started anew, and what it held is lost.
+        A process cannot change this number, so an executor with another number is restarted and loses its state.
         """
         self._link.session["threads"] = threads
         await self._link.open_data()
@@ -405,7 +415,7 @@ class ProxyWorker(IWorker):
             await self._link.open_data()
 
     async def shutdown(self) -> None:
-        """End the worker's processes, and this side's connections."""
+        """End the worker's processes, and close the master's connections."""
         with contextlib.suppress(WorkerLost):
             await self.ask("shutdown")
         await self.close()

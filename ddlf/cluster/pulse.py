@@ -1,9 +1,10 @@
-"""Says for a master whose event loop is held up that its process lives. Runs on the master, in one thread for all its workers.
+"""Heartbeats from a thread, for a master with a blocked event loop. Runs on the master, in one thread for all workers.
 
-Heartbeats come from the event loop. User code may hold that up for longer than ``dead_after_s``: it imports Keras, downloads data, evaluates a model
-between two awaits, or does not run the loop at all for a while. That is no death as long as the loop may run again, so a thread watches whether
-heartbeats were sent; when they were not, it opens a control connection of its own, in an event loop of its own, and gives signs of life there until
-the other loop goes on. A process that is stopped or killed stops this thread as well. While the loop runs, the thread costs two glances per second.
+Heartbeats normally come from the event loop. User code may block it for longer than ``dead_after_s``: it imports Keras,
+downloads data, evaluates a model between two awaits, or does not run the loop for a while. The master is not dead,
+because the loop may run again. Therefore a thread watches whether heartbeats are sent. If not, it opens its own control
+connection in its own event loop, and sends heartbeats there until the other loop continues. If the process is stopped
+or killed, the thread stops as well. While the loop runs, the thread wakes up about twice per second.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from ddlf.rpc.messages import Kind
 from ddlf.rpc.values import dumps
 
 LATE_HEARTBEATS = 2
-"""So many heartbeats without one mean that the loop is held up."""
+"""This number of missing heartbeats means that the loop is blocked."""
 
 
 class Pulse:
-    """The signs of life of one master at one worker.
+    """The heartbeats of one master to one worker.
 
     Args:
-        dial: Opens an authenticated control connection to the worker, in whatever event loop it is called.
-        session: Under which the master has the worker.
-        heartbeat_s: How often it promised a sign of life.
+        dial: Opens an authenticated control connection to the worker, in the event loop that calls it.
+        session: The master's id, under which it has the lease.
+        heartbeat_s: Promised seconds between two heartbeats.
     """
 
     def __init__(self, dial: Callable[[], Awaitable[socket.socket]], session: bytes, heartbeat_s: float) -> None:
@@ -46,28 +47,28 @@ class Pulse:
         _watcher.add(self)
 
     def beaten(self) -> None:
-        """The event loop sent a heartbeat."""
+        """Note that the event loop sent a heartbeat."""
         self._last = time.monotonic()
 
     def end(self) -> None:
-        """The master has left the worker. Safe to call again."""
+        """Stop watching, because the master has disconnected from the worker. Safe to call again."""
         _watcher.remove(self)
 
     @property
     def is_over(self) -> bool:
-        """Whether the event loop was closed before the cluster was: it will never use its workers again."""
+        """Whether the event loop was closed before the cluster was. It will then never use its workers again."""
         return self._loop.is_closed()
 
     @property
     def is_late(self) -> bool:
-        """Whether the event loop has not sent a heartbeat for some time."""
+        """Whether the event loop has missed several heartbeats."""
         return time.monotonic() - self._last > LATE_HEARTBEATS * self.heartbeat_s
 
     async def speak(self) -> None:
-        """Give signs of life until the event loop does so again. Runs in the thread's loop.
+        """Send heartbeats until the event loop does so again. Runs in the thread's loop.
 
         On failure:
-            Ends; the thread tries again a moment later.
+            The method ends, and the thread tries again a moment later.
         """
         self.speaking = True
         try:
@@ -86,7 +87,7 @@ class Pulse:
 
 
 class _Watcher:
-    """The thread. It lives while there is something to watch."""
+    """The watching thread. It lives while there are pulses to watch."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -97,7 +98,7 @@ class _Watcher:
     def add(self, pulse: Pulse) -> None:
         with self._lock:
             self._pulses.add(pulse)
-            self._wake()  # it may sleep for the long heartbeats of others
+            self._wake()  # the thread may be sleeping for the longer heartbeat interval of another pulse
             if not self._running:
                 self._running = True
                 threading.Thread(target=lambda: asyncio.run(self._watch()), name="ddlf-pulse", daemon=True).start()
@@ -134,4 +135,4 @@ class _Watcher:
 
 _watcher = _Watcher()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_watcher.__init__)  # type: ignore[misc]  # the thread stays with the parent
+    os.register_at_fork(after_in_child=_watcher.__init__)  # type: ignore[misc]  # a fork does not copy the thread

@@ -1,4 +1,4 @@
-"""What a notebook shows of workers: what the master knows without asking them. Runs on the master."""
+"""The table of workers in notebooks. It shows only facts that the master already knows. Runs on the master."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COLUMNS = ("worker", "name", "state", "machine", "cores", "threads", "Python", "
 
 
 class ShownWorker(Protocol):
-    """What the table has of a worker; ``ddlf.cluster.proxy.ProxyWorker`` says what each is."""
+    """The attributes of a worker that the table shows; ``ddlf.cluster.proxy.ProxyWorker`` describes them."""
 
     @property
     def id(self) -> int: ...
@@ -31,7 +31,7 @@ class ShownWorker(Protocol):
 
 
 def workers_table(workers: Iterable[ShownWorker]) -> str:
-    """A row for each worker."""
+    """Return a table in HTML with one row for each worker."""
     return table(COLUMNS, map(_cells, workers))
 
 
@@ -45,8 +45,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Return a table in HTML. All text is escaped, because names come from users and from other machines.
 
     Args:
-        columns: The heads of the columns.
-        rows: Rows of as many values.
+        columns: The headings of the columns.
+        rows: The rows, each with one value for each column.
     """
     head = _row("th", columns)
     return f"<table><thead>{head}</thead><tbody>{''.join(_row('td', row) for row in rows)}</tbody></table>"

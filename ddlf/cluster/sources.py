@@ -1,6 +1,7 @@
-"""What a worker may ask of the user's own modules: those below the script's folder, and the data files of packages among them. Runs on the master.
+"""Sends a worker the modules in the script's folder, and the data files of packages there. Runs on the master.
 
-Nothing is imported to answer, and a name leads nowhere else: its parts are identifiers, and what a link points to must be below the folder, too.
+No module is imported for an answer. A name cannot lead out of the folder: its parts are identifiers, and the target of
+a link must be inside the folder, too.
 """
 
 from __future__ import annotations
@@ -22,32 +23,32 @@ from ddlf.rpc.values import dumps
 log = logging.getLogger(__name__)
 
 KINDS = ("names", "module", "files", "data")
-"""What is answered here; other questions go to optional parts."""
+"""The kinds of questions that this module answers. Optional parts answer others."""
 MAX_FILE_BYTES = 256 * 1024**2
-"""Of a data file: what is larger is data for ``DDLF_DATA`` or an argument."""
+"""Largest data file. Put a larger file in ``DDLF_DATA``, or pass it as an argument."""
 PIECE_BYTES = 256 * 1024
-"""Of an answer on the control connection, on which heartbeats must not wait."""
+"""Bytes of one piece of an answer. Pieces are small because heartbeats share the control connection."""
 MAX_FILES = 10_000
-"""Of a folder. The script's may be somebody's home."""
+"""Largest number of files in a folder. The script's folder may be a home folder with very many files."""
 
 
 def script_folder() -> Path | None:
-    """The folder from which the script's own imports begin; None if that is a place for installed packages."""
+    """Return the folder where the script's own imports begin; None if it is a folder for installed packages."""
     main = sys.modules.get("__main__")
     file = getattr(main, "__file__", None)
     if isinstance(file, str) and getattr(main, "__spec__", None) is None and not is_installed(file):
         folder = Path(file).parent
-    else:  # `ddlf run` puts the app's folder there, `python -m` and notebooks the current one
+    else:  # `ddlf run` puts the app's folder there; `python -m` and notebooks put the current one there
         folder = Path(sys.path[0] if sys.path else "")
     folder = folder.resolve()
     return folder if folder.is_dir() and folder.parent != folder and not is_installed(f"{folder}{os.sep}") else None
 
 
 class Sources:
-    """Answers one worker's questions.
+    """Answers one worker's questions about modules.
 
     Args:
-        folder: Below which the answers are; None for the script's.
+        folder: The folder of the answers; None for the script's folder.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -57,15 +58,15 @@ class Sources:
     async def give(
         self, ask: Callable[..., Awaitable[Any]], worker: str, id: int, what: str, name: str, file: str
     ) -> None:
-        """Answer a question through ``ask``, in pieces; what cannot be read is not there."""
+        """Answer a question through ``ask``, in pieces. An unreadable file is treated as missing."""
         answer: Any = None
         try:
             answer = await asyncio.to_thread(self.answer, what, name, file)
-        except (OSError, ValueError) as error:  # a folder that may not be read, a name that is no path
+        except (OSError, ValueError) as error:  # an unreadable folder, or a name that is not a path
             log.warning("%s asked for %s %s, which cannot be read: %s", worker, what, name[:80], error)
         data = dumps(answer)[0]
         rest = memoryview(len(data).to_bytes(8, "little") + bytes(data))
-        with contextlib.suppress(DDLFError):  # it has gone meanwhile
+        with contextlib.suppress(DDLFError):  # the worker may be lost meanwhile
             while True:
                 piece, rest = rest[:PIECE_BYTES], rest[PIECE_BYTES:]
                 await ask("give", id, bytes(piece), not rest)
@@ -73,13 +74,14 @@ class Sources:
                     return
 
     def answer(self, what: str, name: str, file: str = "") -> Any:
-        """What the worker gets; None if there is no such thing, or it may not have it.
+        """Return the answer to a question; None if there is no such thing, or if the worker may not have it.
 
         Args:
-            what: ``"names"`` of the modules on top, a ``"module"``, the ``"files"`` of a package, or a ``"data"`` file of one. Optional parts
-                answer other questions, and may also give files below the current folder.
-            name: Name of the module or package, or what an optional part is asked for.
-            file: File of the data file, below the package's folder.
+            what: ``"names"`` of the top-level modules, a ``"module"``, the ``"files"`` of a package, or a ``"data"``
+                file of a package. Optional parts answer other questions, and may also send files from the current
+                folder.
+            name: Name of the module or package, or the argument for an optional part.
+            file: Path of the data file, relative to the package's folder.
         """
         folder = self._folder or script_folder()
         if what not in KINDS:
@@ -117,7 +119,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def find(folder: Path, name: str) -> tuple[str, Path] | None:
-    """The kind and file of a module below a folder, as Python's own search would find it there."""
+    """Return the kind and the file of a module in a folder, by the rules of Python's own import system."""
     kind, path, inside = "", folder, folder
     for part in name.split("."):
         if not part.isidentifier() or kind == "source":
@@ -136,7 +138,7 @@ def find(folder: Path, name: str) -> tuple[str, Path] | None:
 
 
 def _files(folder: Path) -> list[str] | None:
-    """Data files below a package's folder, with ``/``."""
+    """Return the data files in a package's folder, with ``/``; None if there are too many."""
     found: list[str] = []
     for at, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if name != "__pycache__" and not name.startswith("."))

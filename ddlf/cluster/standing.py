@@ -1,7 +1,7 @@
-"""Whether a worker can be asked, and why it, or its executor, is not there any more. Runs on the master.
+"""Whether a worker can be called, and why its connection or executor has ended. Runs on the master.
 
-When a data connection ends, the daemon says why on the control connection; when that one ends, what was said before does, or whoever started the
-worker's process.
+When a data connection ends, the daemon reports the reason on the control connection. When the control connection ends,
+the reason is an earlier report, or the exit code from the process that started the worker.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from ddlf.errors import DDLFError, ExecutorCrashed, LeaseError, ProtocolError, R
 log = logging.getLogger(__name__)
 
 EVENTS = frozenset({"executor_exited", "lease_lost", "stopped_by", "wanted", "wrote"})
-"""What a daemon tells of; what a newer one may tell besides is not heard."""
+"""Events that a daemon reports. Other events, from newer daemons, are ignored."""
 NEWS_S = 2.0
-"""How long after the end of a data connection its daemon may take to say how the executor ended."""
+"""Seconds after the end of a data connection in which the daemon may report how the executor ended."""
 
 
 async def unknown() -> None:
-    """How a process ended that nobody here started."""
+    """Return None, the exit code of a process that this process did not start."""
 
 
 class Phase(Enum):
-    """Where a link stands, with what there is to say and to do when nothing can be asked.
+    """The state of a link, with the message and the hint for a call that cannot be sent.
 
-    NEW or LOST -> OPEN when the daemon has let this side in; OPEN -> LOST when control ends; anything -> CLOSED by ``close``; CLOSED -> NEW by the
-    next ``connect``, which is that of a new master.
+    NEW or LOST becomes OPEN when the daemon has accepted the master. OPEN becomes LOST when control ends. ``close``
+    turns any state into CLOSED. The next ``connect`` turns CLOSED into NEW, and is the connect of a new master.
     """
 
     NEW = ("not connected yet", "connect first: await cluster.connect(), or async with cluster")
@@ -43,16 +43,17 @@ class Phase(Enum):
 
 
 class Standing:
-    """Where the link to one worker stands, and what is known of why it is not open.
+    """The state of the link to one worker, and the known reasons why it is not open.
 
     Args:
-        how_ended: Returns the exit code of the worker's process, negative for a signal; None while it runs, or where nobody here started it.
+        how_ended: Returns the exit code of the worker's process, negative for a signal. None means that it runs, or
+            that this process did not start it.
 
     Attributes:
-        phase: Where it stands.
-        crash: How the last executor ended that did.
-        news: Set when something of it has become known.
-        lease: The error for a worker that another master has taken over; None if this one has it.
+        phase: State of the link.
+        crash: How the last crashed executor ended.
+        news: Set when a new fact about the link is known.
+        lease: The error for a worker that another master has taken over; None otherwise.
     """
 
     def __init__(self, how_ended: Callable[[], Awaitable[int | None]]) -> None:
@@ -65,56 +66,56 @@ class Standing:
 
     @property
     def is_closed(self) -> bool:
-        """Whether this side has closed the link, and not begun again."""
+        """Whether the master has closed the link and not reopened it."""
         return self.phase is Phase.CLOSED
 
     @property
     def in_use(self) -> bool:
-        """Whether this side has the worker as far as it is concerned, whatever has become of the connection."""
+        """Whether the master has connected and not closed since, even if the connection was lost."""
         return self.phase in (Phase.OPEN, Phase.LOST)
 
     def open(self) -> None:
-        """A daemon has let this side in: what others did before says nothing about it."""
+        """Note that a daemon has accepted the master, which makes earlier reports irrelevant."""
         self.phase, self.lease, self._stopped_by = Phase.OPEN, None, ""
 
     def lose(self) -> None:
-        """The connection to the daemon has ended."""
+        """Note that the connection to the daemon has ended."""
         self.phase = Phase.CLOSED if self.is_closed else Phase.LOST
         self.news.set()
 
     def close(self) -> None:
-        """This side ends the link."""
+        """Note that the master ends the link."""
         self.phase, self.lease = Phase.CLOSED, None
 
     def reopen(self) -> None:
-        """This side begins again, if it had closed the link."""
+        """Return a closed link to its first state."""
         self.phase = Phase.NEW if self.is_closed else self.phase
 
     def check_not_closed(self, worker: str) -> None:
-        """Raise ``WorkerLost`` if this side has closed the link."""
+        """Raise ``WorkerLost`` if the master has closed the link."""
         if self.is_closed:
             raise self.closed_here(worker, may_have_run=False)
 
     def closed_here(self, worker: str, **facts: Any) -> WorkerLost:
-        """The error for what this side itself has ended."""
+        """Return the error for requests that the master itself has ended."""
         return WorkerLost(Phase.CLOSED.value[0], worker=worker, **facts)
 
     def refusal(self, worker: str) -> RequestFailed:
-        """The error for a request while there is no connection."""
+        """Return the error for a request while there is no connection."""
         if self.lease is not None:
             return LeaseError(self.lease.message, hint=self.lease.hint, worker=worker)
         text, hint = self.phase.value
         return WorkerLost(text, worker=worker, hint=hint, may_have_run=False)
 
     def heard(self, event: str, facts: dict[str, Any], worker: str, *, epoch: int, first_id: int) -> None:
-        """Note what the daemon says.
+        """Note an event that the daemon reports.
 
         Args:
             event: ``"executor_exited"``, ``"stopped_by"`` or ``"lease_lost"``.
-            facts: What came with it.
-            worker: As errors show it.
-            epoch: Epoch of this side's lease.
-            first_id: The lowest number of this side's requests.
+            facts: Facts of the event.
+            worker: The worker's name in error messages.
+            epoch: Epoch of this master's lease.
+            first_id: The lowest number of this master's requests.
         """
         if event == "executor_exited":
             gave_up, ran = facts.get("gave_up") is True, int(facts["id"])
@@ -128,7 +129,7 @@ class Standing:
                 stderr_tail=facts["stderr_tail"],
                 pid=facts.get("pid"),
                 gave_up=gave_up,
-                # Of another one's request, or of none, nothing follows for this side's.
+                # If it ran another master's request, or none, the crash says nothing about this master's requests.
                 begun=max(ran, int(facts.get("beside", 2**64))) if ran >= first_id else 2**64,
             )
             self.news.set()
@@ -146,7 +147,10 @@ class Standing:
             )
 
     async def of_executor(self, data: DataChannel, reason: BaseException | None) -> ExecutorCrashed | None:
-        """How the executor of a data connection ended, as soon as its daemon says so; None if it does not, or it was this side that ended it."""
+        """Return how the executor of a data connection ended, as soon as its daemon reports that.
+
+        The result is None if the daemon does not report it in time, or if the master itself ended the connection.
+        """
         if not isinstance(reason, ProtocolError):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(NEWS_S):
@@ -156,12 +160,12 @@ class Standing:
         return self.crash if data.is_explained_by(self.crash) else None
 
     async def of_worker(self, reason: object, worker: str, silent_s: float | None) -> DDLFError:
-        """Why there is no connection to the daemon.
+        """Return the reason why there is no connection to the daemon.
 
         Args:
-            reason: What this side saw.
-            worker: As errors show it.
-            silent_s: How long the worker has given no sign of life.
+            reason: The reason that the master has seen.
+            worker: The worker's name in error messages.
+            silent_s: Seconds since the worker's last sign of life.
         """
         lost = self.lost(reason, worker, silent_s)
         code = await self._how_ended() if not self.is_closed else None
@@ -174,7 +178,7 @@ class Standing:
         return lost
 
     def lost(self, reason: object, worker: str, silent_s: float | None) -> LeaseError | WorkerLost:
-        """The same, without what who started its process knows."""
+        """Return the reason like ``of_worker``, but without asking for the exit code of the worker's process."""
         if self.lease is not None:
             return self.lease
         lost = WorkerLost(
@@ -189,7 +193,7 @@ class Standing:
 
 
 def of_start(last_exit: dict[str, Any], worker: str) -> ExecutorCrashed:
-    """The error for a worker that has given up starting its executor."""
+    """Return the error for a worker that has given up starting its executor."""
     return ExecutorCrashed(
         f"it cannot start its executor, the last one {last_exit['text']}",
         worker=worker,

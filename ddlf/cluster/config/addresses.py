@@ -1,4 +1,4 @@
-"""Where workers are: an address as people write it, and which file lists them. Imports nothing of weight."""
+"""Addresses of workers as people write them, and the choice of the configuration file. Imports only light modules."""
 
 import ipaddress
 import os
@@ -13,8 +13,8 @@ DEFAULT_PORT = 9000
 def find_config(path: str | Path | None = None) -> Path | None:
     """Return the configuration file to read: ``path``, else $DDLF_CONFIG, else ./cluster.yaml if it exists, else None.
 
-    A file that is named (by the first two) is returned whether it exists or not, since naming a missing file is a
-    mistake to report and no reason to take another.
+    A file that is named (by the first two) is returned whether it exists or not. A missing file is then a mistake to
+    report, and DDLF must not silently read another one.
     """
     if path is not None:
         return Path(os.path.expanduser(path))
@@ -27,7 +27,7 @@ def parse_address(text: str) -> tuple[str, int]:
     """Return host and port of ``host:port`` or ``[IPv6 address]:port``.
 
     Raises:
-        ConfigError: Says what is wrong with which part.
+        ConfigError: The address is invalid; the message says which part and why.
     """
     if "//" in text:
         raise ConfigError(f"an address is host:port without a protocol, got {quote(text)}")
@@ -45,16 +45,18 @@ def parse_address(text: str) -> tuple[str, int]:
         raise ConfigError(f"{quote(text)} has no port, write {quote(with_port)}")
     if not re.fullmatch(r"-?[0-9]+", port):
         raise ConfigError(f"port must be an integer, got {quote(port)}")
-    if len(port) > 10:  # int() refuses thousands of digits with an error of its own
+    if len(port) > 10:  # int() would refuse thousands of digits with another error
         raise ConfigError(f"port must be 1-65535, got {quote(port)}")
     return checked_host(host), checked_port(int(port))
 
 
 def parse_advertised(text: str) -> tuple[str, int]:
-    """Return host and port of an address for others to dial, ``HOST`` or ``HOST:PORT``; port 0 where the text has none: that of the worker itself.
+    """Return host and port of an address for others to dial, ``HOST`` or ``HOST:PORT``.
+
+    Port 0 stands for a missing port; the worker's own port then counts.
 
     Raises:
-        ConfigError: Says what is wrong with which part.
+        ConfigError: The address is invalid; the message says which part and why.
     """
     alone = re.fullmatch(r"\[[^\[\]]*\]|[^:]*", text)
     host, port = parse_address(f"{text}:{DEFAULT_PORT}" if alone else text)
@@ -72,7 +74,7 @@ def checked_port(port: int) -> int:
 
 
 def checked_host(host: str) -> str:
-    """Return ``host`` if it is an IP address or can be a host name (RFC 1123, with underscores)."""
+    """Return a valid IP address or host name (RFC 1123, with underscores) as it is; else raise ``ConfigError``."""
     if ":" in host or re.fullmatch(r"[0-9.]+", host):
         try:
             ipaddress.ip_address(host)

@@ -1,12 +1,12 @@
-"""Reading cluster.yaml: which workers there are, and the defaults of a run. Runs on the master.
+"""Reads cluster.yaml: the workers, and the defaults of a run. Runs on the master.
 
 How a file is read:
-    1. `addresses.find_config` decides which file it is: the one named, $DDLF_CONFIG, or ./cluster.yaml.
-    2. `positions.compose` turns it into plain data and remembers which line and column each value has.
+    1. `addresses.find_config` chooses the file: the given path, $DDLF_CONFIG, or ./cluster.yaml.
+    2. `positions.compose` turns it into plain data and records the line and column of each value.
     3. The pydantic models check the data. Their errors name a place, so each becomes ``file:line:column: sentence``.
-All problems are collected and reported at once, so that a file is repaired in one go.
+All problems are reported at once, so that you can repair a file in one go.
 
-This file imports pydantic and yaml (150 ms): import it only when a configuration is read.
+This file imports pydantic and yaml (150 ms), so import it only when a configuration is read.
 """
 
 import difflib
@@ -63,7 +63,7 @@ class Addresses(NamedTuple):
 
 
 def read_config(path: str | Path | None = None) -> Addresses:
-    """Return the workers' hosts and ports; see `load_config`."""
+    """Return the hosts and ports of the workers in a configuration file, which `load_config` reads and checks."""
     workers = load_config(path).workers
     return Addresses([worker.host for worker in workers], [worker.port for worker in workers])
 
@@ -75,7 +75,7 @@ def load_config(path: str | Path | None = None) -> ClusterConfig:
         path: The file; if None, $DDLF_CONFIG, then ./cluster.yaml.
 
     Raises:
-        ConfigError: There is no such file, or it has problems: each on a line of its own, with its position.
+        ConfigError: The file is missing, or it has problems. The message has one line with the position of each.
     """
     found = find_config(path)
     if found is None:
@@ -87,7 +87,7 @@ def load_config(path: str | Path | None = None) -> ClusterConfig:
     return _config(text, found, found.parent.absolute())
 
 
-@lru_cache(maxsize=1)  # one command asks for it several times
+@lru_cache(maxsize=1)  # one command reads the file several times
 def _config(text: str, path: Path, folder: Path) -> ClusterConfig:
     config, problems = _check(text, folder)
     if config is None or problems:
@@ -96,7 +96,7 @@ def _config(text: str, path: Path, folder: Path) -> ClusterConfig:
 
 
 def lines_of_run(path: Path) -> dict[str, int]:
-    """The line, from 1, of each key in the section ``run`` of a file that can be read."""
+    """Return the line, from 1, of each key in the section ``run`` of a valid file."""
     document = compose(_read_text(path, named_by=""))
     keys = document.keys if document is not None else {}
     return {str(where[1]): at(node, "").line for where, node in keys.items() if where[0] == "run" and len(where) == 2}
@@ -106,7 +106,7 @@ def _read_text(path: Path, named_by: str) -> str:
     """Return the content of a configuration file.
 
     Raises:
-        ConfigError: It cannot be read, is too large, or is not UTF-8 text.
+        ConfigError: The file cannot be read, is too large, or is not UTF-8 text.
     """
     try:
         with open(path, "rb") as file:
@@ -137,7 +137,7 @@ def _read_text(path: Path, named_by: str) -> str:
 
 
 def _report(path: Path, problems: list[Problem]) -> str:
-    """Return all problems in the order of the file, one per line, as compilers do: editors can jump to them."""
+    """Return all problems in the order of the file, one a line. Editors can jump to them, as to a compiler's errors."""
     lines = [f"{path}:{line}:{column}: {sentence}" for line, column, sentence in sorted(set(problems))]
     if len(lines) > MAX_PROBLEMS_SHOWN:
         lines[MAX_PROBLEMS_SHOWN:] = [f"... and {len(lines) - MAX_PROBLEMS_SHOWN} more problems"]
@@ -153,7 +153,7 @@ def _check(text: str, folder: Path) -> tuple[ClusterConfig | None, list[Problem]
     if document is None:
         return None, [Problem(1, 1, f"the file is empty; {SMALLEST_EXAMPLE}")]
     if not isinstance(document.data, dict):
-        what = "a list" if isinstance(document.data, list) else "a single value"  # not shown: it may be a token
+        what = "a list" if isinstance(document.data, list) else "a single value"  # the value may be a secret token
         sentence = f"expected a mapping at top level, got {what}; {SMALLEST_EXAMPLE}"
         return None, [*document.problems, document.at((), sentence)]
     try:
@@ -162,7 +162,7 @@ def _check(text: str, folder: Path) -> tuple[ClusterConfig | None, list[Problem]
         problems = [
             _problem(document, details) for details in error.errors() if not document.is_reported(details["loc"])
         ]
-    # pydantic looks for contradictions only when each value is right by itself; a user wants to know both at once.
+    # pydantic looks for contradictions only when every single value is valid. This check reports both at once.
     more = [document.at(where, sentence) for where, sentence in _contradictions(document)]
     return None, document.problems + problems + more
 
@@ -193,13 +193,13 @@ def _problem(document: Document, details: ErrorDetails) -> Problem:
 
 
 def _contradictions(document: Document) -> Iterator[tuple[Where, str]]:
-    """Return the `contradictions` between those values that are right by themselves."""
+    """Return the `contradictions` between the valid values."""
     entries = document.data.get("workers", [])
     if not isinstance(entries, list) or (not entries and "workers" in document.data):
-        return iter(())  # has been reported; nothing to compare
+        return iter(())  # already reported
     workers = {}
     for index, entry in enumerate(entries[:MAX_WORKERS]):
-        with suppress(ValidationError):  # has been reported with its position
+        with suppress(ValidationError):  # already reported with its position
             workers[index] = WorkerAddress.model_validate(entry)
     run = document.data.get("run")
     return contradictions(workers, len(entries), run if isinstance(run, dict) else {}, document.data.get("launcher"))

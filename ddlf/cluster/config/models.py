@@ -1,4 +1,4 @@
-"""What cluster.yaml may say, as pydantic models, and its JSON Schema. Importing pydantic takes 100 ms."""
+"""The content of cluster.yaml as pydantic models, and its JSON Schema. Importing pydantic takes 100 ms."""
 
 import math
 import os
@@ -37,9 +37,9 @@ from ddlf.training.spec import SETTINGS
 MAX_WORKERS = 4096
 SMALLEST_EXAMPLE = "the smallest valid file is 'workers: [127.0.0.1:9000]'"
 SHORT_FORM = r"^(\[[0-9A-Fa-f:.]+(%[^\]]+)?\]|[A-Za-z0-9_.-]+):[0-9]{1,5}$"
-"""Of an address, for editors. ``parse_address`` knows better, and says what is wrong."""
+"""Pattern of an address, for editors. ``parse_address`` checks more and explains the mistake."""
 
-# --- Values with rules of their own ----------------------------------------------------------------------------------
+# --- Types with their own checks --------------------------------------------------------------------------------------
 
 
 def _checked_advertised(text: str) -> str:
@@ -162,7 +162,7 @@ class _OfTheCluster(_Section):
 
 
 def _field(name: str, setting: Setting[Any, Any]) -> Any:
-    """A setting as a key of the file: pydantic's type, and a field that is None unless the file has it."""
+    """Return a setting as a key of the file: pydantic's type, and a field whose default is None."""
     check = setting.check
     kind: Any = Annotated[type(setting.default), AfterValidator(partial(_checked, name, setting))]
     if isinstance(check, OneOf):
@@ -213,7 +213,7 @@ class ClusterConfig(_Section):
     @field_validator("workers", mode="before")
     @classmethod
     def _has_a_sensible_length(cls, workers: Any) -> Any:
-        # Not pydantic's min_length and max_length: those count only the entries that are right by themselves.
+        # pydantic's own min_length and max_length count only the valid entries.
         if isinstance(workers, list | tuple) and not workers:
             raise ConfigError("workers must list at least one address")
         if isinstance(workers, list | tuple) and len(workers) > MAX_WORKERS:
@@ -223,7 +223,7 @@ class ClusterConfig(_Section):
     @field_validator("security", "run", mode="before")
     @classmethod
     def _accept_a_section_without_content(cls, data: Any) -> Any:
-        return {} if data is None else data  # what remains when all its lines are commented out
+        return {} if data is None else data  # a section whose lines are all commented out
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -234,9 +234,10 @@ class ClusterConfig(_Section):
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON Schema of cluster.yaml, with which editors complete and check it.
+    """Return the JSON Schema of cluster.yaml. Editors use it to complete and check the file.
 
-    ``cluster.schema.json`` beside this file is what it returns; ``ddlf --schema`` prints that. After a change of the models::
+    The result is stored beside this file as ``cluster.schema.json``, and ``ddlf --schema`` prints that. Update it after
+    a change of the models with::
 
         scripts/reference
     """
@@ -244,7 +245,7 @@ def schema() -> dict[str, Any]:
     mapping = result["$defs"]["WorkerAddress"]
     short_form = {"type": "string", "pattern": SHORT_FORM, "examples": [f"10.0.0.11:{DEFAULT_PORT}"]}
     result["$defs"]["WorkerAddress"] = {"anyOf": [short_form, mapping]}
-    for name in ("security", "run"):  # or nothing, when all their lines are commented out
+    for name in ("security", "run"):  # null, when all lines of the section are commented out
         section = result["properties"][name]
         section["anyOf"] = [{"$ref": section.pop("$ref")}, {"type": "null"}]
     del result["properties"]["workers"]["default"]
@@ -258,13 +259,13 @@ TIMES = ("heartbeat_s", "suspect_after_s", "dead_after_s")
 def contradictions(
     workers: Mapping[int, WorkerAddress], listed: int, run: Mapping[str, Any], launcher: Any
 ) -> Iterator[tuple[Where, str]]:
-    """Yield what is wrong between values that are right by themselves: the place, and a sentence.
+    """Yield the conflicts between values that are valid by themselves: the place, and a sentence.
 
     Args:
-        workers: The workers that are right by themselves, by their index in the file.
-        listed: How many workers the file lists, right or wrong.
-        run: The section of that name, whose values may be wrong by themselves.
-        launcher: What stands there.
+        workers: The valid workers, by their index in the file.
+        listed: Number of workers in the file, valid or not.
+        run: The section ``run``, whose values may be invalid.
+        launcher: The value of ``launcher``, which may be invalid.
     """
     if not listed and launcher is None:
         yield ("workers",), f"key 'workers' is missing; {SMALLEST_EXAMPLE}"

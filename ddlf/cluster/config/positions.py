@@ -1,4 +1,7 @@
-"""YAML as plain data, with the line and column of every value. Composes nodes only: no object is ever constructed from a file."""
+"""YAML as plain data, with the line and column of every value.
+
+This module composes YAML nodes only. It never constructs an object from a file.
+"""
 
 import re
 from typing import Any, NamedTuple
@@ -7,22 +10,22 @@ import yaml
 
 from ddlf.cluster.config.addresses import DEFAULT_PORT, quote
 
-# A configuration is small. These limits keep a hostile or mistaken file from costing memory or minutes.
+# A configuration is small. These limits keep a hostile or broken file from using much memory or time.
 MAX_FILE_BYTES = 1 << 20
 MAX_ALIASES = 100
 MAX_DEPTH = 20
-MAX_VALUES = 50_000  # before and after aliases are followed: aliases of aliases multiply
+MAX_VALUES = 50_000  # before and after following aliases, because aliases of aliases multiply
 
 _ALLOWED_TAGS = frozenset(
     f"tag:yaml.org,2002:{kind}"
     for kind in ("map", "seq", "str", "int", "float", "bool", "null", "timestamp", "value", "merge")
 )
 
-Where = tuple[int | str, ...]  # the way to a value: ("workers", 2, "port")
+Where = tuple[int | str, ...]  # the path of a value: ("workers", 2, "port")
 
 
 class Problem(NamedTuple):
-    """Something to repair: line and column count from 1."""
+    """A problem to repair. Line and column count from 1."""
 
     line: int
     column: int
@@ -30,12 +33,15 @@ class Problem(NamedTuple):
 
 
 def at(node: yaml.Node, sentence: str) -> Problem:
-    """Return a problem with what begins at a node."""
+    """Return a problem at the beginning of a node."""
     return Problem(node.start_mark.line + 1, node.start_mark.column + 1, sentence)
 
 
 def _scalar(node: yaml.ScalarNode) -> str | int | float | bool | None:
-    """Return the value of a scalar. Numbers are what people mean by them: YAML 1.1 reads 22:22 as 1342 and 010 as 8."""
+    """Return the value of a scalar.
+
+    Numbers are read as people mean them. YAML 1.1 itself reads 22:22 as 1342 and 010 as 8.
+    """
     text: str = node.value
     kind = node.tag.rpartition(":")[2]
     if kind == "null":
@@ -53,7 +59,7 @@ def _scalar(node: yaml.ScalarNode) -> str | int | float | bool | None:
 
 
 def shown(node: yaml.Node) -> str:
-    """Return what stands in the file, for "got ..."."""
+    """Return a description of a node for error messages, after "got"."""
     if isinstance(node, yaml.MappingNode):
         return "a mapping"
     if isinstance(node, yaml.SequenceNode):
@@ -69,7 +75,7 @@ def shown(node: yaml.Node) -> str:
 
 
 class _Composer(yaml.SafeLoader):
-    """Composes nodes only, and gives up before a small file can become a large structure."""
+    """Composes nodes only, and stops before a small file becomes a large structure."""
 
     aliases = 0
     depth = 0
@@ -98,7 +104,7 @@ def _too_much(sentence: str, at: yaml.Event | yaml.Node) -> yaml.YAMLError:
 
 
 def syntax_problem(error: yaml.YAMLError, text: str) -> Problem:
-    """Turn PyYAML's own errors into one sentence."""
+    """Turn an error of PyYAML into one sentence."""
     if isinstance(error, yaml.reader.ReaderError):
         before = text[: error.position]
         sentence = f"control character U+{ord(text[error.position]):04X} is not allowed"
@@ -106,7 +112,7 @@ def syntax_problem(error: yaml.YAMLError, text: str) -> Problem:
     assert isinstance(error, yaml.MarkedYAMLError)
     mark = error.problem_mark or error.context_mark
     if error.context_mark and error.context == "while scanning a simple key":
-        mark = error.context_mark  # the key without a colon; the problem is noticed a line later
+        mark = error.context_mark  # the key without a colon; PyYAML notices it a line later
     assert mark is not None
     sentence = ", ".join(part for part in (error.context, error.problem) if part)
     line = text.splitlines()[mark.line] if mark.line < len(text.splitlines()) else ""
@@ -118,13 +124,13 @@ def syntax_problem(error: yaml.YAMLError, text: str) -> Problem:
 
 
 class Document:
-    """The plain data of a file, and the node at each place of it.
+    """The plain data of a file, and the node of each value.
 
     Attributes:
-        data: What the file says, as dict, list, str, int, float, bool and None.
-        problems: What is wrong with the YAML itself: forbidden tags, duplicate keys, keys that are no text.
-        values: The node of each value, by the way to it.
-        keys: The node of each key.
+        data: The content of the file as dict, list, str, int, float, bool and None.
+        problems: Problems of the YAML itself: forbidden tags, duplicate keys, keys that are not text.
+        values: The node of each value, by its path.
+        keys: The node of each key, by the path of its value.
     """
 
     def __init__(self, root: yaml.Node) -> None:
@@ -135,7 +141,7 @@ class Document:
         self.data = self._plain(root, ())
 
     def _plain(self, node: yaml.Node, where: Where) -> Any:
-        """Return the data below ``node``. An alias is read again at each place where it stands."""
+        """Return the data below ``node``. An alias is read again at each place that uses it."""
         self.values[where] = node
         if len(where) > MAX_DEPTH:  # an alias can contain itself
             raise _too_much(f"nested deeper than {MAX_DEPTH} levels", node)
@@ -160,7 +166,7 @@ class Document:
                 self.problems.append(at(key, f"a key must be text, got {shown(key)}"))
             elif key.tag == "tag:yaml.org,2002:merge":
                 self.problems.append(at(key, "merge keys ('<<') are not supported, repeat the keys"))
-            elif key.value in data:  # PyYAML's own constructor would silently take the last one
+            elif key.value in data:  # PyYAML's own constructor would silently use the last value
                 first = self.keys[*where, key.value].start_mark.line + 1
                 self.problems.append(at(key, f"key {quote(key.value)} is given twice (first at line {first})"))
             else:
@@ -169,21 +175,21 @@ class Document:
         return data
 
     def at(self, where: Where, sentence: str) -> Problem:
-        """Return a problem with the value at ``where``, or with what surrounds it if there is none."""
+        """Return a problem with the value at ``where``, or with the surrounding value if there is none."""
         while where not in self.values:
             where = where[:-1]
         return at(self.values[where], sentence)
 
     def is_reported(self, where: Where) -> bool:
-        """Return whether the value was refused before pydantic saw it, or pydantic looked at the whole (``()``)."""
+        """Return whether a value was refused before pydantic saw it, or the error concerns the whole file (``()``)."""
         return not where or any(where[:length] in self._refused for length in range(len(where) + 1))
 
 
 def compose(text: str) -> Document | None:
-    """Return what a text says; None if it is empty.
+    """Return the document of a text; None if the text is empty.
 
     Raises:
-        yaml.YAMLError: It is no YAML, or too much of it; ``syntax_problem`` makes a sentence of that.
+        yaml.YAMLError: The text is invalid YAML or exceeds the limits; ``syntax_problem`` describes the error.
     """
     root = _Composer(text).get_single_node()
     return None if root is None else Document(root)

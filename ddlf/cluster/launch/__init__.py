@@ -1,1 +1,1 @@
-"""Start workers. Runs on the master."""
+"""Launchers, which start workers. Runs on the master."""

@@ -1,4 +1,4 @@
-"""Where the workers of a cluster come from: the interface, and those that exist already. Runs on the master."""
+"""The interface of launchers, and the launcher for workers that already run. Runs on the master."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddlf.errors import ConfigError
 from ddlf.rpc.tokens import Tokens, find_tokens, loopback_tokens
 
 GROUP = "ddlf.launchers"
-"""Entry points of other packages: each makes a ``Launcher`` of a text, which may be empty."""
+"""Group of entry points of other packages. Each makes a ``Launcher`` from a text, which may be empty."""
 LOOPBACK = "loopback"
 
 Address = tuple[str, int]
@@ -20,13 +20,13 @@ Address = tuple[str, int]
 
 
 class Launcher(ABC):
-    """Brings up the workers of one cluster, and ends those that it has started.
+    """Starts the workers of one cluster, and ends the ones that it has started.
 
     Attributes:
-        tokens: The secret that the workers share with this side.
-        addresses: One for each worker, in order; a port is 0 until the worker has started.
-        names: What people call the workers, in order; where empty, by their addresses.
-        revives: Whether it starts workers, and again those that have ended.
+        tokens: The secret that the workers share with the master.
+        addresses: One address for each worker, in order; a port is 0 until the worker has started.
+        names: Names of the workers for people, in order; if empty, addresses serve as names.
+        revives: Whether it starts workers, and restarts them after they have ended.
     """
 
     tokens: Tokens
@@ -36,46 +36,49 @@ class Launcher(ABC):
 
     @abstractmethod
     async def start(self, modules: Sequence[str] = ()) -> list[Address]:
-        """Let all workers be there, and return their addresses, in order. Safe to call again, also at the same time.
+        """Start all workers that do not run, and return all addresses, in order. Safe to call again or concurrently.
 
         Args:
-            modules: What their executors will have to import; those that are started now may begin with it at once.
+            modules: Modules that the executors will import. Workers that start now can begin with these imports.
 
         Raises:
-            ConnectError: One did not start, or ``stop`` was called meanwhile. Nothing is left running.
+            ConnectError: A worker did not start, or ``stop`` was called meanwhile. No started process remains.
         """
 
     async def revive(self, index: int) -> Address:
-        """Start one worker again if it has ended.
+        """Restart one worker if it has ended.
 
         Args:
-            index: Index of its address in what ``start`` returned.
+            index: Index of the worker's address in the result of ``start``.
 
         Raises:
-            ConnectError: It did not start, or ``stop`` was called.
+            ConnectError: The worker did not start, or ``stop`` was called.
         """
         return self.addresses[index]
 
     async def how_ended(self, index: int) -> int | None:
-        """The exit code of a worker's process, negative for a signal; None while it runs, and where that cannot be known."""
+        """Return the exit code of a worker's process, negative for a signal.
+
+        None means that the process runs, or that the launcher cannot know.
+        """
         return None
 
     @abstractmethod
     async def stop(self) -> None:
-        """End what was started, also what is starting, and wait for it. Safe to call again; ``start`` may follow."""
+        """End all started and starting workers, and wait for them. Safe to call again; ``start`` may follow."""
 
 
 class Given(Launcher):
-    """Workers that somebody else starts and ends.
+    """Workers that already run, and that this process neither starts nor ends.
 
     Args:
         hosts: Names or addresses of their machines.
-        ports: One for each host, or one for all.
-        token_file: As in ``Cluster``.
-        names: What people call them.
+        ports: One port for each host, or one for all.
+        token_file: The argument of ``Cluster``.
+        names: Names of the workers for people.
 
     Raises:
-        ConfigError: The addresses cannot be used, or there is no token for other machines.
+        ConfigError: The addresses are invalid, or there is no token for other machines.
     """
 
     def __init__(
@@ -104,13 +107,13 @@ class Given(Launcher):
 
 
 def installed(text: str) -> Launcher:
-    """A launcher that another package brings.
+    """Return a launcher that another package provides.
 
     Args:
-        text: ``"NAME"``, or ``"NAME:TEXT"`` with what the launcher itself reads, as ``"slurm:nodes=4"``.
+        text: ``"NAME"``, or ``"NAME:TEXT"`` with a text for the launcher, as in ``"slurm:nodes=4"``.
 
     Raises:
-        ConfigError: No installed package brings one of that name, or what it brings is none.
+        ConfigError: No installed package has a launcher of this name, or its entry point returns another object.
     """
     name, _, rest = text.partition(":")
     found = {entry.name: entry for entry in entry_points(group=GROUP)}
@@ -126,15 +129,15 @@ def installed(text: str) -> Launcher:
 
 
 def machine(host: str) -> str:
-    """What workers share when they are on the same machine."""
+    """Return a text that is equal for all workers on the same machine."""
     return LOOPBACK if host == "::1" or host.startswith(("localhost", "127.")) else host
 
 
 def addresses(hosts: Sequence[str], ports: Sequence[int] | int) -> list[Address]:
-    """Pairs of host and port.
+    """Return pairs of host and port.
 
     Raises:
-        ConfigError: They cannot be addresses, or one is named twice.
+        ConfigError: A host or a port is invalid, or an address is named twice.
     """
     if isinstance(hosts, str):
         raise ConfigError(

@@ -1,7 +1,8 @@
-"""Workers on this machine: the ``ddlf-worker`` command, started as subprocesses. Runs on the master.
+"""Workers on this machine: ``ddlf-worker`` commands, started as subprocesses. Runs on the master.
 
-They are not children by ``multiprocessing``, so a script needs no ``if __name__ == "__main__"``. They get a throw-away token through a pipe, say on
-which port they listen through another one, and end when this process does, however it ends.
+They are not children of ``multiprocessing``, so a script needs no ``if __name__ == "__main__"``. They receive a
+throw-away token through a pipe, and report their port through another pipe. They end when this process ends, even if it
+is killed.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from ddlf.worker.process import Template, can_fork, child_environment
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
 EXIT_NEWS_S = 0.1
-"""How long after the end of its connections the end of a process may still be unknown."""
+"""Seconds that the end of a process may stay unknown after the end of its connections."""
 MAX_STARTS = 3
-"""A worker that a signal ended before it was ready is started so often; one that ended by itself would do it again."""
+"""How often to start a worker that a signal ends before it is ready. A worker that exits by itself would exit again."""
 
 T = TypeVar("T")
 
 
 class Local(Launcher):
-    """New workers on this machine, which share a throw-away token with this process.
+    """New workers on this machine that share a throw-away token with this process.
 
     Args:
-        n: How many, 1 to 1,024.
+        n: Number of workers, 1 to 1,024.
     """
 
     revives = True
@@ -51,12 +52,12 @@ class Local(Launcher):
         self._locks = [asyncio.Lock() for _ in range(n)]
 
     async def start(self, modules: Sequence[str] = ()) -> list[Address]:
-        """See ``Launcher``. The error's text has what the worker wrote."""
+        """Start all workers, as ``Launcher.start`` describes. If one fails, its output appears above the error."""
         async with self._start_lock:
             if not self._processes:
                 try:
                     started = await self._unless_stopped(self._start_all(tuple(modules)))
-                except BaseException:  # also when the caller is cancelled: nothing is left running
+                except BaseException:  # also when the caller is cancelled: no process may remain
                     await self._end_all()
                     raise
                 self._processes = [process for process, _ in started]
@@ -72,7 +73,7 @@ class Local(Launcher):
         return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
 
     async def revive(self, index: int) -> Address:
-        """See ``Launcher``; a worker that is started again has another port."""
+        """Restart one worker if it has ended. It gets another port."""
         if not self._processes:
             raise ConnectError("the local workers were ended", hint="connect the cluster again")
         async with self._locks[index]:
@@ -82,7 +83,7 @@ class Local(Launcher):
             return self.addresses[index]
 
     async def _unless_stopped(self, starting: Coroutine[Any, Any, T]) -> T:
-        """Start something, which ``stop`` can end."""
+        """Run a start that ``stop`` can cancel."""
         task = asyncio.ensure_future(starting)
         self._starting.add(task)
         try:
@@ -110,7 +111,7 @@ class Local(Launcher):
         return process, int(facts["port"])
 
     async def _try_to_start(self, port: int, *options: str) -> tuple[asyncio.subprocess.Process, dict[str, Any]]:
-        """Start a process and read what it says of itself; nothing if it ended before."""
+        """Start a process and read the facts that it reports; they are empty if it ended before."""
         read_fd, write_fd = os.pipe()
         started = False
         template = [self._template.fileno()] if self._template is not None else []
@@ -122,7 +123,7 @@ class Local(Launcher):
                 stdin=asyncio.subprocess.PIPE,
                 pass_fds=(write_fd, *template),
                 env=child_environment(),
-                # Ctrl-C in the terminal is the master's: it ends its workers itself, in order.
+                # Ctrl-C in the terminal reaches the master only, which ends its workers in order.
                 start_new_session=True,
             )
             started = True
@@ -137,14 +138,14 @@ class Local(Launcher):
             async with asyncio.timeout(START_TIMEOUT_S):
                 line = await _read_line(read_fd)
         except BaseException as error:
-            await _end(process)  # nobody would know it, and it may hold the port that the next one is to have
+            await _end(process)  # otherwise it would keep running, and might hold the port that the next one needs
             if isinstance(error, TimeoutError):
                 raise ConnectError(f"a local worker did not start within {START_TIMEOUT_S:g} s") from None
             raise
         return process, json.loads(line) if line else {}
 
     async def how_ended(self, index: int) -> int | None:
-        """See ``Launcher``; the process is the daemon's."""
+        """Return the exit code of the daemon's process; None if it runs."""
         with contextlib.suppress(TimeoutError, IndexError):
             async with asyncio.timeout(EXIT_NEWS_S):
                 return await self._processes[index].wait()
@@ -166,7 +167,7 @@ class Local(Launcher):
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Let it end tidily, so that it removes its folder; by force if that takes too long."""
+    """Ask a process to end, so that it removes its folder. Kill it if that takes too long."""
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:
@@ -188,13 +189,13 @@ SET_BY_IMPORTS = frozenset(
         *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"),
     }
 )
-"""Environment variables that the backends and scikit-learn set when they are imported, for themselves."""
+"""Environment variables that the backends and scikit-learn set when they are imported."""
 
 
 def start_template_early(modules: tuple[str, ...]) -> None:
-    """Start the template of the local workers that this process is likely to start, before it does anything that takes long.
+    """Start the template for local workers that this process will probably start, before any slow work.
 
-    ``Local.start`` takes it if the environment is still the same. ``end_early_template`` ends it if nobody took it.
+    ``Local.start`` uses it if the environment has not changed. Otherwise ``end_early_template`` ends it.
     """
     global _early
     if can_fork() and _early is None:
@@ -202,7 +203,7 @@ def start_template_early(modules: tuple[str, ...]) -> None:
 
 
 def end_early_template() -> None:
-    """End what ``start_template_early`` started, unless workers took it."""
+    """End the template of ``start_template_early``, unless workers use it."""
     global _early
     early, _early = _early, None
     if early is not None:
@@ -210,7 +211,7 @@ def end_early_template() -> None:
 
 
 def start_template(modules: tuple[str, ...]) -> Template | None:
-    """Start the process that executors are forked from, or take the one that was started early; None where that is not possible."""
+    """Start a template, or return the one that was started early; return None where the platform cannot fork."""
     global _early
     environment = child_environment()
     early, _early = _early, None
@@ -239,7 +240,7 @@ def _unchanged(environment: dict[str, str]) -> dict[str, str]:
 
 
 async def _read_line(fd: int) -> bytes:
-    """Read a pipe until a line or its end; closes it."""
+    """Read a pipe until the first line or the pipe ends, and close it."""
     loop = asyncio.get_running_loop()
     os.set_blocking(fd, False)
     readable = asyncio.Event()

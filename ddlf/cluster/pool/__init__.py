@@ -1,1 +1,1 @@
-"""Workers for programs that are not async."""
+"""Workers for synchronous programs."""

@@ -1,6 +1,6 @@
-"""Workers for programs that are not async: a ``concurrent.futures.Executor``. Runs on the master, in any thread.
+"""Workers for synchronous programs, as a ``concurrent.futures.Executor``. Runs on the master, in any thread.
 
-What happens in a cluster happens on its event loop, which is another thread's. A pool has it happen there, and waits for it.
+A cluster runs on its event loop, which belongs to another thread. A pool starts its calls there, and waits for them.
 """
 
 from __future__ import annotations
@@ -26,20 +26,23 @@ from ddlf.errors import ConfigError
 T = TypeVar("T")
 
 UNSENT = 16
-"""Items that are taken from their source before a worker has a place for them. The event loop, in another thread, takes a while to hear of more."""
+"""Number of items that are taken from their source before a worker has room for them. It is larger than in ``mapping``,
+because the event loop, in another thread, notices new items late."""
 
 
 class Pool(concurrent.futures.Executor):
-    """Workers that each do what any of them may do, for programs that are not async.
+    """Workers for synchronous programs. Each call runs on whichever worker is free.
 
-    It is a ``concurrent.futures.Executor``, so it can be given to whatever takes one.
+    It is a ``concurrent.futures.Executor``, so you can pass it to code that expects one.
 
     Args:
-        workers: Number of new workers on this machine, by default one for each core; or a cluster, which is connected to with the first call and
-            closed with the pool, unless it is connected already.
-        options: For new workers, as in ``Cluster``. Unlike there ``pickle_results`` is true: they are this program's own.
+        workers: Number of new workers on this machine, by default one for each core; or a cluster. The pool connects a
+            cluster at the first call and closes it at the end, unless the cluster is already connected.
+        options: Arguments of ``Cluster`` for new workers. ``pickle_results`` is true by default, because the workers
+            belong to this program.
 
     Attributes:
+        cluster: The cluster of the workers.
         cluster: The workers.
 
     Example::
@@ -65,7 +68,7 @@ class Pool(concurrent.futures.Executor):
         return f"Pool({self.cluster!r})"
 
     def options(self, **options: Any) -> Self:
-        """A view of this pool with other behaviour; see ``Cluster.options``."""
+        """Return a view of this pool with other options, which ``Cluster.options`` describes."""
         view = copy.copy(self)
         view.cluster = self.cluster.options(**options)
         return view
@@ -73,10 +76,10 @@ class Pool(concurrent.futures.Executor):
     # -- calls ------------------------------------------------------------------------------------------------------
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call a function once, on a worker that is free.
+        """Call a function once, on a free worker.
 
         Returns:
-            A future. Its ``cancel`` ends the call also while it runs.
+            A future. Its ``cancel`` also ends a running call.
         """
         return self._start(self._submit(function, args, kwargs))
 
@@ -93,21 +96,22 @@ class Pool(concurrent.futures.Executor):
         chunksize: int = 1,
         ordered: bool = True,
     ) -> Iterator[Any]:
-        """Call a function once for each item, on whichever worker is free. See ``Cluster.map``.
+        """Call a function once for each item, on whichever worker is free. ``Cluster.map`` describes the errors.
 
         Args:
-            function: As there.
-            iterables: As there, but not asynchronous. Items are taken by the thread that takes the results, as fast as it takes them.
-            timeout: Seconds from now after which a result that is not there is a ``TimeoutError``.
-            chunksize: As the standard library's executors take it. It has no effect, which a warning says: items are sent ahead of their turn
-                in any case.
-            ordered: Whether results come in the order of the items, or as they come.
+            function: A plain or async function.
+            iterables: The items, not asynchronous. The thread that takes the results also takes the items, at the same
+                pace.
+            timeout: Seconds from now until a missing result raises ``TimeoutError``.
+            chunksize: An argument of the standard library's executors. It has no effect, and a value above 1 causes a
+                warning, because short items are sent ahead of their turn in any case.
+            ordered: Whether results come in the order of the items, or in the order of completion.
 
         Returns:
-            The results one by one. It begins when the first is asked for; if none ever is, with the end of the pool.
+            The results one by one. The map begins when you ask for the first result, or else at the end of the pool.
         """
         if chunksize < 1:
-            raise ValueError("chunksize must be 1 or more")  # as theirs
+            raise ValueError("chunksize must be 1 or more")  # the text of the standard library
         if chunksize > 1:
             warnings.warn(
                 "chunksize has no effect: short items are sent ahead of their turn. Where one takes less than a call, let the function take many",
@@ -125,12 +129,12 @@ class Pool(concurrent.futures.Executor):
         timeout: float | None = None,
         ordered: bool = True,
     ) -> Iterator[Any]:
-        """``map`` for items that are tuples of arguments."""
+        """Call a function like ``map`` does, for items that are tuples of arguments."""
         source, total = items_of([items])
         return self._results(function, untupled(source), total, timeout, ordered)
 
     def joblib(self) -> Any:
-        """This pool as a backend of joblib: ``with joblib.parallel_config(backend=pool.joblib()): ...``.
+        """Return this pool as a backend of joblib: ``with joblib.parallel_config(backend=pool.joblib()): ...``.
 
         Raises:
             ModuleNotFoundError: joblib is not installed.
@@ -188,7 +192,7 @@ class Pool(concurrent.futures.Executor):
         return tally
 
     def _start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run something on the cluster's event loop."""
+        """Run a coroutine on the cluster's event loop."""
         try:
             with self._state.lock:
                 self._state.check_open()
@@ -216,15 +220,15 @@ class Pool(concurrent.futures.Executor):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Wait for what was submitted, then end the workers; after an error, without waiting."""
+        """Wait for the submitted calls, then end the workers. After an error, do not wait."""
         self.shutdown(cancel_futures=kind is not None)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls, and let go of the workers when those of before are over. Safe to call again.
+        """Refuse new calls, and release the workers when earlier calls have ended. Safe to call again.
 
         Args:
-            wait: Whether to wait for that.
-            cancel_futures: Whether to end them instead, also those that run.
+            wait: Whether to wait for the end of earlier calls.
+            cancel_futures: Whether to cancel earlier calls, also running ones.
         """
         state = self._state
         if cancel_futures:
@@ -252,11 +256,11 @@ class Pool(concurrent.futures.Executor):
 
 
 class _State:
-    """What a pool and its views have in common.
+    """The state that a pool shares with its views.
 
     Attributes:
         open: Calls that have not ended.
-        unbegun: Results that nobody has asked for yet.
+        unbegun: Iterators of maps whose first result has not been requested.
     """
 
     def __init__(self) -> None:
@@ -267,26 +271,26 @@ class _State:
 
     def check_open(self) -> None:
         if self.closed:
-            raise RuntimeError("cannot schedule new futures after shutdown")  # as the standard library's executors
+            raise RuntimeError("cannot schedule new futures after shutdown")  # the text of the standard library
 
 
 class _Results:
-    """Results that are on their way to a thread.
+    """Results that another thread produces and this thread takes.
 
     Args:
-        ordered: Whether to take them in the order in which they were added.
-        deadline: By ``time.monotonic``, after which they are not waited for; None for never.
+        ordered: Whether to take results in the order of ``add``.
+        deadline: Latest time to wait until, by ``time.monotonic``; None waits indefinitely.
 
     Attributes:
-        open: The calls whose results have not been taken, in the order in which they were added.
+        open: The calls whose results have not been taken, in the order of ``add``.
     """
 
     def __init__(self, ordered: bool, deadline: float | None) -> None:
         self.open: OrderedDict[Future[Any], None] = OrderedDict()
         self._ordered = ordered
         self._deadline = deadline
-        self._done: deque[Future[Any]] = deque()  # unless they are taken in order
-        self._added = self._sent = 0  # counted by a thread each
+        self._done: deque[Future[Any]] = deque()  # stays empty if results are ordered
+        self._added = self._sent = 0  # each is written by one thread only
         self._news = threading.Event()
 
     def add(self, future: Future[Any]) -> None:
@@ -295,7 +299,7 @@ class _Results:
         future.add_done_callback(self._on_done)
 
     def on_sent(self) -> None:
-        """Note that a worker has been sent another one."""
+        """Note that another call has been sent to a worker."""
         self._sent += 1
         self._news.set()
 
@@ -305,14 +309,14 @@ class _Results:
         self._news.set()
 
     def has_room(self, window: int) -> bool:
-        """Whether there may be another call."""
+        """Return whether another call may start."""
         return self._added - self._sent < UNSENT and len(self.open) < window
 
     def until(self, satisfied: Callable[[], bool]) -> Iterator[Any]:
-        """Results as they come: those that are there, and more until something is so.
+        """Yield the available results, and further ones until a condition is satisfied.
 
         Raises:
-            TimeoutError: One does not come in time.
+            TimeoutError: A result does not arrive in time.
         """
         while True:
             if future := self._ready():

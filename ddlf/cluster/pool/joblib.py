@@ -1,4 +1,4 @@
-"""A pool as the backend of joblib, and so of what computes with joblib, as scikit-learn does. Runs on the master."""
+"""A pool as a backend of joblib, and of libraries that use joblib, such as scikit-learn. Runs on the master."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class PoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
         self._open: set[Future[Any]] = set()
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
-        """As many as there are workers, unless the caller wants fewer."""
+        """Return the number of parallel jobs: the number of workers, or fewer if the caller wants fewer."""
         return self._count if n_jobs is None or n_jobs < 0 else min(n_jobs, self._count)
 
     def submit(self, func: Callable[[], Any], callback: Callable[[Future[Any]], Any] | None = None) -> Future[Any]:
-        """Run a batch."""
+        """Run a batch on a free worker."""
         future = self._pool.submit(func)
         self._open.add(future)
         future.add_done_callback(self._open.discard)
@@ -40,10 +40,10 @@ class PoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
         return future
 
     def retrieve_result_callback(self, out: Future[Any]) -> Any:
-        """What a batch came to."""
+        """Return the result of a batch, or raise its error."""
         return out.result()
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
-        """End what is running."""
+        """Cancel all running batches."""
         for future in list(self._open):
             future.cancel()
