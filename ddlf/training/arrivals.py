@@ -1,7 +1,7 @@
-"""Slots that each loop on their own, and their replies one by one. Runs on the master; ``Run.arrivals`` is the way in.
+"""Slots that each train in their own loop, and their replies one by one. Runs on the master; use ``Run.arrivals``.
 
-Each slot has a task of its own, which has its round carried, hands the reply over, and goes on when that was looked at. So an algorithm handles one
-reply at a time, while all other slots are carried.
+Each slot has its own asyncio task. The task has a round carried, hands over the reply, and continues once the strategy
+has handled it. So the strategy handles one reply at a time while all other slots train.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ if TYPE_CHECKING:
 
 
 Begin = Callable[[dict[str, Weights], Weights, int], Weights]
-"""From what an algorithm keeps, the global weights and a slot to the weights that the slot begins its round with."""
+"""Returns a slot's initial weights for a round; arguments: the loop's state, the global weights and the slot."""
 
 
 Gate = Callable[[int, int], bool]
-"""From a slot and the number of its round, both from 0, to whether it may begin."""
+"""Returns whether a slot may begin a round; both arguments count from 0."""
 
 
 def always(slot: int, number: int) -> bool:
-    """The usual ``Gate``."""
+    """Return True: the default ``Gate`` lets every slot begin."""
     return True
 
 
 def global_weights(state: dict[str, Weights], weights: Weights, slot: int) -> Weights:
-    """The usual ``Begin``."""
+    """Return the global weights: the default ``Begin``."""
     return weights
 
 
 MEASURED = 2
-"""So many rounds each slot has done before its speed counts: in its first one a worker compiles."""
+"""Rounds of every slot before speeds are used: in its first one a worker compiles."""
 
 
 class Arrivals:
     """The slots of one run, each in its own round.
 
     Args:
-        run: The run; its progress says how many rounds each slot has done.
-        begin: The weights that a slot begins its round with.
+        run: The run; its progress has the completed rounds of each slot.
+        begin: Returns the initial weights of a slot's round.
         bound: Rounds that a slot may be ahead of the slowest one; None for no limit.
-        paced: Whether each slot has as many steps in a round as it is fast.
-        gate: Whether a slot may begin a round.
+        paced: Whether faster slots get more steps in a round.
+        gate: Returns whether a slot may begin a round.
     """
 
     def __init__(self, run: Run, begin: Begin, bound: int | None, paced: bool, gate: Gate = always) -> None:
@@ -66,26 +66,29 @@ class Arrivals:
         self.paced = paced
         self._epochs = run.progress.epochs_done
         self._arrived = run.progress.version + len(run.progress.dropped)
-        # With a bound of 0 the first task of a round, and what the algorithm kept then: all others have the same weights.
+        # With a bound of 0, all slots use the weights and the loop's state of the first task of a round.
         self._in_step: tuple[Task, dict[str, Weights]] | None = None
-        self._turned = asyncio.Event()  # a reply was looked at, or the run is to end
+        self._turned = asyncio.Event()  # the loop has handled a reply, or the run is ending
         self._begun = list(run.progress.slot_rounds)
-        self._latest: dict[int, Reply] = {}  # of each slot the last update that counted, to compare with
-        self._told: dict[int, asyncio.Task[None]] = {}  # of each slot the hooks of its last commit
-        self._keeping: dict[int, asyncio.Future[None]] = {}  # and the turn of its checkpoint
-        self._tested: dict[int, asyncio.Future[None]] = {}  # and those hooks, if a worker evaluates for them
+        self._latest: dict[int, Reply] = {}  # slot -> its last accepted update, for comparisons
+        self._told: dict[int, asyncio.Task[None]] = {}  # slot -> the hooks of its last commit
+        self._keeping: dict[int, asyncio.Future[None]] = {}  # slot -> the turn of its checkpoint
+        self._tested: dict[int, asyncio.Future[None]] = {}  # slot -> the hooks, if a worker evaluates for them
         self._tasks: set[asyncio.Task[None]] = set()
         self._news: asyncio.Queue[asyncio.Task[None] | tuple[Reply, asyncio.Future[None]]] = asyncio.Queue()
 
     async def replies(self) -> AsyncIterator[Reply]:
-        """See ``Run.arrivals``. Ends when all slots have done their rounds or the run is to end, and all hooks have."""
+        """Yield the accepted replies of all slots in order of arrival, for ``Run.arrivals``.
+
+        Ends when all slots have done their rounds, or the run is ending, and all hooks have returned.
+        """
         run = self._run
         for slot in range(run.slots):
             self._spawn(self._loop(slot))
         while self._tasks or not self._news.empty():
             news = await self._news.get()
             if isinstance(news, asyncio.Task):
-                news.result()  # raises what ended it
+                news.result()  # raises the task's error, if it failed
                 continue
             reply, handled = news
             run.arrived = time.perf_counter()
@@ -100,9 +103,9 @@ class Arrivals:
             self.turn()
 
     def ends_epoch(self, number: int) -> bool:
-        """Whether with the commit of a slot's round, from 0, all samples were trained on once more, by all slots together."""
+        """Return whether the commit of a slot's round completes one more epoch over all samples by all slots."""
         progress = self._run.progress
-        if not self.paced:  # an update that was rejected has its place among the others
+        if not self.paced:  # rejected updates count here, too
             of_epoch = progress.updates_of_epoch(number)
             arrived, self._arrived = self._arrived, progress.version + len(progress.dropped)
             return self._arrived // of_epoch > arrived // of_epoch
@@ -110,7 +113,7 @@ class Arrivals:
         return self._epochs > before
 
     def will_end_epoch(self, number: int) -> bool:
-        """What ``ends_epoch`` will say of a slot's round when it is committed; not of paced ones."""
+        """Return what ``ends_epoch`` will return when a slot's round is committed. Not for paced slots."""
         progress = self._run.progress
         of_epoch, arrived = progress.updates_of_epoch(number), progress.version + 1 + len(progress.dropped)
         return arrived // of_epoch > self._arrived // of_epoch
@@ -123,13 +126,15 @@ class Arrivals:
         *,
         there: bool = False,
     ) -> None:
-        """Have the slots of a commit wait for what it brought about: for its checkpoint before, for its hooks after their next round.
+        """Make the slots of a commit wait for its consequences.
+
+        They wait for the turn of the checkpoint before their next round, and for the hooks after it.
 
         Args:
-            replies: Of the slots.
+            replies: The replies of these slots.
             reporting: Ends when the hooks have been called.
-            keeping: Ends when the checkpoint has its turn, if there is one.
-            there: Whether one of their workers evaluates first: that it cannot do while it trains.
+            keeping: Ends when the checkpoint has its turn; None without a checkpoint.
+            there: Whether one of their workers must evaluate first, which it cannot do while it trains.
         """
         told = self._spawn(self._tell(reporting))
         for reply in replies:
@@ -140,7 +145,7 @@ class Arrivals:
                 self._tested[reply.slot] = told
 
     async def close(self) -> None:
-        """End all slots."""
+        """Cancel all slots and wait until they have ended."""
         tasks = [*self._tasks, *self._keeping.values()]
         for task in tasks:
             task.cancel()
@@ -159,7 +164,7 @@ class Arrivals:
             run.tries[slot] = 0
             reply = await run.carry(slot, number, part, partial(self._task, slot, number, part))
             if slot in self._told:
-                await self._told.pop(slot)  # so at most K records wait for a test, each with its weights
+                await self._told.pop(slot)  # limits the records that wait for an evaluation, with their weights, to K
             if run.stopping or reply.stopped:
                 return
             handled = asyncio.get_running_loop().create_future()
@@ -171,7 +176,7 @@ class Arrivals:
             number = progress.following(slot, number + 1)
 
     async def _round_begins(self, slot: int, number: int) -> None:
-        """Take in who has come since, and which files there are; the first slot of a round does so for all."""
+        """Let new workers and new files in. The first slot that begins a round does so for all."""
         self._run.began[slot] = time.perf_counter()
         self._run.crew.meet_new_workers()
         self._grow()
@@ -181,7 +186,7 @@ class Arrivals:
         self._begun[slot] = number + 1
 
     def _may_begin(self, slot: int, number: int) -> bool:
-        """Whether a slot is not too far ahead of the others."""
+        """Return whether the gate, the pace and the bound let a slot begin a round."""
         if not self._gate(slot, number):
             return False
         if self.paced and number >= MEASURED and min(self._run.progress.slot_rounds) < MEASURED:
@@ -201,17 +206,20 @@ class Arrivals:
         return dataclasses.replace(task, weights=self._begin(state, task.weights, slot))
 
     def _drop(self, slot: int, number: int, worker: int) -> None:
-        """Leave out the update of a slot's round."""
+        """Record that the update of a slot's round was rejected."""
         self._run.progress.slot_rounds[slot] = self._run.progress.following(slot, number + 1)
         self._run.progress.dropped[slot, number] = worker
 
     def turn(self) -> None:
-        """Have all that wait look again."""
+        """Wake all waiting slots, so that they check again whether they may begin."""
         self._turned.set()
         self._turned = asyncio.Event()
 
     def _grow(self) -> None:
-        """New workers get slots that begin with the first round, or epoch, that nobody has begun: it and those after it are cut into more parts."""
+        """Add slots for new workers.
+
+        They begin with the first round, or epoch, that no slot has begun. It and later rounds get more parts.
+        """
         progress, first = self._run.progress, self._first()
         for slot in self._run.grow(first) if first < len(progress.epochs) else ():
             progress.slot_rounds.append(first)
@@ -219,14 +227,14 @@ class Arrivals:
             self._spawn(self._loop(slot))
 
     def _first(self) -> int:
-        """The first round that nobody has begun and that begins an epoch."""
+        """Return the first round that begins an epoch and that no slot has begun."""
         first = max(self._begun)
         while not self._run.progress.begins_epoch(first):
             first += 1
         return first
 
     def _pace(self, number: int) -> None:
-        """Cut a round that nobody has begun, and those after it, by how fast slots were."""
+        """Cut a round that no slot has begun, and all later ones, in proportion to the speed of the slots."""
         run, progress = self._run, self._run.progress
         if not self.paced or number < max(self._begun):
             return
@@ -252,5 +260,5 @@ class Arrivals:
     def _over(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever comes second is heard of nowhere
+            task.exception()  # marks it as retrieved: only the first error is raised
         self._news.put_nowait(task)

@@ -1,18 +1,20 @@
 """Asynchronous training. Runs on the master.
 
-Each of the K slots loops on its own (Phan and Do 2023, Algorithm 3)::
+Each of the K slots loops independently (Phan and Do 2023, Algorithm 3)::
 
-    read the current weights w and count v of merges; send w with the slot's partition of this round
+    read the current weights w and the number v of merges; send w with the slot's partition of this round
     on arrival of its update g:  w <- arrive(w, g, s(tau)),  tau = merges now - v
 
-By default ``arrive`` subtracts ``g / K``, and ``s`` is 1; ``ddlf.algorithms.arrival`` and ``staleness`` have others.
+By default ``arrive`` subtracts ``g / K`` and ``s`` is 1. ``ddlf.algorithms.arrival`` and ``staleness`` have more.
 
-An update that is rejected is dropped: it is told by an event, its samples are not in the ledger, and its slot goes on with its next round.
+A rejected update is dropped: an event reports it, the ledger does not count its samples, and its slot continues with
+its next round.
 
-A slot whose worker is lost begins its round again on another one, with the weights of then; what was lost was never applied.
+If the worker of a slot is lost, another one starts the round again with the weights of that time. The lost work was
+never applied.
 
-The staleness of an update is the number of merges applied between reading the weights and applying it; what a rule only put into its buffer is none.
-All of this runs on one event loop, so a merge needs no lock.
+The staleness of an update is the number of merges between reading the weights and applying the update. Updates that a
+rule only puts into its buffer are not merges. Everything runs on one event loop, so a merge needs no lock.
 """
 
 from __future__ import annotations
@@ -31,14 +33,14 @@ from ddlf.training.slot.task import Reply
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asynchronous:
-    """Each update counts when it comes.
+    """Apply each update when it arrives.
 
     Args:
-        arrival: How an update changes the weights.
-        staleness: How much it counts when others were merged meanwhile.
-        outer: How what is merged changes the weights, with the rules that use it.
+        arrival: The arrival rule, which changes the weights with an update.
+        staleness: Scales an update by its staleness.
+        outer: The outer optimizer, for arrival rules that use one.
         max_staleness: Rounds that a slot may be ahead of the slowest one; None for no limit.
-        balance: ``"equal"`` rounds, or with ``"speed"`` as many steps as each slot is fast (DyLU).
+        balance: ``"equal"`` rounds, or ``"speed"``: faster slots get more steps in a round (DyLU).
     """
 
     arrival: Arrival = field(default_factory=Published)
@@ -48,12 +50,12 @@ class Asynchronous:
     balance: str = "equal"
 
     def begin(self, run: Run) -> None:
-        """See ``Loop``."""
+        """Create the outer optimizer's state in ``run.state``, unless a checkpoint has restored it."""
         if "outer" not in run.state:
             run.state["outer"] = self.outer.init(run.weights)
 
     async def train(self, run: Run) -> None:
-        """Train until every slot has done its rounds or the run is to end."""
+        """Train until every slot has done its rounds or the run has to end."""
         for name, group in {"outer": self.outer.init(run.weights), **self.arrival.init(run.weights)}.items():
             run.state.setdefault(name, group)
         done, rounds = run.version + len(run.progress.dropped), range(len(run.progress.epochs))

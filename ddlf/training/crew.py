@@ -66,7 +66,7 @@ class Crew:
         self._wait_s = wait_s
         self._schedule = Schedule(backups=backups)
         self._workers: dict[int, ProxyWorker] = {}
-        self._opened: dict[int, int] = {}  # how often each worker received the app; each time it loses what it held
+        self._opened: dict[int, int] = {}  # how often each worker received the app; each time it loses its slot states
         self._holds: dict[int, tuple[int, int]] = {}  # slot -> (worker that carried it last, its number of openings)
         self._wanted: dict[int, tuple[Work, asyncio.Future[Any], int, bool]] = {}
         self._distrusted: Counter[int] = Counter()
@@ -119,7 +119,7 @@ class Crew:
         A first opening ends with an open worker, a loss or an error. ``Recovery`` opens lost workers again later.
 
         Raises:
-            DDLFError: No worker can be opened; the first worker's error, with those of the others.
+            DDLFError: No worker can be opened; the first worker's error, joined with the other errors.
             ClusterTooSmall: All workers were lost, and none came back in time.
         """
         while not all(self._first.values()) or not self._schedule.workers:
@@ -196,7 +196,7 @@ class Crew:
         After three rejections in a row the worker leaves this run, if there is another one.
 
         Args:
-            slot: The slot. What the worker holds of it is no longer used.
+            slot: The slot. Its state on this worker is no longer used.
             worker: The worker that carried it.
             why: The reason, as a sentence.
         """

@@ -65,7 +65,7 @@ class WeightsOut:
             slot: The slot, from 0.
             weights: The global weights.
             number: The slot's round. Within one round, the same list of weights gives the same message, so another
-                worker gets what the first one got. In a later round, the same list (if nothing was merged) gives a
+                worker gets what the first one got. In a later round, the same list (if no update was merged) gives a
                 new difference, to the weights that the first message produced.
             holds: Whether the worker still has the last weights of this slot.
             tensors: Numbers of the tensors that may have changed; None for all.

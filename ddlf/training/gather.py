@@ -1,8 +1,8 @@
-"""From the slots of a round that are being carried to one merged update. Runs on the master.
+"""Collects the updates of a round and merges the accepted ones. Runs on the master.
 
-With the policy ``"stop"`` each update is merged as it comes, and one that cannot be used ends the run. The other policies compare all updates of a
-round: what is rejected is computed again on another worker, which gives the same bits if the first one was broken, and is left out if that is
-rejected, too, or there is no other worker.
+With the policy ``"stop"``, each update is merged when it arrives, and an unusable one ends the run. The other policies
+compare all updates of a round. Another worker recomputes a rejected update, and gives the right bits if the first
+worker was broken. The update is left out if it is rejected again, or if there is no other worker.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ Again = Callable[[Task, frozenset[int]], Coroutine[Any, Any, Reply]]
 async def gather(
     run: Run, tasks: Sequence[Task], carrying: Sequence[asyncio.Task[Reply]], again: Again, into: Merge | None = None
 ) -> list[Reply]:
-    """Wait for all updates of a round.
+    """Wait for all updates of a round, and return the replies that count.
 
     Args:
         run: The run.
-        tasks: What slots do in it.
-        carrying: One for each task, which ends with its reply.
-        again: Has a task carried again, not by the given workers.
-        into: Takes the updates, by the places of their tasks.
+        tasks: The tasks of the round.
+        carrying: For each task, the asyncio task that returns its reply.
+        again: Has a task carried again, by a worker that is not in the given set.
+        into: Receives the accepted updates, under the places of their tasks.
 
     Returns:
-        Replies whose updates count, in the order of the tasks.
+        The replies with accepted updates, in the order of the tasks.
 
     Raises:
-        BadUpdate: An update cannot be used (policy ``"stop"``), or none of the round can.
+        BadUpdate: An update is unusable and the policy is ``"stop"``, or all updates are unusable.
     """
     if run.facts.update_policy == "stop":
         return await _as_they_come(run, carrying, into)
@@ -69,7 +69,7 @@ async def _compared(
 ) -> list[Reply]:
     replies = {reply.slot: reply for reply in await asyncio.gather(*carrying)}
     refused: dict[int, frozenset[int]] = {}
-    said: dict[int, tuple[Reply, str]] = {}  # of each slot the reply that was judged last, and how
+    said: dict[int, tuple[Reply, str]] = {}  # slot -> the reply that was judged last, and the verdict
     while True:
         compares = run.exchange.weights_out.compares if any(map(stays, replies.values())) else None
         verdicts = verdicts_on(run, replies) if compares is None else await compares(replies)
@@ -82,7 +82,7 @@ async def _compared(
             before, action = said.get(slot, (None, ""))
             said[slot] = reply, verdict.action
             if before is reply and action == verdict.action:
-                continue  # it was looked at again because others were computed again
+                continue  # judged again only because other updates were recomputed, with the same verdict
             run.verdicts.append(f"{verdict} (worker {reply.worker})")
             if verdict.action == "clip":
                 tell_clipped(run, reply, verdict)
@@ -110,10 +110,10 @@ async def _compared(
 
 
 def check(run: Run, reply: Reply) -> None:
-    """Refuse an update that cannot be used whatever the others are.
+    """Refuse an update that is unusable by itself, whatever the other updates are.
 
     Raises:
-        BadUpdate: Names the worker, the tensor and how many of its values are wrong.
+        BadUpdate: Names the worker, the tensor and the number of wrong values.
     """
     found = reply.update if stays(reply) else fault(reply.update, reply.samples, run.weights, run.facts.names)
     if found is not None:
@@ -121,24 +121,24 @@ def check(run: Run, reply: Reply) -> None:
 
 
 def stays(reply: Reply) -> bool:
-    """Whether an update is on its worker, which has looked at it and said what makes it unusable."""
+    """Return whether an update stays on its worker, which has checked it and reported any fault."""
     return reply.update is None or isinstance(reply.update, Fault)
 
 
 def check_weights(run: Run, weights: Weights, replies: Sequence[Reply]) -> None:
-    """Refuse new global weights that no slot could begin with. Their updates could be used, so it is the rule that took them too far.
+    """Refuse new global weights that contain NaN or infinity. The updates were usable, so the rule went too far.
 
     Raises:
-        BadUpdate: Names the round, the tensor and how many of its values are wrong.
+        BadUpdate: Names the round, the tensor and the number of wrong values.
     """
-    if weights is run.weights or isinstance(weights, Elsewhere):  # those who made them have looked
+    if weights is run.weights or isinstance(weights, Elsewhere):  # the workers have checked remote weights
         return
     if (found := fault(weights, 1, weights, run.facts.names)) is not None:
         raise unfit(found, replies[0].task.round)
 
 
 def unfit(found: Fault, number: int) -> BadUpdate:
-    """The error for the weights after a round, from 0, that cannot be used."""
+    """Return the error for unusable weights after a round, numbered from 0."""
     return BadUpdate(
         f"the weights after round {number + 1} cannot be used: {found.reason}, and no update was",
         hint="lower the learning rate of the rule that applies updates: that of outer, or of the model's optimizer",
@@ -148,10 +148,13 @@ def unfit(found: Fault, number: int) -> BadUpdate:
 
 
 def judged_alone(run: Run, reply: Reply, latest: dict[int, Reply]) -> Reply | None:
-    """One reply as its update counts, compared with the last one of each other slot; None if it does not.
+    """Judge one update against the last one of each other slot.
+
+    Returns:
+        The reply, with its update scaled if it was too long; None if the update is rejected.
 
     Raises:
-        BadUpdate: It cannot be used (policy ``"stop"``).
+        BadUpdate: The update is unusable, and the policy is ``"stop"``.
     """
     if run.facts.update_policy == "stop" or run.exchange.weights_out.stays:
         check(run, reply)
@@ -168,7 +171,7 @@ def judged_alone(run: Run, reply: Reply, latest: dict[int, Reply]) -> Reply | No
 
 
 def as_it_counts(reply: Reply, verdict: Verdict) -> Reply:
-    """The reply with its update scaled, if that was too long."""
+    """Return the reply with its update scaled, if the update was too long."""
     if verdict.factor == 1:
         return reply
     if stays(reply):
@@ -177,13 +180,13 @@ def as_it_counts(reply: Reply, verdict: Verdict) -> Reply:
 
 
 def tell_clipped(run: Run, reply: Reply, verdict: Verdict) -> None:
-    """Let the app know that an update counts for less than was sent."""
+    """Emit the event that an update was scaled down."""
     facts = {"round": reply.task.round + 1, "slot": reply.slot + 1, "worker": reply.worker}
     run.crew.emit(UpdateClipped(**facts, factor=verdict.factor, why=str(verdict)))
 
 
 def verdicts_on(run: Run, replies: dict[int, Reply]) -> dict[int, Verdict]:
-    """The verdicts on some slots' updates, by slot; their texts count slots from 1."""
+    """Return the verdicts on the updates of some slots, by slot. Their texts number slots from 1."""
     found = judge(
         {slot + 1: (reply.update, reply.weight) for slot, reply in replies.items()},
         run.weights,

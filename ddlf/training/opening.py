@@ -1,7 +1,8 @@
-"""Bringing nodes to where training can begin: connected, data loaded and the same everywhere, model built. Runs on the master.
+"""Prepares all nodes for training: connects them, loads the data, builds the model, and compares both everywhere.
 
-Every node does the same in the same order: ``load_dataset``, then ``create_model``. The workers begin as soon as they have the app, which is pickled
-before this side begins: so all work at the same time, and nothing that ``load_dataset`` or ``create_model`` set here travels.
+Runs on the master. Every node does the same in the same order: ``load_dataset``, then ``create_model``. The app is
+pickled before the master itself loads and builds. So all nodes work at the same time, and nothing that
+``load_dataset`` or ``create_model`` sets on the master travels.
 """
 
 from __future__ import annotations
@@ -38,28 +39,29 @@ from ddlf.training.slot.replica import Replica
 from ddlf.training.threads import chosen_threads, given_threads, unused_cores
 
 ASKED_S = 10.0
-"""How long this side waits with its own work for workers to say that they have the app."""
+"""How long the master delays its own loading until workers confirm that they have the app, in seconds."""
 TOLD = ("importing", "loading", "building")
-"""What a worker tells of while it loads."""
+"""The phases that a worker reports while it loads."""
 CLOSE_S = 30.0
-"""How long a worker may take to hear that a run is over: it may be at work on something else."""
+"""Time limit for a worker to receive the end of a run: it may be busy with something else."""
 
 
 class Opening:
-    """What a run gives to each of its workers, made once: a worker that comes back gets the same.
+    """What a run sends to each of its workers. It is made once, so a worker that comes back gets the same.
 
     Args:
-        app: The user's ``IApp``, as it is before this side loads and builds.
-        run: Names the training run on the workers.
-        replica: What trains on the workers.
+        app: The user's ``IApp``, before the master loads data and builds the model.
+        run: Name of the training run on the workers.
+        replica: The class of the role that trains on the workers.
 
     Attributes:
-        content: Fingerprint of this side's training data, empty if it has none; not done before that is known.
-        watches: What optional parts open for the time of the run, once this side has data and model.
-        wanted: The fingerprint of each array, if ``load_dataset`` sets nothing else: who holds these need not load.
-        opened: What each worker has, by its number.
-        threads: Those that each worker computes with; None leaves each its own.
-        checked: Whether they have been compared with this side; from then on each is when it is opened.
+        content: Future with the fingerprint of the master's training data, "" if it has none.
+        watches: Context managers of optional parts of DDLF, open during the run.
+        wanted: The fingerprint of each array, if ``load_dataset`` sets only arrays. A worker that holds these arrays
+            need not load them.
+        opened: Facts about each opened worker, by its number.
+        threads: Number of threads of each worker; None leaves each its own number.
+        checked: Whether the workers have been compared with the master. Later workers are compared when they open.
 
     Raises:
         NotPicklable: The app holds something that cannot be sent.
@@ -85,18 +87,18 @@ class Opening:
         self._is_over = False
 
     async def open(self, worker: ProxyWorker) -> None:
-        """Bring one worker to where training is: app, data and model. After a loss all of it is to be done again.
+        """Send the app to a worker, and have it load the data and build the model. Repeat all of it after a loss.
 
         Raises:
-            RemoteError: The app raised there.
-            AppError: The model there is another one.
-            DatasetMismatch: The data there is other data.
+            RemoteError: The app raised an error there.
+            AppError: The model there is different.
+            DatasetMismatch: The data there is different.
         """
         with PhasesInTurn(self._tell, worker.id, worker.nickname) as phases:
             await self._open(worker, phases)
 
     def _tell(self, event: Event) -> None:
-        """Give it to the app, unless the run is over: what is on its way then is told to nobody."""
+        """Emit an event, unless the run is over: late events of workers are dropped."""
         if not self._is_over:
             self.app.run_context.emit(event)
 
@@ -111,7 +113,7 @@ class Opening:
             await worker.call(self._role, "open", *make, pickle=self._pickle)
             wanted = self.wanted if self.content.done() else None
             asking = asyncio.ensure_future(self._load(worker, wanted, phases))
-            await asyncio.sleep(0)  # in which it is sent
+            await asyncio.sleep(0)  # lets the request be sent
         finally:
             self._asked.add(worker.id)
             self._news.set()
@@ -127,19 +129,19 @@ class Opening:
             _check_models(self.app, {worker.id: facts})
             _check_data(self.app.run_context.content, {worker.id: facts})
         self.opened[worker.id] = facts
-        if self.checked:  # before that this side may not have its data
+        if self.checked:  # before that, the master may not have its data
             self.app.run_context.local_files[worker.id] = held(facts["here"], files_of(self.app))
 
     async def _use_threads(self, worker: ProxyWorker) -> None:
         if self.threads is None:
             return
         await worker.use_threads(self.threads)
-        if worker.facts["threads"] != self.threads:  # a worker of an earlier release goes by its own environment
+        if worker.facts["threads"] != self.threads:  # workers of earlier releases use their environment's number
             why = f"{worker.name} computes with {worker.facts['threads']} threads, not {self.threads}: its results may differ in bits"
             self._tell(Warned(about="threads", why=f"{why}. Unset OMP_NUM_THREADS there, or update DDLF"))
 
     def choose_threads(self, *, equal: bool, fresh: bool) -> None:
-        """Decide with how many threads all workers compute, once they are connected."""
+        """Choose the number of threads of all workers, after they are connected."""
         app, workers = self.app, self.app.cluster.workers
         self.threads = given_threads(app, fresh=fresh)
         if self.threads is None and equal:
@@ -150,7 +152,7 @@ class Opening:
         app.run_context.threads = self.threads
 
     async def _load(self, worker: ProxyWorker, wanted: dict[str, str] | None, phases: PhasesInTurn) -> Any:
-        """Have a worker load data and build the model, of which it tells what it does."""
+        """Have a worker load data and build the model, and report its phases."""
 
         def hear(facts: dict[str, Any]) -> None:
             if facts["what"] in TOLD:
@@ -159,9 +161,9 @@ class Opening:
         return await worker.call(self._role, "load", wanted, hear=hear)
 
     async def here(self, seed: int) -> None:
-        """Load the data and build the model on this side, as soon as the workers do."""
+        """Load the data and build the model on the master, in parallel with the workers."""
         app = self.app
-        # On a thread, and first: meanwhile this side hears that the workers' machines have imported it too, and sends them the app.
+        # First, and on a thread: meanwhile the event loop can send the app to workers that have imported Keras, too.
         with Phase(app.run_context.emit, "importing"):
             await asyncio.gather(self._have_asked(app.cluster.workers), have_keras())
         if not (hasattr(app, "x_train") or hasattr(app, "train_data")):
@@ -187,7 +189,7 @@ class Opening:
         self.watches = [await watch(app) for watch in hooks("watch_run")]
 
     async def _have_asked(self, workers: list[ProxyWorker]) -> None:
-        """Wait until these workers have the app, or cannot have it: this side may hold up the event loop from now on."""
+        """Wait until these workers have the app or have failed. After that, the master may block the event loop."""
         try:
             async with asyncio.timeout(ASKED_S):
                 while not self._asked.issuperset(worker.id for worker in workers):
@@ -197,7 +199,10 @@ class Opening:
             return
 
     def close(self, workers: list[ProxyWorker]) -> None:
-        """Let these workers free what they have of this run. Nobody waits for that: what does not hear it does so when the next run opens."""
+        """Ask these workers to free what they have of this run, without waiting.
+
+        A worker that misses this frees it when the next run opens.
+        """
         self._is_over = True
         for worker in workers:
             if worker.id in self._asked and worker.connected:
@@ -211,7 +216,7 @@ class Opening:
             telling.exception()
 
     def check(self) -> int:
-        """Compare what all opened workers have with this side, and say what there is.
+        """Compare the models and data of all opened workers with the master's.
 
         Returns:
             The number of training samples.
@@ -240,16 +245,16 @@ async def crew_of(
     equal_threads: bool = True,
     fresh: bool = False,
 ) -> AsyncIterator[tuple[Crew, int]]:
-    """The workers of a run, brought to where training can begin: connected, data loaded and the same everywhere, model built.
+    """Connect the workers, and prepare all nodes for training: load the data, build the model, and compare both.
 
     Args:
         app: The user's ``IApp``.
-        seed: Seed of the initial weights, when the model is made here; by default the attribute.
-        backups: As in ``Crew``.
-        run: Names the run; by default it gets a name that nothing else has.
-        replica: As in ``Opening``.
-        equal_threads: Whether all workers compute with one number of threads, though none is set.
-        fresh: Whether what the app was trained to before is left behind.
+        seed: Seed of the initial weights, if the model is made here; by default the app's ``seed``.
+        backups: Whether a second worker also gets the slot of a straggler.
+        run: Name of the run; by default a new unique name.
+        replica: The class of the role that trains on the workers.
+        equal_threads: Whether all workers compute with the same number of threads, even if the user sets none.
+        fresh: Whether to ignore the app's earlier training.
 
     Yields:
         The crew, and the number of training samples.
@@ -267,7 +272,7 @@ async def crew_of(
             ) as crew,
             hooked(app, crew.end),
         ):
-            app.run_context.name = opening.run  # not before: another run of this app may go on, and the crew refused
+            app.run_context.name = opening.run  # only now: if another run of this app was active, the crew has failed
             seed = app.seed if seed is None else seed
             await _both(opening.here(seed), crew.ready())
             samples = opening.check()
@@ -277,16 +282,16 @@ async def crew_of(
                     stack.enter_context(watch)
                 yield crew, samples
     finally:
-        opening.content.cancel()  # nobody will tell it any more
+        opening.content.cancel()  # it will never be set
         opening.close(app.cluster.workers)
         try:
             await asyncio.gather(*(worker.flush() for worker in app.cluster.workers))
         finally:
-            stop_hearing()  # not before: what was written last is of the run
+            stop_hearing()  # only now: the last lines of output belong to this run
 
 
 async def _both(here: Coroutine[Any, Any, None], there: Coroutine[Any, Any, None]) -> None:
-    """Run both; when one fails the other is ended, and an error of this side is the one that is raised."""
+    """Run both; if one fails, cancel the other. An error of the master takes precedence."""
     tasks = [asyncio.ensure_future(here), asyncio.ensure_future(there)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -300,11 +305,11 @@ async def _both(here: Coroutine[Any, Any, None], there: Coroutine[Any, Any, None
 
 
 async def prepare(app: App, seed: int | None = None) -> int:
-    """Bring every node to where training can begin, and leave it there.
+    """Prepare every node for training, and leave it so.
 
     Args:
         app: The user's ``IApp``.
-        seed: As in ``crew_of``.
+        seed: Seed of the initial weights; by default the app's ``seed``.
 
     Returns:
         The number of training samples.
@@ -314,24 +319,24 @@ async def prepare(app: App, seed: int | None = None) -> int:
 
 
 async def _load(app: App) -> None:
-    """What ``load_dataset`` sets, as it is used."""
+    """Call ``load_dataset``, and convert the data that it sets to the form that training uses."""
     await awaited(app.load_dataset())
     await asyncio.to_thread(parts.take_made, app)
 
 
 async def _make(app: App, method: Callable[[], Any]) -> None:
-    """Run a method of the user's that sets attributes, and note which: the workers make their own."""
+    """Call a user's method that sets attributes, and note which ones: they need not travel to the workers."""
     before, nothing = dict(vars(app)), object()
     try:
         with no_exit(getattr(method, "__name__", "load_dataset")):
             await awaited(method())
     finally:
         made = dict(app.run_context.made)
-        for name in travels(app):  # the others do not travel anyway
+        for name in travels(app):  # other attributes never travel
             value, old = vars(app)[name], before.get(name, nothing)
             if old is not value:
                 known = made.get(name)
-                if known is not None and known[0] is old:  # set for the second time: before the first time it was
+                if known is not None and known[0] is old:  # set twice: keep the value from before the first time
                     made[name] = (value, *known[1:])
                 else:
                     made[name] = (value,) if old is nothing else (value, old)
@@ -372,7 +377,7 @@ def _tell(app: App, opened: dict[int, dict[str, Any]], seconds: float) -> None:
 
 
 def _check_models(app: App, opened: dict[int, dict[str, Any]]) -> None:
-    mine = [tuple(row[1:]) for row in describe_weights(vars(app)["model"])]  # its weights may be on the workers
+    mine = [tuple(row[1:]) for row in describe_weights(vars(app)["model"])]  # app.model would fetch remote weights
     for number, facts in opened.items():
         theirs, text = facts["weights"], getattr(vars(app)["model"], "notation", None)
         if text is not None and facts["text"] != text.digest:

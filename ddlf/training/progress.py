@@ -83,7 +83,7 @@ class Progress:
         together: Samples of all slots in such a round, if the user set this number instead.
         asked: Local epochs of the whole training, as last planned.
         converged: Whether ``is_convergent`` has ended the training.
-        state: What the strategy's loop keeps between its commits, by name.
+        state: Arrays that the strategy's loop keeps between its commits, by name.
         states: The slot state of each slot for its next round, by name of the slot part.
         speeds: Smoothed samples per second of each slot; None while unknown.
         settings: Settings of the run that reached this state.

@@ -1,4 +1,4 @@
-"""Workers on their way into a run: connected, and given the app and its data, again and again until that is done or cannot be. Runs on the master."""
+"""Brings workers into a run: connects each one and sends it the app and the data, with retries. Runs on the master."""
 
 from __future__ import annotations
 
@@ -23,42 +23,42 @@ from ddlf.errors import (
 log = logging.getLogger(__name__)
 
 MAX_OPENINGS = 3
-"""A worker whose executor ends in so many openings in a row, or that has lost the app so often without carrying a slot, is out of the run."""
+"""Limit after which a worker leaves the run: failed openings in a row, or losses of the app without carrying a slot."""
 RETRY_S = (0.2, 10.0)
-"""First and longest pause between two attempts to bring a worker back whose executor keeps ending."""
+"""First and longest pause, in seconds, between attempts to bring back a worker whose executor keeps ending."""
 LOSS = (WorkerLost, ExecutorCrashed, ConnectError, AppMissing)
 
 _left: set[asyncio.Future[Any]] = set()
-"""Openings that go on although their run is over."""
+"""Openings that continue although their run is over."""
 
 
 class Host(Protocol):
-    """Who takes the workers in: a crew."""
+    """The owner of the workers: a crew."""
 
     def entered(self, worker: ProxyWorker) -> None:
-        """A worker has what the run needs."""
+        """Let a worker take part: it has received everything that the run needs."""
 
     def absent(self, worker: ProxyWorker, error: DDLFError) -> None:
-        """A worker is not there yet; it is tried again."""
+        """Handle a worker that cannot be reached yet; it is tried again."""
 
     def put_out(self, worker: ProxyWorker, error: DDLFError) -> None:
-        """A worker cannot take part."""
+        """Continue without a worker that cannot take part."""
 
     def changed(self) -> None:
-        """Something of the above has happened, or a worker has begun to load its data."""
+        """Handle any change: one of the above, or a worker that began to load its data."""
 
 
 class Recovery:
     """Brings workers into a run.
 
     Args:
-        host: Is told of each.
-        open_worker: Gives a worker what the run needs. Its errors other than losses put that worker out.
+        host: Receives the outcome for each worker.
+        open_worker: Sends a worker what the run needs. An error other than a loss excludes the worker.
         spawn: Starts a task whose error ends the run.
 
     Attributes:
-        coming: Workers on their way, by number.
-        openings: What loads data and builds models now.
+        coming: The tasks that bring workers in, by worker number.
+        openings: The openings that load data and build models now.
     """
 
     def __init__(
@@ -75,28 +75,29 @@ class Recovery:
         self.openings: set[asyncio.Future[Any]] = set()
 
     def bring(self, worker: ProxyWorker) -> None:
-        """Connect a worker and give it what the run needs, now and as long as it takes."""
+        """Connect a worker and send it what the run needs; retry as long as necessary."""
         self.coming[worker.id] = self._spawn(self._bring(worker))
 
     def bring_back(self, worker: ProxyWorker, loss: Exception) -> None:
-        """The same of one that was lost while it carried a slot, unless it has lost the app too often."""
+        """Bring back a worker that was lost while it carried a slot, unless it has lost the app too often."""
         if isinstance(loss, AppMissing) and not self._may_try(worker):
             self._host.put_out(worker, _robbed(loss))
         else:
             self.bring(worker)
 
     def served(self, worker: int) -> None:
-        """Say that a worker has carried a slot: what failed before counts no more."""
+        """Reset the number of failures of a worker that has carried a slot."""
         self._tries[worker] = 0
 
     def end(self, *, at_once: bool) -> list[asyncio.Future[Any]]:
-        """Let go of what is on its way.
+        """Stop bringing workers in.
 
         Args:
-            at_once: Whether openings end, too. That costs those workers their executors; else they go on, and hold nobody up.
+            at_once: Whether to cancel openings, too, which costs those workers their executors. Otherwise they
+                continue in the background.
 
         Returns:
-            What is to be cancelled and waited for.
+            The futures to cancel and to wait for.
         """
         if at_once:
             return [*self.coming.values(), *self.openings]
@@ -106,7 +107,7 @@ class Recovery:
         return list(self.coming.values())
 
     def _may_try(self, worker: ProxyWorker) -> bool:
-        """Count a failed opening, or one that was undone before it served; whether there is to be another one."""
+        """Count an opening that failed or was undone before the worker served; return whether to try again."""
         self._tries[worker.id] += 1
         return self._tries[worker.id] < MAX_OPENINGS
 
@@ -120,7 +121,7 @@ class Recovery:
                     opening = asyncio.ensure_future(self._open_worker(worker))
                     self.openings.add(opening)
                     opening.add_done_callback(self._over)
-                    self._host.changed()  # nobody waits in vain for a worker that loads its data
+                    self._host.changed()  # so that the crew waits for a worker that loads its data
                     await asyncio.shield(opening)
                     break
                 except LeaseError:
@@ -144,7 +145,7 @@ class Recovery:
     def _over(self, opening: asyncio.Future[Any]) -> None:
         self.openings.discard(opening)
         if not opening.cancelled():
-            opening.exception()  # it may be that nobody asks any more
+            opening.exception()  # marks it as retrieved, since nobody may await it
 
 
 def _robbed(error: AppMissing) -> AppMissing:
@@ -156,11 +157,11 @@ def _robbed(error: AppMissing) -> AppMissing:
 
 
 def why_nobody(gone: Sequence[DDLFError], workers: int) -> DDLFError:
-    """Why all workers are out: first of all what the app itself did wrong, and once if it did it everywhere.
+    """Return the reason why no worker is left. The app's own errors come first, and equal ones are joined.
 
     Args:
-        gone: Why each is that cannot take part.
-        workers: How many there were.
+        gone: The error of each excluded worker.
+        workers: The number of all workers.
     """
     first, *others = [error for error in gone if not isinstance(error, LOSS)] or gone
     if others:
@@ -169,7 +170,7 @@ def why_nobody(gone: Sequence[DDLFError], workers: int) -> DDLFError:
 
 
 def too_small(seconds: float, loss: Exception | None) -> ClusterTooSmall:
-    """The error of a run all of whose workers are lost, and none came back in time."""
+    """Return the error of a run that lost all workers and got none back in time."""
     return ClusterTooSmall(
         f"all workers are lost, and none came back within {seconds:g} s",
         hint="look at the workers' terminals; the last loss was: " + first_line(loss),
@@ -177,5 +178,5 @@ def too_small(seconds: float, loss: Exception | None) -> ClusterTooSmall:
 
 
 def first_line(error: object) -> str:
-    """What an error says in its first line."""
+    """Return the first line of an error's text."""
     return str(error).partition("\n")[0]

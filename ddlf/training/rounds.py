@@ -1,4 +1,4 @@
-"""What an algorithm is told of its run: what does not change, its rounds, and that it has ended. Runs on the master."""
+"""Data types that a run and a strategy's loop share: constant facts, rounds, remote weights. Runs on the master."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ddlf.training.slot.task import Reply, Task
 
 
 class Elsewhere(list[Any]):
-    """In the place of weights that are on the workers: nobody takes those of an earlier round for them.
+    """Replaces weights that only the workers have. Reading it never returns the weights of an earlier round.
 
     Args:
-        evaluated: Evaluates them there; None if that is to be done here.
-        brought: Brings them.
-        read: Reads them where they are also, in a checkpoint; None if they are in none.
+        evaluated: Evaluates the weights on the workers; returns None if the master must do it.
+        brought: Fetches the weights.
+        read: Reads the weights from a checkpoint; None if no checkpoint has them.
 
     Attributes:
-        slices: Of that checkpoint, which workers can read.
-        like: Arrays with their shapes and types, if these are not read.
+        slices: The slices of that checkpoint, which workers can read.
+        like: Arrays with the same shapes and types, which need no read; None if unknown.
     """
 
     why = "the weights of this round are on the workers: with exchange='sharded' the master has them after a checkpoint and the last round"
@@ -61,17 +61,17 @@ class Elsewhere(list[Any]):
 
 
 def shapes(weights: Weights) -> Weights:
-    """Arrays with the shapes and types of these, wherever they are."""
+    """Return arrays with the shapes and types of these weights, without fetching remote weights."""
     like: Weights | None = getattr(weights, "like", None)
     return weights if like is None else like
 
 
 async def nowhere(*_: Any) -> None:
-    """Evaluated is on this side."""
+    """Return None: the master must evaluate."""
 
 
 def arrived(reply: Reply) -> UpdateArrived:
-    """What is told of a reply that has come."""
+    """Return the event that reports a reply."""
     return UpdateArrived(
         round=reply.task.round + 1,
         slot=reply.slot + 1,
@@ -87,33 +87,33 @@ def arrived(reply: Reply) -> UpdateArrived:
 
 
 async def end_all(tasks: Sequence[asyncio.Future[Any]]) -> None:
-    """Cancel what still runs and wait for it, so that nothing goes on behind an error."""
+    """Cancel the remaining tasks and wait for them, so that nothing continues after an error."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Ended(Exception):
-    """Raised by ``Run.all`` where the run ends for a reason that was known only when its round had begun."""
+    """``Run.all`` raises it if the run has to end for a reason that was found after the round began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What does not change in a run.
+    """The facts that do not change in a run.
 
     Args:
-        samples: n, in the data set of every node.
+        samples: n, the number of samples in every node's data set.
         names: Paths of the weights.
-        trainable: Whether each weight is trained; the others are averaged plainly.
+        trainable: For each weight, whether it is trained; the others are simply averaged.
         batch_size: Samples in a batch of each worker.
-        seed: Seed of the partitions and of everything random on the workers.
-        update_policy: What to do with an update that looks wrong.
-        local: What local training adds to its gradients.
-        apart: Places of the weights that each slot keeps apart.
-        statistics: Places of the moving statistics that are computed anew after each merge.
-        files: The data set of partition files, as the master has opened it; None where the data is arrays.
-        shuffle: How rows of partition files are mixed, as text.
-        grows: Whether workers that come meanwhile get slots of their own.
+        seed: Seed of the partitions and of all random numbers on the workers.
+        update_policy: What to do with a suspicious update.
+        local: The local rule, which changes the gradients of local training.
+        apart: Places of the weights that each slot keeps to itself.
+        statistics: Places of the moving statistics that are recalibrated after each merge.
+        files: The data set of partition files, as the master has opened it; None for arrays.
+        shuffle: The shuffle rule for rows of partition files, as text.
+        grows: Whether workers that join later get their own slots.
     """
 
     samples: int
@@ -135,10 +135,11 @@ class Round:
     """One round of all slots.
 
     Args:
-        number: Number, from 0.
-        tasks: A task for each slot, in slot order: its part of the samples, and the weights of now. At the end of an epoch that is cut into rounds
-            (``worker_steps``) there may be fewer samples than slots: then the first slots have one.
-        last: Whether no other is planned after it.
+        number: The round, from 0.
+        tasks: The task of each slot, in slot order, with its samples and the current weights. At the end of an epoch
+            that is cut into rounds (``worker_steps``), fewer samples than slots may remain; then only the first slots
+            have a task.
+        last: Whether no further round is planned.
     """
 
     number: int

@@ -113,7 +113,7 @@ class Run:
 
     @property
     def state(self) -> dict[str, Weights]:
-        """What the loop keeps between commits, by name.
+        """The arrays that the loop keeps between commits, by name.
 
         Every checkpoint contains it. Replace its arrays, do not change them in place.
         """
@@ -206,7 +206,7 @@ class Run:
         """Replace the global weights.
 
         Args:
-            weights: The new arrays, or ``self.weights`` if nothing was merged.
+            weights: The new arrays, or ``self.weights`` if no update was merged.
             replies: The replies from which they were made, at least one.
             shown: Numbers for the record, by name, in addition to the training metrics.
 

@@ -1,4 +1,7 @@
-"""How a run is made out of what a user wrote: settings checked, crew and checkpoints opened, the algorithm let go. Runs on the master."""
+"""Starts a run: checks the settings, opens the crew and the checkpoints, and calls the strategy's loop.
+
+Runs on the master.
+"""
 
 from __future__ import annotations
 
@@ -52,20 +55,20 @@ from ddlf.training.strategy import Loop, Place
 from ddlf.training.threads import given_threads
 
 NUMBERS = ("master_epochs", "worker_epochs", "batch_size", "seed")
-"""Settings that are arguments of ``train_sync`` and ``train_async``, too."""
+"""Settings that are also arguments of ``train_sync`` and ``train_async``."""
 
 
 def check(app: App, mode: str, *given: int | None, fresh: bool = False) -> RunSpec:
-    """Refuse what can be seen to be wrong before anything is started: settings, methods, folders.
+    """Refuse wrong settings, methods and folders that can be found before anything starts.
 
     Args:
         app: The user's ``IApp``.
         mode: The name of the strategy.
         given: ``master_epochs``, ``worker_epochs``, ``batch_size`` and ``seed``; None for the app's own.
-        fresh: Whether what the app was trained to before is left behind.
+        fresh: Whether to ignore the app's earlier training.
 
     Returns:
-        What the run is told.
+        The spec of the run.
 
     Raises:
         ConfigError: A setting cannot be used.
@@ -90,20 +93,20 @@ def _check_workers(spec: RunSpec, cluster: Any) -> None:
 
 
 async def train(app: App, mode: str, *given: int | None, fresh: bool = False, crew_of: Any = crew_of) -> History:
-    """Check the settings, prepare the nodes and run a strategy; what it has come to is on the app, however it ends.
+    """Check the settings, prepare the nodes and run a strategy. The app has the result, also after an error.
 
     Args:
         app: The user's ``IApp``.
         mode: The name of the strategy.
         given: ``master_epochs``, ``worker_epochs``, ``batch_size`` and ``seed``; None for the app's own.
-        fresh: Whether what the app was trained to before is left behind, but for the model's weights.
-        crew_of: Brings the workers to where training can begin.
+        fresh: Whether to ignore the app's earlier training, except for the model's weights.
+        crew_of: Prepares the workers.
 
     Returns:
-        The records of this run; the app's ``history`` has those of the runs that it goes on from, too.
+        The records of this run. The app's ``history`` also has the records of the runs that it continues.
 
     Raises:
-        LeaseError: The app is being trained already; no event is sent for this run.
+        LeaseError: The app is being trained already; no event is emitted for this run.
     """
     spec = check(app, mode, *given, fresh=fresh)
     replica = resolve_name(spec.role)
@@ -119,11 +122,11 @@ async def train(app: App, mode: str, *given: int | None, fresh: bool = False, cr
             fresh=fresh,
         ) as (crew, samples),
     ):
-        spec = spec_of(app, mode, dict(zip(NUMBERS, given, strict=True)))  # callbacks are made in create_model
+        spec = spec_of(app, mode, dict(zip(NUMBERS, given, strict=True)))  # create_model may have set callbacks
         check_spec(spec)
-        _check_workers(spec, app.cluster)  # with min_workers fewer may have answered
+        _check_workers(spec, app.cluster)  # with min_workers, fewer workers may have answered
         spec = settled(app, replace(spec, threads=app.run_context.threads))
-        spec.local.rule.check_optimizer(app.run_context.optimizer)  # what ends the run is said before what it would do
+        spec.local.rule.check_optimizer(app.run_context.optimizer)  # raise errors before warnings about the run
         exchange, why = await spec.exchange.chosen(app, crew, spec)
         if why:
             spec = replace(spec, exchange=exchange)
@@ -145,8 +148,8 @@ async def train(app: App, mode: str, *given: int | None, fresh: bool = False, cr
             step.plan(len(progress.epochs), progress.starts[-1])
         before = len(progress.records)
         app.ledger = progress.ledger
-        app.history = History(progress.records)  # those that were reported
-        app.run_context.stop = False  # a wish to stop that can be heard now
+        app.history = History(progress.records)  # the reported records
+        app.run_context.stop = False  # from now on the app can ask the run to stop
         try:
             if progress.converged or progress.is_complete:
                 asked = progress.asked if progress.converged else progress.starts[-1]
@@ -157,12 +160,12 @@ async def train(app: App, mode: str, *given: int | None, fresh: bool = False, cr
         finally:
             try:
                 await run.close()
-            finally:  # also when that is cancelled
+            finally:  # also if the close is cancelled
                 app.run_context.stop = app.run_context.weights = None
                 progress.converged = progress.converged or run.converged
                 app.history = History(progress.records)
                 final = callbacks.final if callbacks is not None else None
-                if keeps_averages(app.model):  # which may be on the workers
+                if keeps_averages(app.model):  # the averages may be on the workers
                     await to_its_end(_bring_states(run))
                 stepped = progress.optimizers if step is None else [progress.state.get("outer")]
                 app.model.set_weights(final or final_weights(app.model, progress.weights, stepped))
@@ -170,11 +173,11 @@ async def train(app: App, mode: str, *given: int | None, fresh: bool = False, cr
 
 
 async def _train(run: Run, loop: Loop, callbacks: Callbacks | None) -> None:
-    """Let the strategy train, between the beginning and the end of the callbacks."""
+    """Run the strategy's loop between the first and the last calls of the callbacks."""
     if callbacks is not None:
         if callbacks.need_weights:
             run.progress.fetch()
-        loop.begin(run)  # what they set is to be found in its state
+        loop.begin(run)  # creates the state that callbacks may change
         await callbacks.begin(run.progress)
     try:
         await loop.train(run)
@@ -195,7 +198,7 @@ async def _bring_states(run: Run) -> None:
 
 @contextlib.asynccontextmanager
 async def _told(app: App, spec: RunSpec) -> AsyncIterator[str]:
-    """Tell that a run begins, and how it has ended; yields its name."""
+    """Emit the events of the begin and the end of a run; yield its name."""
     if app.run_context.is_training:
         raise LeaseError(
             "this app is in another training run of this program",
@@ -232,7 +235,7 @@ async def _told(app: App, spec: RunSpec) -> AsyncIterator[str]:
     finally:
         app.run_context.is_training = False
         trained = None if app.run_context.progress is before else app.run_context.progress
-        # Of synchronous training nobody asks: equal seeds give equal bits.
+        # Not needed for synchronous training: equal seeds give equal bits.
         weights = digest(trained.weights) if trained is not None and not spec.train.in_rounds else ""
         version = 0 if trained is None else trained.version
         found = app.history.staleness if version and not spec.train.in_rounds else {}
@@ -241,7 +244,7 @@ async def _told(app: App, spec: RunSpec) -> AsyncIterator[str]:
 
 
 def _interrupted(app: App) -> str:
-    """What a notebook shows instead of where training was interrupted."""
+    """Return the text that a notebook shows instead of a traceback when training is interrupted."""
     if not app.history:
         return "interrupted: training ended before its first round"
     last = app.history[-1]
@@ -276,7 +279,7 @@ async def _run(
     place = Place(app.run_context.name, crew, app.cluster, exact, fragments)
     weights_out = spec.train.weights(place) or spec.exchange.weights(place)
     means = spec.local.optimizer_state == "averaged" or spec.local.rule.steers
-    # Where slots begin with means, or with weights of their own, the master gives them what these are made of.
+    # If slots begin with means, or with weights of their own, the master must read the state and send it.
     restoring = None if means or fragments else weights_out.restoring
     progress, keeper, source = await begin(app, samples, spec, fresh=fresh, restoring=restoring)
     check_rounds(spec, samples, len(progress.states))

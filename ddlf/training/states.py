@@ -1,4 +1,4 @@
-"""The states that slots left for their next rounds, and where they are. Runs on the master; ``slot/task.py`` has the data.
+"""The slot states between rounds, and where they are. Runs on the master; ``slot/task.py`` defines the data.
 
 Some groups come back with each reply. Others, such as the residuals of biased codecs, are as large as the weights, so
 they stay on their worker. The master fetches them when the slot moves to another worker, for a checkpoint, and at the
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ddlf.training.spec import RunSpec
 
 AT_HOME = tuple(part.name for part in PARTS if not part.travels)
-"""Parts that the master has by itself."""
+"""Parts that the master computes itself, so they never travel."""
 FETCH_S = 30.0
 """Time limit for a worker to send a slot's state. It sends beside its training, so only the network takes that long."""
 
@@ -45,23 +45,23 @@ class SlotStates:
 
     Args:
         run: Name of the training run.
-        crew: Workers.
-        known: State of each slot to begin with, from a checkpoint or the run before. Its entries are replaced as the
+        crew: The workers of the run.
+        known: The initial state of each slot, from a checkpoint or an earlier run. Its entries are replaced as the
             master learns more.
         parts: How slots keep their parts, by name.
-        codec: Name of the codec of updates, for the event that something was lost.
-        on_workers: Whether the weights are on the workers. Then so are the means that rounds begin with, and the parts
-            behind these means.
-        restoring: Has what slots have left that is in slices of a checkpoint.
+        codec: Name of the codec of updates, for the event that reports a lost state.
+        on_workers: Whether the weights are on the workers. Then the means that rounds begin with, and the parts behind
+            these means, are there, too.
+        restoring: Restores slot states that are in slices of a checkpoint.
 
     Attributes:
         keep: Parts that stay on a slot's worker.
         back: Parts that come back with each reply.
         shared: Parts that every slot begins its next round with, instead of its own.
         copied: Parts that do not come back, but that other workers keep copies of.
-        averages: Whether each round begins with the mean of the slots' optimizers.
-        controls: Whether slots have controls.
-        mean: Brings the mean of slots' optimizers here, where it is on workers; see ``mean_is``.
+        averages: Whether each round begins with the mean of the slots' optimizer states.
+        controls: Whether slots have control variates.
+        mean: Fetches the mean of the optimizer states if it is on workers. ``mean_is`` sets it.
     """
 
     def __init__(
@@ -86,10 +86,10 @@ class SlotStates:
         self._averaged = tuple(name for name, part in parts.items() if part.shared)
         self.averages, self.controls = OPTIMIZER in self._averaged, CONTROL in parts
         self.shared: SlotState = {}
-        self.mean: Callable[[], Weights] | None = None  # that of slots' optimizers, where it is not shared from here
+        self.mean: Callable[[], Weights] | None = None  # fetches the optimizers' mean if the workers have it
         for name in self._averaged:
             if begun := [state[name] for state in known if name in state]:
-                # After a training that was stopped each is the mean already, and the mean of equal numbers may be rounded.
+                # After an interrupted training all are the mean already; averaging equal numbers may round them.
                 begun = begun[:1] if len(set(map(digest, begun))) == 1 else begun
                 self._share(name, begun, [1] * len(begun))
         if on_workers and self.shared:
@@ -102,7 +102,7 @@ class SlotStates:
             if not part.back and name not in AT_HOME and not (on_workers and part.shared)
         )
         self.copied = self._fetched if on_workers and any(part.copied for part in parts.values()) else ()
-        self._copies: dict[int, tuple[int, int, int]] = {}  # as _on, of the last copy
+        self._copies: dict[int, tuple[int, int, int]] = {}  # slot -> the same facts about the last copy
         self._stored: dict[
             int, tuple[int, dict[str, int], Slices, int]
         ] = {}  # slot -> round, lengths, slice of a checkpoint
@@ -111,16 +111,15 @@ class SlotStates:
         self._unread = {} if restoring is None else restoring.left  # slot -> lengths, slice of a checkpoint
 
     async def restored(self, slot: int, number: int, worker: ProxyWorker) -> bool:
-        """Have a worker read what a slot has left, if that is still in a slice of the checkpoint that the run goes on
-        from.
+        """Let a worker read a slot state that is still only in a slice of the checkpoint being resumed.
 
         Args:
-            slot: Which.
-            number: Of the round that left it, from 0.
-            worker: The one that carries the next.
+            slot: The slot, from 0.
+            number: The round that left the state, from 0.
+            worker: The worker that carries the slot's next round.
 
         Returns:
-            Whether it has all of it now.
+            Whether the worker now has the whole state.
         """
         if slot not in self._unread or self._restoring is None or (slices := self._restoring.slices) is None:
             return False
@@ -136,7 +135,7 @@ class SlotStates:
         return True
 
     def left(self, reply: Reply) -> None:
-        """Say that a slot's update counts, and with it what the slot has left."""
+        """Record that a slot's update was accepted, and store the slot state of that round."""
         slot = reply.slot
         self._coming.pop(slot, None)
         self._on.pop(slot, None)
@@ -146,42 +145,42 @@ class SlotStates:
 
     def _left_by(self, reply: Reply) -> tuple[int, int, int]:
         member = self._crew.member(reply.worker)
-        # A worker that is lost already can be asked in vain: then the loss is told when it matters.
+        # If the worker is already lost, fetching will fail, and the loss is reported when the state is needed.
         return reply.worker, member[1] if member else -1, reply.task.round
 
     def copy(self, slot: int, number: int, worker: int) -> None:
-        """Say that a worker has a copy of what a round of a slot, from 0, has left and not sent back."""
+        """Record that a worker has a copy of the state that stayed on the slot's worker after a round, from 0."""
         member = self._crew.member(worker)
         self._copies[slot] = worker, member[1] if member else -1, number
 
     def at(self, slot: int, holds: bool) -> tuple[int, ...]:
-        """Workers that have what a slot's round before left and did not send back.
+        """Return the workers that have the state that did not come back after a slot's last round.
 
         Args:
-            slot: Which.
-            holds: Whether the worker that is to carry it has it.
+            slot: The slot, from 0.
+            holds: Whether the worker that will carry it has this state.
 
         Returns:
-            Those that are there; none where the task need say none.
+            The numbers of reachable workers; empty if the task need not name any.
         """
         return (
             () if holds or not self.copied else tuple(worker.id for worker in self._holders(slot, self._on.get(slot)))
         )
 
     def round_over(self, replies: Sequence[Reply]) -> None:
-        """Say that the replies of a round have all been taken in: what slots share follows from them."""
+        """Compute the shared parts after all accepted replies of a round were stored."""
         for name in () if self._on_workers else self._averaged:
             self._share(name, [reply.state[name] for reply in replies], [reply.samples for reply in replies])
 
     def _share(self, name: str, left: Sequence[Left], samples: Sequence[int]) -> None:
-        """Let all slots begin with the mean of these parts, those that join later, too."""
+        """Make all slots, and slots that join later, begin with the mean of these parts."""
         if (mean := self._parts[name].mean) is not None:
             self.shared = {**self.shared, name: mean(left, samples)}
         for slot, state in enumerate(self._known):
             self._known[slot] = state | self.shared
 
     def mean_is(self, mean: Callable[[], Weights] | None) -> None:
-        """Say how the mean of slots' optimizers, which is on the workers, can be had here; None where it cannot."""
+        """Set how to fetch the mean of optimizer states from the workers; None if it cannot be fetched."""
         if not (self.averages and self._on_workers):
             return
         self.mean = mean
@@ -189,14 +188,14 @@ class SlotStates:
             self._known[slot] = {name: group for name, group in state.items() if name != OPTIMIZER}
 
     def come_home(self) -> None:
-        """Have the mean of slots' optimizers here, as what each has left, if there is one."""
+        """Fetch the mean of optimizer states, if it is on workers, as the state of every slot."""
         if self.mean is not None:
             mean = self.mean()
             for slot, state in enumerate(self._known):
                 self._known[slot] = state | {OPTIMIZER: mean}
 
     async def means(self) -> SlotState:
-        """The means that the next round begins with, where they are to be given to workers from here."""
+        """Return the means that the next round begins with, for workers that get them from the master."""
         means = {name: part for name, part in self._parts.items() if part.mean is not None}
         states = await self.all() if means else []
         found = SlotState()
@@ -208,26 +207,29 @@ class SlotStates:
         return found
 
     def where(self, slot: int, group: str) -> tuple[int, int] | list[Any] | None:
-        """Where a group of what a slot has left is: a worker, and the round; or the group, if it is here; None if it is
-        nowhere."""
+        """Return where a part of a slot's state is.
+
+        Returns:
+            A pair of worker and round; the part itself if the master has it; None if it is lost.
+        """
         if (left := self._on.get(slot)) is None:
             return self._known[slot].get(group)
         holders = self._holders(slot, left)
         return (holders[0].id, left[2]) if holders else None
 
     def holds(self, slot: int, weights: Weights) -> None:
-        """Say which weights a slot holds, which travel as differences."""
+        """Store the weights that a slot holds when weights travel as differences."""
         self._known[slot] = {**self._known[slot], HELD: weights}
 
     async def of(self, slot: int, holds: bool) -> SlotState | None:
-        """What to send along with a slot's next round.
+        """Return the state to send along with a slot's next round.
 
         Args:
-            slot: Which.
-            holds: Whether the worker that is to carry it still holds what the slot's round before left.
+            slot: The slot, from 0.
+            holds: Whether the worker that will carry it still holds the state of the slot's last round.
 
         Returns:
-            None where nothing need be sent.
+            The state; None if nothing has to be sent.
         """
         if holds and self.keep:
             return None
@@ -236,26 +238,26 @@ class SlotStates:
         return {name: group for name, group in whole.items() if name not in AT_HOME}
 
     def set_back(self, states: list[SlotState]) -> None:
-        """Say that slots have left this, and nothing since; the list is gone on with."""
+        """Replace all states, and forget what workers hold. The list is used and changed from now on."""
         self._known = states
         self._coming, self._on, self._copies = {}, {}, {}
 
     def all(self) -> asyncio.Future[list[SlotState]]:
-        """The state of every slot, as it is now and not when it is awaited."""
+        """Return a future with the state of every slot at the time of this call, not of its await."""
         mean = {} if self.mean is None else {OPTIMIZER: self.mean()}
         return asyncio.ensure_future(
             _collected([(known | mean, self._coming_of(slot)) for slot, known in enumerate(self._known)])
         )
 
     async def written(self, writing: Writing, replies: Sequence[Reply]) -> list[dict[str, int]]:
-        """Have workers write into a checkpoint what slots have left there.
+        """Have workers write the slot states that they hold into a checkpoint.
 
         Args:
             writing: The checkpoint.
-            replies: Of the rounds that are about to count.
+            replies: The replies that are about to be committed.
 
         Returns:
-            Of each slot the lengths of the groups that they have written.
+            For each slot, the lengths of the parts that were written.
         """
         lengths: list[dict[str, int]] = [{} for _ in self._known]
         left = {**self._on, **{reply.slot: self._left_by(reply) for reply in replies}} if self._fetched else {}
@@ -267,7 +269,7 @@ class SlotStates:
                         told = slot, left[slot][2], self._fetched, place
                         found: dict[str, Any] = await holder.call(self._exchange, "write_left", *told)
                         return found
-                return {"why": ""}  # what is told of that is told by who fetches it
+                return {"why": ""}  # the code that fetches the state reports the loss
 
             async def here() -> tuple[dict[str, Any], dict[str, Any]]:
                 return left_parts(slot, await self._fetch(slot, *left[slot]))
@@ -288,14 +290,14 @@ class SlotStates:
         return lengths
 
     async def close(self) -> None:
-        """End what is still under way."""
+        """Cancel the fetches that are still running."""
         coming = list(self._coming.values())
         for future in coming:
             future.cancel()
         await asyncio.gather(*coming, return_exceptions=True)
 
     def _coming_of(self, slot: int) -> asyncio.Future[SlotState] | None:
-        """Return the groups that are only on the slot's worker, if any. The worker is asked at once, and once."""
+        """Return a future with the parts that are only on the slot's worker; None without any. Asks at most once."""
         if slot not in self._coming and slot in self._on:
             self._coming[slot] = asyncio.ensure_future(self._fetch(slot, *self._on[slot]))
         elif slot not in self._coming and slot in self._unread:
@@ -303,7 +305,7 @@ class SlotStates:
         return self._coming.get(slot)
 
     def _holders(self, slot: int, left: tuple[int, int, int] | None) -> list[ProxyWorker]:
-        """Workers that have what a slot's last round left: its own, and one with a copy, if they are there."""
+        """Return the reachable workers with the state of a slot's last round: its own one, and one with a copy."""
         on = [
             one for one in (left, self._copies.get(slot)) if one is not None and left is not None and one[2] == left[2]
         ]
@@ -313,7 +315,7 @@ class SlotStates:
         )
 
     async def _read(self, slot: int) -> SlotState:
-        """What a slot has left that no worker has read yet."""
+        """Return a slot's state from the checkpoint that no worker has read yet."""
         assert self._restoring is not None
         assert self._restoring.slices is not None
         lengths, place = self._unread[slot]
@@ -341,7 +343,7 @@ class SlotStates:
 
 
 async def _collected(parts: list[tuple[SlotState, asyncio.Future[SlotState] | None]]) -> list[SlotState]:
-    # Shielded: others may wait for the same.
+    # Shielded, since other callers may wait for the same fetch.
     return [{**known, **(await asyncio.shield(coming) if coming else {})} for known, coming in parts]
 
 
@@ -350,10 +352,10 @@ def states_of(app: App, crew: Crew, progress: Progress, spec: RunSpec, how: Outw
 
     Args:
         app: The user's ``IApp``.
-        crew: Workers.
-        progress: Progress that the run continues from.
+        crew: The workers.
+        progress: The progress that the run continues from.
         spec: The run.
-        how: How weights travel.
+        how: The source of the weights.
     """
     plan = SlotPlan(
         spec=spec,

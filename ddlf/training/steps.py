@@ -1,7 +1,7 @@
-"""How many steps the optimizer of each slot makes in a run, as it is planned. Pure; used on the master.
+"""The planned number of optimizer steps of each slot in a run. Pure; used on the master.
 
-Parts by speed, of which nobody knows before how large they are, are taken to be equal: a worker stretches the steps that it makes to those that were
-planned.
+Parts by speed have unknown sizes in advance and count as equal here. A worker stretches its actual steps to the planned
+ones.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class PlannedSteps:
     def __init__(self, progress: Progress, batch_size: int) -> None:
         self._progress, self._batch_size = progress, batch_size
         self._plan: tuple[object, ...] = ()
-        self._owned: list[int] | None = None  # samples of each slot in the whole run, where they stay its own
-        self._before: dict[int, list[int]] = {}  # of a slot the steps before each round, and behind the last
+        self._owned: list[int] | None = None  # samples of each slot, if they are the same in the whole run
+        self._before: dict[int, list[int]] = {}  # slot -> the steps before each round, and after the last one
 
     def of(self, slot: int, number: int) -> Steps:
-        """Those of a slot in a round, both from 0."""
+        """Return the steps of a slot in a round, both numbered from 0."""
         progress = self._progress
-        # A plan changes with these; what of it is over stays as it was.
+        # These facts identify the plan. The completed rounds of an earlier plan stay the same.
         plan = (len(progress.epochs), progress.starts[-1], tuple(progress.slots_from), len(progress.parts_from))
         if plan != self._plan:
             self._plan, self._before = plan, {}

@@ -31,8 +31,8 @@ class Refusal(NamedTuple):
 
     Args:
         applies: Whether this run has the combination.
-        sentence: What is wrong; begins with ``setting=value``.
-        hint: What the user can do.
+        sentence: The problem; begins with ``setting=value``.
+        hint: Advice for the user.
     """
 
     applies: bool
@@ -41,7 +41,7 @@ class Refusal(NamedTuple):
 
 
 class Place(NamedTuple):
-    """What an exchange needs to locate the weights of a run.
+    """Everything that an exchange needs to locate the weights of a run.
 
     Args:
         run: The name of the run on the workers.
@@ -110,7 +110,7 @@ class Strategy(Group):
         """Raise an error if this strategy cannot train the model."""
 
     def has_fixed_slots(self, spec: RunSpec) -> bool:
-        """Return whether workers that join later get no slots of their own."""
+        """Return whether workers that join later get no slot."""
         return False
 
     def slot_warning(self, slots: int) -> str:
@@ -136,11 +136,11 @@ class Strategy(Group):
         return ()
 
     def worker_refusals(self, workers: int, one_at_a_time: bool) -> Iterable[Refusal]:
-        """Return refusals of too few or unsuitable workers; the arguments are those of ``refusals.check_workers``."""
+        """Return refusals of too few or unsuitable workers; same arguments as ``refusals.check_workers``."""
         return ()
 
     def slot_refusals(self, slots: int, fewest: int) -> Iterable[Refusal]:
-        """Return refusals of too few slots; the arguments are those of ``refusals.check_slots``."""
+        """Return refusals of too few slots; same arguments as ``refusals.check_slots``."""
         return ()
 
 

@@ -1,7 +1,7 @@
-"""Other partition files of the same samples, which were made while a training goes on. Runs on the master.
+"""Switches to newer versions of the partition files while a training continues. Runs on the master.
 
-Which version is read from which round on belongs to the progress of a training, as the number of slots does: every checkpoint has it, and each task
-names the version, so a worker that comes back reads the same files as the one that was lost.
+The version from each round on is part of the progress, like the number of slots. So every checkpoint stores it, and
+each task names it: a worker that comes back reads the same files as the lost one did.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 async def go_over(run: Run, first: Callable[[], int]) -> None:
-    """Have the newest files read from the beginning of an epoch on.
+    """Use the newest partition files from the beginning of an epoch on.
 
-    A place that cannot be read just now, or is no longer of these samples, changes nothing: the files that are read are known. Neither do files on
-    disks of workers, which are other ones on each.
+    The version stays the same if the place cannot be read now, or no longer has these samples: the current files are
+    known. It also stays for files on the workers' own disks, which differ between workers.
 
     Args:
         run: The run.
-        first: Gives the round, from 0, with which that could be: none of the slots has begun it. In the middle of an epoch nothing is done.
+        first: Returns the earliest round, from 0, that no slot has begun. Nothing happens in the middle of an epoch.
     """
     data, progress = run.facts.files, run.progress
     if data is None or data.manifest.hosts or not progress.begins_epoch(first()):
@@ -45,6 +45,6 @@ async def go_over(run: Run, first: Callable[[], int]) -> None:
 
 
 def _known(run: Run) -> int:
-    """The newest version that the run knows of."""
+    """Return the newest version that the run knows."""
     versions = [version for _, version in run.progress.versions_from if version]
     return max(versions, default=run.facts.files.manifest.version)
