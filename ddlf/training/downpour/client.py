@@ -1,12 +1,13 @@
-"""A replica's side of Downpour SGD: it fetches weights from all servers, and pushes gradients to them, beside its computing. Runs in the executor.
+"""A replica's client of the Downpour servers: it fetches weights and pushes gradients while the replica computes.
 
-Everything here is on the event loop. A replica computes elsewhere, and asks for what it needs at the end of a step::
+This code runs in the executor, on its event loop. The replica computes on another thread, and calls it after a step::
 
-    take: wait for the fetch that is under way; own gradients that are not in it yet are subtracted from it; begin the next one
-    push: hand over the sum of some gradients, which goes to all servers behind the replica's last one
+    take: wait for the current fetch; subtract the replica's own gradients that it misses; begin the next fetch
+    push: hand over the sum of some gradients, which travels to all servers after the replica's last push
 
-It keeps a push until it is safe: in the copies of all servers. When a copy takes over it hears which push of its own is the last one there, and sends
-those behind it again, in order: so each counts once, and a round is over when nothing of it can be lost any more with one worker.
+The client keeps a push until it is safe: until the backups of all servers contain it. When a backup takes over, the
+client asks for its own last push there, and sends the later ones again, in order. So each push counts once. At the end
+of a round the loss of one worker cannot lose any of its pushes.
 """
 
 from __future__ import annotations
@@ -29,31 +30,31 @@ from ddlf.training.exchanges.peers import Ask, Unreached
 from ddlf.training.slot.task import Task
 
 NOTICED_S = 10.0
-"""How long a shard is asked again that does not answer: by then the master has noticed that its worker is lost, or it is the link between the two."""
+"""How long to retry a server that does not answer. By then the master has noticed a lost worker, or the link failed."""
 RETRY_S = 0.2
 
 T = TypeVar("T")
 
 
 class Moved(Exception):
-    """A shard is another worker's by now, which may lack what the one before had."""
+    """A server has a new owner, which may lack pushes of the previous one."""
 
 
 def name_of(shard: int, epoch: int) -> str:
-    """The role of a server on its worker. One that was given to another worker since has another name."""
+    """Return the name of a server's role on its worker. The name changes with each owner."""
     return f"server:{shard + 1}:{epoch}"
 
 
 @dataclass(slots=True)
 class Owners:
-    """Where the shards are, as one worker sees it.
+    """Locations of all servers, as one worker knows them.
 
     Args:
-        ask: Asks workers.
-        arranged: How often the master has said who owns what.
-        owners: The worker of each shard.
-        epochs: How often each shard was given to a worker.
-        parts: Slices of each shard: of the values that are trained, and of the others.
+        ask: Calls workers.
+        arranged: Number of the master's last announcement.
+        owners: The worker of each server.
+        epochs: The term of each server.
+        parts: For each server, its ranges of the trained values and of the others.
     """
 
     ask: Ask
@@ -65,7 +66,7 @@ class Owners:
     _asking: dict[asyncio.Task[Any], tuple[int, int]] = field(default_factory=dict)
 
     def arrange(self, owners: Sequence[int], epochs: Sequence[int]) -> None:
-        """Hear who owns what from now on."""
+        """Store the master's new locations, and cancel calls to earlier owners."""
         self.owners, self.epochs = list(owners), list(epochs)
         for asking, (shard, epoch) in self._asking.items():
             if self.epochs[shard] != epoch:
@@ -75,7 +76,7 @@ class Owners:
             self._news = None
 
     async def each(self, one: Callable[[int], Coroutine[Any, Any, T]]) -> list[T]:
-        """Do something with every shard, all at the same time; when one fails, the others end."""
+        """Run a coroutine for each server, all at the same time. If one fails, cancel the others."""
         if len(self.owners) == 1:
             return [await one(0)]
         tasks = [asyncio.ensure_future(one(shard)) for shard in range(len(self.owners))]
@@ -89,19 +90,19 @@ class Owners:
     async def of(
         self, shard: int, verb: str, *arguments: Any, again: int | None = None, epoch: int | None = None
     ) -> Any:
-        """What a shard answers, wherever it is by then.
+        """Call a server, wherever it is, and return its answer.
 
         Args:
-            shard: Which.
+            shard: Number of the server.
             verb: Name of one of its methods.
-            arguments: Its own.
-            again: Place among them of what is to be True from the second attempt on.
-            epoch: The one that this is meant for; None for any.
+            arguments: Arguments of the method.
+            again: Index of the argument to set to True from the second attempt on.
+            epoch: The term that the call is meant for; None for any.
 
         Raises:
-            Moved: The shard was given to another worker since.
+            Moved: The server has a new owner.
             Unreached: It did not answer in ``NOTICED_S``.
-            RemoteError: It has refused.
+            RemoteError: It has refused the call.
         """
         loop = asyncio.get_running_loop()
         begin, tried = loop.time(), 0
@@ -127,7 +128,7 @@ class Owners:
                 await self._pause()
 
     async def _asked(self, owner: int, epoch: int, shard: int, verb: str, arguments: tuple[Any, ...]) -> Any:
-        """What a worker answers, unless the shard becomes another one's meanwhile: one that is silent is not waited for."""
+        """Call a worker, and return its answer. Stop waiting for a silent worker when the server has a new owner."""
         if self.epochs[shard] != epoch:
             raise Moved
         asking = asyncio.ensure_future(self.ask(owner, name_of(shard, epoch), verb, *arguments))
@@ -138,12 +139,12 @@ class Owners:
             asker = asyncio.current_task()
             if self.epochs[shard] == epoch or (asker is not None and asker.cancelling()):
                 raise
-            raise Moved from None  # it was ended by what the master has said
+            raise Moved from None  # ``arrange`` has cancelled the call
         finally:
             del self._asking[asking]
 
     async def _pause(self) -> None:
-        """Wait a moment, or until the master says who owns what."""
+        """Wait for ``RETRY_S``, or until the master announces new locations."""
         await asyncio.wait({self._arranging()}, timeout=RETRY_S)
 
     def _arranging(self) -> asyncio.Future[None]:
@@ -153,26 +154,26 @@ class Owners:
 
 
 ON_THEIR_WAY = 2
-"""Pushes of a replica that are not acknowledged yet; the next one waits."""
+"""Maximum number of a replica's unacknowledged pushes. The next push waits."""
 NONE = np.zeros(0, np.float32)
 HELD = 4
-"""Pushes of a replica that are not safe yet; then it has copies made, and waits."""
+"""Maximum number of a replica's unsafe pushes. Then it has the servers update their backups, and waits."""
 LARGE = 1 << 16
-"""A push of more values lets the fetch beside it go first, while the replica computes longer than it waits; a smaller one has few bytes."""
+"""A push with more values lets the next fetch go first, if the replica computes longer than it waits."""
 
 
 @dataclass(slots=True)
 class Fetched:
-    """The weights as all shards had them.
+    """The weights that one fetch returned from all servers.
 
     Args:
-        weights: Values that are trained. Of one's own.
-        rest: The others.
-        versions: Of each shard.
-        received: Pushes in each.
-        numbers: Of each the number of the replica's last push of this round that is in it, from 0; -1 for none.
-        epochs: Of each how often it was given to a worker.
-        safe: Of each the pushes that are in all its copies.
+        weights: Trained values. The caller may change the array.
+        rest: The other values.
+        versions: Version of each server.
+        received: Number of pushes in each server.
+        numbers: For each server, the number of the replica's last push of this round in it, from 0; -1 for none.
+        epochs: Term of each server.
+        safe: For each server, the number of pushes that all of its backups contain.
     """
 
     weights: Row
@@ -186,13 +187,13 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class _Push:
-    """What a replica keeps of a push until it is safe.
+    """A push, as a replica keeps it until it is safe.
 
     Args:
-        number: From 0, in its round.
-        read: Version of each shard that it was made from.
-        gradient: Of all shards.
-        rest: Change of the values that are not trained.
+        number: Number of the push in its round, from 0.
+        read: Version of each server that it was computed from.
+        gradient: Gradient for all servers.
+        rest: Change of the untrained values.
     """
 
     number: int
@@ -207,19 +208,19 @@ class ModelReplica:
 
     Args:
         id: Number, from 0.
-        life: How often it was carried, of all of its rounds.
+        life: Its incarnation, counted over all of its rounds.
         round: Number of the round, from 0.
-        steps: Steps that it makes.
-        owners: Where the shards are.
+        steps: Number of its steps.
+        owners: Locations of the servers.
         cadence: When it fetches and pushes.
-        numbers: Of each shard the number of the first push that is not there: of an earlier life some may be.
-        epochs: Of each shard how often it was given to a worker, when that was asked.
+        numbers: For each server, the number of the first push that it lacks. An earlier incarnation may have pushed.
+        epochs: Term of each server when ``numbers`` was read.
 
     Attributes:
-        first: Number of the first push that some shard lacks: this life begins with its steps.
-        done: Steps so far, of this life.
-        read: Version of each shard that it computes with.
-        lost: Of each shard pushes of this round that were lost with it.
+        first: Number of the first push that some server lacks. This incarnation begins with its steps.
+        done: Number of steps so far in this incarnation.
+        read: Version of each server in the current weights.
+        lost: For each server, the number of this round's pushes that were lost with it.
     """
 
     id: int
@@ -245,15 +246,15 @@ class ModelReplica:
         self._sending: deque[asyncio.Future[None]] = deque()
         self._turn = asyncio.Lock()
         self._unsafe: deque[_Push] = deque()
-        self._forgotten = self.first  # the number behind the last push that is safe
-        self._answers: dict[int, list[tuple[int, int] | None]] = {}  # of each push, for each shard, place and staleness
+        self._forgotten = self.first  # the number after the last safe push
+        self._answers: dict[int, list[tuple[int, int] | None]] = {}  # push -> for each server, place and staleness
         self._falls: list[list[tuple[int, int]]] = [[] for _ in self.numbers]
         self._safe = [0 for _ in self.numbers]
-        self._taken_at, self._waited_s = 0.0, 0.0  # when weights were taken last, and how long that had waited
+        self._taken_at, self._waited_s = 0.0, 0.0  # time of the last take, and how long it waited
 
     @property
     def seen(self) -> list[list[int]]:
-        """Of each fetch that was taken, for each shard how many pushes were in it; ``KNOWN`` where these were undone since."""
+        """For each fetch and server, the number of pushes in it; ``KNOWN`` if some of them were undone since."""
         return [
             [
                 KNOWN if any(since > epoch and at < received for since, at in falls) else received
@@ -264,7 +265,7 @@ class ModelReplica:
 
     @property
     def pushes(self) -> list[list[int]]:
-        """Of each push its number, for each shard its staleness, and for each how many pushes were before it."""
+        """For each push: its number, then for each server its staleness, then for each the number of earlier pushes."""
         whole = ((number, answers) for number, answers in sorted(self._answers.items()) if None not in answers)
         return [
             [number, *(one[1] for one in answers if one), *(one[0] for one in answers if one)]
@@ -272,14 +273,14 @@ class ModelReplica:
         ]
 
     async def take(self, unpushed: Row | None, rate: float) -> tuple[Row, Row]:
-        """Have the weights of a fetch, and begin the next one if there is a step to take it.
+        """Return the weights of the current fetch, and begin the next one if a later step needs it.
 
         Args:
             unpushed: Sum of the gradients that are not pushed yet; None for none.
             rate: Local learning rate: how far an own gradient moves the weights.
 
         Returns:
-            Values that are trained, as own gradients have moved them on; the others.
+            The trained values, moved by the replica's own recent gradients; the other values.
         """
         clock = asyncio.get_running_loop().time
         begun = clock()
@@ -304,16 +305,16 @@ class ModelReplica:
         return found.weights, found.rest
 
     async def push(self, gradient: Row, rest: Row) -> None:
-        """Send a push behind the last one, and wait only if that is not far.
+        """Send a push after the last one. Wait only if too many pushes are unacknowledged.
 
         Args:
-            gradient: Sum of the gradients since the last one. It is kept.
-            rest: Change of the values that are not trained.
+            gradient: Sum of the gradients since the last push. The client keeps the array.
+            rest: Change of the untrained values.
         """
         number, self._next = self._next, self._next + 1
         self._lacking.append((number, gradient))
         push = _Push(number, list(self.read), gradient, rest)
-        self._answers[number] = [(KNOWN, 0) if number < known else None for known in self.numbers]  # of an earlier life
+        self._answers[number] = [(KNOWN, 0) if number < known else None for known in self.numbers]  # pushed before
         computes = asyncio.get_running_loop().time() - self._taken_at > self._waited_s
         yields = computes and len(gradient) > LARGE
         self._sending.append(asyncio.ensure_future(self._send(push, self._begun + 1 if yields else 0)))
@@ -321,14 +322,14 @@ class ModelReplica:
             await self._sending.popleft()
 
     def skip(self) -> None:
-        """Leave out a push that cannot be used: what was on its way to be taken is not, and the next fetch is as the first one."""
+        """Leave out an unusable push. Cancel the current fetch, so that the next one starts at the servers' values."""
         self._next += 1
         if self._fetching is not None:
             self._fetching.cancel()
             self._fetching = None
 
     async def pushed(self) -> None:
-        """Wait until all pushes are safe, and all that was fetched."""
+        """Wait until all pushes are safe, and all pushes that were fetched."""
         while self._sending:
             await self._sending.popleft()
         async with self._turn:
@@ -336,7 +337,7 @@ class ModelReplica:
             self._forget()
 
     def end(self) -> None:
-        """End what is under way."""
+        """Cancel the current fetch and pushes."""
         for one in (self._fetching, *self._sending):
             if one is not None:
                 one.cancel()
@@ -360,7 +361,7 @@ class ModelReplica:
             [int(one["safe"]) for one in found],
         )
 
-    # -- on their way: one at a time of each replica, to all shards at once ------------------------------------------------
+    # -- pushes: one at a time for each replica, to all servers at once -----------------------------------------------
 
     async def _send(self, push: _Push, fetches: int) -> None:
         async with self._turn:
@@ -373,13 +374,13 @@ class ModelReplica:
                 self._forget()
 
     async def _fetches_ended(self, number: int) -> None:
-        """Let the fetches up to one have the links: the next step waits for it, and for a push nobody does."""
+        """Let earlier fetches use the links first: the next step waits for a fetch, but no step waits for a push."""
         while self._fetching is not None and self._begun <= number and not self._fetching.done():
             await asyncio.wait({self._fetching})
-            await asyncio.sleep(0)  # whoever took it begins the next one
+            await asyncio.sleep(0)  # the waiting step takes it and begins the next one
 
     async def _bring(self, shard: int) -> None:
-        """See that a shard has all pushes up to now, wherever it is by then."""
+        """Send all pushes that a server lacks, wherever it is."""
         while True:
             epoch = self.owners.epochs[shard]
             try:
@@ -400,7 +401,7 @@ class ModelReplica:
         return int(found[0]), int(found[1])
 
     async def _resume(self, shard: int, epoch: int) -> None:
-        """Find out what a shard has of this replica that was given to another worker, and take note of what it lacks."""
+        """Ask a new owner for the replica's last push that it has, and note the pushes that it lacks."""
         told = await self.owners.of(shard, "resume", self.id, self.life, self.round, epoch=epoch)
         reached, at, tau = map(int, told["last"] or (-1, KNOWN, 0))
         for push in self._unsafe:
@@ -408,10 +409,10 @@ class ModelReplica:
             if push.number > reached:
                 answers[shard] = None
             elif answers[shard] is None:
-                answers[shard] = at, tau  # its answer was lost; no two wait for theirs
+                answers[shard] = at, tau  # its answer was lost; at most one push waits for an answer
         for number in range(
             reached + 1, self._forgotten
-        ):  # not to be sent again; of numbers that were skipped nothing is lost
+        ):  # pushes that cannot be sent again; skipped numbers lose nothing
             if number in self._answers:
                 self._answers[number][shard] = KNOWN, 0
             self.lost[shard] += number in self._answers or number < self.first
@@ -419,7 +420,7 @@ class ModelReplica:
         self._safe[shard], self.epochs[shard] = 0, epoch
 
     async def _make_safe(self, shard: int, number: int | None = None) -> None:
-        """Wait until a shard's copies have all pushes up to one; by default all that there are, and all that was fetched."""
+        """Wait until a server's backups have all pushes up to one; by default all pushes, and all that were fetched."""
         while True:
             await self._bring(shard)
             places = [one.number for one in self._unsafe if number is None or one.number <= number]
@@ -440,7 +441,7 @@ class ModelReplica:
         return answer[0]
 
     def _forget(self) -> None:
-        """Let go of pushes that are safe."""
+        """Forget safe pushes."""
         while self._unsafe:
             first = self._unsafe[0]
             for shard, answer in enumerate(self._answers[first.number]):
@@ -451,13 +452,13 @@ class ModelReplica:
 
 
 def _read(worker: int, values: Any, part: Slice) -> Row:
-    """Values as they came from a shard.
+    """Return decoded values from a server.
 
     Raises:
         Unreached: They do not fit.
     """
     size = part[1] - part[0]
-    if isinstance(values, dict):  # a codec has made them smaller
+    if isinstance(values, dict):  # encoded by a codec
         try:
             (values,) = decode_update(cast(EncodedUpdate, values), [np.broadcast_to(np.float32(0), (size,))])
         except ConfigError as error:
@@ -469,13 +470,13 @@ def _read(worker: int, values: Any, part: Slice) -> Row:
 
 
 async def replicas_of(owners: Owners, task: Task, steps: Sequence[int], cadence: Cadence) -> list[ModelReplica]:
-    """The replicas of a slot, as its round begins.
+    """Return the replicas of a slot at the beginning of its round.
 
     Args:
-        owners: Where the servers are.
-        task: The round; its weights say which replicas it has.
-        steps: Of each replica.
-        cadence: When each fetches and pushes.
+        owners: Locations of the servers.
+        task: The round. Its weights entry names its replicas.
+        steps: Number of steps of each replica.
+        cadence: When each replica fetches and pushes.
     """
     told = task.weights
     ids, life = told["replicas"], told["life"]
@@ -497,7 +498,7 @@ async def replicas_of(owners: Owners, task: Task, steps: Sequence[int], cadence:
 
 
 def record(replicas: list[ModelReplica]) -> dict[str, Any]:
-    """What the master is told of a round's pushes and fetches, and of each shard how many pushes are lost with it."""
+    """Return a round's pushes and fetches, and the number of lost pushes by server, for the master's reply."""
     return {
         "pushes": [[one.id, *push] for one in replicas for push in one.pushes],
         "fetches": [[one.id, *fetch] for one in replicas for fetch in one.seen],

@@ -1,13 +1,14 @@
-"""Downpour SGD. Runs on the master, which sees no weights unless somebody looks.
+"""Downpour SGD. Runs on the master, which has no weights unless a callback needs them.
 
-K replicas, the slots' or several in each, train at their own pace; the weights are in shards on the workers (Dean et al. 2012, section 4.1)::
+K replicas, one or several in each slot, train at their own pace. The weights are in servers on the workers (Dean et
+al. 2012, section 4.1)::
 
-    give each shard its slice; let the replicas know where they are
-    a slot's round: its replicas fetch from the shards and push to them, n_fetch and n_push steps apart, and train meanwhile
-    a reply says which versions its fetches saw, and how stale its pushes were
+    give each server its range; tell the replicas where the servers are
+    a slot's round: its replicas fetch every n_fetch steps, push every n_push steps, and train meanwhile
+    a reply says which versions its fetches returned, and how stale its pushes were
 
-A slot whose worker is lost is carried again by another one, which begins behind the last push that all shards have: each push counts once. The
-weights come to the master at the end, and go into checkpoints from the shards.
+If a worker is lost, another worker carries its slot again, from the last push that all servers have. So each push
+counts once. The master receives the weights at the end. Servers write them into checkpoints.
 """
 
 from __future__ import annotations
@@ -48,21 +49,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """Replicas push gradients to shards of the weights.
+    """Training by replicas that push gradients to servers.
 
     Args:
         how: The settings of Downpour.
-        weights_codec: How weights travel to replicas.
+        weights_codec: Codec of weights from servers to replicas.
     """
 
     how: Downpour
     weights_codec: Outward
 
     def begin(self, run: Run) -> None:
-        """Shards have the state of their rule."""
+        """Do nothing: the servers have the state of the push rule."""
 
     async def train(self, run: Run) -> None:
-        """Train until every slot has done its rounds or the run is to end; the master ends with the weights."""
+        """Train until all slots have done their rounds or the run ends. Bring the final weights to the master."""
         there = run.exchange.weights_out
         assert isinstance(there, Members)
         serving = Serving(run, there, self.how, self.weights_codec)
@@ -77,33 +78,33 @@ class Replicas:
 
 
 WARM = 200
-"""Steps of the shards before all replicas begin, if the first one has as many in the first half of its first round."""
+"""Steps by the first replica alone before the others begin; at most half of its first round."""
 EVERY = 8
-"""Pushes that a shard takes before its copies get them, or as many as there are replicas if these are more."""
+"""Pushes between two backups of a server, or the number of replicas if it is larger."""
 ATTEMPTS = 2
-"""To have weights evaluated on workers: if a shard is another worker's meanwhile, the first is in vain."""
+"""Attempts to have workers evaluate weights. The first one fails if a server is handed over meanwhile."""
 LOOK_S = 0.25
-"""How often the owners of shards are asked for their versions."""
+"""Seconds between two requests for the servers' versions."""
 
 
 class OnShards(Elsewhere):
-    """In the place of weights that are on the shards."""
+    """Represents weights that are on the servers."""
 
     why = "the weights of now are on the workers: with mode='downpour' the master has them after a checkpoint and at the end"
     hint = "set checkpoint_every to have them here that often"
 
 
 class Serving:
-    """The shards of one run, as the master sees them.
+    """The servers of one run, on the master.
 
     Args:
         run: The run.
-        there: Where its tasks find them.
+        there: Where the run's tasks find the servers.
         how: The settings of Downpour.
-        codec: How weights travel to replicas.
+        codec: Codec of weights from servers to replicas.
 
     Raises:
-        ConfigError: No weight is trained, there are fewer replicas than slots, or more shards than values.
+        ConfigError: No weight is trained, there are fewer replicas than slots, or more servers than values.
     """
 
     def __init__(self, run: Run, there: Members, how: Downpour, codec: Outward) -> None:
@@ -119,7 +120,7 @@ class Serving:
             why = f"shards keep float32 values, so {len(wide)} weights of type float64 lose digits; the first is {wide[0]!r}"
             run.crew.emit(Warned(about="model", why=why))
         beside = set(range(len(weights))) - {*self._rows.trained, *self._rows.rest}
-        self._others = [one if i in beside else None for i, one in enumerate(weights)]  # that no shard has
+        self._others = [one if i in beside else None for i, one in enumerate(weights)]  # weights that no server has
         self._replicas = how.replicas or run.slots
         check(how.replica_refusals(self._replicas, run.slots))
         if self._replicas > run.slots and run.facts.files is not None and not run.facts.files.on_disk:
@@ -129,12 +130,12 @@ class Serving:
             )
         self._layers = [name.rpartition("/")[0] or name for name in run.facts.names] if how.cut == "layers" else None
         if how.shards:
-            self._rows.cut(how.shards, self._layers)  # what cannot be is refused before a worker is given anything
+            self._rows.cut(how.shards, self._layers)  # refuse impossible settings before a worker receives anything
         n = how.softsync or self._replicas
         self._collects = self._replicas // n
         self._placement = Placement(run, there, how, self._restored)
         self._lives = itertools.count(1 + last_life(run.state.get(META)))
-        self._brought = run.version  # the commit whose weights are here
+        self._brought = run.version  # the commit whose weights are on the master
         self._home = run.progress.snapshot()
         self._moments = itertools.count(1)
         self._warned = False
@@ -143,10 +144,10 @@ class Serving:
         self._warm = how.warm_start if how.warm_start is not None else self._some_pushes()
         there.begin, there.says = self._begin, self.told
 
-    # -- before and while replicas train ----------------------------------------------------------------------------------
+    # -- before and while replicas train ------------------------------------------------------------------------------
 
     def told(self, slot: int, number: int) -> dict[str, Any]:
-        """What a task says of its replicas, each time that it goes to a worker."""
+        """Return a task's entry about its replicas. Each call begins a new incarnation."""
         ids = list(range(slot, self._replicas, self._run.slots))
         return {
             "replicas": ids,
@@ -156,12 +157,12 @@ class Serving:
         }
 
     def may_begin(self, slot: int, number: int) -> bool:
-        """Whether a slot's round may begin: at first the first replica is alone for a while."""
+        """Return whether a slot's round may begin. At first, only the first replica trains for a while."""
         first = self._run.progress.slot_rounds[0]
         return slot == 0 or first > 0 or self.version >= self._warm
 
     async def watch(self) -> None:
-        """Look at the shards as long as replicas train: how far they are, and whether their workers are there."""
+        """Check the servers while replicas train: their versions, and whether their workers are present."""
         warming = True
         while True:
             await asyncio.sleep(LOOK_S / 5 if warming else LOOK_S)
@@ -172,7 +173,7 @@ class Serving:
                 found = await self._placement.versions()
                 await self._placement.balance()
             except ClusterTooSmall:
-                return  # the crew has it
+                return  # the crew reports it
             for replica, at in self._placement.reached.items():
                 if at != before.get(replica):
                     self._run.crew.progressed(replica % self._run.slots)
@@ -184,10 +185,10 @@ class Serving:
                     self._run.loops.turn()
 
     async def _begin(self) -> None:
-        """See that the shards are on workers, and that all know where they are.
+        """Make sure that the servers are on workers, and that all workers know their locations.
 
         Raises:
-            ClusterTooSmall: One is lost, and there is nothing to go on from.
+            ClusterTooSmall: A server is lost, and there is no backup or checkpoint to continue from.
         """
         if self._placement.owners:
             await self._placement.look()
@@ -196,14 +197,14 @@ class Serving:
             parts = self._rows.cut(self._shards_wanted(self._placement.places()), self._layers)
             await self._placement.give(parts, self._facts(parts, self._run.weights, self._run.state))
 
-    # -- what came of it --------------------------------------------------------------------------------------------------
+    # -- after a round ------------------------------------------------------------------------------------------------
 
     async def committed(self, reply: Reply) -> None:
         """Count a slot's round.
 
         Raises:
-            ConnectError: Its worker did not reach a shard whose worker is there.
-            ClusterTooSmall: That one is lost.
+            ConnectError: Its worker did not reach a server, although the server's worker is present.
+            ClusterTooSmall: The server's worker is lost.
         """
         run, told = self._run, reply.pushed or {}
         if "peer" in told:
@@ -238,7 +239,7 @@ class Serving:
             self._brought, self._home = run.version, run.progress.snapshot()
 
     async def settle(self) -> None:
-        """End with weights that are here: those of now, or if these are lost those of the last time, and nothing of the rounds since."""
+        """Bring the final weights to the master. If they are lost, go back to the last weights here and their round."""
         run, progress = self._run, self._run.progress
         if not self._placement.owners:
             return
@@ -259,7 +260,7 @@ class Serving:
     # -- parts --------------------------------------------------------------------------------------------------------
 
     def _some_pushes(self) -> int:
-        """Half of the pushes of the first replica's first round, or ``WARM``."""
+        """Return half of the pushes of the first replica's first round, at most ``WARM``."""
         run = self._run
         if self._replicas == 1 or not run.progress.epochs:
             return 0
@@ -270,7 +271,7 @@ class Serving:
         return min(WARM, pushes // 2)
 
     def _shards_wanted(self, workers: int) -> int:
-        """Number of shards: that of the checkpoint, or what is asked for."""
+        """Return the number of servers: from the checkpoint, or from the settings."""
         if META in self._run.state and STATE in self._run.state:
             return len(self._run.state[META][0])
         most = (
@@ -282,10 +283,10 @@ class Serving:
         return wanted
 
     def _restored(self, shard: int) -> tuple[dict[str, Any], str]:
-        """What a shard was when it was here last, and what is lost of it since.
+        """Return a server's facts when the master had them last, and a sentence about the pushes lost since.
 
         Raises:
-            ClusterTooSmall: There is no checkpoint; the text goes on behind what happened.
+            ClusterTooSmall: There is no checkpoint. The text continues a sentence about the loss.
         """
         home = self._home
         if self._run.keeper is None or not home.version:
@@ -303,7 +304,7 @@ class Serving:
         )
 
     def _facts(self, parts: Sequence[Any], weights: Weights, state: dict[str, Weights]) -> list[dict[str, Any]]:
-        """What each shard begins with, of whole weights and what is kept with them."""
+        """Return each server's initial facts, from whole weights and the state that belongs to them."""
         rows, slices = self._rows, getattr(weights, "slices", None)
         if slices is None:
             trained, rest = rows.row(weights, rows.trained), rows.row(weights, rows.rest)
@@ -321,7 +322,7 @@ class Serving:
             if slices is None:
                 one |= {"weights": trained[begin:end], "rest": rest[low:high]}
                 one |= {"state": [row[begin:end] for row in state.get(STATE, ())]}
-            else:  # whoever is to own it reads it
+            else:  # the server's owner reads its values
                 names = [name.partition(" ")[2] for name, _, _ in slices.sliced[WEIGHTS]]
                 one |= {"part": parts[shard], "names": names, "slices": slices}
                 one |= {"restored": len(slices.sliced.get(PUSHED, ()))}
@@ -331,10 +332,10 @@ class Serving:
         return found
 
     async def _bring(self) -> Weights:
-        """The weights of now; what shards keep is in the run's state with them.
+        """Bring the current weights to the master, and the servers' state into the run's state.
 
         Raises:
-            ClusterTooSmall: A worker that owned one is lost.
+            ClusterTooSmall: The worker of a server is lost.
         """
         calls = (self._placement.call(shard, "snapshot") for shard in range(len(self._placement.owners)))
         found = [dict(one) for one in await asyncio.gather(*calls)]
@@ -351,11 +352,11 @@ class Serving:
     async def _evaluated(
         self, worker: int, app: App, part: str, batch_size: int = EVALUATION_BATCH
     ) -> dict[str, float] | None:
-        """Have the weights of now evaluated; see ``Members``.
+        """Have workers evaluate the current weights; see ``Members.evaluated``.
 
         Args:
-            worker: The one that is asked first: it has nothing else to do.
-            app, part, batch_size: See there.
+            worker: The worker to ask first, because it is idle.
+            app, part, batch_size: Arguments of ``Members.evaluated``.
         """
         at = sorted(self._there.members(), key=lambda one: (one[0] != worker, one))
         found = None
@@ -372,7 +373,7 @@ class Serving:
         await asyncio.gather(*(self._placement.call(n, "mark", moment) for n in range(len(self._placement.owners))))
 
     async def _written(self, writing: Writing) -> None:
-        """Have the owners of the shards write them into a checkpoint."""
+        """Have the owners write their servers into a checkpoint."""
         slices, names, rows = writing.slices, self._run.facts.names, self._rows
 
         async def one(shard: int) -> dict[str, Any]:
@@ -395,11 +396,11 @@ class Serving:
         writing.after = len(found)
 
     async def _unreached(self, worker: int, told: dict[str, Any]) -> None:
-        """Raise what kept a replica from a shard.
+        """Raise the error that kept a replica from a server.
 
         Raises:
-            ClusterTooSmall: Its worker is lost.
-            ConnectError: It is there.
+            ClusterTooSmall: The server's worker is lost.
+            ConnectError: The server's worker is present.
         """
         await self._placement.versions()
         raise ConnectError(
@@ -409,11 +410,11 @@ class Serving:
 
 
 STATE, META = "push", "shards"
-"""Groups of the run's state: what rules keep, as rows; and of each shard what else it is."""
+"""Groups of the run's state: the rows of the push rules; and the numbers of each server."""
 
 
 def facts_of_meta(meta: Weights, shard: int) -> dict[str, Any]:
-    """What a shard begins with of what is no row."""
+    """Return a server's initial facts that are not rows, from ``meta_of``."""
     numbers, factors, last = meta
     return {
         **dict(zip(("version", "received", "count"), map(int, numbers[shard]), strict=True)),
@@ -423,7 +424,7 @@ def facts_of_meta(meta: Weights, shard: int) -> dict[str, Any]:
 
 
 def meta_of(found: Sequence[dict[str, Any]]) -> Weights:
-    """Of each shard what is no row, as arrays."""
+    """Return the facts of each server that are not rows, as arrays."""
     last = [[shard, *row] for shard, one in enumerate(found) for row in one["last"]]
     return [
         np.array([[one["version"], one["received"], one["count"]] for one in found], np.int64),
@@ -433,10 +434,10 @@ def meta_of(found: Sequence[dict[str, Any]]) -> Weights:
 
 
 def joined(parts: Sequence[Row], size: int) -> Row:
-    """A row of its slices.
+    """Join the ranges of a row.
 
     Raises:
-        ConfigError: They are of another length or type.
+        ConfigError: They have another length or type.
     """
     row = np.concatenate(parts)
     if row.shape != (size,) or row.dtype != np.float32:
@@ -445,5 +446,5 @@ def joined(parts: Sequence[Row], size: int) -> Row:
 
 
 def last_life(meta: Weights | None) -> int:
-    """The last life of any replica, in a run that goes on."""
+    """Return the last incarnation of any replica in the checkpoint that the run resumes from; 0 for none."""
     return 0 if meta is None or not meta[2].size else int(meta[2][:, 2].max())

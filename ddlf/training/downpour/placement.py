@@ -1,9 +1,9 @@
-"""Who owns each shard of a run of Downpour and who has its copies, as workers come and go. Runs on the master, which alone decides it.
+"""The owner and the backups of each Downpour server, as workers come and go. Runs on the master, which alone decides.
 
-A shard whose worker is lost is taken over by one that has a copy, and gets a new copy elsewhere. A worker that joins takes one from whoever has two
-more; one that takes no part any more hands its own on. Workers of their own for the shards train no slot: one that joins takes the place of one that
-is lost. Each time a shard changes hands its *epoch* grows, so that an owner that wakes up late is
-refused.
+When a worker is lost, workers with backups take over its servers, and the servers get new backups elsewhere. A worker
+that joins receives a server from a worker that has two more. A worker that leaves the run hands its servers on. Workers
+set aside for servers train no slot. If one of them is lost, the next worker that joins replaces it. Each change of the
+owner raises the server's *term* (``epoch``), so that a late earlier owner is refused.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ if TYPE_CHECKING:
     from ddlf.training.spec import Downpour
 
 TELL_S = 1.0
-"""How long all are waited for as they are told who owns what; a worker that hangs hears of it when it goes on."""
+"""How long to wait for all workers to receive new locations. A worker that hangs receives them when it continues."""
 HAND_ON_S = 30.0
-"""How long a worker may take to hand a shard on."""
+"""Time limit for a worker to hand a server on."""
 
 Restore = Callable[[int], tuple[dict[str, Any], str]]
-"""From a shard to what it was when the master had it last, and in words since when it is lost."""
+"""Returns the facts of a server when the master had them last, and a sentence about the pushes lost since."""
 
 
 class Placement:
-    """The shards of one run.
+    """The servers of one run.
 
     Args:
         run: The run.
         there: Its workers.
         how: The settings of Downpour.
-        restore: Gives a shard without an owner and a copy. Raises ClusterTooSmall if there is nothing to go on from.
+        restore: Returns the facts of a server without an owner and backup. Raises ClusterTooSmall if there are none.
 
     Attributes:
-        owners: The worker of each shard; empty before they are given out.
-        parts: Slices of each, of both rows.
-        reached: Round and number of the last push of each replica that was seen.
+        owners: The worker of each server; empty before the servers are given to workers.
+        parts: For each server, its ranges of both rows.
+        reached: Round and number of the last known push of each replica.
 
     Raises:
-        ConfigError: There are too few workers for the copies, or none would be left to train.
+        ConfigError: There are too few workers for the backups, or none would be left to train.
     """
 
     def __init__(self, run: Run, there: Members, how: Downpour, restore: Restore) -> None:
@@ -76,11 +76,11 @@ class Placement:
         self._telling: set[asyncio.Task[None]] = set()
 
     async def give(self, parts: Sequence[Any], facts: Sequence[dict[str, Any]]) -> None:
-        """Give the shards to workers, all of which hear where they are.
+        """Give the servers to workers, and announce their locations to all workers.
 
         Args:
-            parts: Of each shard its slices.
-            facts: What each begins with.
+            parts: For each server, its ranges of both rows.
+            facts: Initial facts of each server.
         """
         async with self._one_at_a_time:
             epoch = 1
@@ -106,10 +106,10 @@ class Placement:
             await self._arrange()
 
     async def look(self) -> None:
-        """See that each shard, and each copy, is on a worker that takes part.
+        """Make sure that each server and each backup is on a worker of the run.
 
         Raises:
-            ClusterTooSmall: One is lost, and there is nothing to go on from.
+            ClusterTooSmall: A server is lost, and there is no backup or checkpoint to continue from.
         """
         there = self._there.members()
         for owner in dict.fromkeys(self.owners):
@@ -124,7 +124,7 @@ class Placement:
                 await self._arrange()
 
     async def meet(self) -> None:
-        """Let workers know of the shards that have been introduced to the others since."""
+        """Announce the servers to workers that were introduced since the last announcement."""
         async with self._one_at_a_time:
             alive = self._alive()
             if new := alive.keys() - self._arranged:
@@ -133,7 +133,7 @@ class Placement:
                 await self._arrange()
 
     async def balance(self) -> None:
-        """Have a worker that has joined take a shard, if another one has two more, or one that is not to have any."""
+        """Move a server to a worker with at least two fewer servers, or away from a worker that should have none."""
         alive = self._alive()
         pool = [one for one in self._pool(alive) if one in self._arranged]
         load = Counter(dict.fromkeys(pool, 0))
@@ -151,10 +151,10 @@ class Placement:
                 await self._arrange()
 
     async def call(self, shard: int, verb: str, *arguments: Any) -> Any:
-        """What the owner of a shard answers, whoever that is by then.
+        """Call the current owner of a server, and return its answer.
 
         Raises:
-            ClusterTooSmall: It is lost, and there is nothing to go on from.
+            ClusterTooSmall: The server is lost, and there is no backup or checkpoint to continue from.
         """
         while True:
             owner, epoch = self.owners[shard], self._epochs[shard]
@@ -171,10 +171,10 @@ class Placement:
                 await self.lost(owner, error)
 
     async def versions(self) -> list[int]:
-        """Steps of each shard; of some whose worker was lost at that moment none.
+        """Return the number of steps of each server. Servers whose worker is lost during the call are missing.
 
         Raises:
-            ClusterTooSmall: One is lost, and there is nothing to go on from.
+            ClusterTooSmall: A server is lost, and there is no backup or checkpoint to continue from.
         """
 
         async def of(owner: Member, worker: ProxyWorker) -> list[int]:
@@ -194,14 +194,14 @@ class Placement:
         return [version for versions in await asyncio.gather(*asking) for version in versions]
 
     async def lost(self, owner: Member, error: Exception | None) -> None:
-        """Have others take over what a worker owned.
+        """Have other workers take over the servers of a worker.
 
         Args:
             owner: The worker.
-            error: What happened to it; None if it takes no part any more.
+            error: The error that lost it; None if it has left the run.
 
         Raises:
-            ClusterTooSmall: There is nothing to go on from.
+            ClusterTooSmall: There is no backup or checkpoint to continue from.
         """
         async with self._one_at_a_time:
             if owner not in self.owners:
@@ -215,17 +215,17 @@ class Placement:
             await self._arrange()
 
     async def close(self) -> None:
-        """End what still goes on."""
+        """Cancel announcements that are still under way."""
         await end_all([*self._telling])
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
     def places(self) -> int:
-        """How many workers may have shards: those of their own, or all."""
+        """Return the number of workers that may have servers: workers set aside for servers, or all."""
         return len(self._pool(self._there.members()))
 
     def _replace_servers(self, alive: Collection[Member], new: Collection[Member]) -> None:
-        """Have workers that are here for the first time take the places of workers of the shards that are lost."""
+        """Replace lost workers that were set aside for servers by workers that have just joined."""
         crew, here = self._run.crew, {number for number, _ in alive}
         for number in sorted({number for number, _ in new} - self._met):
             if gone := crew.spared - here:
@@ -233,7 +233,7 @@ class Placement:
         self._met |= here
 
     def _pool(self, alive: Collection[Member]) -> list[Member]:
-        """Those of some workers that may have shards: of their own as long as one is there, or all."""
+        """Return the workers that may have servers: those set aside for them, while one is present, otherwise all."""
         own = [one for one in alive if one[0] in self._run.crew.spared]
         return sorted(own or alive)
 
@@ -243,7 +243,7 @@ class Placement:
         }
 
     async def _own(self, worker: ProxyWorker, epoch: int, shard: int, facts: dict[str, Any], falls: Any) -> None:
-        """Have a worker own a shard, whose values it has from here or from the ``slices`` of a checkpoint."""
+        """Have a worker own a server. Its values are in ``facts``, or in the ``slices`` of a checkpoint."""
         told = {name: value for name, value in facts.items() if name != "slices"}
         if "slices" in facts:
             await self._there.restoring.give(worker, facts["slices"], [shard])
@@ -251,7 +251,7 @@ class Placement:
         self._run.crew.served(worker.id)
 
     async def _replace(self, shard: int, owner: Member, why: str) -> None:
-        """Give a shard to a worker that has a copy, or what the master has left of it to any."""
+        """Give a server to a worker with a backup, or give the master's last facts of it to any worker."""
         for holder in self._holders[shard]:
             if (worker := self._alive().get(holder)) is not None and await self._take_over(shard, holder, worker):
                 self._warn(
@@ -293,7 +293,7 @@ class Placement:
             return
 
     async def _take_over(self, shard: int, holder: Member, worker: ProxyWorker, *, whole: bool = False) -> bool:
-        """Have a worker own a shard of which it has a copy."""
+        """Have a worker with a backup own the server. Return whether it does."""
         self._epochs[shard] += 1
         try:
             falls = await worker.call(self._role, "take_over", self._epochs[shard], shard, self._falls[shard], whole)
@@ -304,7 +304,7 @@ class Placement:
         return True
 
     async def _handed_on(self, shard: int, owner: Member) -> bool:
-        """Have a worker that takes no part any more, and is there all the same, hand a shard on."""
+        """Have a worker that has left the run, but is still connected, hand a server on. Return whether it did."""
         proxies = {worker.id: worker for worker in self._there.proxies()}
         worker, alive = proxies.get(owner[0]), self._alive()
         if worker is None or not worker.connected or owner in self._there.members() or not alive:
@@ -319,7 +319,7 @@ class Placement:
         return True
 
     async def _hand_on(self, shard: int, worker: ProxyWorker, to: Member, other: ProxyWorker) -> bool:
-        """Have a worker give all that a shard is to another one, which owns it then."""
+        """Have a worker send a server's whole state to another one, which then owns it. Return whether it does."""
         epoch, owner = self._epochs[shard], self.owners[shard]
         told = [to[0], *(number for number, _ in self._holders[shard] if number != to[0])]
         try:
@@ -330,11 +330,11 @@ class Placement:
             return True
         self._epochs[shard] = epoch + 1
         if not await self._take_over(shard, owner, worker, whole=True):
-            self._epochs[shard] = epoch  # it is lost, too, which will be noticed; until then its copies are good
+            self._epochs[shard] = epoch  # the owner is lost, too, which is noticed later; its backups stay valid
         return False
 
     async def _arrange(self) -> None:
-        """Choose who has copies, and tell all."""
+        """Choose the workers with backups, and announce all locations."""
         alive = self._alive()
         known = [one for one in sorted(alive) if one in self._arranged]
         held = Counter(holder for holders in self._holders for holder in holders)
@@ -342,7 +342,7 @@ class Placement:
         for shard, owner in enumerate(self.owners):
             holders = [one for one in self._holders[shard] if one in alive and one != owner]
             place = known.index(owner) if owner in known else 0
-            others = [*known[place + 1 :], *known[:place]]  # the next ones first, on other machines if there are any
+            others = [*known[place + 1 :], *known[:place]]  # the next workers first, preferably on other machines
             rest = [one for one in others if one != owner and one not in holders]
             rest.sort(
                 key=lambda one: (

@@ -1,7 +1,7 @@
-"""A worker in Downpour SGD: it carries the replicas of a slot, which share its model. Runs in the executor.
+"""A worker in Downpour SGD: it carries the replicas of a slot, which share one model. Runs in the executor.
 
-The replicas take turns in one ``fit``, some batches each: whose turn it is is drawn at random from the seed. Between two steps a callback
-has the model become another replica, hands over what is to be pushed, and takes the weights that were fetched.
+The replicas take turns in one ``fit``, some batches each. The order is drawn at random from the seed. Between two steps
+a callback switches the model to another replica, hands over pushes, and takes fetched weights.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ Work = Callable[[], Coroutine[Any, Any, Any]]
 
 
 class Stopped(Exception):
-    """Training is to end while it waits for a shard."""
+    """Training is to stop while it waits for a server."""
 
 
 @dataclass(slots=True)
 class _Kept:
-    """What a replica is while the model is another one: its values, and what it has not pushed."""
+    """The state of a replica while the model is another one: its values, and its unpushed gradients."""
 
     weights: Row | None
     rest: Row
@@ -56,22 +56,22 @@ class _Kept:
 
 
 class Turns:
-    """The replicas of one slot in one round, which are the model in turn.
+    """The replicas of one slot in one round, which use the model in turn.
 
     Args:
-        model: Keras's.
+        model: Keras model.
         stepper: Its optimizer.
         task: The round.
-        batches: Into which its samples are cut.
-        replicas: Of the slot.
-        at_once: Steps in a call of the compiled step.
+        batches: Number of batches in the round.
+        replicas: Replicas of the slot.
+        at_once: Number of steps in one call of the compiled step.
         wait: Runs a coroutine on the event loop and waits for it.
-        is_stopping: Whether training is to end.
-        stops: Whether it is to end with a push that is no number; else that is left out.
+        is_stopping: Returns whether training is to stop.
+        stops: Whether a push with NaN or infinite values stops training. Otherwise the push is left out.
 
     Attributes:
-        fault: Why the round cannot be used, as data; None if it can.
-        refused: Pushes that were left out, since they were no numbers.
+        fault: Why the round is unusable, as a dict; None if it is usable.
+        refused: Number of pushes left out because of NaN or infinite values.
     """
 
     def __init__(
@@ -96,19 +96,19 @@ class Turns:
         self.fault: dict[str, Any] | None = None
         self.refused = 0
         self._kept: dict[int, _Kept] = {}
-        self._base: dict[int, Row] = {}  # of each what is not trained, as it was pushed or taken last
+        self._base: dict[int, Row] = {}  # place -> untrained values at the last push or take
         self._step = 0
-        self._due: list[Work] = []  # on the event loop, in front of what is waited for next
+        self._due: list[Work] = []  # coroutines to run on the event loop before the next wait
         self._error: BaseException | None = None
         self._left_out: list[int] = []
 
     @property
     def now(self) -> int:
-        """The replica that the model is, from 0; behind the last step the one that made it."""
+        """The current replica, from 0; after the last step, the replica that made it."""
         return self._replicas[self._order[min(self._step, len(self._order) - 1)]].id
 
     def begin(self) -> list[Any]:
-        """Begin, and return the weights that the first replica begins with."""
+        """Begin the round. Return the weights of the first replica."""
         self._stepper.begin(self._begun)
         self._stepper.begin_at(self._task.place, len(self._order))
         if self._order:
@@ -117,7 +117,7 @@ class Turns:
         return weights
 
     def samples(self, indices: Any, batch_size: int) -> Any:
-        """The samples of all steps, in their order."""
+        """Return the samples of all steps, in the order of the steps."""
         if isinstance(indices, Portion):
             ends = np.cumsum([one.steps for one in self._replicas]).tolist()
             pieces = [
@@ -133,31 +133,31 @@ class Turns:
         return np.concatenate(parts) if parts else indices[:0]
 
     def callback(self) -> Any:
-        """The callback of Keras that does what is due between two steps."""
+        """Return the Keras callback that switches replicas, pushes and takes between two steps."""
         import keras
 
         rounds = self
 
         class Between(keras.callbacks.Callback):  # type: ignore[misc]
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-                if not rounds.stepped(lambda: self.model):  # with JAX its own state is the model's from there on
+                if not rounds.stepped(lambda: self.model):  # with JAX, reading self.model copies JAX's state into it
                     self.model.stop_training = True
 
         return Between()
 
     def stepped(self, model: Any) -> bool:
-        """Do what is due after a call of the compiled step; whether to go on."""
+        """Do the work that is due after a call of the compiled step. Return whether to continue."""
         if self._is_stopping() or self._error is not None:
             return False
         try:
             self._after(model)
-        except BaseException as error:  # raised when fit is over: with JAX the model is in pieces within it
+        except BaseException as error:  # raised after fit: within it the model is incomplete with JAX
             self._error = error
             return False
         return self.fault is None
 
     def finish(self) -> None:
-        """Wait for what is on its way.
+        """Wait until all pushes are safe.
 
         Raises:
             AppError: The model's optimizer has not made all steps.
@@ -179,7 +179,7 @@ class Turns:
         self._done(all_pushed)
 
     def fed(self) -> np.ndarray[Any, Any] | list[list[int]] | None:
-        """The samples that count, if some do not; of partition files ranges of what the slot reads."""
+        """Return the samples that count, as indices or as ranges of a portion; None if all samples count."""
         if not self._left_out:
             return None
         left_out = set(self._left_out)
@@ -190,7 +190,7 @@ class Turns:
         parts = [indices[one * size : (one + 1) * size] for one in batches]
         return np.concatenate(parts).astype(np.int64) if parts else None
 
-    # -- between two steps ------------------------------------------------------------------------------------------------
+    # -- between two steps --------------------------------------------------------------------------------------------
 
     def _after(self, model: Any) -> None:
         place = self._order[self._step]
@@ -208,7 +208,7 @@ class Turns:
         if following != place:
             model()
             if self._step == self._alone:
-                self._due.append(one.pushed)  # the others begin with what it has come to
+                self._due.append(one.pushed)  # the other replicas begin with its results
             self._leave(place)
             self._become(following)
         elif one.done < one.left and cadence.takes(one.done):
@@ -218,7 +218,7 @@ class Turns:
             self._done(_nothing)
 
     def _push(self, one: ModelReplica, place: int) -> None:
-        """Hand over the gradients since the last push, unless they cannot be used."""
+        """Hand over the gradients since the last push, unless they are unusable."""
         stepper = self._stepper
         gradient, rest = stepper.unpushed(), stepper.rest()
         stepper.take_up(None)
@@ -230,7 +230,7 @@ class Turns:
         self._due.append(lambda: one.push(gradient, change))
 
     def _leave_out(self, one: ModelReplica, place: int) -> None:
-        """Do not push what is no number: end the run, or begin anew from what the shards have."""
+        """Leave out a push with NaN or infinite values: end the run, or restart from the servers' values."""
         number = one.first + (one.done - 1) // one.cadence.n_push
         if self._stops:
             why = f"push {number + 1} of replica {one.id + 1} has NaN or infinite values"
@@ -260,7 +260,7 @@ class Turns:
         return weights, rest
 
     def _done(self, last: Work) -> Any:
-        """What the last of all that is due comes to: one wait, since each takes a change of threads."""
+        """Run all due coroutines and a last one. Return its result. One wait is cheaper than several thread switches."""
         due, self._due = self._due, []
 
         async def all_of_them() -> Any:
@@ -271,7 +271,7 @@ class Turns:
         return self._wait(all_of_them())
 
     def _leave(self, place: int) -> None:
-        """Keep what a replica is, while the model becomes another one."""
+        """Save a replica's state before the model becomes another one."""
         one, stepper = self._replicas[place], self._stepper
         if one.done == one.left:
             return
@@ -284,7 +284,7 @@ class Turns:
             stepper.take_up(None)
 
     def _become(self, place: int) -> None:
-        """Have the model be a replica."""
+        """Switch the model to a replica."""
         one, stepper, kept = self._replicas[place], self._stepper, self._kept.pop(place, None)
         unpushed = None if kept is None else kept.unpushed
         if one.cadence.takes(one.done):
@@ -298,20 +298,21 @@ class Turns:
 
 
 async def _nothing() -> None:
-    """Nothing more is waited for."""
+    """Do nothing: only the due coroutines are waited for."""
 
 
 def planned(task: Task, replicas: list[ModelReplica], batches: int) -> tuple[list[int], list[int]]:
-    """Which replica makes each step of a slot's round, and with which batch.
+    """Return the replica and the batch of each step of a slot's round.
+
+    A turn ends where a fetch is taken or a push is sent.
 
     Args:
         task: The round.
-        replicas: Of the slot.
-        batches: Into which its samples are cut.
+        replicas: Replicas of the slot.
+        batches: Number of batches in the round.
 
     Returns:
-        For each step the place of the replica, and the number of the batch. A turn is as many steps as there are between two of which a fetch is
-        taken or a push sent.
+        For each step the place of the replica; and for each step the number of the batch.
     """
     chance = np.random.Generator(np.random.PCG64([task.seed, task.round, task.slot, len(replicas)]))
     n_push = replicas[0].cadence.n_push
@@ -328,21 +329,21 @@ def planned(task: Task, replicas: list[ModelReplica], batches: int) -> tuple[lis
 
 
 def shares(batches: int, replicas: int) -> list[int]:
-    """Batches of each replica: as many, or one less."""
+    """Return the number of batches of each replica. They differ by at most one."""
     return [len(part) for part in np.array_split(np.arange(batches), replicas)]
 
 
 LOOK_S = 0.2
-"""How often the thread that computes looks whether it is to stop, while it waits for shards."""
+"""Seconds between two checks whether to stop, while the compute thread waits for servers."""
 
 
 class DownpourReplica(HoldingReplica):
-    """One worker's copy of an app and its model, with its end of Downpour.
+    """One worker's copy of an app and its model, with its servers and replicas of Downpour.
 
     Args:
-        worker: Worker that it is on.
-        app: App as it came from the master.
-        run: Name of the run, by which the other workers find their replicas.
+        worker: The replica's worker.
+        app: App that the master sent.
+        run: Name of the run. Other workers find their replicas by it.
     """
 
     PARTS = (OptimizerState, WorkerCallbacks)
@@ -356,19 +357,19 @@ class DownpourReplica(HoldingReplica):
         worker.roles.play(run, SERVERS, self._servers, of=REPLICA)
         self._stepper: Stepper
         self._cadence: Cadence
-        self._turns: Turns | None = None  # of this round
+        self._turns: Turns | None = None  # turns of the current round
         self._loop: asyncio.AbstractEventLoop
 
     @property
     def turn(self) -> int:
-        """Number of the replica, from 0, that the model is: for Keras's callbacks, while ``fit`` goes on."""
+        """Number of the current replica, from 0, for Keras callbacks during ``fit``."""
         assert self._turns is not None
         return self._turns.now
 
-    # -- verbs ----------------------------------------------------------------------------------------------------------
+    # -- verbs --------------------------------------------------------------------------------------------------------
 
     async def train(self, task: dict[str, Any]) -> dict[str, Any]:
-        """See ``Replica``."""
+        """Train a slot, like ``Replica``."""
         self._loop = asyncio.get_running_loop()
         return await super().train(task)
 
@@ -378,15 +379,15 @@ class DownpourReplica(HoldingReplica):
         return await self._servers.marked(which["moment"], which["others"])
 
     async def close(self) -> None:
-        """See ``Replica``."""
+        """Close the servers on this worker, and close like ``Replica``."""
         self._worker.on_shard(None)
         await self._servers.close()
         await super().close()
 
-    # -- on the compute thread ------------------------------------------------------------------------------------------
+    # -- on the compute thread ----------------------------------------------------------------------------------------
 
     def build(self) -> dict[str, Any]:
-        """See ``Replica``; the model gets another optimizer."""
+        """Build the model, like ``Replica``, and replace its optimizer."""
         facts = super().build()
         self._stepper = Stepper(self.app.model)
         self._model.stepped_by_another()
@@ -452,13 +453,13 @@ class DownpourReplica(HoldingReplica):
         )
 
     def fit(self, epochs: int, batch_size: int, callbacks: Iterable[Any] = ()) -> dict[str, float]:
-        """See ``Replica``; the order of the batches is that of the replicas' turns.
+        """Train the slot, like ``Replica``, with batches in the order of the replicas' turns.
 
         Raises:
-            AppError: An own ``train`` has changed what is trained on, or has trained twice.
+            AppError: A user's ``train`` has changed the samples, or has trained twice.
         """
         task, turns = self._task, self._turns
-        assert turns is not None  # train is called when they are there
+        assert turns is not None  # ``carry`` sets them before it calls train
         if self.app.indices is not task.indices or (epochs, batch_size) != (1, task.batch_size) or self._fed:
             raise AppError(
                 f"{type(self.app).__name__}.train is to call replica.fit(1, batch_size) once in Downpour, with the samples that it was given",
@@ -484,10 +485,10 @@ class DownpourReplica(HoldingReplica):
         return self._samples.during(lambda: model.fit(data, numbers, telling, begin_epoch, end_batch, begun))
 
     def _wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """What a coroutine comes to that runs on the event loop, which the thread that computes waits for.
+        """Run a coroutine on the event loop, wait for it on the compute thread, and return its result.
 
         Raises:
-            Stopped: Training is to end meanwhile.
+            Stopped: Training is to stop meanwhile.
         """
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         while True:
@@ -502,5 +503,5 @@ class DownpourReplica(HoldingReplica):
 
 
 def batches_of(task: Task) -> int:
-    """Into how many batches the samples of a round are cut."""
+    """Return the number of batches in a round."""
     return math.ceil(len(task.indices) / task.batch_size)

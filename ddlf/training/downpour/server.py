@@ -1,14 +1,16 @@
-"""Servers of slices of the weights in Downpour SGD: replicas fetch from them and push to them. Runs in the executor, on its event loop.
+"""Servers of Downpour SGD: replicas fetch ranges of the weights from them, and push to them. Runs in the executor.
 
-Each server is a role of its own, which replicas on other workers call. ``Servers`` are those on one worker: the master says which these are.
+Each server is a role on a worker's event loop, which replicas on other workers call. ``Servers`` has all servers of one
+worker. The master decides which workers have which servers.
 
-A push is named by (replica, life, round, number) and counts once. A replica that is carried anew, after the loss of its worker, lives on with the
-next *life*: what an earlier one still sends is refused. Whoever takes a server over later needs what ``snapshot`` gives, and no more.
+A push is identified by (replica, incarnation, round, number) and counts once. When a replica is carried again after the
+loss of its worker, it gets the next incarnation number (``life``). Servers refuse calls from an earlier incarnation. A
+new owner of a server needs the contents of ``snapshot``, and nothing else.
 
-Other workers that have copies get such a snapshot after some pushes. A copy is replaced as a whole, by what the server is at one moment: its values
-and what the rule keeps of them. With one such array for as many pushes as there are replicas, that is an eighth of what 8 replicas fetch and push.
-A push that is in all copies is *safe*. Its replica keeps what is not, and sends it again to whoever takes the server over. That costs a part of what
-it would to send each push twice.
+Workers with backups receive such a snapshot after some pushes. It replaces the whole backup by the server's state at
+one moment: its values and its rule's state. With one array of state and as many pushes as replicas between snapshots,
+this adds an eighth of the traffic of 8 replicas. A push that all backups contain is *safe*. A replica keeps its unsafe
+pushes, and sends them again to a new owner. This costs a fraction of sending each push twice.
 """
 
 from __future__ import annotations
@@ -40,35 +42,37 @@ from ddlf.worker.hosting import Hosting
 from ddlf.worker.methods import concurrent, offered
 
 INLINE = 1 << 16
-"""A shard of at most so many values is stepped on the event loop, a larger one in a thread."""
+"""A server with at most this many values steps on the event loop, a larger one in a thread."""
 HOW = ("part", "rule", "staleness", "codec", "collects", "every")
-"""What a shard is told once."""
+"""Facts that a server receives once and that never change."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Server:
-    """One server: a slice of the weights, which is a role of its own.
+    """One server: a role that keeps a range of the weights.
 
     Args:
-        weights: Its values that are trained.
-        rest: Its values that are not, and change all the same, as moving statistics.
-        rule: How a push steps it.
-        staleness: What is left of the step of a stale push.
-        state: What the rule keeps.
-        softsync: Collects pushes, if several make a step.
-        codec: How its trained values travel to replicas, also to those on the same worker.
-        version: Steps so far.
-        received: Pushes so far.
-        last: Of each replica its last push.
-        how: What ``made`` is told that ``snapshot`` does not change.
-        epoch: How often it was given to a worker.
-        falls: Of each time that a copy took over, which may have lacked pushes, the epoch from then on and the pushes in it.
-        copied: Pushes that are in all copies.
-        holders: Workers that are to have copies, and how often each was given the app: if that has changed, its copies are gone.
-        closed: Whether it is somebody else's by now.
-        worker: Number of the worker that it is on.
-        rows: Gives the rows of the model, when it is to be written into a checkpoint.
-        marked: The values of some moment, which are to be evaluated: what the master calls that, those that are trained, and the others.
+        weights: Its trained values.
+        rest: Its untrained values that change all the same, such as moving statistics.
+        rule: Push rule.
+        staleness: Weight of the step of a stale push.
+        state: State of the push rule.
+        softsync: Collects pushes, if several pushes make one step.
+        codec: Codec of trained values to replicas, including replicas on the same worker.
+        version: Number of steps so far.
+        received: Number of pushes so far.
+        last: Last push of each replica.
+        how: Facts for ``made`` that do not change between snapshots.
+        epoch: Term: the number of times that the server was given to a worker.
+        falls: Rollbacks. For each takeover by a backup that may have missed pushes: the term from then on, and the
+            number of pushes in the backup.
+        copied: Number of pushes in all backups.
+        holders: Workers that are to have backups, and how often each received the app. A changed count means that its
+            backups are lost.
+        closed: Whether another worker owns the server now.
+        worker: Number of this worker.
+        rows: Returns the rows of the model, to write the server into a checkpoint.
+        marked: Values to evaluate: the master's number of the moment, the trained values, and the others.
     """
 
     weights: Row
@@ -90,22 +94,23 @@ class Server:
     marked: tuple[int, Row, Row] | None = None
     worker: int = 0
     rows: Callable[[], Rows] | None = None
-    _with: frozenset[tuple[int, int]] = frozenset()  # of the holders those that have a copy
-    _wanted: int = 0  # pushes that somebody waits for to be safe
+    _with: frozenset[tuple[int, int]] = frozenset()  # the holders that have a backup
+    _wanted: int = 0  # number of pushes that a caller waits for to be safe
     _lent: bool = False
-    _encoded: tuple[int, Any] | None = None  # of which version, and what travels
+    _encoded: tuple[int, Any] | None = None  # version, and its encoded weights
     _lent_state: bool = False
     _news: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     @classmethod
     def made(cls, facts: dict[str, Any], epoch: int = 1, falls: Sequence[Sequence[int]] = ()) -> Server:
-        """A server of what ``snapshot`` gave, on another worker, and how it is stepped.
+        """Return a server from the contents of ``snapshot``.
 
         Args:
-            facts: ``weights``, ``rest``, ``rule``, ``staleness`` and ``codec`` as text; ``collects``, pushes that make a step; and what there is
-                already: ``state``, ``version``, ``received``, ``last``, ``count`` and ``factors`` of pushes that wait.
-            epoch: How often it was given to a worker.
-            falls: As attribute.
+            facts: ``weights`` and ``rest``; ``rule``, ``staleness`` and ``codec`` as text; ``collects``, the number of
+                pushes in a step; and if known ``state``, ``version``, ``received``, ``last``, and ``count`` and
+                ``factors`` of collected pushes.
+            epoch: The server's term.
+            falls: Its rollbacks.
         """
         weights, rest = (np.array(facts[name], np.float32) for name in ("weights", "rest"))
         rule, state = PUSHED.read(facts["rule"]), [np.array(one, np.float32) for one in facts.get("state", ())]
@@ -131,7 +136,7 @@ class Server:
 
     @concurrent
     async def snapshot(self) -> dict[str, Any]:
-        """All that it is, of one moment."""
+        """Return the server's whole state at one moment."""
         async with self._news:
             return self._snapshot()
 
@@ -153,25 +158,25 @@ class Server:
 
     @concurrent
     async def mark(self, moment: int) -> None:
-        """Keep the values of now, to be evaluated; those that were kept before are forgotten. With 0 none are."""
+        """Keep the current values for evaluation, instead of values marked before. With 0, keep no values."""
         async with self._news:
             self._lent = self._lent or moment > 0
             self.marked = (moment, self.weights, self.rest) if moment else None
 
     @offered
     async def values(self, moment: int) -> list[Row]:
-        """The values that were marked; none if those of that moment are not here."""
+        """Return the marked values: trained, then others. Return an empty list if another moment is marked."""
         return list(self.marked[1:]) if self.marked is not None and self.marked[0] == moment else []
 
     @offered
     async def begin(self, replicas: Sequence[int], life: int, round: int) -> list[int]:
-        """Hear that replicas begin a round, maybe anew.
+        """Register that replicas begin a round, maybe again.
 
         Returns:
-            The number of the first push of each that is not here yet.
+            For each replica, the number of its first push that this server lacks.
 
         Raises:
-            AppMissing: A later life of one has begun.
+            AppMissing: A later incarnation of a replica has begun.
         """
         async with self._news:
             found = []
@@ -180,19 +185,20 @@ class Server:
                 self.last[replica] = last._replace(life=life)
                 found.append(last.number + 1 if last.round == round else 0)
             received = self.received
-        if any(found):  # whoever pushed those is gone, and cannot send them again
+        if any(found):  # the earlier incarnation is gone, and cannot send its pushes again
             await self.safe(received)
         return found
 
     @offered
     async def resume(self, replica: int, life: int, round: int) -> dict[str, Any]:
-        """Hear from a replica that has pushed to the one whose shard this was.
+        """Register a replica that has pushed to an earlier owner of this server.
 
         Returns:
-            ``last``, its last push of this round that is here, as number, place and staleness; None for none. And ``falls``.
+            ``last``: number, place and staleness of the replica's last push of this round that this server has; None
+            for none. ``falls``: the rollbacks.
 
         Raises:
-            AppMissing: A later life of it has begun.
+            AppMissing: A later incarnation of the replica has begun.
         """
         async with self._news:
             last = self._alive(replica, life)
@@ -202,15 +208,15 @@ class Server:
 
     @offered
     async def fetch(self, replica: int, life: int) -> dict[str, Any]:
-        """The values of now.
+        """Return the current values.
 
         Args:
-            replica: Who asks.
-            life: Which life of it.
+            replica: Number of the calling replica.
+            life: Its incarnation.
 
         Returns:
-            ``weights``, as the codec makes them, and ``rest``, which are not changed any more; ``version``, ``received``; of the replica's last push
-            in them ``round`` and ``number``; ``epoch``; and how many pushes are ``safe``.
+            ``weights``, encoded, and ``rest``: both arrays never change afterwards; ``version`` and ``received``;
+            ``round`` and ``number`` of the replica's last push in them; ``epoch``; and the number of ``safe`` pushes.
         """
         async with self._news:
             last = self._alive(replica, life)
@@ -239,28 +245,28 @@ class Server:
         rest: Row,
         again: bool = False,
     ) -> tuple[int, int]:
-        """Take a push, and step by it.
+        """Receive a push, and step by it.
 
         Args:
-            replica: Whose it is.
-            life: Which life of it.
+            replica: Number of the replica.
+            life: Its incarnation.
             round: Number of its round, from 0.
-            number: Number of the push in it, from 0.
-            read: Version of the weights that it was made from.
-            gradient: Sum of the gradients, as long as the shard.
-            rest: What is subtracted from the values that are not trained.
-            again: Whether it may have come already: its answer was lost.
+            number: Number of the push in the round, from 0.
+            read: Version of the weights that the gradient was computed from.
+            gradient: Sum of the gradients, one value for each of the server's weights.
+            rest: Values to subtract from the untrained values.
+            again: Whether the push may have arrived already, because its answer was lost.
 
         Returns:
-            Pushes that were taken before it, and its staleness.
+            The number of pushes received before it, and its staleness.
 
         Raises:
-            AppMissing: A later life of the replica has begun.
-            BadUpdate: It does not fit, or was here already.
+            AppMissing: A later incarnation of the replica has begun.
+            BadUpdate: The push does not fit, or arrived before.
         """
         async with self._news:
             last = self._alive(replica, life)
-            if self.falls and type(read) is int:  # what it was made from may have had pushes that are undone
+            if self.falls and type(read) is int:  # its weights may have contained pushes that a rollback has undone
                 read = min(read, self.version)
             if (round, number) <= last[1:3]:
                 if again:
@@ -278,36 +284,36 @@ class Server:
 
     @concurrent
     async def write(self, part: Any, names: Sequence[str], place: dict[str, Any]) -> dict[str, Any]:
-        """Write all that it is into a checkpoint.
+        """Write the server's whole state into a checkpoint.
 
         Args:
-            part: Its slices of both rows.
+            part: The server's ranges of both rows.
             names: Paths of the weights.
-            place: Where.
+            place: Destination.
 
         Returns:
-            What ``write_if_seen`` does; ``by``; and the numbers of ``shard_parts``.
+            The result of ``write_if_seen``; ``by``, this worker's number; and the numbers of ``shard_parts``.
         """
         assert self.rows is not None
         parts, numbers = shard_parts(self.rows(), part, names, await self.snapshot())
         return {**await asyncio.to_thread(write_if_seen, place, parts), "by": self.worker, **numbers}
 
-    # -- its copies -----------------------------------------------------------------------------------------------------
+    # -- its backups --------------------------------------------------------------------------------------------------
 
     @property
     def now_safe(self) -> int:
-        """Pushes that are not lost with this worker: all of them, if there is nobody to have a copy."""
+        """Number of pushes that survive the loss of this worker: all of them, if no worker is to have a backup."""
         return self.copied if self.holders else self.received
 
     @offered
     async def safe(self, received: int) -> int:
-        """Wait until so many pushes are safe.
+        """Wait until a number of pushes are safe.
 
         Returns:
-            How many are.
+            The number of safe pushes.
 
         Raises:
-            AppMissing: It is somebody else's by now.
+            AppMissing: Another worker owns the server now.
         """
         async with self._news:
             wanted = min(received, self.received)
@@ -318,13 +324,13 @@ class Server:
             return self.now_safe
 
     async def copy_to(self, holders: tuple[tuple[int, int], ...]) -> None:
-        """Have copies on these workers from now on."""
+        """Set the workers that are to have backups."""
         async with self._news:
             self.holders, self._with = holders, self._with & set(holders)
             self._news.notify_all()
 
     async def copies_due(self, every: int) -> bool:
-        """Wait until copies are to be made: when so many pushes have come, somebody waits, or a worker has none; False when it is somebody else's."""
+        """Wait until backups are due: enough pushes, a waiting caller, or a new holder. Return False once closed."""
 
         def due() -> bool:
             late = self.received - self.copied >= every or self._wanted > self.copied
@@ -335,31 +341,31 @@ class Server:
             return not self.closed
 
     async def were_copied(self, holders: tuple[tuple[int, int], ...], received: int) -> None:
-        """Say that these workers have copies with so many pushes."""
+        """Record that these workers have backups with this many pushes."""
         async with self._news:
             self.copied, self._with = max(self.copied, received), frozenset(holders)
             self._news.notify_all()
 
     async def close(self) -> None:
-        """See ``Role``."""
+        """Refuse further calls, like any closed ``Role``."""
         await self.shut()
 
     async def shut(self) -> dict[str, Any]:
-        """Take nothing any more; returns all that it is."""
+        """Refuse further calls. Return the server's whole state."""
         async with self._news:
             self.closed = True
             self._news.notify_all()
             return self._snapshot()
 
     async def open(self, epoch: int) -> None:
-        """Go on after all: whoever was to have it did not get it."""
+        """Accept calls again after a failed handover."""
         async with self._news:
             self.closed, self.epoch = False, epoch
 
-    # -- parts ----------------------------------------------------------------------------------------------------------
+    # -- parts --------------------------------------------------------------------------------------------------------
 
     async def _travelling(self) -> Any:
-        """The values of now as they travel, which are encoded once for all who fetch them."""
+        """Return the current weights in their codec. They are encoded once for all replicas that fetch them."""
         if isinstance(self.codec, Float32):
             return self.weights
         if self._encoded is None or self._encoded[0] != self.version:
@@ -375,12 +381,12 @@ class Server:
         stepping = asyncio.ensure_future(asyncio.to_thread(self._step, *push))
         try:
             await asyncio.shield(stepping)
-        except asyncio.CancelledError:  # who sent it is gone; it counts all the same, and for the whole shard
+        except asyncio.CancelledError:  # the sender is gone, but the push counts, and for the whole server
             await asyncio.wait([stepping])
             raise
 
     def _step(self, gradient: Row, rest: Row, tau: int) -> None:
-        if self._lent:  # what somebody is being sent does not change
+        if self._lent:  # copy values that are being sent, which must not change
             self.weights, self.rest, self._lent = self.weights.copy(), self.rest.copy(), False
         if self._lent_state:
             self.state, self._lent_state = [one.copy() for one in self.state], False
@@ -418,16 +424,16 @@ class Server:
 
 
 LONGEST_S = 2.0
-"""Longest pause before a worker is tried again that does not take its copy: it is lost, or the shard is somebody else's by now."""
+"""Longest pause between attempts to send a backup to a worker. The worker may be lost, or the server handed over."""
 
 
 async def keep_copied(shard: Server, number: int, ask: Ask) -> None:
-    """Bring the copies of a shard up to date, as long as it is here.
+    """Update the backups of a server until another worker owns it.
 
     Args:
-        shard: The shard.
-        number: Which, from 0.
-        ask: Asks other workers.
+        shard: The server.
+        number: Number of the server, from 0.
+        ask: Calls other workers.
     """
     pause = RETRY_S
     while await shard.copies_due(shard.how["every"]):
@@ -446,7 +452,7 @@ async def keep_copied(shard: Server, number: int, ask: Ask) -> None:
 
 
 class ServerCopies:
-    """Copies of other workers' shards that are here."""
+    """Backups of other workers' servers on this worker."""
 
     def __init__(self) -> None:
         self._copies: dict[int, tuple[int, dict[str, Any]]] = {}
@@ -456,10 +462,10 @@ class ServerCopies:
         return len(self._copies)
 
     def keep(self, epoch: int, shard: int, facts: dict[str, Any]) -> None:
-        """Keep a copy, instead of an older one.
+        """Keep a backup, instead of an older one.
 
         Raises:
-            AppMissing: The shard was given to somebody else since.
+            AppMissing: The server has another owner now.
         """
         known, before = self._copies.get(shard, (0, {"received": 0}))
         if epoch < max(known, self._epochs.get(shard, 0)):
@@ -468,10 +474,10 @@ class ServerCopies:
             self._copies[shard] = epoch, facts
 
     def take(self, epoch: int, shard: int) -> dict[str, Any]:
-        """A copy, to be a shard from an epoch on; its owner of before cannot replace it any more.
+        """Remove and return a backup, to become the server of a term. Its previous owner cannot replace it any more.
 
         Raises:
-            AppMissing: There is none.
+            AppMissing: This worker does not have it.
         """
         self._epochs[shard] = max(epoch, self._epochs.get(shard, 0))
         if shard not in self._copies:
@@ -479,7 +485,7 @@ class ServerCopies:
         return self._copies.pop(shard)[1]
 
     def only(self, shards: set[int], epochs: list[int]) -> None:
-        """Keep copies of these shards and no others, and none of an owner of an earlier epoch: its pushes may be undone."""
+        """Keep only backups of these servers, and none from an earlier term: its pushes may be undone."""
         self._copies = {
             shard: copy for shard, copy in self._copies.items() if shard in shards and copy[0] >= epochs[shard]
         }
@@ -487,10 +493,10 @@ class ServerCopies:
 
 
 def shard_of(shards: dict[int, Server], epoch: int, number: int) -> Server:
-    """A server that is on this worker.
+    """Return a server on this worker.
 
     Raises:
-        AppMissing: It is not, or not any more.
+        AppMissing: This worker does not own the server in this term.
     """
     shard = shards.get(number)
     if shard is None or shard.epoch != epoch:
@@ -499,20 +505,20 @@ def shard_of(shards: dict[int, Server], epoch: int, number: int) -> Server:
 
 
 class Servers(Restored):
-    """The servers on one worker, and where all of them are.
+    """The servers on one worker, and the locations of all servers.
 
     Args:
         me: Number of this worker.
         run: Name of the run.
-        roles: The worker's roles, which each of its servers becomes one of.
-        ask: Asks workers.
-        rows: Gives the rows of the model, when it is to be written into a checkpoint.
-        show: Takes what ``ddlf status`` is to show of them; None for nothing.
+        roles: The worker's roles. Each server is added to them.
+        ask: Calls workers.
+        rows: Returns the rows of the model, to write servers into a checkpoint.
+        show: Receives the line for ``ddlf status``; None for no line.
 
     Attributes:
-        shards: The servers by number.
-        copies: Copies of other workers' servers.
-        owners: Where all servers are.
+        shards: The servers on this worker, by number.
+        copies: Backups of other workers' servers.
+        owners: Locations of all servers.
     """
 
     def __init__(
@@ -535,7 +541,7 @@ class Servers(Restored):
 
     @concurrent
     async def own(self, epoch: int, shard: int, facts: dict[str, Any], falls: Sequence[Sequence[int]] = ()) -> None:
-        """Own a shard from now on; see ``Server.made``. With ``restored`` its values are in a slice of a checkpoint that has come here before."""
+        """Own a server of facts for ``Server.made``. With ``restored``, its values are in a received checkpoint slice."""
         if "restored" in facts:
             how = facts["part"], facts["names"], self.restored.pop(shard), facts["restored"]
             facts = {**facts, **await asyncio.to_thread(shard_of_parts, self.rows(), *how)}
@@ -550,12 +556,12 @@ class Servers(Restored):
     async def arrange(
         self, number: int, owners: list[int], parts: list[Any], epochs: list[int], copies: list[list[Any]]
     ) -> None:
-        """Hear where the shards are and who is to have copies; see ``Owners``.
+        """Receive the locations of all servers and of their backups.
 
         Args:
-            number: How often the master has said so; what comes late is nothing.
-            owners, parts, epochs: As attributes of ``Owners``.
-            copies: Of each shard as ``Shard.holders``.
+            number: Number of the master's announcement. Older ones are ignored.
+            owners, parts, epochs: Attributes of ``Owners``.
+            copies: For each server, its ``Server.holders``.
         """
         mine = self.owners
         if number < mine.arranged:
@@ -573,14 +579,14 @@ class Servers(Restored):
         self._show()
 
     async def marked(self, moment: int, others: Sequence[Any]) -> Weights | None:
-        """The weights that all shards have marked.
+        """Return the weights that all servers have marked.
 
         Args:
-            moment: What the master calls it.
-            others: What is on no shard, by its place; None for what is.
+            moment: The master's number of the moment.
+            others: Weights that no server has, by place; None for all other places.
 
         Returns:
-            None if not all of them can be had.
+            The model's weights; None if a server does not return its values.
         """
         try:
             found = await self.owners.each(lambda shard: self.owners.of(shard, "values", moment))
@@ -593,7 +599,7 @@ class Servers(Restored):
 
     @concurrent
     async def versions(self) -> list[Any]:
-        """Numbers of the shards that are here, the steps of each, and of each replica its round and number of the last push there."""
+        """Return number, steps, and each replica's last push (replica, round, number) of the servers on this worker."""
         self._show()
         return [
             [number, shard.version, [[replica, last.round, last.number] for replica, last in shard.last.items()]]
@@ -602,19 +608,19 @@ class Servers(Restored):
 
     @concurrent
     async def take_over(self, epoch: int, shard: int, falls: list[list[int]], whole: bool) -> list[list[int]]:
-        """Own a shard from now on of which there is a copy here; or again one that nobody else has got.
+        """Own a server from a backup on this worker, or own it again after a failed handover.
 
         Args:
-            epoch: From now on.
-            shard: Which, from 0.
-            falls: Those of before; see ``Shard``.
-            whole: Whether its last owner has handed over all that it had.
+            epoch: The new term.
+            shard: Number of the server, from 0.
+            falls: Earlier rollbacks; see ``Server``.
+            whole: Whether the last owner has handed over its whole state.
 
         Returns:
-            All falls.
+            All rollbacks.
 
         Raises:
-            AppMissing: There is no copy.
+            AppMissing: This worker has no backup.
         """
         if shard in self.shards:
             one = self.shards[shard]
@@ -629,16 +635,16 @@ class Servers(Restored):
 
     @concurrent
     async def release(self, epoch: int, shard: int, following: int, to: list[int]) -> str:
-        """Hand all that a shard is to another worker, which takes it over then, and to those that have copies.
+        """Hand a server over: send its whole state to the next owner, and to the workers with backups.
 
         Args:
-            epoch: Until now.
-            shard: Which, from 0.
-            following: Epoch from then on.
-            to: The other worker, and behind it those.
+            epoch: The current term.
+            shard: Number of the server, from 0.
+            following: The next term.
+            to: Number of the next owner, then of the workers with backups.
 
         Returns:
-            Why that one did not get it, in which case it stays; empty if it did.
+            The reason why the next owner did not receive it, in which case the server stays; empty on success.
         """
         one = shard_of(self.shards, epoch, shard)
         facts, is_over = await one.shut(), False
@@ -657,11 +663,11 @@ class Servers(Restored):
 
     @offered
     async def copy(self, epoch: int, shard: int, facts: dict[str, Any]) -> None:
-        """Keep a copy of another worker's shard; see ``ServerCopies``."""
+        """Keep a backup of another worker's server; see ``ServerCopies.keep``."""
         self.copies.keep(epoch, shard, facts)
 
     async def close(self) -> None:
-        """Have no server any more."""
+        """Close all servers on this worker."""
         for shard in list(self.shards):
             await self._let_go(shard)
 
@@ -670,7 +676,7 @@ class Servers(Restored):
         self._show()
 
     def _show(self) -> None:
-        """Have ``ddlf status`` show the first server here, and how many more there are."""
+        """Have ``ddlf status`` show the first server on this worker, and the number of servers."""
         if not self.shards and not len(self.copies):
             self._show_line(None)
             return
@@ -692,16 +698,16 @@ class Servers(Restored):
 def shard_parts(
     rows: Rows, part: tuple[Slice, Slice], names: Sequence[str], facts: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """All that a shard is, as it is in a slice of a checkpoint.
+    """Return a server's whole state as arrays of a checkpoint slice.
 
     Args:
-        rows: Of the model's weights.
-        part: Its slices of both rows.
+        rows: Layout of the model's weights.
+        part: The server's ranges of both rows.
         names: Paths of the weights.
-        facts: From ``Shard.snapshot``.
+        facts: The server's ``snapshot``.
 
     Returns:
-        Arrays by name; and what is no array, with how many rows its rule keeps as ``kept``.
+        Arrays by name; and the numbers of the state, with the number of the rule's rows as ``kept``.
     """
     found = {}
     for one, row, places in zip(part, (facts["weights"], facts["rest"]), (rows.trained, rows.rest), strict=True):

@@ -1,8 +1,9 @@
-"""The optimizer of a replica in Downpour SGD: it adds up the gradients of its steps, and takes plain steps. Runs where Keras does.
+"""The optimizer of a Downpour replica: it adds up the gradients, and takes plain SGD steps. Runs on the compute thread.
 
-It stands in the compiled one's place, so it sees each gradient inside the compiled step: of ``fit``, or of an own ``train_step``. Clipping, weight
-decay and the learning rate, with its schedule, are those that the model was compiled with, and act before a gradient is added. What else that
-optimizer would keep is nothing here: the rule of the shards is the one that decides how a gradient moves the weights.
+It replaces the compiled optimizer, so it receives each gradient inside the compiled step of ``fit`` or of a user's
+``train_step``. Clipping, weight decay, the learning rate and its schedule come from the compiled optimizer, and act
+before a gradient is added. The compiled optimizer's other state has no effect: the servers' push rule decides how a
+gradient moves the weights.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from ddlf.training.roles.run_position import RunPosition, Steps
 
 
 class Stepper:
-    """A worker's model whose optimizer is replaced.
+    """A worker's model with a replaced optimizer.
 
     Args:
-        model: Built and compiled.
+        model: Built and compiled model.
 
     Attributes:
-        rows: Its weights as rows.
+        rows: Layout of its weights as rows.
 
     Raises:
-        AppError: It has no optimizer.
-        ConfigError: That optimizer does what there is no place for here.
+        AppError: The model has no optimizer.
+        ConfigError: The optimizer has a feature that Downpour does not support.
     """
 
     def __init__(self, model: Any) -> None:
@@ -43,7 +44,7 @@ class Stepper:
         model.optimizer = _around(model.optimizer, self._optimizer)
         model.optimizer.build(model.trainable_variables)
         self._position = RunPosition.of(model.optimizer)
-        model.train_function = None  # one may have been made for the other optimizer
+        model.train_function = None  # it may have been compiled for the other optimizer
         kept = {id(w): kept for w, kept in zip(model.trainable_variables, self._optimizer.unpushed, strict=True)}
         variables = [model.weights[place] for place in self.rows.trained]
         self._trained = _Variables(variables)
@@ -54,36 +55,36 @@ class Stepper:
             self._zeros = [keras.ops.convert_to_tensor(array) for array in self._zero()]
 
     def begin(self, steps: int) -> None:
-        """Begin with no gradient, after so many steps before."""
+        """Begin a round with no gradients, and set the number of earlier steps."""
         self._optimizer.iterations.assign(steps)
         self.take_up(None)
 
     def begin_at(self, steps: Steps | None, left: int) -> None:
-        """Have what follows the run be where a round begins.
+        """Set the run's schedules to the beginning of a round.
 
         Args:
-            steps: Of the round; None where nobody has said it.
-            left: Steps that are left of it: fewer than all, if a worker was lost that had made the others.
+            steps: Steps of the round; None if unknown.
+            left: Number of the remaining steps: fewer than all if a lost worker has made the others.
         """
         if self._position is not None and steps is not None:
             self._position.set(steps._replace(before=max(steps.after - left, steps.before)))
 
     @property
     def steps(self) -> int:
-        """Steps so far."""
+        """Number of steps so far."""
         return int(np.asarray(self._optimizer.iterations))
 
     @property
     def rate(self) -> float:
-        """The learning rate of now."""
+        """The current learning rate."""
         return float(np.asarray(self._optimizer.learning_rate))
 
     def unpushed(self) -> Row:
-        """The sum of the gradients."""
+        """Return the sum of the gradients."""
         return self._unpushed.row()
 
     def take_up(self, unpushed: Row | None) -> None:
-        """Go on with this sum of gradients; None for none."""
+        """Set the sum of the gradients; None for zero."""
         if unpushed is None:
             self._unpushed.set(self._zeros or self._zero())
         else:
@@ -93,15 +94,15 @@ class Stepper:
         return self.rows.arrays(np.zeros(self.rows.sizes[0], np.float32), self.rows.trained)
 
     def weights(self) -> Row:
-        """The values that are trained."""
+        """Return the trained values."""
         return self._trained.row()
 
     def rest(self) -> Row:
-        """The other floats."""
+        """Return the untrained float values."""
         return self._rest.row()
 
     def set(self, weights: Row | None, rest: Row) -> None:
-        """Have other values: those that are trained, if there are any given, and the others."""
+        """Set the trained values, unless None, and the untrained values."""
         if weights is not None:
             self._trained.set(self.rows.arrays(weights, self.rows.trained))
         self._rest.set(self.rows.arrays(rest, self.rows.rest))
@@ -110,10 +111,11 @@ class Stepper:
 class _Variables:
     """Variables that are read and written as one row.
 
-    Of a small model Keras's own way to them takes several times as long as its step, so with TensorFlow the operations beneath it are called.
+    In a small model Keras's accessors take several times as long as a step. So with TensorFlow this class calls the
+    operations below them.
 
     Args:
-        variables: Keras's, of floats.
+        variables: Keras variables of floats.
     """
 
     def __init__(self, variables: Sequence[Any]) -> None:
@@ -126,12 +128,12 @@ class _Variables:
             self._read, self._write = _value_in_tensorflow, _assign_in_tensorflow
 
     def row(self) -> Row:
-        """Their values."""
+        """Return their values, one after another."""
         parts = [np.asarray(self._read(one), np.float32).reshape(-1) for one in self._variables]
         return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
     def set(self, arrays: Sequence[Any]) -> None:
-        """Have other values, in the variables' shapes and types."""
+        """Set the values, given in the variables' shapes and types."""
         for variable, array in zip(self._variables, arrays, strict=True):
             self._write(variable, array)
 
@@ -173,22 +175,22 @@ AROUND = {
     ),
     "": ("replicas take plain steps, and the rule of the shards decides", "train in mode 'sync' or 'async'"),
 }
-"""Of optimizers around others that there is no place for: why, and what to do."""
+"""Wrapping optimizers that Downpour refuses: the reason, and the hint."""
 
 
 def _around(optimizer: Any, inner: Any) -> Any:
-    """What is around a compiled optimizer, around another one."""
+    """Wrap an optimizer in the wrappers of a compiled optimizer."""
     for one in reversed([*chain(optimizer)][:-1]):
         inner = type(one)(inner, **one.options())
     return inner
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Refuse an optimizer that a replica cannot step as.
+    """Refuse an optimizer that a replica cannot replace.
 
     Raises:
-        AppError: There is none.
-        ConfigError: It does what there is no place for here.
+        AppError: The model has no optimizer.
+        ConfigError: The optimizer has a feature that Downpour does not support.
     """
     if optimizer is None:
         raise AppError("mode='downpour' needs the gradients that an optimizer is given, but the model has none")
@@ -216,7 +218,7 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def _made(compiled: Any) -> Any:
-    """The optimizer that stands in the place of a compiled one."""
+    """Return the optimizer that replaces a compiled one."""
     import keras
 
     decay = compiled.weight_decay
@@ -236,7 +238,7 @@ def _made(compiled: Any) -> Any:
                 more = keras.ops.multiply(keras.ops.convert_to_tensor(variable), decay)
                 self.assign_add(unpushed, more)
                 self.assign_sub(variable, keras.ops.multiply(more, rate))
-            self.assign_add(unpushed, gradient)  # that of an embedding has only rows that were used
+            self.assign_add(unpushed, gradient)  # an embedding's gradient has only the used rows
             self.assign_sub(variable, keras.ops.multiply(gradient, rate))
 
     rate = compiled._learning_rate
