@@ -275,7 +275,7 @@ MISTAKES = [
     (ONE + "name: ''\n", "2:7: name must be 1 to 64 printable characters"),
     (ONE + 'name: "\\e[31m"\n', r"2:7: name must be 1 to 64 printable characters .*, got '\\x1b\[31m'"),
     (ONE + "run: 5\n", "2:6: run must be a mapping, got 5"),
-    (ONE + "run: {mode: snc}\n", "2:13: mode must be 'sync', 'async' or 'downpour', got snc"),
+    (ONE + "run: {mode: snc}\n", "2:13: mode must be one of sync, async, downpour, got 'snc'; did you mean 'sync'\\?"),
     (ONE + "run: {batch_size: 0}\n", "2:19: batch_size must be at least 1, got 0"),
     (ONE + "run: {seed: 4294967296}\n", "2:13: seed must be at most 4294967295, got 4294967296"),
     (ONE + f"run: {{seed: {'9' * 5000}}}\n", "2:13: seed must be an integer, got 9999"),
@@ -364,7 +364,7 @@ security:
         "cluster.yaml:6:5: '10.0.0.2' has no port, write '10.0.0.2:9000'",
         "cluster.yaml:9:5: key 'port' is given twice (first at line 8)",
         "cluster.yaml:10:20: min_workers is 8, but workers lists only 5",
-        "cluster.yaml:10:29: mode must be 'sync', 'async' or 'downpour', got snc",
+        "cluster.yaml:10:29: mode must be one of sync, async, downpour, got 'snc'; did you mean 'sync'?",
         "cluster.yaml:12:3: token must not be stored in this file, use token_file in security",
         f"cluster.yaml:13:15: token_file 'nope' does not exist (looked for '{Path.cwd()}/nope')",
     ]
@@ -548,6 +548,7 @@ def data_of(content: str | bytes) -> Any:
 BEYOND_A_SCHEMA = re.compile(
     r"same (address|name)|3 x heartbeat_s|lists only|"  # what values say about each other
     r"[ :](\.nan|\.inf|1e400|1\.0e\+400)|port: 90\.0|"  # JSON knows none of the first, and takes 90.0 for an integer
+    r"mode must be one of|"  # packages bring strategies, and a text has their settings
     r"a:99999|10\.0\.0\.256|\\e|advertise: (0|'n:x)"  # what stands inside of texts
 )
 

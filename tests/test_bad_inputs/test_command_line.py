@@ -54,7 +54,7 @@ def say(capsys):
         pytest.param(ddlf, ["worker"], "unknown command 'worker', did you mean 'ddlf-worker'?", id="B12 no typo"),
         pytest.param(ddlf, ["statsu"], "unknown command 'statsu', did you mean 'status'?", id="B12 of ddlf"),
         pytest.param(ddlf, ["xyz"], "unknown command 'xyz'; there are: run, ", id="B12 far from all"),
-        pytest.param(ddlf, ["run"], "the following arguments are required: app\nSee: ddlf run --help", id="B13"),
+        pytest.param(ddlf, ["run"], "the following arguments are required: APP\nSee: ddlf run --help", id="B13"),
         pytest.param(ddlf, ["run", "a.py", "--local"], "argument --local: expected one argument", id="B13 value"),
         *(
             pytest.param(
