@@ -1,4 +1,4 @@
-"""Every error that DDLF raises, in one tree. Runs everywhere; imports nothing of weight.
+"""Every error that DDLF raises, in one tree. Runs everywhere; imports only light modules.
 
 ::
 
@@ -31,9 +31,10 @@
         |-- CheckpointCorrupt (ValueError)      it is not what was written
         `-- CheckpointMismatch (ValueError)     it is of another run
 
-Each class also derives from the builtin in brackets, which a caller would catch. A class exists only where somebody acts differently on it. The
-text of an error says what happened, where, and what to do next (``hint``); the facts are attributes, which a class declares with their defaults
-and its constructor takes by name. ``exit_code`` is what the command line ends with.
+Each class also derives from the builtin in brackets, which a caller would catch. A class exists only if some caller
+handles it differently. The text of an error says what happened, where, and what to do next (``hint``). The facts are
+attributes. A class declares them with their defaults, and its constructor takes them by name. ``exit_code`` is the exit
+code of the command line.
 """
 
 from __future__ import annotations

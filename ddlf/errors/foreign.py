@@ -1,4 +1,8 @@
-"""Exception classes of others: found without importing them, made without running their code. Pure; runs on both sides."""
+"""Finds exception classes of user code and libraries without importing them, and creates errors without running their
+code.
+
+Pure; runs on both sides.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import Any
 
 
 def known_class(name: str) -> type[BaseException] | None:
-    """The exception class of that qualified name, if it is a builtin or its module is imported already."""
+    """Return the exception class with that qualified name, if it is a builtin or its module is already imported."""
     found: Any = vars(builtins).get(name)
     parts = name.split(".")
     for cut in range(len(parts) - 1, 0, -1):
@@ -17,26 +21,26 @@ def known_class(name: str) -> type[BaseException] | None:
         if module is not None:
             found = module
             for part in parts[cut:]:
-                found = getattr(found, "__dict__", {}).get(part)  # a module may answer getattr with an import
+                found = getattr(found, "__dict__", {}).get(part)  # getattr could run a module's import
             break
     return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
 
 def qualified_name(kind: type) -> str:
-    """How a class is named to the other side: a builtin without its module."""
+    """Return the name of a class for the other side. A builtin has no module in its name."""
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def bare(kind: type[Any]) -> Any:
-    """An error of that class whose constructor has not run, nor any code of a user's class."""
+    """Return an error of that class without running its constructor or any code of a user's class."""
     builtin: Any
     for builtin in kind.__mro__:
         if builtin.__module__ == "builtins":
-            with contextlib.suppress(TypeError):  # another one of them lays out the memory of this class
+            with contextlib.suppress(TypeError):  # a different builtin determines the memory layout of this class
                 return builtin.__new__(kind)
     raise TypeError(f"no {kind.__name__} can be made")
 
 
 def builtin_base(kind: type[Any]) -> Any:
-    """The builtin class next above it."""
+    """Return the nearest builtin base class."""
     return next(base for base in kind.__mro__ if base.__module__ == "builtins")

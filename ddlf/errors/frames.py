@@ -1,4 +1,4 @@
-"""Which lines of a traceback are the user's own: the others say how those were reached. Pure; runs everywhere."""
+"""Finds the user's own lines in a traceback and hides the others. Pure; runs everywhere."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ FRAME = re.compile(r'^  File "([^"\n]*)".*\n(?:(?!  File ).*\n)*', re.MULTILINE)
 
 
 def is_machinery(file: str) -> bool:
-    """Whether a file is DDLF's own, or one of Python's that runs what others wrote."""
+    """Return whether a file is part of DDLF, or a file of Python that only runs other code."""
     return file.startswith(HERE) or STANDARD.search(file) is not None
 
 
 def of_the_user(files: Sequence[str]) -> list[bool]:
-    """Which of a traceback's frames, each given by its file, are shown: the user's; if there are none, those of libraries."""
+    """Return for each frame of a traceback, given by its file, whether to show it.
+
+    The user's frames are shown. If there are none, the frames of libraries are shown.
+    """
     for hidden in (lambda file: is_machinery(file) or LIBRARIES.search(file) is not None, is_machinery):
         shown = [not hidden(file) for file in files]
         if any(shown):
@@ -34,7 +37,7 @@ def of_the_user(files: Sequence[str]) -> list[bool]:
 
 
 def in_text(text: str) -> str:
-    """A text without the frames of libraries in its tracebacks."""
+    """Return a text without the frames of libraries in its tracebacks."""
 
     def shown(run: re.Match[str]) -> str:
         frames = list(FRAME.finditer(run[0]))
@@ -45,7 +48,9 @@ def in_text(text: str) -> str:
 
 
 def of_error(error: BaseException) -> tuple[str, bool]:
-    """The traceback of an error and its causes as Python prints it, without the frames of libraries; whether there were any."""
+    """Return the traceback of an error and its causes as Python prints it, without the frames of libraries, and whether
+    any frames were hidden.
+    """
     described = traceback.TracebackException.from_exception(error)
     seen, rest, hidden = {id(described)}, [described], 0
     while rest:
@@ -56,7 +61,7 @@ def of_error(error: BaseException) -> tuple[str, bool]:
         shown = of_the_user([frame.filename for frame in current.stack])
         kept = [frame for frame, keep in zip(current.stack, shown, strict=True) if keep]
         if isinstance(current.exc_type, type) and issubclass(current.exc_type, SyntaxError):
-            kept = [frame for frame in kept if not is_machinery(frame.filename)]  # it names the file itself
+            kept = [frame for frame in kept if not is_machinery(frame.filename)]  # a SyntaxError names the file itself
         hidden += len(current.stack) - len(kept)
         current.stack = traceback.StackSummary.from_list(kept)
     return "".join(described.format()), bool(hidden)

@@ -1,4 +1,6 @@
-"""What every error has, and the error for what was raised on a worker. Runs everywhere; ``errors`` has the tree of them."""
+"""The base class of all errors, and the error for exceptions on a worker. Runs everywhere; ``errors`` has the tree of
+classes.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ class DDLFError(Exception):
         item_index: Index of the item of a map that it is of, from 0; None of what is no map's.
     """
 
-    __module__ = "ddlf.errors"  # where the tree is, and people look for it
+    __module__ = "ddlf.errors"  # the tree is there, and users look for it there
     exit_code = 1
     others: Sequence[Exception] = ()
     item_index: int | None = None
@@ -34,7 +36,7 @@ class DDLFError(Exception):
     _base: type[Exception] | None = None
 
     def __init__(self, message: str, *, hint: str = "", worker: str = "", **facts: Any) -> None:
-        Exception.__init__(self, message)  # not super(): the class that was raised on a worker may come next
+        Exception.__init__(self, message)  # not super(): the next class may be the one raised on the worker
         if unknown := [name for name in facts if not hasattr(type(self), name)]:
             raise TypeError(f"{type(self).__name__} has no fact {unknown[0]!r}")
         self.message = message
@@ -47,19 +49,21 @@ class DDLFError(Exception):
         return (f"{sentence}; {hint}" if hint else sentence) + rest
 
     def _rest(self) -> str:
-        """The lines below the sentence, with the break before them."""
+        """Return the lines below the sentence, beginning with a line break."""
         return ""
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows of it in a notebook: the user's own lines, then the text. Its own way shows those of every library."""
+        """Return the lines that IPython shows in a notebook: the user's own lines, then the text. IPython itself would
+        show the lines of every library.
+        """
         return frames.in_text(frames.of_error(self)[0]).splitlines()
 
     def join(self, others: Sequence[Exception], of: int) -> None:
-        """Stand for the errors of several workers.
+        """Represent the errors of several workers.
 
         Args:
-            others: The other ones.
-            of: How many workers were asked.
+            others: The errors of the other workers.
+            of: Number of workers in the call.
         """
         self.others, self._of = tuple(others), of
         self.exit_code = max(getattr(error, "exit_code", 1) for error in (self, *others))
@@ -69,10 +73,11 @@ class DDLFError(Exception):
 
 
 def parts(error: DDLFError) -> tuple[str, str, str]:
-    """What the text of an error is made of.
+    """Return the parts of an error's text.
 
     Returns:
-        What happened and where; what to do next; the lines below, with the break before them: a worker's traceback, or the errors of several.
+        What happened and where; what to do next; the lines below, beginning with a line break. These are a worker's
+        traceback, or the errors of several workers.
     """
     if error.others:
         first, _, rows = _several([error, *error.others], error._of).partition("\n")
@@ -85,7 +90,7 @@ def _where(error: DDLFError) -> str:
 
 
 def _several(errors: Sequence[Exception], of: int) -> str:
-    """What failed on several workers: each text once, with the workers it came from, then each traceback once."""
+    """Return the failures of several workers: each text once, with its workers, then each traceback once."""
     said: dict[str, list[str]] = {}
     tracebacks: dict[str, str] = {}
     for error in errors:
@@ -93,7 +98,8 @@ def _several(errors: Sequence[Exception], of: int) -> str:
         text = _alone(error)
         said.setdefault(text.removeprefix(f"{worker}: "), []).append(worker)
         if isinstance(error, RemoteError) and error.remote_traceback:
-            # The same lines with another text, as of a file name that has the worker's number, are the same traceback.
+            # The same lines with another text count as the same traceback. The text may contain a file name with the
+            # worker's number.
             lines = error.remote_traceback.rstrip().removesuffix(error.message)
             tracebacks.setdefault(lines, error.remote_traceback.rstrip())
     rows = [f"{', '.join(filter(None, who))}: {text}".removeprefix(": ") for text, who in said.items()]
@@ -113,7 +119,7 @@ def _alone(error: Exception) -> str:
 
 
 MANY = 8
-"""Different texts of one error: what fails everywhere in another way each is not read to its end."""
+"""Most different texts in one error. Nobody reads a longer list of different failures."""
 
 
 class RemoteError(DDLFError):
@@ -145,18 +151,18 @@ class RemoteError(DDLFError):
 
     @property
     def type(self) -> builtins.type[BaseException] | None:
-        """See above."""
+        """The class that was raised on the worker; None if this side does not know it."""
         mine = (kind for kind in builtins.type(self).__mro__ if qualified_name(kind) == self.type_name)
         return next(mine, None) or known_class(self.type_name)
 
     @classmethod
     def of(cls, name: str, *arguments: Any, worker: str = "") -> RemoteError:
-        """The error for what was raised on a worker.
+        """Return the error for an exception on a worker.
 
         Args:
-            name: Name of its class; nothing is imported to find it, and no code of it is run.
-            arguments: As the constructor's, after ``type_name``.
-            worker: As the constructor's.
+            name: Name of its class. The class is found without importing a module or running its code.
+            arguments: The constructor's arguments after ``type_name``.
+            worker: The constructor's ``worker``.
         """
         kind: Any = known_class(name)
         error: RemoteError = bare(cls if kind is None or not issubclass(kind, Exception) else _remote(kind))
@@ -164,17 +170,17 @@ class RemoteError(DDLFError):
         return error
 
     def adopt(self, attributes: dict[str, Any], args: tuple[Any, ...]) -> None:
-        """Take over what the exception on the worker had."""
+        """Take over the attributes and arguments of the exception on the worker."""
         self.attributes = attributes
         for name, value in attributes.items():
-            # Into the object itself: a property of the class would be code.
+            # Set it in the object's dictionary, because a property of the class would run code.
             if not hasattr(RemoteError, name) and name not in self.__dict__ and not name.startswith("__"):
                 self.__dict__[name] = value
         self.args = args
         self._fill()
 
     def _fill(self) -> None:
-        """Set what a builtin exception keeps elsewhere than in its attributes, as the numbers of an OSError."""
+        """Set the values that a builtin exception keeps outside its attributes, such as the numbers of an OSError."""
         error: Any = self
         with contextlib.suppress(Exception):
             builtin_base(builtins.type(self)).__init__(self, *self.args)
@@ -191,13 +197,19 @@ OS_ERROR = ("errno", "strerror", "filename")
 
 @functools.cache
 def _remote(kind: type[Exception]) -> type[RemoteError]:
-    """``RemoteError`` that is also of a class, or of the next one above it: some cannot be combined with any other one."""
+    """Return a class that derives from ``RemoteError`` and from ``kind``, or from the nearest base class with which
+    this is possible.
+
+    Some classes cannot be combined with any other class.
+    """
     for base in kind.__mro__:
-        # A group needs its members; the other two cannot leave a coroutine. What a method says of its own connections is not said of this one.
+        # A group needs its members. StopIteration and StopAsyncIteration cannot leave a coroutine. A DDLFError of a
+        # method is about the method's own connections, not about this call.
         if issubclass(base, ExceptionGroup | StopIteration | StopAsyncIteration | DDLFError):
             return RemoteError
         with contextlib.suppress(Exception):
-            # A property of theirs must not stand before what is this error's own, as that of TensorFlow's errors for ``message`` would.
+            # Properties of the user's class must not hide this error's own attributes. TensorFlow's errors have such a
+            # property ``message``.
             own = dict.fromkeys(OWN, "")
             made = type(
                 "RemoteError", (RemoteError, base), {"__module__": RemoteError.__module__, "_base": base, **own}
@@ -208,7 +220,7 @@ def _remote(kind: type[Exception]) -> type[RemoteError]:
 
 
 def _remake(kind: type[Any], base: Any, args: tuple[Any, ...], state: dict[str, Any]) -> Any:
-    """The inverse of ``DDLFError.__reduce__``."""
+    """Return the error that ``DDLFError.__reduce__`` described."""
     error = bare(kind if base is None else _remote(base))
     error.__dict__.update(state)
     error.args = args

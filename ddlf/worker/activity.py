@@ -1,8 +1,8 @@
-"""What the executor is doing, in a page of memory that its daemon reads. Runs in both processes of a worker.
+"""A page of shared memory in which the daemon reads what the executor is doing. Runs in both processes of a worker.
 
-The executor writes a few bytes before and after each method; the daemon reads them when somebody asks. That costs no system call, so a small call
-stays small, and it works while the executor loops forever or holds the GIL. The daemon writes into the same page which requests are to end, and
-which master has the worker.
+The executor writes a few bytes before and after each method. The daemon reads them when a master asks. This needs no
+system call, so a small call stays cheap. It also works while the executor loops forever or holds the GIL. In the same
+page the daemon writes which requests have to end, and which master has the worker.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from typing import NamedTuple
 
 _RUNNING = struct.Struct("<Qd120s")  # id of the last request that began (0: none), monotonic start in seconds, name
 _ID = struct.Struct("<Q")
-_ENDED_BIT = 1 << 63  # of that id: it has ended
+_ENDED_BIT = 1 << 63  # set in that id: the request has ended
 _ENDED_BYTE_AT = 7
 _BESIDE_AT = 232  # the highest id of a concurrent method that has begun
 _USED_AT = 240
-_ASKED_AT = 248  # how often the end of a request was asked for
-_ENDED = struct.Struct("<64Q")  # for which requests, the last 64
+_ASKED_AT = 248  # how often the end of a request was requested
+_ENDED = struct.Struct("<64Q")  # the last 64 requests that have to end
 _ENDED_AT = 256
-_HELD = struct.Struct("<QQ")  # data sets, and their bytes
+_HELD = struct.Struct("<QQ")  # number of data sets, and their bytes
 _HELD_AT = 800
-_SHARD = struct.Struct("<QQQQ32sQQ")  # as the fields of Shard; values of the whole model are 0 if there is none
+_SHARD = struct.Struct("<QQQQ32sQQ")  # the fields of Shard; 0 values of the model mean no shard
 _SHARD_AT = 832
 _LEASE_AT = 1024
 _LEASE_BYTES = 24
 _LEASE_END = _LEASE_AT + _LEASE_BYTES
 _WRITERS = 128
-_WRITTEN = struct.Struct(f"@{_WRITERS}Q")  # native: each is read and written in one piece
+_WRITTEN = struct.Struct(f"@{_WRITERS}Q")  # native: each counter is read and written in one piece
 _WRITTEN_AT = 2048
 PAGE_BYTES = 4096
 
 
 class Running(NamedTuple):
-    """A method that runs now.
+    """The running method.
 
     Args:
         id: Number of its request.
         name: Name of the method.
-        seconds: Since it started.
+        seconds: Seconds since it started.
     """
 
     id: int
@@ -51,16 +51,16 @@ class Running(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """A slice of a run's weights that is kept here.
+    """The part of a run's weights that is kept on this worker.
 
     Args:
-        begin: Number of its first value, of all values of the model one after the other.
-        end: Number of the one behind its last.
-        of: Values of the model.
-        version: Of its values.
+        begin: Index of its first value, among all values of the model one after another.
+        end: Index after its last value.
+        of: Number of values of the model.
+        version: Version of its values.
         run: Name of the run.
-        shards: How many slices there are, of which this is one; 0 if there are only copies.
-        copies: Copies of other workers' slices.
+        shards: Number of parts that the weights are split into; 0 if this worker keeps only copies.
+        copies: Number of copies of other workers' parts.
     """
 
     begin: int
@@ -76,16 +76,16 @@ class Activity:
     """The shared page.
 
     Args:
-        fd: Descriptor of the page, from ``create``; it stays the caller's.
+        fd: Descriptor of the page, from ``create``. The caller still owns it.
     """
 
     def __init__(self, fd: int) -> None:
         self._page = mmap.mmap(fd, PAGE_BYTES)
-        self._asked = 0  # when ``_to_end`` was read
+        self._asked = 0  # the value of the counter when ``_to_end`` was read
         self._to_end: frozenset[int] = frozenset()
 
     def close(self) -> None:
-        """Let go of the page."""
+        """Release the page."""
         self._page.close()
 
     @staticmethod
@@ -96,72 +96,79 @@ class Activity:
             return os.dup(file.fileno())
 
     def begin(self, id: int, name: str) -> None:
-        """Say that a method starts. The system's monotonic clock is the same in both processes."""
+        """Record that a method starts. The system's monotonic clock is the same in both processes."""
         self._page[_USED_AT] = 1
         _RUNNING.pack_into(self._page, 0, id, time.monotonic(), name.encode(errors="replace")[:120])
 
     def hold(self, count: int, nbytes: int) -> None:
-        """Say how many data sets there are now, and how many bytes they have."""
+        """Record the number of loaded data sets, and their size in bytes."""
         _HELD.pack_into(self._page, _HELD_AT, count, nbytes)
 
     @property
     def held(self) -> tuple[int, int]:
-        """What ``hold`` said last."""
+        """The number of data sets and their bytes, as recorded by ``hold``."""
         count, nbytes = _HELD.unpack_from(self._page, _HELD_AT)
         return count, nbytes
 
     def show_shard(self, shard: Shard | None) -> None:
-        """Say which slice of a run's weights is kept here now."""
+        """Record which part of a run's weights this worker keeps now."""
         begin, end, of, version, run, *counts = shard or (0, 0, 0, 0, "", 0, 0)
         _SHARD.pack_into(self._page, _SHARD_AT, begin, end, of, version, run.encode(errors="replace")[:32], *counts)
 
     @property
     def shard(self) -> Shard | None:
-        """What ``show_shard`` said last."""
+        """The part recorded by ``show_shard``; None if there is none."""
         begin, end, of, version, run, *counts = _SHARD.unpack_from(self._page, _SHARD_AT)
         return Shard(begin, end, of, version, run.rstrip(b"\0").decode(errors="replace"), *counts) if of else None
 
     @property
     def written(self) -> int:
-        """How many lines this executor and its children have written, as ``counted`` says."""
+        """The number of lines that this executor and its children have written, summed over all counters of
+        ``counted``.
+        """
         return sum(_WRITTEN.unpack_from(self._page, _WRITTEN_AT))
 
     def counted(self) -> memoryview:
-        """How many lines this process has written, to be changed in place: that is what costs least. Few processes at a time have the same one."""
+        """Return the counter of the lines of this process. The caller changes it in place, which is cheapest.
+
+        Processes share a counter only if their process ids have the same remainder, which is rare.
+        """
         at = _WRITTEN_AT + 8 * (os.getpid() % _WRITERS)
         return memoryview(self._page)[at : at + 8].cast("Q")
 
     def begin_beside(self, id: int) -> None:
-        """Say that a concurrent method starts, which may be before its turn."""
+        """Record that a concurrent method starts. It may start before earlier requests."""
         if id > self.beside:
             _ID.pack_into(self._page, _BESIDE_AT, id)
 
     @property
     def beside(self) -> int:
-        """The highest id of a concurrent method that has begun: a request with a higher one than that and than the one that runs has not."""
+        """The highest id of a concurrent method that has begun. A request with a higher id than this and than the
+        running method's has not begun.
+        """
         id: int = _ID.unpack_from(self._page, _BESIDE_AT)[0]
         return id
 
     @property
     def begun(self) -> int:
-        """The id of the last method that has begun, whether it runs or has ended; 0 if none has."""
+        """The id of the last method that has begun, whether it still runs or has ended; 0 if none has begun."""
         id: int = _ID.unpack_from(self._page, 0)[0]
         return id & ~_ENDED_BIT
 
     def end(self) -> None:
-        """Say that it ended."""
+        """Record that the method ended."""
         self._page[_ENDED_BYTE_AT] |= _ENDED_BIT >> 56
 
     def shown(self) -> bytes:
-        """What the page says now, for ``show``."""
+        """Return the present record of the running method, for ``show``."""
         return self._page[: _RUNNING.size]
 
     def show(self, shown: bytes) -> None:
-        """Say again what ``shown`` said: a concurrent method came in between."""
+        """Restore a record from ``shown`` after a concurrent method has overwritten it."""
         self._page[: _RUNNING.size] = shown
 
     def running(self) -> Running | None:
-        """What runs now; None when nothing does."""
+        """Return the running method; None if no method runs."""
         id, since, name = _RUNNING.unpack_from(self._page, 0)
         if id == 0 or id & _ENDED_BIT:
             return None
@@ -169,36 +176,37 @@ class Activity:
 
     @property
     def used(self) -> bool:
-        """Whether this executor has run a method, or was told by ``use``."""
+        """Whether this executor has run a method, or ``use`` was called."""
         return self._page[_USED_AT] != 0
 
     def use(self) -> None:
-        """Say that the executor may hold something that a new one would not."""
+        """Record that the executor may have state that a new one would lack."""
         self._page[_USED_AT] = 1
 
     def ask_end(self, id: int) -> None:
-        """Say that a request is to end, whether it runs or has not started yet. The last 64 are known.
+        """Record that a request has to end, whether it runs or has not started yet. The page keeps the last 64 such
+        requests.
 
-        The next SIGINT is meant for it, so a late signal does not hit the request after it.
+        The next SIGINT is meant for this request, so a late signal does not hit the request after it.
         """
         (asked,) = _ID.unpack_from(self._page, _ASKED_AT)
         _ID.pack_into(self._page, _ENDED_AT + asked * _ID.size % _ENDED.size, id)
-        _ID.pack_into(self._page, _ASKED_AT, asked + 1)  # last, so that who sees it sees the id
+        _ID.pack_into(self._page, _ASKED_AT, asked + 1)  # last, so that a reader of the counter sees the id
 
     def is_to_end(self, id: int) -> bool:
-        """Whether the daemon asked for the end of this request."""
+        """Return whether the daemon asked for the end of this request."""
         (asked,) = _ID.unpack_from(self._page, _ASKED_AT)
-        if asked != self._asked:  # rarely: to look through the page for each call costs more than all else in this file
+        if asked != self._asked:  # rare; reading the list for each call would be slow
             self._to_end = frozenset(_ENDED.unpack_from(self._page, _ENDED_AT))
             self._asked = asked  # last, because a signal may come in between and ask again
         return id in self._to_end
 
     def grant(self, lease: bytes) -> None:
-        """Say whose requests the executor is to run, by the key of a lease; nobody's if it is empty."""
+        """Record the key of the lease whose requests the executor may run. With an empty key it runs no requests."""
         self._page[_LEASE_AT:_LEASE_END] = lease.ljust(_LEASE_BYTES, b"\0")
 
     def holds(self, lease: bytes) -> bool:
-        """Whether this key, which is not empty, is the one of the lease."""
+        """Return whether this key, which is not empty, is the key of the lease."""
         return self._page[_LEASE_AT:_LEASE_END] == lease
 
     @property
@@ -207,6 +215,6 @@ class Activity:
         return self._page[_LEASE_AT:_LEASE_END]
 
     def clear(self) -> None:
-        """Start anew, for a new executor. The lease is the daemon's and stays."""
+        """Reset the page for a new executor. The lease belongs to the daemon and stays."""
         self._page[:_LEASE_AT] = bytes(_LEASE_AT)
         self._page[_WRITTEN_AT : _WRITTEN_AT + _WRITTEN.size] = bytes(_WRITTEN.size)

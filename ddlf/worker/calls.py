@@ -1,7 +1,8 @@
-"""Whose turn it is: calls wait for each other, run, and are answered exactly once. Runs in the executor, on its event loop.
+"""Runs calls one after another and answers each of them exactly once. Runs in the executor, on its event loop.
 
-Methods run one at a time unless they are concurrent. A plain function runs inside the callback that read its request, so a small call costs no task
-and no thread. A function that blocks makes this worker busy and harms nobody, because the daemon answers for it.
+Methods run one at a time unless they are concurrent. A plain function runs inside the callback that read its request,
+so a small call costs no task and no thread. A function that blocks makes only this worker busy, because the daemon
+still answers.
 """
 
 from __future__ import annotations
@@ -23,41 +24,43 @@ from ddlf.worker.activity import Activity
 from ddlf.worker.methods import Method
 
 EAGER: dict[str, Any] = {"eager_start": True} if sys.version_info >= (3, 12) else {}
-"""A coroutine runs until it first waits before its task meets the event loop; one that never waits costs as little as a function."""
+"""A coroutine runs until it first waits before its task meets the event loop. A coroutine that never waits costs as
+little as a function.
+"""
 
 
 class Interrupted(BaseException):
-    """Raised by a signal inside a method that blocks, so that a loop in plain Python ends."""
+    """A signal raises this inside a blocking method, so that a loop in plain Python ends."""
 
 
 class Asker(Protocol):
-    """Who asks, as far as turns depend on it."""
+    """The sender of requests, as far as their order depends on it."""
 
     held_back: bool
-    """Whether there are too many answers to read: nothing is begun for it meanwhile."""
+    """Whether too many answers wait for it to read them. No request of it begins meanwhile."""
 
     def refusal(self) -> Exception | None:
-        """Why nothing is to be run for it; None if it is."""
+        """Return why its requests are not run; None if they are run."""
 
     def answer(self, call: Call, response: Response) -> None:
-        """Take the one answer of a call."""
+        """Send the one answer of a call."""
 
     def keep_answers(self) -> None:
-        """Let the arrays of answers that are still being sent change: the method that runs next may do that."""
+        """Copy the arrays of answers that are still being sent, because the next method may change them."""
 
 
 class Call:
     """One request on its way through the worker.
 
     Args:
-        id: Number of the request; below 1 for one that the daemon is not to see.
-        request: What is asked.
-        asker: Who gets the answer.
-        deadline: After which it does not start, by the event loop's clock; None for never.
+        id: Number of the request; below 1 if the daemon must not see it.
+        request: The command and its arguments.
+        asker: Gets the answer.
+        deadline: Time on the event loop's clock after which the request does not start; None means no limit.
 
     Attributes:
-        method: What it runs, once that is known.
-        task: Task that runs it, if it awaits.
+        method: The method that it runs, once that is known.
+        task: The task that runs it, if it awaits.
     """
 
     __slots__ = ("asker", "deadline", "id", "method", "request", "task")
@@ -75,14 +78,14 @@ class Calls:
     """The calls of one worker.
 
     Args:
-        worker: What methods get as ``self``.
-        find: The method that a request asks for, of its asker; what it raises is the answer.
-        askers: All who ask now.
-        activity: The page in which the daemon sees what runs; None without a daemon.
+        worker: The object that methods receive as ``self``.
+        find: Returns the method for a request and its asker. An exception from it is the answer.
+        askers: All present askers.
+        activity: The page in which the daemon sees the running method; None without a daemon.
 
     Attributes:
-        running: The call whose turn it is; None between two.
-        on_turn_over: Called when a turn is over, before its answer.
+        running: The call whose turn it is; None between two calls.
+        on_turn_over: Called at the end of each turn, before the answer.
     """
 
     def __init__(
@@ -102,7 +105,7 @@ class Calls:
         self._blocking_id = 0
 
     def submit(self, call: Call) -> None:
-        """Run a call now or when its turn comes; it is answered exactly once."""
+        """Run a call now or when its turn comes. It is answered exactly once."""
         try:
             call.method = method = self._find(call.request, call.asker)
         except Exception as error:
@@ -112,22 +115,23 @@ class Calls:
             self._run_at_once(call, method)
         elif call.asker.held_back or ((self.running is not None or self._waiting) and not method.concurrent):
             self._waiting.append(call)
-            if self.running is None:  # those before it may wait for their master to read
+            if self.running is None:  # earlier calls may wait for their master to read
                 asyncio.get_running_loop().call_soon(self.go_on)
         else:
             self._run(call, method)
 
     def cancel(self, call: Call) -> None:
-        """Take a waiting call out of the queue, or cancel the task of a running one."""
+        """Remove a waiting call from the queue, or cancel the task of a running one."""
         if call in self._waiting:
             self._waiting.remove(call)
             call.asker.answer(call, Response(error=RequestCancelled("cancelled before it started")))
         elif call.task is not None:
-            # Not at once: a task that is cancelled before its first step never runs, and nobody would answer the request.
+            # Not at once: a task that is cancelled before its first step never runs, and the request would get no
+            # answer.
             asyncio.get_running_loop().call_soon(call.task.cancel)
 
     def go_on(self) -> None:
-        """Run the first of the waiting calls whose asker reads its answers."""
+        """Run the first waiting call whose asker reads its answers."""
         if self.running is not None:
             return
         for place, call in enumerate(self._waiting):
@@ -138,13 +142,14 @@ class Calls:
             return
         assert call.method is not None
         self._run(call, call.method)
-        if call.method.concurrent:  # after which nobody's turn ends
+        if call.method.concurrent:  # a concurrent call ends no turn
             asyncio.get_running_loop().call_soon(self.go_on)
 
     def interrupt(self, *_: Any) -> None:
-        """Handle SIGINT: end the method it is meant for if that runs in this moment, and nothing else.
+        """Handle SIGINT: end the method that the signal is meant for, if it runs at this moment.
 
-        A coroutine that waits is cancelled through its task; one that computes between two awaits is ended here.
+        A coroutine that waits is cancelled through its task. A coroutine that computes between two awaits is ended
+        here.
         """
         id, call = self._blocking_id, self.running
         if call is not None and call.task is not None and asyncio.current_task(call.task.get_loop()) is call.task:
@@ -176,7 +181,8 @@ class Calls:
                 beside = activity.shown()
                 activity.begin_beside(call.id)
             activity.begin(call.id, method.name)
-            # Asked after saying that it runs: the daemon asks first and then looks at what runs, so one of the two sees the other.
+            # Check this after recording that the call runs. The daemon first asks for the end and then looks at the
+            # running call, so one of the two sees the other.
             cancelled = activity.is_to_end(call.id)
             refusal = RequestCancelled("cancelled before it started") if cancelled else call.asker.refusal()
             if refusal is not None:
@@ -200,7 +206,7 @@ class Calls:
                 else:
                     result = function(*args, **call.request.kwargs)
             finally:
-                self._blocking_id = 0  # in here, so that a signal just before it is caught below
+                self._blocking_id = 0  # inside the try, so that a signal just before it is caught below
         except Interrupted:
             response = Response(error=RequestCancelled("interrupted while it ran"))
         except BaseException as error:  # also SystemExit: a method must not end the worker
@@ -217,7 +223,8 @@ class Calls:
             call.task = asyncio.Task(self._complete(call, result), loop=asyncio.get_running_loop(), **EAGER)
             self._blocking_id = 0
         except Interrupted:
-            # It came in the moment in which the method began to wait. The master's cancellation, which follows, ends the task.
+            # The signal came at the moment when the method began to wait. The master's cancellation follows and ends
+            # the task.
             self._blocking_id = 0
 
     async def _complete(self, call: Call, result: Any) -> None:
@@ -226,7 +233,7 @@ class Calls:
                 self._blocking_id = call.id if EAGER else 0  # until it first waits it is a blocking method
                 response = Response(await result)
             finally:
-                call.task, self._blocking_id = None, 0  # in here, so that a signal just before it is caught below
+                call.task, self._blocking_id = None, 0  # inside the try: a signal just before it is caught below
         except (asyncio.CancelledError, Interrupted):
             response = Response(error=RequestCancelled("cancelled while it ran"))
         except BaseException as error:
@@ -234,7 +241,9 @@ class Calls:
         self._finish(call, response)
 
     async def _in_thread(self, call: Call, method: Method, args: tuple[Any, ...]) -> Any:
-        """Run a plain function beside others. Each has a thread of its own: what is raised into it when it is cancelled hits nobody else."""
+        """Run a plain function at the same time as other methods. It gets its own thread, so an exception raised into
+        it on cancellation hits no other call.
+        """
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[Response] = loop.create_future()
 
@@ -242,7 +251,7 @@ class Calls:
             try:
                 assert method.function is not None
                 response = Response(method.function(*args, **call.request.kwargs))
-            except BaseException as error:  # also what cannot be raised into a future, as StopIteration
+            except BaseException as error:  # also an error that a future refuses, such as StopIteration
                 response = Response(error=error)
             with contextlib.suppress(RuntimeError):  # the loop is closed: this process ends
                 loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(response))
@@ -264,6 +273,6 @@ class Calls:
             if self._activity is not None:
                 self._activity.end()
             if self._waiting:
-                # Not at once: what came meanwhile, a cancellation for instance, is read first.
+                # Not at once: first read what arrived meanwhile, such as a cancellation.
                 asyncio.get_running_loop().call_soon(self.go_on)
         call.asker.answer(call, response)

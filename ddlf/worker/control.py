@@ -1,4 +1,6 @@
-"""One control connection: heartbeats, the lease, and what ends or restarts what runs. Runs in the daemon."""
+"""One control connection: heartbeats, the lease, and the commands that end or restart running methods. Runs in the
+daemon.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +22,25 @@ from ddlf.worker.executor_process import ExecutorProcess
 from ddlf.worker.lease import MASTER_ID_BYTES, Holder, Lease
 
 ORPHAN_GRACE_S = 30.0
-"""Between interrupt and kill for a method whose master is gone: nobody waits, and a kill loses the data that the next master would use."""
+"""Time between interrupt and kill for a method whose master is gone. Nobody waits, and a kill loses data that the next
+master would use.
+"""
 SILENT_GRACE_S = 30.0
-"""A master that is silent for so long is gone for good. It loses its lease long before, but only to another master that wants it: one whose process
-is stopped, or held up by a download or an import, goes on as if nothing had been."""
+"""Silence after which a master is given up. It may lose its lease long before, but only to another master that wants
+it. A master that was stopped, or was blocked by a download or an import, simply continues.
+"""
 CLAIMED_IDS = 2**32
 SLOW = ("cancel", "restart", "give", "preload", "machine")
 """Commands that are not answered at once."""
 MAX_PROBE_BYTES = 512 * 1024
 MAX_QUEUED_BYTES = 1024**2
-"""Answers that a master has not taken; above it none of its requests is read until it has."""
+"""Bytes of answers that a master has not read yet. Above this limit, its requests are not read until it has read the
+answers.
+"""
 
 
 class ControlledDaemon(Protocol):
-    """What a control connection asks of its daemon; ``ddlf.worker.daemon.Daemon`` says what each does."""
+    """The parts of a daemon that a control connection uses; ``ddlf.worker.daemon.Daemon`` describes them."""
 
     process: ExecutorProcess
     log: Callable[[str], None]
@@ -51,17 +58,17 @@ class ControlledDaemon(Protocol):
 
 
 class Control:
-    """One control connection: requests of a few commands, answered at once.
+    """One control connection. It answers a few commands at once.
 
     Args:
-        daemon: Does what is asked.
-        sock: Authenticated.
+        daemon: Carries out the commands.
+        sock: An authenticated socket.
 
     Attributes:
         claimed: The ids of the requests that the same master sends to the executor.
-        master_id: The random bytes by which that master is known; empty if it wants no lease.
-        who: Name of that master, for people.
-        orphan_grace_s: Between interrupt and kill for what still runs of it when this connection ends.
+        master_id: The random bytes that identify the master; empty if it wants no lease.
+        who: Name of the master, for people.
+        orphan_grace_s: Seconds between interrupt and kill for its methods that still run when this connection ends.
     """
 
     def __init__(self, daemon: ControlledDaemon, sock: socket.socket) -> None:
@@ -79,13 +86,13 @@ class Control:
         self._connection = Connection(sock, self._on_frame, self._on_close, limits=CONTROL_LIMITS)
 
     def event(self, name: str, facts: dict[str, Any]) -> None:
-        """Tell the master that something happened."""
+        """Send an event to the master."""
         with contextlib.suppress(ConnectionError):
             self._connection.send(Kind.EVENT, 0, name, dumps(facts))
 
     @property
     def queued_bytes(self) -> int:
-        """What the master has not taken yet."""
+        """The number of bytes that the master has not accepted yet."""
         return self._connection.queued_bytes
 
     def close(self) -> None:
@@ -93,21 +100,21 @@ class Control:
         self._connection.close()
 
     def hear(self) -> None:
-        """Note that the master lives."""
+        """Note that the master is alive."""
         if self._liveness is not None:
             self._liveness.heard(self._loop.time())
 
     def judge(self) -> str:
-        """Whether the master lives: always, if it promised no heartbeats."""
+        """Return whether the master is alive. A master that promised no heartbeats always counts as alive."""
         return self._liveness.judge(self._loop.time()) if self._liveness is not None else "alive"
 
     @property
     def dead_after_s(self) -> float:
-        """For how long this master waits for a silent worker."""
+        """Seconds for which this master waits for a silent worker."""
         return (self._liveness.timing if self._liveness is not None else Timing()).dead_after_s
 
     def facts(self, lease: Lease) -> dict[str, Any]:
-        """The lease that this master has, as data."""
+        """Return the lease of this master as data."""
         silent_s = self._liveness.silent_s(self._loop.time()) if self._liveness is not None else 0.0
         since = lease.holder.since if lease.holder else ""
         return {"holder": self.who, "since": since, "epoch": lease.epoch, "state": self.judge(), "silent_s": silent_s}
@@ -117,7 +124,7 @@ class Control:
         if self._connection.queued_bytes > MAX_QUEUED_BYTES and not self._held_back:
             self._hold_back()
         if frame.kind == Kind.CANCEL:
-            return  # of a request that is answered already, or ends with this connection
+            return  # its request is answered already, or ends with this connection
         if frame.kind != Kind.REQUEST:
             raise ProtocolError(f"a worker expects requests, not messages of kind {frame.kind}")
         args, kwargs = read_arguments(loads(frame.buffers))
@@ -174,7 +181,9 @@ class Control:
         heartbeat_s: float | None = None,
         dead_after_s: float | None = None,
     ) -> int:
-        """Take note of a master: its requests, its lease, and how often it promises to be heard. A guest gives no session and gets no lease."""
+        """Record a master: the ids of its requests, its lease and its heartbeat interval. Return the epoch of the
+        lease. A guest gives no session and gets no lease.
+        """
         if session and len(session) != MASTER_ID_BYTES:
             raise ValueError(f"a session is {MASTER_ID_BYTES} bytes")
         timing = Timing.of(heartbeat_s, None, dead_after_s) if heartbeat_s and dead_after_s else None
@@ -192,7 +201,7 @@ class Control:
         return granted
 
     def _look(self) -> None:
-        """Watch the master, which is given up only when its silence has lasted much longer than it takes to lose the lease."""
+        """Watch the master. It is given up only after a silence much longer than the one that can cost it the lease."""
         if self._timer is not None:
             self._timer.cancel()
         if self._liveness is None or self._connection.closed:
@@ -234,7 +243,9 @@ class Control:
         self._spawn(self._wait_for_reader())
 
     async def _wait_for_reader(self) -> None:
-        """Read requests again when the master has taken the answers; one that never does is silent, and given up as such."""
+        """Read requests again after the master has read the answers. A master that never reads them is silent and is
+        given up for this reason.
+        """
         with contextlib.suppress(ConnectionError):
             await self._connection.drain()
         self._held_back = False
@@ -254,7 +265,7 @@ class Control:
 
 
 def _probe(data: bytes = b"", size: int = 0) -> dict[str, Any]:
-    """Take some bytes and give some back, with the time of this machine's clock."""
+    """Receive some bytes and return ``size`` bytes, with the time of this machine's clock."""
     if not 0 <= size <= MAX_PROBE_BYTES:
         raise ValueError(f"size must be 0-{MAX_PROBE_BYTES}")
     return {"time": time.time(), "data": bytes(size)}

@@ -1,8 +1,9 @@
 """The small process that always answers. Runs on every worker's machine, on one port.
 
-It accepts every connection, reads eight bytes, and either serves it (control) or hands the socket to the executor (data). It imports neither NumPy
-nor Keras and never runs user code, so it answers whatever the executor does: trains, loops forever, holds the GIL, or crashes. Then it says how
-the executor ended, and starts another one.
+It accepts every connection and reads eight bytes. It then serves a control connection itself, or passes a data
+connection's socket to the executor. It imports neither NumPy nor Keras and never runs user code. It therefore answers
+while the executor trains, loops forever or holds the GIL. When the executor ends, the daemon reports how, and starts
+another one.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ from ddlf.worker.stopped import LOOK_S, StoppedFor
 
 MODULE = re.compile(r"\w+(\.\w+)*")
 NO_DESCRIPTORS_S = 0.1
-"""How long to leave newcomers to the kernel when this process has no descriptor for them."""
+"""Time to leave new connections to the kernel when this process has no file descriptor for them."""
 
 
 class Daemon:
-    """One worker's daemon.
+    """The daemon of one worker.
 
     Args:
-        options: How it was started.
-        log: Takes a line for the person who looks at the terminal.
+        options: How the worker was started.
+        log: Receives each line for the person at the terminal.
 
     Attributes:
-        process: The executor's.
+        process: The executor's process.
     """
 
     def __init__(self, options: Options, log: Callable[[str], None] = lambda line: None) -> None:
@@ -81,7 +82,7 @@ class Daemon:
         self.process.lines.master = lambda: self._holder
         self._lease = Lease()
         self._holder: Control | None = None
-        self._written_for = b""  # the master that what user code writes is for
+        self._written_for = b""  # the master that gets the output of user code
         self._admission = Admission(log, lambda: len(self._controls))
         self._orphans: set[asyncio.Task[None]] = set()
         self._started = time.monotonic()
@@ -91,13 +92,17 @@ class Daemon:
         return ExecutorProcess(self._options, self._folder.path, state_dir, self._announce, self.log, self._certificate)
 
     def _make_state_dir(self) -> Path:
-        """The folder of this worker's own state: that of its port, since a restarted worker has the same."""
+        """Create and return the folder of this worker's state. Its name contains the port, since a restarted worker has
+        the same port.
+        """
         folder = (self._options.state_dir or self._folder.path) / f"port-{self.port}"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return folder
 
     def _make_certificate(self) -> Path | None:
-        """The file with this worker's own certificate, made at the first start; None when nothing is encrypted."""
+        """Return the file with this worker's own certificate; None if nothing is encrypted. The first start creates the
+        file.
+        """
         security = self._options.security
         if security is None or security.insecure_plaintext:
             return None
@@ -113,7 +118,7 @@ class Daemon:
 
     @property
     def insecure_plaintext(self) -> bool:
-        """Whether other machines can connect without."""
+        """Whether other machines can connect without TLS."""
         return self._options.security is not None and self._options.security.insecure_plaintext
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
@@ -139,7 +144,9 @@ class Daemon:
             self._folder.remove()
 
     async def _end_stopped_executors(self) -> None:
-        """End an executor that was stopped for so long that its master would have given up a silent machine; another one takes its place."""
+        """End an executor that was stopped (SIGSTOP) for longer than a master waits for a silent machine. Another
+        executor replaces it.
+        """
         stopped = StoppedFor()
         while True:
             await asyncio.sleep(LOOK_S)
@@ -151,14 +158,15 @@ class Daemon:
 
     @property
     def failure(self) -> str:
-        """Why there is no executor and none will be started; empty while all is well."""
+        """Return why there is no executor and why no other one is started; empty if all is well."""
         return self.process.given_up
 
     def stop(self, by: str = "") -> None:
         """End ``run``.
 
         Args:
-            by: Who or what ended it, for the master that has this worker: then that one need not find out why it is gone.
+            by: The person or signal that ended it. The master that has this worker receives this text, and need not
+                search for the reason.
         """
         if by and self._holder is not None:
             self._holder.event("stopped_by", {"by": by, "hint": "start it there again"})
@@ -168,16 +176,16 @@ class Daemon:
         while True:
             try:
                 sock, address = await accepted(self._listener)
-            except OSError as error:  # no descriptors left: what is open goes on, new ones wait in the kernel
+            except OSError as error:  # no descriptors left: open connections continue, new ones wait in the kernel
                 self._admission.log_refusal("a connection", f"cannot accept it: {error.strerror}")
                 await asyncio.sleep(NO_DESCRIPTORS_S)
                 continue
             greeting = self._admission.start(self._greet(sock, address[0]), address[0])
             greeting.add_done_callback(partial(close_if_cancelled, sock))
-            await asyncio.sleep(0)  # however many come, others have their turn
+            await asyncio.sleep(0)  # however many connections arrive, other tasks get their turn
 
     async def _greet(self, sock: socket.socket, address: str) -> None:
-        """Find out who is there; nothing is parsed before the handshake has succeeded."""
+        """Perform the handshake of a new connection. No bytes are parsed before it has succeeded."""
         owned = True
         preamble = b""
         deadline = asyncio.get_running_loop().time() + HANDSHAKE_TIMEOUT_S
@@ -229,7 +237,7 @@ class Daemon:
             control.event("executor_exited", facts)
 
     def drop(self, control: Control) -> None:
-        """Forget a connection that ended: its lease is free, and what runs of its master's requests ends."""
+        """Forget a closed connection. Free its lease, and end the running requests of its master."""
         self._controls.discard(control)
         if control is self._holder:
             self._holder = None
@@ -242,13 +250,13 @@ class Daemon:
             task.add_done_callback(self._orphans.discard)
 
     def grant(self, control: Control, master: Holder, known_epoch: int, takeover: bool) -> int:
-        """Give the worker to a master, or say who has it.
+        """Give the worker to a master.
 
         Returns:
             The epoch of the lease.
 
         Raises:
-            LeaseError: Another master has it, or had it since this one did.
+            LeaseError: Another master has the worker, or has had it since this master did.
         """
         before = self._holder
         silent = before is not None and before.judge() == "dead"
@@ -264,18 +272,18 @@ class Daemon:
         if before is not None and before is not control:
             if before.master_id != master.master_id:
                 before.event("lease_lost", {"by": str(master), "since": master.since, "epoch": epoch})
-                before.orphan_grace_s = CANCEL_GRACE_S  # somebody waits now
+                before.orphan_grace_s = CANCEL_GRACE_S  # a master waits now
                 self.log(f"{master} takes over from {before.who}")
             before.close()
         return epoch
 
     def hear(self, master_id: bytes) -> None:
-        """Note that a master lives, of whom another connection says so."""
+        """Note that a master is alive, because another of its connections reports it."""
         if self._holder is not None and self._holder.master_id == master_id:
             self._holder.hear()
 
     async def _end_orphans(self, claimed: range, grace_s: float) -> None:
-        # A few times: the executor may start a waiting request before it reads that the connection has ended.
+        # Try a few times: the executor may start a waiting request before it reads that the connection has ended.
         for _ in range(5):
             running = self.process.activity.running()
             if running is not None and running.id in claimed:
@@ -285,7 +293,7 @@ class Daemon:
     # -- the commands of a control connection -----------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """What this worker is and does, as data."""
+        """Return this worker's description and present activity as data."""
         running = self.process.activity.running()
         return {
             "host": platform.node(),
@@ -298,7 +306,7 @@ class Daemon:
             "uptime_s": time.monotonic() - self._started,
             "cores": cores(),
             "memory": footprint(os.getpid(), self.process.pid),
-            "masters": sum(1 for control in self._controls if control.claimed),  # not the workers that listen
+            "masters": sum(1 for control in self._controls if control.claimed),  # not the workers that only listen
             "datasets": dict(zip(("count", "bytes"), self.process.activity.held, strict=True)),
             "shard": None if (shard := self.process.activity.shard) is None else shard._asdict(),
             "methods": self.process.methods,
@@ -309,38 +317,41 @@ class Daemon:
         }
 
     def addresses(self) -> dict[str, Any]:
-        """Where this worker is for others, as data."""
+        """Return the addresses at which others can reach this worker, as data."""
         own = self._options.advertise
         advertised = [own[0], own[1] or self.port] if own else None
         listens = addresses_of(self.host)
         return {"machine": same_machine(), "port": self.port, "advertised": advertised, "addresses": listens}
 
     async def machine(self, needs: Sequence[str] = ()) -> dict[str, Any]:
-        """What this machine is and has installed, as data. Looked up in a thread: the disk may be slow, or on another machine."""
+        """Return a description of this machine and its installed packages, as data. A thread collects it, because the
+        disk may be slow or remote.
+        """
         from ddlf.worker.machine import about
 
         folders = [self._folder.path, *([self._options.state_dir] if self._options.state_dir else [])]
         return await asyncio.to_thread(about, folders, list(map(str, needs)))
 
     async def give(self, control: Control, id: int, piece: bytes, last: bool) -> None:
-        """Pass on what the executor asked for, from the master that has the worker."""
+        """Pass an answer to the executor's question on, if it comes from the master that has the worker."""
         if control is self._holder:
             await self._questions.give(id, piece, last)
 
     def interfere(self, control: Control, doing: str, *, who: str = "", force: bool = False) -> str:
-        """Let somebody end what runs here, if nobody else's is or it is forced; then its master is told.
+        """Check that a connection may stop or restart the work on this worker, and notify the master that has the
+        worker.
 
         Args:
-            control: The connection over which that was asked.
-            doing: What they do, for people: ``"stopped"`` or ``"restarted"``.
+            control: The connection that asked for it.
+            doing: The action, for people: ``"stopped"`` or ``"restarted"``.
             who: Name of the other side, for people.
-            force: Whether to do so also while another master has the worker.
+            force: Whether to do it even if another master has the worker.
 
         Returns:
-            Who it was, for people.
+            The name of the other side, for people.
 
         Raises:
-            LeaseError: Another master has the worker.
+            LeaseError: Another master has the worker, and ``force`` is false.
         """
         who = "".join(letter if letter.isprintable() else "?" for letter in str(who)[:100]) or control.who or "somebody"
         holder = self._holder
@@ -348,7 +359,7 @@ class Daemon:
             if not force and holder.judge() != "dead":
                 since = self._lease.holder.since if self._lease.holder else ""
                 raise LeaseError(f"in use by {holder.who} since {since}", hint="--force ends that run")
-            if doing == "stopped":  # of a restarted executor its end says so
+            if doing == "stopped":  # a restarted executor reports its own end
                 holder.event("stopped_by", {"by": who})
         self.log(
             f"{doing} by {who}" + (f", while {holder.who} had this worker" if holder not in (None, control) else "")
@@ -356,14 +367,16 @@ class Daemon:
         return who
 
     async def preload(self, modules: list[str], *, replace: bool = False) -> dict[str, Any]:
-        """Let executors come with modules imported, and wait until they do.
+        """Let executors start with modules imported, and wait until they do.
 
         Args:
-            modules: Their full names.
-            replace: Whether to start the executor anew for that, if it has not imported them in this way and holds nothing.
+            modules: Full names of the modules.
+            replace: Whether to replace the present executor if it started without these modules and has no state to
+                lose.
 
         Returns:
-            ``reason``, why executors come without; empty if they do. ``replaceable``, whether ``replace`` has or would have an effect.
+            ``reason``: why executors start without the modules; empty if they start with them. ``replaceable``: whether
+                ``replace`` has or would have an effect.
         """
         if not isinstance(modules, list) or not all(
             isinstance(name, str) and MODULE.fullmatch(name) for name in modules

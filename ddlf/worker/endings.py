@@ -1,4 +1,4 @@
-"""How a process ended, for people. Runs in the daemon."""
+"""Describes how a process ended, for people. Runs in the daemon."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class Reason(NamedTuple):
     """Why a process ended, for people.
 
     Args:
-        text: What happened to it.
-        hint: What they can do.
+        text: The event that ended it.
+        hint: Advice.
         gave_up: Whether its daemon ended it after a ``cancel``.
     """
 
@@ -22,7 +22,7 @@ class Reason(NamedTuple):
 
 
 def reason_of(code: int | None, name: str | None) -> Reason:
-    """What an exit code, or the name of a signal, says alone."""
+    """Return the reason that an exit code, or the name of a signal, shows by itself."""
     if code == UNKNOWN:
         return Reason("has ended, and so has the process that could say how")
     if name == "SIGKILL":

@@ -1,8 +1,9 @@
-"""The process that runs user code. Started by the daemon, which hands it every data connection over a local channel.
+"""The process that runs user code. The daemon starts it and passes it every data connection over a local channel.
 
-The channel carries the settings once (a length and JSON; the tokens come this way, so that they are in no argument list and no environment), then
-the preamble and the deadline of its handshake with each socket, or ``LEASE_CHANGED`` without one. The executor answers one byte when it is ready. It
-ends with its daemon: the kernel kills it when the daemon dies, and the end of the channel ends it where the kernel cannot.
+The channel first carries the settings once, as a length and JSON. The settings contain the tokens, so that no argument
+list and no environment shows them. Then the channel carries each socket with its preamble and the deadline of its
+handshake, or ``LEASE_CHANGED`` without a socket. The executor answers one byte when it is ready. It ends with its
+daemon: the kernel kills it when the daemon dies. Where the kernel cannot do this, the end of the channel ends it.
 """
 
 from __future__ import annotations
@@ -48,30 +49,30 @@ READY = b"R"
 LENGTH = struct.Struct("<I")
 
 IN_TURN = ("run_code", "load_mnist", "load_cifar10", "clean")
-"""Commands that wait for their turn as methods do: they run user code, or change what a running method uses."""
+"""Commands that wait for their turn like methods. They run user code, or change data that a running method uses."""
 KEPT = ("set_variable", "delete_variable")
-"""Commands that wait for nobody and that a new executor would not know of."""
+"""Commands that run at once and change state that a new executor would lack."""
 AT_ONCE = ("connect", "close", "add_method", "remove_method", "list_methods", "get_variable", "list_variables", *KEPT)
 OF_PEERS = ("introduce", "meet")
-"""Those of ``Peers``, which wait for nobody either."""
+"""Commands of ``Peers``, which also run at once."""
 
 
 class Executor:
-    """What runs user code: the worker, whose turn it is, and the connections over which it is asked.
+    """Runs user code. It has the worker, the order of the calls, and the connections of masters and peers.
 
     Args:
         session_dir: Folder for methods that live as long as the daemon.
-        persist_dir: Folder for methods that outlive it.
-        activity: The page in which the daemon sees what runs; None without a daemon.
-        load: Makes an object of its pickle.
-        kind: Kind of the worker.
-        free: As ``Hosting`` takes it.
+        persist_dir: Folder for methods that outlive the daemon.
+        activity: The page in which the daemon sees the running method; None without a daemon.
+        load: Makes an object from its pickle.
+        kind: Class of the worker.
+        free: Frees memory after a role has ended; see ``Hosting``.
 
     Attributes:
-        worker: What methods get as ``self``.
-        calls: Their turns.
+        worker: The object that methods receive as ``self``.
+        calls: Runs the calls in turn.
         sessions: The open data connections.
-        commands: What can be asked for by name, beside ``run``, ``run_method`` and ``call``.
+        commands: The commands by name, in addition to ``run``, ``run_method`` and ``call``.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Executor:
             self.commands[name] = Method(name, getattr(self.peers, name), skip=0, at_once=True)
 
     def import_from_master(self, ask: Callable[..., Any]) -> None:
-        """Let methods import what lies below the script's folder on the master; see ``imports``."""
+        """Let methods import modules from below the script's folder on the master; see ``imports``."""
         self._finder = MasterFinder(ask, lambda: self.calls.running.id if self.calls.running else None)
         self._finder.enabled = self._may_ask_master
         sys.meta_path.append(self._finder)
@@ -121,9 +122,9 @@ class Executor:
         """Serve one connection until it ends.
 
         Args:
-            sock: Authenticated.
-            limits: What this side accepts.
-            peer_limits: What the other side accepts.
+            sock: An authenticated socket.
+            limits: The sizes that this side accepts.
+            peer_limits: The sizes that the other side accepts.
         """
         session = Session(
             sock,
@@ -142,24 +143,28 @@ class Executor:
         session.cancel_all()
 
     def end_sessions_without_lease(self) -> None:
-        """End the connections of masters that no longer have this worker, and of other workers that may not ask it any more."""
+        """End the connections of masters that no longer have this worker, and of other workers that may no longer call
+        it.
+        """
         self.peers.end_without_lease()
         for session in list(self.sessions):
             session.end_without_lease()
 
     async def _clean(self) -> None:
-        """See ``Worker``; roles end, too."""
+        """Free data and variables like ``Worker.clean``, and end all roles."""
         self._hosting.close_all()
         await self.worker.clean()
 
     def _tell(self, facts: dict[str, Any]) -> None:
-        """Tell who asked for what runs now. Any thread may."""
+        """Report progress to the caller of the running method. Any thread may call this."""
         call = self.calls.running
         if call is not None and isinstance(call.asker, Session):
             call.asker.tell(call, facts)
 
     def _begin(self, master_id: bytes, gives_modules: bool) -> None:
-        """Take note of the master that has the worker."""
+        """Note which master has the worker. For a new master, end all roles and forget the modules of the
+        previous one.
+        """
         if master_id != self._master_id:
             self._hosting.close_all()
             if self._finder is not None:
@@ -167,17 +172,19 @@ class Executor:
         self._master_id, self._gives_modules = master_id, gives_modules
 
     def _may_ask_master(self) -> bool:
-        """Not for a guest: the modules are those of the master that has the worker."""
+        """Return whether imports may ask the master. A guest's methods may not, because the modules belong to the
+        master that has the worker.
+        """
         asker = self.calls.running.asker if self.calls.running else None
         return self._gives_modules and not (isinstance(asker, Session) and asker.is_guest)
 
     def _find(self, request: Request, asker: Asker) -> Method:
-        """What a request asks for.
+        """Return the method that a request names.
 
         Raises:
-            ProtocolError: There is no such command, or it lacks its method.
-            LookupError: There is no such method.
-            AppMissing: There is no such role.
+            ProtocolError: The command does not exist, or it lacks its method.
+            LookupError: The method does not exist.
+            AppMissing: The role does not exist.
         """
         command = request.command
         try:
@@ -203,15 +210,16 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def run(channel_fd: int, activity_fd: int) -> None:
-    """Be the executor, in a process of its own.
+    """Run the executor in its own process.
 
     Args:
-        channel_fd: The end of the channel that is this process's.
-        activity_fd: The page.
+        channel_fd: Descriptor of this process's end of the channel.
+        activity_fd: Descriptor of the page.
     """
     faulthandler.enable()
     channel = socket.socket(fileno=channel_fd)
-    # What user code starts must not hold on to what belongs to this process: a connection ends with it.
+    # Processes that user code starts must not inherit this descriptor, because its connection has to end with this
+    # process.
     channel.set_inheritable(False)
     activity = Activity(activity_fd)
     os.close(activity_fd)
@@ -256,11 +264,11 @@ async def _serve(executor: Executor, channel: socket.socket, activity: Activity,
     def handed_over() -> None:
         data, descriptors, _, _ = socket.recv_fds(channel, HAND_OVER.size, 1)
         if not data:
-            os._exit(0)  # the daemon is gone
+            os._exit(0)  # the daemon has ended
         if data == LEASE_CHANGED:
             executor.end_sessions_without_lease()
             return
-        if not descriptors:  # the kernel had none left for it
+        if not descriptors:  # the kernel had no descriptors left for it
             admission.log_refusal("a connection", "no descriptor left for it")
             return
         sock = socket.socket(fileno=descriptors[0])
@@ -269,7 +277,7 @@ async def _serve(executor: Executor, channel: socket.socket, activity: Activity,
         preamble, deadline = HAND_OVER.unpack(data)
         try:
             address = sock.getpeername()[0]
-        except OSError:  # it has left already
+        except OSError:  # the client has already left
             sock.close()
             return
         admission.start(greet(sock, preamble, deadline, address), address)
@@ -305,22 +313,22 @@ def _exactly(stream: Any, count: int) -> bytes:
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Ask Linux to kill this process when its parent dies, however it dies and whatever this process is doing.
+    """Ask Linux to kill this process when its parent dies, however the parent dies and whatever this process is doing.
 
     Args:
-        parent: Process id; by default who is the parent now.
+        parent: Process id of the parent; the present parent by default.
     """
     if not sys.platform.startswith("linux"):
         return
     pr_set_pdeathsig = 1
     parent = parent or os.getppid()
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != parent:  # it died in between
+    if os.getppid() != parent:  # the parent died before the request
         os._exit(0)
 
 
 def name_process(name: str) -> None:
-    """Give this process a name for ``ps`` and ``top``, where that can be done."""
+    """Set the name of this process for ``ps`` and ``top``, on Linux."""
     if sys.platform.startswith("linux"):
         pr_set_name = 15
         ctypes.CDLL(None).prctl(pr_set_name, name.encode(), 0, 0, 0)

@@ -1,4 +1,8 @@
-"""The executor's process, as its daemon sees it: started again whenever it ends, handed connections, interrupted and killed. Runs in the daemon."""
+"""The executor's process as its daemon sees it. The daemon restarts it whenever it ends, passes it connections, and
+interrupts or kills it.
+
+Runs in the daemon.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +32,21 @@ if TYPE_CHECKING:
     from ddlf.worker.options import Options
 
 HAND_OVER = struct.Struct("<8sd")
-"""What goes to the executor with a socket: its preamble, and the deadline of its handshake."""
+"""The message that accompanies a socket to the executor: its preamble, and the deadline of its handshake."""
 LEASE_CHANGED = b"LEASE".ljust(HAND_OVER.size)
-"""Tells the executor to look at its page for who may ask it."""
+"""Tells the executor to read from its page which master may call it."""
 CANCEL_GRACE_S = 5.0
-"""Between interrupt and kill for a method that is cancelled."""
+"""Seconds between interrupt and kill for a cancelled method."""
 MAX_START_FAILURES = 5
-"""So many executors in a row that ended before they served anybody: no other one is started until somebody asks for it."""
+"""After this many executors in a row that ended before they served a connection, no other one is started until a master
+asks for it.
+"""
 START_RETRY_S = 0.5
 INTERRUPT_EVERY_S = 0.5
 STDOUT = 1
 STDERR_TAIL_BYTES = 8192
 STDERR_TAIL_LINES = 40
-"""A fatal error in native code prints its kind first, then the stack: some 30 lines in all."""
+"""A fatal error in native code prints its kind first, then the stack: about 30 lines in all."""
 
 
 class ExecutorProcess:
@@ -50,17 +56,17 @@ class ExecutorProcess:
         options: How the worker was started.
         session_dir: Folder that lives as long as the daemon.
         state_dir: Folder for persistent methods and the executor's log.
-        on_exit: Called with the facts whenever a process ended that was not told to.
-        log: Takes a line for the terminal.
-        certificate: File with the worker's own certificate; None when nothing is encrypted.
+        on_exit: Called with the facts whenever a process ended unexpectedly.
+        log: Receives each line for the terminal.
+        certificate: File with the worker's own certificate; None if nothing is encrypted.
 
     Attributes:
         name: Name of the process, for ``ps`` and ``top``.
-        state: ``"starting"``, ``"ready"`` or ``"failed"`` (it ended too often without serving anybody).
+        state: ``"starting"``, ``"ready"`` or ``"failed"`` (it ended too often without serving a connection).
         settled: Set while the state is not ``"starting"``.
-        restarts: How often one was started after the first.
-        last_exit: How the last one ended; empty before that.
-        lines: What user code writes, on its way to the master.
+        restarts: Number of starts after the first.
+        last_exit: Facts about the last end; empty before the first end.
+        lines: Forwards the output of user code to the master.
     """
 
     def __init__(
@@ -103,17 +109,17 @@ class ExecutorProcess:
 
     @property
     def given_up(self) -> str:
-        """How the last executor ended, if no other one is started; else empty."""
+        """Describe how the last executor ended, if no other one is started; else return an empty text."""
         return f"{self.last_exit['text']}\n{self.last_exit['stderr_tail']}" if self.state == "failed" else ""
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while there is one."""
+        """The process id, while there is a process."""
         return self._process.pid if self._process else None
 
     @property
     def methods(self) -> list[str]:
-        """Names of the hosted methods, which lie in files."""
+        """Names of the hosted methods, from their files."""
         folders = (self._persist_dir, self._session_dir)
         return sorted({path.stem.rpartition("-")[2] for folder in folders for path in folder.glob("*.method")})
 
@@ -154,12 +160,12 @@ class ExecutorProcess:
     async def _start(self) -> None:
         self.restarts += 1
         self._served = False
-        # Killed executors leave what they would have removed at their end, TensorFlow's generated code for instance.
+        # Killed executors leave temporary files, such as TensorFlow's generated code.
         shutil.rmtree(self._tmp_dir, ignore_errors=True)
         self._tmp_dir.mkdir(mode=0o700)
         self._channel, theirs = socket.socketpair()
         self._channel.setblocking(False)
-        # Opened anew for each process: the tail belongs to it alone, and the file cannot grow for ever.
+        # Opened anew for each process, so that the tail belongs to it alone and the file cannot grow without limit.
         self._stderr = open(self._log_path, "w+b")  # noqa: SIM115, ASYNC230
         with theirs:
             descriptors = theirs.fileno(), self._activity_fd, STDOUT, self._stderr.fileno()
@@ -180,7 +186,7 @@ class ExecutorProcess:
             }
         ).encode()
         loop = asyncio.get_running_loop()
-        with contextlib.suppress(OSError):  # it ended already: ``_wait`` says how
+        with contextlib.suppress(OSError):  # it has already ended: ``_wait`` reports how
             await loop.sock_sendall(self._channel, len(settings).to_bytes(4, "little") + settings)
             if await loop.sock_recv(self._channel, 1):
                 loop.add_reader(self._channel.fileno(), self._hear, self._channel)
@@ -194,7 +200,8 @@ class ExecutorProcess:
             stderr=self._stderr,
             pass_fds=(channel.fileno(), self._activity_fd),
             env=child_environment() | self._environment,
-            # An own process group: Ctrl-C in the terminal reaches the daemon alone, and children of user code are killed with it.
+            # Its own process group: Ctrl-C in the terminal reaches only the daemon, and a kill includes the children of
+            # user code.
             start_new_session=True,
         )
 
@@ -215,14 +222,14 @@ class ExecutorProcess:
         assert self._process is not None
         code = await self._process.wait()
         self.lines.end()
-        self._kill_group(also_ended=True)  # what user code started
+        self._kill_group(also_ended=True)  # the processes that user code started
         if isinstance(self._process, Forked):
             self._process.release()
         self._close_channel()
         return code
 
     def _facts(self, code: int | None, pid: int | None) -> dict[str, Any]:
-        """How a process ended, in the words of the event ``executor_exited``."""
+        """Return the facts of the event ``executor_exited``: how a process ended."""
         name = signal.Signals(-code).name if code is not None and code < 0 else None
         reason, self._reason = self._reason or reason_of(code, name), None
         running = self.activity.running()
@@ -248,12 +255,13 @@ class ExecutorProcess:
             return "\n".join(file.read().decode(errors="replace").splitlines()[-STDERR_TAIL_LINES:])
 
     async def hand_over(self, sock: socket.socket, preamble: bytes, deadline: float) -> None:
-        """Give a data connection to the executor, as soon as there is one.
+        """Pass a data connection to the executor, as soon as there is one.
 
         Args:
-            sock: The connection; the caller still closes its own descriptor.
-            preamble: What was read of it.
-            deadline: When its handshake has to be complete, by the monotonic clock, which is the same in both processes.
+            sock: The connection. The caller still closes its own descriptor.
+            preamble: The bytes that were read from it.
+            deadline: Time by which its handshake has to be complete, on the monotonic clock, which is the same in both
+                processes.
         """
         while True:
             await self.settled.wait()
@@ -265,22 +273,25 @@ class ExecutorProcess:
             except BlockingIOError:
                 raise ConnectError("the executor is busy, and too many connections wait for it already") from None
             except (BrokenPipeError, ConnectionResetError):
-                self.settled.clear()  # it has ended, which ``keep_running`` is about to learn
+                self.settled.clear()  # it has ended, which ``keep_running`` will soon notice
             else:
                 return
 
     def grant(self, lease: bytes) -> None:
-        """Let the executor run the requests of one master alone, and end the connections of others; of all, if ``lease`` is empty."""
+        """Let the executor run only the requests of the lease ``lease``, and end other masters' connections. With an
+        empty key, end all.
+        """
         self.activity.grant(lease)
         if self.state == "ready" and self._channel is not None:
-            with contextlib.suppress(OSError):  # it has ended; or so much waits for it that it will look anyway
+            with contextlib.suppress(OSError):  # it has ended, or will look soon because many messages wait for it
                 self._channel.send(LEASE_CHANGED)
 
     async def cancel(self, id: int, grace_s: float = CANCEL_GRACE_S) -> str:
-        """End a request that blocks the executor: SIGINT, and after the grace, in seconds, SIGKILL and a new executor.
+        """End a request that blocks the executor. Send SIGINT, and after ``grace_s`` seconds SIGKILL, which leads to a
+        new executor.
 
         Returns:
-            ``"idle"`` when it does not run (if it comes yet, it does not start), ``"interrupted"`` or ``"killed"``.
+            ``"idle"`` if the request does not run (it will not start later, either), ``"interrupted"`` or ``"killed"``.
         """
         self.activity.ask_end(id)
         if not self._runs(id):
@@ -289,7 +300,8 @@ class ExecutorProcess:
         signal_at = 0.0
         while (now := time.monotonic()) < deadline:
             if now >= signal_at and self._process is not None and self._process.returncode is None:
-                # Again, but not at once: one signal can be swallowed by an `except:` in the method's loop, and a `finally:` needs its time.
+                # Repeat the signal, but not at once. An `except:` in the method's loop can swallow one signal, and a
+                # `finally:` needs its time.
                 self._process.send_signal(signal.SIGINT)
                 signal_at = now + INTERRUPT_EVERY_S
             await asyncio.sleep(0.02)
@@ -310,10 +322,11 @@ class ExecutorProcess:
         return running is not None and running.id == id
 
     async def restart(self, who: str) -> None:
-        """Kill the process if there is one and wait for its end; ``keep_running`` starts another, also when it was given up.
+        """Kill the process if there is one, and wait for its end. ``keep_running`` starts another one, even after a
+        failure.
 
         Args:
-            who: Who wants it, for people.
+            who: The person or process that wants it, for people.
         """
         if self.state == "failed":
             self.state = "starting"
@@ -327,10 +340,10 @@ class ExecutorProcess:
             await self._process.wait()
 
     def end_stopped(self, seconds: float) -> None:
-        """End a process that is stopped; ``keep_running`` starts another.
+        """End a stopped process. ``keep_running`` starts another one.
 
         Args:
-            seconds: For how long it has been.
+            seconds: How long it has been stopped.
         """
         self._reason = Reason(
             f"was stopped (SIGSTOP) for {seconds:.0f} s, so its daemon ended it",
@@ -339,7 +352,7 @@ class ExecutorProcess:
         self._kill_group()
 
     async def end(self) -> None:
-        """End the process for good."""
+        """End the process permanently."""
         self._kill_group()
         if self._process is not None:
             await self._process.wait()
@@ -354,8 +367,8 @@ class ExecutorProcess:
         os.close(self._activity_fd)
 
     def _kill_group(self, *, also_ended: bool = False) -> None:
-        # Nothing of the executor's state is worth a farewell, and TensorFlow may ignore SIGTERM. Long after its end the
-        # number may be that of somebody else's process.
+        # A graceful end would save no useful state, and TensorFlow may ignore SIGTERM. Long after the end of the
+        # process, its number may belong to another user's process.
         if self._process is not None and (also_ended or self._process.returncode is None):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -367,14 +380,14 @@ class ExecutorProcess:
             self._channel = None
 
     def _hear(self, channel: socket.socket) -> None:
-        """Take a question of the executor, which comes with the socket for the answer."""
+        """Receive a question of the executor. It arrives with the socket for the answer."""
         try:
             question, descriptors, _, _ = socket.recv_fds(channel, MAX_QUESTION_BYTES, 1)
         except BlockingIOError:
             return
         except OSError:
             question, descriptors = b"", []
-        if not question:  # it has ended
+        if not question:  # the executor has ended
             asyncio.get_running_loop().remove_reader(channel.fileno())
         for descriptor in descriptors:
             if question == LINES:

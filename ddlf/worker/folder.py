@@ -1,7 +1,8 @@
-"""The folder of one daemon's life. Runs in the daemon.
+"""The temporary folder of one daemon. Runs in the daemon.
 
-It holds methods, the executor's log and its temporary files, and goes when the daemon ends. A daemon that was killed has no time for that, so each
-holds a lock in its folder, which the system takes from the dead: the next daemon of the same user removes the folders whose lock nobody holds.
+The folder contains methods, the executor's log and its temporary files. It is removed when the daemon ends. A killed
+daemon cannot remove it, so each daemon has a lock on a file in its folder, which the system releases at its death. The
+next daemon of the same user removes the folders whose lock is free.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ class DaemonFolder:
         new = self.path / f"{LOCK}.new"
         self._lock = os.open(new, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        new.rename(self.path / LOCK)  # only now another daemon may look at it
+        new.rename(self.path / LOCK)  # only from now on may another daemon examine the folder
 
     def remove(self) -> None:
-        """Remove it with all that it holds."""
+        """Remove the folder and its contents."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
 
 def remove_abandoned() -> list[Path]:
-    """Remove the folders of this user's daemons that are dead; returns them."""
+    """Remove the folders of this user's dead daemons, and return their paths."""
     removed = []
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # not there any more, in use, or no such folder
+        with contextlib.suppress(OSError):  # already gone, in use, or not such a folder
             facts = path.lstat()
             if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
                 continue

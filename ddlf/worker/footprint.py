@@ -1,4 +1,4 @@
-"""What a worker takes of its machine. Runs in the daemon."""
+"""Measures the memory that a worker uses. Runs in the daemon."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from ddlf.worker.machine import memory
 
 
 def footprint(*pids: int | None) -> dict[str, int | None]:
-    """Bytes of memory: ``"used"`` by some processes, and ``"total"`` and ``"free"`` of the machine; None where that cannot be known."""
+    """Return bytes of memory: ``"used"`` by some processes, and ``"total"`` and ``"free"`` of the machine. Unknown
+    values are None.
+    """
     total, free = memory()
     return {"used": sum(map(_resident, pids)) or None, "total": total, "free": free}
 

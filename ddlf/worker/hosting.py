@@ -1,6 +1,6 @@
-"""The roles that a worker plays in runs, by run and name: the command ``call``. Runs in the executor.
+"""The hosted roles of a worker, by run and name, and the command ``call``. Runs in the executor.
 
-What a role has of a worker, the model and what slots have left, is freed when its run ends or another one begins.
+A role has a model and slot states. They are freed when its run ends or another run begins.
 """
 
 from __future__ import annotations
@@ -15,24 +15,27 @@ from ddlf.errors import AppMissing, ProtocolError
 from ddlf.worker.methods import Method
 
 FREE_AFTER_S = 1.0
-"""How long after the end of a role its memory is freed. That can take some tenths of a second, where Keras was imported by this process itself, and
-the next run may be about to begin."""
+"""Seconds between the end of a role and the release of its memory. The release can take some tenths of a second if this
+process imported Keras itself, and the next run may be about to begin.
+"""
 
 
 class Role(Protocol):
-    """What a worker is in a run. Its public async methods are verbs; those marked ``concurrent`` do not wait for their turn."""
+    """An object that takes part in a run. Its public async methods are verbs. Verbs marked ``concurrent`` do not wait
+    for their turn.
+    """
 
     async def close(self) -> None:
-        """End what runs, and let go of what it holds. No verb follows."""
+        """End running work and release all resources. No verb follows."""
 
 
 class Hosting:
     """The roles of one worker.
 
     Args:
-        worker: What each role gets first when it is made.
-        free: Frees what refers to itself, as a model and its layers do.
-        over: Told of each run of which no role is left.
+        worker: The first argument of each role's constructor.
+        free: Frees reference cycles, such as a model and its layers.
+        over: Called with the name of each run whose last role has ended.
     """
 
     def __init__(
@@ -45,21 +48,21 @@ class Hosting:
         self._free = free
         self._over = over
         self._roles: dict[tuple[str, str], Role] = {}
-        self._companions: dict[tuple[str, str], set[str]] = {}  # of a role the names of those that end with it
+        self._companions: dict[tuple[str, str], set[str]] = {}  # by role: the names of the roles that end with it
         self._closing: set[asyncio.Task[None]] = set()
         self._open = Method("open", self.open, concurrent=True, skip=0)
         self._close = Method("close", self.close, concurrent=True, skip=0)
 
     def find(self, *args: Any, by_peer: bool = False) -> Method:
-        """What ``call`` asks for with its arguments: run, name of the role, verb, and the verb's own.
+        """Return the method for the arguments of ``call``: run, name of the role, verb, and the verb's own arguments.
 
         Args:
             args: Arguments of the request.
-            by_peer: Whether another worker asks, to which only the verbs marked ``offered`` are open.
+            by_peer: Whether another worker calls. It may use only verbs marked ``offered``.
 
         Raises:
-            AppMissing: There is no such role, or only that of another run.
-            ProtocolError: The role has no such verb, or the arguments name none.
+            AppMissing: The role does not exist in this run.
+            ProtocolError: The role has no such verb, or the arguments name no role and verb.
         """
         if len(args) < 3 or not all(isinstance(word, str) for word in args[:3]):
             raise ProtocolError("call takes a run, the name of a role, and a verb")
@@ -79,19 +82,19 @@ class Hosting:
         return Method(f"{name}.{verb}", function, concurrent=getattr(function, "concurrent", False), skip=3)
 
     async def open(self, run: str, name: str, verb: str, make: Callable[..., Role], *args: Any, **kwargs: Any) -> None:
-        """Begin to play a role; those of other runs end."""
+        """Create and host a role. End the roles of other runs, and a role of the same name."""
         for key in [key for key in self._roles if key[0] != run or key == (run, name)]:
-            if key in self._roles:  # it may have ended with the role that had made it
+            if key in self._roles:  # it may have ended together with the role that made it
                 self._end(key)
         self._roles[run, name] = make(self._worker, *args, **kwargs)
 
     async def close(self, run: str, name: str, verb: str) -> None:
-        """End a role, if it is played."""
+        """End a role, if it is hosted."""
         if (run, name) in self._roles:
             self._end((run, name))
 
     def play(self, run: str, name: str, role: Role, *, of: str) -> None:
-        """Play a role that another role of the run has made, until that one ends.
+        """Host a role that another role of the run has made, until that role ends.
 
         Args:
             run: Name of the run.
@@ -103,18 +106,18 @@ class Hosting:
         self._roles[run, name] = role
 
     def drop(self, run: str, name: str, role: Role) -> None:
-        """Stop to play a role that was made by another one, if it is still this one."""
+        """Stop hosting a role that another role has made, unless the name now belongs to a different role."""
         if self._roles.get((run, name)) is role:
             del self._roles[run, name]
 
     def close_all(self) -> None:
-        """End all of them."""
+        """End all roles."""
         for key in list(self._roles):
             if key in self._roles:
                 self._end(key)
 
     def _end(self, key: tuple[str, str]) -> None:
-        """Nobody waits for it: what it computes may take its time to end."""
+        """End a role in the background. Nobody waits for it, because its computations may take time to end."""
         run, _ = key
         task = asyncio.get_running_loop().create_task(self._end_behind(self._taken(key)))
         self._closing.add(task)
@@ -123,7 +126,7 @@ class Hosting:
             self._over(run)
 
     def _taken(self, key: tuple[str, str]) -> list[Role]:
-        """A role with those that it has made; none of them is played any more."""
+        """Remove a role and the roles that it has made, and return them."""
         role = self._roles.pop(key, None)
         made = [one for name in self._companions.pop(key, ()) for one in self._taken((key[0], name))]
         return made if role is None else [role, *made]

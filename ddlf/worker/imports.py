@@ -1,7 +1,8 @@
-"""Import on a worker what lies below the script's folder on the master, when it is first imported. Runs in the executor.
+"""Imports modules from below the script's folder on the master, at their first use. Runs in the executor.
 
-The executor asks over the channel of its daemon, which always answers, and the daemon asks the master that has the worker. So an import works on
-any thread, also while a method blocks the event loop, and waits as for a file. What is installed on the worker is found before the master is asked.
+The executor asks its daemon over their channel, and the daemon asks the master that has the worker. The daemon always
+answers, so an import works on any thread, even while a method blocks the event loop. It waits like for a file. Modules
+installed on the worker take precedence over the master's.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ LENGTH = struct.Struct("<Q")
 
 
 def ask_daemon(channel: socket.socket, what: str, name: str, file: str = "") -> Any:
-    """Ask the master through the daemon, and wait.
+    """Ask the master through the daemon, and wait for the answer.
 
     Returns:
-        See ``Sources.answer``; None also when there is no master.
+        The result of ``Sources.answer``; None also if there is no master.
     """
     mine, theirs = socket.socketpair()
     with mine:
@@ -54,14 +55,15 @@ def ask_daemon(channel: socket.socket, what: str, name: str, file: str = "") -> 
 
 
 class MasterFinder(importlib.abc.MetaPathFinder):
-    """Finds the master's modules.
+    """Finds the modules of the master.
 
     Args:
-        ask: As ``ask_daemon``, without the channel.
-        turn: Names the request that runs, so that one which imports much asks once what there is; None for no request.
+        ask: Asks the master, like ``ask_daemon`` without the channel.
+        turn: Identifies the running request, so that a request with many imports asks for the list of modules once;
+            None for no request.
 
     Attributes:
-        enabled: Whether the master answers such questions, and somebody it wants to answer runs.
+        enabled: Whether the master answers questions about modules and the running method may ask them.
     """
 
     def __init__(self, ask: Callable[..., Any], turn: Callable[[], object]) -> None:
@@ -98,16 +100,16 @@ class MasterFinder(importlib.abc.MetaPathFinder):
         return self._names[1]
 
     def forget(self) -> None:
-        """Let go of all modules that came from a master: the next one has its own."""
+        """Remove all modules of this master from the process. The next master has its own."""
         found, self._found = self._found, set()
-        for name in found:  # not all modules are looked at: a fork shares their memory until then
+        for name in found:  # does not examine all modules, because a fork shares their memory until then
             loader = getattr(getattr(sys.modules.get(name), "__spec__", None), "loader", None)
             if isinstance(loader, MasterLoader) and loader.finder is self:
                 del sys.modules[name]
 
 
 class MasterLoader(importlib.abc.InspectLoader):
-    """Makes one module of the master's source."""
+    """Makes one module from the master's source."""
 
     def __init__(self, finder: MasterFinder, found: dict[str, Any]) -> None:
         self.finder = finder
@@ -116,26 +118,26 @@ class MasterLoader(importlib.abc.InspectLoader):
         self._source = bytes(found["source"])
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Run the module's code; in tracebacks it has the master's file."""
+        """Run the module's code. Tracebacks show the master's file."""
         if self.kind != "namespace":
             module.__file__ = self.file
             exec(compile(self._source, self.file, "exec", dont_inherit=True), vars(module))
 
     def get_source(self, fullname: str) -> str:
-        """Its text, for tracebacks and ``inspect``."""
+        """Return its source text, for tracebacks and ``inspect``."""
         return importlib.util.decode_source(self._source)
 
     def is_package(self, fullname: str) -> bool:
-        """Whether there can be modules below it."""
+        """Return whether there can be modules below it."""
         return self.kind != "source"
 
     def get_data(self, path: str) -> bytes:
-        """A file beside the package's own, for ``pkgutil.get_data``."""
+        """Return the bytes of a file in the package's folder, for ``pkgutil.get_data``."""
         package, file = self._package, os.path.relpath(path, os.path.dirname(self.file))
         return MasterFile(self.finder, package, PurePosixPath(file)).read_bytes()
 
     def get_resource_reader(self, fullname: str) -> TraversableResources:
-        """For ``importlib.resources``."""
+        """Return a reader of the package's data files, for ``importlib.resources``."""
         self._package = fullname
         return MasterResources(self.finder, fullname)
 
@@ -149,12 +151,12 @@ class MasterResources(TraversableResources):
         self._root = MasterFile(finder, package, PurePosixPath())
 
     def files(self) -> MasterFile:
-        """The package's folder."""
+        """Return the package's folder."""
         return self._root
 
 
 class MasterFile(Traversable):
-    """A data file or folder of a package of the master, whose bytes come when they are read."""
+    """A data file or folder of a package of the master. Its bytes are fetched when they are read."""
 
     def __init__(self, finder: MasterFinder, package: str, path: PurePosixPath) -> None:
         self._finder = finder
@@ -163,7 +165,7 @@ class MasterFile(Traversable):
 
     @property
     def name(self) -> str:
-        """Without its folder."""
+        """The name without its folder."""
         return self._path.name or self._package.rpartition(".")[2]
 
     def _below(self) -> list[PurePosixPath]:
@@ -171,27 +173,27 @@ class MasterFile(Traversable):
         return [file.relative_to(self._path) for file in files if file.is_relative_to(self._path)]
 
     def iterdir(self) -> Iterator[MasterFile]:
-        """What is in the folder."""
+        """Yield the entries of the folder."""
         for name in sorted({file.parts[0] for file in self._below() if file.parts}):
             yield self.joinpath(name)
 
     def is_dir(self) -> bool:
-        """Whether something is below it."""
+        """Return whether it is a folder, with or without entries."""
         return self._path == PurePosixPath() or any(file.parts for file in self._below())
 
     def is_file(self) -> bool:
-        """Whether it is a file."""
+        """Return whether it is a file."""
         return PurePosixPath() in self._below()
 
     def joinpath(self, *descendants: str | os.PathLike[str]) -> MasterFile:
-        """One below it."""
+        """Return an entry below it."""
         return MasterFile(self._finder, self._package, self._path.joinpath(*descendants))
 
     def __truediv__(self, child: str | os.PathLike[str]) -> MasterFile:
         return self.joinpath(child)
 
     def read_bytes(self) -> bytes:
-        """Its content.
+        """Return its content.
 
         Raises:
             FileNotFoundError: The package has no such data file on the master.
@@ -202,12 +204,12 @@ class MasterFile(Traversable):
         return data
 
     def open(self, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        """See ``open``; for reading only."""
+        """Open the file for reading, like ``open``."""
         stream = io.BytesIO(self.read_bytes())
         return stream if "b" in mode else io.TextIOWrapper(stream, *args, **kwargs)
 
     def read_text(self, encoding: str | None = None) -> str:
-        """Its content as text."""
+        """Return its content as text."""
         return self.read_bytes().decode(encoding or "utf-8")
 
     def __repr__(self) -> str:
@@ -215,7 +217,9 @@ class MasterFile(Traversable):
 
 
 def leave_current_folder() -> None:
-    """Import nothing from the folder in which the worker was started: a worker on another machine would not find it either."""
-    current, own = os.getcwd(), str(Path(__file__).resolve().parents[2])  # DDLF itself may be there
+    """Stop importing from the folder in which the worker was started. A worker on another machine could not find those
+    modules.
+    """
+    current, own = os.getcwd(), str(Path(__file__).resolve().parents[2])  # DDLF itself may be in this folder
     if sys.path and sys.path[0] in ("", current) and current != own and not sys.flags.safe_path:
         del sys.path[0]

@@ -1,10 +1,13 @@
-"""One master at a time: who holds a worker, and since which change of hands. Pure; runs in the daemon.
+"""Gives a worker to one master at a time, and numbers the grants. Pure; runs in the daemon.
 
 The rules:
-    1. A free worker is anybody's. A held one is refused to others, unless they take it over or its holder has fallen silent.
-    2. Every grant has a higher epoch than the one before, also if a restarted daemon has forgotten what it granted: masters say what they had.
-    3. A master that had the worker may come back as long as nobody else had it meanwhile; else it is refused, also if the worker is free
-       again: it decides about a state that is no longer its own.
+
+    1. Any master may get a free worker. Other masters are refused a worker that is taken, unless they take it over or
+       its holder has fallen silent.
+    2. Every grant has a higher epoch than the one before. This holds even if a restarted daemon has forgotten its
+       grants, because masters send their last epoch.
+    3. A master that had the worker may come back if no other master has had it meanwhile. Otherwise it is refused, even
+       if the worker is free again, because the worker's state is no longer its own.
 """
 
 from __future__ import annotations
@@ -21,14 +24,15 @@ _EPOCH = struct.Struct("<Q")
 
 
 def peer_pass(key: bytes, run: str, executor: str) -> bytes:
-    """What another worker shows to be allowed to call this one in a run: made by the master, and checked here, of the lease's key.
+    """Return the pass with which another worker of a run may call this worker. The master makes it, and this worker
+    checks it.
 
-    So it is worth as much as the lease, and who has it cannot act as the master.
+    It is computed from the lease's key, so it is as hard to forge as the lease. Its owner cannot act as the master.
 
     Args:
-        key: Of the called worker's lease.
+        key: Key of the called worker's lease.
         run: Name of the run.
-        executor: The caller's, as it names itself.
+        executor: Name of the calling worker's executor.
     """
     return hmac.digest(key, f"ddlf peer {run} {executor}".encode(), hashlib.sha256)
 
@@ -38,9 +42,9 @@ class Holder:
     """A master that has or wants a worker.
 
     Args:
-        master_id: Random bytes that it chose; the same when it comes back.
-        who: For people, as ``"anna@pc7 pid 41"``.
-        job: What it runs, for people; may be empty.
+        master_id: Random bytes that the master chose. They stay the same when it comes back.
+        who: Its name for people, such as ``"anna@pc7 pid 41"``.
+        job: Its job, for people; may be empty.
         since: Time of day of its claim, for people.
     """
 
@@ -58,7 +62,7 @@ class Lease:
 
     Attributes:
         epoch: Epoch of the last grant; 0 before the first.
-        holder: Who has it; None when it is free.
+        holder: The master that has the worker; None if it is free.
     """
 
     def __init__(self) -> None:
@@ -68,23 +72,23 @@ class Lease:
 
     @property
     def key(self) -> bytes:
-        """What a data connection must show: master's id and epoch; empty while the worker is free."""
+        """The bytes that a data connection must show: the master's id and the epoch. Empty while the worker is free."""
         return self.holder.master_id + _EPOCH.pack(self.epoch) if self.holder else b""
 
     def claim(self, master: Holder, known_epoch: int = 0, *, takeover: bool = False, silent: bool = False) -> int:
         """Give the worker to a master.
 
         Args:
-            master: Who wants it.
-            known_epoch: Known epoch of the grant that it had before; 0 if it had none.
-            takeover: Whether to take it from a holder that lives.
+            master: The master that wants the worker.
+            known_epoch: Epoch of its previous grant; 0 if it had none.
+            takeover: Whether to take the worker from a living holder.
             silent: Whether the holder has fallen silent.
 
         Returns:
             The epoch of the grant.
 
         Raises:
-            LeaseError: It is held by another, or was taken over by another.
+            LeaseError: Another master has the worker, or has taken it over.
         """
         last = self._last
         if known_epoch and last is not None and last.master_id != master.master_id and self.epoch >= known_epoch:
@@ -102,5 +106,5 @@ class Lease:
         return self.epoch
 
     def release(self) -> None:
-        """The holder has left."""
+        """Free the worker, because the holder has left."""
         self.holder = None

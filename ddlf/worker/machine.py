@@ -1,4 +1,6 @@
-"""What a machine is and has installed, as facts for people and for comparison. Runs on both sides; imports neither NumPy nor Keras to find out."""
+"""Describes a machine and its installed packages, for people and for comparison. Runs on both sides; imports neither
+NumPy nor Keras.
+"""
 
 from __future__ import annotations
 
@@ -19,27 +21,30 @@ from ddlf.version import __version__
 TENSORFLOWS = (
     *("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu", "intel-tensorflow", "tensorflow-rocm"),
 )
-"""Distributions that install one and the same package ``tensorflow``: two of them overwrite each other."""
+"""Distributions that install the same package ``tensorflow``. If two are installed, one overwrites files of the other.
+"""
 PACKAGES = (*TENSORFLOWS, "keras", "jax", "torch", "numpy", "cloudpickle", "msgpack", "cryptography")
 LARGE = ("tensorflow", "keras", "jax", "torch", "numpy")
 """Packages whose import takes seconds longer without bytecode."""
 
 
 def about(folders: Iterable[Path] = (), needs: Iterable[str] = ()) -> dict[str, Any]:
-    """What this machine is and has, as data.
+    """Return a description of this machine as data.
 
     Args:
-        folders: Those whose disks matter.
-        needs: Requirements beside those of DDLF itself, as in a pyproject.toml.
+        folders: Folders whose disks to describe.
+        needs: Requirements in addition to DDLF's own, in the form of a pyproject.toml.
 
     Returns:
-        ``ddlf`` and ``python``, versions; ``platform`` and ``host``, for people; ``libraries``, the folder of installed packages.
+        ``ddlf`` and ``python``, versions; ``platform`` and ``host``, for people; ``libraries``, the folder of installed
+        packages.
 
-        ``packages``, a version for each of ``PACKAGES`` that is installed; ``unmet``, requirements that are missing or too old; ``keras_backend`` and
-        ``has_backend``; ``without_bytecode``, packages that are compiled anew whenever they are imported, and ``may_write_bytecode``.
+        ``packages``, a version for each installed package of ``PACKAGES``; ``unmet``, requirements that are missing or
+        too old; ``keras_backend`` and ``has_backend``; ``without_bytecode``, packages that are compiled again at every
+        import, and ``may_write_bytecode``.
 
-        ``cores`` that this process may use; ``memory`` and ``memory_free``, in bytes, None where that is not known; ``disks``, a map of
-        folder, size and free bytes for each.
+        ``cores``, the cores that this process may use; ``memory`` and ``memory_free``, in bytes, None if unknown;
+        ``disks``, a map with folder, size and free bytes for each disk.
     """
     return {
         "ddlf": __version__,
@@ -61,7 +66,7 @@ def about(folders: Iterable[Path] = (), needs: Iterable[str] = ()) -> dict[str, 
 
 
 def packages(names: Iterable[str] = PACKAGES) -> dict[str, str]:
-    """The versions of the distributions that are installed."""
+    """Return the versions of the installed distributions."""
     found = {}
     for name in names:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -70,7 +75,9 @@ def packages(names: Iterable[str] = PACKAGES) -> dict[str, str]:
 
 
 def unmet(needs: Iterable[str] = ()) -> list[str]:
-    """What is missing or too old here of what DDLF itself needs, and more, as ``"numpy>=1.26 (1.24.0 is installed)"``."""
+    """Return the requirements of DDLF, and those of ``needs``, that are missing or too old, as ``"numpy>=1.26 (1.24.0
+    is installed)"``.
+    """
     from packaging.requirements import InvalidRequirement, Requirement
 
     found = []
@@ -88,7 +95,7 @@ def unmet(needs: Iterable[str] = ()) -> list[str]:
 
 
 def keras_backend() -> str:
-    """The name of the backend that Keras would take, as Keras itself decides."""
+    """Return the name of the backend that Keras would use, by Keras's own rules."""
     if named := os.environ.get("KERAS_BACKEND"):
         return named
     folder = Path(os.environ.get("KERAS_HOME") or "~/.keras")
@@ -99,7 +106,7 @@ def keras_backend() -> str:
 
 
 def has_module(name: str) -> bool:
-    """Whether there is a module of that name, which is not imported."""
+    """Return whether a module of this name exists. The module is not imported."""
     try:
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
@@ -107,7 +114,9 @@ def has_module(name: str) -> bool:
 
 
 def lacks_bytecode(package: str) -> bool:
-    """Whether an installed package has no bytecode: its first file stands for all, since an import that writes any writes all."""
+    """Return whether an installed package has no bytecode. Its first file represents all, since an import writes
+    bytecode for all files or for none.
+    """
     with contextlib.suppress(ImportError, ValueError, NotImplementedError):
         spec = importlib.util.find_spec(package)
         if spec is not None and spec.origin is not None and spec.origin.endswith(".py"):
@@ -116,17 +125,18 @@ def lacks_bytecode(package: str) -> bool:
 
 
 def cores() -> int:
-    """The whole CPUs that this process may use: of its affinity, and of the CPU quota of its control group.
+    """Return the number of whole CPUs that this process may use, by its affinity and by the CPU quota of its control
+    group.
 
-    A quota is rounded down, to 1 at least: with 1.5 CPUs it is 1. A second computing thread would be stopped in each period of the quota, and the
-    first would wait for it; the rest serves the worker's other threads.
+    A quota is rounded down, but to 1 at least: 1.5 CPUs give 1. A second computing thread would be stopped in each
+    period of the quota, and the first would wait for it. The remaining half CPU serves the worker's other threads.
     """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([count, *(int(quota) for quota in _cpu_quotas())]))
 
 
 def memory() -> tuple[int | None, int | None]:
-    """All memory and what of it is free, in bytes: those of a container where it has a limit."""
+    """Return all memory and the free memory, in bytes. In a container with a limit, these are the container's."""
     total = free = None
     with contextlib.suppress(OSError, ValueError, AttributeError):
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -144,23 +154,25 @@ OF_VERSION = {
     "": ("memory.max", "memory.current", "inactive_file"),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
-"""Files of Linux's control groups, of version 2 and of version 1: the limit, what is used, and what of that is given back when it is wanted."""
+"""Files of Linux's control groups, for version 2 and version 1: the limit, the used memory, and the used memory that
+can be reclaimed.
+"""
 
 
 def _memory_limits() -> Iterator[tuple[int, int]]:
-    """The limit and the use, in bytes, of each control group of this process that has a limit."""
+    """Yield the limit and the use, in bytes, of each control group of this process that has a limit."""
     for version, (most, current, inactive) in OF_VERSION.items():
         for folder in _group_folders(version):
-            with contextlib.suppress(OSError, ValueError, StopIteration):  # "max" is no number: no limit
+            with contextlib.suppress(OSError, ValueError, StopIteration):  # "max" is not a number: no limit
                 limit, used = (int((folder / name).read_text()) for name in (most, current))
                 stat = (folder / "memory.stat").read_text().splitlines()
                 yield limit, used - next(int(line.split()[1]) for line in stat if line.split()[0] == inactive)
 
 
 def _cpu_quotas() -> Iterator[float]:
-    """The CPUs of each control group of this process that has a quota."""
+    """Yield the CPUs of each control group of this process that has a quota."""
     for folder in _group_folders(""):
-        with contextlib.suppress(OSError, ValueError):  # "max" is no number: no quota
+        with contextlib.suppress(OSError, ValueError):  # "max" is not a number: no quota
             quota, period = map(int, (folder / "cpu.max").read_text().split())
             yield quota / period
     for folder in _group_folders("cpu"):
@@ -171,24 +183,25 @@ def _cpu_quotas() -> Iterator[float]:
 
 
 def _group_folders(controller: str) -> Iterator[Path]:
-    """The folders of a control group of this process and of all groups around it, the innermost first.
+    """Yield the folders of this process's control group and of all enclosing groups, the innermost first.
 
     Args:
-        controller: ``"cpu"`` or ``"memory"`` of version 1; empty for version 2, which has one group for all controllers.
+        controller: ``"cpu"`` or ``"memory"`` of version 1; empty for version 2, which has one group for all
+            controllers.
     """
     lines = []
     with contextlib.suppress(OSError):
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
         if controller in controllers.split(","):
-            # Two controllers may share a hierarchy, "cpu,cpuacct"; not every system links the single names to it.
+            # Two controllers may share a hierarchy, "cpu,cpuacct". Not every system has links for the single names.
             root = GROUPS / controllers if (GROUPS / controllers).is_dir() else GROUPS / controller
             group = root / path.lstrip("/")
             yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(root))
 
 
 def disks(folders: Iterable[Path]) -> list[dict[str, Any]]:
-    """Each disk that some folders are on, once: the first of its folders, its size and what is free for this user, in bytes."""
+    """Describe each disk of the given folders once: its first folder, its size and the free bytes for this user."""
     found: dict[int, dict[str, Any]] = {}
     for folder in folders:
         existing = next((place for place in (folder, *folder.parents) if place.is_dir()), None)

@@ -1,7 +1,8 @@
-"""The methods a worker hosts, and where they are kept. Runs in the executor.
+"""The hosted methods of a worker, and their files. Runs in the executor.
 
-Each method lies in a file: in the daemon's own folder, so that it survives a crash of the executor, or in the state folder when it is to survive the
-daemon too (``persist=True``). A file is unpickled when its method is first called, because that may import TensorFlow.
+Each method has a file. The file is in the daemon's own folder, so that it survives a crash of the executor. With
+``persist=True`` it is in the state folder, so that it survives the daemon too. A file is unpickled at the first call of
+its method, because that may import TensorFlow.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from ddlf.rpc.iworker import NAME
 
 @dataclass(slots=True)
 class Method:
-    """One function as it is called.
+    """A function and how to call it.
 
     Args:
-        name: For messages and status.
+        name: Its name in messages and status.
         function: The function, or None while it is only on disk.
         takes_self: Whether its first parameter is ``self``.
-        concurrent: Whether it may run beside another method.
-        path: File; None for a function that is run once.
-        skip: How many of a request's arguments say which method it is; the others are its own.
-        at_once: Whether it waits for nobody and is no work that anybody has to see.
-        kept: Whether it leaves something that a new executor would not know of.
+        concurrent: Whether it may run at the same time as another method.
+        path: Its file; None for a function that is run once.
+        skip: Number of arguments of a request that identify the method. The rest are its own arguments.
+        at_once: Whether it runs at once and does not appear as running work.
+        kept: Whether it changes state that a new executor would lack.
     """
 
     name: str
@@ -45,37 +46,39 @@ class Method:
 
 
 def once(function: Callable[..., Any]) -> Method:
-    """A function that is run without being hosted."""
+    """Return the method for a function that is run without being hosted."""
     name = getattr(function, "__name__", type(function).__name__)
     return Method(name, function, takes_self(function), getattr(function, "concurrent", False))
 
 
 def concurrent(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a function: it may run on a worker while another method does.
+    """Mark a function so that it may run on a worker at the same time as another method.
 
-    An async function runs on the worker's event loop, in turns with others where they await. A plain one gets a thread of its own, so it
-    must not touch what belongs to the event loop; cancelled, it ends at its next line of Python, and the caller does not wait for that.
+    An async function runs on the worker's event loop, which switches between functions when they await. A plain
+    function gets its own thread, so it must not use objects of the event loop. If cancelled, a plain function ends at
+    its next line of Python, and the caller does not wait for its end.
     """
     function.concurrent = True  # type: ignore[attr-defined]
     return function
 
 
 def offered(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark an async verb of a role: other workers of the run may call it, also while this one trains.
+    """Mark an async verb of a role. Other workers of the run may call it, even while this worker trains.
 
-    It runs on the worker's event loop: what computes for long belongs into a thread. What it returns is sent from its own memory, so an array must
-    not be changed any more.
+    It runs on the worker's event loop, so long computations belong in a thread. Its result is sent from its own memory,
+    so a returned array must not change afterwards.
     """
     function.offered = True  # type: ignore[attr-defined]
     return concurrent(function)
 
 
 def takes_self(function: Callable[..., Any]) -> bool:
-    """Whether the function's first parameter is ``self``, so that it is called with the worker.
+    """Return whether the function's first parameter is ``self``, so that it is called with the worker.
 
-    Of a decorated function it is that of the function inside, unless what is around it takes fewer arguments: then it gives ``self`` itself.
+    For a decorated function the inner function decides, unless the wrapper takes fewer arguments. Such a wrapper passes
+    ``self`` itself.
     """
-    # An object's own method has its ``self`` already.
+    # A bound method already has its ``self``.
     code = None if inspect.ismethod(function) else getattr(function, "__code__", None)
     if code is not None and not hasattr(function, "__wrapped__"):
         return bool(code.co_argcount and code.co_varnames[0] == "self")
@@ -84,7 +87,7 @@ def takes_self(function: Callable[..., Any]) -> bool:
 
 
 def _positional(function: Callable[..., Any], *, follow_wrapped: bool) -> list[str]:
-    """Names of the parameters that can be given by position; ``"*"`` for any number, also of what does not say."""
+    """Return the names of the positional parameters; ``"*"`` for any number, or if the signature is unknown."""
     try:
         signature = inspect.signature(function, follow_wrapped=follow_wrapped)
     except (TypeError, ValueError):
@@ -102,8 +105,8 @@ class Methods:
 
     Args:
         session_dir: Folder for methods that live as long as the daemon.
-        persist_dir: Folder for those that live longer.
-        unpickle: Makes a function of its bytes.
+        persist_dir: Folder for methods that outlive the daemon.
+        unpickle: Makes a function from its bytes.
     """
 
     def __init__(self, session_dir: Path, persist_dir: Path, unpickle: Callable[[bytes], Any] = unpickle) -> None:
@@ -118,11 +121,11 @@ class Methods:
                     self._methods[name] = Method(name, None, "s" in flags, "c" in flags, path)
 
     def names(self) -> list[str]:
-        """Names of all hosted methods, sorted."""
+        """Return the names of all hosted methods, sorted."""
         return sorted(self._methods)
 
     def add(self, function: Callable[..., Any], name: str | None, persist: bool, concurrent: bool) -> str:
-        """Host a function, in place of one of the same name.
+        """Host a function and return its name. It replaces a method of the same name.
 
         Raises:
             ValueError: The name cannot be used.
@@ -146,20 +149,20 @@ class Methods:
         return name
 
     def remove(self, name: str) -> None:
-        """Forget a method.
+        """Remove a method.
 
         Raises:
-            LookupError: There is none of that name.
+            LookupError: There is no method of this name.
         """
         self.get(name)
         self._discard_file(name)
         del self._methods[name]
 
     def get(self, name: str) -> Method:
-        """The method of that name, loaded.
+        """Return the method of this name, loaded.
 
         Raises:
-            LookupError: There is none; the text has those there are.
+            LookupError: There is no method of this name. The text lists the existing methods.
         """
         method = self._methods.get(name)
         if method is None:

@@ -11,18 +11,21 @@ from ddlf.rpc.tls import Security
 
 @dataclass(slots=True)
 class Options:
-    """How a worker is started.
+    """The options with which a worker is started.
 
     Args:
         host: Address to listen on.
-        port: 0 for any free one.
-        tokens: Accepted ones, the one to prove with first.
-        state_dir: Folder for what survives the daemon, and for the executor's log; None if nothing is to survive it.
-        security: Certificates, and whether to encrypt nothing; None on loopback, where nothing needs to be encrypted.
+        port: Port to listen on; 0 for any free port.
+        tokens: Accepted tokens. The first one proves this side's identity.
+        state_dir: Folder for state that survives the daemon, and for the executor's log; None to keep no state.
+        security: Certificates, and whether to encrypt nothing; None on loopback, where no encryption is needed.
         max_message_bytes: The largest message body accepted.
-        shows_prints: Whether what user code prints goes to this process's standard output; else it goes to the executor's log.
-        advertise: Host and port at which other workers reach this one; port 0 is its own, None what it finds out itself.
-        template_fd: Socket of a template that others have, too; None for one of its own, when a master wants something preloaded.
+        shows_prints: Whether the output of user code goes to this process's standard output. Otherwise it goes to the
+            executor's log.
+        advertise: Host and port at which other workers reach this worker. Port 0 means its own port, None means the
+            addresses that it finds itself.
+        template_fd: Socket of a template that workers share. With None this worker starts its own when a master wants a
+            preload.
     """
 
     host: str

@@ -1,4 +1,7 @@
-"""Another worker of the run, as this one calls it: where it is, how it is reached, and who answers there. Runs in the executor, on its event loop."""
+"""Another worker of the run as this worker calls it: its addresses, the connection, and the check of its identity.
+
+Runs in the executor, on its event loop.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +37,17 @@ from ddlf.rpc.tls import TOKEN_ONLY, Security
 from ddlf.rpc.values import refuse_loading
 
 ADDRESS_S = 3.0
-"""How long one address may take to answer, before the next one is tried."""
+"""Seconds to wait for one address before trying the next."""
 GREET_S = 10.0
-"""How long a worker that was reached may take to say who it is: its event loop may be at work."""
+"""Seconds to wait for a connected worker to identify itself. Its event loop may be busy."""
 SILENT_S = 30.0
-"""The kernel ends a connection over which nothing was acknowledged for so long, also since a busy worker has not read: longer than any event loop is
-held up. Heartbeats notice a link that is gone long before."""
+"""Seconds without any acknowledgement after which the kernel ends a connection. A busy worker that does not read also
+counts as silent, so this is longer than any event loop is blocked. Heartbeats notice a lost link long before.
+"""
 
 
 def refuse_between_workers(value: Any) -> NoReturn:
-    """The ``dump_object`` of what workers send each other."""
+    """Refuse an object. This is the ``dump_object`` between workers: they exchange only data."""
     raise NotPicklable(
         f"a {type(value).__module__}.{type(value).__qualname__} cannot go from worker to worker, only data can",
         hint="send numbers, text, lists, dicts or arrays",
@@ -52,12 +56,13 @@ def refuse_between_workers(value: Any) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class Dialling:
-    """How this worker reaches others.
+    """How this worker connects to other workers.
 
     Args:
-        tokens: The accepted ones, the one to prove with first. While tokens are replaced, others may hold only the second one yet.
+        tokens: The accepted tokens. The first one proves this side's identity. During a replacement of tokens, other
+            workers may still have only the second one.
         max_message_bytes: The largest answer accepted.
-        security: Certificates, and whether to encrypt beyond this machine.
+        security: Certificates, and whether to encrypt connections to other machines.
     """
 
     tokens: tuple[bytes, ...] = field(repr=False)
@@ -65,7 +70,7 @@ class Dialling:
     security: Security = TOKEN_ONLY
 
     async def __call__(self, host: str, port: int, role: Role = Role.DATA) -> Any:
-        """A socket, and the other side's hello; errors are those of ``dial``."""
+        """Return a socket, and the other side's hello. Errors are those of ``dial``."""
         for token in self.tokens:
             try:
                 return await dial(
@@ -84,7 +89,7 @@ class Dialling:
 
 
 class Caller(Protocol):
-    """The worker that calls: what it says of itself, and how it dials."""
+    """The calling worker: how it identifies itself, and how it connects."""
 
     run: str
     me: int
@@ -95,14 +100,15 @@ class Caller(Protocol):
 
 
 class Peer:
-    """Another worker of the run, as this one calls it. It is dialled when it is first called, and again when the connection was lost.
+    """Another worker of the run, as this worker calls it. The first call connects, and so does the first call after a
+    lost connection.
 
     Args:
         caller: This worker.
-        id: Its number in the cluster.
-        name: As errors show it.
-        addresses: Pairs of host and port, and whether its people gave that one for this purpose.
-        shows: What lets this side in.
+        id: Number of the other worker in the cluster.
+        name: Its name in errors.
+        addresses: Tuples of host, port, and whether the user set that address for this purpose.
+        shows: The pass that lets this side in.
         dead_after_s: Seconds of silence after which the link is lost.
     """
 
@@ -125,22 +131,23 @@ class Peer:
         self._is_over = False
 
     def found_at(self, addresses: list[Any]) -> None:
-        """Where it is to be dialled from now on; as in the constructor."""
+        """Set the addresses of the other worker for later connections, in the constructor's form."""
         self._addresses = [(str(host), int(port), bool(given)) for host, port, given in addresses]
 
     async def call(self, role: tuple[str, str], verb: str, /, *args: Any, **data: Any) -> Any:
-        """Have a role of that worker do something.
+        """Call a verb of a role on that worker and return its result.
 
         Args:
             role: Name of the run, and of the role in it.
             verb: Name of one of the role's methods that it offers.
-            args: Data for it, as is ``data``; arrays are sent from their own memory, so they must not change before this returns.
+            args: Data for the verb, like ``data``. Arrays are sent from their own memory, so they must not change
+                before this returns.
 
         Raises:
             RemoteError: The verb raised.
-            AppMissing: That worker does not play the role, or this one is not in the run any more.
+            AppMissing: That worker does not host the role, or this worker is no longer in the run.
             ConnectError: It cannot be reached.
-            LeaseError: This worker may not call it any more.
+            LeaseError: This worker may no longer call it.
             WorkerLost: The connection ended first; ``may_have_run`` says whether the verb can have begun.
             NotPicklable: An argument is not data.
         """
@@ -148,31 +155,32 @@ class Peer:
         return await channel.call(Request("call", *role, verb, *args, **data))
 
     def refuse_silent(self) -> None:
-        """Refuse to try a link again that has fallen silent and was not made anew since.
+        """Refuse to use a link that has fallen silent and has not connected again since.
 
         Raises:
-            WorkerLost: It has.
+            WorkerLost: The link has fallen silent.
         """
         if self._silence is not None:
             raise self._lost(self._silence.message)
 
     @property
     def bytes_sent(self) -> int:
-        """On all connections to it that this side has dialled."""
+        """Bytes sent on all connections that this side has opened to the other worker."""
         return self._bytes_before[0] + (self._channel.stream.bytes_sent if self._channel else 0)
 
     @property
     def bytes_received(self) -> int:
-        """Likewise."""
+        """Bytes received on all connections that this side has opened to the other worker."""
         return self._bytes_before[1] + (self._channel.stream.bytes_received if self._channel else 0)
 
     async def reach(self) -> Channel:
-        """Connect to it, if that is not done, at the first of its addresses where it answers itself.
+        """Connect unless already connected. Use the first address at which the other worker itself answers.
 
         Raises:
-            ConnectError: It does at none, or an address that was given for it leads to another worker; the text has each, with the reason.
+            ConnectError: It answers at no address, or an address that the user set for it leads to another worker. The
+                text has each address with the reason.
             LeaseError: It does not let this side in.
-            AppMissing: This worker is not in the run any more.
+            AppMissing: This worker is no longer in the run.
         """
         async with self._reaching:
             if self._channel is not None:
@@ -192,7 +200,7 @@ class Peer:
                 if isinstance(there, Channel):
                     self._channel, self._silence = there, None
                     self._listening = self.spawn(self._listen(host, port))
-                    self._addresses.sort(key=lambda one: one != address)  # there first, the next time
+                    self._addresses.sort(key=lambda one: one != address)  # next time try this address first
                     return there
                 found.append(f"{host}:{port} {there}")
                 if given:
@@ -200,7 +208,7 @@ class Peer:
             raise ConnectError("; ".join(found) or "no address of it is known", worker=self.name)
 
     async def _greet(self, host: str, port: int) -> Channel | str:
-        """A connection to an address, or who is there instead."""
+        """Return a connection to an address, or a text that says which other process answers there."""
         caller = self._caller
         sock, hello = await caller.dialling(host, port)
         end_when_silent(sock, SILENT_S)
@@ -222,12 +230,14 @@ class Peer:
                 channel.stream.close()
 
     async def _listen(self, host: str, port: int) -> None:
-        """Find out when nothing passes any more: the other daemon answers whatever its executor does, so its silence is that of the link."""
+        """Watch the link with heartbeats. The other daemon answers whatever its executor does, so its silence shows a
+        lost link.
+        """
         try:
             sock, hello = await self._caller.dialling(host, port, Role.CONTROL)
         except DDLFError:
-            return  # the kernel tells of a link that is gone, only later
-        if self._control is not None:  # of a call after a connection that was lost meanwhile
+            return  # the kernel reports a lost link, only later
+        if self._control is not None:  # it belongs to a call after a connection that was lost meanwhile
             sock.close()
             return
         theirs = Limits(max_body_bytes=hello.max_message_bytes)
@@ -238,7 +248,7 @@ class Peer:
             self._control.stream.close()
 
     def _lose(self, silence: WorkerLost) -> None:
-        """No sign of life came over this link."""
+        """Record that the link is silent, report it, and end both connections."""
         self._silence = silence
         self._caller.lost(self.id, silence.message)
         for channel in (self._control, self._channel):
@@ -246,10 +256,10 @@ class Peer:
                 channel.stream.abort()
 
     def _judge(self, who: Any) -> str:
-        """What is wrong with who answered; empty if it is this worker.
+        """Return what is wrong with the process that answered; empty if it is the right worker.
 
         Raises:
-            LeaseError: It is, and does not let this side in.
+            LeaseError: It is the right worker, and does not let this side in.
         """
         try:
             executor, run, id, refusal = who["executor"], who["run"], who["id"], who["refusal"]
@@ -266,30 +276,30 @@ class Peer:
         return ""
 
     def close(self) -> None:
-        """End the connection; nothing is called any more."""
+        """End the connection. No call follows."""
         self._is_over = True
         if self._channel is not None:
             self._channel.stream.close()
         if self._listening is not None:
             self._listening.cancel()
 
-    # What its channel tells, as its ``Owner``.
+    # The methods of ``Owner``, for its channel.
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run something in a task of its own."""
+        """Run a coroutine in its own task."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     def on_event(self, frame: Frame) -> None:
-        """See ``Owner``; a worker tells another one nothing but answers."""
+        """Ignore events, because a worker sends only answers to another worker."""
 
     def on_cancel(self, channel: Channel, id: int) -> None:
-        """See ``Owner``; a verb that is offered awaits, so it has heard it."""
+        """Do nothing. An offered verb awaits, so the other side has already received the cancellation."""
 
     def on_end(self, channel: Channel) -> None:
-        """See ``Owner``. Neither of the two connections goes on without the other."""
+        """End the other connection too. The data and the control connection need each other."""
         if channel is self._channel:
             self._bytes_before, self._channel = (self.bytes_sent, self.bytes_received), None
             if self._control is not None:
@@ -300,7 +310,7 @@ class Peer:
                 self._channel.stream.close()
 
     async def why(self, channel: Channel, reason: BaseException | None) -> DDLFError:
-        """See ``Owner``."""
+        """Return the error for the requests that were open when the channel ended."""
         if self._is_over:
             return AppMissing(f"this worker is not in a run with {self.name} any more")
         return self._lost(self._silence.message if self._silence is not None else reason or "the other side closed it")

@@ -1,9 +1,11 @@
-"""The other workers of a run: whom this one may call, and who may call it. Runs in the executor, on its event loop.
+"""The other workers of a run: which of them this worker may call, and which may call it. Runs in the executor, on its
+event loop.
 
-The master of a run introduces its workers to each other (``ddlf.cluster.introduce``): each is told where the others are, what to show to them, and
-who will come. A worker dials another one as a master does, by the same handshake, and begins with ``greet``, in which both find out whether they have
-reached whom they meant. From then on it may call what the roles of that run offer, with data alone. All of it ends with the lease under which the
-master said so, with the run, and when the master introduces its workers again without that one.
+The master of a run introduces its workers to each other (``ddlf.cluster.introduce``). Each worker receives the
+addresses of the others, the passes to show to them, and the names of its callers. A worker connects to another one by
+the same handshake as a master. It begins with ``greet``, in which both sides check that they have reached the right
+worker. From then on it may call the offered verbs of the run's roles, with data only. This right ends with the lease
+under which the master gave it, with the run, and when the master introduces its workers again without that worker.
 """
 
 from __future__ import annotations
@@ -21,22 +23,24 @@ from ddlf.worker.lease import peer_pass
 from ddlf.worker.peer import Dialling, Peer
 
 DIALS_AT_ONCE = 4
-"""Of one worker that meets all others: of many workers that do so at the same time, none is dialled by more than its admission lets in."""
+"""Most connections that one worker opens at once when it meets all others. If many workers do so at the same time, no
+worker gets more connections than its admission allows.
+"""
 
 
 def refuse_code(tag: Tag, data: bytes) -> NoReturn:
-    """The ``load_object`` of what workers send each other."""
+    """Refuse pickled objects. This is the ``load_object`` between workers."""
     raise ProtocolError("another worker sent a pickled object, where only data is allowed")
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """Another worker that may call this one.
+    """Another worker that may call this worker.
 
     Args:
-        executor: The caller's, as it names itself.
+        executor: Name of the caller's executor, as it reports it.
         run: Name of the run.
-        lease: The key under which it was let in.
+        lease: The key of the lease under which it was admitted.
     """
 
     executor: str
@@ -45,19 +49,19 @@ class Admitted:
 
 
 class Peers(Mapping[int, Peer]):
-    """The other workers that this one may call, by their numbers.
+    """The other workers that this worker may call, by their numbers.
 
     Args:
-        executor: Name of this worker's executor, which no other has.
+        executor: Unique name of this worker's executor.
 
     Attributes:
-        run: Name of the run that they are in; empty when there is none.
+        run: Name of their run; empty if there is none.
         me: Number of this worker in it.
-        numbers: For requests to them.
-        dialling: How they are reached.
+        numbers: Numbers for requests to them.
+        dialling: How to connect to them.
         lease: Returns the key of this worker's lease.
-        changed: Called when others may not call this worker any more.
-        lost: Called with the number of a worker of which nothing is heard any more, and why that is known.
+        changed: Called when the set of workers that may call this worker changes.
+        lost: Called with the number of a worker whose link is silent, and the reason.
     """
 
     def __init__(self, executor: str) -> None:
@@ -95,18 +99,18 @@ class Peers(Mapping[int, Peer]):
         peers: list[dict[str, Any]],
         dead_after_s: float,
     ) -> None:
-        """Take note of who may call whom, instead of what was said before.
+        """Record which workers may call each other. This replaces the previous introduction.
 
         Args:
             run: Name of the run.
             me: Number of this worker in it.
             lease: The key, which only the master that has the worker knows.
-            callers: Executors of those who may call this worker.
-            peers: Those that it may call: id, name, addresses and shows, as ``Peer`` takes them.
-            dead_after_s: As ``Peer`` takes it.
+            callers: Executors of the workers that may call this worker.
+            peers: The workers that it may call: the arguments id, name, addresses and shows of ``Peer``.
+            dead_after_s: Seconds of silence after which a link is lost.
 
         Raises:
-            LeaseError: Who asks does not have the worker.
+            LeaseError: The caller is not the master that has the worker.
         """
         if not any(lease) or lease != self.lease():
             raise LeaseError("only the master that has a worker can introduce it to others", hint="not as a guest")
@@ -115,7 +119,7 @@ class Peers(Mapping[int, Peer]):
         old, self._peers = self._peers, {}
         for facts in sorted(peers, key=lambda facts: facts["id"]):
             peer = before.get(facts["id"])
-            # What lets this side in is another one for another lease, and so for each time that its master came back.
+            # The pass differs for each lease, and therefore after each return of the master.
             if peer is not None and peer.shows == facts["shows"]:
                 peer.found_at(facts["addresses"])
             else:
@@ -127,12 +131,12 @@ class Peers(Mapping[int, Peer]):
         self.changed()
 
     async def meet(self) -> list[tuple[int, str]]:
-        """Try to reach each.
+        """Try to connect to each worker.
 
         Returns:
-            The numbers of those that were not reached, with why.
+            The numbers of the workers that were not reached, with the reasons.
         """
-        # From the next one on, so that not all workers dial the first one first.
+        # Begin with the next worker, so that not all workers connect to the first one at the same time.
         order = sorted(self._peers.values(), key=lambda peer: (peer.id < self.me, peer.id))
         places = asyncio.Semaphore(DIALS_AT_ONCE)
 
@@ -146,19 +150,19 @@ class Peers(Mapping[int, Peer]):
 
         return [found for found in await asyncio.gather(*map(reach, order)) if found is not None]
 
-    # -- what others ask of this worker -------------------------------------------------------------------------------
+    # -- requests of other workers ------------------------------------------------------------------------------------
 
     def greet(self, *asked: Any) -> tuple[dict[str, Any], Admitted | None]:
-        """Say who this is, and whether another worker may call it.
+        """Identify this worker, and check whether another worker may call it.
 
         Args:
-            asked: Name of the run, number of the worker that is looked for, the caller's executor, and what it shows.
+            asked: Name of the run, number of the wanted worker, the caller's executor, and its pass.
 
         Returns:
-            Facts for it, and what lets it in; None if it is not let in.
+            Facts for the caller, and its admission; None if it is not admitted.
 
         Raises:
-            ProtocolError: Those are not what was asked.
+            ProtocolError: The arguments do not have this form.
         """
         if list(map(type, asked)) != [str, int, str, bytes]:
             raise ProtocolError("greet takes a run, a number, the name of an executor, and what it shows")
@@ -177,16 +181,16 @@ class Peers(Mapping[int, Peer]):
         return facts, None if refusal else Admitted(executor, run, lease)
 
     def refusal(self, admitted: Admitted) -> LeaseError | None:
-        """Why another worker that was let in may not call this one any more; None if it may."""
+        """Return why an admitted worker may no longer call this worker; None if it may."""
         now = admitted.run == self.run and admitted.lease == self.lease() and admitted.executor in self._callers
         return None if now else LeaseError("may not be called by that worker any more", hint="its master has gone on")
 
     def check(self, admitted: Admitted | None, command: str, args: list[Any]) -> None:
-        """Find out whether another worker may ask that.
+        """Check whether another worker may send a request.
 
         Raises:
-            LeaseError: It may not ask anything.
-            ProtocolError: Not that.
+            LeaseError: It may send no requests.
+            ProtocolError: It may not send this request.
         """
         if admitted is None:
             raise LeaseError("a session of a worker begins with greet")
@@ -200,18 +204,18 @@ class Peers(Mapping[int, Peer]):
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def forget(self, run: str) -> None:
-        """The run is over here."""
+        """Forget the peers of a run that has ended on this worker."""
         if run == self.run:
             self.close()
             self.changed()
 
     def end_without_lease(self) -> None:
-        """Let go of all if the lease is another one by now."""
+        """End all connections if the lease has changed."""
         if self.run and self.lease() != self._lease:
             self.close()
 
     def close(self) -> None:
-        """Call nobody any more, and let nobody call."""
+        """End the connections to all peers, and admit none of them."""
         self.run, self._lease, self._callers = "", b"", frozenset()
         peers, self._peers = self._peers, {}
         for peer in peers.values():

@@ -16,41 +16,45 @@ from typing import Any
 ANSWER_BYTES = 65536
 FULL_RETRY_S = 0.01
 FORK_S = 10.0
-"""How long to wait for a fork before a process is started instead: somebody may have stopped the template."""
+"""Seconds to wait for a fork before a process is started instead. The template may have been stopped."""
 END_S = 5.0
-"""How long a template may take to end before it is killed."""
+"""Seconds that a template may take to end before it is killed."""
 UNKNOWN = 256
-"""The exit code of a fork whose template has ended: nobody else is told."""
+"""The exit code of a fork whose template has ended. Only the template receives the real code."""
 
 EXECUTOR_NAME = "ddlf-exec"
 
 NO_FORK = "DDLF_FORK"
-"""The environment variable that is ``0`` where executors are to be processes of their own."""
+"""The environment variable that is ``0`` if executors must be started as new processes, without a fork."""
 
 
 def can_fork() -> bool:
-    """Whether there can be templates: the lifeline of a fork is Linux's alone, and elsewhere libraries do not bear a fork."""
+    """Return whether templates are possible. The lifeline of a fork exists on Linux only, and elsewhere libraries do
+    not survive a fork.
+    """
     return sys.platform.startswith("linux") and hasattr(os, "pidfd_open") and os.environ.get(NO_FORK) != "0"
 
 
 def child_environment() -> dict[str, str]:
-    """This environment, in which a child may keep a bytecode cache: without one TensorFlow takes 7 s to import, not 3."""
+    """Return a copy of this environment in which a child may keep a bytecode cache. Without the cache TensorFlow takes
+    7 s to import instead of 3.
+    """
     environment = dict(os.environ)
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     return environment
 
 
 def executor_name(port: int) -> str:
-    """What the executor of the worker on a port is called, in the 15 bytes that a kernel takes."""
+    """Return the process name of the executor of the worker on ``port``. It fits the 15 bytes that a kernel accepts."""
     return f"{EXECUTOR_NAME}:{port}"
 
 
 class Template:
-    """The way to a template.
+    """A connection to a template.
 
     Args:
-        requests: This side of its socket, which other processes may share.
-        process: The template, if this process started it.
+        requests: This side of the template's socket. Other processes may share it.
+        process: The template's process, if this process started it.
 
     Attributes:
         environment: Environment of its forks, if this process started it.
@@ -65,11 +69,11 @@ class Template:
 
     @classmethod
     def start(cls, environment: dict[str, str], cwd: Path | None = None) -> Template:
-        """Start one.
+        """Start a template.
 
         Args:
-            environment: For it and its forks.
-            cwd: Folder that it starts in.
+            environment: Environment of the template and its forks.
+            cwd: Folder in which it starts.
 
         Raises:
             OSError: No process could be started.
@@ -96,21 +100,21 @@ class Template:
 
     @property
     def ended(self) -> bool:
-        """Whether the template that this process started has ended."""
+        """Whether the template has ended, if this process started it."""
         return self._process is not None and self._process.poll() is not None
 
     def fileno(self) -> int:
-        """Descriptor of the socket, for other processes."""
+        """Return the descriptor of the socket, for other processes."""
         return self._requests.fileno()
 
     def begin_preload(self, modules: tuple[str, ...]) -> socket.socket:
         """Ask for a preload; see ``preload``.
 
         Returns:
-            The socket that the answer comes to.
+            The socket for the answer.
 
         Raises:
-            OSError: The template has ended, or so many ask that it does not keep up.
+            OSError: The template has ended, or cannot keep up with the requests.
         """
         reply, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -123,10 +127,10 @@ class Template:
         return reply
 
     async def preload(self, modules: tuple[str, ...]) -> str:
-        """Let forks come with modules imported, and wait until they do.
+        """Let forks start with modules imported, and wait until they do.
 
         Returns:
-            Why they do not; empty if they do.
+            Why they start without the modules; empty if they start with them.
         """
         try:
             with self.begin_preload(modules) as reply:
@@ -141,11 +145,15 @@ class Template:
         """Fork an executor.
 
         Args:
-            environment: What it has beyond the template's.
-            channel: Descriptors of the executor; they stay the caller's, too. So are the others.
+            environment: Variables in addition to the template's environment.
+            channel: Descriptor of the executor's end of the channel. The caller still owns this descriptor and the
+                others.
+            activity: Descriptor of the page.
+            stdout: Descriptor of standard output.
+            stderr: Descriptor of standard error.
 
         Returns:
-            None if that is not possible, for any reason.
+            The fork; None if the template could not fork for any reason.
         """
         request = {"do": "fork", "cwd": os.getcwd(), "environment": environment}
         reply, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -156,7 +164,7 @@ class Template:
                 with theirs:
                     descriptors = [theirs.fileno(), channel, activity, read_end, stdout, stderr]
                     while True:
-                        with contextlib.suppress(BlockingIOError):  # it does not keep up
+                        with contextlib.suppress(BlockingIOError):  # the template does not keep up
                             self._send(request, descriptors)
                             break
                         await asyncio.sleep(FULL_RETRY_S)
@@ -181,14 +189,16 @@ class Template:
         socket.send_fds(self._requests, [json.dumps(request).encode()], descriptors)
 
     def kill(self) -> None:
-        """End a template that nobody has used."""
+        """Kill a template that has no users."""
         self._requests.close()
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     async def close(self) -> None:
-        """Let go of it, which ends it if nobody else uses it. Who started it waits for that, and kills it if it has to."""
+        """Close the connection. The template ends after its last user has gone. The process that started it waits for
+        its end, and kills it if necessary.
+        """
         self._requests.close()
         if self._process is not None:
             await asyncio.to_thread(self._end)
@@ -203,16 +213,17 @@ class Template:
 
 
 class Forked:
-    """A process that a template forked: what ``asyncio.subprocess.Process`` is for one that was started here.
+    """A process that a template forked. It has the interface of ``asyncio.subprocess.Process``.
 
     Args:
-        reply: The template says there how it ended; its end lets go of it.
-        lifeline: Descriptor whose end kills the process, also when this process dies.
+        reply: Socket on which the template reports how the process ended. Closing it lets the template forget the
+            process.
+        lifeline: Descriptor whose end kills the process, even if this process dies.
         pid: Process id.
-        modules: What it came with, of what was to be preloaded.
+        modules: The preloaded modules that it started with.
 
     Attributes:
-        returncode: None while it runs, negative for a signal, ``UNKNOWN`` if the template did not live to say so.
+        returncode: None while it runs, negative for a signal, ``UNKNOWN`` if the template ended before it could report.
     """
 
     def __init__(self, reply: socket.socket, lifeline: int, pid: int, modules: list[str]) -> None:
@@ -229,12 +240,12 @@ class Forked:
         return await asyncio.shield(self._ended)
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
+        """Send a signal, unless the process has ended."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)
 
     def release(self) -> None:
-        """Let go of it: what is left of its group ends, and its number is free. Safe to call again."""
+        """Release the process: the rest of its group is killed, and its process id becomes free. Safe to call again."""
         if self._pidfd >= 0:
             self._ended.cancel()
             self._reply.close()
@@ -262,17 +273,17 @@ class Forked:
 
 
 class Forks:
-    """A daemon's use of templates: of one that others have, too, or of its own, which is started when something is first to be preloaded.
+    """A daemon's access to templates: a shared template, or its own, which starts with the first preload.
 
     Args:
-        fd: Socket of the template that others have, too; None if there is none.
+        fd: Socket of a shared template; None if there is none.
     """
 
     def __init__(self, fd: int | None) -> None:
         self._template = None if fd is None else Template(socket.socket(fileno=fd))
 
     async def fork(self, environment: dict[str, str], *descriptors: int) -> Forked | None:
-        """See ``Template.fork``; None also while there is no template."""
+        """Fork an executor as in ``Template.fork``. Return None also while there is no template."""
         return None if self._template is None else await self._template.fork(environment, *descriptors)
 
     async def preload(self, modules: tuple[str, ...]) -> str:
@@ -289,6 +300,6 @@ class Forks:
         return await self._template.preload(modules)
 
     async def close(self) -> None:
-        """Let go of the template."""
+        """Close the connection to the template."""
         if self._template is not None:
             await self._template.close()

@@ -1,4 +1,6 @@
-"""What the executor asks its master while it imports, on its way through the daemon. Runs in the daemon, which understands none of it."""
+"""Passes the executor's questions during imports through the daemon to the master. Runs in the daemon, which does not
+interpret them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ MAX_QUESTION_BYTES = 4096
 
 
 class Questions:
-    """The questions that are open. Each came with a socket, which gets the answer; its end alone means that there is none."""
+    """The open questions. Each arrives with a socket for its answer. If the socket ends without data, there is no
+    answer.
+    """
 
     def __init__(self) -> None:
         self._open: dict[int, socket.socket] = {}
@@ -26,7 +30,7 @@ class Questions:
         Args:
             question: ``[what, name, file]`` in JSON.
             descriptor: Descriptor of the socket.
-            event: Tells the master that has the worker; None when nobody has it.
+            event: Sends an event to the master that has the worker; None if no master has it.
         """
         sock = socket.socket(fileno=descriptor)
         sock.setblocking(False)
@@ -42,7 +46,7 @@ class Questions:
         event("wanted", {"id": id, "what": what, "name": name, "file": file})
 
     async def give(self, id: int, piece: bytes, last: bool) -> None:
-        """Pass a part of the answer on; whoever asked may be gone."""
+        """Pass a part of the answer on. The thread that asked may be gone."""
         sock = self._open.get(id)
         if sock is None:
             return
@@ -54,9 +58,9 @@ class Questions:
             sock.close()
 
     def end(self) -> None:
-        """Answer none of them: the master is gone."""
+        """End all questions without an answer, because the master is gone."""
         for sock in self._open.values():
             with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # what is being sent ends too
+                sock.shutdown(socket.SHUT_RDWR)  # also ends an answer that is being sent
             sock.close()
         self._open.clear()

@@ -1,4 +1,4 @@
-"""One data connection's requests: bytes become calls, results become bytes. Runs in the executor."""
+"""The requests of one data connection: turns bytes into calls, and results into bytes. Runs in the executor."""
 
 from __future__ import annotations
 
@@ -23,31 +23,35 @@ from ddlf.worker.peer import refuse_between_workers
 from ddlf.worker.peers import Admitted, Peers, refuse_code
 
 MAX_WAITING_REQUESTS = 1024
-"""A connection with this many unanswered requests is not read from until half are answered."""
+"""Most unanswered requests of a connection. Above this limit, it is not read until half of them are answered."""
 MAX_QUEUED_BYTES = 64 * 1024 * 1024
-"""Answers that a master has not taken yet; above it none of its requests is read or started."""
+"""Most bytes of answers that a master has not accepted. Above this limit, none of its requests is read or started."""
 STALLED_AFTER_S = 60.0
-"""A master that takes nothing of such answers for so long loses the connection. Not sooner: one that computes in its event loop does not read either,
-and its answers wait at no more cost than the bytes above. One that is stopped or gone is noticed by its silence on the control connection."""
+"""Seconds after which a master that accepts no bytes of such answers loses the connection.
+
+The time is long because a master that computes in its event loop does not read either, and its answers cost at most the
+bytes above. A stopped or lost master is noticed by its silence on the control connection.
+"""
 
 
 class Session:
-    """One data connection's requests.
+    """The requests of one data connection.
 
     Args:
-        sock: Authenticated.
-        limits: What this side accepts.
-        peer_limits: What the other side accepts.
-        calls: The worker's, which run what is asked.
-        load: Makes an object of what came in place of one; see ``loads``.
-        begin: Told of a master that has the worker: its id, and whether it answers what ``imports`` asks.
-        peers: Knows which other workers may ask, and for what.
-        activity: The page that says who has the worker; None without a daemon, when everybody may ask.
+        sock: An authenticated socket.
+        limits: The sizes that this side accepts.
+        peer_limits: The sizes that the other side accepts.
+        calls: Runs the requests.
+        load: Makes an object from a tag and bytes; see ``loads``.
+        begin: Called for a master that has the worker, with its id and whether it answers the questions of ``imports``.
+        peers: Knows which other workers may send requests, and which requests.
+        activity: The page that names the master that has the worker; None without a daemon, when every master may send
+            requests.
 
     Attributes:
-        held_back: Whether its master has too many answers to read.
-        is_guest: Whether its master asks without having the worker.
-        peer: What lets another worker in, if it is one that asks; None for a master.
+        held_back: Whether its master has too many unread answers.
+        is_guest: Whether its master sends requests without having the worker.
+        peer: The admission of another worker, if one sends the requests; None for a master.
         closed: Done when the connection has ended.
     """
 
@@ -71,7 +75,7 @@ class Session:
         self._loop = asyncio.get_running_loop()
         self._pickle_results = False
         self._begun = activity is None  # without a daemon there are no leases
-        self._lease: bytes | None = None  # the key under which it asks; None before ``connect`` and for a guest
+        self._lease: bytes | None = None  # the key of its lease; None before ``connect`` and for a guest
         self._reading_again: asyncio.Task[None] | None = None
         self._open: dict[int, Call] = {}
         self.is_guest = activity is None
@@ -83,7 +87,7 @@ class Session:
         )
 
     def refusal(self) -> LeaseError | None:
-        """Why nothing is to be run for its master; None if that has the worker, or is a guest."""
+        """Return why its requests are not run; None if its master has the worker or is a guest."""
         if self.peer is not None:
             return self._peers.refusal(self.peer)
         if self.is_guest:
@@ -96,21 +100,21 @@ class Session:
 
     @property
     def _had_lease(self) -> bool:
-        """Whether it was let in by one, of its own or of the master that introduced it."""
+        """Whether it was admitted by a lease: its own, or the lease of the master that introduced a peer."""
         return self._lease is not None or self.peer is not None
 
     def end_without_lease(self) -> None:
-        """End the connection if its master had the worker and does not any more, or has ended what lets another worker in."""
+        """End the connection if its master has lost the worker, or if another worker's admission has ended."""
         if self._had_lease and self.refusal() is not None:
             self._connection.close()
 
     def cancel_all(self) -> None:
-        """End what is open: nobody waits for it."""
+        """Cancel all open requests, because nobody waits for them."""
         for call in list(self._open.values()):
             self._calls.cancel(call)
 
     def keep_answers(self) -> None:
-        if self.peer is None:  # what a verb has returned to a peer does not change
+        if self.peer is None:  # a verb's result for a peer does not change
             self._connection.detach()
 
     def _on_frame(self, frame: Frame) -> None:
@@ -153,10 +157,12 @@ class Session:
         self._calls.submit(call)
 
     def _on_peer(self, frame: Frame) -> None:
-        """Take a request of another worker: data alone, and nothing that takes turns with its master's."""
+        """Accept a request of another worker. It contains only data, and never takes turns with the master's
+        requests.
+        """
         try:
             args, kwargs = read_arguments(loads(frame.buffers, refuse_code))
-        except NotPicklable as error:  # of a type that this machine lacks
+        except NotPicklable as error:  # its type is not available on this machine
             self._answer(frame.id, Response(error=error.with_traceback(None)))
             return
         try:
@@ -168,15 +174,15 @@ class Session:
         except DDLFError as error:
             self._answer(frame.id, Response(error=error.with_traceback(None)))
             return
-        self._submit(frame, -frame.id, args, kwargs)  # not a number of the master's, and not for its daemon to see
+        self._submit(frame, -frame.id, args, kwargs)  # negative: hidden from the daemon
 
     def _connect(self, facts: dict[str, Any]) -> LeaseError | None:
-        """Take note of who asks; lease and modules are taken out of the facts. Returns why nothing is to be run, or None."""
-        # Of this connection alone: another master may have chosen otherwise.
+        """Record the sender. Remove lease and modules from the facts. Return why its requests are not run, or None."""
+        # Valid for this connection only, because another master may have chosen otherwise.
         self._pickle_results = bool(facts.get("pickle_results"))
         self.is_guest = self.is_guest or facts.get("guest") is True
         lease = facts.pop("lease", b"")
-        # A free worker's page holds zeros, which are nobody's key.
+        # A free worker's page contains zeros. No master has this key.
         self._lease = None if self.is_guest else lease if isinstance(lease, bytes) and any(lease) else b""
         modules = facts.pop("modules", False) is True
         refusal = self.refusal()
@@ -186,12 +192,12 @@ class Session:
         return refusal
 
     def tell(self, call: Call, facts: dict[str, Any]) -> None:
-        """Tell what a call does now; any thread may."""
+        """Report the progress of a call. Any thread may call this."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: this process ends
             self._loop.call_soon_threadsafe(self._tell, abs(call.id), facts)
 
     def _tell(self, id: int, facts: dict[str, Any]) -> None:
-        if id in self._open and not self._connection.queued_bytes:  # the next time says more
+        if id in self._open and not self._connection.queued_bytes:  # the next report says more
             with contextlib.suppress(ConnectionError):
                 self._connection.send(Kind.EVENT, id, DOING, dumps(facts))
 
@@ -210,8 +216,8 @@ class Session:
                 connection.send(Kind.RESULT, id, "", dumps(response.result, self._dump))
         except ConnectionError:
             return
-        except Exception as problem:  # the result cannot be sent, whatever the reason: every request is answered
-            error = problem.with_traceback(None)  # its frames are ours and those of the encoder
+        except Exception as problem:  # the result cannot be sent, for any reason: every request is answered
+            error = problem.with_traceback(None)  # its frames belong to DDLF and the encoder
         if error is not None:
             if isinstance(error, RequestCancelled) and self._had_lease and self.refusal() is not None:
                 connection.close()  # the end of its lease ended it, not its master
@@ -223,7 +229,7 @@ class Session:
 
     @property
     def _dump(self) -> Callable[[Any], Any]:
-        """What becomes of a result's objects."""
+        """Return the function that encodes the objects in a result."""
         if self.peer is not None:
             return refuse_between_workers
         return dump_result if self._pickle_results else refuse_objects
@@ -234,7 +240,9 @@ class Session:
         self._reading_again = self._loop.create_task(self._wait_for_reader())
 
     async def _wait_for_reader(self) -> None:
-        """Go on when the master has read half of what waits for it; end the connection when it does not read at all."""
+        """Continue after the master has read half of the waiting answers. End the connection if it does not read at
+        all.
+        """
         connection = self._connection
         while connection.queued_bytes > MAX_QUEUED_BYTES // 2:
             sent = connection.bytes_sent

@@ -1,7 +1,7 @@
-"""Whether a process was stopped (SIGSTOP). Runs in the daemon.
+"""Detects a stopped process (SIGSTOP). Runs in the daemon.
 
-A process that computes and one that was stopped answer alike: not at all. Only the system can tell them apart, and a healthy one is never taken for
-a stopped one: native code may hold the executor for as long as it likes.
+A computing process and a stopped process look alike: neither answers. Only the system can distinguish them. It never
+reports a healthy process as stopped, so native code may block the executor for any time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ LOOK_S = 0.5
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether Linux says that a process is stopped by a signal. One that a debugger holds is not, nor is any where that cannot be known."""
+    """Return whether Linux reports that a signal has stopped a process. Return False for a process in a debugger, and
+    if the state is unknown.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -21,9 +23,9 @@ def is_stopped(pid: int) -> bool:
 
 
 class StoppedFor:
-    """For how long a process has been found to be stopped, each time that somebody looked.
+    """Measures how long a process has been stopped, by repeated checks.
 
-    Time in which nobody looked counts for nothing: then this process was stopped, too.
+    Time without checks does not count, because then this process was stopped, too.
     """
 
     def __init__(self) -> None:
@@ -31,7 +33,9 @@ class StoppedFor:
         self._pid: int | None = None
 
     def look(self, pid: int | None) -> float:
-        """Look once more, ``LOOK_S`` after the last time; returns how long the same process has been stopped, in seconds."""
+        """Check again, ``LOOK_S`` after the last check. Return the seconds for which the same process has been
+        stopped.
+        """
         stopped = pid is not None and is_stopped(pid)
         self.seconds = self.seconds + LOOK_S if stopped and pid == self._pid else 0.0
         self._pid = pid

@@ -1,22 +1,26 @@
-"""The process that executors are forked from. Started by the program that starts local workers, or by a daemon; Linux only.
+"""The process that executors are forked from. The launcher of local workers starts it, or a daemon; Linux only.
 
-To import Keras and its backend takes seconds and some 260 MB; to fork a process that has done it takes milliseconds, and the memory
-is shared. So one process of a machine imports, and every executor is a fork of it, at the start and after each crash. It has no event
-loop, no thread and no user code.
+Importing Keras and its backend takes seconds and about 260 MB. Forking a process that has imported them takes
+milliseconds, and the memory is shared. Therefore one process of a machine imports them, and every executor is a fork of
+it, at the start and after each crash. This process has no event loop, no thread and no user code.
 
-The *bare* template has imported what every executor needs; it never does anything that takes long. When Keras is wanted it forks a
-*warm* one, which imports that, proves that it can be forked (``why_unsafe``) and forks from then on. If it cannot, or while it is not
-ready, executors are forks of the bare one and import by themselves, as processes of their own do. A warm one that is asked for more
-modules does the same again.
+The *bare* template has imported the modules that every executor needs. It never does anything slow. When Keras is
+wanted, it forks a *warm* template. The warm template imports Keras, checks that it can be forked (``why_unsafe``), and
+serves the forks from then on. If the check fails, or while the warm template is not ready, executors are forks of the
+bare one and import Keras themselves, like new processes. A warm template that is asked for more modules forks another
+warm one in the same way.
 
-A message is JSON with descriptors (``SCM_RIGHTS``) on one socket that all clients share: the first descriptor is a socket for the answer.
+A message is JSON with descriptors (``SCM_RIGHTS``) on one socket that all clients share. The first descriptor is a
+socket for the answer.
 
-- ``{"do": "preload", "modules": [...]}``: answered ``{"reason": ...}``, empty when executors come with these modules from now on.
-- ``{"do": "fork", "cwd", "environment"}`` with the executor's channel, page, lifeline, stdout and stderr: answered ``{"pid",
-  "modules"}``, and at its end ``{"code"}``, negative for a signal. When the client closes the socket, all that is left of the process
-  and its group is killed. Only then its number can be given to another process, so that nobody kills a stranger.
+- ``{"do": "preload", "modules": [...]}``: the answer is ``{"reason": ...}``. The reason is empty if executors start
+  with these modules from now on.
+- ``{"do": "fork", "cwd", "environment"}`` with the executor's channel, page, lifeline, stdout and stderr: the answer is
+  ``{"pid", "modules"}``, and at the end of the process ``{"code"}``, negative for a signal. When the client closes the
+  socket, the rest of the process and its group is killed. Only then can the system reuse its process id, so no other
+  process is killed by mistake.
 
-It ends when the last client has closed its end.
+The template ends when the last client has closed its end.
 """
 
 from __future__ import annotations
@@ -40,20 +44,24 @@ from typing import Any
 
 MESSAGE_BYTES = 65536
 DESCRIPTORS = 6
-"""Of a message that asks for a fork, the most of all."""
+"""Number of descriptors of a fork request, which has the most."""
 THREADS_END_S = 5.0
-"""How long threads that end before a fork may still be seen after it."""
+"""Seconds for which threads that end before a fork may still be visible after it."""
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/vfio", "/dev/neuron")
-"""What a process that uses an accelerator has open; a fork of it could not use that."""
+"""Devices that are open in a process with an accelerator. A fork of such a process could not use the accelerator."""
 
 NO_THREAD = "JE_ARROW_MALLOC_CONF", "background_thread:false"
-"""Keras imports pandas where there is one, and that Arrow, whose allocator has a thread unless it is told otherwise: no process with one is forked.
-Without it freed memory goes back when something is allocated."""
+"""Keras imports pandas if it is installed, and pandas imports Arrow. Arrow's allocator starts a thread unless this
+variable forbids it, and a process with such a thread is not forked. Without the thread, freed memory returns to the
+system at the next allocation.
+"""
 
 READY = "ready"
 
 Life = Callable[[], Any]
-"""What a fork is to do, after it has left the frames of the process it came from. It may return what it is to do then."""
+"""The function that a fork runs after it has left the stack frames of its parent. It may return the next function to
+run.
+"""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -63,7 +71,7 @@ def main(argv: list[str] | None = None) -> None:
     requests.set_inheritable(False)
     os.close(os.pidfd_open(os.getpid()))  # so that a system that lacks this is noticed before it is needed
     gc.disable()
-    from ddlf.worker import executor  # noqa: F401 - what every executor needs
+    from ddlf.worker import executor  # noqa: F401 - every executor needs it
 
     freeze()
     life: Life | None = Template(requests, []).serve
@@ -72,11 +80,12 @@ def main(argv: list[str] | None = None) -> None:
 
 
 class Template:
-    """One template's loop: read requests, fork, say how the forks ended.
+    """The loop of one template: it reads requests, forks, and reports how the forks ended.
 
     Args:
-        requests: Where they come from: of the bare template the clients, of the warm one the bare one.
-        imported: What was to be preloaded and is, here.
+        requests: The socket of the requests. They come from the clients for the bare template, and from the bare
+            template for the warm one.
+        imported: The preloaded modules that this process has imported.
     """
 
     def __init__(self, requests: socket.socket, imported: list[str]) -> None:
@@ -88,23 +97,23 @@ class Template:
         self._warm_one: socket.socket | None = None
         self._warm_pid = 0
         self._modules: list[str] = []
-        self._ready = False  # whether the warm one has imported them
+        self._ready = False  # whether the warm template has imported its modules
         self._waiting: list[tuple[bytes, list[int]]] = []  # requests to preload
         self._failures: dict[tuple[str, ...], str] = {}
 
     def serve(self) -> Life:
-        """Serve until all clients are gone, which ends this process.
+        """Serve until all clients are gone. Then this process ends.
 
         Returns:
-            In a fork, what that is to do.
+            In a fork, the function that it runs.
         """
         while True:
-            # One at a time: what is done for it may close a descriptor and open another one of the same number.
+            # Handle one event at a time: a handler may close a descriptor and open another one with the same number.
             fd, _ = self._poll.poll()[0]
             life: Life | None = None
             if fd == self._requests.fileno():
                 message, descriptors, _, _ = socket.recv_fds(self._requests, MESSAGE_BYTES, DESCRIPTORS)
-                for descriptor in descriptors:  # what user code starts must not hold on to them
+                for descriptor in descriptors:  # processes that user code starts must not inherit them
                     os.set_inheritable(descriptor, False)
                 if not message:
                     self._end_warm_one()
@@ -118,10 +127,12 @@ class Template:
                 return life
 
     def _handle(self, message: bytes, descriptors: list[int]) -> Life | None:
-        """Do what was asked for, and close the descriptors; so a client whose request cannot be served sees the end of its socket."""
+        """Handle a request and close its descriptors. A client whose request fails therefore sees the end of its
+        socket.
+        """
         request = json.loads(message)
         wanted = DESCRIPTORS if request["do"] == "fork" else 1
-        if len(descriptors) == wanted:  # else the kernel had none left
+        if len(descriptors) == wanted:  # otherwise the kernel had no descriptors left
             with contextlib.suppress(OSError):  # no memory, process number or descriptor left
                 if request["do"] == "preload":
                     return self._preload(request["modules"], message, descriptors)
@@ -149,7 +160,7 @@ class Template:
             self._poll.unregister(child.pidfd)
             tell(child.reply, {"code": child.code()})
             return
-        # Its client is gone, or has heard of the end: what is left of the group ends too.
+        # The client is gone, or has heard of the end. The rest of the process group ends too.
         self._poll.unregister(child.reply)
         with contextlib.suppress(KeyError):
             self._poll.unregister(child.pidfd)
@@ -157,7 +168,7 @@ class Template:
         child.bury()
 
     def _let_go(self) -> None:
-        """Close, in a fork, what belongs to the process it came from."""
+        """In a fork, close the descriptors that belong to its parent."""
         for child in set(self._children.values()):
             child.let_go()
         self._requests.close()
@@ -166,10 +177,10 @@ class Template:
         for _, descriptors in self._waiting:
             close(descriptors)
 
-    # -- the warm one -----------------------------------------------------------------------------------------------
+    # -- the warm template -------------------------------------------------------------------------------------------
 
     def _preload(self, modules: list[str], message: bytes, descriptors: list[int]) -> Life | None:
-        """Let forks have imported modules; the descriptors are closed when that is answered."""
+        """Let forks start with modules imported. The descriptors are closed after the answer."""
         if reason := self._failures.get(tuple(modules)):
             answer(descriptors, reason)
         elif set(modules) <= set(self._imported):
@@ -206,7 +217,7 @@ class Template:
             self._ready = True
         else:
             self._end_warm_one()
-            if news:  # it would fail again
+            if news:  # the same import would fail again
                 self._failures[tuple(self._modules)] = reason
         for message, descriptors in waiting:
             if self._ready and self._pass_on(message, descriptors):
@@ -215,11 +226,11 @@ class Template:
                 answer(descriptors, reason)
 
     def _end_warm_one(self) -> int:
-        """End it; what it forked lives on. Returns how it ended."""
+        """End the warm template and return its exit code. Its forks continue."""
         if self._warm_one is None:
             return 0
         self._poll.unregister(self._warm_one)
-        self._warm_one.close()  # which ends it, unless it is still importing
+        self._warm_one.close()  # ends it, unless it is still importing
         if not self._ready:
             os.kill(self._warm_pid, signal.SIGKILL)
         self._warm_one, self._ready = None, False
@@ -242,13 +253,13 @@ class Child:
         self.pidfd = os.pidfd_open(pid)
 
     def code(self) -> int:
-        """How it ended, which it has; its number stays its own."""
+        """Return the exit code of the ended process, without releasing its process id."""
         ended = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
         assert ended is not None
         return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
     def bury(self) -> None:
-        """End what is left of its group, and give its number back."""
+        """Kill the rest of its group, and release its process id."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):  # it is not yet a group
@@ -263,12 +274,13 @@ class Child:
 
 
 def warm_up(modules: list[str], requests: socket.socket, parent: int) -> Life:
-    """Be the warm template: import, prove that this process can be forked, and serve.
+    """Run the warm template: import the modules, check that this process can be forked, and return the loop to run.
 
     Args:
-        modules: What to import.
-        requests: The bare one's requests come from there; ``READY`` goes back, or why this one cannot be used.
-        parent: Process id of the bare one.
+        modules: The modules to import.
+        requests: Socket of the bare template's requests. This function sends ``READY`` to it, or why this process
+            cannot be used.
+        parent: Process id of the bare template.
     """
     from ddlf.worker.executor import die_with_parent
 
@@ -289,9 +301,11 @@ def warm_up(modules: list[str], requests: socket.socket, parent: int) -> Life:
 
 
 def freeze() -> None:
-    """Let forks never look at what is there now, neither their garbage collectors nor what looks for the user's modules: that would copy it.
+    """Keep forks from examining the present objects and modules, since every access would copy shared memory.
 
-    Nor does this process's own collector, which is off while it imports: it would take a fifth of the time, for a hundredth of the memory.
+    The garbage collector of a fork skips the present objects, and the search for the user's modules skips the present
+    modules. This process's own garbage collector is off during imports. It would take a fifth of the time and save a
+    hundredth of the memory.
     """
     from ddlf.rpc.code import own_modules
 
@@ -307,22 +321,23 @@ def answer(descriptors: list[int], reason: str) -> None:
 
 
 def tell(reply: socket.socket, facts: dict[str, Any]) -> None:
-    """Send something to a client, if it is still there."""
+    """Send facts to a client, if it still exists."""
     with contextlib.suppress(OSError):
         reply.send(json.dumps(facts).encode(), socket.MSG_DONTWAIT)
 
 
 def close(descriptors: list[int]) -> None:
-    """Close them all."""
+    """Close all descriptors."""
     for fd in descriptors:
         os.close(fd)
 
 
 def why_unsafe() -> str:
-    """Why forks of this process would not be as good as new ones; empty if they are.
+    """Return why forks of this process would be worse than new processes; empty if they would not.
 
-    Threads do not come along in a fork, so a pool that believes to have some would wait for them for ever. Libraries that know this,
-    as OpenBLAS does, end theirs before each fork and start others when they are needed: so this forks once, and looks at what is left.
+    A fork has no copies of the parent's threads, so a thread pool in it would wait for them indefinitely. Libraries
+    that handle this, such as OpenBLAS, end their threads before each fork and start new ones on demand. This function
+    therefore forks once, and checks the remaining threads.
     """
     devices = {path for path in open_files() if path.startswith(DEVICES)}
     if devices:
@@ -343,16 +358,16 @@ def why_unsafe() -> str:
 
 
 def open_files() -> set[str]:
-    """Where this process's descriptors lead."""
+    """Return the paths of this process's open descriptors."""
     found = set()
     for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the one that lists them
+        with contextlib.suppress(OSError):  # the descriptor of the list itself
             found.add(os.readlink(f"/proc/self/fd/{fd}"))
     return found
 
 
 def become_executor(request: dict[str, Any], descriptors: list[int], imported: list[str]) -> None:
-    """Be what ``python -m ddlf.worker.executor`` would be, in a fork that has imported it already."""
+    """Run like ``python -m ddlf.worker.executor`` in a fork that has already imported it."""
     from ddlf.worker import executor
 
     reply, channel, activity, lifeline, stdout, stderr = descriptors
@@ -367,9 +382,9 @@ def become_executor(request: dict[str, Any], descriptors: list[int], imported: l
     os.environ.update(request["environment"])
     tempfile.tempdir = None
     if sys.path and sys.path[0] == os.getcwd():
-        sys.path[0] = request["cwd"]  # as Python does for a module that it runs
+        sys.path[0] = request["cwd"]  # like Python for a module that it runs
     os.chdir(request["cwd"])
-    # Each as unpredictable as that of a new process; all else takes its randomness from the system.
+    # Make these as unpredictable as in a new process. All other random numbers come from the system.
     random.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
@@ -377,17 +392,19 @@ def become_executor(request: dict[str, Any], descriptors: list[int], imported: l
 
 
 def end_with(lifeline: int) -> None:
-    """Let the kernel kill this process as soon as nobody has the other end of a pipe open, whatever this process is doing.
+    """Let the kernel kill this process as soon as the other end of a pipe is closed in all processes, whatever this
+    process is doing.
 
-    As ``PR_SET_PDEATHSIG``, but tied to the daemon, which is not the parent here: the signal for news on a descriptor is chosen to be
-    SIGKILL, and the only news of this one is its end.
+    This works like ``PR_SET_PDEATHSIG``, but depends on the daemon, which is not the parent of a fork. The kernel sends
+    a chosen signal for events on a descriptor. Here the signal is SIGKILL, and the only event of this descriptor is its
+    end.
     """
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     ended = select.poll()
-    ended.register(lifeline, 0)  # that is POLLHUP alone
-    if ended.poll(0):  # before it was asked for
+    ended.register(lifeline, 0)  # only POLLHUP
+    if ended.poll(0):  # the pipe ended before the request
         os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""What a function of a map, or of ``submit``, is on a worker: itself, and how long it takes. Runs in the executor."""
+"""Measures how long a function of a map, or of ``submit``, takes on a worker. Runs in the executor."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ddlf.worker.methods import takes_self
 
 
 class Timed:
-    """A function on its way to workers; what arrives is ``timed(function, concurrent)``.
+    """A function on its way to workers. It arrives as ``timed(function, concurrent)``.
 
     Args:
-        function: Anything that can be called and sent.
-        concurrent: Whether it may run while another method does; a plain function then has a thread of its own.
+        function: A callable that can be sent.
+        concurrent: Whether it may run at the same time as another method. A plain function then gets its own thread.
     """
 
     def __init__(self, function: Callable[..., Any], concurrent: bool) -> None:
@@ -29,7 +29,7 @@ class Timed:
 
 
 def timed(function: Callable[..., Any], concurrent: bool) -> Callable[..., Any]:
-    """The function, but what it returns is a list: the seconds that it took, and its result."""
+    """Return a function that calls ``function`` and returns a list: the seconds that it took, and its result."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         begin = time.perf_counter()
@@ -40,14 +40,14 @@ def timed(function: Callable[..., Any], concurrent: bool) -> Callable[..., Any]:
         value = await awaited(result)
         return [time.perf_counter() - begin, value]
 
-    async def run_async(*args: Any, **kwargs: Any) -> list[Any]:  # which needs no thread when it is concurrent
+    async def run_async(*args: Any, **kwargs: Any) -> list[Any]:  # needs no thread if concurrent
         begin = time.perf_counter()
         value = await function(*args, **kwargs)
         return [time.perf_counter() - begin, value]
 
     inner: Callable[..., Any] = run_async if inspect.iscoroutinefunction(function) else run
     outer = inner
-    if takes_self(function):  # found out once, not at every call
+    if takes_self(function):  # computed once, not at every call
 
         def outer(self: object, /, *args: Any, **kwargs: Any) -> Any:
             return inner(self, *args, **kwargs)
@@ -58,6 +58,6 @@ def timed(function: Callable[..., Any], concurrent: bool) -> Callable[..., Any]:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Of a function, or of what can be called as one."""
+    """Return the name of a function, or of the class of another callable."""
     inner = getattr(function, "func", function)  # of a partial
     return str(getattr(inner, "__name__", type(inner).__name__))

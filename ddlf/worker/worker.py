@@ -1,4 +1,4 @@
-"""The ``Worker`` that a method gets as ``self``: it hosts methods, variables and data. Runs in the executor."""
+"""The ``Worker`` that a method receives as ``self``. It hosts methods, variables and data. Runs in the executor."""
 
 from __future__ import annotations
 
@@ -29,22 +29,24 @@ from ddlf.worker.peers import Peers
 
 
 class Worker(IWorker):
-    """What user code sees of the worker that runs it.
+    """The worker as user code on it sees it.
 
     Args:
-        methods: The hosted ones.
-        datasets: Where loaded data is kept.
+        methods: The hosted methods.
+        datasets: The cache of loaded data.
 
     Attributes:
         id: Number of this worker in its cluster, from 1.
         N: Number of workers in the cluster.
-        data: A dict for methods to keep things in.
+        data: A dict in which methods can keep values.
         variables: The values set by ``set_variable``, by name.
-        datasets: Loaded data sets of this run and the one before, by content hash or name; they serve later runs without loading again.
-        on_tell: Takes what ``tell`` is given.
-        on_shard: Takes the ``Shard`` that one of its roles keeps now, for ``ddlf status``; None for none.
+        datasets: Loaded data sets of this run and the previous one, by content hash or name. Later runs use them
+            without loading them again.
+        on_tell: Receives the arguments of ``tell``.
+        on_shard: Receives the ``Shard`` that a role on this worker keeps now, for ``ddlf status``; None if there is
+            none.
         peers: Other workers that its roles may call.
-        roles: The roles that it plays.
+        roles: The roles that it hosts.
     """
 
     def __init__(self, methods: Methods, datasets: ArrayCache) -> None:
@@ -57,7 +59,7 @@ class Worker(IWorker):
         self.on_tell: Callable[[dict[str, Any]], None] = lambda facts: None
         self.on_shard: Callable[[Shard | None], None] = lambda shard: None
         self._namespace: dict[str, Any] = {"self": self}
-        self._name = os.urandom(8).hex()  # a master notices by it that this is a new executor
+        self._name = os.urandom(8).hex()  # by this name a master notices a new executor
         self._compute: ThreadPoolExecutor | None = None
         self._own_threads = threads_of_environment()
         self._threads = 0
@@ -69,12 +71,15 @@ class Worker(IWorker):
         """Begin a session.
 
         Args:
-            session: ``id`` and ``N`` of this worker; ``threads``, for computation, or ``share``, the number of workers that share
-                this machine's cores (the first session of a process decides: libraries read the number once); ``pickle_results``,
-                whether the master unpickles; ``lease``, its key; or ``guest``, who has none and changes nothing.
+            session: The settings of the session. ``id`` and ``N`` of this worker. ``threads``, the threads for
+                computation, or ``share``, the number of workers that share this machine's cores; the first session of a
+                process decides, because libraries read the number once. ``pickle_results``, whether the master
+                unpickles. ``lease``, the master's key, or ``guest``, for a master that has no lease and changes
+                nothing.
 
         Returns:
-            Versions, process id and host name; ``cores``, which the environment of this worker may have limited; ``threads``, those of this process.
+            Versions, process id and host name; ``cores``, the cores of this worker, which its environment may limit;
+            ``threads``, the threads of this process.
         """
         if not session.get("guest"):
             self.id = session.get("id", 0)
@@ -91,18 +96,20 @@ class Worker(IWorker):
         }
 
     def _set_threads(self, threads: int | None, share: int) -> int:
-        """Bound the threads of the numeric libraries, before they are imported; returns how many there are now."""
+        """Limit the threads of the numeric libraries before they are imported. Return the number of threads."""
         return set_threads(threads or self._own_threads or max(1, cores() // share))
 
     async def close(self) -> None:
-        """End the session; everything stays for the next one."""
+        """End the session. All state stays for the next session."""
 
     async def load_mnist(self) -> dict[str, Any]:
-        """Load MNIST into ``x_train``, ``y_train``, ``x_test``, ``y_test``. Shapes as in ``ddlf.load_mnist``."""
+        """Load MNIST into ``x_train``, ``y_train``, ``x_test``, ``y_test``, with the shapes of ``ddlf.load_mnist``."""
         return await self._load("mnist")
 
     async def load_cifar10(self) -> dict[str, Any]:
-        """Load CIFAR-10 into the same attributes."""
+        """Load CIFAR-10 into ``x_train``, ``y_train``, ``x_test``, ``y_test``, with the shapes of
+        ``ddlf.load_cifar10``.
+        """
         return await self._load("cifar10")
 
     async def _load(self, name: str) -> dict[str, Any]:
@@ -119,24 +126,26 @@ class Worker(IWorker):
     async def add_method(
         self, method: Callable[..., Any], *, name: str | None = None, persist: bool = False, concurrent: bool = False
     ) -> str:
-        """Host a function; see ``IWorker``."""
+        """Host a function and return its name; see ``IWorker`` for the arguments."""
         return self._methods.add(method, name, persist, concurrent)
 
     async def remove_method(self, method: str | Callable[..., Any]) -> None:
-        """Forget a hosted method."""
+        """Remove a hosted method."""
         self._methods.remove(getattr(method, "__name__", method))  # type: ignore[arg-type]
 
     async def list_methods(self) -> list[str]:
-        """Names of the hosted methods."""
+        """Return the names of the hosted methods, sorted."""
         return self._methods.names()
 
     async def run(self, method: str | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Run a hosted method of this worker, from inside another method. It does not wait for its turn: the caller has it."""
+        """Run a hosted method of this worker from inside another method. It does not wait for its turn, because its
+        caller has the turn.
+        """
         found = self._methods.get(getattr(method, "__name__", method))  # type: ignore[arg-type]
         return await self._call(found, args, kwargs)
 
     async def run_method(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Run a function with this worker, from inside another method."""
+        """Run a function with this worker from inside another method."""
         return await self._call(once(method), args, kwargs)
 
     async def _call(self, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -144,7 +153,9 @@ class Worker(IWorker):
         return await awaited(method.function(*((self, *args) if method.takes_self else args), **kwargs))
 
     async def run_code(self, code: str) -> Any:
-        """Run source text with ``self`` as this worker; names it defines stay for later code. See ``IWorker``."""
+        """Run source text in which ``self`` is this worker. Its names stay defined for later code. Return the value of
+        its last expression, or None.
+        """
         file = f"<run_code {abs(hash(code)) % 10**6}>"
         linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)
         tree = ast.parse(code, file)
@@ -166,14 +177,14 @@ class Worker(IWorker):
         """Set a named value.
 
         Raises:
-            ValueError: The name is no Python identifier.
+            ValueError: The name is not a Python identifier.
         """
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name.startswith("__"):
             raise ValueError(f"{name!r} is no valid variable name")
         self.variables[name] = value
 
     async def get_variable(self, name: str) -> Any:
-        """The value of a variable.
+        """Return the value of a variable.
 
         Raises:
             KeyError: It is not set.
@@ -182,7 +193,7 @@ class Worker(IWorker):
         return self.variables[name]
 
     async def delete_variable(self, name: str) -> None:
-        """Forget a variable.
+        """Delete a variable.
 
         Raises:
             KeyError: It is not set.
@@ -199,11 +210,11 @@ class Worker(IWorker):
             raise KeyError(f"no variable {name!r} here{guess}")
 
     async def list_variables(self) -> dict[str, str]:
-        """Names of the variables, with the types of their values."""
+        """Return the names of the variables, with the types of their values."""
         return {name: type(value).__name__ for name, value in self.variables.items()}
 
     async def clean(self) -> None:
-        """Free data, model, variables and whatever methods set on ``self``. Methods stay."""
+        """Free data, model, variables and all attributes that methods set on ``self``. Methods stay."""
         for name in set(vars(self)) - self._own_attributes:
             delattr(self, name)
         self.data, self.variables = {}, {}
@@ -215,11 +226,12 @@ class Worker(IWorker):
         gc.collect()
 
     async def shutdown(self) -> None:
-        """End this process; its daemon decides what follows."""
+        """End this process. Its daemon decides whether to start another one."""
         asyncio.get_running_loop().call_soon(sys.exit, 0)
 
     def tell(self, **facts: Any) -> None:
-        """Tell who asked for what runs now how far it is. Any thread may; what comes while much is being sent is dropped.
+        """Report the progress of the running method to its caller. Any thread may call this. Reports are dropped while
+        much data is being sent.
 
         Args:
             facts: Data, of a few bytes.
@@ -227,9 +239,9 @@ class Worker(IWorker):
         self.on_tell(facts)
 
     async def compute(self, function: Callable[..., Any], /, *args: Any) -> Any:
-        """Run a function on the one thread that Keras lives on, so that weights and indices keep flowing meanwhile.
+        """Run a function on the one thread that uses Keras, while the event loop continues to send and receive.
 
-        When this is cancelled the function is still waited for: what it uses is not free before it returned.
+        A cancelled call still waits for the function, because its data is in use until it returns.
         """
         if self._compute is None:
             self._compute = ThreadPoolExecutor(1, "compute")
@@ -243,23 +255,23 @@ class Worker(IWorker):
 
 
 THREADS = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NPROC")
-"""Variables of the environment from which numeric libraries take their number of threads; JAX's is ``NPROC``."""
+"""Environment variables that set the number of threads of numeric libraries. ``NPROC`` is JAX's."""
 
 
 def threads_of_environment() -> int:
-    """The number of threads that the environment of this process allows; 0 without a limit."""
+    """Return the number of threads that the environment of this process allows; 0 without a limit."""
     limits = (os.environ.get(name, "") for name in THREADS[:2])
     return next((int(limit) for limit in limits if limit.isdecimal() and int(limit)), 0)
 
 
 def set_threads(threads: int) -> int:
-    """Have the numeric libraries compute with this many threads. Has an effect only before they are first used.
+    """Set the number of threads of the numeric libraries. This has an effect only before their first use.
 
     Args:
         threads: At least 1.
 
     Returns:
-        The same.
+        ``threads``.
     """
     for name in THREADS:
         os.environ[name] = str(threads)

@@ -1,11 +1,12 @@
-"""What user code writes, on its way to the master. Runs in both processes of a worker.
+"""Forwards the output of user code to the master. Runs in both processes of a worker.
 
-Everything goes where it always went, the worker's terminal or its log file. Each line goes into a pipe to the daemon as well, as long as the worker
-writes no more than is good for anybody; beyond that it is only counted, in the page of memory that both share. The executor never waits for anybody.
-The daemon tells the master that has the worker, and how many lines are missing; what a process wrote before it was killed is still in the pipe.
+All output still goes to the worker's terminal or its log file. Each line also goes into a pipe to the daemon, up to a
+limited rate. Lines beyond the limit are only counted, in the page of memory that both processes share. The executor
+never waits. The daemon sends the lines, and the number of missing lines, to the master that has the worker. Lines that
+a process wrote before it was killed are still in the pipe.
 
-Only Python's own streams are followed, also those of children that were forked: what native code and other programs write to the descriptors, as
-TensorFlow does, stays on the worker.
+Only Python's own streams are forwarded, including those of forked children. Native code and other programs, such as
+TensorFlow, write directly to the descriptors, and their output stays on the worker.
 """
 
 from __future__ import annotations
@@ -26,28 +27,34 @@ from typing import Any, Protocol, TextIO
 from ddlf.worker.activity import Activity
 
 LINES = b"LINES"
-"""Comes to the daemon with the pipe."""
+"""The message to the daemon that accompanies the pipe."""
 STREAMS = {1: "stdout", 2: "stderr"}
 LINES_AT_ONCE, LINES_PER_S = 1_000, 200
 BYTES_AT_ONCE, BYTES_PER_S = 1024**2, 256 * 1024
-"""So much of what one worker writes is sent: at once after a silence, and for long."""
+"""The most lines and bytes of one worker that are sent: at once after a silence, and as a lasting rate."""
 PAUSE_S = 1.0
-"""For how long nothing is sent when that is used up: so whole passages come, not each hundredth line."""
+"""Seconds without sending after the limit is reached. The master thus receives whole passages instead of every
+hundredth line.
+"""
 MAX_LINE_BYTES = 3 * 1024
-"""Of a line, more is cut: a record with it is written to a pipe in one piece (``PIPE_BUF``)."""
+"""Most bytes of a line; the rest is cut. A record of this size is written to a pipe in one piece (``PIPE_BUF``)."""
 MAX_COPY_BYTES = 64 * 1024**2
-"""Of the standard output of a worker without a terminal, in its log file."""
+"""Most bytes of standard output in the log file of a worker without a terminal."""
 PIPE_BYTES = 1024**2
 F_SETPIPE_SZ = 1031
 FLUSH_S, LOOK_S = 0.1, 0.5
-"""How long lines are collected before they are sent, and how often it is looked for lines that were only counted."""
+"""Seconds for which lines are collected before they are sent, and seconds between two checks for lines that were only
+counted.
+"""
 LOOKS = 4
-"""So many looks without news end the looking: longer than a pause."""
+"""After this many checks without news the checks stop. Together they last longer than a pause."""
 MAX_WAITING_LINES = 5_000
-"""Lines that wait for a master that does not take them, or is to come back; more are counted."""
+"""Most lines that wait for a master that does not accept them, or that may come back. Further lines are only
+counted.
+"""
 MAX_EVENT_BYTES = 64 * 1024
 MAX_QUEUED_BYTES = 256 * 1024
-"""What a master has not taken of events; above it none are sent."""
+"""Most bytes of events that a master has not accepted. Above this limit, no events are sent."""
 
 NOTHING = b"", 0
 
@@ -57,13 +64,13 @@ class Written:
 
     Args:
         activity: The page.
-        channel: To the daemon, which gets the other end.
-        stdout: Descriptor that standard output goes to as well: 1, or 2 for the log file.
+        channel: Channel to the daemon, which receives the other end of the pipe.
+        stdout: Descriptor that also receives standard output: 1, or 2 for the log file.
 
     Attributes:
-        counted: How many lines there were in this process, in the page.
-        lock: Held by who changes that.
-        pause_until: When lines are sent again, by the monotonic clock; meanwhile they are counted.
+        counted: Number of lines of this process, in the page.
+        lock: Protects ``counted`` and the pipe.
+        pause_until: Time on the monotonic clock until which lines are only counted.
     """
 
     def __init__(self, activity: Activity, channel: socket.socket, stdout: int) -> None:
@@ -85,16 +92,18 @@ class Written:
             setattr(sys, name, stream)
 
     def _begin(self) -> None:
-        """Begin with nothing written, in this process or in a child of it, which writes into the same pipe and counts for itself."""
+        """Begin without any output, in this process or in a child of it. A child writes into the same pipe and has its
+        own counter.
+        """
         self.counted = self._activity.counted()
-        self.lock = threading.RLock()  # an object's end may write while this thread is in here
+        self.lock = threading.RLock()  # an object's finalizer may write while this thread is in here
         self.pause_until = 0.0
         self._rest = dict.fromkeys(STREAMS, NOTHING)  # since the end of the last line
         self._lines, self._bytes = float(LINES_AT_ONCE), float(BYTES_AT_ONCE)
         self._at = time.monotonic()
 
     def take(self, stream: int, data: bytes) -> None:
-        """Send the lines that are whole, as far as that may be, and count all of them. Any thread may."""
+        """Send the whole lines as far as the limit allows, and count all of them. Any thread may call this."""
         with self.lock:
             whole = data.count(b"\n")
             if whole:
@@ -104,10 +113,10 @@ class Written:
                 data = data[data.rfind(b"\n") + 1 :]
             if data:
                 self._rest[stream] = joined(self._rest[stream], data)
-            self.counted[0] += whole  # not before they are in the pipe: what is counted and not there was dropped
+            self.counted[0] += whole  # not before they are in the pipe: a counted line that is not there was dropped
 
     def end_line(self) -> None:
-        """Take what has no end yet for a line: the method that wrote it is over."""
+        """End an unfinished line, because the method that wrote it is over."""
         for number, stream in self._streams.items():
             with contextlib.suppress(Exception):  # the terminal is gone, or the user has closed it
                 stream.flush()
@@ -133,9 +142,9 @@ class Raw(io.RawIOBase):
     """A standard stream below its buffer.
 
     Args:
-        stream: Descriptor, and its number.
-        copy: Descriptor of where all of it goes.
-        written: Follows it.
+        stream: Descriptor, and number of the stream.
+        copy: Descriptor that receives all output.
+        written: Forwards the output.
     """
 
     def __init__(self, stream: int, copy: int, written: Written) -> None:
@@ -147,12 +156,12 @@ class Raw(io.RawIOBase):
         self._has_rest = False
 
     def write(self, data: Any) -> int:
-        """Write as much as can be written now; returns how much."""
+        """Write as much as possible now, and return the number of bytes."""
         count = os.write(self._copy, data) if self._room > 0 else len(data)
         self._room -= count
         data = bytes(data) if count == len(data) else bytes(data[:count])
         written, ends = self._written, data.endswith(b"\n")
-        if ends and not self._has_rest and time.monotonic() < written.pause_until:  # of a million lines most
+        if ends and not self._has_rest and time.monotonic() < written.pause_until:  # most of a million lines
             with written.lock:
                 written.counted[0] += data.count(b"\n")
             return count
@@ -171,7 +180,10 @@ class Raw(io.RawIOBase):
 
 
 def joined(rest: tuple[bytes, int], data: bytes) -> tuple[bytes, int]:
-    """A line that goes on: what is kept of it, and how many bytes are not. After a carriage return it begins anew, as on a terminal."""
+    """Append ``data`` to an unfinished line. Return the kept bytes and the number of cut bytes.
+
+    A carriage return restarts the line, like on a terminal.
+    """
     kept, more = rest
     kept += data
     if b"\r" in kept:
@@ -181,15 +193,15 @@ def joined(rest: tuple[bytes, int], data: bytes) -> tuple[bytes, int]:
 
 
 def shown(kept: bytes, more: int) -> bytes:
-    """A line as it is sent."""
+    """Return a line in the form in which it is sent."""
     if not more:
         return kept.rstrip(b"\r")
-    whole = kept.decode("utf-8", "ignore").encode() if _is_text(kept) else kept  # without the half of a character
+    whole = kept.decode("utf-8", "ignore").encode() if _is_text(kept) else kept  # no partial character
     return b"%b [cut, %d more bytes]" % (whole, more)
 
 
 def _is_text(data: bytes) -> bool:
-    """Whether it is UTF-8 but for a character at its end that is not whole."""
+    """Return whether ``data`` is UTF-8, except for an incomplete character at its end."""
     try:
         data.decode()
     except UnicodeDecodeError as error:
@@ -198,14 +210,14 @@ def _is_text(data: bytes) -> bool:
 
 
 class Master(Protocol):
-    """Who is told."""
+    """The receiver of the lines."""
 
     @property
     def queued_bytes(self) -> int:
-        """What waits to be sent to it."""
+        """The number of bytes that wait to be sent to it."""
 
     def event(self, name: str, facts: dict[str, Any]) -> None:
-        """Tell it."""
+        """Send it an event."""
 
 
 class Forwarding:
@@ -215,7 +227,7 @@ class Forwarding:
         activity: The page.
 
     Attributes:
-        master: Returns who has the worker; None while nobody does, which is waited for.
+        master: Returns the master that has the worker. Lines wait while it returns None.
     """
 
     def __init__(self, activity: Activity) -> None:
@@ -223,21 +235,21 @@ class Forwarding:
         self._activity = activity
         self._pipe: int | None = None
         self._rest = b""
-        self._received = 0  # of this executor
+        self._received = 0  # lines of this executor
         self._noted = 0  # lines of it that are known to be missing
-        self._missing = 0  # of them, what nobody was told of yet
+        self._missing = 0  # missing lines that were not reported yet
         self._waiting: deque[tuple[int, str]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._looks = 0
 
     def listen(self, pipe: int) -> None:
-        """Take the lines of a new executor."""
+        """Begin to read the lines of a new executor."""
         os.set_blocking(pipe, False)
         self._pipe = pipe
         asyncio.get_running_loop().add_reader(pipe, self._readable)
 
     def end(self) -> None:
-        """The executor has ended: send what it has left."""
+        """Send the remaining lines of an executor that has ended."""
         self.flush()
         if self._pipe is not None:
             asyncio.get_running_loop().remove_reader(self._pipe)
@@ -247,30 +259,30 @@ class Forwarding:
         self._pipe, self._rest, self._received, self._noted, self._timer = None, b"", 0, 0, None
 
     def forget(self) -> None:
-        """What was written so far is not for the next master."""
+        """Drop all present lines, because they are not for the next master."""
         self._look()
         self._waiting.clear()
         self._missing = 0
 
     def flush(self) -> None:
-        """Send all that was written so far, and how much is missing."""
+        """Send all present lines, and the number of missing lines."""
         self._read()
         self._send()
         self._look()
         self._send()
 
     def _readable(self) -> None:
-        if not self._read() and self._pipe is not None:  # its end; who ends the executor closes it
+        if not self._read() and self._pipe is not None:  # the end of the pipe; ``end`` closes it
             asyncio.get_running_loop().remove_reader(self._pipe)
         self.wake()
 
     def wake(self) -> None:
-        """Send soon what there is."""
+        """Send the waiting lines soon."""
         self._looks = 0
         self._arm(FLUSH_S)
 
     def _read(self) -> bool:
-        """Take what is in the pipe; whether more can come."""
+        """Read the lines in the pipe. Return whether more can arrive."""
         while self._pipe is not None:
             try:
                 data = os.read(self._pipe, 65536)
@@ -286,8 +298,8 @@ class Forwarding:
         return False
 
     def _look(self) -> int:
-        """Take what is there, and find out what is not: returns how many more lines are missing."""
-        counted = self._activity.written  # first: what is counted is in the pipe, or nowhere
+        """Read the lines in the pipe, and return the number of newly missing lines."""
+        counted = self._activity.written  # first: a counted line is in the pipe or was dropped
         self._read()
         missing = max(0, counted - self._received - self._noted)
         self._noted += missing
@@ -304,15 +316,15 @@ class Forwarding:
 
     def _on_time(self) -> None:
         self._timer = None
-        if self._waiting or self._looks:  # what is missing is told with the next lines, or when no more of it comes
-            self._send()  # before it is looked for what is missing after these lines
+        if self._waiting or self._looks:  # missing lines are reported with the next lines, or when no more are missing
+            self._send()  # before the check for lines that are missing after these
         self._looks = 0 if self._look() else self._looks + 1
         is_held_up = bool(self._waiting) and self.master() is not None
         if is_held_up or self._looks < LOOKS:
             self._arm(FLUSH_S if is_held_up else LOOK_S)
 
     def _send(self) -> None:
-        """Tell the master, if there is one that takes it, of the lines that wait, and how many are missing before them."""
+        """Send the waiting lines, and the number of lines missing before them, to the master if it accepts them."""
         while (self._waiting or self._missing) and (master := self.master()) and master.queued_bytes < MAX_QUEUED_BYTES:
             lines, length = [], 0
             while self._waiting and length < MAX_EVENT_BYTES:
