@@ -339,7 +339,7 @@ __all__ = [name for name, kind in list(globals().items()) if isinstance(kind, ty
 
 
 def explained(name: str) -> str:
-    """What there is to know of a class: when it is raised, what to do, and the exit code.
+    """Return a description of a class: when it is raised, what to do, and the exit code.
 
     Args:
         name: One of ``__all__``.

@@ -233,7 +233,9 @@ def said(request: Request) -> str:
 
 
 def _code_is_missing(facts: Any) -> bool:
-    """Return whether a worker refused a request because it lacks code that was sent by name. ``facts`` may be anything."""
+    """Return whether a worker refused a request because it lacks code that was sent by name. ``facts`` may be any
+    value.
+    """
     try:
         return facts["chain"][0][0] == CODE_MISSING and facts["may_have_run"] is False
     except (LookupError, TypeError):

@@ -35,7 +35,9 @@ class IWorker(ABC):
 
     @abstractmethod
     async def load_mnist(self) -> Any:
-        """Give the worker MNIST as ``x_train``, ``y_train``, ``x_test``, ``y_test``. Loaded data is not loaded again."""
+        """Give the worker MNIST as ``x_train``, ``y_train``, ``x_test`` and ``y_test``. Loaded data is not loaded
+        again.
+        """
 
     @abstractmethod
     async def load_cifar10(self) -> Any:

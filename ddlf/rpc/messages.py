@@ -244,7 +244,7 @@ def _text(error: BaseException) -> str:
 
 
 def _format(chain: list[Any]) -> str:
-    """Return the traceback as Python prints it. Source lines come from this side if the worker lacks the user's file."""
+    """Return the traceback as Python prints it. Source lines come from this side if the worker lacks the file."""
     parts: list[str] = []
     for name, message, frames, link in reversed(chain):
         summary = traceback.StackSummary.from_list(

@@ -14,7 +14,7 @@ PROBES = 2
 
 
 def end_when_silent(sock: socket.socket, dead_after_s: float) -> None:
-    """Reset the connection if no data was acknowledged for ``dead_after_s`` seconds, as far as this system supports it."""
+    """Reset the connection if no data was acknowledged for ``dead_after_s`` seconds, where the system supports it."""
     options = {
         "TCP_USER_TIMEOUT": round(dead_after_s * 1000),  # Linux: sent data that is not acknowledged
         "TCP_KEEPIDLE": max(1, round(dead_after_s / 2)),  # an idle connection; macOS calls it TCP_KEEPALIVE

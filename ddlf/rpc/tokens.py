@@ -138,7 +138,7 @@ def find_tokens(token_file: str | Path | None = None) -> Tokens | None:
 
 
 def _wipe_variable(name: bytes) -> None:
-    """Overwrite a variable in the memory that the process was started with. Removing a variable leaves its text there."""
+    """Overwrite a variable in the memory that the process was started with. Removing a variable leaves its text."""
     import ctypes
 
     with suppress(OSError, AttributeError):  # this C library works differently
