@@ -1,1 +1,1 @@
-"""Folders of checkpoints: what is in them, how it gets to the disk, and whose they are. Knows nothing of training."""
+"""Folders of checkpoints: contents, durable writing, and ownership. This code does not depend on training."""

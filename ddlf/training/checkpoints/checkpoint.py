@@ -1,21 +1,23 @@
-"""Checkpoints: the whole state of a training, in a folder that at any moment holds a complete one. Runs on the master.
+"""Checkpoints of the whole state of a training, in a folder that always contains a complete one. Runs on the master.
 
 Layout::
 
-    DIR/owner.json                             who may write (ddlf.training.checkpoints.ownership)
-    DIR/records.jsonl                          what rounds were like, for all checkpoints together (ddlf.training.checkpoints.journal)
-    DIR/round-000012/manifest.json             round, facts, size, SHA-256 and array names of every other file, share of the records; sealed
+    DIR/owner.json                             the only writer (ddlf.training.checkpoints.ownership)
+    DIR/records.jsonl                          records of all rounds (ddlf.training.checkpoints.journal)
+    DIR/round-000012/manifest.json             round, facts, size, SHA-256 and arrays of each other file, extent of the
+                                               records; sealed
                      weights.safetensors       one file for each group of arrays
                      slots_optimizer.safetensors
-                     slice_0001.safetensors    parts of arrays, by whoever has them (ddlf.training.checkpoints.slices)
-    DIR/round-000012.replaced/                 the one before of the same round, for moments only
-    DIR/.writing-..., DIR/.removing-...        not complete: left by a writer that was killed, removed by the next one
+                     slice_0001.safetensors    parts of arrays, from a worker (ddlf.training.checkpoints.slices)
+    DIR/round-000012.replaced/                 the previous checkpoint of the same round, for moments only
+    DIR/.writing-..., DIR/.removing-...        incomplete: left by a killed writer, removed by the next one
 
 Rules:
-    A checkpoint is written under another name, every file and the folder synced, then renamed: it exists completely or not.
-    An old one is removed after the new one is on the disk, and under another name, so that half of it is never read.
-    The newest is the one with the highest number. Times of files decide nothing.
-    Nothing is believed: every byte is under a SHA-256, and the manifest under its own.
+    A checkpoint is written under a temporary name. Every file and the folder are synced, then the folder is renamed. So
+    it exists completely or not at all.
+    An old checkpoint is removed after the new one is on the disk. It is renamed first, so half of it is never read.
+    The newest checkpoint is the one with the highest number. Timestamps of files have no effect.
+    Every byte of a file is checked against a SHA-256, and the manifest against its own.
 """
 
 from __future__ import annotations
@@ -57,14 +59,14 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointFolder:
-    """A folder of checkpoints. Everybody may read; to write, become the one writer with ``open``.
+    """A folder of checkpoints. Any process may read; call ``open`` to become the only writer.
 
     Args:
-        path: The folder. ``open`` makes it.
-        keep: How many checkpoints to keep.
+        path: The folder. ``open`` creates it.
+        keep: Number of checkpoints to keep.
 
     Attributes:
-        journal: What rounds were like, beside the checkpoints.
+        journal: Records of the rounds, beside the checkpoints.
 
     Raises:
         ConfigError: ``keep`` is below 1.
@@ -80,22 +82,23 @@ class CheckpointFolder:
 
     @property
     def epoch(self) -> int:
-        """Of this writer: it grows with every writer of the folder, and never goes back. 0 when not open."""
+        """Term of this writer, which is higher than that of every earlier writer of the folder; 0 if not open."""
         return self._ownership.mine.epoch if self._ownership.mine else 0
 
     # Writing
 
     def open(self, holder: str, *, takeover: bool = False) -> None:
-        """Become the one writer, and remove what killed ones have left.
+        """Become the only writer, and remove incomplete files of killed writers.
 
         Args:
-            holder: What to call this job, for people: its command line or its name.
-            takeover: Also when another writer lives, or may live on another machine. It can write nothing from then on.
+            holder: Name of this job for people, such as its command line.
+            takeover: Also replace a writer that is alive, or may be alive on another machine. It can write nothing
+                afterwards.
 
         Raises:
             LeaseError: Another writer has the folder.
-            CheckpointError: The folder cannot be made or written to.
-            ConfigError: It is itself a checkpoint.
+            CheckpointError: The folder cannot be created or written to.
+            ConfigError: The folder is itself a checkpoint.
         """
         if is_checkpoint(self.path):
             raise ConfigError(
@@ -111,18 +114,18 @@ class CheckpointFolder:
                 self._clean()
 
     def go_on_from(self, checkpoint: Checkpoint) -> None:
-        """Write the next rounds' records behind those of a checkpoint that was loaded from here."""
+        """Append the next records after the records of a checkpoint that was loaded from this folder."""
         with explained(self.path, "read"):
             if checkpoint.problem and self.journal.file.exists():
                 os.replace(self.journal.file, f"{self.journal.file}.damaged")
             self.journal.go_on_after(checkpoint.extent)
 
     def begin(self, number: int, training: str) -> slices.Slices:
-        """Begin a checkpoint after a round, of which others write slices; ``save`` completes it.
+        """Begin a checkpoint after a round. Workers write its slices; ``save`` completes it.
 
         Raises:
-            CheckpointError: There is no place for it.
-            LeaseError: The job was taken over by another master.
+            CheckpointError: The folder cannot be written to.
+            LeaseError: Another master has taken over the job.
         """
         name = f"round-{number:06d}"
         temporary = self.path / f"{WRITING}{name}-{secrets.token_hex(4)}"
@@ -134,19 +137,20 @@ class CheckpointFolder:
         return slices.Slices(self.path, session, temporary, self.path / name, of)
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint; when this returns, it survives a power cut. Takes the place of one of the same round.
+        """Write a checkpoint, which replaces one of the same round. After the return, it survives a power cut.
 
-        Blocks for as long as the disk takes: call it from a thread, one call at a time. Arrays must not change meanwhile.
+        This blocks until the disk has finished: call it from a thread, one call at a time. Arrays must not change
+        meanwhile.
 
         Returns:
             Its folder.
 
         Raises:
-            CheckpointError: It cannot be written: no space, not permitted, or it holds what cannot be stored.
-            LeaseError: The job was taken over by another master.
+            CheckpointError: It cannot be written: no space, no permission, or a value that cannot be stored.
+            LeaseError: Another master has taken over the job.
 
         On failure:
-            Nothing of it stays, the checkpoints before are whole, and ``save`` may be called again.
+            No part of it remains, earlier checkpoints stay complete, and ``save`` may be called again.
         """
         check(checkpoint)
         groups = {group: tensors.plain(arrays) for group, arrays in checkpoint.arrays.items()}
@@ -172,14 +176,14 @@ class CheckpointFolder:
                         begun.folder = begun.final
                     self._prune(checkpoint.round)
             except OSError:
-                self._ownership.check()  # a new owner removes what the old one was writing: that is not a fault of the disk
+                self._ownership.check()  # a new owner removes the files of the old one: this is not a disk error
                 raise
             finally:
-                shutil.rmtree(temporary, ignore_errors=True)  # not there any more when all went well
+                shutil.rmtree(temporary, ignore_errors=True)  # after a success, it does not exist any more
         return self.path / name
 
     def close(self) -> None:
-        """Let the next writer have the folder at once. Does nothing when another one has it already."""
+        """Release the folder for the next writer. Do nothing if another writer already has it."""
         with explained(self.path, "close the checkpoint folder"):
             self._ownership.release()
 
@@ -198,7 +202,7 @@ class CheckpointFolder:
         sync(folder)
 
     def _put(self, temporary: Path, target: Path) -> None:
-        """Give a written checkpoint its name. Between any two steps, one of its round is there if one was before."""
+        """Rename a written checkpoint. At each step, a checkpoint of its round exists if one existed before."""
         replaced = target.with_name(target.name + REPLACED)
         if target.exists():
             if replaced.exists():
@@ -208,7 +212,7 @@ class CheckpointFolder:
         sync(self.path)
 
     def _prune(self, newest: int) -> None:
-        """Remove all but the last ones. What fails here fails no checkpoint: the next one tries again."""
+        """Remove all except the last checkpoints. A failure here is logged, and the next checkpoint tries again."""
         names = [name for number, name in self._candidates() if number <= newest]
         kept = [name for name in names if not name.endswith(REPLACED)][: self.keep]
         for name in names:
@@ -224,7 +228,7 @@ class CheckpointFolder:
         shutil.rmtree(removing)
 
     def _clean(self) -> None:
-        """Finish what killed writers have left."""
+        """Remove or complete the files of killed writers."""
         for name in os.listdir(self.path):
             if name.startswith((WRITING, REMOVING)):
                 shutil.rmtree(self.path / name, ignore_errors=True)
@@ -238,7 +242,7 @@ class CheckpointFolder:
         sync(self.path)
 
     def _refuse_older(self, number: int) -> None:
-        """A later run would go on from the newest checkpoint, so one before it must not be written unseen."""
+        """Refuse to save before a later checkpoint: a later run would resume from the newest one instead."""
         for newer, name in self._candidates():
             if newer <= number:
                 return
@@ -250,7 +254,7 @@ class CheckpointFolder:
                 )
 
     def _highest_epoch(self) -> int:
-        """The highest one that a checkpoint was written in."""
+        """Return the highest term in which a checkpoint was written."""
         epochs = [0]
         for _, name in self._candidates():
             with contextlib.suppress(CheckpointError):
@@ -267,19 +271,20 @@ class CheckpointFolder:
         apart: bool = False,
         known: Mapping[str, CheckpointCorrupt] = MappingProxyType({}),
     ) -> Checkpoint | None:
-        """The newest complete checkpoint. Damaged newer ones are reported and passed over.
+        """Return the newest complete checkpoint. Report and skip damaged newer ones.
 
         Args:
-            required: Whether having none is an error.
-            report: Is called with a sentence for each that is passed over.
-            apart: As of ``load``.
-            known: By name what is known to be wrong with some.
+            required: Whether to raise an error if there is none.
+            report: Called with a sentence for each skipped checkpoint.
+            apart: Whether to leave slices unread, as in ``load``.
+            known: Known damage, by name of the checkpoint.
 
         Returns:
-            None when no checkpoint was ever completed here, or the folder does not exist.
+            None if no checkpoint was ever completed here, or the folder does not exist.
 
         Raises:
-            CheckpointError: There are checkpoints, but no complete one; or the newest was written by a newer DDLF; or reading failed.
+            CheckpointError: There are checkpoints, but no complete one; or a newer DDLF wrote the newest one; or
+                reading failed.
         """
         problems: list[CheckpointCorrupt] = []
         candidates = [name for _, name in self._candidates()]
@@ -290,7 +295,7 @@ class CheckpointFolder:
                     raise known[name]
                 found = self.load(name, report=report, apart=apart)
             except CheckpointError as error:
-                if not (self.path / name).exists():  # a writer has just removed it, so there are newer ones
+                if not (self.path / name).exists():  # a writer has just removed it, so newer ones exist
                     return self.newest(required=required, report=report, apart=apart, known=known)
                 if not isinstance(error, CheckpointCorrupt):
                     raise
@@ -315,15 +320,15 @@ class CheckpointFolder:
     def load(
         self, path: str | os.PathLike[str], *, report: Callable[[str], None] = log.warning, apart: bool = False
     ) -> Checkpoint:
-        """One checkpoint.
+        """Return one checkpoint.
 
         Args:
-            path: Folder, absolute or relative to this one, as ``"round-000012"``.
-            report: Is called with a sentence when its records are damaged or not there; without them it is used all the same.
-            apart: Whether its slices are left where they are, unread, for others.
+            path: Folder, absolute or relative to this one, such as ``"round-000012"``.
+            report: Called with a sentence if its records are damaged or missing. It is used without them.
+            apart: Whether to leave its slices unread, so that workers can read them.
 
         Raises:
-            CheckpointCorrupt: It is damaged; names the file.
+            CheckpointCorrupt: It is damaged. The error names the file.
             CheckpointError: It does not exist, cannot be read, or was written by a newer DDLF.
         """
         folder = self.path / path
@@ -359,15 +364,15 @@ class CheckpointFolder:
         )
 
     def newest_round(self) -> int | None:
-        """The highest number of a checkpoint here, whole or not; None when there is none. Reads names only."""
+        """Return the highest number of a checkpoint, complete or not; None if there is none. Reads names only."""
         return max((number for number, _ in self._candidates()), default=None)
 
     def paths(self) -> list[Path]:
-        """The folder of each checkpoint here, whole or not, the newest first. Reads names only."""
+        """Return the folder of each checkpoint, complete or not, newest first. Reads names only."""
         return [self.path / name for _, name in self._candidates()]
 
     def entries(self) -> list[Entry]:
-        """Everything in the folder that is, or would have become, a checkpoint, newest first. Reads and checks every byte."""
+        """Return each complete or incomplete checkpoint in the folder, newest first. Reads and checks every byte."""
         found = []
         for number, name in self._candidates():
             total, problem = bytes_in(self.path / name), ""
@@ -392,7 +397,7 @@ class CheckpointFolder:
                 return []
 
     def _candidates(self) -> list[tuple[int, str]]:
-        """Number and name of every checkpoint, newest first. One that is being replaced comes after the one that replaces it."""
+        """Return number and name of every checkpoint, newest first. A replaced one comes after its replacement."""
         found = []
         for name in self._listing():
             match = ROUND.fullmatch(name.removesuffix(REPLACED))

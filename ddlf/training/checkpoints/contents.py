@@ -1,4 +1,4 @@
-"""What one checkpoint holds, and its manifest; reading holds every byte against a SHA-256. Runs on the master."""
+"""Contents of a checkpoint, and its manifest. Reading checks every byte against a SHA-256. Runs on the master."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from ddlf.training.checkpoints.journal import Extent
 from ddlf.training.checkpoints.slices import Slices, of_another
 from ddlf.version import __version__
 
-FORMAT = 3  # 1 had all records among the facts, and other names for what slots and the algorithm left; 3 has slices
-WHOLE = 2  # of those without slices, which are written as before
-MAX_DEPTH = 100  # of facts: far from where the JSON parser gives up
+FORMAT = 3  # 1 had all records among the facts, and other names for slot states and algorithm states; 3 has slices
+WHOLE = 2  # checkpoints without slices keep format 2
+MAX_DEPTH = 100  # of nested facts, far below the limit of the JSON parser
 REPLACED = ".replaced"
 
 ROUND = re.compile(r"round-(\d{6,})")
@@ -38,15 +38,17 @@ class Checkpoint:
     """The state of a training after a round.
 
     Args:
-        round: Rounds completed.
-        arrays: File -> name -> array, as ``{"weights": {"dense/kernel": ...}, "ledger": {...}}``. Types, shapes, bits and order come back
-            the same; a big-endian array comes back little-endian with the same values.
-        facts: Whatever else is needed to go on: settings, seed, versions. Plain JSON data with text keys; tuples are refused, since they
-            would come back as lists. NaN and infinities are allowed.
-        records: What rounds were like. To be saved: those that the folder's journal does not have yet, or not like this. Loaded: all of them.
-        extent: How much of the journal belongs to a loaded one.
-        problem: Why a loaded one has no records although it should; empty when it has.
-        slices: What others have written of it, or are to read of it. Of one that was loaded as a whole None, for all is among the arrays.
+        round: Number of completed rounds.
+        arrays: File -> name -> array, such as ``{"weights": {"dense/kernel": ...}, "ledger": {...}}``. Types, shapes,
+            bits and order are preserved. A big-endian array comes back little-endian with the same values.
+        facts: Everything else that is needed to resume: settings, seed, versions. Plain JSON data with text keys.
+            Tuples are refused, because JSON would return lists. NaN and infinities are allowed.
+        records: Records of the rounds. To save: the records that the folder's journal lacks or that have changed.
+            Loaded: all records.
+        extent: Part of the journal that belongs to a loaded checkpoint.
+        problem: Reason why a loaded checkpoint lacks its records; empty if it has them.
+        slices: Slices that workers have written or will read. None for a checkpoint loaded as a whole, whose arrays
+            contain everything.
     """
 
     round: int
@@ -64,10 +66,10 @@ class Entry:
 
     Args:
         name: Name of the checkpoint's folder.
-        round: Number; None for leftovers.
-        bytes: Bytes of all its files.
-        complete: Whether every byte is as it was written.
-        problem: What is wrong; empty when complete.
+        round: Number of the round; None for leftover files.
+        bytes: Size of all its files.
+        complete: Whether every byte is as written.
+        problem: The damage; empty if complete.
     """
 
     name: str
@@ -83,7 +85,7 @@ class File(BaseModel):
     name: str
     bytes: int
     sha256: str
-    arrays: list[str]  # in their order, which the file itself does not keep
+    arrays: list[str]  # in their order, which the file itself does not preserve
 
 
 class SliceFile(File):
@@ -104,26 +106,26 @@ class Manifest(BaseModel):
     format: int
     ddlf: str
     round: int
-    epoch: int  # of the writer
+    epoch: int  # term of the writer
     files: list[File]
     slices: list[SliceFile] = []
-    sliced: dict[str, list[Whole]] = {}  # arrays that slices have parts of, by group, in their order
+    sliced: dict[str, list[Whole]] = {}  # arrays that are cut into slices, by group, in their order
     records: Extent = Extent()
     facts: dict[str, Any]
 
     @property
     def of(self) -> dict[str, Any]:
-        """What its slices say that they are of."""
+        """Run and round that its slices must name."""
         return {"run": self.facts.get("training", ""), "round": self.round}
 
     @property
     def listed(self) -> dict[str, list[tuple[str, str, list[int]]]]:
-        """The arrays that slices have parts of, as ``Slices.sliced``."""
+        """The arrays that are cut into slices, in the format of ``Slices.sliced``."""
         return {group: [(one.name, one.type, one.shape) for one in arrays] for group, arrays in self.sliced.items()}
 
 
 def manifest_of(checkpoint: Checkpoint, files: list[File], extent: Extent, epoch: int) -> dict[str, Any]:
-    """The manifest of a checkpoint that is complete but for it."""
+    """Return the manifest of a checkpoint whose files are written."""
     begun = checkpoint.slices
     more: dict[str, Any] = {}
     if begun is not None:
@@ -146,7 +148,7 @@ def manifest_of(checkpoint: Checkpoint, files: list[File], extent: Extent, epoch
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint's folder, whole and sensible."""
+    """Read, check and return the manifest in a checkpoint's folder."""
     file = folder / MANIFEST
     if not folder.is_dir():
         raise CheckpointError(f"no checkpoint {folder}", hint="name a folder like round-000012")
@@ -181,11 +183,11 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def read_files(folder: Path, *, apart: bool = False) -> tuple[Manifest, dict[str, bytes]]:
-    """A checkpoint's files, after every byte was checked.
+    """Return a checkpoint's manifest and files. Check every byte.
 
     Args:
-        folder: Of the checkpoint.
-        apart: Whether slices are left out, which others read.
+        folder: Folder of the checkpoint.
+        apart: Whether to leave out slices, so that workers can read them.
     """
     with explained(folder, "read"):
         manifest = read_manifest(folder)
@@ -204,12 +206,12 @@ def read_files(folder: Path, *, apart: bool = False) -> tuple[Manifest, dict[str
 
 
 def stored(folder: Path, manifest: Manifest, arrays: Mapping[str, Mapping[str, tensors.Array]]) -> Slices:
-    """The slices of a checkpoint that others are to read.
+    """Return the slices of a stored checkpoint, for workers to read.
 
     Args:
-        folder: Of the checkpoint.
-        manifest: Its own.
-        arrays: What else is in it.
+        folder: Folder of the checkpoint.
+        manifest: Its manifest.
+        arrays: Its arrays that are not in slices.
     """
     slices = Slices(folder.parent, "", folder, folder, manifest.of)
     slices.files = [file.model_dump() for file in manifest.slices]
@@ -230,12 +232,12 @@ def _checked(path: Path, file: File) -> bytes:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a folder is itself a checkpoint, under whichever name."""
+    """Return whether a folder is itself a checkpoint, whatever its name."""
     return (path / MANIFEST).exists()
 
 
 def bytes_in(folder: Path) -> int:
-    """Bytes of the files in a folder; of those that are still there."""
+    """Return the size of all files in a folder. Skip files that are removed meanwhile."""
     total = 0
     for path in folder.glob("*"):
         with contextlib.suppress(OSError):
@@ -244,14 +246,14 @@ def bytes_in(folder: Path) -> int:
 
 
 def _read_file(path: Path, *, limit: int) -> bytes:
-    """The bytes of a regular file.
+    """Return the bytes of a regular file.
 
     Raises:
-        CheckpointCorrupt: It is missing, no regular file, longer than the limit, or the disk cannot read it.
+        CheckpointCorrupt: It is missing, not a regular file, longer than the limit, or the disk cannot read it.
     """
     try:
         what = path.stat()
-        if not stat.S_ISREG(what.st_mode):  # a pipe would let us wait for ever
+        if not stat.S_ISREG(what.st_mode):  # reading a pipe could block indefinitely
             raise damaged(path, "a file", "something else")
         if what.st_size > limit:
             raise damaged(path, f"at most {limit:,} bytes", f"{what.st_size:,} bytes")
@@ -265,10 +267,10 @@ def _read_file(path: Path, *, limit: int) -> bytes:
 
 
 def check(checkpoint: Checkpoint) -> None:
-    """Refuse what would not come back the same.
+    """Refuse contents that a checkpoint would not preserve.
 
     Raises:
-        CheckpointError: The round is negative, a group's name is no file name, or facts are not plain JSON.
+        CheckpointError: The round is negative, a group's name is not a file name, or facts are not plain JSON.
     """
     if type(checkpoint.round) is not int or checkpoint.round < 0:
         raise CheckpointError(f"a checkpoint cannot be of round {checkpoint.round!r}")

@@ -1,10 +1,10 @@
-"""Files that survive a power cut and tell when they are damaged. Runs on the master; only the standard library.
+"""Files that survive a power cut and reveal damage. Runs on the master, with the standard library only.
 
 Rules:
-    What was written is on the disk when the function returns: first the file is synced, then the folder that names it.
-    A name never stands for half a file: content is written under another name, synced and renamed.
-    A sealed file is JSON in one fixed spelling that ends with its own SHA-256. Not only other values but every other byte is
-    damage, also one that JSON would not mind, such as ``1e5`` for ``1E5``.
+    When a function returns, its data are on the disk: it syncs the file, then the folder with its name.
+    A name never stands for half a file: content is written under a temporary name, synced and renamed.
+    A sealed file is JSON in one fixed spelling that ends with its own SHA-256. Any changed byte counts as damage, even
+    one that JSON ignores, such as ``1e5`` for ``1E5``.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from ddlf.events.record import size
 
 SEAL = "sha256"
 OWNER = "owner.json"
-"""Which says who writes into a folder of checkpoints."""
+"""File that names the writer of a folder of checkpoints."""
 MANIFEST = "manifest.json"
-"""Which says what is in a checkpoint."""
-MAX_SEALED_BYTES = 64 * 2**20  # read into memory and parsed: a bound on what a damaged or made-up file can cost
+"""File that lists the contents of a checkpoint."""
+MAX_SEALED_BYTES = 64 * 2**20  # such files are read into memory and parsed: limits the cost of a damaged or forged one
 
 
 def seal(content: dict[str, Any]) -> bytes:
-    """Spell JSON data with its SHA-256 as the last entry. The same data gives the same bytes.
+    """Encode JSON data with their SHA-256 as the last entry. The same data give the same bytes.
 
     Raises:
-        CheckpointError: It is no JSON, or too large.
+        CheckpointError: The data are not JSON, or too large.
     """
     try:
         spelled = _spell(content)
-    except (ValueError, TypeError, RecursionError) as error:  # ValueError: also a whole number of more than 4300 digits
+    except (ValueError, TypeError, RecursionError) as error:  # ValueError: also an integer of more than 4300 digits
         raise CheckpointError(f"cannot be written as JSON: {error}") from error
     sealed = _spell({**content, SEAL: hashlib.sha256(spelled).hexdigest()})
     if len(sealed) > MAX_SEALED_BYTES:
@@ -50,14 +50,14 @@ def seal(content: dict[str, Any]) -> bytes:
 
 
 def unseal(data: bytes, file: Path) -> dict[str, Any]:
-    """The content of a sealed file, without the seal.
+    """Return the content of a sealed file, without the seal.
 
     Args:
         data: The file's bytes.
-        file: Name, for the error.
+        file: Its name, for the error.
 
     Raises:
-        CheckpointCorrupt: It is not, byte for byte, what ``seal`` made.
+        CheckpointCorrupt: The bytes differ from the output of ``seal``.
     """
     try:
         content = json.loads(data)
@@ -69,7 +69,7 @@ def unseal(data: bytes, file: Path) -> dict[str, Any]:
     claimed = content.pop(SEAL)
     try:
         spelled = _spell(content)
-    except RecursionError as error:  # what the parser still takes can be too deep for the encoder
+    except RecursionError as error:  # the parser accepts deeper nesting than the encoder
         raise damaged(file, "sealed JSON", "JSON nested too deep") from error
     actual = hashlib.sha256(spelled).hexdigest()
     if actual != claimed:
@@ -80,14 +80,15 @@ def unseal(data: bytes, file: Path) -> dict[str, Any]:
 
 
 def _spell(content: dict[str, Any]) -> bytes:
-    """Order of entries is kept, so it counts as content too; NaN and infinities are spelled as Python and JavaScript do."""
+    """Encode JSON data. The order of entries counts as content. NaN and infinities are spelled as in JavaScript."""
     return _text(content, "\n").encode() + b"\n"
 
 
 def _text(value: Any, line: str) -> str:
-    """What ``json.dumps(value, indent=1)`` gives. That leaves functions that refer to each other, which only the garbage collector frees.
+    """Return the same text as ``json.dumps(value, indent=1)``, without its circular references.
 
-    With a checkpoint after each update it would soon look through the whole process, and hold up all of its threads meanwhile.
+    Only the garbage collector frees those. With a checkpoint after each update it would soon examine the whole process,
+    and stop all threads meanwhile.
     """
     inner = f"{line} "
     if value and isinstance(value, dict):
@@ -99,7 +100,7 @@ def _text(value: Any, line: str) -> str:
 
 
 def damaged(file: Path, expected: str, got: str, *, text: str = "") -> CheckpointCorrupt:
-    """The error for a file that is not what it should be; ``text`` replaces the sentence."""
+    """Return the error for a damaged file. ``text`` replaces its sentence."""
     return CheckpointCorrupt(
         text or f"{file} is damaged: expected {expected}, found {got}",
         hint="use another checkpoint, or a copy of this one",
@@ -115,7 +116,7 @@ def sync(path: Path) -> None:
     try:
         _sync(descriptor)
     except OSError as error:
-        # Some network file systems cannot sync folders, and need not: their server does when a name changes.
+        # Some network file systems cannot sync folders, and need not: their server syncs when a name changes.
         if not (error.errno in (errno.EINVAL, errno.ENOTSUP) and path.is_dir()):
             raise
     finally:
@@ -125,7 +126,7 @@ def sync(path: Path) -> None:
 def _sync(descriptor: int) -> None:
     import fcntl
 
-    if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync alone leaves the bytes in the drive's own memory
+    if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync alone leaves the bytes in the drive's cache
         with contextlib.suppress(OSError):
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
             return
@@ -133,7 +134,7 @@ def _sync(descriptor: int) -> None:
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Write a file that does not exist yet, for its owner only, and sync it. Its folder is not synced."""
+    """Write a new file that only its owner may read, and sync it. Its folder is not synced."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
         file.write(data)
         file.flush()
@@ -141,7 +142,7 @@ def write_new(path: Path, data: bytes) -> None:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Give a file new content at once: whoever reads it sees the old or the new bytes, also after a power cut."""
+    """Replace a file's content atomically: a reader sees the old or the new bytes, even after a power cut."""
     temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
     try:
         write_new(temporary, data)
@@ -153,22 +154,22 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def free_bytes(folder: Path) -> int | None:
-    """What this user may still write there; None when the file system does not say."""
+    """Return the number of bytes that this user may still write; None if the file system does not report it."""
     total, _, free = shutil.disk_usage(folder)
     return free if total else None
 
 
 @contextlib.contextmanager
 def explained(folder: Path, doing: str, *, need: int = 0) -> Iterator[None]:
-    """Turn what the operating system says into a sentence.
+    """Turn errors of the operating system into sentences.
 
     Args:
-        folder: Where it happens.
-        doing: What is done, as ``"write a checkpoint in"``.
-        need: Bytes that shall be written, for the sentence about a full disk.
+        folder: Folder of the operation.
+        doing: The operation, such as ``"write a checkpoint in"``.
+        need: Number of bytes to write, for the sentence about a full disk.
 
     Raises:
-        CheckpointError: In place of any OSError that is not ours, with its ``errno``.
+        CheckpointError: Replaces any OSError that is not a ``DDLFError``, with its ``errno``.
     """
     try:
         yield
@@ -179,7 +180,7 @@ def explained(folder: Path, doing: str, *, need: int = 0) -> Iterator[None]:
 
 
 def in_words(error: OSError, folder: Path, doing: str, *, need: int = 0) -> CheckpointError:
-    """The sentence for an error of the operating system; see ``explained``."""
+    """Return the error with a sentence for an error of the operating system; see ``explained``."""
     what, hint = f"cannot {doing} {folder}: {error.strerror or error}", ""
     if error.errno == errno.ENOSPC:
         with contextlib.suppress(OSError):
@@ -206,7 +207,7 @@ def in_words(error: OSError, folder: Path, doing: str, *, need: int = 0) -> Chec
 
 
 def no_space(folder: Path, need: int) -> CheckpointError:
-    """The error for a full disk."""
+    """Return the error for a full disk."""
     free = free_bytes(folder)
     facts = [f"need {size(need)}"] * bool(need) + [f"free {size(free or 0)}"] * (free is not None)
     error = CheckpointError(

@@ -1,12 +1,14 @@
-"""What rounds were like: lines of JSON in one file beside the checkpoints, which only grows. Runs on the master.
+"""Records of the rounds: JSON lines in one file beside the checkpoints, which only grows. Runs on the master.
 
-A checkpoint names how much of the file belongs to it, by lines, bytes and the SHA-256 of these bytes. So a checkpoint costs the same however many
-rounds there were, and one that is older, or was left by a killed writer, has its own beginning of the file. What is behind the beginning that a run
-goes on from is of rounds that it will do again, and goes with the first new line.
+A checkpoint names the beginning of the file that belongs to it, by lines, bytes and their SHA-256. So the cost of a
+checkpoint does not depend on the number of rounds, and an older checkpoint, or one of a killed writer, has its own
+beginning of the file. Lines after the beginning that a run resumes from belong to rounds that it will repeat. The first
+new line replaces them.
 
-A record that changes after it was written, because its test came later, has another line; the last one of a version counts.
+A record that changes after it was written, because its test came later, gets another line. The last line of a version
+counts.
 
-The lines are told, not trained with: a run whose journal is damaged goes on without them.
+Records are reports and do not affect training: a run whose journal is damaged continues without them.
 """
 
 from __future__ import annotations
@@ -27,12 +29,12 @@ JOURNAL = "records.jsonl"
 
 
 class Extent(BaseModel):
-    """How much of a journal belongs to a checkpoint.
+    """The part of a journal that belongs to a checkpoint.
 
     Args:
-        lines: How many, at least one for each record.
-        bytes: Their bytes.
-        sha256: Of these bytes.
+        lines: Number of lines, at least one for each record.
+        bytes: Size of these lines.
+        sha256: Hash of these bytes.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -43,13 +45,13 @@ class Extent(BaseModel):
 
 
 class Journal:
-    """A journal that is written.
+    """A journal that this process writes.
 
     Args:
-        file: File, which need not exist.
+        file: The file, which need not exist.
 
     Attributes:
-        lines: How many are in it.
+        lines: Number of its lines.
     """
 
     def __init__(self, file: Path) -> None:
@@ -59,12 +61,12 @@ class Journal:
         self._digest = hashlib.sha256()
 
     def go_on_after(self, extent: Extent) -> None:
-        """Write behind this beginning, which was read and found whole."""
+        """Continue after this beginning, which was read and found undamaged."""
         data = self.file.read_bytes()[: extent.bytes] if extent.bytes else b""
         self.lines, self._bytes, self._digest = extent.lines, extent.bytes, hashlib.sha256(data)
 
     def with_lines(self, lines: list[bytes]) -> Extent:
-        """What the journal will be after ``append``."""
+        """Return the extent of the journal after ``append``."""
         digest = self._digest.copy()
         digest.update(b"".join(lines))
         return Extent(
@@ -72,10 +74,10 @@ class Journal:
         )
 
     def append(self, lines: list[bytes]) -> None:
-        """Write records at the end; when this returns, they survive a power cut.
+        """Append records. After the return, they survive a power cut.
 
         On failure:
-            Nothing of it counts, and it may be tried again.
+            None of them counts, and the call may be repeated.
         """
         if not lines:
             return
@@ -94,10 +96,10 @@ class Journal:
 
 
 def read(file: Path, extent: Extent) -> list[RoundRecord]:
-    """The records of a checkpoint.
+    """Return the records of a checkpoint.
 
     Raises:
-        CheckpointCorrupt: They are not, byte for byte, what was written.
+        CheckpointCorrupt: The bytes differ from the written ones.
     """
     if not extent.lines:
         return []
@@ -114,10 +116,10 @@ def read(file: Path, extent: Extent) -> list[RoundRecord]:
     try:
         records = [from_data(RoundRecord, json.loads(line)) for line in data.splitlines()]
         return list({record.version: record for record in records}.values())
-    except (ValueError, TypeError, KeyError) as error:  # whole, but written by another version
+    except (ValueError, TypeError, KeyError) as error:  # undamaged, but written by another version
         raise damaged(file, "records of rounds", str(error)) from error
 
 
 def spelled(records: Iterable[RoundRecord]) -> list[bytes]:
-    """The lines of records, each with its end."""
+    """Return the lines of records, with line ends."""
     return [json.dumps(to_data(record)).encode() + b"\n" for record in records]

@@ -1,13 +1,15 @@
-"""One writer for each folder. Runs on the master.
+"""The only writer of a folder. Runs on the master.
 
-``owner.json`` in the folder names the session that may write there, with an epoch that grows with every owner and never goes back. Whoever changes
-the folder holds the lock meanwhile and looks first whether the name is still its own: a master that was stopped, lost the folder to another one and
-wakes up is refused then, however late. The lock is held for moments only; what says that an owner lives is its process.
+``owner.json`` in the folder names the session that may write there, and its term (``epoch``), which grows with every
+owner. To change the folder, a session holds the lock and first checks that the file still names it. So a stopped master
+that lost the folder is refused when it wakes up, however late. The lock is held for moments only: an owner is alive if
+its process is.
 
 Rules:
-    An owner that closed the folder, or whose process on this machine is gone, is replaced without a word.
-    One that lives is not, and neither is one on another machine, where nobody can see from here: that needs ``takeover``.
-    A process is the same when number, start and boot are: numbers come again.
+    An owner that closed the folder, or whose process on this machine has ended, is replaced silently.
+    An owner that is alive is not replaced, nor one on another machine, where this machine cannot look. That needs
+    ``takeover``.
+    A process is the same if number, start time and boot are the same, because numbers are reused.
 """
 
 from __future__ import annotations
@@ -24,21 +26,21 @@ from ddlf.errors import CheckpointCorrupt, LeaseError
 from ddlf.training.checkpoints.durable import OWNER, damaged, replace, seal, unseal
 
 LOCK_WAIT_S = 10.0
-"""The lock is held for as long as a rename and the removal of old files take."""
+"""How long to wait for the lock, which is held during a rename and the removal of old files."""
 
 
 class Owner(BaseModel):
-    """Who may write into the folder, or the last one who could.
+    """The owner of the folder, or its last owner.
 
     Args:
-        session: Random, new for every opening.
-        epoch: From 1, one more than that of the owner before.
-        holder: What the owner calls itself, for people.
+        session: Random name, new for every opening.
+        epoch: Term, from 1; one more than the previous owner's.
+        holder: Name of the owner, for people.
         host: Name of its machine.
         pid: Number of its process.
-        started: When that process started, in clock ticks since the boot; None where the system does not tell.
-        boot: Random name of the boot of its machine; None where the system does not tell.
-        closed: Whether it has ended its work here.
+        started: Start time of that process, in clock ticks since the boot; None if the system does not report it.
+        boot: Random name of its machine's boot; None if the system does not report it.
+        closed: Whether it has closed the folder.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -53,17 +55,17 @@ class Owner(BaseModel):
     closed: bool = False
 
     def where(self) -> str:
-        """For messages: ``"pid 41 on pc7 (ddlf run app.py)"``."""
+        """Return process, machine and name for messages: ``"pid 41 on pc7 (ddlf run app.py)"``."""
         return f"pid {self.pid} on {self.host}" + (f" ({self.holder})" if self.holder else "")
 
     def may_live(self) -> bool:
-        """Whether the owner can still be there; True when it cannot be known from here."""
+        """Return whether the owner may be alive; True if this machine cannot know."""
         if self.closed:
             return False
         if self.host != this_host():
             return True
         if self.boot != boot():
-            return False  # this machine was started again since
+            return False  # this machine has been restarted since
         return is_running(self.pid) and self.started == started(self.pid)
 
 
@@ -83,9 +85,9 @@ class Ownership:
         """Become the owner.
 
         Args:
-            holder: What to call this session, for people.
-            takeover: Also when another owner lives, or cannot be seen from here.
-            epoch_above: Gives the highest epoch that is known otherwise, should ``owner.json`` be lost.
+            holder: Name of this session, for people.
+            takeover: Also replace an owner that is alive, or on another machine.
+            epoch_above: Returns the highest known term, in case ``owner.json`` is lost.
 
         Raises:
             LeaseError: The folder is in use.
@@ -119,7 +121,7 @@ class Ownership:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Nobody else changes the folder, or takes it over, inside of this.
+        """Hold the lock, so that no other session changes the folder or takes it over meanwhile.
 
         Raises:
             LeaseError: The folder has another owner.
@@ -129,10 +131,10 @@ class Ownership:
             yield
 
     def check(self) -> None:
-        """See that the folder is still ours. Without ``held``, that can change at once.
+        """Check that this session still owns the folder. Outside of ``held`` this can change at any time.
 
         Raises:
-            LeaseError: It has another owner.
+            LeaseError: The folder has another owner.
         """
         if self.mine is None:
             raise LeaseError(f"folder {self.folder} was not opened for writing; nothing was written")
@@ -145,7 +147,7 @@ class Ownership:
             )
 
     def release(self) -> None:
-        """Let the next one have it at once. Does nothing when the folder is not, or no longer, ours."""
+        """Release the folder for the next owner. Do nothing if this session does not own it."""
         if self.mine is None:
             return
         with contextlib.suppress(LeaseError), self.held():
@@ -153,7 +155,7 @@ class Ownership:
         self.mine = None
 
     def read(self) -> Owner | None:
-        """Who owns the folder now, or did last.
+        """Return the owner of the folder, or the last one; None if there was none.
 
         Raises:
             CheckpointCorrupt: ``owner.json`` is damaged.
@@ -193,37 +195,37 @@ class Ownership:
 
 
 def this_host() -> str:
-    """Name of this machine."""
+    """Return the name of this machine."""
     return os.uname().nodename
 
 
 def boot() -> str | None:
-    """Random name that this machine got when it started; None where there is none."""
+    """Return the random name of this machine's boot; None if there is none."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return None
 
 
 def started(pid: int) -> int | None:
-    """When a process of this machine started, in clock ticks since the boot; None where that cannot be known."""
+    """Return the start time of a process of this machine, in clock ticks since the boot; None if unknown."""
     fields = _stat(pid)
     return int(fields[19]) if fields else None
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process of this number runs on this machine. One that has ended and waits for its parent does not."""
+    """Return whether a process runs on this machine. A process that has ended and waits for its parent does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # somebody else's, so it runs
+        pass  # the process runs, and belongs to another user
     fields = _stat(pid)
     return not fields or fields[0] not in ("Z", "X")
 
 
 def _stat(pid: int) -> list[str]:
-    """``/proc/PID/stat`` from the state on: what is before, the program's name, may hold anything."""
+    """Return ``/proc/PID/stat`` from the state on. The program's name before it may contain any character."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     return []

@@ -1,7 +1,7 @@
-"""Slices of a checkpoint on their way back: whoever is to hold one reads it, where its folder is seen. Runs on master and workers.
+"""Reading slices of a checkpoint: a worker reads its slice itself if it sees the folder. Runs on master and workers.
 
-A folder is the same one if its manifest has the same bytes; one of the run of now, whose manifest is not written yet, if it has the same writer. So a
-slice that is missing is told from a folder that is another machine's.
+A worker sees the right folder if the manifest has the same bytes. A checkpoint of the current run has no manifest yet:
+then the writer must be the same. So a missing slice differs from a folder on another machine.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from ddlf.training.checkpoints.tensors import Array
 
 
 def place_of(slices: Slices, number: int) -> dict[str, Any]:
-    """Where a slice is, from 0, as it travels."""
+    """Return the location of a slice, numbered from 0, in the form for the network."""
     file = next(file for file in slices.files if file["name"] == slice_name(number))
     return {
         "folder": str(slices.root),
         "session": slices.session,
         "manifest": slices.manifest,
-        "in": [str(slices.folder), str(slices.final)],  # it is complete meanwhile
+        "in": [str(slices.folder), str(slices.final)],  # it may be completed meanwhile
         "file": {name: file[name] for name in ("name", "bytes", "sha256")},
         "of": slices.of,
     }
 
 
 def numbers_of(slices: Slices, groups: Collection[str]) -> list[int]:
-    """The slices, from 0, that have parts of some groups of arrays."""
+    """Return the numbers, from 0, of the slices with parts of some groups of arrays."""
     return [
         number
         for number, file in enumerate(slices.files)
@@ -43,11 +43,11 @@ def found_at(place: Mapping[str, Any], *, load: bool) -> tuple[dict[str, Any], d
     """Look for a slice on this machine, and read it.
 
     Args:
-        place: From ``place_of``.
-        load: Whether its arrays are wanted; else it is held against its hash alone, with nothing of it in memory.
+        place: Location, from ``place_of``.
+        load: Whether to return its arrays. Otherwise only its hash is checked, without keeping it in memory.
 
     Returns:
-        Whether its checkpoint is ``seen`` here; what is ``wrong`` with the slice there, for ``raised``, if anything is. And its arrays.
+        Whether its checkpoint is ``seen`` here, and the damage as ``wrong``, for ``raised``; and the slice's arrays.
     """
     while (folder := _seen(place)) is not None:
         path = folder / place["file"]["name"]
@@ -56,7 +56,7 @@ def found_at(place: Mapping[str, Any], *, load: bool) -> tuple[dict[str, Any], d
                 return {"seen": True}, read(path, place["file"], place["of"])
             look_at(path, place["file"], place["of"])
         except CheckpointCorrupt as error:
-            if not folder.is_dir():  # it was completed in this moment, and has its name now
+            if not folder.is_dir():  # it was completed and renamed meanwhile
                 continue
             return {"seen": True, "wrong": [error.file, error.expected, error.got, error.message]}, {}
         return {"seen": True}, {}
@@ -64,7 +64,7 @@ def found_at(place: Mapping[str, Any], *, load: bool) -> tuple[dict[str, Any], d
 
 
 def raised(answer: Mapping[str, Any]) -> CheckpointCorrupt | None:
-    """The error that an answer of ``found_at`` tells of, with the same sentence."""
+    """Return the error in an answer of ``found_at``, with the same sentence; None if there is none."""
     if "wrong" not in answer:
         return None
     file, expected, got, text = map(str, answer["wrong"])
@@ -72,7 +72,7 @@ def raised(answer: Mapping[str, Any]) -> CheckpointCorrupt | None:
 
 
 def _seen(place: Mapping[str, Any]) -> Path | None:
-    """The checkpoint's folder as it is here; None if it is not the one that is meant."""
+    """Return the checkpoint's folder on this machine; None if this machine does not see the right one."""
     for folder in map(Path, place["in"]):
         if not place["manifest"]:
             if is_seen(place) and folder.is_dir():

@@ -1,12 +1,13 @@
-"""Slices of a checkpoint: files that those write who hold a part of the model, master or workers, where they see its folder. Runs on both.
+"""Slices of a checkpoint: files with parts of the model, written by workers or the master. Runs on both.
 
-A slice's file has parts of arrays, flat, each under a name that says of which and where: ``"weights 1024 0002 dense/kernel"`` are values of
-``0002 dense/kernel`` in the group ``weights``, from number 1,024 on. So it does not matter how many slices there are, nor where they were cut.
-What the manifest lists with type and shape among ``sliced`` is put together of them; any other array is in its slice as a whole.
+A slice contains flat parts of arrays. The name of a part says where it belongs: ``"weights 1024 0002 dense/kernel"``
+are values of ``0002 dense/kernel`` in the group ``weights``, starting at value 1,024. So readers need not know
+the number of slices or their limits. The manifest lists the arrays that were cut, with type and shape, as ``sliced``. All other
+arrays are in one slice as a whole.
 
-Whoever writes looks first whether the folder is that of the run: ``owner.json`` there has the session of its writer. Who sees another one, or none,
-has its slice written by the master. A slice is begun under a name that no checkpoint has, and gets its own from the master, which thereby decides
-which of two attempts counts.
+Before a worker writes, it checks that it sees the run's folder: ``owner.json`` there names the session of the writer.
+If it sees another session or none, the master writes the worker's slice. A slice is written under a temporary name. The
+master renames it, and thereby decides which of two attempts counts.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from ddlf.training.checkpoints.durable import OWNER, damaged, in_words, sync, un
 Arrays = dict[str, dict[str, tensors.Array]]
 """Group -> name -> array."""
 WEIGHTS, OUTER, PUSHED = "weights", "state_outer", "state_push"
-"""Groups of a checkpoint: of the weights; of what the outer optimizer keeps; of what rules of pushes keep, in rows."""
+"""Groups of a checkpoint: the weights; the outer optimizer's state; and the rows of the push rules."""
 
 
 def slice_name(number: int) -> str:
-    """How the file of a slice is called, from 0."""
+    """Return the file name of a slice, numbered from 0."""
     return f"slice_{number + 1:04d}.safetensors"
 
 
 def part_name(group: str, begin: int, name: str) -> str:
-    """How a part of an array is called in a slice's file."""
+    """Return the name of a part of an array in a slice's file."""
     return f"{group} {begin} {name}"
 
 
@@ -49,14 +50,14 @@ def parts_of(
     values: Sequence[Any],
     kept: Sequence[Sequence[Any]],
 ) -> dict[str, tensors.Array]:
-    """A slice of all values of a model, and of what the outer optimizer keeps of them, as they are called in a file.
+    """Return a range of a model's values and of the outer optimizer's state, by the names in a slice's file.
 
     Args:
         like: Arrays with the shapes of the weights.
-        part: Which slice.
+        part: The range.
         names: Paths of the weights.
-        values: Of each weight that it overlaps its values, flat.
-        kept: The same of each array that is kept of a weight.
+        values: For each weight in the range, its values, flat.
+        kept: For each array of state, the same.
     """
     found = {}
     for place, (i, low, _) in enumerate(overlapped(like, part)):
@@ -67,7 +68,7 @@ def parts_of(
 
 
 def is_seen(place: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint's folder is here as the one who is to write it has it, and of the same user."""
+    """Return whether this machine sees the checkpoint's folder with the same writer, owned by the same user."""
     folder = Path(place["folder"])
     try:
         owner = unseal((folder / OWNER).read_bytes(), folder / OWNER)
@@ -77,11 +78,11 @@ def is_seen(place: Mapping[str, Any]) -> bool:
 
 
 def write(place: Mapping[str, Any], arrays: Mapping[str, tensors.Array]) -> dict[str, Any]:
-    """Write a slice; when this returns, it survives a power cut. Blocks for as long as the disk takes.
+    """Write a slice. After the return, it survives a power cut. This blocks until the disk has finished.
 
     Args:
-        place: From ``Slices.place``.
-        arrays: By ``part_name``. They must not change meanwhile.
+        place: Destination, from ``Slices.place``.
+        arrays: Arrays by ``part_name``. They must not change meanwhile.
 
     Returns:
         ``bytes`` and ``sha256`` of the file, and its ``arrays``.
@@ -102,7 +103,7 @@ def write(place: Mapping[str, Any], arrays: Mapping[str, tensors.Array]) -> dict
 
 
 def write_if_seen(place: Mapping[str, Any], arrays: Mapping[str, tensors.Array]) -> dict[str, Any]:
-    """The same for a worker: ``why`` it was not written, if it was not, and with that whether the folder is ``seen`` here."""
+    """Write a slice on a worker, like ``write``. On failure return ``why``, and whether the folder is ``seen`` here."""
     if not is_seen(place):
         return {"why": f"there is no {place['folder']} of this run here", "seen": False}
     try:
@@ -112,7 +113,7 @@ def write_if_seen(place: Mapping[str, Any], arrays: Mapping[str, tensors.Array])
 
 
 def of_another(path: Path, of: Mapping[str, Any]) -> CheckpointCorrupt | None:
-    """The error for a slice that says itself that it is of another run or round; None if it does not."""
+    """Return the error for a slice that names another run or round; None if it does not."""
     try:
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -137,16 +138,16 @@ def assembled(
     arrays: Mapping[str, Mapping[str, tensors.Array]],
     manifest: Path,
 ) -> Arrays:
-    """All arrays of a checkpoint.
+    """Return all arrays of a checkpoint, assembled from its slices.
 
     Args:
-        contents: Of each slice its file and what is in it.
-        sliced: Of each group that was cut its arrays in order: name, type and shape.
-        arrays: Those that no slice has a part of.
-        manifest: File that says so, for errors.
+        contents: File and arrays of each slice.
+        sliced: For each group that was cut, its arrays in order: name, type and shape.
+        arrays: Arrays that are in no slice.
+        manifest: File with this list, for errors.
 
     Raises:
-        CheckpointCorrupt: A part is missing, or there twice, or does not fit.
+        CheckpointCorrupt: A part is missing, occurs twice, or does not fit.
     """
     whole: Arrays = {group: dict(found) for group, found in arrays.items()}
     for group, listed in sliced.items():
@@ -183,23 +184,24 @@ def assembled(
 
 
 class Slices:
-    """The slices of one checkpoint that is being written. Lives on the master.
+    """The slices of one checkpoint, on the master.
 
     Args:
         root: Folder of the checkpoints.
-        session: Of its writer.
-        folder: Where the checkpoint is being written.
-        final: How that will be called when it is complete.
+        session: Session of its writer.
+        folder: Folder in which the checkpoint is being written.
+        final: Its name when it is complete.
         of: Name of the training as ``run``, and ``round``.
 
     Attributes:
-        files: Of each its name, ``bytes``, ``sha256``, names of its ``arrays``, and the worker that wrote it; 0 for the master.
-        sliced: As in ``assembled``.
-        arrays: Small ones beside, by group and name, which are written with the rest.
-        left: What slots have left that is in slices: of each slot the length of each group.
-        through: Workers whose slices the master has written, and why they could not; empty if they do not see the folder.
-        began: When it was begun, on whatever clock its writer has.
-        manifest: Of a checkpoint that is there already the SHA-256 of its manifest.
+        files: For each slice: name, ``bytes``, ``sha256``, names of its ``arrays``, and the worker that wrote it; 0 for
+            the master.
+        sliced: Arrays that were cut, as in ``assembled``.
+        arrays: Small arrays by group and name, which are written with the other files.
+        left: For each slot with state in slices, the length of each group.
+        through: Workers whose slices the master has written, and the reason; empty if they do not see the folder.
+        began: Time when the checkpoint was begun, on the clock of its writer.
+        manifest: SHA-256 of the manifest of a stored checkpoint.
     """
 
     def __init__(self, root: Path, session: str, folder: Path, final: Path, of: dict[str, Any]) -> None:
@@ -214,22 +216,22 @@ class Slices:
         self._tried = 0
 
     def place(self) -> dict[str, Any]:
-        """Where somebody may try to write a slice, as it travels."""
+        """Return a new temporary destination for a slice, in the form for the network."""
         self._tried += 1
         path = self.folder / f".slice-{self._tried:04d}"
         return {"folder": str(self.root), "session": self.session, "file": str(path), "of": self.of}
 
     def add(self, number: int, place: Mapping[str, Any], written: Mapping[str, Any], by: int) -> None:
-        """Have a slice that was written count.
+        """Add a written slice to the checkpoint, and give it its final name.
 
         Args:
-            number: Which, from 0.
+            number: Number of the slice, from 0.
             place: Where it was written.
-            written: From ``write``.
-            by: Number of the worker that has; 0 for the master.
+            written: Result of ``write``.
+            by: Number of the worker that wrote it; 0 for the master.
 
         Raises:
-            CheckpointError: It is not there as it was written.
+            CheckpointError: The file is missing or has another size.
         """
         name, begun = slice_name(number), Path(place["file"])
         try:
@@ -243,29 +245,29 @@ class Slices:
         self.files = sorted([*self.files, {"name": name, **facts, "by": by}], key=lambda file: file["name"])
 
     def clear(self) -> None:
-        """Begin anew: what was written does not count, for others have other parts now."""
+        """Remove all added slices and start again, because workers have other ranges now."""
         for file in self.files:
             (self.folder / file["name"]).unlink(missing_ok=True)
         self.files = []
 
     def drop(self) -> None:
-        """Leave nothing of a checkpoint that is not to be completed."""
+        """Remove a checkpoint that will not be completed."""
         if self.folder != self.final:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def read(self) -> Arrays:
-        """What is in the slices, put together, wherever the checkpoint is by then.
+        """Return the assembled arrays of all slices, from the temporary or the final folder.
 
         Raises:
-            CheckpointCorrupt: One is missing or damaged.
+            CheckpointCorrupt: A slice is missing or damaged.
         """
         try:
             return self._read(self.folder)
         except CheckpointCorrupt:
-            return self._read(self.final)  # it was complete just then
+            return self._read(self.final)  # it was completed meanwhile
 
     def read_one(self, number: int) -> dict[str, tensors.Array]:
-        """What is in one slice, from 0.
+        """Return the arrays of one slice, numbered from 0.
 
         Raises:
             CheckpointCorrupt: It is missing or damaged.
@@ -274,7 +276,7 @@ class Slices:
         return found
 
     def look_at(self, number: int) -> None:
-        """Check every byte of a slice, from 0, as ``read_one`` does, and keep none."""
+        """Check every byte of a slice, numbered from 0, like ``read_one``, without keeping it in memory."""
         self._of_one(number, look_at)
 
     def _of_one(self, number: int, do: Callable[..., Any]) -> Any:
@@ -283,7 +285,7 @@ class Slices:
         try:
             return do(self.folder / name, file, self.of)
         except CheckpointCorrupt:
-            return do(self.final / name, file, self.of)  # it was complete just then
+            return do(self.final / name, file, self.of)  # it was completed meanwhile
 
     def _read(self, folder: Path) -> Arrays:
         contents = ((folder / file["name"], read(folder / file["name"], file, self.of)) for file in self.files)
@@ -291,15 +293,15 @@ class Slices:
 
 
 def read(path: Path, file: Mapping[str, Any], of: Mapping[str, Any]) -> dict[str, tensors.Array]:
-    """What is in a slice's file, after every byte was checked.
+    """Return the arrays of a slice's file. Check every byte.
 
     Args:
         path: The file.
         file: Its ``bytes`` and ``sha256``.
-        of: As in ``Slices``.
+        of: Run and round, as in ``Slices``.
 
     Raises:
-        CheckpointCorrupt: It is missing, damaged, or of another run.
+        CheckpointCorrupt: It is missing, damaged, or belongs to another run.
     """
     try:
         data = path.read_bytes()
@@ -310,7 +312,7 @@ def read(path: Path, file: Mapping[str, Any], of: Mapping[str, Any]) -> dict[str
 
 
 def look_at(path: Path, file: Mapping[str, Any], of: Mapping[str, Any]) -> None:
-    """Check every byte of a slice's file, as ``read`` does, and keep none."""
+    """Check every byte of a slice's file, like ``read``, without keeping it in memory."""
     try:
         with open(path, "rb") as opened:
             digest = hashlib.file_digest(opened, "sha256").hexdigest()

@@ -1,7 +1,8 @@
-"""Named arrays in a file of the safetensors format, and back, bit for bit. Runs on the master.
+"""Named arrays in a file of the safetensors format, bit for bit. Runs on the master.
 
-The format stores a table of names, types and shapes as JSON, then the bytes. It knows nothing of damage to the bytes and sorts the names: hashes
-and order are the checkpoint's business. Written and read by the ``safetensors`` package, which holds nothing executable.
+The format stores a table of names, types and shapes as JSON, then the bytes. It does not detect damage, and it sorts
+the names: the checkpoint adds hashes and order. The ``safetensors`` package reads and writes the files, which contain
+nothing executable.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ddlf.training.checkpoints.durable import damaged
 Array = np.ndarray[Any, Any]
 
 MAX_HEADER_BYTES = 10 * 2**20
-"""Of the table: some 100,000 arrays. Read from the first 8 bytes, and refused before anything is parsed."""
+"""Maximum size of the table: about 100,000 arrays. The first 8 bytes give its size, which is checked before parsing."""
 
 TYPES = {
     "BOOL": "bool",
@@ -44,14 +45,14 @@ ML_TYPES = {
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
     "F8_E8M0": "float8_e8m0fnu",
 }
-"""Types that NumPy gets from the package ``ml_dtypes``, which TensorFlow and JAX bring."""
+"""Types that NumPy gets from the package ``ml_dtypes``, which TensorFlow and JAX install."""
 
 _WRITABLE = {*TYPES.values(), *ML_TYPES.values()}
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 def plain(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """The arrays as the format wants them: contiguous and little-endian. Values do not change; copies only what must be.
+    """Return the arrays in the form that the format requires: contiguous and little-endian. Copy only if necessary.
 
     Raises:
         CheckpointError: A name or an array cannot be stored exactly.
@@ -71,12 +72,12 @@ def _plain(name: str, array: Array) -> Array:
     if array.dtype.name not in _WRITABLE:
         raise CheckpointError(f"{name!r} has the type {array.dtype}, which a checkpoint cannot hold", hint="convert it")
     if array.dtype.byteorder == ">" or (array.dtype.byteorder == "=" and not np.little_endian):
-        array = array.byteswap().view(array.dtype.newbyteorder("<"))  # moves bytes, so that also a NaN keeps its bits
+        array = array.byteswap().view(array.dtype.newbyteorder("<"))  # moves bytes, so that even a NaN keeps its bits
     return np.asarray(array, order="C")
 
 
 def write(arrays: Mapping[str, Array], path: Path, facts: dict[str, str] | None = None) -> None:
-    """Write arrays that went through ``plain``, and texts about them, to a new file. It is not synced.
+    """Write arrays from ``plain``, and texts about them, to a new file. It is not synced.
 
     Raises:
         OSError: The operating system refused.
@@ -85,7 +86,7 @@ def write(arrays: Mapping[str, Array], path: Path, facts: dict[str, str] | None 
     from safetensors.numpy import save_file
 
     try:
-        # To a file, not to bytes: it is written from the arrays' own memory, and without the GIL the event loop goes on.
+        # Write to a file, not to bytes: this uses the arrays' own memory and releases the GIL for the event loop.
         save_file(dict(arrays), path, facts)
     except SafetensorError as error:
         if number := _SYSTEM_ERROR.search(str(error)):
@@ -94,15 +95,15 @@ def write(arrays: Mapping[str, Array], path: Path, facts: dict[str, str] | None 
 
 
 def read(data: bytes, path: Path) -> dict[str, Array]:
-    """The arrays of a file, writable, in no certain order.
+    """Return the arrays of a file, writable, in no particular order.
 
     Args:
         data: The file's bytes.
-        path: Name, for errors.
+        path: Its name, for errors.
 
     Raises:
-        CheckpointCorrupt: It is not of the format, or its header is over the limit.
-        CheckpointError: It has a type that needs a package that is missing.
+        CheckpointCorrupt: The file is not in the format, or its header exceeds the limit.
+        CheckpointError: A type needs a package that is missing.
     """
     import safetensors
 
@@ -136,10 +137,10 @@ def _dtype(name: str) -> np.dtype[Any]:
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """A type by NumPy's name of it.
+    """Return a type by its NumPy name.
 
     Raises:
-        CheckpointError: It needs a package that is missing, or no checkpoint has it.
+        CheckpointError: The type needs a package that is missing, or checkpoints do not support it.
     """
     for table in (TYPES, ML_TYPES):
         for stored, known in table.items():

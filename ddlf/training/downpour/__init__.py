@@ -1,1 +1,1 @@
-"""Downpour SGD: replicas push gradients to servers of slices of the weights."""
+"""Downpour SGD: replicas push gradients to servers that keep ranges of the weights."""

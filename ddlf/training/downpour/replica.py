@@ -260,7 +260,7 @@ class Turns:
         return weights, rest
 
     def _done(self, last: Work) -> Any:
-        """Run all due coroutines and a last one. Return its result. One wait is cheaper than several thread switches."""
+        """Run all due coroutines and a last one. Return its result. One wait costs fewer thread switches."""
         due, self._due = self._due, []
 
         async def all_of_them() -> Any:

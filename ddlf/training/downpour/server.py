@@ -541,7 +541,7 @@ class Servers(Restored):
 
     @concurrent
     async def own(self, epoch: int, shard: int, facts: dict[str, Any], falls: Sequence[Sequence[int]] = ()) -> None:
-        """Own a server of facts for ``Server.made``. With ``restored``, its values are in a received checkpoint slice."""
+        """Own a server, from facts for ``Server.made``. With ``restored``, the values are in a received slice."""
         if "restored" in facts:
             how = facts["part"], facts["names"], self.restored.pop(shard), facts["restored"]
             facts = {**facts, **await asyncio.to_thread(shard_of_parts, self.rows(), *how)}

@@ -1,4 +1,4 @@
-"""What a worker is in a run: the Keras model behind a few verbs (``replica``). The only rooms that talk to a Keras model."""
+"""Code that builds, reads, seeds and evaluates a Keras model, on master and workers; names of workers' roles."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ import threading
 from collections.abc import Callable
 
 PRELOADED = ("keras", "ddlf.training.slot.replica")
-"""What executors that train are to come with, imported once for all of a machine."""
+"""Modules of executors that train. A machine imports them once for all of its executors."""
 
 REPLICA = "replica"
-"""What the role of training is called on workers."""
+"""Name of the role that trains."""
 EXCHANGE = "exchange"
-"""What the role is called that holds weights in the sharded exchange."""
+"""Name of the role that holds weights in the sharded exchange."""
 COPIES = "copies"
-"""What the role is called that gives other workers what slots have left."""
+"""Name of the role that returns slot states to other workers."""
 SERVERS = "servers"
-"""What the role is called that has a worker's servers of Downpour."""
+"""Name of the role that has a worker's Downpour servers."""
 
 IMPORT = "ddlf import"
-"""Name of the threads that do it on the master."""
+"""Name of the threads that import Keras on the master."""
 
 
 def begin_import(then: Callable[[], object] = lambda: None) -> None:
-    """Import Keras on a thread of its own. Nobody can end that, so the program's end waits for it.
+    """Import Keras on a new thread. Nothing can stop the import, so the program waits for it at exit.
 
     Args:
-        then: Is called there when it is done.
+        then: Called on that thread after the import.
     """
 
     def work() -> None:
@@ -45,21 +45,22 @@ def begin_import(then: Callable[[], object] = lambda: None) -> None:
 
 
 async def have_keras() -> None:
-    """Wait until Keras is imported, on a thread that goes on when this is cancelled."""
+    """Wait until Keras is imported on a thread, which continues if this coroutine is cancelled."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
     begin_import(lambda: loop.call_soon_threadsafe(done.set))
     await done.wait()
 
 
 def is_importing() -> bool:
-    """Whether such a thread is at work."""
+    """Return whether a thread is importing Keras."""
     return any(thread.name == IMPORT for thread in threading.enumerate())
 
 
 def import_keras() -> None:
-    """Import Keras and its backend, on any thread. Errors are met by who needs it.
+    """Import Keras and its backend, on any thread. Suppress errors: the code that needs Keras meets them.
 
-    The garbage collector is off meanwhile: it would take a fifth of the time to look at hundreds of thousands of objects that stay.
+    The garbage collector is off meanwhile. It would spend a fifth of the time on hundreds of thousands of objects that
+    stay.
     """
     collecting = gc.isenabled() and "keras" not in sys.modules
     if collecting:
@@ -71,5 +72,5 @@ def import_keras() -> None:
         if collecting:
             if not gc.get_freeze_count():
                 gc.freeze()
-                gc.unfreeze()  # into the oldest generation: else the next collection of the youngest looks at all of them
+                gc.unfreeze()  # moves them into the oldest generation, which spares the next young collection
             gc.enable()

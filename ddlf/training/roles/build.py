@@ -1,4 +1,4 @@
-"""An app's model, made the same way on every node: with names that do not depend on what was made before, and built. Runs where a model is."""
+"""Builds an app's model in the same way on every machine, with names that do not depend on earlier models."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ SAMPLE_ROWS = 2
 
 @contextlib.contextmanager
 def fresh_names() -> Iterator[None]:
-    """Let Keras number its automatic names (``dense_1``, ``auc_2``) from the beginning, as in a new process; afterwards it goes on as before.
+    """Let Keras number its automatic names (``dense_1``, ``auc_2``) from the beginning, as in a new process.
 
-    Otherwise the metrics of a second run, or on a worker that came later, would have other names.
+    Afterwards the numbers continue where they were. Without this, the metrics of a second run, or of a worker that
+    joined later, would have other names.
     """
     from keras.src.backend.common import global_state
 
@@ -33,21 +34,21 @@ def fresh_names() -> Iterator[None]:
     finally:
         if before is not None:
             made = global_state.get_global_attribute("object_name_uids") or {}
-            for prefix, count in made.items():  # so that what comes later has none of these names
+            for prefix, count in made.items():  # later objects get none of these names
                 before[prefix] = max(before[prefix], count)
             global_state.set_global_attribute("object_name_uids", before)
 
 
 def ready_model(app: App) -> Any:
-    """The app's model, checked, and built on some samples if its layers do not say the shape of their input.
+    """Return the app's model, checked. Call it on some samples if its layers do not declare their input shape.
 
     Raises:
-        AppError: There is none, or none that can be trained.
+        AppError: There is no model, or it cannot be trained.
     """
     model = getattr(app, "model", None)
     if (
         ready := getattr(type(model), "ready", None)
-    ) is not None:  # a text, which makes and compiles one now that there is data
+    ) is not None:  # a model text, which can create and compile its model once it has data
         model = app.model = ready(model, app)
     if model is None:
         raise AppError(
@@ -60,7 +61,7 @@ def ready_model(app: App) -> Any:
             f"the model {model.name!r} is not compiled",
             hint="end create_model with self.model.compile(optimizer, loss)",
         )
-    if _lacks_a_loss(model) and (has(app, "test") or not has_own_train(app)):  # a test is evaluated by its loss
+    if _lacks_a_loss(model) and (has(app, "test") or not has_own_train(app)):  # a test needs the loss
         raise AppError(
             f"the model {model.name!r} is compiled without a loss",
             hint='say what it is to learn: self.model.compile(optimizer, "categorical_crossentropy"), or another one',
@@ -76,7 +77,7 @@ def ready_model(app: App) -> Any:
     if not (model.built and all(layer.built for layer in model.layers)) and has(app, "train"):
         try:
             model(sample(first_rows(app, "train"))[0])
-        except NotImplementedError:  # without a call method, as a model that trains others may be
+        except NotImplementedError:  # no call method, for example in a model that trains other models
             pass
         except Exception as error:
             raise AppError(
@@ -89,7 +90,7 @@ def ready_model(app: App) -> Any:
 
 
 def _check_one_input(app: App, model: Any) -> None:
-    """Refuse named arrays for a model that takes one array: Keras would say so with a traceback of its own, after the workers have begun."""
+    """Refuse named arrays for a Sequential model. Keras would raise its own traceback, after the workers have begun."""
     import keras
 
     if isinstance(model, keras.Sequential) and model.built and has(app, "train"):
@@ -102,7 +103,7 @@ def _check_one_input(app: App, model: Any) -> None:
 
 
 def first_rows(app: App, part: str) -> tuple[Any, ...]:
-    """A part of an app's data as ``fit`` takes it; of partition files some rows."""
+    """Return a part of an app's data in the form for ``fit``; from partition files, only the first rows."""
     if (place := place_of(app, part)) is None:
         return batches(app, part)
     if not any(place.here()):
@@ -124,7 +125,7 @@ def _has_own_step(model: Any) -> bool:
 
 
 def _lacks_a_loss(model: Any) -> bool:
-    """Whether Keras would find nothing to compute in the first step. A layer or model that is not Keras's may add a loss when it is called."""
+    """Return whether Keras has no loss in the first step. Layers of other packages may add one when called."""
     if getattr(model, "loss", None) is not None or _has_own_step(model) or model.losses:
         return False
     parts = list(model._flatten_layers())
@@ -135,12 +136,12 @@ def _lacks_a_loss(model: Any) -> bool:
 
 
 def is_built(model: Any) -> bool:
-    """Whether a model has its weights; one without a call method has those of its layers."""
+    """Return whether a model has all of its weights. A model without a call method has its layers' weights."""
     return bool(model.built or (model.layers and all(layer.built for layer in model.layers)))
 
 
 def sample(data: Any) -> Any:
-    """The first rows of arrays or trees of arrays, as the model gets them."""
+    """Return the first rows of arrays or trees of arrays, in the form that the model receives."""
     import keras
 
     from ddlf.training.slot.feed import keras_type
@@ -152,7 +153,7 @@ def sample(data: Any) -> Any:
 
 
 def describe_weights(model: Any) -> list[list[Any]]:
-    """Path, shape and type of each of ``model.weights``, to compare nodes by."""
+    """Return path, shape and type of each of ``model.weights``, to compare machines."""
     if not is_built(model):
         raise AppError(
             f"the model {model.name!r} is not built", hint="begin it with keras.Input(...), or call it on some samples"
@@ -161,16 +162,16 @@ def describe_weights(model: Any) -> list[list[Any]]:
 
 
 def may_count(model: Any) -> list[Any]:
-    """Weights of integers in which users' layers may count. Keras's own count in theirs before training (``Normalization.adapt``)."""
+    """Return integer weights that users' layers may count in. Keras's layers count in ``adapt``, before training."""
     layers = [layer for layer in model._flatten_layers() if type(layer).__module__.startswith("keras.")]
     known = {id(weight) for layer in layers for weight in layer._non_trainable_variables}
     kinds = [(weight, np.dtype(weight.dtype)) for weight in model.non_trainable_weights if id(weight) not in known]
-    # Booleans are masks, single bytes quantized: neither changes.
+    # Boolean masks and quantized single bytes never change.
     return [weight for weight, kind in kinds if kind.kind in "iu" and kind.itemsize > 1]
 
 
 def left_behind(model: Any) -> list[str]:
-    """A sentence for each thing that a model keeps and that no slot takes along."""
+    """Return a sentence for each part of a model's state that does not follow a slot to other workers."""
     found = [
         f"the weight {weight.path!r} is of type {weight.dtype}: what layers count in it is lost after "
         "each round, because only floats are merged; make it a float"

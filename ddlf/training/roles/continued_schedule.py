@@ -1,4 +1,4 @@
-"""A Keras learning-rate schedule that goes on over the run, where the optimizer begins anew in each round. Runs where a model trains."""
+"""A Keras learning-rate schedule that continues over the run, although the optimizer restarts in each round."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ddlf.training.roles.run_position import read
 
 
 class ContinuedSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
-    """Calls a schedule with the slot's step in the run, in place of the optimizer's step in the round.
+    """Calls a schedule with the slot's step in the run, instead of the optimizer's step in the round.
 
     Args:
-        schedule: Keras's, or of the user's own.
+        schedule: A schedule of Keras or of the user.
 
     Attributes:
         held: The position of the slot; see ``RunPosition``.
@@ -28,18 +28,18 @@ class ContinuedSchedule(keras.optimizers.schedules.LearningRateSchedule):  # typ
         self.held: Any = None
 
     def __call__(self, step: Any) -> Any:
-        """The rate, where the optimizer has made so many steps in its round."""
+        """Return the learning rate, given the optimizer's number of steps in its round."""
         if self.held is not None:
             step = keras.ops.cast(keras.ops.round(read(self.held, step)[0] - 1), step.dtype)
         return self._schedule(step)
 
     def get_config(self) -> dict[str, Any]:
-        """See Keras. Only workers have it, and they save no model."""
+        """Return the configuration, as Keras requires. Only workers have this schedule, and they save no model."""
         return {"schedule": self._schedule}
 
 
 def continue_schedule(optimizer: Any) -> None:
-    """Have the schedule of an optimizer, if it has one, go on over the run."""
+    """Let the schedule of an optimizer, if it has one, continue over the run."""
     if restarts(optimizer):
         inner = innermost(optimizer)
         inner.learning_rate = ContinuedSchedule(inner._learning_rate)

@@ -1,4 +1,4 @@
-"""Settings that are objects, as text that is the same in every process: to see whether a run goes on as the one that it was. Runs everywhere."""
+"""Settings that are objects, as text that is the same in every process. A resumed run compares its settings by it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 
 
 def describe_optimizer(optimizer: Any) -> dict[str, Any]:
-    """Class and configuration of a Keras optimizer, each entry on its own, without the names that Keras numbers."""
+    """Return class and configuration of a Keras optimizer, entry by entry, without the names that Keras numbers."""
     facts: dict[str, Any] = {"optimizer": type(optimizer).__name__}
     config = {} if optimizer is None else optimizer.get_config()
     for name, value in config.items():
@@ -24,19 +24,19 @@ def describe_optimizer(optimizer: Any) -> dict[str, Any]:
 
 
 def without_numbers(described: str) -> str:
-    """The described configuration of an optimizer inside, without the number that Keras appends to the names of further objects."""
+    """Return a described configuration without the numbers that Keras appends to the names of further objects."""
     return re.sub(r"('name': '\w+?)_\d+'", r"\1'", described)
 
 
 def _shortest(value: Any) -> Any:
-    """0.1 for what float32 makes of it; Keras keeps the learning rate in a variable."""
+    """Return 0.1 for the float32 nearest to it, because Keras keeps the learning rate in a float32 variable."""
     if isinstance(value, float) and float(np.float32(value)) == value:
         return float(str(np.float32(value)))
     return value
 
 
 def describe(value: Any, depth: int = 0) -> str:
-    """A value's class and plain attributes as text: the same in every process, so never with an address in memory."""
+    """Return a value's class and plain attributes as text, without memory addresses: the same in every process."""
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return repr(value)
     if isinstance(value, np.ndarray | np.generic):

@@ -1,4 +1,4 @@
-"""Whether an app's test data is such that its model can be evaluated on it: known from shapes, before hours are spent on training."""
+"""Checks from shapes whether a model can be evaluated on the app's test data, before hours of training."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ddlf.training.context import App
 
 
 def check_test(app: App) -> None:
-    """Refuse test data that is there, and cannot be evaluated.
+    """Refuse test data that cannot be evaluated. An app without test data passes.
 
     Raises:
-        AppError: Names what is missing or does not fit.
+        AppError: Names the data that are missing or do not fit.
     """
     if (has(app, "test") or getattr(app, "y_test", None) is not None) and (wrong := wrong_with_test(app)):
         raise AppError(
@@ -26,7 +26,7 @@ def check_test(app: App) -> None:
 
 
 def wrong_with_test(app: App) -> str:
-    """What of an app's test data its model cannot be evaluated on; empty if nothing is known to be in the way."""
+    """Return why the model cannot be evaluated on the app's test data; empty if no reason is known."""
     try:
         if place_of(app, "test") is not None:
             check_part(app, "test")
@@ -56,7 +56,7 @@ def wrong_with_test(app: App) -> str:
 
 
 def _shapes(app: App, kind: str, part: str) -> list[tuple[int, ...]]:
-    """The shape of each array of inputs (``"x"``) or labels (``"y"``); empty when there are none."""
+    """Return the shape of each array of inputs (``"x"``) or labels (``"y"``); empty if there are none."""
     if (place := place_of(app, part)) is not None:
         columns, samples = place.columns, place.manifest.samples
         return [

@@ -1,4 +1,4 @@
-"""The app's model, evaluated on its test or validation data. Runs where a model is: on the master, and on workers that have the weights."""
+"""Evaluates the app's model on its test or validation data. Runs on the master, or on workers with the weights."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 EVALUATION_BATCH = 512
 MOST_COUNTED = 2**26
-"""Bytes of what metrics count in all batches that a worker evaluates: more would not travel in an instant."""
+"""Maximum size of the metrics' counts for all batches that one worker evaluates. Larger ones take too long to send."""
 MOVED_EVERY_S = 0.5
-"""How often it is told how far an evaluation is."""
+"""Seconds between two reports of an evaluation's progress."""
 
 Moved = Callable[[int], object]
-"""Takes how many samples are evaluated."""
+"""Receives the number of evaluated samples."""
 
 
 def evaluate(
@@ -40,15 +40,15 @@ def evaluate(
     moved: Moved | None = None,
     callbacks: Any = None,
 ) -> dict[str, float]:
-    """Evaluate the app's model on its test data, with the given weights or those that it has.
+    """Evaluate the app's model on its test data, with the given weights or its current ones. Return its metrics.
 
     Args:
         app: The user's ``IApp``.
-        weights: One array for each of ``model.weights``, or None.
+        weights: One array for each of ``model.weights``, or None for the current weights.
         part: ``"test"`` or ``"val"``.
         batch_size: Samples in a batch.
-        moved: Told a few times a second, on any thread.
-        callbacks: Keras's ``CallbackList`` of ``fit``, which is told instead, if there is one.
+        moved: Called a few times a second, on any thread.
+        callbacks: Keras's ``CallbackList`` of ``fit``, which is called instead of ``moved`` if given.
     """
     if weights is not None:
         app.model.set_weights(weights)
@@ -59,18 +59,19 @@ def evaluate(
 
 
 def counts(app: App, weights: list[Any], part: str, batch_size: int, begin: int, end: int) -> dict[str, Any]:
-    """What metrics count in each of some batches.
+    """Return the additions of each batch of a range to the metrics.
 
-    Keras counts in the variables of its metrics, and a metric of its own adds to them what it finds in a batch. So with what each batch has added,
-    in the order of the batches, anybody comes to the very bits of one evaluation of them all.
+    Keras counts in the variables of its metrics, and its own metrics add to them in each batch. So from the additions
+    of all batches, in the order of the batches, the master computes the exact bits of one evaluation of all batches.
 
     Args:
-        app, weights, part, batch_size: As in ``evaluate``.
+        app, weights, part, batch_size: Arguments of ``evaluate``.
         begin: Number of the first sample, from 0; a multiple of ``batch_size``.
-        end: The one behind the last.
+        end: Number of the last sample + 1.
 
     Returns:
-        ``names`` of the metrics, and ``state``: for each variable of ``model.metrics`` an array, shape (batches, ...). Or ``why`` that cannot be had.
+        ``names`` of the metrics, and ``state``: an array for each variable of ``model.metrics``, shape (batches, ...).
+        Or ``why``, the reason why the metrics cannot be counted by batch.
     """
     import keras
 
@@ -80,7 +81,7 @@ def counts(app: App, weights: list[Any], part: str, batch_size: int, begin: int,
 
     class Counting(keras.callbacks.Callback):  # type: ignore[misc]
         def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-            model = self.model  # with JAX what metrics count is in them from here on
+            model = self.model  # with JAX, this reads the metrics' counts into the model
             if not found:
                 told = model.get_metrics_result()
                 names.extend(scalars(told))
@@ -93,7 +94,7 @@ def counts(app: App, weights: list[Any], part: str, batch_size: int, begin: int,
     model.set_weights(weights)
     try:
         feed = _feed(app, part, batch_size, begin, end)
-    except ConfigError as error:  # this machine has less memory than the one that chose the batches
+    except ConfigError as error:  # this machine has less memory than the machine that chose the batches
         return {"why": error.message}
     with _one_at_a_time(app), _reading(app, feed) as dataset:
         model.evaluate(dataset, verbose=0, callbacks=[Counting()])
@@ -103,7 +104,7 @@ def counts(app: App, weights: list[Any], part: str, batch_size: int, begin: int,
 
 
 async def beside(worker: Worker, app: App, work: Callable[[], Any]) -> Any:
-    """Have a worker evaluate on its compute thread, before or after it trains; when this is cancelled, that ends at the next batch."""
+    """Evaluate on a worker's compute thread, between trainings. Cancellation ends it after the current batch."""
     gone: list[bool] = []
     evaluating = asyncio.ensure_future(worker.compute(lambda: None if gone else work()))
     try:
@@ -118,7 +119,7 @@ async def beside(worker: Worker, app: App, work: Callable[[], Any]) -> Any:
 
 
 def _not_added(model: Any, other: set[str], most: int) -> list[str]:
-    """Why the metrics of all batches do not follow from what each has added; nothing where they do."""
+    """Return why the batches' additions do not determine the metrics, as a list of one sentence; empty if they do."""
     metrics = [one for metric in model.metrics for one in getattr(metric, "metrics", None) or [metric]]
     own = [one for one in metrics if type(one).update_state.__module__.partition(".")[0] != "keras"]
     nbytes = sum(int(np.prod(variable.shape)) * 4 for metric in metrics for variable in metric.variables)
@@ -133,7 +134,7 @@ def _not_added(model: Any, other: set[str], most: int) -> list[str]:
 
 @contextlib.contextmanager
 def _one_at_a_time(app: App) -> Iterator[None]:
-    """Have a call of the compiled test be of one batch. What was compiled for it is kept, and so is what was compiled for training."""
+    """Make each call of the compiled test evaluate one batch. Keep this compiled test, and the one for training."""
     model = app.model
     before = model.steps_per_execution, model.test_function
     model.steps_per_execution, model.test_function = 1, app.run_context.test_function
@@ -146,7 +147,7 @@ def _one_at_a_time(app: App) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _reading(app: App, feed: Feed | FileFeed) -> Iterator[Any]:
-    """Around an evaluation: where samples could not be read it ends with why."""
+    """Yield the feed's data set for an evaluation. Afterwards raise the feed's error if it could not read samples."""
     try:
         yield feed.dataset
     except Exception:
@@ -158,10 +159,10 @@ def _reading(app: App, feed: Feed | FileFeed) -> Iterator[Any]:
 
 
 def fitting(app: App, part: str, batch_size: int) -> int:
-    """The batch size of an evaluation: with test data in partition files it is smaller where so many samples do not fit into the memory for data.
+    """Return the batch size of an evaluation, reduced if test data in partition files exceed the memory for data.
 
     Args:
-        app, part, batch_size: As in ``evaluate``. Validation data has the batches of training.
+        app, part, batch_size: Arguments of ``evaluate``. Validation data keep the batch size of training.
     """
     place = place_of(app, part)
     if place is None or part != "test":
@@ -170,18 +171,18 @@ def fitting(app: App, part: str, batch_size: int) -> int:
 
 
 def end_reading(app: App) -> None:
-    """Have an evaluation read no more of partition files, if it does. Any thread may."""
+    """Stop an evaluation from reading more of its partition files. Any thread may call this."""
     for feed, *_ in app.run_context.feeds.values():
         if isinstance(feed, FileFeed):
             feed.end()
 
 
 def _telling(moved: Moved, batch_size: int) -> Any:
-    """A Keras callback that tells how far an evaluation is."""
+    """Return a Keras callback that reports the progress of an evaluation."""
     import keras
 
     class Telling(keras.callbacks.Callback):  # type: ignore[misc]
-        async_safe = True  # the evaluation does not wait for it
+        async_safe = True  # the evaluation does not wait for this callback
 
         def __init__(self) -> None:
             super().__init__()
@@ -196,9 +197,10 @@ def _telling(moved: Moved, batch_size: int) -> Any:
 
 
 def _feed(app: App, part: str, batch_size: int, begin: int = 0, end: int | None = None) -> Feed | FileFeed:
-    """Some of the samples, by default all.
+    """Return a feed of a range of samples, by default of all.
 
-    One for each part is kept, as long as the data is the same: a new one costs memory that TensorFlow does not give back.
+    One feed for each part is kept while the data stay the same, because TensorFlow does not free the memory of an old
+    one.
     """
     place = place_of(app, part)
     data = batches(app, part) if place is None else (place,)

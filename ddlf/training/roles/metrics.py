@@ -1,4 +1,4 @@
-"""Keras's metrics as numbers by name, and those of several slots as one. The readers run where a model is, the merge on the master."""
+"""Keras metrics as numbers by name, and their merge over slots. Workers read the metrics, the master merges them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ddlf.training.context import App
 from ddlf.training.roles.build import first_rows, sample
 
 MAX_STATE_BYTES = 1 << 20
-"""A larger state of metrics does not travel: then their values are averaged. An AUC has 3 kB."""
+"""Maximum size of the metrics' state that travels. Larger metrics are averaged by value. An AUC has 3 kB."""
 
 
 NOTHING_COUNTED: dict[str, Any] = {"names": [], "state": []}
 
 
 def scalars(values: Any) -> dict[str, float]:
-    """Metrics as floats; one that is an array becomes ``f1_score_0``, ``f1_score_1`` and so on.
+    """Return metrics as floats. An array becomes ``f1_score_0``, ``f1_score_1`` and so on.
 
     Raises:
-        AppError: One is no number.
+        AppError: A metric is not a number.
     """
     if not isinstance(values, Mapping):
         raise AppError(
@@ -43,11 +43,11 @@ def scalars(values: Any) -> dict[str, float]:
 
 
 def counted_names(model: Any, metrics: Mapping[str, float]) -> list[str | None]:
-    """The names of all that a model's metrics tell, with None for those whose value is another one in ``metrics``.
+    """Return the names of a model's metrics, with None where ``metrics`` has another value.
 
     Args:
-        model: After training.
-        metrics: What ``fit`` has told of its last epoch; a step of the user's may tell anything.
+        model: Model after training.
+        metrics: Values of the last epoch from ``fit``. A user's train step may return anything.
     """
     variables = [variable for metric in model.metrics for variable in metric.variables]
     if sum(np.prod(variable.shape) for variable in variables) * 8 > MAX_STATE_BYTES:
@@ -60,10 +60,10 @@ def counted_names(model: Any, metrics: Mapping[str, float]) -> list[str | None]:
 
 
 def read_state(model: Any, names: list[str | None]) -> dict[str, Any]:
-    """What a model's metrics have counted, from which those of several slots are computed exactly.
+    """Return the counts of a model's metrics. The counts of several slots determine their exact metrics.
 
     Returns:
-        ``names``, and ``state``: an array for each variable of ``model.metrics``, from which the named values follow.
+        ``names``, and ``state``: an array for each variable of ``model.metrics``, which determine the named values.
     """
     import keras
 
@@ -74,10 +74,11 @@ def read_state(model: Any, names: list[str | None]) -> dict[str, Any]:
 
 
 class MetricMerge:
-    """Metrics of a round over all of its samples, whoever trained on them.
+    """Metrics of a round over all of its samples, independent of the workers that trained on them.
 
-    Keras counts in its metrics, with weights of samples and masks, and computes the value from the counts; so does this, from the sums over all
-    slots. What is not of that kind, such as what an own ``train`` returns, is averaged, weighted by samples.
+    Keras counts in its metrics, with sample weights and masks, and computes values from the counts. This class does the
+    same with the sums of the counts over all slots. Other values, such as the result of a user's ``train``, are
+    averaged, weighted by samples.
 
     Args:
         app: The user's ``IApp``, with data and model.
@@ -85,14 +86,14 @@ class MetricMerge:
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._model = app.model  # not asked for later: it would be given each round's weights
+        self._model = app.model  # read once: a later read of app.model would set each round's weights
         self._ready: bool | None = None
 
     def __call__(self, parts: Sequence[tuple[dict[str, float], int, Any]]) -> dict[str, float]:
-        """Merge.
+        """Return the merged metrics.
 
         Args:
-            parts: Metrics, samples and what ``read_state`` gave, of each slot.
+            parts: Metrics, number of samples, and the result of ``read_state``, for each slot.
         """
         if len(parts) == 1:
             return dict(parts[0][0])
@@ -106,7 +107,7 @@ class MetricMerge:
         return {**merged, **self._counted([state for _, _, state in parts])}
 
     def of(self, names: Sequence[str], state: Sequence[np.ndarray[Any, Any]]) -> dict[str, float]:
-        """The metrics of what was counted in all variables of ``model.metrics``; none where this side's model has others."""
+        """Return the metrics of counts in all variables of ``model.metrics``; empty if they do not fit."""
         return self._counted([{"names": list(names), "state": list(state)}])
 
     def _counted(self, states: list[Any]) -> dict[str, float]:
@@ -127,14 +128,14 @@ class MetricMerge:
             mine, sums = sums[: len(metric.variables)], sums[len(metric.variables) :]
             value = metric.stateless_result(mine)
             found.update(value if isinstance(value, dict) else {metric.name: value})
-        # By place, not by name: the model here may have been made among others, which gives automatic names other numbers.
+        # By place, not by name: this model may have been created after others, so its automatic names differ.
         values = list(scalars(found).values())
         if len(values) != len(names):
             return {}
         return {name: value for name, value in zip(names, values, strict=True) if name is not None}
 
     def _build(self) -> bool:
-        """Make the metrics of this side's model have variables: Keras makes them when it sees the first batch."""
+        """Make Keras create the variables of the master's metrics, which it does in the first batch."""
         if self._ready is None:
             model = self._model
             try:
@@ -144,6 +145,6 @@ class MetricMerge:
                 model.compute_metrics(x, y, outputs, w)
                 model.reset_metrics()
                 self._ready = True
-            except Exception:  # an own train_step may feed its metrics in any way
+            except Exception:  # a user's train_step may update its metrics in any way
                 self._ready = False
         return self._ready

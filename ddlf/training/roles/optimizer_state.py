@@ -1,4 +1,4 @@
-"""The state of a model's optimizer: read, set, and taken into account at the end of a run. Runs where a model is."""
+"""Reads and sets the state of a model's optimizer, and applies its averages at the end of a run."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from ddlf.training.roles.optimizers import HELD_PATH, chain, innermost
 
 
 def state_of(model: Any) -> list[Any]:
-    """The variables of a model's optimizer, in Keras's order."""
+    """Return the variables of a model's optimizer, in Keras's order."""
     return [] if model.optimizer is None else [v for v in model.optimizer.variables if HELD_PATH not in v.path]
 
 
 def read_optimizer(model: Any) -> Weights:
-    """The state of a model's optimizer: its iterations, learning rate, and for each weight what it keeps, in Keras's order."""
+    """Return the optimizer's state in Keras's order: iterations, learning rate, and its arrays for each weight."""
     import keras
 
     return [keras.ops.convert_to_numpy(v) for v in state_of(model)]
 
 
 def write_optimizer(model: Any, state: Weights) -> None:
-    """Set what ``read_optimizer`` read, of an equal model.
+    """Set state from ``read_optimizer`` of an equal model.
 
     Raises:
-        AppError: The optimizer is another one.
+        AppError: The optimizer differs.
     """
     variables = state_of(model)
     if [tuple(v.shape) for v in variables] != [array.shape for array in state]:
@@ -42,7 +42,7 @@ def write_optimizer(model: Any, state: Weights) -> None:
 
 
 def other_optimizers(model: Any) -> list[str]:
-    """Names of the attributes, of a model and of its layers, that hold another optimizer than the one it is compiled with."""
+    """Return the attributes of a model and its layers that hold optimizers other than the compiled one."""
     known = list(chain(model.optimizer))
     found = []
     for layer in (model, *model._flatten_layers()):
@@ -55,7 +55,7 @@ def other_optimizers(model: Any) -> list[str]:
 
 
 def rate_variables(model: Any) -> list[Any]:
-    """The learning rates that can be set, of the model's optimizer or of each of several; none of one that follows a schedule."""
+    """Return the variables with learning rates, one for each optimizer of the model. Schedules have none."""
     return _rates_of(model.optimizer)
 
 
@@ -68,26 +68,26 @@ def _rates_of(optimizer: Any) -> list[Any]:
 
 
 def read_rates(model: Any) -> list[float]:
-    """The learning rates of a model's optimizer."""
+    """Return the learning rates of a model's optimizer."""
     import keras
 
     return [float(keras.ops.convert_to_numpy(rate)) for rate in rate_variables(model)]
 
 
 def write_rates(model: Any, rates: Sequence[float]) -> None:
-    """Set what ``read_rates`` read, of an equal model."""
+    """Set learning rates from ``read_rates`` of an equal model."""
     for variable, rate in zip(rate_variables(model), rates, strict=True):
         variable.assign(rate)
 
 
 def keeps_averages(model: Any) -> bool:
-    """Whether the optimizer keeps averages of the weights, which take their place when training ends (``use_ema``)."""
+    """Return whether the optimizer keeps averages that replace the weights when training ends (``use_ema``)."""
     return bool(getattr(innermost(model.optimizer), "use_ema", False))
 
 
 @contextlib.contextmanager
 def no_final_averages(model: Any) -> Iterator[None]:
-    """Let ``fit`` end without putting averages in the place of the weights: a round is not the end of training."""
+    """Keep ``fit`` from replacing the weights by their averages, because a round is not the end of training."""
     if not keeps_averages(model):
         yield
         return
@@ -100,12 +100,12 @@ def no_final_averages(model: Any) -> Iterator[None]:
 
 
 def final_weights(model: Any, weights: Weights, optimizers: Sequence[Weights | None]) -> Weights:
-    """What a run's last weights become: with ``use_ema`` the mean of the slots' averages, else they stay.
+    """Return a run's final weights: with ``use_ema`` the mean of the slots' averages, otherwise unchanged.
 
     Args:
-        model: Model of this side; its weights and its optimizer are changed.
-        weights: After the last round.
-        optimizers: State of each slot's optimizer after it.
+        model: The master's model. Its weights and its optimizer are changed.
+        weights: Weights after the last round.
+        optimizers: State of each slot's optimizer after the last round.
     """
     states = [state for state in optimizers if state]
     if not keeps_averages(model) or not states:

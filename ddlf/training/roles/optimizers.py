@@ -1,4 +1,4 @@
-"""A Keras optimizer may contain another one. Runs where a model is. Importing this module does not import Keras."""
+"""Access to Keras optimizers that wrap other optimizers. Importing this module does not import Keras."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 HELD_PATH = "ddlf_held"
-"""In the paths of the optimizer's variables that each round sets again: they are not part of its state."""
+"""Part of the paths of optimizer variables that each round sets again. They are not part of the state."""
 
 
 def chain(optimizer: Any) -> Iterator[Any]:
-    """Yield an optimizer and those inside it, the outermost first: Keras's ``LossScaleOptimizer``, or one of ``ddlf.extras``."""
+    """Yield an optimizer and its inner ones, outermost first. ``LossScaleOptimizer`` and ``ddlf.extras`` have one."""
     while optimizer is not None:
         yield optimizer
         optimizer = getattr(optimizer, "inner_optimizer", None)
@@ -22,7 +22,7 @@ def innermost(optimizer: Any) -> Any:
 
 
 def unwrapped(model: Any) -> Any:
-    """Return the user's model where another model wraps it to weigh its losses. Such a wrapper has it in ``wrapped_model``."""
+    """Return the user's model. A wrapper that weighs its losses has it in ``wrapped_model``."""
     return getattr(model, "wrapped_model", model)
 
 

@@ -1,7 +1,7 @@
-"""Numbers of fewer bits in a model's computation. Runs on workers; weights stay float32 everywhere.
+"""Precision of a model's computation. Runs on workers. Weights stay float32 everywhere.
 
-``mixed_bfloat16`` and ``mixed_float16`` are Keras's own dtype policies, set before the user's ``create_model`` runs. ``auto`` stays with float32 and
-measures what bfloat16 would gain on this processor: many have matrix units for it.
+``mixed_bfloat16`` and ``mixed_float16`` are Keras's dtype policies, set before the user's ``create_model`` runs.
+``auto`` keeps float32, and measures how much faster bfloat16 would be: many processors have matrix units for it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from ddlf.training.roles import import_keras
 PROBE_SIZE = 512
 PROBE_S = 0.1
 LEAST_TURNS = 4
-"""Of each type that count, however long they take."""
+"""Minimum number of counted turns for each type, however long they take."""
 MOST = 32.0
-"""Matrix units have 16 times the products of vector units (AMX beside AVX-512, tensor cores beside CUDA's); what is beyond twice that is no speed."""
+"""Largest credible ratio. Matrix units have 16 times the products of vector units (AMX beside AVX-512, tensor cores
+beside CUDA's). A ratio above twice that is a measurement error."""
 
 
 def set_precision(name: str) -> None:
-    """Set Keras's dtype policy for the layers made from now on, on this thread."""
+    """Set Keras's dtype policy for later layers, on this thread."""
     import_keras()
     import keras
 
@@ -28,15 +29,15 @@ def set_precision(name: str) -> None:
 
 
 def gain_of_bfloat16() -> float:
-    """How much faster matrix products are in bfloat16 than in float32 here, from a probe of about a tenth of a second; 0 if that cannot be measured.
+    """Return how many times faster matrix products are in bfloat16 than in float32; 0 if this cannot be measured.
 
-    A whole model gains less, since not all of it is matrix products.
+    The probe takes about a tenth of a second. A whole model gains less, because it computes more than matrix products.
     """
     import keras
 
     def product(dtype: str) -> Callable[[], object]:
         x = keras.ops.ones((PROBE_SIZE, PROBE_SIZE), dtype)
-        # One number is read back, so that a backend which works in the background has done the work.
+        # Read one number, so that a backend which computes in the background has to finish.
         return lambda: keras.ops.convert_to_numpy(keras.ops.cast(keras.ops.matmul(x, x)[0, 0], "float32"))
 
     return times_as_fast(product("bfloat16"), product("float32"))
@@ -45,16 +46,17 @@ def gain_of_bfloat16() -> float:
 def times_as_fast(
     one: Callable[[], object], other: Callable[[], object], clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """How many times as fast one piece of work is as another, from their quickest turns; 0 where that is no answer.
+    """Return how many times faster one piece of work is than another, by their quickest turns; 0 if it is unclear.
 
-    The quickest turn is what the processor can do, whatever else it did meanwhile; they alternate, so that this slows both. The first ones, in which
-    kernels are chosen and threads begin, count for nothing. On a machine that has no time for one of the two, the ratio would say that, and not what
-    the processor can do: if the second quickest turn is far from the quickest, or the ratio more than any processor's, nothing is said.
+    The quickest turn shows the ability of the processor, in spite of its other work. Turns alternate, so that other
+    work slows both. The first turns do not count, because kernels are chosen and threads start in them. On a busy
+    machine the ratio would measure the other work. So the result is 0 if the second quickest turn is more than twice
+    the quickest, or if the ratio exceeds any processor's.
 
     Args:
         one: The work.
-        other: What it is compared with.
-        clock: In seconds.
+        other: The work to compare with.
+        clock: Returns seconds.
     """
     took: tuple[list[float], list[float]] = [], []
     end = clock() + PROBE_S

@@ -1,9 +1,9 @@
-"""Keras's compiled training step of one batch, called at less cost. Runs where TensorFlow trains.
+"""Calls Keras's compiled training step of one batch at a lower cost. Runs where TensorFlow trains.
 
-Of a small model the call of its step costs more than what is computed in it: Keras wraps what the step returns, TensorFlow looks up which compiled
-function is meant, and hands each operation to a pool of threads. Here one function is looked up for a whole ``fit``, and its operations run on the
-thread that calls it. They are the same, so the bits are; but loops are computed in another way there, so steps with a loop, as an LSTM's, are left
-to the pool.
+For a small model, calling the step costs more than computing it. Keras wraps the result, TensorFlow looks up the
+compiled function, and a thread pool runs each operation. Here one lookup serves a whole ``fit``, and the operations run
+on the calling thread. They are the same operations, with the same bits. But this executor computes loops differently,
+so steps with a loop, such as an LSTM's, stay in the pool.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from collections.abc import Callable
 from typing import Any
 
 SMALL = 1 << 17
-"""A model of at most so many values: what a larger one computes is worth several threads."""
+"""Maximum number of values in a small model. In a larger model, the operations are worth several threads."""
 LOOPS = ("While", "If", "Case", "For")
-"""Ends of the names of operations that run others several times, or not at all."""
+"""Suffixes of operations that run other operations several times, or conditionally."""
 
 
 def quick_step(model: Any) -> Callable[[Any], Any] | None:
-    """What can stand in the place of a model's ``train_function``, where one call of it is one batch.
+    """Return a function that replaces a model's ``train_function`` if one call is one batch.
 
     Args:
-        model: Built and compiled.
+        model: Built and compiled model.
 
     Returns:
-        The function; None where Keras's own is to be used: for a model that makes one itself, runs eagerly, is compiled by XLA, or is large.
+        The function. None if Keras's is necessary: the model overrides it, runs eagerly, uses XLA, or is large.
     """
     import keras
 

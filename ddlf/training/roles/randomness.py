@@ -1,4 +1,4 @@
-"""Random numbers that follow from a slot's seed, whoever carries the slot and whatever was done before. Runs on workers."""
+"""Random numbers that depend only on a slot's seed, on any worker and after any earlier work. Runs on workers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ FROM_TRACING = (
     "RandomPoisson",
     "Multinomial",
 )
-"""Beginnings of the names of TensorFlow's operations that keep the seed that was set when the step was compiled."""
+"""Prefixes of TensorFlow operations that keep the seed that was set when the step was compiled."""
 
 _functions: dict[str, bool] = {}
-"""Which of TensorFlow's functions keep a seed. It makes one of each operation that runs by itself, too."""
+"""TensorFlow functions by name, and whether they keep a seed. Each operation that runs by itself has one, too."""
 
 
 def set_seed(seed: int) -> None:
-    """As ``keras.utils.set_random_seed``, but for the time that this costs TensorFlow.
+    """Set all seeds like ``keras.utils.set_random_seed``, but faster with TensorFlow.
 
-    ``tf.random.set_seed`` also forgets all that was made ready to run, so that what keeps a seed begins anew. To make the training step ready again
-    took 0.06 to 0.15 s of each round of a small model, so that is done only where something does keep one.
+    ``tf.random.set_seed`` also discards all prepared functions, so that functions with a seed restart. To prepare the
+    training step again took 0.06 to 0.15 s in each round of a small model. So this happens only if a function does keep
+    a seed.
     """
     import keras
     from keras.src.backend.common import global_state
@@ -41,7 +42,7 @@ def set_seed(seed: int) -> None:
 
     names = context().list_function_names()
     for name in names - _functions.keys():
-        with contextlib.suppress(errors.NotFoundError):  # another thread has just let go of it
+        with contextlib.suppress(errors.NotFoundError):  # another thread has just released it
             _functions[name] = any(map(draws, context().get_function_def(name).node_def))
     if any(map(_functions.get, names)):
         keras.utils.set_random_seed(seed)
@@ -53,16 +54,16 @@ def set_seed(seed: int) -> None:
 
 
 def draws(node: Any) -> bool:
-    """Whether an operation of a TensorFlow graph keeps a seed."""
+    """Return whether an operation of a TensorFlow graph keeps a seed."""
     return bool(node.op.startswith(FROM_TRACING))
 
 
 def reseed(model: Any, seed: tuple[int, ...]) -> None:
-    """Set every random state of Keras from a slot's seed, so that a slot's result does not depend on who carries it.
+    """Set every random state of Keras from a slot's seed, so that the result does not depend on the worker.
 
-    Dropout and the like hold seed generators, which are variables but no weights, so they do not come with the weights. ``keras.random`` without a
-    seed has one for all, which a compiled step goes on using: it is set anew, not made anew. ``tf.random`` without a seed has no such variable, see
-    ``keeps_a_seed``.
+    Layers such as Dropout have seed generators. Their variables are not weights, so they do not travel with them.
+    ``keras.random`` without a seed has one global generator, which compiled steps keep using: this function sets its
+    state instead of replacing it. ``tf.random`` without a seed has no such variable; see ``keeps_a_seed``.
     """
     from keras.src.backend.common import global_state
     from keras.src.random import seed_generator
@@ -73,13 +74,13 @@ def reseed(model: Any, seed: tuple[int, ...]) -> None:
     global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, common)
     states = [v for v in model.non_trainable_variables if v.path.endswith("seed_generator_state")]
     for number, state in enumerate([*states, common.state]):
-        # 31 bits fit every type that a backend keeps the state in.
+        # 31 bits fit every type of state in all backends.
         words = np.random.SeedSequence([*seed, number]).generate_state(2) >> np.uint32(1)
         state.assign(words.astype(str(state.dtype)))
 
 
 def keeps_a_seed(model: Any) -> bool:
-    """Whether TensorFlow's compiled training step draws random numbers from a seed that it was compiled with."""
+    """Return whether the compiled TensorFlow training step draws random numbers from its seed at compilation."""
     for cell in getattr(getattr(model, "train_function", None), "__closure__", None) or ():
         try:
             compiled: list[Any] = getattr(cell.cell_contents, "_list_all_concrete_functions", list)()

@@ -1,7 +1,7 @@
-"""Where a slot is in its run. Schedules read it from a variable of the slot's optimizer. Runs where a model trains.
+"""The position of a slot in its run, for schedules, in a variable of the slot's optimizer. Runs where a model trains.
 
-A round sets the variable when it begins, so the step is not compiled again; JAX gets the variable with everything else that its step reads. The
-variable is not part of the optimizer's state: the plan of the run determines it, whichever worker trains the slot.
+A round sets the variable when it begins, so the step is not compiled again. JAX passes the variable to the step like
+all others. The variable is not part of the optimizer's state: the plan of the run determines it on every worker.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Steps(NamedTuple):
 def followers(optimizer: Any) -> list[Any]:
     """Return the parts of an optimizer that follow the run: its schedule, and optimizers around it.
 
-    Such a part sets ``follows_the_run``. It reads the position from ``held``, and ``plan(steps, epochs)`` gives it a fixed number of steps
-    instead. A schedule with a warm-up has ``warm(total, epochs)``, which returns the steps of the warm-up.
+    Such a part sets ``follows_the_run``. It reads the position from ``held``. ``plan(steps, epochs)`` gives it a fixed
+    number of steps instead. A schedule with a warm-up has ``warm(total, epochs)``, which returns the warm-up's steps.
     """
     parts = [*chain(optimizer), getattr(innermost(optimizer), "_learning_rate", None)]
     return [part for part in parts if getattr(part, "follows_the_run", False)]
@@ -57,11 +57,12 @@ class RunPosition:
         return cls(optimizer, parts) if optimizer is not None and (parts := followers(optimizer)) else None
 
     def set(self, steps: Steps, made: int | None = None) -> None:
-        """Go to the begin of a round.
+        """Set the position to the beginning of a round.
 
         Args:
             steps: Steps of the round.
-            made: Steps that the slot will make in it; None if it makes as many as planned. Other numbers are stretched to the plan.
+            made: Number of steps that the slot will make, stretched to the planned number; None if it makes the
+                planned number.
         """
         planned = steps.after - steps.before
         stretch = planned / made if made else 1.0
@@ -71,7 +72,7 @@ class RunPosition:
 
 
 def read(held: Any, iterations: Any) -> tuple[Any, Any, Any]:
-    """Read the variable, at an optimizer's number of steps so far: the step from 1, S, and steps of the warm-up, as floats."""
+    """Return the step, from 1, S, and the warm-up's steps, as floats, from the variable and the optimizer's steps."""
     import keras
 
     start, before, stretch, total, warm = (held[number] for number in range(5))

@@ -1,12 +1,14 @@
-"""Moving statistics of layers that normalize by batches, computed anew with given weights. On master and workers; a worker computes.
+"""Recalibrates moving statistics of BatchNorm layers for given weights. Workers compute, the master merges.
 
-Statistics of slots that were trained apart, averaged, are those of no model: what a layer sees depends on the weights before it. So the merged
-weights are given samples once more. With ``b`` a batch of ``n_b`` samples, and ``mean_b``, ``var_b`` what a layer normalizes it by::
+The mean of the statistics of separately trained slots fits no model, because a layer's input depends on the weights
+before it. So the merged weights process samples once more. With ``b`` a batch of ``n_b`` samples, and ``mean_b`` and
+``var_b`` the statistics that a layer normalizes it by::
 
     moving_mean = sum(n_b mean_b) / sum(n_b),  moving_variance = sum(n_b var_b) / sum(n_b)
 
 Source:
-    SWA, Izmailov et al. 2018, arXiv:1803.05407, section 3.2; the variance is the mean of those of batches, as in the authors' ``bn_update``.
+    SWA, Izmailov et al. 2018, arXiv:1803.05407, section 3.2. The variance is the mean of the batches' variances, like
+    in the authors' ``bn_update``.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from ddlf.training.slot.parts.batchnorm import norm_layers
 
 
 def moving(model: Any) -> tuple[int, ...]:
-    """Places of the moving statistics among ``model.weights``, of layers that are trained: those of others never move."""
+    """Return the places in ``model.weights`` of trainable layers' moving statistics. Other statistics never move."""
     theirs = {id(weight) for layer in _trained(model) for weight in layer.non_trainable_weights}
     return tuple(
         place
@@ -32,12 +34,12 @@ def moving(model: Any) -> tuple[int, ...]:
 
 
 def measured(model: Any, weights: Weights, batches: Iterable[tuple[Any, int]]) -> Weights:
-    """What a model's moving statistics come to.
+    """Return a model's moving statistics over some batches.
 
     Args:
-        model: Keras model; it ends with other weights.
+        model: Keras model. The function changes its weights.
         weights: The weights to compute with.
-        batches: Inputs of a batch, and how many samples they are.
+        batches: Inputs of each batch, and their number of samples.
 
     Returns:
         An array for each place of ``moving``.
@@ -53,7 +55,7 @@ def measured(model: Any, weights: Weights, batches: Iterable[tuple[Any, int]]) -
     sums, samples = [np.zeros(weights[place].shape) for place in places], 0
     try:
         for layer in layers:
-            layer.momentum = 0.0  # then what a layer has after a batch are the statistics of that one
+            layer.momentum = 0.0  # so that a layer has the statistics of the last batch only
         for inputs, count in batches:
             model(inputs, training=True)
             samples += count

@@ -1,4 +1,4 @@
-"""What of an app goes to the workers. Runs on the master."""
+"""The attributes of an app that the master sends to workers. Runs on the master."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MASTER_ONLY = frozenset(
 
 
 def travels(app: App) -> dict[str, Any]:
-    """Return the attributes of an app that go to the workers: not those above, and nothing that ``load_dataset`` or ``create_model`` set here."""
+    """Return the attributes to send: without ``MASTER_ONLY`` and all that ``load_dataset`` or ``create_model`` set."""
     state, set_here = {}, app.run_context.made
     for name, value in vars(app).items():
         made = set_here.get(name)

@@ -1,4 +1,4 @@
-"""How fast the way from one worker to another is: what ``ddlf bench --pairs`` has workers measure. Runs in the executor."""
+"""Measures the speed of the links between workers for ``ddlf bench --pairs``. Runs in the executor."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from ddlf.worker.worker import Worker
 
 WAYS = "ways"
-"""What this role is called on workers."""
+"""Name of this role on workers."""
 CALLS = 200
 TRANSFERS = 3
 
 
 class Ways:
-    """One end of the ways between workers.
+    """One end of the links between workers.
 
     Args:
-        worker: Worker that it is on.
-        run: Name of the run, by which the other ends are found.
+        worker: The role's worker.
+        run: Name of the run. The other ends are found by it.
     """
 
     def __init__(self, worker: Worker, run: str) -> None:
@@ -34,14 +34,14 @@ class Ways:
 
     @concurrent
     async def measure(self, other: int, size: int) -> list[float]:
-        """Measure the way to another worker.
+        """Measure the link to another worker.
 
         Args:
-            other: Its number.
+            other: Number of the other worker.
             size: Bytes of a transfer.
 
         Returns:
-            Seconds of a small call, the median and what 99 of 100 were below; MB/s to that worker, and from it.
+            Median and 99th percentile of the seconds of a small call; MB/s to the other worker; MB/s from it.
         """
         peer, payload = self._worker.peers[other], np.ones(size, np.uint8)
 
@@ -57,20 +57,20 @@ class Ways:
         for verb, argument in (("take", payload), ("give", size)):
             await seconds(verb, argument)
             took = min([await seconds(verb, argument) for _ in range(TRANSFERS)])
-            # A transfer includes one small round trip, which is no part of the speed of the way.
+            # Subtract the small round trip that each transfer includes: it is not part of the speed.
             speeds.append(size / max(took - latency, 0.1 * took) / 1e6)
         return [latency, calls[CALLS * 99 // 100], *speeds]
 
     @offered
     async def take(self, data: Any) -> None:
-        """Receive."""
+        """Receive data, and ignore them."""
 
     @offered
     async def give(self, size: int) -> Any:
-        """Send so many bytes, made before they are measured."""
+        """Return this many bytes. The first call allocates them, before the measured calls."""
         if len(self._held) != size:
             self._held = np.ones(size, np.uint8)
         return self._held
 
     async def close(self) -> None:
-        """See ``Role``."""
+        """Release nothing. ``Role`` requires this method."""

@@ -1,1 +1,1 @@
-"""The sharded exchange: each worker merges and steps a slice of the weights."""
+"""The sharded exchange: each worker merges and steps a range of the weights."""
