@@ -1,7 +1,7 @@
 """Introduces the workers of a run to each other, so that they can call each other. Runs on the master.
 
-The introduction tells each worker its callers, its callees and their addresses. The address that a master dials may be its
-own machine's or a forwarded port, so another worker often cannot use it. Therefore each worker gets several candidates,
+The introduction tells each worker its callers, its callees and their addresses. The address that a master dials may be
+its own machine's or a forwarded port, so another worker often cannot use it. Therefore each worker gets several candidates,
 a called worker proves its identity, and every pair is tried before the run depends on it.
 """
 

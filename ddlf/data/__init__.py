@@ -1,4 +1,4 @@
-"""Data: sets that are ready, trees of arrays, and what an app has of them."""
+"""Data sets for training: well-known ones, trees of arrays, and data sets at a place."""
 
 from __future__ import annotations
 
@@ -22,24 +22,29 @@ def open(
     image_size: tuple[int, int] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> DataSet:
-    """Open a data set for ``self.train_data``, or for its columns as arrays, by name: partition files, or Parquet files where they are.
+    """Open a data set by its place, for ``self.train_data`` or to read its columns as arrays.
 
-    What is read is checked before it is used. Parquet files are not converted: each row group is read when a slot needs it.
+    The place has partition files, or Parquet files, which are read without conversion: each row group is read when a
+    slot needs it. Data is checked before it is used.
 
     Args:
-        place: Folder that ``ddlf data split`` has written; or a Parquet file, a folder of such files, a glob, or a list of files. Each may be a URL.
-        decode: Makes of each sample, a dict of its columns, a dict of what is trained on: ``x``, ``y`` and ``w``, each an array or a tree of arrays,
-            all of one shape and type for all samples. It runs where the model trains, on the thread that reads ahead.
-        x: Columns of the Parquet files that are the input: a name, names of numbers that are put side by side, or a dict of these for several inputs.
-        y: Columns that are labels, likewise.
-        w: Column that has the weights of samples.
-        classes: Names of classes, where the label is a text. The number of each is its place here.
-        image_size: Width and height that encoded images are brought to.
-        storage_options: What the driver of fsspec for the URL is made with. Without it the driver looks into its environment and its files.
+        place: Folder that ``ddlf data split`` has written; or a Parquet file, a folder of such files, a glob, or a list
+            of files. Each may be a URL.
+        decode: Turns a sample, a dict of its columns, into a dict of training data: ``x``, ``y`` and ``w``, each an
+            array or a tree of arrays. Shapes and types must be equal for all samples. It runs on the node that trains,
+            on the thread that reads ahead.
+        x: Input columns of Parquet files: a name, a list of numeric columns that become one vector, or a dict of these
+            for several inputs.
+        y: Label columns, in the same form.
+        w: Column with the weights of samples.
+        classes: Names of classes, if the label is a text. Each class gets the number of its place in the list.
+        image_size: Encoded images are resized to this width and height.
+        storage_options: Arguments for the fsspec driver of the URL. Without them, the driver uses its environment and
+            its configuration files.
 
     Raises:
         DatasetError: There is no data set, or a column cannot be used.
-        ConfigError: An argument has no effect with what is there.
+        ConfigError: An argument has no effect with these files.
     """
     from ddlf.data.data_set import DataSet
     from ddlf.data.parquet_files import is_parquet
@@ -58,17 +63,20 @@ def open(
 def generated(
     function: Callable[[int], Iterable[Any]], samples: int | Sequence[int], *, endless: bool = False
 ) -> DataSet:
-    """Data that a function generates part by part: for ``self.train_data``. Each node generates what its slots read; samples never travel.
+    """Return data that a function generates part by part, for ``self.train_data``.
+
+    Each node generates the parts that its slots read. Samples never travel over the network.
 
     Args:
-        function: Takes the number of a part, from 0, and yields its batches as ``fit`` takes them: ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``.
-            It may return a ``tf.data`` pipeline or anything else that gives them, the same each time. A part is in memory while it is read.
-        samples: Samples of each part.
-        endless: Whether each part goes on without end, and ``samples`` says how many of it are an epoch. Nobody knows then which those were: the
-            ledger is not exact, and a run that lost a worker, or was resumed, has other bits.
+        function: Takes the number of a part, from 0, and yields its batches in the form of ``fit``: ``(x,)``,
+            ``(x, y)`` or ``(x, y, sample_weight)``. It may also return a ``tf.data`` pipeline or another iterable of
+            batches. They must be the same each time. A part is held in memory while it is read.
+        samples: Number of samples of each part.
+        endless: Whether parts have no end, and ``samples`` only says how many samples make an epoch. The samples of an
+            epoch are then unknown, so the ledger is not exact. A run that lost a worker or was resumed has other bits.
 
     Raises:
-        DatasetError: The first part yields nothing that can be used.
+        DatasetError: The first part yields no usable batch.
     """
     from ddlf.data import generators
 
@@ -76,16 +84,16 @@ def generated(
 
 
 def pixels(data: Any, size: tuple[int, int] | None = None) -> Any:
-    """The pixels of an encoded image, shape (height, width, 1 or 3), uint8; uint16 where it is grey with 16 bits. Needs Pillow.
+    """Return the pixels of an encoded image: shape (height, width, 1 or 3), uint8, or uint16 for 16-bit grey.
 
-    Palettes become RGB. A channel of transparency is left out if nothing is transparent.
+    Palettes become RGB. A transparency channel is dropped if no pixel is transparent. Needs Pillow.
 
     Args:
-        data: Its bytes, as they are in a ragged column or otherwise.
-        size: Width and height that it is brought to.
+        data: Bytes of the image, for example a row of a ragged column.
+        size: The image is resized to this width and height.
 
     Raises:
-        DatasetError: It cannot be read, would lose colours or transparency, or has more than 100 million pixels.
+        DatasetError: The image cannot be read, would lose colours or transparency, or has more than 100 million pixels.
     """
     from io import BytesIO
 

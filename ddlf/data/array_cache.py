@@ -1,4 +1,4 @@
-"""Data sets that stay in an executor's memory from one run to the next, found by content. Runs on workers."""
+"""A cache of data sets in an executor's memory, found by content, that outlives a run. Runs on workers."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ if TYPE_CHECKING:
     import numpy as np
 
 KEPT_USES = 2
-"""Data sets of so many runs stay: that of this run and of the one before."""
+"""Number of runs whose data sets stay: the present run and the one before."""
 
 
 class ArrayCache(dict[str, Any]):
-    """Arrays, or lists, tuples and dicts of them, by a hash of their content or by name.
+    """Arrays, or lists, tuples and dicts of arrays, by a hash of their content or by name.
 
     Args:
-        max_bytes: Earlier runs' data leaves as soon as all together is more; by default a quarter of this machine's memory.
-        tell: Takes the number of data sets and their bytes whenever some came or left.
+        max_bytes: Limit for all data together. Above it, data of earlier runs is freed. By default a quarter of this
+            machine's memory.
+        tell: Receives the number of data sets and their bytes after each change.
     """
 
     def __init__(self, max_bytes: int | None = None, tell: Callable[[int, int], None] | None = None) -> None:
@@ -32,10 +33,10 @@ class ArrayCache(dict[str, Any]):
         self._uses: list[frozenset[str]] = []
 
     def use(self, names: Iterable[str]) -> None:
-        """Say what a run uses; what only older runs used is freed.
+        """Note the data that a run uses, and free data that only older runs used.
 
         Args:
-            names: Names of its data; they need not be here yet.
+            names: Names of the run's data. They may be missing from the cache.
         """
         now = frozenset(names)
         self._uses = [*(earlier for earlier in self._uses if earlier != now), now][-KEPT_USES:]
@@ -45,7 +46,7 @@ class ArrayCache(dict[str, Any]):
             self._free()
 
     def make_room(self) -> None:
-        """Free what would leave anyway when other data comes."""
+        """Free the data that the next ``use`` would free in any case."""
         self._uses = self._uses[1 - KEPT_USES :]
         self._free()
 
@@ -58,7 +59,7 @@ class ArrayCache(dict[str, Any]):
         self._changed()
 
     def clear(self) -> None:
-        """Free all."""
+        """Free all data."""
         super().clear()
         self._changed()
 
@@ -72,19 +73,19 @@ class ArrayCache(dict[str, Any]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays."""
+        """Total bytes of all arrays."""
         return sum(array.nbytes for value in list(self.values()) for _, array in leaves(value))
 
 
 def _quarter_of_memory() -> int:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
-    except (AttributeError, ValueError, OSError):  # not every system says
+    except (AttributeError, ValueError, OSError):  # some systems do not report their memory
         return 4 << 30
 
 
 def unchanging(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The same memory as an array that cannot be written to: it is found by its content later."""
+    """Return a read-only view of an array. It must not change because it will be found by its content."""
     view = array.view()
     view.flags.writeable = False
     return view

@@ -1,4 +1,4 @@
-"""A source of arrays as NumPy saves them: ``.npz``, ``.npy``, or a folder of ``.npy`` files. Nothing in them is ever unpickled."""
+"""A source of NumPy arrays: ``.npz``, ``.npy``, or a folder of ``.npy`` files. Never unpickles anything."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ MAX_MEMBERS = 1000
 
 
 class Arrays:
-    """Columns are the arrays, one row of each for a sample.
+    """A source whose columns are arrays, with one row for each sample.
 
     Args:
         path: File or folder.
-        columns: See ``open_source``.
-        part: See ``open_source``; by default ``"train"`` where there is an array ``x_train``, else all arrays are of one part.
+        columns: The option of ``open_source``.
+        part: The option of ``open_source``. By default ``"train"`` if there is an array ``x_train``; otherwise all
+            arrays belong to one part.
 
     Raises:
-        DatasetError: Something in it cannot be used.
+        DatasetError: An array cannot be used.
         ConfigError: No array has a name that was given.
     """
 
@@ -73,7 +74,7 @@ class Arrays:
         return {name.removesuffix(".npy"): partial(self._archive.open, name) for name in names if name.endswith(".npy")}
 
     def _chosen(self, columns: str, part: str) -> dict[str, str]:
-        """New names of the arrays that are meant, with their old ones."""
+        """Return the chosen arrays: a dict from new names to the names in the file."""
         there = list(self._open)
         if columns and part:
             raise ConfigError("--columns and --part both say which arrays are meant", hint="leave one of them out")
@@ -87,7 +88,7 @@ class Arrays:
         return chosen(columns, there, self._path, {}, "array")
 
     def _head(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Shape and type of an array, if its bytes are all there and come row by row."""
+        """Return shape and type of an array, after checking that its bytes are complete and in row order."""
         with self._open[name]() as file:
             shape, by_column, kind = _header(file)
             size = self._archive.getinfo(f"{name}.npy").file_size if hasattr(self, "_archive") else _size(file)
@@ -113,7 +114,7 @@ class Arrays:
         return shape, kind
 
     def rows(self, at_once: int, first: int = 0) -> Iterator[Rows]:
-        """See ``Source``."""
+        """Yield the samples in order, from number ``first``, in pieces of at most ``at_once``."""
         with contextlib.ExitStack() as stack:
             opened = {}
             for new, old in self._names.items():

@@ -1,4 +1,4 @@
-"""Columns of Arrow, as Parquet files give them, as arrays: numbers, vectors and tensors of one shape, and bytes of any length. Needs pyarrow."""
+"""Turns Arrow columns into arrays: numbers, vectors and tensors of one shape, bytes of any length. Needs pyarrow."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ddlf.data.partition_file import Ragged
 from ddlf.errors import DatasetError
 
 Where = Callable[[int], str]
-"""Names a row of a piece of a column, by its number in the piece."""
+"""Describes a row of a piece of a column for error messages, given its number in the piece."""
 FILL = "fill it, or leave the row out"
 
 
 def load_pyarrow() -> Any:
-    """The package pyarrow, with its module for Parquet.
+    """Return the package pyarrow, with its Parquet module.
 
     Raises:
-        DatasetError: It is not installed.
+        DatasetError: pyarrow is not installed.
     """
     try:
         import pyarrow
@@ -33,7 +33,7 @@ def load_pyarrow() -> Any:
 
 
 def no_column(where: object, name: str, columns: Iterable[str]) -> tuple[str, str]:
-    """Sentence and hint for a column that is missing; the hint lists those that exist, the nearest name first."""
+    """Return message and hint for a missing column. The hint lists the existing columns, the most similar first."""
     names = list(columns)
     near = difflib.get_close_matches(name, names, n=1)
     others = [each for each in names if each not in near]
@@ -41,7 +41,7 @@ def no_column(where: object, name: str, columns: Iterable[str]) -> tuple[str, st
 
 
 def kind_of(kind: Any) -> str:
-    """What a type of Arrow holds: ``number``, ``list``, ``image``, ``bytes``, ``text``, or ``other``."""
+    """Return what an Arrow type holds: ``number``, ``list``, ``image``, ``bytes``, ``text``, or ``other``."""
     types = load_pyarrow().types
     kind = _plain(kind)
     if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
@@ -49,7 +49,7 @@ def kind_of(kind: Any) -> str:
     if _is_list(kind):
         inner = kind_of(kind.value_type)
         return "list" if inner in ("number", "list") else "other"
-    if types.is_struct(kind):  # an image of Hugging Face
+    if types.is_struct(kind):  # the form of images in Hugging Face data sets
         return "image" if kind.get_field_index("bytes") >= 0 else "other"
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
         return "bytes"
@@ -57,7 +57,7 @@ def kind_of(kind: Any) -> str:
 
 
 def _plain(kind: Any) -> Any:
-    """The type of the values where a type only says how they are stored."""
+    """Return the type of the values, for types that only describe how values are stored."""
     arrow = load_pyarrow()
     if isinstance(kind, arrow.BaseExtensionType):
         return _plain(kind.storage_type)
@@ -65,7 +65,7 @@ def _plain(kind: Any) -> Any:
 
 
 def is_fixed(kind: Any) -> bool:
-    """Whether the type itself says how long lists are, at each depth."""
+    """Return whether the type itself fixes the length of lists, at each depth."""
     kind = _plain(kind)
     return not _is_list(kind) or (load_pyarrow().types.is_fixed_size_list(kind) and is_fixed(kind.value_type))
 
@@ -76,10 +76,10 @@ def _is_list(kind: Any) -> bool:
 
 
 def _checked(values: Any, name: str, where: Where) -> Any:
-    """The values as plain Arrow arrays, none of which is null.
+    """Return the values as plain Arrow arrays without nulls.
 
     Raises:
-        DatasetError: Names the first row without a value.
+        DatasetError: A row has no value; the message names the first such row.
     """
     arrow = load_pyarrow()
     if isinstance(values.type, arrow.BaseExtensionType):
@@ -91,15 +91,15 @@ def _checked(values: Any, name: str, where: Where) -> Any:
 
 
 def numbers(values: Any, name: str, where: Where) -> np.ndarray[Any, Any]:
-    """Numbers, lists of one length and tensors as an array of shape ``(rows, ...)``. Types are kept.
+    """Return numbers, lists of equal length or tensors as an array of shape ``(rows, ...)``. Types are kept.
 
     Args:
-        values: An array of Arrow.
-        name: Of the column, for errors.
-        where: Names a row, for errors.
+        values: An Arrow array.
+        name: Name of the column, for errors.
+        where: Describes a row, for errors.
 
     Raises:
-        DatasetError: A row has no value, or lists have several lengths.
+        DatasetError: A row has no value, or lists have different lengths.
     """
     arrow = load_pyarrow()
     shape: tuple[int, ...] = (len(values),)
@@ -130,17 +130,17 @@ def numbers(values: Any, name: str, where: Where) -> np.ndarray[Any, Any]:
 
 
 def _outer(where: Where, width: int) -> Where:
-    """Names the row of a value in flattened lists of this length."""
+    """Return a function that describes the row of a value in flattened lists of this length."""
     return lambda number: where(number // width)
 
 
 def blobs(values: Any, name: str, where: Where) -> Ragged:
-    """Bytes of any length: encoded images, texts as UTF-8, or numbers of lists of several lengths.
+    """Return byte strings of any length: encoded images, texts as UTF-8, or lists of numbers of different lengths.
 
     Args:
-        values: An array of Arrow.
-        name: Of the column, for errors.
-        where: Names a row, for errors.
+        values: An Arrow array.
+        name: Name of the column, for errors.
+        where: Describes a row, for errors.
 
     Raises:
         DatasetError: A row has no value.

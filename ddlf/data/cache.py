@@ -1,10 +1,12 @@
-"""Partition files that came from a store, on a disk of this machine, for all of the user's processes that want the same ones.
+"""A cache of partition files from a store, on a disk of this machine. All processes of a user share it.
 
-A file is named by its SHA-256, so it is the right one for whatever place names that hash; who reads it compares the bytes again. Who fetches one
-holds a lock of its name, so each comes once to a machine. What was used longest ago goes when the cap is reached, but no file that the next epoch
-wants as much as the one that would come in its place: of a data set that is larger than the cap a part stays, and the rest is not written at all.
-To drop what was used longest ago would be to drop what is wanted next, each time. A process that is killed leaves a part of a file, which goes with
-the next one: nobody holds its lock any more.
+Each file is named by its SHA-256, so it fits any data set that names that hash. Readers compare the bytes again. A
+process that fetches a file holds a lock with its name, so each file is fetched once for a machine.
+
+When the cap is reached, the least recently used file is removed, except files that the next epoch needs as much as the
+new one. If a data set is larger than the cap, a part of it stays and the rest is not written. Removing the least
+recently used file would then always remove the file that is needed next. A killed process leaves an incomplete file.
+The next fetch removes it, because its lock is free.
 """
 
 from __future__ import annotations
@@ -27,31 +29,31 @@ from ddlf.training.settings.checks import count_of_bytes
 log = logging.getLogger(__name__)
 
 FOLDER, CAP = "DDLF_CACHE", "DDLF_CACHE_SIZE"
-"""Variables of the environment: where it is, and how much it may hold, ``0`` for no cache."""
+"""Environment variables: the folder of the cache, and its size, where ``0`` means no cache."""
 USUAL_SHARE = 0.5
-"""Of what is free, and of what it holds already."""
+"""Default cap, as a share of the free bytes plus the bytes in the cache."""
 LEFT = 0.05
-"""Of a disk, which stays free."""
+"""Share of a disk that stays free."""
 LEFT_BYTES = 10**9
-"""The same at most."""
+"""Upper limit for the bytes that stay free."""
 PART = re.compile(r"\.([0-9a-f]{64})-(\d+)-[0-9a-f]{8}")
-"""A file that is being fetched: its hash, and how long it will be."""
+"""Name of a file that is being fetched: its hash and its final size."""
 WHOLE = re.compile(r"[0-9a-f]{64}")
 AGAIN_S = 60.0
-"""After which a cache that was full is looked at again."""
+"""Seconds until a full cache is checked again."""
 LOOK_S = 0.2
-"""How often who waits for a lock looks whether it is to end."""
+"""Seconds between two checks whether to stop waiting for a lock."""
 
 
 class Cache:
-    """A folder of such files.
+    """A folder with cached partition files.
 
     Args:
-        folder: It is made when it is needed; None is that of the environment, or the user's usual one.
-        cap: Bytes that it may hold; None is that of the environment, or half of what is free.
+        folder: Created when it is needed. None means the folder from the environment, or the user's default one.
+        cap: Maximum bytes. None means the size from the environment, or half of the free space.
 
     Raises:
-        ConfigError: The environment says something that is no size.
+        ConfigError: The size in the environment is invalid.
     """
 
     def __init__(self, folder: Path | None = None, cap: int | None = None) -> None:
@@ -69,24 +71,25 @@ class Cache:
         ends: Callable[[], bool] = lambda: False,
         exact: bool = True,
     ) -> Path | None:
-        """A file of this hash, or of what was once so: who reads it compares the bytes.
+        """Return the path of the file with this hash. Readers must compare its bytes with the hash.
 
         Args:
             sha256: Hash of the file.
-            nbytes: Its size.
-            fetch: Writes the file at the path that it is given. It is called if the file is not here.
-            beside: Hashes of files that are wanted as often as this one, none of which makes room for it.
-            ends: Whether to wait no longer for others that fetch.
-            exact: Whether ``nbytes`` is the size; else it is an estimate.
+            nbytes: Size of the file.
+            fetch: Writes the file to the path that it gets. It is called if the file is not in the cache.
+            beside: Hashes of files that are needed as often as this one. They are not removed for it.
+            ends: Returns whether to stop waiting for other fetches.
+            exact: Whether ``nbytes`` is the exact size, and not an estimate.
 
         Returns:
-            None if it has no room here: it is larger than the cap, those beside it fill that, or the disk is full, which is said once.
+            The path; None if there is no room for the file: it is larger than the cap, the files in ``beside`` fill the
+            cap, or the disk is full. A warning gives the reason once.
 
         Raises:
-            DatasetError: What ``fetch`` raises; or waiting was ended.
+            DatasetError: ``fetch`` raised it, or ``ends`` stopped the wait.
         """
         if self._cap is not None and nbytes > self._cap:
-            if self._cap:  # without one nothing is amiss
+            if self._cap:  # a cap of 0 was chosen, so there is nothing to warn about
                 self._say(f"{self.folder} may hold {size(self._cap)}, less than a file of {size(nbytes)}")
             return None
         try:
@@ -117,7 +120,7 @@ class Cache:
             return None
 
     def drop(self, sha256: str) -> None:
-        """Remove a file that was found to be damaged."""
+        """Remove a damaged file."""
         with contextlib.suppress(OSError):
             (self.folder / sha256).unlink(missing_ok=True)
 
@@ -129,7 +132,7 @@ class Cache:
         try:
             if nbytes not in (None, path.lstat().st_size) or path.is_symlink():
                 return False
-            os.utime(path)  # it was used just now
+            os.utime(path)  # marks it as just used
         except FileNotFoundError:
             return False
         return True
@@ -161,13 +164,16 @@ class Cache:
             return False
 
     def _room(self, nbytes: int, mine: str, beside: Collection[str]) -> bool:
-        """Remove what was used longest ago until there is room. Who calls it holds the lock for that, so no fetch begins, and that named ``mine``."""
+        """Remove the least recently used files until there is room.
+
+        The caller holds the lock ``room``, so no other fetch begins, and the lock ``mine``.
+        """
         held, whole = 0, []
         for entry in os.scandir(self.folder):
             with contextlib.suppress(FileNotFoundError):
                 if found := PART.fullmatch(entry.name):
                     if found[1][:2] == mine or self._is_free(found[1][:2]):
-                        os.unlink(entry.path)  # of a process that was killed
+                        os.unlink(entry.path)  # left by a killed process
                     else:
                         held += int(found[2])
                 elif WHOLE.fullmatch(entry.name):

@@ -1,4 +1,4 @@
-"""A data set at a place, as an app uses it: to train on file by file, or as arrays. Runs on the master and on workers."""
+"""A data set at a place, used file by file for training, or as arrays. Runs on the master and on workers."""
 
 from __future__ import annotations
 
@@ -22,28 +22,30 @@ log = logging.getLogger(__name__)
 Array = np.ndarray[Any, Any]
 Decode = Callable[[dict[str, Any]], dict[str, Array]]
 SOME = 64
-"""Samples that are decoded at a time where nobody takes them."""
+"""Number of samples to decode at a time for a check."""
 
 
 class DataSet(Mapping[str, Array]):
-    """A data set of partition files; also its columns by name, each with the samples in the order of their ids. Read-only.
+    """A data set of partition files. It is also a read-only mapping from column names to arrays, in the order of ids.
 
-    What is read is checked before: each byte of a file before the first of its samples is given to anybody. A column of one partition file is mapped
-    from the disk; one of several is read into memory when it is first asked for.
+    Data is checked before use: every byte of a file is checked before any of its samples is returned. If the data set
+    has one partition file, its columns are mapped from the disk. Otherwise a column is read into memory at its first
+    use.
 
     Args:
-        place: Folder that ``ddlf data split`` has written; the manifest of what is at no place, whose samples another class gives.
-        decode: Makes of a sample, its columns by name, the one that is trained on, as arrays by name; None if it is that already.
+        place: Folder that ``ddlf data split`` has written. A subclass without a place gives its manifest instead.
+        decode: Turns a sample, a dict of its columns, into the arrays of a training sample, by name. None if the
+            columns already are the training data.
 
     Attributes:
-        manifest: What is there; what was there when it was opened, though there is a newer version by now.
-        on_disk: Whether rows can be read one by one, without a partition file in memory.
-        in_order: Whether only reading from the beginning to the end is fast.
-        inexact: Why nobody knows which samples were trained on; empty where that is known.
-        notes: Sentences about how it is read, for the log.
+        manifest: The manifest of the version that was opened, even if there is a newer one by now.
+        on_disk: Whether rows can be read singly, without a whole partition file in memory.
+        in_order: Whether only sequential reading is fast.
+        inexact: Why the trained samples are unknown; empty if they are known.
+        notes: Sentences for the log about how the data is read.
 
     Raises:
-        DatasetError: There is no data set.
+        DatasetError: There is no data set at the place.
     """
 
     on_disk, in_order, inexact = True, False, ""
@@ -63,10 +65,10 @@ class DataSet(Mapping[str, Array]):
         self._others: list[Place] = []
 
     def at(self, version: int) -> DataSet:
-        """The same samples in the files of a version; 0 for that which was opened.
+        """Return the same samples in the files of another version; 0 means the version that was opened.
 
         Raises:
-            DatasetError: It is there no more.
+            DatasetError: The version no longer exists.
         """
         if version not in self._versions:
             found = self._place.manifest(version)
@@ -76,10 +78,10 @@ class DataSet(Mapping[str, Array]):
         return self._versions[version]
 
     def newer(self, version: int) -> DataSet | None:
-        """The same samples in files that were made since; None if there are none.
+        """Return the same samples in the files of a newer version, or None.
 
         Args:
-            version: That which is known.
+            version: The version to compare with.
 
         Raises:
             DatasetError: The place cannot be read.
@@ -95,23 +97,28 @@ class DataSet(Mapping[str, Array]):
         return other
 
     def here(self) -> Sequence[bool]:
-        """Of each partition file whether this machine can read it: all, but where each of several has some of them on its own disk."""
+        """Return for each partition file whether this machine can read it.
+
+        A machine can read all files, unless the data set is spread over the disks of several machines.
+        """
         if not self.manifest.hosts:
             return [True] * len(self.manifest.files)
         self._here = self._here or self._place.here(self.manifest)
         return self._here
 
     def beside(self, others: Place) -> None:
-        """Read from there what is not here."""
+        """Set the place to read the files from that this machine does not have."""
         self._others[:] = [others]
 
     def piece(self, name: str, begin: int, nbytes: int) -> Array | None:
-        """Some bytes of a partition file, for another machine, which compares all of them with the manifest; None if it is not here.
+        """Return some bytes of a partition file for another machine; None if this machine has no such file.
+
+        The other machine compares the whole file with the manifest.
 
         Args:
-            name: Of any version that was opened here.
-            begin: Place of the first.
-            nbytes: How many at most.
+            name: Name of a file in any version that was opened here.
+            begin: Position of the first byte.
+            nbytes: Maximum number of bytes.
         """
         known = any(file.name == name for data in self._versions.values() for file in data.manifest.files)
         path = Path(str(self._place)).expanduser() / name
@@ -124,7 +131,7 @@ class DataSet(Mapping[str, Array]):
 
     @property
     def first(self) -> int:
-        """Number of the first partition file that is here; 0 if none is."""
+        """Number of the first partition file that this machine has; 0 if it has none."""
         here = self.here()
         return here.index(True) if any(here) else 0
 
@@ -133,7 +140,7 @@ class DataSet(Mapping[str, Array]):
 
     @cached_property
     def columns(self) -> Mapping[str, Column]:
-        """What is trained on; the first sample that ``decode`` can use says what it makes."""
+        """The columns of training data. If there is ``decode``, they follow from the first sample that it can use."""
         if self._decode is None:
             return self.manifest.columns
         number, why = self.first, None
@@ -150,19 +157,19 @@ class DataSet(Mapping[str, Array]):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a sample as it is trained on."""
+        """Bytes of a training sample."""
         return sum(column.row_bytes for column in self.columns.values())
 
     def taken(self, number: int, arrays: Arrays, rows: Any) -> Arrays:
-        """Some rows of a partition file as they are trained on.
+        """Return some rows of a partition file as training data.
 
         Args:
-            number: Which file, from 0.
-            arrays: Its columns.
+            number: Number of the file, from 0.
+            arrays: Columns of the file.
             rows: Numbers of the rows, shape ``(n,)``.
 
         Raises:
-            DatasetError: ``decode`` cannot use one, or makes something else of it than of the first sample.
+            DatasetError: ``decode`` fails for a sample, or its result differs in shape or type from the first one.
         """
         if self._decode is None:
             return {name: array[rows] for name, array in arrays.items()}
@@ -212,10 +219,12 @@ class DataSet(Mapping[str, Array]):
         return self._arrays[name]
 
     def damaged(self, number: int) -> str:
-        """Why a partition file, from 0, cannot be used, it or a sample that ``decode`` fails with; empty if it can. Each is looked at once.
+        """Return why a partition file, from 0, cannot be used; empty if it can. Each file is checked once.
+
+        A file cannot be used if it is damaged, or if ``decode`` fails for one of its samples.
 
         Raises:
-            DatasetError: Nobody knows: it cannot be read.
+            DatasetError: The file cannot be read, so its state is unknown.
         """
         if number not in self._damaged:
             why = ""
@@ -231,11 +240,11 @@ class DataSet(Mapping[str, Array]):
         return self._damaged[number]
 
     def _undecoded(self, number: int, arrays: Arrays) -> str:
-        """Why ``decode`` cannot use a sample of a file; empty if it can use all."""
+        """Return why ``decode`` fails for a sample of a file; empty if it succeeds for all."""
         return "" if self._decode is None else self._untaken(number, arrays)
 
     def _untaken(self, number: int, arrays: Arrays) -> str:
-        """Why a sample of a file cannot be taken; empty if all can."""
+        """Return why a sample of a file cannot be used; empty if all can."""
         rows = np.arange(self.manifest.files[number].samples)
         for begin in range(0, len(rows), SOME):
             try:
@@ -245,33 +254,33 @@ class DataSet(Mapping[str, Array]):
         return ""
 
     def head(self, count: int) -> Arrays:
-        """The first samples that are here, at most so many, as they are trained on."""
+        """Return the first samples that this machine has, at most ``count``, as training data."""
         number = self.first
         rows = np.arange(min(count, self.manifest.files[number].samples))
         return self.taken(number, self.mapped(number), rows)
 
     def interrupt(self) -> None:
-        """Have a thread that waits for the place get an error. What is asked for later is done."""
+        """Make a thread that waits for the place raise an error. Later requests work again."""
         for place in (self._place, *self._others):
             place.interrupt()
 
     def load(self, number: int) -> Arrays:
-        """The columns of a partition file, from 0, in memory.
+        """Read the columns of a partition file, from 0, into memory.
 
         Raises:
-            DatasetError: It is missing, or is not what the manifest says.
+            DatasetError: The file is missing, or differs from the manifest.
         """
         return self._place_of(number).load(self.manifest.files[number], self.manifest.columns)
 
     def mapped(self, number: int, room: int | None = None) -> Arrays:
-        """The same, read from a disk row by row when it is used.
+        """Return the columns of a partition file as arrays that are read from a disk row by row.
 
         Args:
-            number: Which file, from 0.
-            room: Bytes of memory that it may take where no disk has it; None for as many as it needs.
+            number: Number of the file, from 0.
+            room: Bytes of memory that may be used if no disk has the file; None for no limit.
 
         Raises:
-            ConfigError: It needs more.
+            ConfigError: The file needs more memory than ``room``.
         """
         return self._place_of(number).mapped(self.manifest.files[number], self.manifest.columns)
 

@@ -1,8 +1,8 @@
-"""Well-known data sets as arrays, each node reading its own copy. Runs on the master and in executors.
+"""Well-known data sets as arrays. Each node reads its own copy. Runs on the master and in executors.
 
-Sources, in this order: the folder ``$DDLF_DATA`` (``mnist.npz``, ``cifar10.npz``), this user's cache on disk (checked by hash), Keras's download,
-whose result goes into the cache. The npz files are of Keras's form: uint8 ``x_train``, ``y_train``, ``x_test``, ``y_test``.
-Digits and irises come with this package.
+The sources are tried in this order: the folder ``$DDLF_DATA`` (``mnist.npz``, ``cifar10.npz``); this user's cache on
+disk, checked by hash; and Keras's download, whose result goes into the cache. The npz files have Keras's form: uint8
+arrays ``x_train``, ``y_train``, ``x_test``, ``y_test``. The package itself contains digits and irises.
 """
 
 from __future__ import annotations
@@ -28,29 +28,28 @@ BRIGHTEST = {"digits": 16, "mnist": 255, "cifar10": 255}
 CLASSES = 10
 PARTS = ("x_train", "y_train", "x_test", "y_test")
 MAX_UNPACKED_BYTES = 10**9
-"""Of the four arrays together; CIFAR-10 has 184 MB."""
+"""Limit for the four arrays together. CIFAR-10 has 184 MB."""
 MAX_MEMBERS = 1000
 
 
 def load_digits() -> Arrays:
-    """1,797 handwritten digits of 8 x 8 pixels, for examples: they come with this package, so nothing is downloaded.
+    """Load 1,797 handwritten digits of 8 x 8 pixels, for examples. The package contains them.
 
-    The test set of E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits (UCI Machine Learning Repository, 1998, CC BY 4.0), as in
-    scikit-learn. Every fifth one is for the test.
-
+    They are the test set of E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits (UCI Machine Learning
+    Repository, 1998, CC BY 4.0), the same as in scikit-learn. Every fifth digit belongs to the test set.
     Returns:
-        ``(x_train, y_train), (x_test, y_test)``: x float32 in [-0.5, 0.5] of shape (1437, 8, 8, 1) and (360, 8, 8, 1), y one-hot float32 of
-        shape (1437, 10) and (360, 10).
+        ``(x_train, y_train), (x_test, y_test)``: x float32 in [-0.5, 0.5] of shape (1437, 8, 8, 1) and (360, 8, 8, 1),
+        y one-hot float32 of shape (1437, 10) and (360, 10).
     """
     return _arrays("digits", _read(Path(__file__).with_name("digits.npz")))
 
 
 def load_mnist() -> Arrays:
-    """MNIST: 70,000 handwritten digits.
+    """Load MNIST: 70,000 handwritten digits.
 
     Returns:
-        ``(x_train, y_train), (x_test, y_test)``: x float32 in [-0.5, 0.5] of shape (60000, 28, 28, 1) and (10000, 28, 28, 1), y
-        one-hot float32 of shape (60000, 10) and (10000, 10).
+        ``(x_train, y_train), (x_test, y_test)``: x float32 in [-0.5, 0.5] of shape (60000, 28, 28, 1) and
+        (10000, 28, 28, 1), y one-hot float32 of shape (60000, 10) and (10000, 10).
 
     Raises:
         DatasetError: No source has it, or the file is damaged.
@@ -59,11 +58,11 @@ def load_mnist() -> Arrays:
 
 
 def load_cifar10() -> Arrays:
-    """CIFAR-10: 60,000 colour pictures of 10 classes.
+    """Load CIFAR-10: 60,000 colour pictures of 10 classes.
 
     Returns:
-        ``(x_train, y_train), (x_test, y_test)``: x float32 in [-0.5, 0.5] of shape (50000, 32, 32, 3) and (10000, 32, 32, 3), y
-        one-hot float32 of shape (50000, 10) and (10000, 10).
+        ``(x_train, y_train), (x_test, y_test)``: x float32 in [-0.5, 0.5] of shape (50000, 32, 32, 3) and
+        (10000, 32, 32, 3), y one-hot float32 of shape (50000, 10) and (10000, 10).
 
     Raises:
         DatasetError: No source has it, or the file is damaged.
@@ -72,22 +71,23 @@ def load_cifar10() -> Arrays:
 
 
 def load_iris() -> Arrays:
-    """150 irises of three kinds, 50 each: length and width of sepal and petal in cm. They come with this package.
+    """Load 150 irises of three species, 50 each: length and width of sepal and petal in cm. The package contains them.
 
-    R. A. Fisher, The use of multiple measurements in taxonomic problems (Annals of Eugenics 7, 1936); in the public domain. As in scikit-learn,
-    whose rows 35 and 38 are Fisher's. Every fifth one is for the test.
-
+    The source is R. A. Fisher, The use of multiple measurements in taxonomic problems (Annals of Eugenics 7, 1936), in
+    the public domain. The values are the same as in scikit-learn, where rows 35 and 38 agree with Fisher's paper. Every
+    fifth iris belongs to the test set.
     Returns:
-        ``(x_train, y_train), (x_test, y_test)``: x float32 of shape (120, 4) and (30, 4), y int32 of shape (120,) and (30,).
+        ``(x_train, y_train), (x_test, y_test)``: x float32 of shape (120, 4) and (30, 4), y int32 of
+        shape (120,) and (30,).
     """
-    with np.load(Path(__file__).with_name("iris.npz")) as archive:  # in mm, which are whole numbers
+    with np.load(Path(__file__).with_name("iris.npz")) as archive:  # in mm, as integers
         x, y = (archive["x"] / 10).astype(np.float32), archive["y"].astype(np.int32)
     test = np.arange(len(x)) % 5 == 0
     return (x[~test], y[~test]), (x[test], y[test])
 
 
 def with_classes(name: str) -> Arrays:
-    """A data set by name, ``"iris"`` among them, with the number of each sample's class, int32 of shape (n,), as label."""
+    """Load a data set by name, also ``"iris"``, with class numbers as labels: int32 of shape (n,)."""
     if name == "iris":
         return load_iris()
     raw = _read(Path(__file__).with_name("digits.npz")) if name == "digits" else _raw(name)
@@ -98,7 +98,7 @@ def with_classes(name: str) -> Arrays:
 
 
 def load(name: str) -> Arrays:
-    """Load by name, ``"mnist"`` or ``"cifar10"``."""
+    """Load a data set by name: ``"mnist"`` or ``"cifar10"``."""
     return _arrays(name, _raw(name))
 
 
@@ -144,7 +144,7 @@ def _raw(name: str) -> dict[str, np.ndarray[Any, Any]]:
 
 def _read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     try:
-        # Opened here, because NumPy leaves a file open that is no archive.
+        # Open the file here, because NumPy does not close a file that is not an archive.
         with open(path, "rb") as file:
             _check_archive(path, file)
             file.seek(0)
@@ -174,10 +174,10 @@ def _read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _check_archive(path: Path, file: BinaryIO) -> None:
-    """Refuse an archive whose reading would take more memory than its data can need.
+    """Refuse an archive that would take more memory than its data can need.
 
     Raises:
-        DatasetError: Says which limit it is over, or what is odd.
+        DatasetError: The archive exceeds a limit, or contradicts itself.
         KeyError: An array is missing.
     """
     with zipfile.ZipFile(file) as archive:
@@ -200,7 +200,7 @@ def _check_archive(path: Path, file: BinaryIO) -> None:
                 }[version]
                 shape, _, dtype = read_header(member)
                 claimed, given = prod(shape) * dtype.itemsize, size - member.tell()
-            # NumPy takes the memory for what the header claims before it reads.
+            # NumPy allocates the memory that the header claims before it reads.
             if claimed > given and not dtype.hasobject:
                 raise DatasetError(f"{path}: {part} claims {claimed:,} bytes, but has {given:,}", hint="copy it again")
         if unpacked > MAX_UNPACKED_BYTES:
@@ -213,7 +213,7 @@ def _download(name: str, cached: Path) -> dict[str, np.ndarray[Any, Any]]:
     import keras
 
     try:
-        # Keras draws its progress bar on stdout, which belongs to the program's own output.
+        # Keras prints its progress bar to stdout, which belongs to the program's own output.
         with contextlib.redirect_stdout(sys.stderr):
             (x_train, y_train), (x_test, y_test) = getattr(keras.datasets, name).load_data()
     except Exception as error:  # Keras raises a bare Exception when a download fails
@@ -222,7 +222,7 @@ def _download(name: str, cached: Path) -> dict[str, np.ndarray[Any, Any]]:
             hint=f"put {name}.npz into a folder and set DDLF_DATA to it, on every machine",
         ) from None
     raw = dict(zip(PARTS, (x_train, y_train, x_test, y_test), strict=True))
-    with contextlib.suppress(OSError):  # a full disk only costs the next start
+    with contextlib.suppress(OSError):  # without the cache file, the next start downloads again
         cached.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         temporary = cached.with_name(f".{name}-{os.getpid()}.npz")
         np.savez_compressed(temporary, **raw)
@@ -232,7 +232,7 @@ def _download(name: str, cached: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _intact(path: Path) -> bool:
-    """Whether a cached file is there and has the hash it was written with."""
+    """Return whether a cached file exists and its hash is unchanged."""
     try:
         return _hash_file(path).read_text() == _sha256(path)
     except OSError:
@@ -255,13 +255,13 @@ def _cache_dir() -> Path:
 
 
 def fingerprint(*data: Any) -> str:
-    """The content of arrays as 16 hex digits: types, shapes, order and every byte, and whether a list or a tuple holds them.
+    """Return a hash of arrays as 16 hex digits. It covers types, shapes, order, every byte, and the containers' types.
 
     Args:
         data: Arrays, or nested lists, tuples and dicts of arrays.
 
     Raises:
-        DatasetError: Something else is in there.
+        DatasetError: The data contains other objects.
     """
     digest = hashlib.sha256()
     for part in data:
@@ -270,11 +270,11 @@ def fingerprint(*data: Any) -> str:
 
 
 def not_finite(data: Any) -> str:
-    """Say how many values of arrays, or of nested lists, tuples and dicts of arrays, are NaN or infinite; empty when none is."""
+    """Return a sentence that counts the NaN and infinite values in a tree of arrays; empty if there are none."""
     bad = size = 0
     for _, array in leaves(data):
         size += array.size
-        # The ends show whether there is any, without an array of answers for each value.
+        # Minimum and maximum reveal any such value without a temporary array of booleans.
         if array.size and array.dtype.kind in "fc" and not np.isfinite([array.min(), array.max()]).all():
             bad += array.size - int(np.count_nonzero(np.isfinite(array)))
     return f"{bad:,} of {size:,} values" if bad else ""

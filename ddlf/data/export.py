@@ -1,4 +1,4 @@
-"""Files of one kind or another that all samples of a data set are written to, in the order of their ids."""
+"""Writes all samples of a data set to one file of another format, in the order of their ids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ddlf.data.partition_file import Arrays, Ragged
 from ddlf.errors import DatasetError
 
 Parts = Callable[[], Iterator[Arrays]]
-"""Gives the columns of each partition file, in order; again when it is called again."""
+"""Yields the columns of each partition file, in order. It can be called repeatedly."""
 
 
 def _npz(path: Path, found: Manifest, parts: Parts) -> None:
@@ -32,7 +32,7 @@ def _npz(path: Path, found: Manifest, parts: Parts) -> None:
 
 
 def _tar(path: Path, found: Manifest, parts: Parts) -> None:
-    """As ``tar.py`` reads it: ``x`` is ``.npy``, whole numbers ``y`` are ``.cls``, others are named as their columns."""
+    """Write the form that ``tar.py`` reads: ``x`` is ``.npy``, integers ``y`` are ``.cls``, others keep their names."""
     number = 0
     with tarfile.open(path, "x") as archive:
         for arrays in parts():
@@ -83,7 +83,10 @@ def _parquet(path: Path, found: Manifest, parts: Parts) -> None:
 
 
 def _tfrecord(path: Path, found: Manifest, parts: Parts) -> None:
-    """Examples have no shapes: a row is a vector. Bytes are bytes, other whole numbers and truth values int64, fractions float32."""
+    """Write examples. They have no shapes, so each row becomes a vector.
+
+    uint8 arrays become bytes, other integers and booleans int64, and floating-point numbers float32.
+    """
     from ddlf.data.tfrecord import masked_checksum
 
     for name, column in found.columns.items():
@@ -131,4 +134,4 @@ WRITERS: dict[str, Callable[[Path, Manifest, Parts], None]] = {
     ".tar": _tar,
     ".tfrecord": _tfrecord,
 }
-"""By ending."""
+"""The writers by file ending."""

@@ -1,7 +1,8 @@
-"""Data sets that a program makes while they are read: Keras's ``PyDataset``, ``tf.data`` pipelines, generators. Runs where an app has its data.
+"""Data sets that a program makes while they are read: Keras's ``PyDataset``, ``tf.data`` pipelines, generators.
 
-A batch of the first two, and a part of the third, is what a partition file is elsewhere: a number and so many samples. So all that trains on files
-trains on these. Nothing travels: each node makes its own, and what they compare is shapes, counts and the first labels.
+Runs on every node that has data. A batch of the first two, and a part of the third, takes the role of a partition file:
+a number and a count of samples. So code that trains on files also trains on these data sets. Samples do not travel:
+each node makes its own. Nodes compare shapes, counts and the first labels.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from ddlf.errors import AppError, DatasetError
 
 Read = Callable[[int], Arrays]
 MOST_BATCHES = 10**7
-"""What a pipeline or a ``PyDataset`` may have: each is a line of what nodes compare."""
+"""Maximum number of batches, because nodes compare a line for each batch."""
 
 
 class Generated(DataSet):
-    """Samples that are made when they are wanted.
+    """A data set whose samples are made when they are needed.
 
     Args:
-        name: What the user calls it, for errors.
-        what: Word for what is made at a time.
+        name: The user's name of the data set, for errors.
+        what: Word for one unit: a batch or a part.
         first: Columns of the first batch.
-        sizes: Samples of each that is made at a time, each > 0.
-        read: Makes one, by its number from 0.
-        in_order: Whether going back, or far ahead, is slow.
-        inexact: Why nobody knows which samples were trained on; empty where that is known.
+        sizes: Number of samples of each unit, each > 0.
+        read: Makes the unit with a number from 0.
+        in_order: Whether it is slow to go back, or to skip ahead.
+        inexact: Why the trained samples are unknown; empty if they are known.
     """
 
     on_disk = False
@@ -53,7 +54,7 @@ class Generated(DataSet):
         except ValueError as error:
             raise DatasetError(f"{name}: {error}", hint="give arrays of numbers, with rows of one shape") from None
         row = sum(column.row_bytes for column in columns.values())
-        # Inputs may be changed by chance; labels say whether all nodes have the samples in one order.
+        # Random augmentation may change inputs, but labels show whether all nodes have the samples in one order.
         labels = [array for column, array in first.items() if column[0] == "y"] or list(first.values())
         told = hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in labels)).hexdigest()
         firsts = itertools.accumulate(sizes, initial=0)
@@ -67,7 +68,7 @@ class Generated(DataSet):
         return self._name
 
     def load(self, number: int) -> Arrays:
-        """See ``DataSet``."""
+        """Make a unit and check its columns and its number of samples."""
         where = f"{self._what} {number} of {self}"
         with self._lock:
             try:
@@ -85,21 +86,21 @@ class Generated(DataSet):
         return found
 
     def interrupt(self) -> None:
-        """See ``DataSet``: what a program does is waited for."""
+        """Do nothing: the user's code cannot be interrupted."""
 
     def newer(self, version: int) -> None:
-        """See ``DataSet``: there is one version."""
+        """Return None, because there is only one version."""
 
     def mapped(self, number: int, room: int | None = None) -> Arrays:
-        """See ``DataSet``."""
+        """Make a unit in memory, because generated data is on no disk."""
         return self.load(number)
 
 
 def check_alike(where: str, found: Arrays, columns: Any) -> None:
-    """Refuse what is not of the columns of the first batch.
+    """Refuse a batch whose columns differ from the first batch.
 
     Raises:
-        DatasetError: Says what it is.
+        DatasetError: The message compares both.
     """
     there = {name: Column(array.dtype.name, array.shape[1:]) for name, array in found.items()}
     if there != columns:
@@ -108,10 +109,10 @@ def check_alike(where: str, found: Arrays, columns: Any) -> None:
 
 
 def batch_of(where: str, batch: Any) -> Arrays:
-    """The columns of what ``fit`` takes as a batch.
+    """Return the columns of a batch in the form of ``fit``.
 
     Raises:
-        DatasetError: It is none.
+        DatasetError: The object is not a batch.
     """
     parts = batch if isinstance(batch, tuple) else (batch,)
     if not 1 <= len(parts) <= 3:
@@ -133,14 +134,14 @@ def batch_of(where: str, batch: Any) -> Arrays:
 
 
 def taken(name: str, value: Any) -> DataSet | None:
-    """What an app has set as a part of its data, as a data set; None if it is of no kind that is known.
+    """Return a part of an app's data as a data set; None if it is of another kind.
 
     Args:
-        name: Of the attribute.
-        value: What it is.
+        name: Name of the app's attribute.
+        value: Value of the attribute.
 
     Raises:
-        DatasetError: It cannot be used.
+        DatasetError: The data cannot be used.
     """
     if isinstance(value, DataSet):
         return value
@@ -160,7 +161,7 @@ def taken(name: str, value: Any) -> DataSet | None:
 def _of_pydataset(name: str, data: Any) -> Generated:
     try:
         batches = data.num_batches
-    except NotImplementedError:  # it has neither that nor a length
+    except NotImplementedError:  # it defines neither num_batches nor a length
         batches = None
     if batches is None:
         raise DatasetError(f"{name} does not say how many batches it has", hint="give it __len__")
@@ -213,7 +214,7 @@ def _of_pipeline(name: str, data: Any, tf: Any) -> Generated:
 
 
 def generated(function: Callable[[int], Iterable[Any]], samples: Sequence[int], *, endless: bool = False) -> Generated:
-    """See ``ddlf.data.generated``."""
+    """Return a data set of generated parts; ``ddlf.data.generated`` describes the arguments."""
     name = getattr(function, "__name__", type(function).__name__)
     sizes = list(samples) if isinstance(samples, Sequence) else [samples]
     if not sizes or not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes):
@@ -273,7 +274,7 @@ def _check_count(name: str, batches: int) -> None:
 
 
 def _check_order(name: str, first: Arrays, again: Arrays) -> None:
-    """Refuse what is in another order whenever it is gone through: nobody could say that each sample was trained on once."""
+    """Refuse data whose order changes with each pass, because then some samples would be trained on twice or never."""
     labels = [column for column in first if column[0] == "y"]
     if not all(np.array_equal(first[column], again[column]) for column in labels):
         raise DatasetError(

@@ -1,4 +1,4 @@
-"""A source of images: a folder for each class, whose name is the class's. Needs Pillow."""
+"""A source of images: a folder for each class, named like the class. Needs Pillow."""
 
 from __future__ import annotations
 
@@ -20,30 +20,31 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".
 MAGIC = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 MAX_PIXELS = 100_000_000
 AHEAD = 16
-"""Images for each core that are decoded before they are wanted."""
+"""Number of images for each core that are decoded ahead."""
 T = TypeVar("T")
 Made = TypeVar("Made")
 PLAIN = ("L", "RGB", "I;16")
 CONVERTED = {"1": "L", "P": "RGB"}
-"""Modes of Pillow that become another one, in which each pixel has the same colour."""
+"""Pillow modes that are converted to another mode without changing any colour."""
 OPAQUE = {"LA": "L", "RGBA": "RGB"}
-"""Modes with transparency, and those without."""
+"""Pillow modes with transparency, and the same modes without it."""
 
 
 class Images:
-    """Columns are ``x``, the pixels (height, width, 1 or 3) or a file's bytes, and ``y``, the number of the class by name.
+    """A source with the columns ``x`` and ``y``.
 
-    An empty folder is a class without samples, so that the others have the same numbers in each part of the data. A folder that has only other
-    files, or folders, is refused, since its samples would be missing.
+    ``x`` has the pixels (height, width, 1 or 3), or a file's bytes. ``y`` has the number of the class, in the order of
+    names. An empty folder is a class without samples, so that classes have the same numbers in all parts of the data. A
+    folder that only contains other files or folders is refused, because its samples would be missing.
 
     Args:
-        path: Folder.
-        image_size: See ``open_source``.
-        ragged: See ``open_source``.
+        path: Folder of the classes.
+        image_size: The option of ``open_source``.
+        ragged: The option of ``open_source``.
 
     Raises:
         DatasetError: There are no images, or Pillow is missing.
-        ConfigError: ``image_size`` cannot be read.
+        ConfigError: ``image_size`` is invalid.
     """
 
     def __init__(self, path: Path, image_size: str = "", ragged: str = "") -> None:
@@ -78,7 +79,7 @@ class Images:
             self.columns["x"] = Column("uint8", (most,), ragged=True)
 
     def rows(self, at_once: int, first: int = 0) -> Iterator[Rows]:
-        """See ``Source``."""
+        """Yield the samples in order, from number ``first``, in pieces of at most ``at_once``."""
         for start in range(first, self.samples, at_once):
             files = self._files[start : start + at_once]
             rows = np.empty(len(files), row_type(self.columns))
@@ -97,7 +98,10 @@ class Images:
 
 
 def on_all_cores(make: Callable[[T], Made], of: Sequence[T]) -> Iterator[Made]:
-    """What is made of each, in order, by a thread for each core: decoding holds no lock of Python's. A few are made ahead."""
+    """Yield the result of ``make`` for each item, in order, with a thread for each core and a few items ahead.
+
+    Threads help because decoders release Python's global lock.
+    """
     cores = os.cpu_count() or 1
     with ThreadPoolExecutor(cores) as threads:
         for start in range(0, len(of), AHEAD * cores):
@@ -105,13 +109,13 @@ def on_all_cores(make: Callable[[T], Made], of: Sequence[T]) -> Iterator[Made]:
 
 
 class Decoder:
-    """Makes pixels of encoded images.
+    """Decodes images to pixels.
 
     Args:
-        image_size: See ``open_source``.
+        image_size: The option of ``open_source``.
 
     Raises:
-        ConfigError: ``image_size`` cannot be read.
+        ConfigError: ``image_size`` is invalid.
     """
 
     def __init__(self, image_size: str = "") -> None:
@@ -123,16 +127,16 @@ class Decoder:
             self._size = int(found[1]), int(found[2])
 
     def pixels(self, file: Path | BinaryIO, where: str) -> np.ndarray[Any, Any]:
-        """The pixels of an image (height, width, 1 or 3) as uint8; as uint16 where it is grey with 16 bits.
+        """Return the pixels of an image, shape (height, width, 1 or 3), as uint8, or as uint16 for 16-bit grey.
 
-        Palettes become RGB. A channel of transparency is left out if nothing is transparent.
+        Palettes become RGB. A transparency channel is dropped if no pixel is transparent.
 
         Args:
-            file: Where its bytes are.
-            where: Its name, for errors.
+            file: A path, or a binary file with the image.
+            where: Name of the image, for errors.
 
         Raises:
-            DatasetError: It cannot be read or used, or Pillow is missing.
+            DatasetError: The image cannot be read or used, or Pillow is missing.
         """
         try:
             import PIL.Image
@@ -150,23 +154,23 @@ class Decoder:
                 pixels = np.asarray(resized, np.uint16 if plain.mode == "I;16" else np.uint8)
         except DatasetError:
             raise
-        except Exception as error:  # Pillow raises of many kinds for damaged files
+        except Exception as error:  # Pillow raises many kinds of errors for damaged files
             why = "of no kind that Pillow knows" if isinstance(error, PIL.UnidentifiedImageError) else error
             raise DatasetError(f"{where} is no image that can be read ({why})", hint="copy it again") from None
         return pixels.reshape(*pixels.shape[:2], -1)
 
     def checked(self, file: Path | BinaryIO, where: str) -> np.ndarray[Any, Any]:
-        """The bytes of an image that can be read; see ``pixels``."""
+        """Return the bytes of an image, after checking that ``pixels`` can read it."""
         data = file.read_bytes() if isinstance(file, Path) else file.read()
         self.pixels(io.BytesIO(data), where)
         return np.frombuffer(data, np.uint8)
 
 
 def _plain(image: Any, where: str) -> Any:
-    """The same image in a mode whose pixels are numbers of colours.
+    """Return an image in a mode whose pixels are the numbers of colours.
 
     Raises:
-        DatasetError: It would lose something: pixels are transparent, or have bits that Pillow does not read.
+        DatasetError: The conversion would lose transparency, or bits that Pillow does not read.
     """
     if image.mode in ("RGB", "RGBA") and "16" in str(image.tile):
         raise DatasetError(
@@ -199,7 +203,7 @@ def _has_16_bits(image: Any) -> bool:
 
 
 def is_image(data: bytes) -> bool:
-    """Whether bytes begin as those of a PNG, JPEG, GIF, WebP, BMP or TIFF file do."""
+    """Return whether bytes begin like a PNG, JPEG, GIF, WebP, BMP or TIFF file."""
     return data.startswith(MAGIC) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
 
 

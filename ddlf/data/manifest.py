@@ -1,9 +1,10 @@
-"""What a data set at a place is: columns, partition files, ids. Pure.
+"""The manifest of a data set: columns, partition files, ids. Pure.
 
-A manifest is JSON in one fixed spelling that ends with its own SHA-256, so every byte of it is checked. It names files of its own version only,
-``v0001/00042.safetensors``, so nothing else can be read through it.
+A manifest is JSON in one fixed layout. It ends with its own SHA-256, so every byte is checked. File names have the form
+``v0001/00042.safetensors``, so a manifest cannot name other files.
 
-Each sample has an id: its number in the order of the files when the data set was first split. It keeps that for life. A file holds consecutive ones.
+Each sample has an id: its number in the order of the files when the data set was first split. An id never changes. A
+file holds samples with consecutive ids.
 """
 
 from __future__ import annotations
@@ -22,25 +23,25 @@ import numpy.typing as npt
 from ddlf.errors import DatasetError
 
 FORMAT = 2
-"""Of the manifest and the files that it names, where a column is ragged; else it is 1. A later DDLF reads earlier ones."""
+"""Format of manifest and files if a column is ragged; otherwise it is 1. A later DDLF reads earlier formats."""
 NAME = "manifest.json"
 BEFORE = re.compile(r"manifest-\d{4,9}\.json")
-"""The manifest of a version before, beside that: for runs that have begun with it."""
+"""Manifest of the previous version, beside the newest one, for runs that began with it."""
 FILE = re.compile(r"v\d{4,9}/\d{5,9}\.safetensors")
 KINDS = "biuf"
-"""Numbers as NumPy and safetensors have them: truth values, whole numbers with and without sign, floating-point numbers."""
+"""Kinds of numbers in NumPy and safetensors: booleans, signed and unsigned integers, floating-point numbers."""
 MAX_CLASSES = 100_000
 END = "\n}\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One array of the data set, a row for each sample.
+    """One array of the data set, with a row for each sample.
 
     Args:
-        dtype: Type of its values as NumPy names it, as ``"uint8"``.
-        shape: Shape of a row, ``()`` for a single value.
-        ragged: Whether rows may be shorter along their first axis; ``shape`` is that of the longest.
+        dtype: Type of the values, by NumPy's name, such as ``"uint8"``.
+        shape: Shape of a row; ``()`` for a single value.
+        ragged: Whether rows may be shorter along their first axis. ``shape`` is then the shape of the longest row.
     """
 
     dtype: str
@@ -49,7 +50,7 @@ class Column:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row, the longest."""
+        """Bytes of one row; if rows are ragged, of the longest one."""
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
@@ -58,11 +59,11 @@ class PartitionFile:
     """One file of a data set.
 
     Args:
-        name: Its path below the place.
-        samples: How many it has, > 0.
-        nbytes: Its size.
+        name: Path below the place.
+        samples: Number of samples, > 0.
+        nbytes: Size of the file.
         sha256: Hash of the whole file, 64 hex digits.
-        first: Id of its first sample; those of the others follow.
+        first: Id of the first sample. The ids of the other samples follow it.
     """
 
     name: str
@@ -77,12 +78,13 @@ class Manifest:
     """A version of a data set.
 
     Args:
-        columns: By name, in the order of the source.
-        files: In the order of their ids.
+        columns: The columns by name, in the order of the source.
+        files: The files in the order of their ids.
         version: Number of the version, from 1.
-        classes: Names of classes, by the number that is their label; empty when the source has none.
-        origin: ``content`` of the version that was split from a source; empty if it is this one.
-        hosts: Machines that have parts of it on disks of their own; 0 if each machine can reach all of it.
+        classes: Names of classes, by their label; empty if the source has none.
+        origin: ``content`` of the version that was split from a source; empty if this is that version.
+        hosts: Number of machines that have parts of the data set on their own disks; 0 if each machine can reach all of
+            it.
     """
 
     columns: Mapping[str, Column]
@@ -94,12 +96,12 @@ class Manifest:
 
     @property
     def samples(self) -> int:
-        """How many there are."""
+        """Total number of samples."""
         return self.files[-1].first + self.files[-1].samples
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all files."""
+        """Total bytes of all files."""
         return sum(file.nbytes for file in self.files)
 
     @property
@@ -109,38 +111,38 @@ class Manifest:
 
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
-        """Samples in each file."""
+        """Number of samples in each file."""
         return np.array([file.samples for file in self.files], np.int64)
 
     @property
     def identity(self) -> str:
-        """One name for columns, samples and their ids, whatever their files are: by it nodes compare what they have. 16 hex digits."""
+        """A hash of columns, samples and ids, 16 hex digits. Versions with other files share it; nodes compare it."""
         return self.origin or self.content
 
     @property
     def content(self) -> str:
-        """One name for this version: 16 hex digits."""
+        """A hash of this version, 16 hex digits."""
         return hashlib.sha256(_spelled(_facts(self))).hexdigest()[:16]
 
     def spelled(self) -> bytes:
-        """The bytes of the file. The same manifest gives the same bytes."""
+        """Return the bytes of the manifest file. Equal manifests give equal bytes."""
         return _sealed(_spelled(_facts(self)))
 
 
 def name_of(version: int) -> str:
-    """The name of the manifest of a version that is not the newest."""
+    """Return the file name of the manifest of an older version."""
     return f"manifest-{version:04}.json"
 
 
 def read(data: bytes, where: str) -> Manifest:
-    """The manifest in the bytes of a file.
+    """Return the manifest in the bytes of a file.
 
     Args:
-        data: All of the file.
-        where: Its name, for errors.
+        data: All bytes of the file.
+        where: Name of the file, for errors.
 
     Raises:
-        DatasetError: It is no manifest, is of a newer version of DDLF, or is not what was written.
+        DatasetError: The file is not a manifest, comes from a newer DDLF, or is damaged.
     """
     try:
         facts = json.loads(data)
@@ -163,10 +165,10 @@ def read(data: bytes, where: str) -> Manifest:
 
 
 def check_columns(columns: Mapping[str, Column]) -> None:
-    """Refuse what files cannot hold.
+    """Refuse columns that partition files cannot hold.
 
     Raises:
-        ValueError: Says what it is.
+        ValueError: The message names the column and the problem.
     """
     if not columns:
         raise ValueError("there are no columns")
@@ -234,18 +236,18 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
 
 
 def _spelled(facts: dict[str, Any]) -> bytes:
-    """A line for each fact, and one for each file, so that people can read it."""
+    """Return the JSON with one line for each fact and each file, so that people can read it."""
     lines = []
     for name, value in facts.items():
         text = json.dumps(value)
-        if name == "files":  # all of them at once: a hundred thousand calls would take seconds
+        if name == "files":  # one call for all files, because a hundred thousand calls would take seconds
             text = text.replace("], [", "],\n[")
         lines.append(f"{json.dumps(name)}: {text}")
     return ("{\n" + ",\n".join(lines) + END).encode()
 
 
 def _sealed(spelled: bytes) -> bytes:
-    """The same with its hash as the last line."""
+    """Return the JSON with its hash as the last line."""
     return spelled.removesuffix(END.encode()) + f',\n"sha256": "{hashlib.sha256(spelled).hexdigest()}"{END}'.encode()
 
 

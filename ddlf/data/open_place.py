@@ -1,4 +1,4 @@
-"""Opening the place that a user names: a folder or a URL."""
+"""Opens the place that a user names: a folder or a URL."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from ddlf.data.place import Folder, Place
 
 
 def open_place(text: str | Path) -> Place:
-    """The place that a user names.
+    """Return the place that a user names.
 
     Args:
-        text: A folder, or a URL that a driver of fsspec knows.
+        text: A folder, or a URL with an fsspec driver.
 
     Raises:
-        ConfigError: The URL cannot be used.
-        DatasetError: There is no driver for it.
+        ConfigError: The URL is invalid.
+        DatasetError: There is no driver for the URL.
     """
     if "://" not in str(text):
         return Folder(text)

@@ -1,4 +1,4 @@
-"""What the operating system says of a place, as a sentence."""
+"""Turns errors of the operating system into sentences about a place."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ddlf.events.record import size
 
 @contextlib.contextmanager
 def explained(where: object, doing: str, *, need: int = 0) -> Iterator[None]:
-    """Turn what the operating system says into a sentence.
+    """Turn an error of the operating system in this block into a sentence.
 
     Args:
-        where: What it happens to.
-        doing: What is done, as ``"write to"``.
-        need: Bytes that are wanted, for a full disk.
+        where: The affected place.
+        doing: The attempted action, such as ``"write to"``.
+        need: Bytes that are needed, for the message about a full disk; 0 if unknown.
 
     Raises:
-        DatasetError: In place of any OSError that is not DDLF's.
+        DatasetError: Replaces each OSError that is not an error of DDLF.
     """
     try:
         yield

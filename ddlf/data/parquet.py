@@ -1,4 +1,4 @@
-"""A source of Parquet files: a column of numbers, of vectors of one length, or of encoded images. Needs pyarrow."""
+"""A source of Parquet files with columns of numbers, vectors of one length, or encoded images. Needs pyarrow."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from ddlf.data.rows import Rows, check_ragged, chosen, longest, put, row_type
 from ddlf.errors import ConfigError, DatasetError
 
 MOST_ROWS = 4096
-"""Read at a time: what a row will need is known only when it was read."""
+"""Maximum number of rows that are read at a time, because the size of a row is only known after reading it."""
 
 
 class Parquet:
-    """Columns are those of the files.
+    """A source with the columns of Parquet files.
 
     Args:
-        path: What was named.
-        files: The Parquet files of it, in order; all of the same columns.
-        columns: See ``open_source``.
-        label: Name of the column that is ``y``; texts become the number of the class in the order of names.
-        image_size: See ``open_source``.
-        ragged: See ``open_source``.
+        path: The path that the user has named.
+        files: The Parquet files at this path, in order. All must have the same columns.
+        columns: The option of ``open_source``.
+        label: Name of the column that becomes ``y``. Texts become class numbers, in the order of names.
+        image_size: The option of ``open_source``.
+        ragged: The option of ``open_source``.
 
     Raises:
         DatasetError: A file cannot be read or used, or pyarrow is missing.
-        ConfigError: There is no such column.
+        ConfigError: There is no column with a given name.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Parquet:
             raise DatasetError(f"{path}: {error}", hint="name others with --columns") from None
 
     def rows(self, at_once: int, first: int = 0) -> Iterator[Rows]:
-        """See ``Source``."""
+        """Yield the samples in order, from number ``first``, in pieces of at most ``at_once``."""
         for piece in self._pieces(min(at_once, MOST_ROWS), first):
             rows = np.empty(len(next(iter(piece.values()))), row_type(self.columns))
             for name, array in piece.items():
@@ -128,7 +128,7 @@ class Parquet:
                     raise DatasetError(f"{file} cannot be read ({error})", hint="copy it again") from None
 
     def _array(self, values: Any, name: str, where: Where) -> Any:
-        """The rows of a piece of a column."""
+        """Return the rows of a piece of a column as arrays, or as ``Ragged``."""
         kind = arrow.kind_of(values.type)
         if name == self._label and self.classes:
             texts = arrow.blobs(values, name, where)
@@ -163,7 +163,7 @@ class Parquet:
         return arrow.numbers(values, name, where)
 
     def _classes(self, label: str) -> Sequence[str]:
-        """The texts of the label in order; none where it is a number."""
+        """Return the sorted texts of the label column; empty if the labels are numbers."""
         found: set[str] = set()
         for file in self._files:
             with self._opened(file) as opened:

@@ -1,4 +1,4 @@
-"""The Parquet files that a place names, in a folder, in a store or on a web server, and ranges of their bytes. Runs on all machines."""
+"""Finds Parquet files in a folder, a store or a web server, and reads ranges of their bytes. Runs on all machines."""
 
 from __future__ import annotations
 
@@ -21,24 +21,28 @@ from ddlf.errors import ConfigError, DatasetDamaged, DatasetError
 from ddlf.events.record import size
 
 TAIL = 2**16
-"""Bytes at the end of a file that are read first: most footers are shorter."""
+"""Number of bytes at the end of a file that are read first. Most footers are shorter."""
 MAX_FOOTER_BYTES = 2**28
 AT_ONCE = 16
-"""Footers that are read at the same time."""
+"""Number of footers that are read concurrently."""
 PREFETCH_BYTES = 2**24
-"""What is wanted of a row group comes in one piece, if it is no more than this; else page by page."""
+"""Wanted bytes of a row group are read in one piece up to this size, otherwise page by page."""
 GAP_BYTES = 2**16
-"""Two ranges that are nearer to each other than this are read as one."""
+"""Two ranges with a smaller distance than this are read as one."""
 GLOB = re.compile(r"[*?\[]")
 ENDINGS = (".parquet", ".parq", ".pq")
 MARKS = ("ETag", "etag", "md5Hash", "content_md5", "generation")
-"""What stores call the mark of a file, which is another one when it was written to."""
+"""Names that stores use for the mark of a file. The mark changes when the file is written."""
 TIMES = ("LastModified", "last_modified", "updated", "mtime", "created")
 COPY = "copy it again, or write it again"
 
 
 def is_parquet(place: str | Path | Sequence[str]) -> bool:
-    """Whether a place names Parquet files by itself: a glob, a file's ending, several files, or a folder here that has such files alone."""
+    """Return whether a place obviously means Parquet files.
+
+    It does if it is a glob, ends like a Parquet file, has several files, or is a local folder with Parquet files and no
+    manifest.
+    """
     if not isinstance(place, str | Path) or GLOB.search(str(place)):
         return True
     folder = path_of(str(place)) if "://" in str(place) else Path(place)
@@ -49,14 +53,14 @@ def is_parquet(place: str | Path | Sequence[str]) -> bool:
 
 @dataclass(frozen=True)
 class Head:
-    """What a file is, by what is cheap to know.
+    """The identity of a file, from facts that are cheap to read.
 
     Args:
-        name: Below the root of the place.
-        nbytes: Its size.
-        mark: Of the store, empty where there is none.
-        footer: SHA-256 of its footer, which has schema, rows and places of all columns.
-        state: Size, mark and time: another one when the file was written to since.
+        name: Path below the root of the place.
+        nbytes: Size of the file.
+        mark: The store's mark of the file; empty without one.
+        footer: SHA-256 of the footer, which describes the schema, the rows and the positions of all columns.
+        state: Size, and mark or time. It changes when the file is written.
     """
 
     name: str
@@ -67,15 +71,15 @@ class Head:
 
 
 class ParquetFiles:
-    """Files in the order of their names.
+    """The Parquet files of a place, in the order of their names.
 
     Args:
-        place: A file, a folder, a glob, or several files; local, or at a URL that a driver of fsspec knows.
-        options: What the driver is made with.
+        place: A file, a folder, a glob, or several files. They are local, or at a URL with an fsspec driver.
+        options: Arguments for the driver.
 
     Raises:
-        DatasetError: There is none, or it cannot be read.
-        ConfigError: The URL cannot be used.
+        DatasetError: There are no files, or they cannot be read.
+        ConfigError: The URL is invalid.
     """
 
     def __init__(self, place: str | Path | Sequence[str], options: Mapping[str, Any] | None = None) -> None:
@@ -113,19 +117,19 @@ class ParquetFiles:
         return self._text
 
     def said(self, name: str) -> str:
-        """A file's whole name, for errors."""
+        """Return the full name of a file, for errors."""
         return f"{self.store}/{name}" if self.store is not None else str(self._root / name)
 
     def interrupt(self) -> None:
-        """Have a thread that waits for the store get an error."""
+        """Make a thread that waits for the store raise an error."""
         if self.store is not None:
             self.store.interrupt()
 
     def heads(self) -> list[tuple[Head, Any]]:
-        """Each file, in the order of names, with its metadata as pyarrow has it.
+        """Return the identity of each file with pyarrow's metadata, in the order of names.
 
         Raises:
-            DatasetError: One cannot be read.
+            DatasetError: A file cannot be read.
         """
         with ThreadPoolExecutor(AT_ONCE, "footer") as threads:
             return list(threads.map(self._opened, self.names))
@@ -138,10 +142,10 @@ class ParquetFiles:
         return Head(name, nbytes, mark, hashlib.sha256(footer).hexdigest(), state), metadata
 
     def metadata(self, head: Head) -> Any:
-        """What a file's footer says, which is read again.
+        """Read the metadata in a file's footer again.
 
         Raises:
-            DatasetError: It cannot be read, or says something else by now.
+            DatasetError: The footer cannot be read, or has changed.
         """
         footer, metadata = self._footer(head.name, head.nbytes)
         if hashlib.sha256(footer).hexdigest() != head.footer:
@@ -149,16 +153,16 @@ class ParquetFiles:
         return metadata
 
     def check(self, head: Head) -> None:
-        """Refuse a file that was written to since it was opened.
+        """Refuse a file that was written after it was opened.
 
         Raises:
-            DatasetError: It was, or is there no more.
+            DatasetError: The file has changed, or is missing.
         """
         if _state(self._info(head.name)) != head.state:
             raise self._changed(head.name)
 
     def source(self, head: Head, ranges: Sequence[tuple[int, int]]) -> Any:
-        """A file for pyarrow to read from; ranges of it that are wanted are read at once if they are short."""
+        """Return a file object for pyarrow. Short wanted ranges of a store's file are read at once."""
         if self.store is None:
             return self.said(head.name)
         whole = list[tuple[int, int]]()
@@ -171,11 +175,11 @@ class ParquetFiles:
         return load_pyarrow().PythonFile(_Ranges(self, head, near), mode="r")
 
     def read(self, name: str, begin: int, end: int) -> bytes:
-        """Some bytes of a file.
+        """Return some bytes of a file.
 
         Raises:
-            DatasetDamaged: It is missing, or too short.
-            DatasetError: It cannot be read.
+            DatasetDamaged: The file is missing, or too short.
+            DatasetError: The file cannot be read.
         """
         if self.store is None:
             with explained(self.said(name), "read"), open(self._root / name, "rb") as file:
@@ -238,24 +242,24 @@ class ParquetFiles:
 
 
 def _is_hidden(name: str) -> bool:
-    """Whether a name is of what programs write beside data: ``_metadata``, ``_SUCCESS``, ``.part-0.crc``."""
+    """Return whether a file only accompanies data, such as ``_metadata``, ``_SUCCESS`` and ``.part-0.crc``."""
     return any(part[:1] in (".", "_") for part in name.split("/"))
 
 
 def _mark(info: Mapping[str, Any]) -> str:
-    """The mark that a store gives a file; stores quote it in some answers."""
+    """Return the store's mark of a file. Some answers of stores put it in quotes."""
     return next((str(info[key]).removeprefix("W/").strip('"') for key in MARKS if info.get(key)), "")
 
 
 def _state(info: Mapping[str, Any]) -> tuple[str, ...]:
-    """Another value when a file was written to since: of its size, and its mark or else its time."""
+    """Return a file's size with its mark, or else with its time. The value changes when the file is written."""
     time = next((info[key] for key in TIMES if info.get(key)), "")
-    seconds = time.timestamp() if isinstance(time, datetime) else time  # stores list one, and answer with the other
+    seconds = time.timestamp() if isinstance(time, datetime) else time  # listings and answers use different types
     return str(info["size"]), _mark(info) or str(seconds)
 
 
 def _split(given: Sequence[str]) -> tuple[str, list[str]]:
-    """The folder that several texts have in common, and what each names below it."""
+    """Return the common folder of several texts, and the pattern of each text below it."""
     if not given:
         raise DatasetError("no Parquet file is named", hint="name a file, a folder or a glob")
     folders, names = [], []
@@ -285,7 +289,7 @@ def _split(given: Sequence[str]) -> tuple[str, list[str]]:
 
 
 class _Ranges(io.RawIOBase):
-    """A file of a store as Python has files; what was read ahead is given from memory."""
+    """A file of a store as a Python file object. Ranges that were read ahead come from memory."""
 
     def __init__(self, files: ParquetFiles, head: Head, ahead: Sequence[tuple[int, int]]) -> None:
         self._files, self._head, self._at = files, head, 0
@@ -317,10 +321,10 @@ class _Ranges(io.RawIOBase):
 
 @contextlib.contextmanager
 def arrow_errors(where: str) -> Iterator[None]:
-    """Turn what pyarrow says of bytes that it cannot read into an error that names the place.
+    """Turn errors of pyarrow into an error that names the place.
 
     Raises:
-        DatasetDamaged: In place of any error of pyarrow.
+        DatasetDamaged: Replaces each error of pyarrow.
     """
     try:
         yield

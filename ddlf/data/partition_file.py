@@ -1,4 +1,4 @@
-"""The bytes of partition files, and the arrays in them. Pure, but for the disk that they are mapped from."""
+"""The arrays in the bytes of a partition file. Pure, except that files are mapped from a disk."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from ddlf.errors import DatasetDamaged
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Arrays = dict[str, Any]
-"""Rows of each column: an array, or ``Ragged``."""
+"""Rows of each column, as an array or as ``Ragged``."""
 
 MAX_HEADER_BYTES = 2**20
-"""Of a partition file: a name, a type and a shape for each column."""
+"""Limit for the header of a partition file, which has a name, a type and a shape for each column."""
 ENDS = ":ends"
-"""Behind a column's name: where each of its rows of different lengths ends. No column has a name with that."""
+"""Suffix of a ragged column's name, for the array with the end of each row. No column name may contain a colon."""
 COPY = "bring it back from a copy, or split the data set again"
 
 
 def mapped_columns(path: Path, file: PartitionFile, columns: Mapping[str, Column], where: str) -> Arrays:
-    """The arrays of a partition file, mapped from the disk: read when they are used, and not checked for damage.
+    """Return the arrays of a partition file, mapped from the disk. They are read on use, and not checked for damage.
 
     Args:
-        path: The file.
-        file: From the manifest.
-        columns: Those that it must have.
-        where: Its name, for errors.
+        path: Path of the file.
+        file: The file's entry in the manifest.
+        columns: Columns that the file must have.
+        where: Name of the file, for errors.
 
     Raises:
-        DatasetError: It is not of the form or the columns that the manifest says.
+        DatasetError: The form or the columns differ from the manifest.
     """
     with explained(path, "read"):
         whole = np.memmap(path, np.uint8, "r")
@@ -44,16 +44,16 @@ def mapped_columns(path: Path, file: PartitionFile, columns: Mapping[str, Column
 
 
 def columns_of(whole: Bytes, file: PartitionFile, columns: Mapping[str, Column], where: str) -> Arrays:
-    """The arrays in the bytes of a partition file, which are compared with the manifest. Read-only.
+    """Return the arrays in the bytes of a partition file, read-only, after comparing the bytes with the manifest.
 
     Args:
         whole: All bytes of the file, as uint8.
-        file: From the manifest.
-        columns: Those that it must have.
-        where: Its name, for errors.
+        file: The file's entry in the manifest.
+        columns: Columns that the file must have.
+        where: Name of the file, for errors.
 
     Raises:
-        DatasetError: It is damaged, or has other columns.
+        DatasetError: The file is damaged, or has other columns.
     """
     if hashlib.sha256(whole.data).hexdigest() != file.sha256:
         raise DatasetDamaged(f"{where} is damaged: it has not the SHA-256 of the manifest", hint=COPY)
@@ -62,16 +62,18 @@ def columns_of(whole: Bytes, file: PartitionFile, columns: Mapping[str, Column],
 
 
 def arrays_of(whole: Bytes, file: PartitionFile, columns: Mapping[str, Column], where: str) -> Arrays:
-    """Views of the arrays in a file of the safetensors format: 8 bytes with the length of the header, the header as JSON, the bytes of the arrays.
+    """Return views of the arrays in a safetensors file.
+
+    The format is: 8 bytes with the length of the header, the header as JSON, and the bytes of the arrays.
 
     Args:
         whole: All bytes of the file.
-        file: From the manifest.
-        columns: Those that it must have.
-        where: Its name, for errors.
+        file: The file's entry in the manifest.
+        columns: Columns that the file must have.
+        where: Name of the file, for errors.
 
     Raises:
-        DatasetDamaged: It has other arrays.
+        DatasetDamaged: The file has other arrays.
     """
     try:
         length = int.from_bytes(whole[:8].tobytes(), "little")
@@ -100,7 +102,7 @@ def arrays_of(whole: Bytes, file: PartitionFile, columns: Mapping[str, Column], 
 
 
 def _array(body: Bytes, head: dict[str, Any], name: str, dtype: str, shape: list[int]) -> np.ndarray[Any, Any]:
-    """View of an array that has to be of this type and shape."""
+    """Return a view of an array, after checking its type, its shape and its position."""
     entry, kind = head[name], np.dtype(dtype)
     code = "BOOL" if kind.kind == "b" else f"{kind.kind.upper()}{8 * kind.itemsize}"
     start, stop = entry["data_offsets"]
@@ -112,12 +114,12 @@ def _array(body: Bytes, head: dict[str, Any], name: str, dtype: str, shape: list
 
 
 class Ragged:
-    """Rows of different lengths, one behind the other.
+    """Rows of different lengths, stored one after another.
 
     Args:
-        values: All of them, shape ``(sum of lengths, ...)``.
-        ends: Where each row ends, rising.
-        longest: Length that rows are brought to with zeros, where several are taken at once.
+        values: The values of all rows, shape ``(sum of lengths, ...)``.
+        ends: End of each row in ``values``, ascending.
+        longest: Padded length of rows, with zeros at the end, when several are read at once.
     """
 
     def __init__(self, values: np.ndarray[Any, Any], ends: np.ndarray[Any, Any], longest: int) -> None:
@@ -128,7 +130,7 @@ class Ragged:
         return len(self.ends)
 
     def __getitem__(self, key: Any) -> np.ndarray[Any, Any]:
-        """A row as it is, or some rows of one length."""
+        """Return one row with its own length, or several rows padded to ``longest``."""
         if isinstance(key, int | np.integer):
             return self.values[self.ends[key - 1] if key else 0 : self.ends[key]]
         numbers = np.arange(len(self))[key]

@@ -1,4 +1,7 @@
-"""An app's data: the attributes that hold it, what cannot be used of it, and what ``fit`` gets. Runs on the master and on workers."""
+"""An app's data: the attributes that hold it, its checks, and the arguments for ``fit``.
+
+Runs on the master and on workers.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ from ddlf.data.trees import first_array, grown, leaves
 from ddlf.errors import AppError, DatasetError
 
 ONE_BY_ONE = "set what gives batches as self.train_data, in the place of x_train and y_train"
-"""What to do with a PyDataset and the like."""
+"""Hint for a PyDataset or another iterable in ``x_train``."""
 PARTS = ("train", "val", "test")
 NAMES = tuple(f"{letter}_{part}" for part in PARTS for letter in "xyw")
-"""Attributes of an app that hold arrays: inputs, labels and sample weights of each part."""
+"""Attributes of an app with arrays: inputs, labels and sample weights of each part."""
 PLACES = tuple(f"{part}_data" for part in PARTS)
-"""Attributes of an app that hold data sets of partition files, with the same as columns ``x``, ``y`` and ``w``."""
+"""Attributes of an app with data sets of partition files, whose columns ``x``, ``y``, ``w`` are as above."""
 
 MEANT = {
     **dict.fromkeys(("sample_weight", "sample_weights", "weights_train", "train_weights", "sw_train"), "w_train"),
@@ -36,58 +39,58 @@ MEANT = {
     **dict.fromkeys(("X_test", "test_x"), "x_test"),
     **dict.fromkeys(("Y_test", "test_y"), "y_test"),
 }
-"""Names from other libraries and near ones, with those that mean something here."""
+"""Attribute names from other libraries and near misses, with the name that DDLF reads."""
 
 
 def has(app: Any, part: str) -> bool:
-    """Whether the app has data of a part: ``"train"``, ``"val"`` or ``"test"``."""
+    """Return whether the app has data of a part: ``"train"``, ``"val"`` or ``"test"``."""
     return getattr(app, f"x_{part}", None) is not None or place_of(app, part) is not None
 
 
 def place_of(app: Any, part: str) -> DataSet | None:
-    """The data set of partition files that a part of the app's data is; None if it is arrays, or not there."""
+    """Return the data set of partition files for a part; None if the part is arrays, or missing."""
     found: DataSet | None = getattr(app, f"{part}_data", None)
     return found
 
 
 def samples_of(app: Any, part: str) -> int:
-    """How many samples there are of a part."""
+    """Return the number of samples in a part."""
     place = place_of(app, part)
     return len(first_array(getattr(app, f"x_{part}"))) if place is None else place.manifest.samples
 
 
 def batches(app: Any, part: str) -> tuple[Any, ...]:
-    """What ``fit`` and ``evaluate`` get of a part: ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``.
+    """Return the arguments for ``fit`` or ``evaluate`` with a part: ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``.
 
-    Class weights become weights of the training samples, as in Keras.
+    Like in Keras, class weights become weights of the training samples.
     """
     return together(app, part, *(getattr(app, f"{letter}_{part}", None) for letter in "xyw"))
 
 
 def rows(app: Any, part: str, columns: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The same of some rows of the part's partition files.
+    """Return the arguments for ``fit`` with some rows of a part's partition files.
 
     Args:
         app: The user's ``IApp``.
         part: ``"train"``, ``"val"`` or ``"test"``.
-        columns: Rows of each column, by name.
+        columns: The rows of each column, by name.
     """
     return together(app, part, *(grown(columns, letter) for letter in "xyw"))
 
 
 def together(app: Any, part: str, x: Any, y: Any, w: Any) -> tuple[Any, ...]:
-    """Inputs, labels and weights of samples as ``fit`` takes them."""
+    """Return inputs, labels and weights as the tuple that ``fit`` takes."""
     if part == "train" and getattr(app, "class_weight", None) is not None:
         w = class_weights(y, app.class_weight)
     return (x,) if y is None else (x, y) if w is None else (x, y, w)
 
 
 def class_weights(y: Any, weights: Any) -> np.ndarray[Any, Any]:
-    """The weight of each sample from that of its class; a class without one counts 1, as in Keras.
+    """Return the weight of each sample from the weight of its class. Like in Keras, a class without a weight counts 1.
 
     Args:
-        y: Numbers of classes of shape ``(n,)`` or ``(n, 1)``, or one-hot rows.
-        weights: By number of the class.
+        y: Class numbers of shape ``(n,)`` or ``(n, 1)``, or one-hot rows.
+        weights: Weights by class number.
     """
     if not isinstance(weights, Mapping) or not all(
         isinstance(number, int | np.integer) and number >= 0 and isinstance(weight, Real) and isfinite(weight)
@@ -105,7 +108,7 @@ def class_weights(y: Any, weights: Any) -> np.ndarray[Any, Any]:
     classes = np.round(classes).astype(np.int64)
     table = np.ones(int(classes.max(initial=0)) + 1, np.float32)
     for number, weight in weights.items():
-        if number < len(table):  # a class of which there is no sample
+        if number < len(table):  # otherwise no sample has this class
             table[number] = weight
     chosen: np.ndarray[Any, Any] = np.where(classes >= 0, table[classes], np.float32(1))
     return chosen
@@ -115,8 +118,8 @@ def check_data(app: Any) -> None:
     """Refuse data that training or evaluation cannot use.
 
     Raises:
-        AppError: Something is missing, or does not fit together.
-        DatasetError: Something is no array of numbers.
+        AppError: Data is missing, or arrays do not fit together.
+        DatasetError: A value is not an array of numbers.
     """
     if not has(app, "train"):
         raise AppError(
@@ -140,7 +143,7 @@ def check_data(app: Any) -> None:
 
 
 def check_part(app: Any, part: str) -> None:
-    """Refuse data of one part that cannot be used; see ``check_data``."""
+    """Refuse data of one part that cannot be used; ``check_data`` lists the errors."""
     if (place := place_of(app, part)) is not None:
         _check_place(app, part, place)
         return
@@ -168,7 +171,7 @@ def check_part(app: Any, part: str) -> None:
 
 
 def _check_classes(app: Any) -> None:
-    """Refuse parts whose labels are numbers of other classes than those of training: what is measured on them would mean nothing."""
+    """Refuse parts whose labels number other classes than training does, because evaluation would be meaningless."""
     train = place_of(app, "train")
     for part in ("val", "test"):
         other = place_of(app, part)
@@ -204,7 +207,7 @@ def _check_place(app: Any, part: str, place: Any) -> None:
 
 
 def is_given_one_by_one(data: Any) -> bool:
-    """Whether something gives batches, as a PyDataset, a generator or a pipeline, and is no array that another library has."""
+    """Return whether an object yields batches, like a PyDataset, a generator or a pipeline, and is not an array."""
     return not (hasattr(data, "__array__") or hasattr(data, "shape")) and (
         hasattr(data, "__getitem__") or hasattr(data, "__iter__")
     )
@@ -234,16 +237,16 @@ def _check_array(name: str, array: Any) -> None:
 
 
 def meant(app: Any, name: str) -> str:
-    """A question for the attribute that was probably meant; empty when there is none."""
+    """Return a question about a similar attribute that the user has set; empty if there is none."""
     near = next((given for given, right in MEANT.items() if right == name and hasattr(app, given)), None)
     return f"; you set self.{near}: did you mean self.{name}?" if near else ""
 
 
 def take_made(app: Any) -> None:
-    """Have what ``load_dataset`` has set of Keras's and TensorFlow's data sets as those of DDLF. Nothing else is looked at.
+    """Convert the data sets of Keras and TensorFlow that ``load_dataset`` has set to data sets of DDLF.
 
     Raises:
-        DatasetError: One cannot be used.
+        DatasetError: A data set cannot be used.
     """
     for name in PLACES:
         if getattr(app, name, None) is not None and (found := taken(name, getattr(app, name))) is not None:
@@ -251,12 +254,15 @@ def take_made(app: Any) -> None:
 
 
 def has_own_train(app: Any) -> bool:
-    """Whether the user has written ``train``, which then decides what is learnt and how."""
+    """Return whether the user has written ``train``, which then decides how to train."""
     return any("train" in vars(kind) for kind in type(app).__mro__ if kind.__module__ != "ddlf.app")
 
 
 def look_alikes(app: Any) -> list[str]:
-    """A sentence for each attribute that has no effect but looks as if it were to have one; an own ``train`` may use any."""
+    """Return a sentence for each ineffective attribute or column whose name is close to an effective one.
+
+    An app with its own ``train`` may use any attribute, so it gets none.
+    """
     if has_own_train(app):
         return []
     unused = [
@@ -274,7 +280,7 @@ def look_alikes(app: Any) -> list[str]:
 
 
 def contents(app: Any) -> dict[str, str]:
-    """The fingerprint of each attribute that holds data; test data that has none is left out."""
+    """Return the fingerprint of each attribute with data. Test data without a fingerprint is left out."""
     found = {name: place.manifest.identity for name in PLACES if (place := getattr(app, name, None)) is not None}
     for name in NAMES:
         if getattr(app, name, None) is not None:
@@ -287,7 +293,7 @@ def contents(app: Any) -> dict[str, str]:
 
 
 def content_of(app: Any, part: str) -> dict[str, str]:
-    """The fingerprint of each attribute that holds data of a part; none at all if something there has none."""
+    """Return the fingerprint of each attribute with data of a part; empty if one of them has no fingerprint."""
     names = [name for name in NAMES if name.endswith(f"_{part}") and getattr(app, name, None) is not None]
     try:
         return {name: fingerprint(getattr(app, name)) for name in names}
@@ -296,17 +302,17 @@ def content_of(app: Any, part: str) -> dict[str, str]:
 
 
 def content(found: dict[str, str]) -> str:
-    """One name for the content of the training data, which all nodes must have: 16 hex digits.
+    """Return a hash of the training data, 16 hex digits, which all nodes must share.
 
     Args:
-        found: From ``contents``.
+        found: The result of ``contents``.
     """
     rows = [f"{name} {found[name]}" for name in ("x_train", "y_train", "w_train", "train_data") if name in found]
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16]
 
 
 def rows_of(app: Any) -> dict[str, Any]:
-    """How many training samples there are, and the shape and type of the first array of inputs."""
+    """Return the number of training samples, and the shape and type of the first input array."""
     if (place := place_of(app, "train")) is not None:
         name = next(column for column in place if column == "x" or column.startswith("x["))
         column = place.columns[name]

@@ -1,4 +1,4 @@
-"""The folder of a data set: what is in it, and one writer at a time."""
+"""The place of a data set: what all places can do, and a folder as a place. A place has one writer at a time."""
 
 from __future__ import annotations
 
@@ -24,98 +24,107 @@ from ddlf.errors import DatasetDamaged, DatasetError
 from ddlf.events.record import size
 
 LOCK = ".ddlf-data.lock"
-"""Beside the manifest; only in folders that ``ddlf data`` has made, so it also says whose leftovers may be removed."""
+"""Lock file beside the manifest. Only ``ddlf data`` makes it, so its presence also allows removing leftovers."""
 READ_BYTES = 2**20
 MAX_MANIFEST_BYTES = 2**30
 WORK = "v0000"
-"""Beside the versions: what is only needed while one is made."""
+"""Folder beside the versions, for data that is only needed while a version is made."""
 FREE_BYTES = 32 * 10**6
-"""Left on a disk that is written to."""
+"""Bytes that stay free on a disk that is written to."""
 
 
 class Place(Protocol):
-    """Where a data set is. Not for other processes: each opens it for itself, with what its machine may do there."""
+    """The location of a data set. Each process opens its own ``Place``, with its machine's access rights."""
 
     def manifest(self, version: int = 0) -> Manifest:
-        """What is at this place.
+        """Return the manifest at this place.
 
         Args:
-            version: A version of it; 0 for the newest.
+            version: Number of the version; 0 for the newest.
 
         Raises:
-            DatasetError: There is no data set, not that version any more, or its manifest is damaged.
+            DatasetError: There is no data set, the version no longer exists, or the manifest is damaged.
         """
 
     def load(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
-        """The columns of a partition file in memory; the bytes that are given are those that were checked.
+        """Read the columns of a partition file into memory. The returned bytes have been checked.
 
         Args:
-            file: From the manifest.
-            columns: Those that it must have.
+            file: The file's entry in the manifest.
+            columns: Columns that the file must have.
 
         Returns:
-            Read-only arrays, a row for each sample.
+            Read-only arrays, with a row for each sample.
 
         Raises:
-            DatasetError: It is missing, or is not what the manifest says.
+            DatasetError: The file is missing, or differs from the manifest.
         """
 
     def mapped(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
-        """The same on a disk of this machine, read row by row when it is used. It is checked when it is first mapped, and again when it changed."""
+        """Return the same arrays, mapped from a disk of this machine, so that rows are read on use.
+
+        The file is checked when it is first mapped, and again after it has changed.
+        """
 
     def here(self, found: Manifest) -> Sequence[bool]:
-        """Of each file of a version whether it is here, as far as that is known without reading it."""
+        """Return for each file of a version whether this machine has it, as far as it is known without reading."""
 
     def check(self, file: PartitionFile, columns: Mapping[str, Column]) -> None:
-        """Compare every byte of a file with the manifest, as it is at the place.
+        """Compare every byte of a file at the place with the manifest.
 
         Raises:
-            DatasetError: It is missing or damaged.
+            DatasetError: The file is missing or damaged.
         """
 
     def extra(self, found: Manifest) -> Sequence[object]:
-        """Files in the folders of the manifest's files that it does not name."""
+        """Return the files in the version's folders that the manifest does not name."""
 
     def close(self) -> None:
-        """End what another thread waits for here, with an error, and take nothing on."""
+        """Make waiting threads raise an error, and refuse later requests."""
 
     def interrupt(self) -> None:
-        """End what another thread waits for here, with an error. What is asked for later is done."""
+        """Make waiting threads raise an error. Later requests work again."""
 
     def writing(
         self, *, after: int = 0, plan: Mapping[str, str] | None = None
     ) -> contextlib.AbstractContextManager[Unfinished]:
-        """Be the only one who makes a data set here. What is half made stays if it has a plan, until somebody comes with another; else it is removed.
+        """Make a data set here, as the only writer.
+
+        If the writing is interrupted and has a plan, the finished files stay until a writer comes with another plan.
+        Otherwise they are removed.
 
         Args:
-            after: Version of the data set that there is; 0 if there must be none.
-            plan: See ``Unfinished``.
+            after: Version of the present data set; 0 if there must be none.
+            plan: The plan for ``Unfinished``.
 
         Returns:
-            What is there of the same plan, in a folder on this machine.
+            The work of an earlier writer with the same plan, in a folder on this machine.
 
         Raises:
-            DatasetError: The place holds something else, somebody else writes there, or it cannot be written.
+            DatasetError: The place holds other files, has another writer, or cannot be written.
         """
 
     def new(self, name: str) -> contextlib.AbstractContextManager[Path]:
-        """A path on this machine to write a partition file of this name to; it is at the place, for good, when this is left."""
+        """Yield a local path for writing a partition file. After the block, the file is durable at the place."""
 
     def mark(self, name: str) -> str:
-        """Of a file as it is at the place: another text when it was written to since. Empty where nobody can say."""
+        """Return a text that changes when a file at the place is written; empty if the place has no such mark."""
 
     def commit(self, new: Manifest) -> None:
-        """Make a version the one that there is, in one step, when all of its files are there. The manifest of the one before is kept beside it."""
+        """Make a version the newest one, in one step, after all its files are written.
+
+        The manifest of the previous version is kept beside it.
+        """
 
     def retire(self, before: Manifest) -> None:
-        """Remove what there is of a version that is no longer the one that there is."""
+        """Remove the files of a version that is no longer the newest."""
 
 
 class Folder:
-    """A place on a disk of this machine, or on one that it has mounted.
+    """A place on a local or mounted disk.
 
     Args:
-        text: As the user names it.
+        text: The user's name of the folder.
     """
 
     def __init__(self, text: str | Path) -> None:
@@ -126,13 +135,13 @@ class Folder:
         return str(self.path)
 
     def close(self) -> None:
-        """See ``Place``; a disk is not waited for."""
+        """Do nothing, because no thread waits for a disk."""
 
     def interrupt(self) -> None:
-        """See ``Place``; a disk is not waited for."""
+        """Do nothing, because no thread waits for a disk."""
 
     def manifest(self, version: int = 0) -> Manifest:
-        """See ``Place``."""
+        """Return the manifest of a version; 0 for the newest."""
         found = self._read(manifest.NAME)
         if version in (0, found.version):
             return found
@@ -154,14 +163,14 @@ class Folder:
             return manifest.read(path.read_bytes(), str(path))
 
     def load(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
-        """See ``Place``."""
+        """Read the columns of a partition file into memory, and check every byte."""
         path = self._found(file)
         with explained(path, "read"):
             whole = np.fromfile(path, np.uint8)
         return columns_of(whole, file, columns, str(path))
 
     def mapped(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
-        """See ``Place``."""
+        """Map the columns of a partition file. It is checked the first time, and again if the file has changed."""
         path = self._found(file)
         with explained(path, "read"):
             found = path.stat()
@@ -172,18 +181,18 @@ class Folder:
         return self.arrays(file, columns)
 
     def here(self, found: Manifest) -> list[bool]:
-        """Of each file whether there is one of that name."""
+        """Return for each file whether the folder has a file of that name."""
         folders = {file.name.partition("/")[0] for file in found.files}
         there = {f"{folder}/{name}" for folder in folders for name in _names(self.path / folder)}
         return [file.name in there for file in found.files]
 
     def arrays(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
-        """The same without a comparison: size, form and columns are looked at, but not every byte."""
+        """Map the columns of a file after checking its size, form and columns, but not its bytes."""
         path = self._found(file)
         return mapped_columns(path, file, columns, str(path))
 
     def check(self, file: PartitionFile, columns: Mapping[str, Column]) -> None:
-        """See ``Place``."""
+        """Compare every byte of a file with the manifest."""
         path = self._found(file)
         with explained(path, "read"), open(path, "rb", buffering=0) as opened:
             found = hashlib.file_digest(opened, "sha256").hexdigest()
@@ -204,7 +213,7 @@ class Folder:
         return path
 
     def _plain(self, path: Path) -> int:
-        """The size of a file that is no link, device or folder."""
+        """Return the size of a regular file. Refuse links, devices and folders."""
         found = path.lstat()
         if not stat.S_ISREG(found.st_mode):
             what = "a link" if stat.S_ISLNK(found.st_mode) else "no file"
@@ -212,7 +221,7 @@ class Folder:
         return found.st_size
 
     def extra(self, found: Manifest) -> list[Path]:
-        """See ``Place``."""
+        """Return the files in the version's folders that the manifest does not name."""
         named = {file.name for file in found.files}
         folders = {name.partition("/")[0] for name in named}
         there = [path for folder in sorted(folders) for path in sorted((self.path / folder).glob("*"))]
@@ -220,7 +229,7 @@ class Folder:
 
     @contextlib.contextmanager
     def writing(self, *, after: int = 0, plan: Mapping[str, str] | None = None) -> Iterator[Unfinished]:
-        """See ``Place``."""
+        """Make a data set in this folder, as the only writer."""
         from filelock import FileLock, Timeout
 
         with explained(self.path, "write to"):
@@ -250,7 +259,7 @@ class Folder:
                     f"somebody else writes to {self.path} just now", hint="wait, or name another folder"
                 ) from None
             except BaseException:
-                if made and os.listdir(self.path) == [LOCK]:  # nothing is left where nothing was
+                if made and os.listdir(self.path) == [LOCK]:  # leave no empty folder behind
                     (self.path / LOCK).unlink(missing_ok=True)
                     with contextlib.suppress(OSError):
                         self.path.rmdir()
@@ -260,7 +269,7 @@ class Folder:
         return self.manifest() if after or os.path.lexists(self.path / manifest.NAME) else None
 
     def _tidy(self, making: int = 0) -> None:
-        """Remove all but the version that there is, and what is there of the one that is being made; 0 for none."""
+        """Remove all versions except the present one and the one that is being made; ``making`` 0 means none."""
         kept = self._there(0)
         folders = {file.name.partition("/")[0] for file in kept.files} if kept else set()
         folders |= {WORK, f"v{making:04}"} if making else set()
@@ -272,12 +281,12 @@ class Folder:
                 path.unlink()
 
     def mark(self, name: str) -> str:
-        """See ``Place``; nothing but its bytes says what a file is."""
+        """Return an empty text, because only its bytes identify a file on a disk."""
         return ""
 
     @contextlib.contextmanager
     def new(self, name: str) -> Iterator[Path]:
-        """See ``Place``."""
+        """Yield the path of a partition file, and flush the file to the disk afterwards."""
         path = self.path / name
         path.parent.mkdir(exist_ok=True)
         yield path
@@ -285,7 +294,7 @@ class Folder:
             os.fsync(file.fileno())
 
     def commit(self, new: Manifest) -> None:
-        """See ``Place``."""
+        """Make a version the newest one, and keep the manifest of the previous one."""
         for folder in {str(Path(file.name).parent) for file in new.files}:
             synced(self.path / folder)
         if new.version > 1:
@@ -294,7 +303,7 @@ class Folder:
         self.put(new)
 
     def put(self, new: Manifest) -> None:
-        """Make this the manifest that there is, in one step."""
+        """Replace the manifest in one step."""
         self._write(manifest.NAME, new)
         synced(self.path)
 
@@ -307,7 +316,7 @@ class Folder:
         os.rename(temporary, self.path / name)
 
     def retire(self, before: Manifest) -> None:
-        """See ``Place``."""
+        """Remove the manifest and the files of an older version."""
         (self.path / manifest.name_of(before.version)).unlink(missing_ok=True)
         for folder in {file.name.partition("/")[0] for file in before.files}:
             shutil.rmtree(self.path / folder)
@@ -316,28 +325,28 @@ class Folder:
 def _names(folder: Path) -> list[str]:
     try:
         return os.listdir(folder)
-    except OSError:  # what is wrong is said where a file is read
+    except OSError:  # the error appears when a file is read
         return []
 
 
 def synced(folder: Path) -> None:
-    """Wait until a folder's names are on the disk."""
+    """Flush the names in a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        with contextlib.suppress(OSError):  # some network file systems cannot, and need not
+        with contextlib.suppress(OSError):  # some network file systems do not support this, and need no flush
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
 def check_kept(name: str, version: int, newest: int, there: Sequence[str], where: object) -> str:
-    """Refuse a version that is there no more, or not yet.
+    """Return the name of a version's manifest, or refuse a version that is gone or not here yet.
 
     Returns:
-        The name of its manifest.
+        The name of the manifest.
 
     Raises:
-        DatasetError: It is not.
+        DatasetError: The version does not exist here.
     """
     if name not in there:
         if version > newest:
@@ -353,10 +362,10 @@ def check_kept(name: str, version: int, newest: int, there: Sequence[str], where
 
 
 def check_version(found: Manifest | None, after: int, where: object) -> None:
-    """Refuse to write after another version than the one that there is.
+    """Refuse to write unless the present version is the expected one.
 
     Raises:
-        DatasetError: There is a data set, or a newer one.
+        DatasetError: There is already a data set, or another version.
     """
     if found is not None and not after:
         raise DatasetError(f"in {where} is a data set already", hint="name another place")
@@ -365,10 +374,10 @@ def check_version(found: Manifest | None, after: int, where: object) -> None:
 
 
 def check_room(folder: Path, need: int) -> None:
-    """Refuse what does not fit onto a disk, as far as it says how much it has.
+    """Refuse to write more than the disk can hold, if the disk reports its free bytes.
 
     Raises:
-        OSError: As the disk would do it in the end.
+        OSError: The error that the full disk itself would cause later.
     """
     total, _, free = shutil.disk_usage(folder)
     if total and free < need + FREE_BYTES:

@@ -1,4 +1,4 @@
-"""A source of samples that come one by one, each a few named arrays: what tar files and TFRecord files hold."""
+"""A source of samples that are read one by one, each with a few named arrays, from tar or TFRecord files."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from ddlf.data.rows import Rows, check_ragged, chosen, longest, put, row_type
 from ddlf.errors import DatasetError
 
 AT_ONCE = 256
-"""Samples that are read before they are decoded, on all cores."""
+"""Number of samples that are read before all cores decode them."""
 Record = Mapping[str, Callable[..., np.ndarray[Any, Any]]]
-"""The arrays of a sample by name, made when they are wanted; with ``encoded=True`` images and texts are the bytes that they are."""
+"""Functions that make the arrays of a sample, by name. With ``encoded=True`` they return images and texts as bytes."""
 
 
 class Records:
-    """Columns are those of the first sample, and all others must have the same.
+    """A source with the columns of its first sample. All other samples must have the same columns.
 
     Args:
         path: File or folder, for errors.
-        samples: How many there are.
-        read: Gives all samples in order, each with where it is.
-        columns: See ``open_source``.
-        usual: Names of columns in place of those in the files, where ``columns`` says nothing.
-        ragged: See ``open_source``.
+        samples: Number of samples.
+        read: Yields all samples in order, each with a text about its position.
+        columns: The option of ``open_source``.
+        usual: New names for columns in the files, if ``columns`` is empty.
+        ragged: The option of ``open_source``.
 
     Raises:
-        DatasetError: There are none, or what they hold are no numbers.
-        ConfigError: There is no column of a name that was given.
+        DatasetError: There are no samples, or they contain no numbers.
+        ConfigError: There is no column with a given name.
     """
 
     classes: Sequence[str] = ()
@@ -61,7 +61,7 @@ class Records:
                     f"{self._first}: {old} is no number and no image", hint="name others with --columns, or convert it"
                 )
             self.columns[name] = Column(array.dtype.name, array.shape)
-        for name in self._ragged:  # nobody says how long the longest is
+        for name in self._ragged:  # the longest row is only known after reading all samples
             column, most = self.columns[name], longest(self._array(name, record) for _, record in read())
             self.columns[name] = Column(column.dtype, (most, *column.shape[1:]), ragged=True)
         try:
@@ -70,7 +70,7 @@ class Records:
             raise DatasetError(f"{self._first}: {error}", hint="name others with --columns") from None
 
     def rows(self, at_once: int, first: int = 0) -> Iterator[Rows]:
-        """See ``Source``."""
+        """Yield the samples in order, from number ``first``, in pieces of at most ``at_once``."""
         records = itertools.islice(self._read(), first, None)
         for start in range(first, self.samples, at_once):
             rows = np.empty(min(at_once, self.samples - start), row_type(self.columns))
@@ -86,7 +86,7 @@ class Records:
         return make(encoded=True) if name in self._ragged else make()
 
     def _made(self, where: str, record: Record) -> dict[str, np.ndarray[Any, Any]]:
-        """The arrays of a sample, which are as those of the first one."""
+        """Return the arrays of a sample, which must have the types and shapes of the first sample."""
         made = {}
         for name, old in self._names.items():
             if old not in record:

@@ -1,4 +1,4 @@
-"""A place at a URL. What is read of it goes through the cache of this machine; what is written is made on a disk here and put there."""
+"""A place at a URL. Reads go through this machine's cache. Files are written to a local disk, and then uploaded."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from ddlf.events.record import size
 
 VERSION = re.compile(r"v\d{4,9}")
 KEY = "key"
-"""In the folder here: what the name in the store has that was put there from it."""
+"""Local file with the key of the writer, which is also in the store's lock file."""
 
 
 class RemoteFolder:
-    """A place that a driver of fsspec reaches.
+    """A place with an fsspec driver.
 
     Args:
-        url: Such as ``s3://bucket/folder``.
-        cache: Where partition files are kept meanwhile; None is the user's usual one.
-        store: What is at the URL; None is what a driver of fsspec finds there.
+        url: The URL, such as ``s3://bucket/folder``.
+        cache: Cache for partition files; None means the user's default cache.
+        store: The store at the URL; None lets an fsspec driver open it.
 
     Raises:
-        ConfigError: The URL cannot be used.
-        DatasetError: There is no driver for it.
+        ConfigError: The URL is invalid.
+        DatasetError: There is no driver for the URL.
     """
 
     def __init__(self, url: str, cache: Cache | None = None, store: Any = None) -> None:
@@ -59,15 +59,15 @@ class RemoteFolder:
         return str(self._store)
 
     def close(self) -> None:
-        """See ``Place``."""
+        """Make waiting threads raise an error, and refuse later requests."""
         self._store.close()
 
     def interrupt(self) -> None:
-        """See ``Place``."""
+        """Make waiting threads raise an error. Later requests work again."""
         self._store.interrupt()
 
     def manifest(self, version: int = 0) -> Manifest:
-        """See ``Place``."""
+        """Return the manifest of a version; 0 for the newest."""
         try:
             found = self._manifest(manifest.NAME)
         except Gone:
@@ -84,7 +84,7 @@ class RemoteFolder:
             raise
 
     def _kept(self, found: Manifest) -> Manifest:
-        """The same. Its files are those that are read from now on, each as often as any other."""
+        """Note that this manifest's files will be read from now on, each equally often, and return it."""
         if found != self._newest:
             self._newest, self._beside = found, None
         return found
@@ -96,16 +96,16 @@ class RemoteFolder:
         return manifest.read(data, f"{self}/{name}")
 
     def load(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
-        """See ``Place``."""
+        """Read the columns of a partition file into memory, through the cache, and check every byte."""
         whole = self._whole(file)
         if hashlib.sha256(whole.data).hexdigest() != file.sha256:
-            # The disk or the store gave something else: once more from the store, and that has to be right.
+            # The disk or the store returned wrong bytes. Fetch them once more; then they must be right.
             self._cache.drop(file.sha256)
             whole = self._whole(file)
         return columns_of(whole, file, columns, self._said(file))
 
     def mapped(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
-        """See ``Place``. Without room in the cache it is in memory."""
+        """Map the columns of a partition file from the cache. Without room in the cache, read them into memory."""
         path = self._near(file, mapped=True)
         if path is None:
             return self.load(file, columns)
@@ -115,20 +115,20 @@ class RemoteFolder:
         return mapped_columns(path, file, columns, self._said(file))
 
     def here(self, found: Manifest) -> list[bool]:
-        """See ``Place``: what is in a store is there for all."""
+        """Return true for each file, because every machine can read a store."""
         return [True] * len(found.files)
 
     def check(self, file: PartitionFile, columns: Mapping[str, Column]) -> None:
-        """See ``Place``. The store is asked, not the cache."""
+        """Compare every byte of a file in the store, not in the cache, with the manifest."""
         columns_of(self._read(file), file, columns, self._said(file))
 
     def extra(self, found: Manifest) -> list[str]:
-        """See ``Place``."""
+        """Return the files in the version's folders that the manifest does not name."""
         named = {file.name for file in found.files}
         folders = sorted({name.partition("/")[0] for name in named})
         try:
             there = [name for folder in folders for name in self._store.names(folder)]
-        except DatasetError:  # a web server need not list what it has
+        except DatasetError:  # a web server may be unable to list files
             return []
         return [f"{self}/{name}" for name in there if name not in named]
 
@@ -153,7 +153,10 @@ class RemoteFolder:
         return data
 
     def _near(self, file: PartitionFile, *, mapped: bool = False) -> Path | None:
-        """The file in the cache; its bytes are still to be compared. Those that are mapped have to be there for a while, whatever goes."""
+        """Return the path of a file in the cache, whose bytes are still unchecked; None if there is no room.
+
+        A file that will be mapped may displace any other file, because it must stay for a while.
+        """
         if self._beside is None:
             self._beside = frozenset(each.sha256 for each in self._newest.files) if self._newest else frozenset()
         try:
@@ -171,7 +174,11 @@ class RemoteFolder:
 
     @contextlib.contextmanager
     def writing(self, *, after: int = 0, plan: Mapping[str, str] | None = None) -> Iterator[Unfinished]:
-        """See ``Place``. Who writes is named in a file of the store, which one that was killed leaves there: it is known again by its folder here."""
+        """Make a data set here, as the only writer.
+
+        A lock file in the store names the writer. A killed writer leaves it behind, and the same machine recognises it
+        by the key in its local folder.
+        """
         self._check_version(after)
         if not after and [name for name in self._store.names() if name != LOCK and not VERSION.fullmatch(name)]:
             raise DatasetError(f"{self} is not empty, and nothing is overwritten", hint="name another place")
@@ -195,11 +202,11 @@ class RemoteFolder:
                     if not left.lasts(error):
                         shutil.rmtree(self._work)
                     raise
-                shutil.rmtree(self._work)  # last: without it a name in the store would be nobody's
+                shutil.rmtree(self._work)  # last, because it proves whose lock file is in the store
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Be the only one on this machine."""
+        """Be the only writer on this machine."""
         from filelock import FileLock, Timeout
 
         lock = FileLock(self._work.with_suffix(".lock"), timeout=0)
@@ -214,7 +221,7 @@ class RemoteFolder:
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
-        """Have the name of this process in the store, where nobody else's is."""
+        """Hold the lock file in the store, unless another writer has it."""
         path = self._work / KEY
         if not path.exists():
             path.write_text(secrets.token_hex(8))
@@ -223,12 +230,12 @@ class RemoteFolder:
         try:
             self._store.write(LOCK, json.dumps(who | {"key": self._key}).encode(), new=True)
         except FileExistsError:
-            if not self._is_mine():  # else it is of a process that was killed here
+            if not self._is_mine():  # otherwise a killed process of this machine left it
                 raise self._busy() from None
         try:
             yield
         except BaseException:
-            with contextlib.suppress(DatasetError):  # who cannot reach the store is known again
+            with contextlib.suppress(DatasetError):  # if the store is out of reach, the next writer here finds its key
                 self._unname()
             raise
         self._unname()
@@ -241,7 +248,7 @@ class RemoteFolder:
         return self._writer().get("key") == self._key
 
     def _writer(self) -> dict[str, Any]:
-        """Who writes to the store, as far as that is known."""
+        """Return the facts in the store's lock file; empty if there is none or it is unreadable."""
         try:
             found = json.loads(self._store.read(LOCK, 1000))
         except (Gone, ValueError):
@@ -249,7 +256,7 @@ class RemoteFolder:
         return found if isinstance(found, dict) else {}
 
     def _check_mine(self) -> None:
-        """Refuse to write where somebody else does by now, who removed the name of this one."""
+        """Refuse to write after the lock file was removed, because there may be another writer."""
         if not self._is_mine():
             raise self._changed()
 
@@ -264,12 +271,12 @@ class RemoteFolder:
         )
 
     def _check_version(self, after: int) -> None:
-        """Refuse what is not there in this version."""
+        """Refuse to write unless the present version is the expected one."""
         found = self.manifest() if after or manifest.NAME in self._store.names() else None
         check_version(found, after, self)
 
     def _tidy(self, making: int = 0) -> None:
-        """Remove all but the version that there is, and what is there of the one that is being made; 0 for none."""
+        """Remove all versions except the present one and the one that is being made; ``making`` 0 means none."""
         names = self._store.names()
         kept = self.manifest().files if manifest.NAME in names else []
         folders = {file.name.partition("/")[0] for file in kept} | ({f"v{making:04}"} if making else set())
@@ -279,7 +286,7 @@ class RemoteFolder:
 
     @contextlib.contextmanager
     def new(self, name: str) -> Iterator[Path]:
-        """See ``Place.new``."""
+        """Yield a local path for writing a partition file, and upload the file afterwards."""
         path = self._work / "file"
         yield path
         self._check_mine()
@@ -287,11 +294,15 @@ class RemoteFolder:
         path.unlink()
 
     def mark(self, name: str) -> str:
-        """See ``Place``."""
+        """Return a text that changes when a file in the store is written; empty if the store has no such mark."""
         return self._store.mark(name)
 
     def commit(self, new: Manifest) -> None:
-        """See ``Place.commit``. A store that can do so writes the first manifest only where there is none, a later one only over the one before."""
+        """Make a version the newest one, and keep the manifest of the previous one.
+
+        If the store supports conditions, the first manifest is only written where none exists, and a later one only
+        over its predecessor.
+        """
         self._check_mine()
         if new.version > 1:
             before = self.manifest()
@@ -299,12 +310,12 @@ class RemoteFolder:
         try:
             self._store.write(manifest.NAME, new.spelled(), new=new.version == 1, over=self._seen)
         except FileExistsError:
-            # It may have been this one, whose answer was lost on the way.
+            # This writer itself may have written the manifest, if the store's answer was lost on the way.
             if self._store.read(manifest.NAME, 10**6) != new.spelled():
                 raise self._changed() from None
 
     def retire(self, before: Manifest) -> None:
-        """See ``Place``."""
+        """Remove the manifest and the files of an older version."""
         self._store.remove(manifest.name_of(before.version))
         for folder in {file.name.partition("/")[0] for file in before.files}:
             self._store.remove(folder)

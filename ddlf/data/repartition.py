@@ -1,4 +1,4 @@
-"""A data set at a place as a source: of other partition files of the same, or of another data set."""
+"""A data set at a place as a source, for other partition files of the same samples, or for another data set."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ddlf.errors import ConfigError
 
 
 class PartitionedSource:
-    """Columns are those of the data set, and samples come in the order of their ids.
+    """A source with the columns of a data set. Samples come in the order of their ids.
 
     Args:
-        place: Where it is.
+        place: Place of the data set.
 
     Raises:
         DatasetError: There is no data set.
@@ -31,7 +31,7 @@ class PartitionedSource:
         self.classes: Sequence[str] = self.manifest.classes
 
     def rows(self, at_once: int, first: int = 0) -> Iterator[Rows]:
-        """See ``Source``."""
+        """Yield the samples in order, from number ``first``, in pieces of at most ``at_once``."""
         for file in self.manifest.files:
             if file.first + file.samples <= first:
                 continue
@@ -58,19 +58,20 @@ def repartition(
 ) -> Manifest:
     """Write the samples of a data set into files of other sizes, in the order of their ids, as its next version.
 
-    Whoever reads the version before can go on: its files stay until the next one is made, or ``Place.retire`` is called.
+    Readers of the previous version are not disturbed: its files stay until the next version is made, or until
+    ``Place.retire`` is called.
 
     Args:
-        place: Where it is.
-        source: The same, read.
-        sizes: Samples of each file.
-        memory: Bytes to work in.
-        moved: Is told what is done, and how many samples of how many.
-        say: Is told a word and a sentence about what an earlier call left, or what this one leaves.
+        place: Place of the data set.
+        source: The data set at this place, as a source.
+        sizes: Number of samples of each file.
+        memory: Bytes of memory to use.
+        moved: Receives the present step, the finished samples and all samples.
+        say: Receives a word and a sentence about an earlier call's leftovers, or about its own.
 
     Raises:
-        ConfigError: The memory is not enough for one file, or the files have these sizes already.
-        DatasetError: A file is damaged, or somebody else writes there. The version that there is stays then.
+        ConfigError: The memory is too small for one file, or the files already have these sizes.
+        DatasetError: A file is damaged, or there is another writer. The present version then stays.
     """
     if list(sizes) == source.manifest.sizes.tolist():
         raise ConfigError(f"{place} has {len(sizes):,} files of these sizes already", hint="name other sizes")

@@ -1,11 +1,12 @@
-"""Parquet files as a data set where they are, without conversion: each row group is what a partition file is elsewhere.
+"""Parquet files as a data set, without conversion. A row group takes the role of a partition file.
 
-Row groups are numbered in the order of the files' names, and within a file as they lie. The parts of slots, the ledger and the order of reading go by
-these numbers, so everything that trains on partition files trains on row groups. All nodes compare one fingerprint: names, sizes and marks of the
-files, the hashes of their footers, and what is made of which columns.
+Row groups are numbered in the order of file names, and within a file by position. Parts of slots, the ledger and the
+reading order use these numbers, so code that trains on partition files also trains on row groups. All nodes compare one
+fingerprint. It covers the files' names, sizes and marks, the hashes of their footers, and the definition of columns.
 
-A row group is read batch by batch into arrays, of which only the columns that are wanted come from the store. Those arrays are kept in the cache of
-the machine, where they come from a store, or where so many row groups are read together that they have no room in memory.
+A row group is read batch by batch into arrays, and only the wanted columns are fetched from the store. The arrays are
+kept in the machine's cache if they come from a store, or if the row groups that are read together do not fit into
+memory.
 """
 
 from __future__ import annotations
@@ -37,32 +38,32 @@ from ddlf.errors import AppError, ConfigError, DatasetDamaged, DatasetError
 from ddlf.events.record import size
 
 Columns = str | Sequence[str] | Mapping[str, str | Sequence[str]]
-"""Names of columns in the files: one, several that are stacked, or those of each of several inputs."""
+"""Names of columns in the files: one; several, which become one vector; or a dict of these for several inputs."""
 
 PIECE_BYTES = 2**22
-"""Of rows that are read at a time."""
+"""Bytes of rows that are read at a time."""
 BUFFER_BYTES = 2**23
-"""Read at a time of all columns of a row group that does not come in one piece."""
+"""Bytes that are read at a time from all columns of a row group, unless it is read in one piece."""
 LONGEST = 2**40
-"""What a column of bytes says of its longest row, which nobody knows."""
+"""Stated length of the longest row of a column of bytes. The true length is unknown."""
 KEPT_FOOTERS = 2**24
-"""Bytes of footers that stay in memory; others are read again with a row group."""
+"""Bytes of footers that stay in memory. Other footers are read again with their row groups."""
 DIGEST_BYTES = 32
 FEWEST_GROUPS = 8
 SMALL_BYTES, LARGE_BYTES = 2**18, 2**28
-"""Row groups between these sizes suit."""
+"""Row groups with sizes between these limits are suitable."""
 DATE_HINT = "bring it to numbers beforehand, or make arrays of it with decode="
 
 
 @dataclass(frozen=True)
 class Field:
-    """How a column of the data set is made of columns of the files.
+    """A column of the data set, and how it is made from columns of the files.
 
     Args:
-        name: In the data set: ``x``, ``y``, ``w``, or a leaf of a tree as ``x['left']``.
-        sources: In the files.
-        kind: ``number`` for what becomes an array of numbers, ``image`` for encoded images, ``bytes`` for what ``decode`` gets as it is, ``label``
-            for texts that are names of classes.
+        name: Name in the data set: ``x``, ``y``, ``w``, or a leaf of a tree such as ``x['left']``.
+        sources: Names in the files.
+        kind: ``number`` for numbers, ``image`` for encoded images, ``bytes`` for values that ``decode`` gets unchanged,
+            ``label`` for texts that are names of classes.
         classes: Names of classes of a label.
     """
 
@@ -73,18 +74,18 @@ class Field:
 
     @property
     def is_blob(self) -> bool:
-        """Whether rows have different lengths as they are stored."""
+        """Whether the stored rows have different lengths."""
         return self.kind in ("image", "bytes")
 
     def read(self, batch: Any, where: Where) -> Array | Ragged:
-        """The rows of a batch of Arrow.
+        """Return the rows of an Arrow batch.
 
         Args:
-            batch: It has all sources.
-            where: Names a row of it, for errors.
+            batch: A batch with all source columns.
+            where: Describes a row of the batch, for errors.
 
         Raises:
-            DatasetError: A row has no value, or one that does not fit.
+            DatasetError: A row has no value, or an unsuitable one.
         """
         if self.is_blob:
             return arrow.blobs(batch.column(self.sources[0]), self.sources[0], where)
@@ -107,12 +108,12 @@ class Field:
 
 @dataclass(frozen=True)
 class RowGroup:
-    """Where a row group is.
+    """The position of a row group.
 
     Args:
         head: Its file.
         number: Its number in the file, from 0.
-        rows: How many it has, > 0.
+        rows: Its number of rows, > 0.
     """
 
     head: Head
@@ -121,17 +122,17 @@ class RowGroup:
 
 
 class RowGroups(DataSet):
-    """Parquet files as a data set; see the module.
+    """A data set of Parquet files, whose row groups take the role of partition files.
 
     Args:
         place: A file, a folder, a glob or several files, local or at a URL.
-        x: Columns of inputs. A list of names is one input, the columns side by side; a dict has several inputs.
+        x: Columns of inputs. A list of names is one input, with the columns side by side; a dict has several inputs.
         y: Columns of labels.
-        w: Column of weights of samples.
-        classes: Names of classes, where the label is a text: the number of each is its place here.
-        image_size: Width and height that all images are brought to.
-        decode: As in ``DataSet``. Images, texts and lists of several lengths come to it as they are.
-        storage_options: What the driver of the URL is made with.
+        w: Column with the weights of samples.
+        classes: Names of classes, if the label is a text. Each class gets the number of its place in the list.
+        image_size: All images are resized to this width and height.
+        decode: The argument of ``DataSet``. It gets images, texts and lists of different lengths unchanged.
+        storage_options: Arguments for the driver of the URL.
 
     Raises:
         DatasetError: Files or columns cannot be used.
@@ -212,10 +213,10 @@ class RowGroups(DataSet):
     def _field(
         self, name: str, names: tuple[str, ...], schema: Any, classes: Sequence[str], decode: Decode | None
     ) -> Field:
-        """How a column is read.
+        """Return how to read a column.
 
         Raises:
-            DatasetError: There is no such column in the files, or one of a kind that is not read.
+            DatasetError: The files have no such column, or its type is not supported.
         """
         kinds = {}
         for source in names:
@@ -263,12 +264,12 @@ class RowGroups(DataSet):
                     )
 
     def _leaves_in(self, schema: Any) -> list[str]:
-        """The columns that are read, of images only the bytes."""
+        """Return the Parquet columns to read. For images, only the bytes are read."""
         names = dict.fromkeys(name for field in self._fields for name in field.sources)
         return [f"{name}.bytes" if kind_of(schema.field(name).type) == "image" else name for name in names]
 
     def _read_first(self) -> Arrays:
-        """Some rows from the beginning, by which types and shapes are known."""
+        """Return some rows from the beginning, which determine types and shapes."""
         pieces = self._pieces(0, SOME)
         try:
             return next(pieces)
@@ -276,7 +277,7 @@ class RowGroups(DataSet):
             pieces.close()
 
     def _made(self) -> dict[str, Column]:
-        """The columns that are trained on."""
+        """Return the columns of training data."""
         if self._decode is not None:
             return self._made_by_decode()
         made = {}
@@ -302,7 +303,7 @@ class RowGroups(DataSet):
         raise why
 
     def _notes(self, schema: Any) -> list[str]:
-        """A sentence for each input whose columns have several types."""
+        """Return a sentence for each input that combines columns of different types."""
         found = []
         for field in self._fields:
             kinds = sorted({str(schema.field(name).type) for name in field.sources})
@@ -331,7 +332,7 @@ class RowGroups(DataSet):
         return metadata
 
     def _chunks(self, row_group: Any) -> list[Any]:
-        """What the footer says of the columns of a row group that are read."""
+        """Return the footer's entries for the columns of a row group that are read."""
         chunks = [row_group.column(number) for number in range(row_group.num_columns)]
         return [
             chunk
@@ -340,7 +341,7 @@ class RowGroups(DataSet):
         ]
 
     def _bytes_of(self, row_group: Any, rows: int) -> int:
-        """Bytes of a row group in memory, those of encoded images and texts as the footer has them."""
+        """Return the bytes of a row group in memory. For encoded images and texts, the footer has the size."""
         fixed = sum(rows * (8 if column.ragged else column.row_bytes) for column in self._stored.values())
         blobs = {f"{name}." for field in self._fields if field.is_blob for name in field.sources}
         chunks = self._chunks(row_group)
@@ -351,17 +352,17 @@ class RowGroups(DataSet):
         )
 
     def _pieces(self, number: int, rows: int) -> Generator[Arrays, None, None]:
-        """The rows of a row group, some at a time. What is given is of the file as it was when it was opened.
+        """Yield the rows of a row group, some at a time, from the file as it was when it was opened.
 
         Raises:
-            DatasetDamaged: It cannot be read.
-            DatasetError: A row cannot be used, or the file was written to.
+            DatasetDamaged: The row group cannot be read.
+            DatasetError: A row cannot be used, or the file was written meanwhile.
         """
         head = self._groups[number].head
         try:
             yield from self._batches(number, rows)
         except DatasetDamaged:
-            self.files.check(head)  # one that was written to is another file, and no damage
+            self.files.check(head)  # a file that was written meanwhile is not damaged, but a different file
             raise
         self.files.check(head)
 
@@ -398,7 +399,7 @@ class RowGroups(DataSet):
             raise DatasetDamaged(f"{said} has {done:,} rows, not the {group.rows:,} of its footer", hint=COPY)
 
     def _checked_pieces(self, number: int) -> Iterator[Arrays]:
-        """The same, in pieces of some megabytes, of the types and shapes of the first rows."""
+        """Yield the rows in pieces of some megabytes, after checking that types and shapes match the first rows."""
         unit = self.manifest.files[number]
         row, at_once = 0, max(PIECE_BYTES // max(unit.nbytes // unit.samples, 1), 1)
         for piece in self._pieces(number, at_once):
@@ -414,7 +415,7 @@ class RowGroups(DataSet):
             yield piece
 
     def _read(self, number: int) -> Arrays:
-        """A row group in memory."""
+        """Read a row group into memory."""
         rows, done = self._groups[number].rows, 0
         whole: Arrays = {
             name: np.empty((rows, *column.shape), column.dtype)
@@ -437,7 +438,7 @@ class RowGroups(DataSet):
         return {name: whole[name] for name in self._stored}
 
     def load(self, number: int) -> Arrays:
-        """See ``DataSet``. What came from a store is kept in the cache, as far as there is room."""
+        """Read a row group into memory. Data from a store is kept in the cache if there is room."""
         if self.files.store is None:
             return self._read(number)
         read = list[Arrays]()
@@ -458,7 +459,7 @@ class RowGroups(DataSet):
         return self._read(number)
 
     def mapped(self, number: int, room: int | None = None) -> Arrays:
-        """See ``DataSet``: from the cache; without room there it is in memory."""
+        """Map a row group from the cache. Without room in the cache, read it into memory."""
         unit = self.manifest.files[number]
         for _ in range(2):
             path = self._cached(number, lambda path: self._write(self._checked_pieces(number), path, number))
@@ -469,7 +470,7 @@ class RowGroups(DataSet):
                 if number in self._whole:
                     return arrays_of(whole[:-DIGEST_BYTES], unit, self._stored, self._said(number))
                 arrays = self._verified(whole, number)
-            except _Torn:  # it comes once more, and is right then
+            except _Torn:  # fetch it again; the second try is then right
                 self._cache.drop(unit.sha256)
                 continue
             self._whole.add(number)
@@ -484,15 +485,15 @@ class RowGroups(DataSet):
         return self._read(number)
 
     def head(self, count: int) -> Arrays:
-        """See ``DataSet``."""
+        """Return the first samples, at most ``count``, as training data."""
         return self.taken(0, self._first, np.arange(min(count, SOME, self._groups[0].rows)))
 
     def interrupt(self) -> None:
-        """See ``DataSet``."""
+        """Make a thread that waits for the store raise an error. Later requests work again."""
         self.files.interrupt()
 
     def newer(self, version: int) -> None:
-        """See ``DataSet``: there is one version."""
+        """Return None, because there is only one version."""
 
     def _said(self, number: int) -> str:
         group = self._groups[number]
@@ -501,13 +502,13 @@ class RowGroups(DataSet):
     # -- the cache ----------------------------------------------------------------------------------------------------
 
     def _cached(self, number: int, fetch: Callable[[Path], None], beside: Collection[str] = ()) -> Path | None:
-        """A row group in the cache; None if it has no room. ``fetch`` and ``beside`` are as in ``Cache.path``."""
+        """Return the path of a row group in the cache; None without room. ``Cache.path`` describes the arguments."""
         unit, store = self.manifest.files[number], self.files.store
         ends = store.ending() if store is not None else lambda: False
         return self._cache.path(unit.sha256, unit.nbytes, fetch, beside=beside, ends=ends, exact=False)
 
     def _write(self, pieces: Iterable[Arrays], path: Path, number: int) -> None:
-        """Write a row group as a file of the safetensors format, with a hash behind it."""
+        """Write a row group as a safetensors file, followed by a hash."""
         rows = self._groups[number].rows
         shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
         for name, column in self._stored.items():
@@ -552,10 +553,10 @@ class RowGroups(DataSet):
             file.write(room.to_bytes(8, "little") + json.dumps(entries).encode().ljust(room))
 
     def _verified(self, whole: Bytes, number: int) -> Arrays:
-        """The arrays of a file of the cache, if it is what was written.
+        """Return the arrays of a file in the cache, after checking its hash.
 
         Raises:
-            _Torn: It is not.
+            _Torn: The file is damaged.
         """
         try:
             arrays = arrays_of(whole[:-DIGEST_BYTES], self.manifest.files[number], self._stored, self._said(number))
@@ -573,7 +574,7 @@ class RowGroups(DataSet):
     # -- samples ------------------------------------------------------------------------------------------------------
 
     def taken(self, number: int, arrays: Arrays, rows: Any) -> Arrays:
-        """See ``DataSet``. Images are decoded on all cores."""
+        """Return some rows of a row group as training data. Images are decoded on all cores."""
         images = [field for field in self._fields if field.kind == "image"]
         if not images:
             return super().taken(number, arrays, rows)
@@ -602,20 +603,20 @@ class RowGroups(DataSet):
         return self._decoder.pixels(io.BytesIO(arrays[field.name][row].tobytes()), where)
 
     def _undecoded(self, number: int, arrays: Arrays) -> str:
-        """See ``DataSet``: also why an image cannot be decoded."""
+        """Return why ``decode`` or the image decoder fails for a sample; empty if they succeed for all."""
         if self._decode is None and not any(field.kind == "image" for field in self._fields):
             return ""
         return self._untaken(number, arrays)
 
 
 def described(place: str | Path | Sequence[str]) -> Iterator[str]:
-    """What Parquet files have, in lines for people: columns, files, row groups, and whether the row groups suit.
+    """Yield lines about Parquet files for people: columns, files, row groups, and whether the row groups are suitable.
 
     Args:
-        place: As of ``RowGroups``.
+        place: The argument of ``RowGroups``.
 
     Raises:
-        DatasetError: They cannot be read.
+        DatasetError: The files cannot be read.
     """
     files = ParquetFiles(place)
     heads = files.heads()
@@ -637,7 +638,7 @@ def described(place: str | Path | Sequence[str]) -> Iterator[str]:
 
 
 def _suited(groups: int, largest: int) -> str:
-    """Whether row groups suit, and what to do if not."""
+    """Return whether row groups are suitable, and what to do if not."""
     way = "with row_group_size of pyarrow.parquet.write_table"
     if groups < FEWEST_GROUPS:
         return f"hardly: each slot needs a row group, and mixing needs several; write smaller ones {way}"
@@ -649,15 +650,17 @@ def _suited(groups: int, largest: int) -> str:
 
 
 class _Torn(Exception):
-    """A file of the cache is not what was written."""
+    """A file in the cache is damaged."""
 
 
 def _wanted(given: Mapping[str, Columns | None], there: Sequence[str], where: str) -> dict[str, tuple[str, ...]]:
-    """Names of columns of the data set, each with those of the files. Where nothing is said, those that are named ``x``, ``y`` and ``w``.
+    """Return the columns of the data set, each with its columns in the files.
+
+    If none are given, they are the columns with the names ``x``, ``y`` and ``w``.
 
     Raises:
         DatasetError: There is no input.
-        AppError: Something is no name of a column.
+        AppError: A value is not a name of a column.
     """
     found: dict[str, tuple[str, ...]] = {}
     for letter, what in given.items():
@@ -683,7 +686,7 @@ def _wanted(given: Mapping[str, Columns | None], there: Sequence[str], where: st
 
 
 def _class_names(schema: Any, fields: Sequence[Field]) -> tuple[str, ...]:
-    """Names of classes that Hugging Face's ``datasets`` writes for a label."""
+    """Return the names of classes that Hugging Face's ``datasets`` stores for the label column; else empty."""
     label = next((field.sources[0] for field in fields if field.name == "y" and field.kind == "number"), None)
     with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
         names = json.loads(schema.metadata[b"huggingface"])["info"]["features"][label]["names"]
@@ -693,7 +696,7 @@ def _class_names(schema: Any, fields: Sequence[Field]) -> tuple[str, ...]:
 
 
 def _begin(chunk: Any) -> int:
-    """Where a column of a row group begins in its file."""
+    """Return the position in the file where a column of a row group begins."""
     first = chunk.data_page_offset
     return int(min(first, chunk.dictionary_page_offset or first))
 

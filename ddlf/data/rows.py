@@ -1,4 +1,4 @@
-"""The samples of a source as structured arrays, and what every source has."""
+"""Structured arrays with the samples of a source, and the interface of sources."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Rows = np.ndarray[Any, Any]
 
 
 class Source(Protocol):
-    """What every source has.
+    """The interface of sources.
 
     Attributes:
-        columns: By name.
-        samples: How many there are, > 0.
-        classes: Names of classes, by number of the label.
+        columns: The columns by name.
+        samples: Number of samples, > 0.
+        classes: Names of classes, by the number of the label.
     """
 
     columns: dict[str, Column]
@@ -29,11 +29,14 @@ class Source(Protocol):
     classes: Sequence[str]
 
     def rows(self, at_once: int, first: int = 0) -> Iterator[Rows]:
-        """All samples in order but the first so many, as structured arrays of at most ``at_once``."""
+        """Yield the samples from number ``first`` on, in order, as structured arrays of at most ``at_once``."""
 
 
 def row_type(columns: dict[str, Column]) -> np.dtype[Any]:
-    """A sample as one value: a field for each column; of a ragged one its length and what it has, with room for the longest."""
+    """Return the type of a sample, with a field for each column.
+
+    The field of a ragged column has a length, and values with room for the longest row.
+    """
     fields: list[Any] = []
     for name, column in columns.items():
         kind = np.dtype(column.dtype).newbyteorder("<")
@@ -43,7 +46,7 @@ def row_type(columns: dict[str, Column]) -> np.dtype[Any]:
 
 
 def put(rows: Rows, name: str, number: int, array: np.ndarray[Any, Any]) -> None:
-    """Set a column of one row."""
+    """Set one column of one row."""
     if rows.dtype[name].names is None:
         rows[name][number] = array
     else:
@@ -52,24 +55,24 @@ def put(rows: Rows, name: str, number: int, array: np.ndarray[Any, Any]) -> None
 
 
 def longest(arrays: Iterable[Sequence[Any] | np.ndarray[Any, Any]]) -> int:
-    """Of some rows of different lengths; at least 1."""
+    """Return the length of the longest row; at least 1."""
     return max(1, *map(len, arrays))
 
 
 def chosen(
     columns: str, there: Sequence[str], path: Path, usual: Mapping[str, str], what: str = "column"
 ) -> dict[str, str]:
-    """New names of the columns that are meant, with their old ones.
+    """Return the chosen columns: a dict from new names to the names in the source.
 
     Args:
-        columns: See ``open_source``.
-        there: Old names of all of them.
-        path: Of what, for errors.
-        usual: New names of some, by old name, where ``columns`` says nothing.
-        what: Word for one of them.
+        columns: The option of ``open_source``.
+        there: All names in the source.
+        path: Path of the source, for errors.
+        usual: New names of some columns, by old name, used if ``columns`` is empty.
+        what: Word for a column, for errors.
 
     Raises:
-        ConfigError: There is no such column, or one name is given twice.
+        ConfigError: There is no column with a given name, or a new name is given twice.
     """
     if not columns:
         return {usual.get(name, name): name for name in there}
@@ -83,10 +86,10 @@ def chosen(
 
 
 def check_ragged(ragged: str, columns: Sequence[str], path: Path) -> set[str]:
-    """Names of the columns whose rows have different lengths.
+    """Return the names of the columns whose rows have different lengths.
 
     Raises:
-        ConfigError: There is no such column.
+        ConfigError: There is no column with a given name.
     """
     names = set(filter(None, ragged.split(",")))
     for name in sorted(names.difference(columns)):

@@ -1,4 +1,4 @@
-"""What a data set can be made of: arrays in files, folders of images, tables. Each gives its samples in order, some at a time."""
+"""Opens the sources of data sets: arrays in files, folders of images, tables. Each yields its samples in order."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ from ddlf.data.rows import Source
 from ddlf.errors import ConfigError, DatasetError
 
 KINDS = (".npz", ".npy", ".csv", ".parquet", ".tar", ".tfrecord", "arrays", "images", "placed")
-"""What a source can be."""
+"""The kinds of sources."""
 
 
 def open_source(
     path: Path, *, columns: str = "", part: str = "", label: str = "", image_size: str = "", ragged: str = ""
 ) -> Source:
-    """Find out what a path holds.
+    """Return the source at a path.
 
     Args:
-        path: A ``.npz`` or ``.npy`` file, a ``.csv`` table, a Parquet, tar or TFRecord file, a folder of several of these, one of ``.npy`` files,
-            one with a folder of images for each class, or a data set of partition files.
-        columns: Columns that are meant, with commas; ``new=old`` gives one another name. Empty for all.
-        part: ``"train"``, ``"val"`` or ``"test"``: the arrays whose names end with that, as ``x``, ``y`` and ``w``.
-        label: Name of the table's column that is the label.
-        image_size: Width and height that all images are brought to, as ``"64x64"``; empty if they have one size.
-        ragged: Columns, with commas, whose rows have different lengths. Images and texts there stay the bytes that they are.
+        path: A ``.npz`` or ``.npy`` file, a ``.csv`` table, or a Parquet, tar or TFRecord file; a folder of Parquet,
+            tar, TFRecord or ``.npy`` files; a folder with a folder of images for each class; or a data set of partition
+            files.
+        columns: Chosen columns, separated by commas. ``new=old`` renames a column. Empty means all columns.
+        part: ``"train"``, ``"val"`` or ``"test"``. It chooses the arrays whose names have this suffix, and names them
+            ``x``, ``y`` and ``w``.
+        label: Name of the column with the labels.
+        image_size: Width and height for resizing all images, such as ``"64x64"``; empty if they have one size.
+        ragged: Columns, separated by commas, whose rows have different lengths. Images and texts there stay bytes.
 
     Raises:
-        DatasetError: It holds nothing that can be used.
-        ConfigError: An option has no use with this source.
+        DatasetError: The path holds no usable source.
+        ConfigError: An option has no effect with this source.
     """
     if not path.exists():
         hint = "name a .npz, .npy or .csv file, or a folder"
@@ -88,10 +90,12 @@ def open_source(
 
 
 def state_of(path: Path, *options: str) -> str:
-    """What there is at a path, by names, sizes and times, and how it is read: 16 hex digits, others when a file was written to since.
+    """Return a hash of a source and its options, 16 hex digits, from names, sizes and times of its files.
+
+    The hash changes when a file is written.
 
     Raises:
-        DatasetError: It cannot be looked at.
+        DatasetError: The files cannot be inspected.
     """
     total = hashlib.sha256(repr((str(path.resolve()), options)).encode())
     with explained(path, "read"):
@@ -104,7 +108,7 @@ def state_of(path: Path, *options: str) -> str:
 
 
 def _kind(path: Path) -> tuple[str, list[Path]]:
-    """What a path holds, and its files where there may be several."""
+    """Return the kind of source at a path, and its files if the kind may have several."""
     if path.is_dir():
         if (path / NAME).exists():
             return "placed", []

@@ -1,9 +1,12 @@
-"""Make partition files of a source, mixed as a whole, in memory that has a bound; what was broken off goes on where it was.
+"""Makes partition files from a source, shuffled as a whole, in bounded memory. An interrupted split can continue.
 
-A global shuffle in two passes (Rao 1961, Sandelius 1962). The first throws each sample into one of as many buckets as there will be files, by
-chance; the second shuffles each bucket by itself. One behind the other they are cut into files. Every order of all samples is as likely as any other,
-as with one shuffle in memory. As many buckets as fit into memory are one heap, on the disk meanwhile if there are several. Chance belongs to buckets,
-so the bits do not depend on the memory. Stratified, each label is dealt out to the buckets by itself: none has two more of it than another.
+The global shuffle has two passes (Rao 1961, Sandelius 1962). The first pass throws each sample into a random bucket;
+there are as many buckets as files. The second pass shuffles each bucket. The concatenated buckets are cut into files.
+Every order of all samples is equally likely, like with one shuffle in memory.
+
+A heap is a group of buckets that fits into memory. If there are several heaps, they wait on the disk. Random numbers
+belong to buckets, so the bits do not depend on the memory. A stratified split deals each label evenly to the buckets:
+the counts of a label in two buckets differ by at most 1.
 """
 
 from __future__ import annotations
@@ -30,38 +33,38 @@ from ddlf.events.record import size
 from ddlf.version import __version__
 
 ORDER_BYTES = 24
-"""For each sample in memory, beside its values: where it comes from and goes to."""
+"""Bytes in memory for each sample in addition to its values: its origin and its destination."""
 USUAL_FILE_BYTES = 64 * 10**6
-"""Of a partition file: some hundred milliseconds of reading, and eight of them fit into the memory of any worker."""
+"""Default size of a partition file. It is read in some 100 ms, and eight fit into the memory of any worker."""
 OTHER = {
     "source": "another source, or of one that has changed",
     "options": "other options",
     "DDLF": "another version of DDLF",
 }
-"""What is said of what is different in a plan."""
+"""Texts about the differences between two plans."""
 
 Numbers = npt.NDArray[np.unsignedinteger[Any]]
 
 PIECE = 1024
-"""Samples that are taken out of a heap at a time."""
+"""Number of samples that are taken from a heap at a time."""
 SPLIT = 4
-"""What chance is used for; ``algorithms/reading_order.py`` has the other streams."""
+"""Key of this module's random streams; ``algorithms/reading_order.py`` has the others."""
 NOTED_S = 20.0
-"""How much of the first pass is done again at most, when it was broken off."""
+"""Maximum seconds of the first pass that are repeated after an interruption."""
 
 
 def sizes_of(samples: int, row_bytes: int, *, files: int = 0, file_samples: int = 0, file_bytes: int = 0) -> list[int]:
-    """Samples of each file: equal but for one.
+    """Return the number of samples of each file. The numbers differ by at most 1.
 
     Args:
-        samples: All of them.
-        row_bytes: Bytes of one.
-        files: How many files; 0 if something else says it.
-        file_samples: At most so many samples in each; 0 if something else says it.
-        file_bytes: At most so many bytes of samples in each; ``USUAL_FILE_BYTES`` if nothing says it.
+        samples: Total number of samples.
+        row_bytes: Bytes of a sample.
+        files: Number of files; 0 if another argument decides.
+        file_samples: Maximum number of samples in a file; 0 if another argument decides.
+        file_bytes: Maximum bytes of the samples in a file; ``USUAL_FILE_BYTES`` if no argument decides.
 
     Raises:
-        ConfigError: There would be a file without a sample.
+        ConfigError: A file would have no samples, or the number of files would be too large.
     """
     if files > samples:
         raise ConfigError(f"{samples:,} samples cannot be split into {files:,} files", hint="make fewer files")
@@ -93,22 +96,22 @@ def split(
     """Write a source to a place as a data set.
 
     Args:
-        source: Where the samples come from.
-        place: Empty, not there yet, or with what an earlier call left that was broken off.
-        sizes: Samples of each file.
-        after: What is there, of the same samples, of which this is the next version; None if there is nothing.
-        shuffle: Whether they are mixed; else they stay in the source's order.
-        stratify: Column of whole numbers of each of which every file is to have its share, as far as that can be.
+        source: Source of the samples.
+        place: An empty or new place, or one with the work of an interrupted call.
+        sizes: Number of samples of each file.
+        after: The present manifest, if this is the next version of the same samples; None for a new data set.
+        shuffle: Whether to shuffle the samples. Otherwise they keep the source's order.
+        stratify: Column of integers. Every file gets its share of each value, as far as possible.
         seed: Seed of the order, >= 0. The same source, sizes and seed give the same bytes, whatever the memory.
-        memory: Bytes to work in.
-        state: Another text whenever the source has other samples. What was broken off goes on where it was, if nothing but the memory is different;
-            empty leaves nothing behind.
-        moved: Is told what is done, and how many samples of how many.
-        say: Is told a word and a sentence about what an earlier call left, or what this one leaves.
+        memory: Bytes of memory to use.
+        state: A text that changes with the source's samples. An interrupted call can then be continued if only the
+            memory is different. Empty leaves nothing behind.
+        moved: Receives the present step, the finished samples and all samples.
+        say: Receives a word and a sentence about an earlier call's leftovers, or about its own.
 
     Raises:
-        ConfigError: The memory is not enough for one file.
-        DatasetError: The source or the place cannot be used. What is left of what was made is no data set.
+        ConfigError: The memory is too small for one file.
+        DatasetError: The source or the place cannot be used. An interrupted split leaves no data set behind.
     """
     kind = row_type(source.columns)
     row = kind.itemsize + ORDER_BYTES
@@ -172,7 +175,7 @@ def split(
 def _finished(
     place: Place, left: Unfinished, source: Source, moved: Callable[[str, int, int], None]
 ) -> list[PartitionFile]:
-    """Partition files that an earlier call finished, from the first one on, after each was looked at as it is at the place."""
+    """Return the finished partition files of an earlier call, in order, after checking each one at the place."""
 
     def is_there(noted: tuple[PartitionFile, str]) -> bool:
         file, mark = noted
@@ -217,11 +220,11 @@ def _say_how(
 
 
 def _of_the_source(pieces: Iterator[Rows], left: Unfinished, *, placed: bool) -> Iterator[Rows]:
-    """The same pieces. A source that has to be mended is another one then, which nobody can go on with."""
+    """Yield the same pieces. If the source must be repaired, forget the work, because it will be another source."""
     try:
         yield from pieces
     except Exception as error:
-        if not placed or isinstance(error, DatasetDamaged):  # else a store may only be out of reach
+        if not placed or isinstance(error, DatasetDamaged):  # otherwise a store may only be unreachable
             left.forget()
         raise
 
@@ -236,7 +239,7 @@ def _told(
 
 
 def _cut(pieces: Iterable[Rows], sizes: Sequence[int], kind: np.dtype[Any]) -> Iterator[Rows]:
-    """The same samples in pieces of these sizes. The memory of a piece is used again for the next one."""
+    """Yield the same samples in pieces of these sizes. All pieces share one block of memory."""
     whole, filled, number = np.empty(max(sizes, default=0), kind), 0, 0
     for rows in pieces:
         while len(rows):
@@ -249,7 +252,7 @@ def _cut(pieces: Iterable[Rows], sizes: Sequence[int], kind: np.dtype[Any]) -> I
 
 
 def _written(rows: Rows, place: Place, name: str, first: int) -> PartitionFile:
-    """Write a partition file, which is where it should be when this returns."""
+    """Write a partition file. It is durable at the place when this function returns."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
@@ -263,9 +266,7 @@ def _written(rows: Rows, place: Place, name: str, first: int) -> PartitionFile:
         arrays[column] = np.ascontiguousarray(values)
     with place.new(name) as path:
         path.touch()
-        mode = (
-            path.stat().st_mode & 0o777
-        )  # who may read it is as for other new files; safetensors makes it the owner's
+        mode = path.stat().st_mode & 0o777  # the default mode of new files; safetensors would restrict it to the owner
         try:
             save_file(arrays, path)
             path.chmod(mode)
@@ -282,14 +283,15 @@ def _hash(text: str) -> str:
 
 
 class Buckets:
-    """Where each sample goes.
+    """Decides the bucket of each sample, and shuffles buckets.
 
     Args:
-        samples: All of them.
-        buckets: How many there are.
-        room: Samples that a heap may have.
+        samples: Total number of samples.
+        buckets: Number of buckets.
+        room: Maximum number of samples in a heap.
         seed: Seed of the order.
-        stratify: Column of labels, of each of which every bucket gets as many but for one; empty for pure chance.
+        stratify: Column of labels. Every bucket gets an equal number of each label, give or take 1. Empty for a purely
+            random choice.
     """
 
     def __init__(self, samples: int, buckets: int, room: int, seed: int, stratify: str = "") -> None:
@@ -306,15 +308,15 @@ class Buckets:
     def _thrown(
         self, pieces: Iterable[Rows], first: int = 0, labels: Iterable[tuple[int, int]] = ()
     ) -> Iterator[tuple[Rows, Numbers]]:
-        """Each piece with the bucket of each of its samples.
+        """Yield each piece with the buckets of its samples.
 
         Args:
             pieces: Samples in order.
-            first: How many were thrown before.
-            labels: Each label of these, and how many had it.
+            first: Number of samples that were thrown before.
+            labels: Each label of these earlier samples, with its count.
         """
         chance = _chance(self._seed, 0)
-        # One draw of 64 bits for each sample: the same, however many come at a time.
+        # Each sample draws 64 bits, so the result does not depend on the sizes of pieces.
         chance.bit_generator.advance(first)  # type: ignore[attr-defined]
         self._dealers = {}
         for label, count in labels:
@@ -341,7 +343,7 @@ class Buckets:
         return buckets
 
     def held(self, pieces: Iterable[Rows], kind: np.dtype[Any]) -> tuple[Rows, Numbers]:
-        """All samples and their buckets in memory."""
+        """Return all samples with their buckets, in memory."""
         whole, whose, done = np.empty(self._samples, kind), np.empty(self._samples, np.uint32), 0
         for rows, buckets in self._thrown(pieces):
             whole[done : done + len(rows)], whose[done : done + len(rows)] = rows, buckets
@@ -349,7 +351,7 @@ class Buckets:
         return whole, whose
 
     def deal(self, pieces: Iterable[Rows], heaps: Heaps) -> None:
-        """Throw the samples that are not there yet on their heaps, which are on a disk."""
+        """Throw the remaining samples on their heaps, which are on a disk."""
         done, noted, fit = heaps.samples, time.monotonic(), len(self.heaps[0])
         for rows, buckets in self._thrown(pieces, done, heaps.labels.items()):
             heap = buckets // fit
@@ -365,7 +367,7 @@ class Buckets:
                 noted = time.monotonic()
 
     def taken_up(self, heaps: Heaps, start: int) -> Iterator[Rows]:
-        """The shuffled samples of all heaps behind the first ``start``. A heap is removed when its last one was taken, and the next asked for."""
+        """Yield the shuffled samples of all heaps, from number ``start`` on."""
         begin = 0
         for number in range(len(self.heaps)):
             end = begin + heaps.length(number)
@@ -375,7 +377,7 @@ class Buckets:
             begin = end
 
     def shuffled(self, heap: int, rows: Rows, buckets: Numbers) -> Iterator[Rows]:
-        """The samples of a heap, those of each bucket by chance; some at a time."""
+        """Yield the samples of a heap, bucket by bucket, each in random order, some at a time."""
         order = np.argsort(buckets, kind="stable")
         ends = np.searchsorted(buckets[order], np.arange(self.heaps[heap].start, self.heaps[heap].stop + 1))
         for bucket, start, stop in zip(self.heaps[heap], ends, ends[1:], strict=False):
@@ -385,7 +387,7 @@ class Buckets:
 
 
 class _Dealer:
-    """Gives the numbers of buckets, each once in an order by chance, then in another one, and so on."""
+    """Deals the numbers of buckets: all of them once in random order, then again in another order, and so on."""
 
     def __init__(self, buckets: int, chance: np.random.Generator) -> None:
         self._buckets, self._chance = buckets, chance
@@ -393,7 +395,7 @@ class _Dealer:
         self.taken = 0
 
     def take(self, count: int) -> Numbers:
-        """The next so many."""
+        """Return the next ``count`` numbers."""
         self.taken += count
         rounds = range(-(-(count - len(self._left)) // self._buckets))
         parts = [self._left, *(self._chance.permutation(self._buckets).astype(np.uint32) for _ in rounds)]
@@ -403,7 +405,7 @@ class _Dealer:
 
 
 def behind(first: int, pieces: Iterable[Rows]) -> Iterator[Rows]:
-    """The pieces without so many of the first rows."""
+    """Yield the pieces without their first rows; ``first`` is the number of rows to skip."""
     for rows in pieces:
         yield rows[max(first, 0) :]
         first -= len(rows)

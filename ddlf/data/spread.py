@@ -1,7 +1,8 @@
-"""A data set on disks of several machines: which has which files, and how they get there, over connections to their workers.
+"""Spreads a data set over the disks of several machines: chooses their files, and sends them to the machines' workers.
 
-``send`` runs where the whole data set is; what it calls runs on workers. A file is compared with the manifest when all of it has come, and has its
-name then; the manifest comes last. What was broken off is gone on with: only what a machine lacks is sent.
+``send`` runs on the machine with the whole data set. The functions that it calls run on workers. A worker checks a file
+after its last piece, and then gives it its final name. The manifest comes last. If a transfer was interrupted, the next
+one only sends the missing files.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from ddlf.data.place import Folder, check_room, synced
 from ddlf.errors import ConfigError, DatasetError
 
 PIECE_BYTES = 2**23
-"""Of a file in one message."""
+"""Bytes of a file in one message."""
 
 Moved = Callable[[str, int, int], None]
 
 
 def shares(found: Manifest, hosts: int, copies: int) -> list[list[int]]:
-    """Which files each machine gets: those that one of as many slots reads, and with copies those of its neighbours, too.
+    """Choose the files of each machine: the files that one of ``hosts`` slots reads, plus its neighbours' for copies.
 
     Args:
-        found: What there is.
-        hosts: How many machines.
-        copies: On how many of them each file is to be.
+        found: The manifest.
+        hosts: Number of machines.
+        copies: Number of machines that get each file.
 
     Returns:
-        Numbers of files of each machine, from 0, rising.
+        For each machine, the numbers of its files from 0, ascending.
 
     Raises:
         ConfigError: There are fewer machines than copies, or fewer samples than machines.
@@ -55,7 +56,7 @@ def shares(found: Manifest, hosts: int, copies: int) -> list[list[int]]:
 
 
 def laid_out(place: Folder, hosts: int) -> Manifest:
-    """The manifest of a data set that so many machines will have parts of; a new version if it was for others.
+    """Return the manifest for a data set on this number of machines. If it changes, it becomes a new version.
 
     Raises:
         DatasetError: The place cannot be written.
@@ -72,20 +73,20 @@ def laid_out(place: Folder, hosts: int) -> Manifest:
 async def send(
     place: Folder, workers: Sequence[Any], copies: int, moved: Moved = lambda what, done, of: None
 ) -> list[int]:
-    """Bring each machine its files of a data set, to a folder of the same name.
+    """Send each machine its files of a data set, to a folder with the same path.
 
     Args:
-        place: Where all of it is, on this machine.
-        workers: A connected worker of each machine, in the order in which files are given out.
-        copies: On how many machines each file is to be.
-        moved: Is told what is done, and how many bytes of how many.
+        place: Folder with the whole data set, on this machine.
+        workers: A connected worker on each machine. Their order decides who gets which files.
+        copies: Number of machines that get each file.
+        moved: Receives the present step, the sent bytes and all bytes.
 
     Returns:
-        How many files were sent to each; the others it had.
+        The number of files that each machine received. It already had the others.
 
     Raises:
-        ConfigError: See ``shares``.
-        DatasetError: A file here is damaged, or a machine cannot take one.
+        ConfigError: ``shares`` cannot spread the files.
+        DatasetError: A file here is damaged, or a machine cannot store one.
     """
     share = shares(place.manifest(), len(workers), copies)
     found = laid_out(place, len(workers))
@@ -118,18 +119,18 @@ async def _pieces(place: Folder, file: PartitionFile) -> Any:
             yield begin, await asyncio.to_thread(np.fromfile, path, np.uint8, count, offset=begin)
 
 
-# -- what runs on a worker ------------------------------------------------------------------------------------------------
+# -- functions that run on a worker ------------------------------------------------------------------------------------
 
 
 def lacking(path: str, files: Sequence[tuple[str, int, str]]) -> list[str]:
-    """Names of those files that are not here as they should be.
+    """Return the names of the files that are missing or damaged here.
 
     Args:
-        path: The folder.
-        files: Name, size and SHA-256 of each.
+        path: Path of the folder.
+        files: Name, size and SHA-256 of each file.
 
     Raises:
-        DatasetError: The folder cannot be made, or its disk has no room for them.
+        DatasetError: The folder cannot be made, or its disk has no room for the files.
     """
     folder = Path(path)
     with explained(folder, "write to"):
@@ -141,7 +142,7 @@ def lacking(path: str, files: Sequence[tuple[str, int, str]]) -> list[str]:
 
 
 def take(path: str, name: str, begin: int, piece: Any) -> None:
-    """Write a piece of a file, which has another name until it is whole."""
+    """Write a piece of a file under a temporary name."""
     part = _part(path, name)
     with explained(path, "write to"):
         part.parent.mkdir(exist_ok=True)
@@ -151,10 +152,10 @@ def take(path: str, name: str, begin: int, piece: Any) -> None:
 
 
 def keep(path: str, name: str, sha256: str) -> None:
-    """Give a file its name.
+    """Give a complete file its final name.
 
     Raises:
-        DatasetError: It is not what the manifest says.
+        DatasetError: The file differs from the manifest.
     """
     part = _part(path, name)
     if _hash(part) != sha256:
@@ -170,7 +171,7 @@ def keep(path: str, name: str, sha256: str) -> None:
 
 
 def end(path: str, spelled: bytes) -> None:
-    """Make this the version that is here, and remove what neither it nor the one before names."""
+    """Make this version the newest one here, and remove all others except the previous one."""
     folder = Folder(path)
     with explained(folder, "write to"):
         new, kept = manifest.read(spelled, f"{path}/{manifest.NAME}"), set()

@@ -1,6 +1,6 @@
-"""A store at a URL: what fsspec's drivers do, with patience, deadlines and one sentence for what goes wrong. Runs on all machines.
+"""A store at a URL: calls fsspec's drivers with retries and deadlines, and explains errors. Runs on all machines.
 
-Who may read and write is a matter of each machine: drivers find credentials in its environment and its files, and none is ever in a URL.
+Access rights are a matter of each machine. Drivers find credentials in its environment and its files, never in a URL.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PATIENCE_S = 120.0
-"""How long a request is tried again, in pauses that grow to ``LONGEST_PAUSE_S``."""
+"""Seconds for repeating a failed request, with pauses that grow to ``LONGEST_PAUSE_S``."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 20.0
 STALL_S = 30.0
-"""How long nothing may come of what is fetched. What does not come by pieces has so long for each ``STALL_BYTES``, too."""
+"""Maximum seconds without new bytes. A request without progress reports may take that long for each ``STALL_BYTES``."""
 STALL_BYTES = 10**6
 ONE_PUT = 2**32
-"""Bytes that are put at once at least: a condition is looked at for what comes in one piece."""
+"""Minimum size of an upload in several pieces. Conditions only work for an upload in one piece."""
 
 DRIVERS = {
     "s3": "s3fs",
@@ -46,22 +46,22 @@ DRIVERS = {
     "ssh": "paramiko",
     "smb": "smbprotocol",
 }
-"""What has to be installed for a URL's scheme."""
+"""The package that each URL scheme needs."""
 
 
 class Gone(Exception):
-    """What was asked for is not there."""
+    """The requested file does not exist."""
 
 
 class Store:
-    """Files below a URL. Not for other processes: made where it is used.
+    """The files below a URL. Each process makes its own ``Store``.
 
     Args:
-        url: Such as ``s3://bucket/folder``.
-        options: What the driver is to be made with, by name; None leaves that to its environment and its files.
+        url: The URL, such as ``s3://bucket/folder``.
+        options: Arguments for the driver, by name. None lets the driver use its environment and its files.
 
     Raises:
-        ConfigError: The URL cannot be used.
+        ConfigError: The URL is invalid.
         DatasetError: There is no driver.
     """
 
@@ -83,45 +83,45 @@ class Store:
         return self.url
 
     def close(self) -> None:
-        """End what waits, with an error, and take nothing on."""
+        """Make waiting requests raise an error, and refuse later ones."""
         self._closed.set()
 
     def interrupt(self) -> None:
-        """End what waits, with an error. What is asked for later is done."""
+        """Make waiting requests raise an error. Later requests work again."""
         if not self._closed.is_set():
             waiting, self._closed = self._closed, threading.Event()
             waiting.set()
 
     def ending(self) -> Callable[[], bool]:
-        """Says whether what is begun now is to end."""
+        """Return a function that says whether the work that begins now must end."""
         return self._closed.is_set
 
     def read(self, name: str, nbytes: int) -> bytes:
-        """All bytes of a file.
+        """Return all bytes of a file.
 
         Args:
-            name: Below the URL.
-            nbytes: How many there should be, which says how long it may take; more of them are an error only to the caller.
+            name: Path below the URL.
+            nbytes: Expected size, which sets the deadline. The caller must check the size.
 
         Raises:
-            Gone: There is none.
-            DatasetError: It cannot be read.
+            Gone: The file does not exist.
+            DatasetError: The file cannot be read.
         """
         limit = STALL_S * (1 + nbytes / STALL_BYTES)
         path = self._path(name)
         return bytes(self._tried(f"read {self._said(name)}", lambda: self._done("cat_file", limit, path)))
 
     def read_range(self, name: str, begin: int, end: int) -> bytes:
-        """Some bytes of a file.
+        """Return some bytes of a file.
 
         Args:
-            name: Below the URL.
-            begin: Place of the first.
-            end: Place behind the last.
+            name: Path below the URL.
+            begin: Position of the first byte.
+            end: Position after the last byte.
 
         Raises:
-            Gone: There is no such file.
-            DatasetError: They cannot be read, or the store gives only whole files.
+            Gone: The file does not exist.
+            DatasetError: The bytes cannot be read, or the store only returns whole files.
         """
         path = self._path(name)
 
@@ -140,10 +140,10 @@ class Store:
         return self._tried(f"read {self._said(name)}", once)
 
     def find(self, pattern: str) -> dict[str, dict[str, Any]]:
-        """Files below the URL whose names match a pattern, in the order of their names, each with what the store says of it.
+        """Return the files whose paths match a pattern, sorted, with the store's facts about each.
 
         Args:
-            pattern: As of ``glob``: ``*`` and ``?`` within a folder, ``**`` for any folders.
+            pattern: A glob pattern: ``*`` and ``?`` within a folder, ``**`` for any folders.
 
         Raises:
             DatasetError: The store cannot be listed.
@@ -160,32 +160,32 @@ class Store:
         return {name: names[name] for name in sorted(names) if names[name].get("type") == "file"}
 
     def info(self, name: str) -> dict[str, Any]:
-        """What the store says of a file: its size, and whatever else it has.
+        """Return the store's facts about a file: its size, and others that depend on the store.
 
         Raises:
-            Gone: There is no such file.
-            DatasetError: It cannot be looked at.
+            Gone: The file does not exist.
+            DatasetError: The store cannot be asked.
         """
         path = self._path(name)
         return dict(self._tried(f"look at {self._said(name)}", lambda: self._done("info", STALL_S, path)))
 
     def fetch(self, name: str, nbytes: int, target: Path) -> None:
-        """Bring a file to a disk of this machine, whole; its bytes are not compared with anything.
+        """Copy a whole file to a disk of this machine. Its bytes are not checked.
 
         Args:
-            name: Below the URL.
-            nbytes: How many there should be.
-            target: File to write.
+            name: Path below the URL.
+            nbytes: Expected size.
+            target: Path of the copy.
 
         Raises:
-            Gone: There is none.
-            DatasetError: It cannot be read, or has another length.
-            OSError: The disk does not take it.
+            Gone: The file does not exist.
+            DatasetError: The file cannot be read, or has another size.
+            OSError: The disk cannot store it.
         """
         path = self._path(name)
 
         def once() -> None:
-            came = known().callbacks.Callback()  # counts the bytes that come
+            came = known().callbacks.Callback()  # counts the received bytes
             try:
                 self._done("get_file", STALL_S, path, str(target), came=came, most=nbytes, callback=came)
             except OSError as error:
@@ -199,24 +199,25 @@ class Store:
         self._tried(f"read {self._said(name)}", once)
 
     def mark(self, name: str) -> str:
-        """Another text when a file was written to since; empty where it is not there, or nobody can say."""
+        """Return a text that changes when a file is written; empty if it is missing, or if the store has none."""
         try:
             return str(self.info(name).get("ETag") or "")
         except Gone:
             return ""
 
     def write(self, name: str, data: bytes, *, new: bool = False, over: str = "") -> None:
-        """Write a file, whole or not at all where the store can do that, as buckets can.
+        """Write a file. Stores that can, such as buckets, write it completely or not at all.
 
         Args:
-            name: Below the URL.
-            data: All of it.
-            new: Whether it must not be there yet.
-            over: ``mark`` of what is there, which alone is to be replaced; looked at by S3, the only store whose driver passes that on.
+            name: Path below the URL.
+            data: All bytes of the file.
+            new: Whether the file must not exist yet.
+            over: ``mark`` of the only file that may be replaced. Only S3 checks it, because only its driver passes it
+                on.
 
         Raises:
-            FileExistsError: It is there and should not be, or something else is there by now.
-            DatasetError: It cannot be written.
+            FileExistsError: The file exists but must be new, or another file is there by now.
+            DatasetError: The file cannot be written.
         """
         limit = STALL_S * (1 + len(data) / STALL_BYTES)
         path = self._path(name)
@@ -227,15 +228,15 @@ class Store:
         try:
             self._tried(f"write {self._said(name)}", lambda: self._done("pipe_file", limit, path, data, **more))
         except DatasetError as error:
-            if more and "condition" in str(error).lower():  # as buckets say it
+            if more and "condition" in str(error).lower():  # the message of buckets
                 raise FileExistsError(name) from None
             raise
 
     def put(self, source: Path, name: str) -> None:
-        """Write a file from this machine's disk.
+        """Upload a file from this machine's disk.
 
         Raises:
-            DatasetError: It cannot be written.
+            DatasetError: The file cannot be written.
         """
         limit = STALL_S * (1 + source.stat().st_size / STALL_BYTES)
         path = self._path(name)
@@ -243,10 +244,10 @@ class Store:
         self._tried(f"write {self._said(name)}", lambda: self._done("put_file", limit, str(source), path))
 
     def names(self, folder: str = "") -> list[str]:
-        """Names below a folder, with the folder before them; none where there is no such folder.
+        """Return the sorted paths of the files and folders in a folder; empty if there is no such folder.
 
         Raises:
-            DatasetError: It cannot be read.
+            DatasetError: The folder cannot be read.
         """
         path = self._path(folder)
         try:
@@ -260,7 +261,7 @@ class Store:
         return sorted(f"{folder}/{each.rpartition('/')[2]}".lstrip("/") for each in below if each != here.rstrip("/"))
 
     def remove(self, folder: str) -> None:
-        """Remove a file, or a folder with all that is in it; nothing if it is not there."""
+        """Remove a file, or a folder with its content. A missing file is not an error."""
         path = self._path(folder)
         with contextlib.suppress(Gone):
             self._tried(f"remove {self._said(folder)}", lambda: self._fs.rm(path, recursive=True))
@@ -272,12 +273,15 @@ class Store:
         return f"{self.url}/{name}" if name else self.url
 
     def _made(self, path: str) -> None:
-        """Make the folder of a file where there are folders: in buckets there are none, and a bucket is not made for somebody who mistyped it."""
+        """Make the folder of a file.
+
+        Buckets have no folders. Their drivers would make a bucket, which may be a misspelt one, so they are skipped.
+        """
         if not getattr(self._fs, "async_impl", False):
             self._tried(f"write to {self}", lambda: self._fs.makedirs(path.rpartition("/")[0], exist_ok=True))
 
     def _tried(self, doing: str, once: Callable[[], T]) -> T:
-        """Do it, again where that may help; say what goes wrong in one sentence."""
+        """Call ``once``, and repeat it after an error that may pass. Turn other errors into one sentence."""
         from tenacity import (
             Retrying,
             retry_if_exception,
@@ -315,13 +319,13 @@ class Store:
             raise DatasetError(f"cannot {doing}: {_reason(error)}", hint=_hint(error)) from error
 
     def _done(self, verb: str, limit: float, *args: Any, came: Any = None, most: int = 0, **more: Any) -> Any:
-        """Call a driver's verb, with a deadline where it has an event loop; the others have their own, or none.
+        """Call a method of the driver. A driver with an event loop gets a deadline; others have their own, or none.
 
         Args:
-            verb: A method of the file system.
-            limit: Seconds; with ``came`` since anything came last.
-            came: Counts what comes.
-            most: Bytes that may come.
+            verb: Name of the method of the file system.
+            limit: Seconds for the call; with ``came``, seconds since the last new bytes.
+            came: Counts the received bytes.
+            most: Maximum number of bytes to receive.
         """
         closed = self._closed
         if closed.is_set():
@@ -347,7 +351,7 @@ async def _limited(
     most: int,
     more: dict[str, Any],
 ) -> Any:
-    """Await a verb of an asynchronous driver, as long as something comes of it."""
+    """Await a method of an asynchronous driver, as long as it makes progress."""
     call: Coroutine[Any, Any, Any] = getattr(store._fs, f"_{verb}")(*args, **more)
     task = asyncio.ensure_future(call)
     before, waited, step = -1, 0.0, min(limit / 4, 0.25)
@@ -368,11 +372,11 @@ async def _limited(
 
 
 class _Longer(Exception):
-    """More came than there should be."""
+    """The store sent more bytes than expected."""
 
 
 class _Disk(OSError):
-    """This machine's disk does not take more: no matter of the store."""
+    """This machine's disk cannot store more; the store is not to blame."""
 
 
 def _check_disk(target: Path, error: OSError) -> None:
@@ -381,7 +385,7 @@ def _check_disk(target: Path, error: OSError) -> None:
 
 
 def _reason(error: BaseException | None) -> str:
-    """What a driver says, without what is around it."""
+    """Return the driver's reason for an error, without the surrounding text."""
     status = getattr(error, "status", None)
     if status is not None:
         return f"the store answered {status} {getattr(error, 'message', '')}".rstrip()
@@ -397,7 +401,7 @@ def _hint(error: BaseException) -> str:
     ):
         return "set this machine's clock"
     if isinstance(error, PermissionError) or "Credential" in text or getattr(error, "status", 0) in (401, 403):
-        clock = ", and look at its clock" if "Forbidden" in text else ""  # often all that is said
+        clock = ", and look at its clock" if "Forbidden" in text else ""  # the store often gives no other reason
         return f"give this machine credentials that may do so, as its driver wants them{clock}"
     if isinstance(error, NotImplementedError) or getattr(error, "status", 0) in (405, 501):
         return "this store can only be read; write to another one"
@@ -405,7 +409,7 @@ def _hint(error: BaseException) -> str:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether an error of a store may be gone when it is asked again: all but what it says about the request itself."""
+    """Return whether a repeated request may succeed. It cannot if the error is about the request itself."""
     lasting = (
         FileNotFoundError,
         FileExistsError,
@@ -422,7 +426,7 @@ def may_pass(error: BaseException) -> bool:
     )
     if isinstance(error, lasting) or not isinstance(error, Exception):
         return False
-    if isinstance(error, OSError) and error.errno == errno.EINVAL:  # of a request that is wrong in itself
+    if isinstance(error, OSError) and error.errno == errno.EINVAL:  # the request itself is wrong
         return False
     status = getattr(error, "status", None)
     if status is not None:
@@ -433,10 +437,10 @@ def may_pass(error: BaseException) -> bool:
 
 @functools.cache
 def known() -> Any:
-    """The package fsspec.
+    """Return the package fsspec.
 
     Raises:
-        DatasetError: It is not installed.
+        DatasetError: fsspec is not installed.
     """
     try:
         import fsspec
@@ -446,23 +450,23 @@ def known() -> Any:
 
 
 def opened(url: str, scheme: str, options: Mapping[str, Any]) -> tuple[Any, str]:
-    """The file system of a URL, and the path of the URL there.
+    """Return the file system of a URL, and the path there.
 
     Args:
-        url: Such as ``s3://bucket/folder``.
-        scheme: What stands before its colon.
-        options: What the driver is made with.
+        url: The URL, such as ``s3://bucket/folder``.
+        scheme: Text before the colon of the URL.
+        options: Arguments for the driver.
 
     Raises:
-        ConfigError: The URL cannot be used.
-        DatasetError: There is no driver, or it cannot begin.
+        ConfigError: The URL is invalid.
+        DatasetError: There is no driver, or it cannot start.
     """
     fsspec = known()
     if scheme not in fsspec.available_protocols():
         hint = "use s3://, gs://, abfs://, https:// or a folder"
         raise DatasetError(f"no driver is known for {scheme}://", hint=hint)
     try:
-        # Lists are of what is there now, and a store of this process is nobody else's.
+        # Always list the present state, and do not share the file system with other stores.
         fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True, **options)
     except ImportError:
         wanted = DRIVERS.get(scheme, f"the driver of fsspec for {scheme}")
@@ -470,7 +474,7 @@ def opened(url: str, scheme: str, options: Mapping[str, Any]) -> tuple[Any, str]
         raise DatasetError(said, hint=f"pip install {wanted}") from None
     except ValueError as error:
         raise ConfigError(f"{url} cannot be used ({error})", hint="write it as s3://bucket/folder") from None
-    except Exception as error:  # as that of hdfs where there is no Java
+    except Exception as error:  # for example from hdfs, if there is no Java
         raise DatasetError(
             f"{scheme}:// cannot be used: {first_line(error)}", hint="install what its driver needs"
         ) from error
@@ -478,15 +482,15 @@ def opened(url: str, scheme: str, options: Mapping[str, Any]) -> tuple[Any, str]
 
 
 def first_line(error: BaseException | None) -> str:
-    """What an error says first, of at most 300 characters."""
+    """Return the first line of an error, at most 300 characters."""
     return (str(error).strip().splitlines() or [""])[0][:300]
 
 
 def path_of(url: str) -> Path | None:
-    """The folder that a ``file://`` URL names; None for others.
+    """Return the folder of a ``file://`` URL; None for other URLs.
 
     Raises:
-        ConfigError: It is on another machine.
+        ConfigError: The folder is on another machine.
     """
     found = urlsplit(url)
     if found.scheme != "file":

@@ -1,4 +1,7 @@
-"""Samples of partition files in the order of a portion, read ahead on a thread, in memory that has a bound. Runs on workers and the master."""
+"""Reads the samples of partition files in the order of a portion, ahead of use, on a thread, in bounded memory.
+
+Runs on workers and on the master.
+"""
 
 from __future__ import annotations
 
@@ -19,51 +22,53 @@ from ddlf.events.record import size
 from ddlf.worker.machine import memory
 
 AHEAD = 2
-"""Chunks that are read, or being read, while one is trained on."""
+"""Number of chunks that are read ahead while one is used."""
 LOADS = 2
-"""Files that are read into memory at the same time."""
+"""Number of files that are read into memory concurrently."""
 SHARE = 10
-"""A chunk is at most this part of the memory for data: those ahead, that which is trained on, and the copies of it on its way are half of it."""
+"""A chunk takes at most this fraction of ``data_memory``. The chunks ahead, the present one and the copies of it then
+take half of ``data_memory``."""
 MOST_BYTES = 2**25
-"""Of a chunk: more would make nothing faster."""
+"""Maximum bytes of a chunk. Larger chunks would not be faster."""
 FIRST_BATCHES = 8
-"""In the first chunk, so that training begins soon; each of the next ones has twice as many as the one before, up to those of a whole chunk."""
+"""Batches of the first chunk, so that training begins soon. Each chunk is twice as large as the previous one, up to the
+full size."""
 LEAST_BATCHES = 8
-"""So many batches have to fit into the memory for data."""
+"""Number of batches that must fit into ``data_memory``."""
 USUAL = 2**30
-"""The most that is used for data where nothing says how much."""
+"""Upper limit for the default of ``data_memory``."""
 
 
 class Closed(Exception):
-    """Reading was ended while somebody waited for it."""
+    """The stream was closed while a thread waited for it."""
 
 
 def usual_memory() -> int:
-    """Bytes for data where nothing says how many: an eighth of what this machine, or its container, has."""
+    """Return the default of ``data_memory`` in bytes: an eighth of the memory of this machine or its container."""
     return min((memory()[0] or 8 * USUAL) // 8, USUAL)
 
 
 class Stream:
-    """One pass over some samples, as chunks of whole batches; the next are read while one is used.
+    """One pass over some samples, as chunks of whole batches. The next chunks are read while one is used.
 
-    Nothing is read before it is asked for, but ``AHEAD`` chunks: who is slow is waited for.
+    A stream reads at most ``AHEAD`` chunks ahead, so it waits for a slow consumer.
 
     Args:
         data: The data set.
-        portion: What to read, in which order.
-        batch_size: Samples in a batch: a chunk has a multiple of it, but for the last one.
-        memory: Bytes for all that is read and not yet trained on. A window of files is held in it if it takes no more than half of it; else rows
-            are read from the disk as they are wanted.
-        before: A pass over the same data with the same memory. Files that it has in memory, or passes before it, as many as half of the memory holds,
-            need not be read again.
-        skipped: Partition files that are left out, from 0.
+        portion: The samples to read, and their order.
+        batch_size: Samples in a batch. Each chunk except the last one has a multiple of it.
+        memory: Bytes for all data that is read and not yet trained on. A window of files is held in memory if it takes
+            at most half of this; otherwise rows are read from the disk on use.
+        before: An earlier pass over the same data with the same memory. Files that it or passes before it still hold
+            in memory, up to half of the memory, are not read again.
+        skipped: Numbers from 0 of partition files to leave out.
 
     Attributes:
-        left_out: Samples that are left out, by number of their file.
-        samples: How many are read.
-        begun: Whether somebody takes chunks.
-        wait_s: Seconds that was waited for chunks.
-        files: Numbers of the files that were opened, in that order, each once in a row.
+        left_out: Number of samples that are left out, by number of their file.
+        samples: Number of samples that are read.
+        begun: Whether the iteration has begun.
+        wait_s: Seconds of waiting for chunks.
+        files: Numbers of the opened files, in the order of opening.
 
     Raises:
         ConfigError: The memory is too small for batches.
@@ -97,7 +102,7 @@ class Stream:
         rule = SHUFFLE.read(portion.shuffle)
         files = min((rule.files if isinstance(rule, Window) else 1) * portion.windows, len(self._sizes))
         window = sum(sorted(file.nbytes for file in data.manifest.files)[-files:])
-        # What a program makes has no rows that could be read by themselves.
+        # Rows of generated data cannot be read singly.
         self._whole = not data.on_disk and (
             isinstance(rule, Global) or (data.in_order and not isinstance(rule, Unshuffled))
         )
@@ -119,10 +124,10 @@ class Stream:
         self._ahead: deque[Future[Any]] = deque(self._thread.submit(next, self._source, None) for _ in range(AHEAD))
 
     def __iter__(self) -> Iterator[Arrays]:
-        """Rows of each column, chunk by chunk.
+        """Yield the rows of each column, chunk by chunk.
 
         Raises:
-            Closed: The pass was ended meanwhile.
+            Closed: The stream was closed meanwhile.
             DatasetError: A file is missing or damaged.
         """
         self.begun = True
@@ -144,12 +149,12 @@ class Stream:
             self._ahead.clear()
 
     def close(self) -> None:
-        """End reading; who waits is told at once. Any thread may."""
+        """Stop reading. A waiting thread is woken at once. Any thread may call this."""
         with contextlib.suppress(InvalidStateError):
             self._closed.set_result(None)
         self._thread.shutdown(wait=False, cancel_futures=True)
         if self._loading:
-            self._data.interrupt()  # else the process could end only when the store answers
+            self._data.interrupt()  # otherwise the process could not end before the store answers
 
     def _chunks(self) -> Iterator[Arrays]:
         left = self.samples
@@ -181,7 +186,7 @@ class Stream:
         return len(next(iter(rows.values())))
 
     def _open_all(self, numbers: list[int]) -> None:
-        """Have these files open; of others those that were read last, if there is room for them."""
+        """Open these files. If there is room, keep the most recently read other files open."""
         if self._whole:
             numbers = list(range(len(self._sizes)))
         sizes = [file.nbytes for file in self._data.manifest.files]
@@ -193,7 +198,7 @@ class Stream:
                     break
                 kept.append(number)
         again = [number for number in numbers if number in self._open]
-        # Those that are let go are gone before the next are read: both would be twice as many as there is room for.
+        # Free dropped files before reading the next ones; both together would need twice the memory.
         self._open = {number: self._open[number] for number in (*reversed(kept), *again)}
         missing = [number for number in numbers if number not in self._open]
         self._loading = True
@@ -208,7 +213,7 @@ class Stream:
             self._loading = False
 
     def _read(self, numbers: list[int], sizes: list[int]) -> Iterator[tuple[int, Arrays]]:
-        """Files one after the other; those that go into memory are read a few at a time, since most of it is waiting for a store."""
+        """Yield the files one after another. Files for memory are read a few at a time, to hide a store's latency."""
         if not self._loads or not self._data.on_disk or self._data.manifest.hosts:
             for number in numbers:
                 if not self._closed.done():
@@ -226,7 +231,7 @@ class Stream:
         return {} if self._closed.done() else self._data.load(number)
 
     def _check_room(self, files: int, sizes: list[int]) -> None:
-        """Refuse files of a store in memory for which the cache has no room, if the memory for data has none, either."""
+        """Refuse files of a store that fit neither into the cache nor into the memory for data."""
         if self._loads or (need := self._in_memory(sizes)) <= self._room:
             return
         raise ConfigError(
@@ -237,11 +242,11 @@ class Stream:
         )
 
     def _in_memory(self, sizes: list[int]) -> int:
-        """Bytes of the open files that are not read from a disk."""
+        """Return the bytes of open files that are in memory, not mapped from a disk."""
         return sum(sizes[number] for number, arrays in self._open.items() if not any(map(_is_mapped, arrays.values())))
 
     def _gather(self, whole: Arrays, filled: int, files: Any, rows: Any) -> None:
-        """Copy rows of open files to the places from ``filled`` on."""
+        """Copy rows of open files into ``whole``, from place ``filled`` on."""
         for number in np.unique(files).tolist():
             where = np.flatnonzero(files == number)
             chosen, where = rows[where], where + filled
@@ -250,5 +255,5 @@ class Stream:
 
 
 def _is_mapped(array: Any) -> bool:
-    """Whether an array is read from the disk when it is used."""
+    """Return whether an array is mapped from a disk."""
     return isinstance(array.values if isinstance(array, Ragged) else array, np.memmap)

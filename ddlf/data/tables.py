@@ -1,4 +1,4 @@
-"""A source of numbers in a CSV file, whose first line has the names."""
+"""A source of numbers from a CSV file. Its first line has the names of columns."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ddlf.errors import ConfigError, DatasetError
 
 
 class Table:
-    """Columns are ``x``, all numbers of a line but the label, and ``y``, the label, if one is named.
+    """A source with the column ``x``, all values of a line except the label, and ``y``, the label, if one is named.
 
-    Numbers are float32; float64 where a whole number has more digits than float32 keeps, as 16777217 has. Labels are int64 if all are whole
-    numbers, else float32 if all are numbers, else the number of the class in the order of names.
+    Inputs are float32, or float64 if an integer has more digits than float32 keeps, such as 16777217. Labels are int64
+    if all are integers, float32 if all are numbers, and otherwise the number of the class in the order of names.
 
     Args:
-        path: File, read once from here, since every line must be right before anything is written.
-        label: Name of the column that is the label; empty for none.
+        path: The file. It is read completely here, because every line must be valid before anything is written.
+        label: Name of the label column; empty for none.
 
     Raises:
-        DatasetError: A line has more or fewer values than the first one, or there is none.
-        ConfigError: There is no such column.
+        DatasetError: A line has more or fewer values than the first one, or there are no lines.
+        ConfigError: There is no column with this name.
     """
 
     def __init__(self, path: Path, label: str = "") -> None:
@@ -52,7 +52,7 @@ class Table:
             wide = wide or any(self._is_wide(text, number) for place, text in enumerate(line) if place != self._label)
             if self._label is not None:
                 text = line[self._label]
-                if not text.strip():  # one would make classes of all numbers, and the first of them
+                if not text.strip():  # one empty label would turn all labels into texts
                     raise DatasetError(
                         f"line {number:,} of {path} has no {label}", hint="fill it, or leave the line out"
                     )
@@ -81,12 +81,12 @@ class Table:
             raise DatasetError(f"{self._path} is no CSV file in UTF-8 ({error})", hint="save it as one") from None
 
     def _is_wide(self, text: str, number: int) -> bool:
-        """Whether float32 does not keep a whole number.
+        """Return whether float32 cannot represent an integer exactly.
 
         Raises:
-            DatasetError: Neither does float64.
+            DatasetError: float64 cannot represent it exactly, either.
         """
-        if len(text) < 8 or not _is_whole(text):  # up to 2^24 each is kept
+        if len(text) < 8 or not _is_whole(text):  # float32 represents all integers up to 2^24
             return False
         if int(float(text)) != int(text):
             raise DatasetError(
@@ -96,7 +96,7 @@ class Table:
         return int(np.float32(text)) != int(text)
 
     def rows(self, at_once: int, first: int = 0) -> Iterator[Rows]:
-        """See ``Source``."""
+        """Yield the samples in order, from number ``first``, in pieces of at most ``at_once``."""
         lines = itertools.islice(self._lines(), 1 + first, None)
         number_of = {name: number for number, name in enumerate(self.classes)}
         for start in range(first, self.samples, at_once):
@@ -120,7 +120,7 @@ def _is_number(text: str) -> bool:
         float(text)
     except ValueError:
         return False
-    return "_" not in text  # Python's 1_2 is twelve, that of a table a name
+    return "_" not in text  # Python reads 1_2 as 12, but in a table it is a name
 
 
 def _is_whole(text: str) -> bool:

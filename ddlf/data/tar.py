@@ -1,4 +1,7 @@
-"""A source of tar files as WebDataset has them: the files of one stem, one behind the other, are a sample. Nothing is unpacked onto a disk."""
+"""A source of tar files in WebDataset's form: consecutive files with the same stem are a sample.
+
+The files are not unpacked onto a disk.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +19,25 @@ from ddlf.data.records import Record, Records
 from ddlf.errors import DatasetError
 
 MAX_FILE_BYTES = 2**30
-"""Of one file of a sample."""
+"""Maximum size of one file of a sample."""
 NUMBERS = ("cls", "id", "index", "count")
-"""Endings of files whose text is a whole number."""
+"""File endings whose text is an integer."""
 
 
 def open_tar(
     path: Path, files: Sequence[Path], *, columns: str = "", image_size: str = "", ragged: str = ""
 ) -> Records:
-    """Columns are named as the endings; an image, or else ``.npy``, is ``x`` and ``.cls`` is ``y``.
+    """Return a source whose columns are the file endings. An image, or else ``.npy``, becomes ``x``; ``.cls`` is ``y``.
 
     Args:
-        path: What was named.
-        files: The tar files of it, in order.
-        columns: See ``open_source``.
-        image_size: See ``open_source``.
-        ragged: See ``open_source``.
+        path: The path that the user has named.
+        files: The tar files at this path, in order.
+        columns: The option of ``open_source``.
+        image_size: The option of ``open_source``.
+        ragged: The option of ``open_source``.
 
     Raises:
-        DatasetError: A file cannot be read, or holds what has no place in a data set.
+        DatasetError: A file cannot be read, or has members that a data set cannot contain.
         ConfigError: An option cannot be used.
     """
     decoder = Decoder(image_size)
@@ -63,12 +66,12 @@ def _samples(files: Sequence[Path], decoder: Decoder) -> Iterator[tuple[str, Rec
 
 
 def _groups(file: Path, *, read: bool = False) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """The files of each sample by their endings, without what is in them if that is not wanted."""
+    """Yield the stem and the files of each sample, by their endings. Without ``read``, the contents are empty."""
     try:
         with tarfile.open(file, "r:*") as archive:
             stem, members = "", dict[str, bytes]()
             for member in archive:
-                archive.members = []  # type: ignore[attr-defined]  # it would keep each header; there may be millions
+                archive.members = []  # type: ignore[attr-defined]  # otherwise it keeps millions of headers in memory
                 if member.isdir():
                     continue
                 new, ending = _named(member, file)
@@ -77,7 +80,7 @@ def _groups(file: Path, *, read: bool = False) -> Iterator[tuple[str, dict[str, 
                     members = {}
                 if ending in members:
                     raise DatasetError(f"{file} has {member.name} twice", hint="name the files of each sample alike")
-                # At once: of a compressed file nothing is read that lies behind.
+                # Read the data now, because a compressed file cannot go back.
                 stem, members[ending] = new, _data(archive, member, file) if read else b""
             if members:
                 yield stem, members
@@ -88,7 +91,7 @@ def _groups(file: Path, *, read: bool = False) -> Iterator[tuple[str, dict[str, 
 
 
 def _named(member: tarfile.TarInfo, file: Path) -> tuple[str, str]:
-    """Stem and ending of a member that is nothing but a file."""
+    """Return stem and ending of a member. Refuse members that are not plain files."""
     path = PurePosixPath(member.name)
     if not member.isreg():
         what = "a link" if member.issym() or member.islnk() else "no plain file"
@@ -114,7 +117,7 @@ def _data(archive: tarfile.TarFile, member: tarfile.TarInfo, file: Path) -> byte
 
 
 def _array(data: bytes, ending: str, where: str, decoder: Decoder, *, encoded: bool = False) -> np.ndarray[Any, Any]:
-    kind = ending.rpartition(".")[2]  # left.npy is a column of its own
+    kind = ending.rpartition(".")[2]  # left.npy is a separate column of kind npy
     if f".{kind}" in ENDINGS:
         return (decoder.checked if encoded else decoder.pixels)(io.BytesIO(data), where)
     if encoded and kind != "npy":

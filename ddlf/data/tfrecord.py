@@ -1,4 +1,4 @@
-"""A source of TFRecord files: lengths, checksums and ``tf.train.Example`` messages are read here, without TensorFlow. Needs google-crc32c."""
+"""A source of TFRecord files. Reads checksums and ``tf.train.Example`` without TensorFlow. Needs google-crc32c."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ddlf.errors import DatasetError
 
 MAX_RECORD_BYTES = 2**30
 MASK = 0xA282EAD8
-"""What TensorFlow adds to a CRC-32C that it has rotated by 15 bits (``tensorflow/core/lib/hash/crc32c.h``)."""
+"""TensorFlow rotates a CRC-32C by 15 bits and adds this number (``tensorflow/core/lib/hash/crc32c.h``)."""
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 """Wire types of protocol buffers."""
 
@@ -25,17 +25,17 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 def open_tfrecord(
     path: Path, files: Sequence[Path], *, columns: str = "", image_size: str = "", ragged: str = ""
 ) -> Records:
-    """Columns are the features of ``tf.train.Example``: numbers, a vector of them, or an encoded image.
+    """Return a source whose columns are the features of ``tf.train.Example``: numbers, vectors, or encoded images.
 
     Args:
-        path: What was named.
-        files: The TFRecord files of it, in order.
-        columns: See ``open_source``.
-        image_size: See ``open_source``.
-        ragged: See ``open_source``.
+        path: The path that the user has named.
+        files: The TFRecord files at this path, in order.
+        columns: The option of ``open_source``.
+        image_size: The option of ``open_source``.
+        ragged: The option of ``open_source``.
 
     Raises:
-        DatasetError: A file is damaged, holds something else, or google-crc32c is missing.
+        DatasetError: A file is damaged or has other contents, or google-crc32c is missing.
         ConfigError: An option cannot be used.
     """
     samples = sum(1 for file in files for _ in _records(file))
@@ -54,7 +54,7 @@ def _samples(files: Sequence[Path], decoder: Decoder) -> Iterator[tuple[str, Rec
 
 
 def _records(file: Path) -> Iterator[bytes]:
-    """The bytes of each record, after both of its checksums were compared."""
+    """Yield the bytes of each record, after checking both of its checksums."""
     checksum = masked_checksum()
     number = 0
     with open(file, "rb") as opened:
@@ -82,7 +82,7 @@ def _cut(file: Path, number: int) -> DatasetError:
 
 
 def masked_checksum() -> Callable[[bytes], int]:
-    """What TensorFlow writes behind lengths and records.
+    """Return the function that computes TensorFlow's checksums of lengths and records.
 
     Raises:
         DatasetError: google-crc32c is missing.
@@ -109,7 +109,7 @@ def _array(value: Any, where: str, decoder: Decoder, *, encoded: bool = False) -
     return np.frombuffer(value, np.uint8)
 
 
-# -- protocol buffers: Example {1: Features {1: map of {1: name, 2: Feature {1: bytes | 2: floats | 3: whole numbers}}}} --------
+# -- protocol buffers: Example {1: Features {1: map of {1: name, 2: Feature {1: bytes | 2: floats | 3: integers}}}} ----
 
 
 def _features(data: bytes) -> Iterator[tuple[str, Any]]:
@@ -148,7 +148,7 @@ def _of(data: bytes, field: int) -> list[bytes]:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int, Any]]:
-    """Number, wire type and value of each field of a message."""
+    """Yield number, wire type and value of each field of a message."""
     opened = io.BytesIO(data)
     while opened.tell() < len(data):
         key = _varint(opened)

@@ -1,4 +1,4 @@
-"""Arrays as Keras takes them: one, or nested lists, tuples, named tuples and dicts of them. Pure."""
+"""Trees of arrays, as Keras takes them: an array, or nested lists, tuples, named tuples and dicts of arrays. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def tree_map(function: Callable[[Any], Any], data: Any) -> Any:
-    """Apply to an array, or to each in nested lists, tuples and dicts of them; the containers stay of their kind."""
+    """Apply a function to each array of a tree, and return the results in the same containers."""
     if isinstance(data, dict):
         return {key: tree_map(function, value) for key, value in data.items()}
     if isinstance(data, list | tuple):
@@ -18,7 +18,7 @@ def tree_map(function: Callable[[Any], Any], data: Any) -> Any:
 
 
 def leaves(data: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Each array with its name, such as ``x_train['left'][0]``."""
+    """Yield each array of a tree with its name, such as ``x_train['left'][0]``."""
     if isinstance(data, dict):
         for key, value in data.items():
             yield from leaves(value, f"{name}[{key!r}]")
@@ -30,10 +30,10 @@ def leaves(data: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def named(trees: Any) -> dict[str, Any]:
-    """The leaves of a dict of trees as arrays, by name: what ``grown`` undoes.
+    """Return the arrays of a dict of trees by name. ``grown`` is the inverse.
 
     Raises:
-        TypeError: It is no dict.
+        TypeError: The object is not a dict.
     """
     import numpy as np
 
@@ -43,14 +43,14 @@ def named(trees: Any) -> dict[str, Any]:
 
 
 def grown(arrays: Mapping[str, Any], name: str) -> Any:
-    """The tree whose leaves have these names, as ``leaves`` gives them; None where there is none of that name.
+    """Return the tree with a name from arrays whose names come from ``leaves``; None if there are none.
 
     Args:
-        arrays: Arrays by name, those of other trees among them.
-        name: Name of the tree, as ``"x"``.
+        arrays: Arrays by name. They may belong to other trees, too.
+        name: Name of the tree, such as ``"x"``.
 
     Raises:
-        ValueError: Names do not make a tree.
+        ValueError: The names do not form a tree.
     """
     if name in arrays:
         return arrays[name]
@@ -67,12 +67,12 @@ def grown(arrays: Mapping[str, Any], name: str) -> Any:
 
 
 def first_array(data: Any) -> Any:
-    """One array of a tree; all have the same length."""
+    """Return one array of a tree. All arrays of a tree have the same length."""
     return next(array for _, array in leaves(data))
 
 
 def tuples(data: Any) -> Any:
-    """The same tree with tuples for lists: ``tf.data`` would make one tensor of a list."""
+    """Return the tree with tuples instead of lists, because ``tf.data`` would turn a list into one tensor."""
     if isinstance(data, dict):
         return {key: tuples(value) for key, value in data.items()}
     if isinstance(data, list | tuple):

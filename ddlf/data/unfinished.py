@@ -1,7 +1,8 @@
-"""What is finished of a version that is being made, so that what is broken off can go on. Notes in a folder of the machine that makes it.
+"""Notes about the finished files of an incomplete version, so that an interrupted writer can continue.
 
-A note is written when what it tells of is on the disk for good, and is not believed: who goes on compares hashes. Notes are of one plan, which
-says what is made of what; for any other they are nobody's, and are removed.
+The notes are in a folder of the writer's machine. A note is written after its files are durable. A writer that
+continues does not trust it, and compares hashes. Notes belong to a plan, which describes the
+source and the result. A writer with another plan removes them.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ PLAN, FILES, HEAPS = "plan.json", "files.jsonl", "heaps.json"
 
 
 class Unfinished:
-    """A folder with such notes, and with what else is only needed until a version is made.
+    """A folder with notes, and with temporary files of the version that is being made.
 
     Args:
-        folder: It is made by ``begin``.
-        plan: What is made of what, as texts by name; none for what nobody goes on with.
+        folder: The folder; ``begin`` creates it.
+        plan: Describes the source and the result, as texts by name. Without a plan, the work cannot be continued.
 
     Attributes:
-        folder: As it was given.
-        goes_on: Whether what is there is of the same plan.
-        other: Names of what is different in the plan of what is there.
+        folder: The folder.
+        goes_on: Whether the folder has work with the same plan.
+        other: Names of the texts in which the found plan differs.
     """
 
     def __init__(self, folder: Path, plan: Mapping[str, str] | None = None) -> None:
@@ -45,19 +46,19 @@ class Unfinished:
         self.other = [name for name, text in self._plan.items() if known and known.get(name) != text]
 
     def begin(self) -> None:
-        """Make the folder, and say what is made."""
+        """Create the folder, and write the plan."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._plan and not self.goes_on:
             _write(self.folder / PLAN, self._plan)
 
     def lasts(self, error: BaseException) -> bool:
-        """Whether it is worth to go on with, after this error."""
+        """Return whether the work can be continued after this error."""
         noted = any((self.folder / name).exists() for name in (FILES, HEAPS))
         return noted and (self.folder / PLAN).exists() and isinstance(error, KeyboardInterrupt | DatasetError)
 
     @contextlib.contextmanager
     def watched(self, say: Callable[[], None]) -> Iterator[None]:
-        """Around what is made: ``say`` is called where that is broken off and can go on."""
+        """Call ``say`` if the block fails and its work can be continued."""
         try:
             yield
         except BaseException as error:
@@ -66,20 +67,20 @@ class Unfinished:
             raise
 
     def forget(self) -> None:
-        """Let nobody go on with it."""
+        """Remove the plan, so that no writer continues the work."""
         (self.folder / PLAN).unlink(missing_ok=True)
 
     def files(self) -> list[tuple[PartitionFile, str]]:
-        """Partition files that were finished, in order, each with ``Place.mark`` of it."""
+        """Return the finished partition files in order, each with its ``Place.mark``."""
         found = []
-        with contextlib.suppress(OSError, ValueError, TypeError):  # the last line may be half of one
+        with contextlib.suppress(OSError, ValueError, TypeError):  # the last line may be incomplete
             for line in (self.folder / FILES).read_text().splitlines():
                 mark, facts = json.loads(line)
                 found.append((PartitionFile(**facts), str(mark)))
         return found
 
     def add(self, files: Iterable[tuple[PartitionFile, str]], *, anew: bool = False) -> None:
-        """Note finished partition files; ``anew`` in place of all that were noted."""
+        """Note finished partition files. ``anew`` replaces all earlier notes."""
         with open(self.folder / FILES, "w" if anew else "a") as file:
             file.writelines(json.dumps([mark, asdict(each)]) + "\n" for each, mark in files)
             file.flush()
@@ -87,17 +88,19 @@ class Unfinished:
 
 
 class Heaps:
-    """Samples on a disk, a file for each heap that they are thrown on. What is there of an earlier call is taken over if it has the noted hashes.
+    """Samples on a disk, with a file for each heap.
+
+    Files of an earlier call are used again if they have the noted hashes.
 
     Args:
-        left: Where they are.
+        left: The folder of the heaps.
         buckets: Buckets of each heap.
         kind: Type of a sample with its bucket.
 
     Attributes:
-        kind: As it was given.
-        samples: Samples that are on the disk for good.
-        labels: Of each label how many of these have it, where that matters.
+        kind: Type of a sample with its bucket.
+        samples: Number of samples that are durable on the disk.
+        labels: Count of each label among them, for a stratified split.
     """
 
     def __init__(self, left: Unfinished, buckets: Sequence[range], kind: np.dtype[Any]) -> None:
@@ -117,7 +120,7 @@ class Heaps:
         lengths, hashes = noted["lengths"], noted["hashes"]
         if not noted[
             "whole"
-        ]:  # those of a pass that is over may be gone by now; others are compared when they are read
+        ]:  # after a complete pass, heaps may be gone already; the others are compared when they are read
             found = [hashlib.sha256() for _ in lengths]
             for heap, length in enumerate(lengths):
                 with contextlib.suppress(FileNotFoundError), open(self._path(heap), "r+b") as file:
@@ -134,23 +137,23 @@ class Heaps:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all that was thrown."""
+        """Bytes of all samples on the heaps."""
         return sum(self._lengths)
 
     def throw(self, heap: int, rows: Rows) -> None:
-        """Put samples on a heap."""
+        """Append samples to a heap."""
         with open(self._path(heap), "ab") as file:
             file.write(rows.data)
         self._hashes[heap].update(rows.data)
         self._lengths[heap] += rows.nbytes
 
     def note(self, samples: int, labels: Mapping[int, int], *, whole: bool) -> None:
-        """Have all that was thrown on the disk for good.
+        """Make all samples on the heaps durable, and write a note about them.
 
         Args:
-            samples: How many that is.
-            labels: Of each label how many.
-            whole: Whether that is all.
+            samples: Number of these samples.
+            labels: Count of each label among them.
+            whole: Whether these are all samples of the source.
         """
         for heap in range(len(self._lengths)):
             with contextlib.suppress(FileNotFoundError), open(self._path(heap), "rb") as file:
@@ -161,14 +164,14 @@ class Heaps:
         _write(self._folder / HEAPS, facts | {"lengths": self._lengths, "hashes": self._noted})
 
     def length(self, heap: int) -> int:
-        """Samples of a heap."""
+        """Return the number of samples on a heap."""
         return self._lengths[heap] // self.kind.itemsize
 
     def read(self, heap: int) -> Rows:
-        """All samples of a heap.
+        """Return all samples of a heap.
 
         Raises:
-            DatasetDamaged: They are not what was thrown.
+            DatasetDamaged: The file differs from the thrown samples.
         """
         path = self._path(heap)
         rows: Rows = np.fromfile(path, self.kind) if path.exists() else np.empty(0, self.kind)
@@ -180,7 +183,7 @@ class Heaps:
         return rows
 
     def remove(self, samples: int) -> None:
-        """Give back the disk of the heaps that have none but the first so many samples in their order."""
+        """Remove the files of all heaps that end within the first ``samples`` samples."""
         for heap, end in enumerate(np.cumsum(self._lengths) // self.kind.itemsize):
             if end <= samples:
                 self._path(heap).unlink(missing_ok=True)
@@ -190,7 +193,7 @@ class Heaps:
 
 
 def _read(path: Path) -> Any:
-    """What a note says; None where there is none, or half of one."""
+    """Return the content of a note; None if it is missing or incomplete."""
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -198,7 +201,7 @@ def _read(path: Path) -> Any:
 
 
 def _write(path: Path, facts: Any) -> None:
-    """Write a note in place of what was there, in one step."""
+    """Replace a note in one step."""
     temporary = path.with_suffix(".new")
     with open(temporary, "w") as file:
         json.dump(facts, file)

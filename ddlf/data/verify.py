@@ -1,4 +1,4 @@
-"""Whether a data set is what was written, and its samples as arrays again."""
+"""Checks that a data set is undamaged, and exports its samples."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Moved = Callable[[str, int, int], None]
 
 
 def damage(place: Place, found: Manifest, moved: Moved = lambda what, done, of: None) -> Iterator[DatasetError]:
-    """What is wrong at a place, file by file; nothing if all is whole. Every byte is read, on all cores.
+    """Yield an error for each damaged or extra file at a place. Every byte is read, on all cores.
 
     Args:
-        place: Where it is.
+        place: Place of the data set.
         found: Its manifest.
-        moved: Is told what is done, and how many samples of how many.
+        moved: Receives the present step, the checked samples and all samples.
     """
     for path in place.extra(found):
         yield DatasetError(f"{path} is not of this data set", hint="remove it")
@@ -39,7 +39,7 @@ def damage(place: Place, found: Manifest, moved: Moved = lambda what, done, of: 
                 if error is not None:
                     yield error
         except KeyboardInterrupt:
-            place.close()  # else the threads would be waited for, and they for the store
+            place.close()  # otherwise the threads would wait for the store
             raise
 
 
@@ -52,20 +52,20 @@ def _of(place: Place, found: Manifest, file: PartitionFile) -> DatasetError | No
 
 
 def export(place: Place, found: Manifest, target: Path, moved: Moved = lambda what, done, of: None) -> None:
-    """Write all samples into one file, in the order of their ids; each partition file is checked first.
+    """Write all samples into one file, in the order of their ids. Each partition file is checked first.
 
     Args:
-        place: Where it is.
+        place: Place of the data set.
         found: Its manifest.
-        target: File that is not there yet: ``.npz``, ``.parquet``, ``.tar`` or ``.tfrecord``.
-        moved: Is told what is done, and how many samples of how many.
+        target: Path of a new file: ``.npz``, ``.parquet``, ``.tar`` or ``.tfrecord``.
+        moved: Receives the present step, the written samples and all samples.
 
     Raises:
-        DatasetError: A file is damaged, or the target is there or cannot be written; nothing is left of it then.
+        DatasetError: A file is damaged, or the target exists or cannot be written. No incomplete target remains.
     """
     if target.suffix not in WRITERS:
         raise DatasetError(f"{target} is of no kind that is known", hint=f"name it {', '.join(WRITERS)}")
-    if target.parts[0].endswith(":"):  # of which a path leaves one stroke
+    if target.parts[0].endswith(":"):  # a Path shortens s3:// to s3:/
         raise DatasetError(
             f"{target} is a URL, and one file is written on this machine", hint="name a path, and copy it"
         )
