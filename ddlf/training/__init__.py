@@ -1,1 +1,1 @@
-"""Train on a cluster: what runs on the master. One algorithm per file (``sync``, ``asynchronous``)."""
+"""Training on a cluster: the modules of the master. Each strategy has its file (``sync``, ``asynchronous``)."""

@@ -1,4 +1,4 @@
-"""Where Keras's callbacks can run: ``callbacks`` on the master once per epoch, ``worker_callbacks`` where ``fit`` runs."""
+"""Checks where Keras callbacks can run: ``callbacks`` on the master once per epoch, ``worker_callbacks`` in ``fit``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IN_CALLBACKS = (
     *("EarlyStopping", "ReduceLROnPlateau", "ModelCheckpoint", "BackupAndRestore"),
     *("CSVLogger", "TensorBoard", "RemoteMonitor", "SwapEMAWeights"),
 )
-"""Callbacks of Keras that would mislead on a worker."""
+"""Callbacks of Keras that would give misleading results on a worker."""
 OF_BATCHES = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 OF_TESTS = ("on_test_begin", "on_test_end", "on_test_batch_begin", "on_test_batch_end")
 BY_EPOCHS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -27,15 +27,14 @@ BY_EPOCHS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda one: one.update_freq == "epoch" and not one._should_trace,
         "give it update_freq='epoch' and profile_batch=0",
     ),
-    "TerminateOnNaN": (lambda one: True, ""),  # a loss that is NaN in a batch is NaN in the epoch's mean
+    "TerminateOnNaN": (lambda one: True, ""),  # a NaN loss of one batch makes the epoch's mean NaN, too
 }
-"""Keras's own that look at batches: whether one of them can do without, and what to write otherwise."""
+"""Keras's own callbacks that observe batches: a test whether one can work without, and a hint if it cannot."""
 SET_RATES = ("LearningRateScheduler", "ReduceLROnPlateau")
 
 
 def warnings(callbacks: Iterable[Any]) -> list[str]:
-    """A sentence for each of ``worker_callbacks`` that means something else on a worker than in a ``fit`` of the whole
-    run."""
+    """Return a sentence for each of ``worker_callbacks`` that behaves differently on a worker than in one ``fit``."""
     found = []
     for callback in callbacks:
         names = _names(callback)
@@ -48,8 +47,7 @@ def warnings(callbacks: Iterable[Any]) -> list[str]:
 
 
 def warnings_of_master(app: App, mode: str) -> list[str]:
-    """A sentence for each of ``callbacks`` that will look or act in vain, or of which a checkpoint cannot have
-    everything.
+    """Return a sentence for each of ``callbacks`` that has no effect, or whose state a checkpoint cannot fully store.
 
     Args:
         app: Has the callbacks.
@@ -77,7 +75,7 @@ def warnings_of_master(app: App, mode: str) -> list[str]:
 
 
 def _better(monitor: str) -> str:
-    """Which way a metric is better, by its name; empty if that is not known."""
+    """Return whether a smaller ("min") or larger ("max") metric is better, from its name; "" if unknown."""
     name = monitor.removeprefix("val_").lower()
     if name.endswith(("loss", "error", "mae", "mse", "rmse")):
         return "min"
@@ -85,10 +83,10 @@ def _better(monitor: str) -> str:
 
 
 def check(app: App) -> None:
-    """Refuse ``callbacks`` that cannot do on the master what ``fit`` would have them do.
+    """Refuse ``callbacks`` that cannot do on the master what they do in ``fit``.
 
     Raises:
-        AppError: Names the first of them.
+        AppError: Names the first such callback.
     """
     import keras
 
@@ -119,14 +117,14 @@ def check(app: App) -> None:
 
 
 def check_rates(model: Any, name: str) -> None:
-    """Refuse what sets learning rates where none can be set.
+    """Refuse a rule or callback that sets learning rates if the model has none to set.
 
     Args:
-        model: Model of this side.
-        name: What sets them, as in the error.
+        model: The master's model.
+        name: Name of the rule or callback, for the error.
 
     Raises:
-        AppError: The model has no optimizer, or one that follows a schedule.
+        AppError: The model has no optimizer, or one with a learning rate schedule.
     """
     from ddlf.training.roles.optimizer_state import rate_variables
 
@@ -147,7 +145,7 @@ def _names(callback: Any) -> list[str]:
 
 
 def _batches_hint(callback: Any) -> str | None:
-    """What to do about a callback that needs to see batches; None if it does not."""
+    """Return a hint for a callback that needs to observe batches; None if it does not."""
     for name in OF_BATCHES:
         owner = type(callback) if name in vars(callback) else _owner(callback, name)
         if owner.__name__ == "Callback":
@@ -163,12 +161,12 @@ def _owner(callback: Any, name: str) -> type:
 
 
 def look_at_batches(callbacks: Iterable[Any]) -> bool:
-    """Whether one of them may look at single batches."""
+    """Return whether a callback may observe single batches."""
     return _override(callbacks, OF_BATCHES)
 
 
 def look_at_tests(callbacks: Iterable[Any]) -> bool:
-    """Whether one of them may look at how validation data is evaluated."""
+    """Return whether a callback may observe the evaluation of validation data."""
     return _override(callbacks, OF_TESTS)
 
 

@@ -1,11 +1,12 @@
-"""The user's Keras callbacks on the master, where they see all slots together. Runs on the master, Keras's part on a thread.
+"""The user's Keras callbacks on the master, where they see all slots together.
 
-What ``fit`` would call is called here: ``on_epoch_end`` as often as all samples were trained on, before the hooks, with the metrics of the record and
-those of the validation data, and ``on_epoch_begin`` behind the hooks. Nothing that depends on it begins before: neither the next round nor the
-checkpoint. The model has the merged weights then, and its optimizer the state of the first slot's.
+Runs on the master; the calls to Keras run on a thread. This module makes the calls that ``fit`` would make. It calls
+``on_epoch_end`` each time all samples were trained on, before the hooks, with the metrics of the record and of the
+validation data. It calls ``on_epoch_begin`` after the hooks. The next round and the checkpoint wait for these calls.
+During the calls the model has the merged weights, and its optimizer has the state of the first slot's optimizer.
 
-A round of several epochs has one ``on_epoch_end``, that of its last; ``on_epoch_begin`` is called for each of them before the round, since it may
-set the learning rate of each.
+A round of several epochs has one ``on_epoch_end``, for its last epoch. ``on_epoch_begin`` is called for each of its
+epochs before the round, since it may set each epoch's learning rate.
 """
 
 from __future__ import annotations
@@ -44,17 +45,17 @@ from ddlf.training.spec import RunSpec
 
 
 class Callbacks:
-    """The callbacks of one run: the user's, and that of ``rate_decay``.
+    """The callbacks of one run: the user's, and the one of ``rate_decay``.
 
     Args:
         app: The user's ``IApp``, with its model.
         spec: The run.
 
     Attributes:
-        final: The weights that ``on_train_end`` has put in the place of the last ones; None if it has not.
+        final: The weights that ``on_train_end`` has set; None if it changed none.
 
     Raises:
-        AppError: One of them cannot do on the master what it is to do.
+        AppError: A callback cannot do its work on the master.
     """
 
     def __init__(self, app: App, spec: RunSpec) -> None:
@@ -67,8 +68,8 @@ class Callbacks:
         self._app = app
         self._batch_size = spec.data.batch_size
         self._in_rounds = spec.train.in_rounds
-        self._steps = spec.exchange.one_step  # with the optimizer here
-        self._model = app.model  # not asked for later: it would be given each round's weights
+        self._steps = spec.exchange.one_step  # the optimizer is on the master
+        self._model = app.model  # kept, since reading app.model later would set each round's weights
         self._keeps = app.checkpoint is not None or app.resume is not None
         self._logs: dict[str, Any] = {}
         self._progress: Progress
@@ -77,12 +78,15 @@ class Callbacks:
 
     @property
     def stopped(self) -> bool:
-        """Whether one of them has set ``stop_training``."""
+        """Whether a callback has set ``stop_training``."""
         return bool(self._model.stop_training)
 
     @property
     def need_weights(self) -> bool:
-        """Whether one of them may look at the model's weights, as each but those of Keras may that look at metrics and learning rates alone."""
+        """Whether a callback may read the model's weights.
+
+        Only some of Keras's own callbacks are known to read just metrics and learning rates.
+        """
         import keras
 
         all_of = keras.callbacks
@@ -95,18 +99,18 @@ class Callbacks:
 
     @property
     def weights(self) -> Weights:
-        """The global weights, as they have left them."""
+        """The global weights, with the changes of the callbacks."""
         return self._progress.weights
 
     def for_tests(self) -> Any:
-        """What ``evaluate`` takes as callbacks, if one of them looks at how validation data is evaluated."""
+        """Return the callbacks for ``evaluate``, if one of them observes the evaluation of validation data."""
         return self._list if look_at_tests(self._list.callbacks) else None
 
     async def begin(self, progress: Progress) -> None:
-        """Call ``on_train_begin``, and have them keep what a checkpoint says that they kept.
+        """Call ``on_train_begin``, and restore the callbacks' states from the checkpoint.
 
         Args:
-            progress: Progress that the run goes on from; weights and learning rates in it become what they set.
+            progress: Progress that the run continues from; receives weights and learning rates that callbacks set.
         """
         self._progress = progress
         for name in await compute(self._begin):
@@ -114,32 +118,33 @@ class Callbacks:
             self._app.run_context.emit(Warned(about="callback", why=why))
 
     async def show(self) -> None:
-        """Give the model, for who looks at it, the weights of now and the state of the first slot's optimizer."""
+        """Set the model's weights to the current ones, and its optimizer's state to the first slot's."""
         await compute(self._show)
 
     async def end_epoch(self) -> RoundRecord:
-        """Call ``on_epoch_end`` for what was trained since the last one.
+        """Call ``on_epoch_end`` for everything trained since the last call.
 
         Returns:
-            The newest record, with what they have added to its metrics.
+            The newest record, with the metrics that callbacks have added.
         """
         record: RoundRecord = await compute(self._end_epoch)
         return record
 
     async def begin_epoch(self) -> None:
-        """Call ``on_epoch_begin`` for each epoch of the next round, or of that which is to come next in asynchronous training."""
+        """Call ``on_epoch_begin`` for each epoch of the next round; in asynchronous training, for the next epoch."""
         await compute(self._begin_epoch)
 
     async def end(self, *, whole: bool) -> None:
         """Call ``on_train_end``.
 
         Args:
-            whole: Whether the run has come to its end, and not been stopped: then the weights that they set are what a longer one goes on from.
+            whole: Whether the run is complete rather than stopped. Then a longer run continues from the weights that
+                callbacks set here.
         """
         await compute(self._end, whole)
 
     def terminate(self, error: BadUpdate) -> bool:
-        """Whether an update that cannot be used ends the run as a loss that is NaN does in ``fit``."""
+        """Return whether an unusable update should end the run, like a NaN loss with ``TerminateOnNaN`` in ``fit``."""
         import keras
 
         kinds = [one for one in self._list.callbacks if isinstance(one, keras.callbacks.TerminateOnNaN)]
@@ -159,12 +164,12 @@ class Callbacks:
         if progress.rates:
             write_rates(model, progress.rates[-1])
         elif rate_variables(model) and app.run_context.optimizer.items() - describe_optimizer(model.optimizer).items():
-            progress.rates = [read_rates(model)]  # set since the model was made, as by a training before
+            progress.rates = [read_rates(model)]  # changed since the model was made, for example by an earlier training
         resumed = progress.callbacks is not None
         callbacks = self._callbacks
         for callback in callbacks:
             if resumed and isinstance(callback, keras.callbacks.CSVLogger):
-                callback.append = True  # its file goes on, too
+                callback.append = True  # append to its file
         self._list = keras.callbacks.CallbackList(
             callbacks,
             model=model,
@@ -188,12 +193,12 @@ class Callbacks:
         return missing
 
     def _go_on_from(self, epoch: int) -> None:
-        """Leave out the rounds before an epoch, if ``BackupAndRestore`` has brought the model back to where it begins."""
+        """Skip the rounds before an epoch, if ``BackupAndRestore`` has restored the model at its beginning."""
         progress, model = self._progress, self._model
         model._initial_epoch = None
         if not epoch or progress.version:
             return
-        # The first round of the epoch, or that which the epoch is in.
+        # The round that contains the beginning of the epoch.
         begun = progress.starts[bisect.bisect_right(progress.starts, epoch) - 1]
         progress.round = bisect.bisect_left(progress.starts, begun)
         progress.version = progress.merges = progress.round * (1 if self._in_rounds else len(progress.states))
@@ -215,7 +220,7 @@ class Callbacks:
             model.set_weights(progress.weights)
         shapes = [] if model.optimizer is None else [tuple(variable.shape) for variable in model.optimizer.variables]
         state = next((state for state in self._optimizers if state), None)
-        # The workers' has more variables than this one where it scales the loss, for mixed_float16.
+        # With mixed_float16, the workers' optimizer scales the loss and has more variables than this one.
         if state is not None and [np.shape(array) for array in state] == shapes:
             write_optimizer(model, state)
         if progress.rates:
@@ -248,7 +253,7 @@ class Callbacks:
         model.set_weights(before)
         for callback in self._list.callbacks:
             if not whole and isinstance(callback, keras.callbacks.BackupAndRestore):
-                callback.delete_checkpoint = False  # what was stopped goes on from it
+                callback.delete_checkpoint = False  # a stopped training continues from it
         self._list.on_train_end(self._logs)
         after = model.get_weights()
         if differ(before, after):
@@ -264,7 +269,7 @@ class Callbacks:
         return self._model.get_weights(), read_rates(self._model)
 
     def _take(self, before: tuple[Weights, list[float]], rates: Sequence[list[float]] = ()) -> None:
-        """Have the run go on with what they have changed, and keep what a checkpoint is to have of them."""
+        """Copy the changes of the callbacks into the progress, and store their states for a checkpoint."""
         progress, (weights, rate) = self._progress, before
         after, now = self._now()
         if differ(weights, after):
@@ -280,7 +285,7 @@ class Callbacks:
 
 
 def merged_metrics(records: Sequence[RoundRecord]) -> dict[str, float]:
-    """The metrics of several records as one, weighted by samples; of one as they are."""
+    """Return the metrics of several records as one mean, weighted by samples; one record's metrics are unchanged."""
     if len(records) == 1:
         return dict(records[0].metrics)
     found = {}
@@ -291,15 +296,15 @@ def merged_metrics(records: Sequence[RoundRecord]) -> dict[str, float]:
 
 
 def differ(one: Weights, other: Weights) -> bool:
-    """Whether any of the weights have changed; NaN is equal to itself."""
+    """Return whether any of the weights differ in bits; equal NaN values do not differ."""
     return any(a.tobytes() != b.tobytes() for a, b in zip(one, other, strict=True))
 
 
 def callbacks_of(app: App, rule: RateDecay | Plateau) -> list[Any]:
-    """What lowers the learning rates of an app's model after each validation; nothing for a rule that does not.
+    """Return the callback that lowers the model's learning rates after each validation; empty for the rule ``never``.
 
     Raises:
-        AppError: The app has no validation data that the rule needs, or its model no learning rate that can be set.
+        AppError: The rule needs validation data that is missing, or a learning rate that can be set.
     """
     if isinstance(rule, Never):
         return []
@@ -320,7 +325,7 @@ def callbacks_of(app: App, rule: RateDecay | Plateau) -> list[Any]:
 
     class RateDecays(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_begin(self, logs: Any = None) -> None:
-            # In lists, which a checkpoint has of a callback, as soon as there is something in them.
+            # Lists, since a checkpoint stores a callback's non-empty lists.
             self.first: list[float] = []
             self.accuracies: list[float] = []
             self.losses: list[float] = []

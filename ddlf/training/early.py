@@ -1,4 +1,4 @@
-"""What can be seen to be wrong with an app before anything is started. Runs on the master; imports nothing of Keras."""
+"""Checks of an app before anything starts. Runs on the master; does not import Keras."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from ddlf.training.spec import SETTINGS, RunSpec, Sharded, Star
 
 TRAINING = ("tensorflow", "jax", "torch")
 SIMILAR = 0.84
-"""How near a name must be to that of a setting to be taken for a slip of the pen: one letter of eight."""
+"""Similarity above which a name counts as a misspelt setting: one letter of eight is wrong."""
 
 LINK = 125e6
-"""Bytes per second of a link, each way, where none was measured: 1 Gbit/s."""
+"""Assumed bandwidth of a link, each way, in bytes per second: 1 Gbit/s."""
 AGREED_S = 0.05
-"""What a round takes to agree on who does what, from worker to worker."""
+"""Time per round for workers to agree on their work in the sharded exchange, in seconds."""
 
 
 def check_app(app: App) -> None:
     """Refuse an app whose parts do not fit.
 
     Raises:
-        ConfigError: It has an attribute that looks like a setting, but is none.
-        AppError: A method cannot be called as it will be.
+        ConfigError: An attribute looks like a misspelt setting.
+        AppError: A method has the wrong arguments.
     """
     base = next(cls for cls in type(app).__mro__ if cls.__module__ == "ddlf.app")
     _check_misspelt(app, base)
@@ -41,15 +41,19 @@ def check_app(app: App) -> None:
 
 
 def chosen_exchange(spec: RunSpec, workers: int, weights: int) -> tuple[str, str]:
-    """What ``exchange="auto"`` becomes, and why: what moves the bytes of a round in less time.
+    """Choose the exchange for ``exchange="auto"``: the one that moves the bytes of a round in less time.
 
     Args:
         spec: The run.
-        workers: How many train, K.
-        weights: Bytes of the model's weights, P.
+        workers: K, the number of workers that train.
+        weights: P, the bytes of the model's weights.
+
+    Returns:
+        The name of the exchange, and the reason.
 
     Formula:
-        Over links of B bytes/s each way ``2 K P / B`` through the master, ``2 (K - 1) / K P / B`` and what it takes to agree from worker to worker.
+        Over links of B bytes/s each way, ``2 K P / B`` through the master; ``2 (K - 1) / K P / B`` plus the time to
+        agree from worker to worker.
     """
     try:
         check(Sharded.of_flat(spec.exchange.flat()).refusals(spec))
@@ -78,7 +82,7 @@ def _check_misspelt(app: App, base: type) -> None:
         ):
             continue
         near = _settings_like(name)
-        # One that is of another type, or that the app's own methods read, is theirs.
+        # An attribute of another type, or one that the app's own methods read, is not a misspelt setting.
         if near and _alike(value, SETTINGS[near[0]].default) and not _is_read(type(app), base, name):
             raise ConfigError(
                 f"{type(app).__name__}.{name} is no setting, so it would have no effect; did you mean {near[0]}?",
@@ -117,14 +121,14 @@ def _check_train(app: App) -> None:
 
 
 def check_same_model(stored: Mapping[str, Any], described: Sequence[Sequence[Any]]) -> None:
-    """Refuse the weights of another model, by the first one that differs.
+    """Refuse the weights of another model, and name the first one that differs.
 
     Args:
-        stored: The weights of a checkpoint, by number and path as ``"0002 dense/kernel"``.
-        described: Path and shape of each weight of this model, and more.
+        stored: The weights of a checkpoint, by number and path, such as ``"0002 dense/kernel"``.
+        described: Path, shape and more of each weight of this model.
 
     Raises:
-        CheckpointMismatch: The text has both.
+        CheckpointMismatch: The text has both weights.
     """
     theirs = [(name.partition(" ")[2], tuple(array.shape)) for name, array in stored.items()]
     mine = [(str(row[0]), tuple(row[1])) for row in described]
@@ -141,7 +145,7 @@ def check_backend() -> None:
     """Refuse a Keras backend that cannot train here.
 
     Raises:
-        ConfigError: With those there are.
+        ConfigError: Lists the backends that can.
     """
     name = os.environ.get("KERAS_BACKEND")
     if name and name not in TRAINING:
@@ -154,7 +158,7 @@ def check_backend() -> None:
         )
     if not name:
         home = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras")
-        name = None if (home / "keras.json").is_file() else "tensorflow"  # that file may name another
+        name = None if (home / "keras.json").is_file() else "tensorflow"  # the file may name another backend
     if name and not _is_installed(name):
         others = [other for other in TRAINING if _is_installed(other)]
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The master's own model: evaluated, saved and loaded on a thread of its own, so that connections are served meanwhile."""
+"""Evaluates, saves and loads the master's model on a separate thread, so that the event loop serves connections."""
 
 from __future__ import annotations
 
@@ -31,14 +31,17 @@ KERAS = ".keras"
 def validate(
     app: App, weights: list[Any], batch_size: int, callbacks: Any = None, *, moved: Moved | None = None
 ) -> dict[str, float]:
-    """What ``fit`` would say of its validation data after an epoch: metrics that begin with ``val_``; none without such data.
+    """Return the validation metrics that ``fit`` would report after an epoch; empty without validation data.
 
     Args:
         app: The user's ``IApp``.
-        weights: After the round.
-        batch_size: As in training, which is what ``fit`` takes.
-        callbacks: As in ``evaluate``.
-        moved: As in ``evaluate``.
+        weights: The weights after the round.
+        batch_size: Batch size of the training, as in ``fit``.
+        callbacks: Callbacks for ``evaluate``.
+        moved: Receives the number of evaluated samples.
+
+    Returns:
+        Metrics by name; each name begins with ``val_``.
     """
     if not has(app, "val"):
         return {}
@@ -47,10 +50,10 @@ def validate(
 
 
 def check_test_data(app: App) -> None:
-    """Refuse test data that cannot be evaluated, if ``evaluate_every`` asks for it; else say so, before hours are spent on training.
+    """Check the test data before training, which may take hours.
 
     Raises:
-        AppError: Names what is missing or does not fit.
+        AppError: ``evaluate_every`` is set, and the test data is missing or does not fit; otherwise only a warning.
     """
     wrong = wrong_with_test(app)
     if wrong and app.evaluate_every:
@@ -62,14 +65,16 @@ def check_test_data(app: App) -> None:
 async def measured(
     function: Any, app: App, weights: list[Any] | None, *args: Any, there: Any = None
 ) -> dict[str, float]:
-    """``evaluate`` or ``validate`` on a thread; when it is cancelled, it ends after a batch. Where the weights are, if that is with the workers.
+    """Run ``evaluate`` or ``validate`` on a thread, or on the workers if they have the weights or share evaluations.
+
+    A cancelled evaluation ends after its current batch.
 
     Args:
-        function: The one or the other.
-        app: As it takes it.
-        weights: Likewise.
-        args: Likewise.
-        there: An ``EvaluationThere``, if workers are to share it.
+        function: ``evaluate`` or ``validate``.
+        app: Its first argument.
+        weights: Its second argument.
+        args: Its further arguments.
+        there: An ``EvaluationThere``, if workers share evaluations.
     """
 
     def stop() -> None:
@@ -79,7 +84,7 @@ async def measured(
     validates = function is validate
     part = "val" if validates else "test"
     what: What = "validating" if validates else "evaluating"
-    alone = args[1:] in ((), (None,))  # what callbacks are told of happens here
+    alone = args[1:] in ((), (None,))  # with callbacks, the master must evaluate
     found = None
     if isinstance(weights, Elsewhere):
         if alone:
@@ -93,7 +98,7 @@ async def measured(
     if found is not None:
         return {f"val_{name}": value for name, value in found.items()} if validates else found
     shapes = [getattr(array, "shape", ()) for _, array in leaves(getattr(app, f"x_{part}", None))]
-    samples = next((shape[0] for shape in shapes if shape), 0)  # what is no array is refused by the evaluation itself
+    samples = next((shape[0] for shape in shapes if shape), 0)  # the evaluation itself refuses other types
     if (place := place_of(app, part)) is not None:
         samples = place.manifest.samples
     tell = asyncio.get_running_loop().call_soon_threadsafe
@@ -104,10 +109,10 @@ async def measured(
 
 
 async def evaluated(app: App) -> dict[str, float]:
-    """Evaluate the app's model, as it is, on its test data.
+    """Evaluate the app's current model on its test data, and return the metrics.
 
     Raises:
-        AppError: There is none, or none that the model takes.
+        AppError: There is no test data, or it does not fit the model.
     """
     if not has(app, "test"):
         raise AppError(
@@ -125,9 +130,10 @@ async def evaluated(app: App) -> dict[str, float]:
 
 
 async def save(app: App, path: str | Path) -> None:
-    """Save the model; the file is complete or not there.
+    """Save the model. The file is complete, or does not exist.
 
     Args:
+        app: The user's ``IApp``.
         path: Ends with ``.keras``, Keras's format, or with a suffix that an optional part of DDLF writes.
     """
     path = Path(path)
@@ -151,10 +157,10 @@ async def save(app: App, path: str | Path) -> None:
 
 
 def check_path(path: Path) -> None:
-    """Refuse a path that no model can be saved to, before there is one.
+    """Refuse a path that no model can be saved to, before there is a model.
 
     Raises:
-        ConfigError: It ends with none of both, or its folder is missing or cannot be written to.
+        ConfigError: The suffix is unknown, or the folder is missing or read-only.
     """
     folder = path.parent
     kinds = (KERAS, *suffixes("saved_types"))
@@ -171,11 +177,13 @@ def check_path(path: Path) -> None:
 
 
 async def load(app: App, path: str | Path) -> None:
-    """Take the weights of a saved model, or the whole model when there is none yet. Files that carry code are refused.
+    """Read the weights of a saved model, or the whole model if the app has none. Files that contain code are refused.
 
-    A whole model of own classes that are not registered with Keras is made by ``create_model``, and gets the weights of the file.
+    If a whole model uses classes that are not registered with Keras, ``create_model`` makes it, and it gets the weights
+    of the file.
 
     Args:
+        app: The user's ``IApp``.
         path: A ``.keras`` file.
     """
     import keras
@@ -204,12 +212,13 @@ async def load(app: App, path: str | Path) -> None:
 
 
 async def compute(function: Any, *args: Any, stop: Callable[[], None] = lambda: None) -> Any:
-    """Run Keras on a thread of its own, so that connections are served meanwhile.
+    """Run Keras on a separate thread, so that the event loop serves connections meanwhile.
 
     Args:
-        function: To run.
-        args: Arguments of it.
-        stop: Asks it to end early, because the caller was cancelled; it is asked until it has ended, for the model is in use until then.
+        function: The function to run.
+        args: Its arguments.
+        stop: Asks the function to end early, because the caller was cancelled. It is called until the function has
+            ended, since the model is in use until then.
     """
     executor = ThreadPoolExecutor(1, "compute")
     computing = asyncio.get_running_loop().run_in_executor(executor, function, *args)
@@ -225,7 +234,7 @@ async def compute(function: Any, *args: Any, stop: Callable[[], None] = lambda: 
 
 
 async def to_its_end(coroutine: Coroutine[Any, Any, None]) -> None:
-    """Wait for something to end also when that is cancelled meanwhile: Ctrl-C must not cost what is just being written."""
+    """Wait for a coroutine to end, even if the wait is cancelled: Ctrl-C must not interrupt a write."""
     task = asyncio.ensure_future(coroutine)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -233,7 +242,7 @@ async def to_its_end(coroutine: Coroutine[Any, Any, None]) -> None:
             await asyncio.shield(task)
         except asyncio.CancelledError as error:
             cancelled = error
-        except Exception:  # its own, which is raised below
+        except Exception:  # the coroutine's own error, raised below
             break
     task.result()
     if cancelled is not None:

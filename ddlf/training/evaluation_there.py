@@ -1,7 +1,8 @@
-"""Test and validation data that the workers evaluate during training, some of the batches each. Runs on the master.
+"""Evaluates test and validation data on the workers during training; each evaluates some batches. Runs on the master.
 
-A worker says what metrics count in each of its batches; added up in the order of the batches, as Keras does it, that comes to the very bits of one
-evaluation of all. So it does not matter how many workers there are, and what one is lost with another one does.
+A worker returns the counts of the metrics for each of its batches. The master adds them in the order of the batches, as
+Keras does, so the result has the same bits as one evaluation of all data. So the number of workers does not matter, and
+another worker takes over the batches of a lost one.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ class EvaluationThere:
 
     Args:
         app: The user's ``IApp``, with data and model.
-        crew: Workers.
-        role: How its replicas are called on the workers.
+        crew: The workers.
+        role: Name of the role on the workers.
 
     Raises:
-        ConfigError: There is nothing that would be evaluated.
+        ConfigError: The run has nothing to evaluate.
     """
 
     def __init__(self, app: App, crew: Crew, role: tuple[str, str]) -> None:
@@ -60,17 +61,17 @@ class EvaluationThere:
         at: Sequence[int] | None = None,
         phase: Phase | None = None,
     ) -> dict[str, float] | None:
-        """Have weights evaluated, to the bits that this side would come to.
+        """Evaluate weights on the workers, with the bits that an evaluation on the master would have.
 
         Args:
-            there: The weights, or which of those that workers have.
+            there: The weights, or a reference to weights that workers hold.
             part: ``"test"`` or ``"val"``.
             batch_size: Samples in a batch.
-            at: Numbers of the workers that have the weights; None where they are in ``there``.
-            phase: Told how much is done.
+            at: Numbers of the workers that have the weights; None if ``there`` contains them.
+            phase: Receives the progress.
 
         Returns:
-            The metrics; None where this side is to evaluate. Why is told once.
+            The metrics; None if the master must evaluate. A warning gives the reason once.
         """
         why = self._why.get(part) or self._elsewhere(part)
         metrics: dict[str, float] = {}
@@ -79,20 +80,20 @@ class EvaluationThere:
             counted = _Counted(samples_of(self._app, part), batch_size, phase)
             why = await self._counted(counted, there, part, at)
             if not why and counted.left:
-                return None  # all were lost
+                return None  # all workers were lost
         if not why:
             metrics = self._merge.of(counted.names, added([counted.found[begin] for begin in sorted(counted.found)]))
             why = "" if metrics else "the master's model does not make these metrics of what was counted"
         if why and part not in self._why:
             self._why[part] = why
             self._app.run_context.emit(Warned(about="data", why=f"the {NAMES[part]} is evaluated on the master: {why}"))
-        return dict(sorted(metrics.items())) or None  # as Keras gives them
+        return dict(sorted(metrics.items())) or None  # in Keras's order
 
     async def _counted(self, counted: _Counted, there: dict[str, Any], part: str, at: Sequence[int] | None) -> str:
-        """Have all batches counted by workers, as long as there is one; why that cannot be, if it cannot."""
+        """Have workers count all batches, as long as there are any; return why they cannot, or ""."""
         content = await self._content_of(part)
         numbers = [worker.id for worker in self._app.cluster.workers if at is None or worker.id in at]
-        left_out: dict[int, str] = {}  # workers, and why
+        left_out: dict[int, str] = {}  # worker -> why it cannot count
 
         async def carry(worker: ProxyWorker) -> None:
             while counted.left:
@@ -100,7 +101,7 @@ class EvaluationThere:
                 try:
                     asked = there, part, counted.batch_size, begin, end, content
                     found = await worker.call(self._role, "counts", *asked)
-                except LOSS:  # the crew will hear of it
+                except LOSS:  # the crew notices the loss, too
                     found = {"why": ""}
                 if found is None or "why" in found:
                     counted.left.append((begin, end))
@@ -122,7 +123,7 @@ class EvaluationThere:
         return next(filter(None, left_out.values()), "") if counted.left else ""
 
     def _elsewhere(self, part: str) -> str:
-        """Why only this side can evaluate; empty if workers can."""
+        """Return why only the master can evaluate; "" if workers can."""
         place = place_of(self._app, part)
         if self._app.precision not in ("float32", "auto"):
             return f"with precision={self._app.precision!r} the workers compute with fewer bits"
@@ -131,7 +132,7 @@ class EvaluationThere:
         return place.inexact if place is not None else ""
 
     async def _content_of(self, part: str) -> dict[str, str]:
-        """What workers are to have of a part."""
+        """Return the fingerprints that the workers' data of a part must have."""
         if (place := place_of(self._app, part)) is not None:
             return {f"{part}_data": place.manifest.identity}
         now = [id(getattr(self._app, f"{letter}_{part}", None)) for letter in "xyw"]
@@ -141,17 +142,17 @@ class EvaluationThere:
 
 
 class _Counted:
-    """What workers have counted of one evaluation.
+    """The counts of one evaluation so far.
 
     Args:
-        samples: Of the part.
+        samples: Samples in the part.
         batch_size: Samples in a batch.
-        phase: Told how much is done.
+        phase: Receives the progress.
 
     Attributes:
-        left: Ranges of samples that nobody has.
-        found: What was counted of each range, by its first sample.
-        names: Of the metrics.
+        left: Ranges of samples that no worker has counted.
+        found: The counts of each range, by its first sample.
+        names: Names of the metrics.
     """
 
     def __init__(self, samples: int, batch_size: int, phase: Phase | None) -> None:
@@ -161,14 +162,14 @@ class _Counted:
         self.names: list[str] = []
 
     def cut(self, parts: int) -> None:
-        """Have as many ranges as parts, each of whole batches but for the last."""
+        """Cut the samples into this number of ranges, each of whole batches except the last."""
         batches = -(-self._samples // self.batch_size)
         ends = [batches * (part + 1) // max(parts, 1) for part in range(max(parts, 1))]
         cuts = [min(end * self.batch_size, self._samples) for end in [0, *ends]]
         self.left = deque((begin, end) for begin, end in itertools.pairwise(cuts) if begin < end)
 
     def add(self, begin: int, found: dict[str, Any]) -> None:
-        """Take what a worker has counted of a range."""
+        """Store a worker's counts of a range."""
         self.found[begin], self.names = found["state"], found["names"]
         if self._phase is not None:
             batches = sum(len(state[0]) for state in self.found.values())
@@ -176,10 +177,10 @@ class _Counted:
 
 
 def added(states: Sequence[Sequence[np.ndarray[Any, Any]]]) -> list[np.ndarray[Any, Any]]:
-    """What all batches have counted: added up one after the other, in the type of each variable.
+    """Return the counts of all batches, added one after another in the type of each variable.
 
     Args:
-        states: From each range, in order, an array for each variable, shape (batches, ...).
+        states: For each range, in order, an array for each variable, shape (batches, ...).
     """
     whole = [np.concatenate(arrays) for arrays in zip(*states, strict=True)]
     return [np.add.accumulate(array, axis=0, dtype=array.dtype)[-1] for array in whole]

@@ -1,4 +1,4 @@
-"""Writes checkpoints while training goes on. Runs on the master."""
+"""Writes checkpoints while training continues. Runs on the master."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from ddlf.training.states import SlotStates
 from ddlf.training.stored import with_states
 
 RECENT = 256
-"""So many of the last records are looked at again, whether their test has come meanwhile; there are at most as many as slots."""
+"""Number of recent records that are checked for a late evaluation; at most as many as slots can be late."""
 MAX_FAILURES = 3
-"""So many checkpoints in a row that could not be written end the run: it would run for days for nothing."""
+"""The run ends after this many checkpoints in a row failed: it must not train for days without a checkpoint."""
 
 
 class Keeper:
-    """Takes a snapshot whenever a checkpoint is due, and has it written in a thread.
+    """Takes a snapshot when a checkpoint is due, and writes it on a thread.
 
     Args:
-        folder: Opened for writing.
-        every: Write after so many rounds (updates, in asynchronous training).
+        folder: The folder of checkpoints, opened for writing.
+        every: Write after this number of rounds (updates, in asynchronous training).
         names: Paths of the weights.
-        emit: Takes an event for each checkpoint, whether it was written or could not be.
+        emit: Receives an event for each checkpoint, whether its write succeeds or fails.
     """
 
     def __init__(
@@ -45,19 +45,19 @@ class Keeper:
         self._emit = emit
         self._writing: asyncio.Future[Any] | None = None
         self._one_at_a_time = asyncio.Lock()
-        self._saved: tuple[int, bool] | None = None  # version and whether it had converged
-        self._reached = 0  # rounds that were complete then
+        self._saved: tuple[int, bool] | None = None  # version of the last checkpoint, and whether it had converged
+        self._reached = 0  # rounds complete at that time
         self._written = 0  # records in the folder's journal
-        self._recent: dict[int, RoundRecord] = {}  # of the last of them, by place, what was written
+        self._recent: dict[int, RoundRecord] = {}  # place -> record as written, for the recent ones
         self._failures = 0
         self._begun: Slices | None = None
-        self.warned: set[int] = set()  # workers of which it was said that they do not see the folder
+        self.warned: set[int] = set()  # workers already reported as unable to see the folder
 
     def begin(self, version: int, training: str) -> Slices:
-        """Begin the checkpoint after so many merges, of which others write slices; ``keep`` goes on with it.
+        """Begin the checkpoint after a number of merges, for which workers write slices; ``keep`` completes it.
 
         Raises:
-            CheckpointError: There is no place for it.
+            CheckpointError: It cannot be created.
         """
         self.drop()
         began = time.perf_counter()
@@ -66,21 +66,21 @@ class Keeper:
         return self._begun
 
     def drop(self) -> None:
-        """Leave nothing of a checkpoint that was begun."""
+        """Remove a checkpoint that was begun but not completed."""
         begun, self._begun = self._begun, None
         if begun is not None:
             begun.drop()
 
     def is_due(self, version: int) -> bool:
-        """Whether a checkpoint is written after so many merges."""
+        """Return whether a checkpoint is written after this number of merges."""
         return version % self._every == 0
 
     def keep(self, progress: Progress, states: SlotStates) -> asyncio.Future[None] | None:
-        """Take a snapshot of now, if a checkpoint is due, to be written when the one before is.
+        """Take a snapshot if a checkpoint is due. It is written after the previous one.
 
         Returns:
-            Ends when its turn has come. Its errors: LeaseError if another master took the job over, and nothing was written; CheckpointError for
-            the third one in a row that could not be written.
+            A future that ends when the turn of this checkpoint has come; None if no checkpoint is due. It raises
+            LeaseError if another master took the job over, and CheckpointError if the third checkpoint in a row failed.
         """
         if not self.is_due(progress.version):
             return None
@@ -90,10 +90,10 @@ class Keeper:
         return asyncio.ensure_future(self._keep(progress, states.all()))
 
     async def last(self, progress: Progress, *, again: bool = False) -> None:
-        """Write what is not written yet, at the end of training or when it is interrupted, and let the folder go.
+        """Write everything that is not written yet, at the end of training, and release the folder.
 
         Args:
-            progress: Progress as it is now.
+            progress: The current progress.
             again: Whether the weights have changed since the last merge.
         """
         self.drop()
@@ -106,7 +106,7 @@ class Keeper:
             await asyncio.to_thread(self._folder.close)
 
     def resumed_at(self, version: int, converged: bool, records: int) -> None:
-        """Say which state, and how many records, are in the folder already."""
+        """Set the state and the number of records that the folder already contains."""
         self._saved = version, converged
         self._written = records
 
@@ -116,7 +116,7 @@ class Keeper:
         states: asyncio.Future[list[SlotState]] | None = None,
         slices: Slices | None = None,
     ) -> Coroutine[Any, Any, None]:
-        # All of the state is taken now: other slots of asynchronous training go on while this one waits for its turn.
+        # Take all of the state now: other slots of asynchronous training continue while this one waits for its turn.
         return self._in_turn(
             progress.to_checkpoint(self._names, slices),
             (progress.version, progress.converged),
@@ -175,7 +175,7 @@ class Keeper:
         return {place: records[place] for place, was in self._recent.items() if records[place] is not was}
 
     async def finish(self) -> None:
-        """Wait until the one that is being written is on the disk."""
+        """Wait until the current checkpoint is on the disk."""
         writing, self._writing = self._writing, None
         if writing is None:
             return

@@ -1,9 +1,10 @@
-"""How often each sample has been trained on, of what counts. Kept on the master; ``IApp.ledger`` shows it.
+"""Counts how often each sample was trained on in accepted updates. Kept on the master; ``IApp.ledger`` shows it.
 
-A worker says which samples it trained on (their digest comes with its update), and only a slot whose update was merged is counted. So the ledger
-shows that a run trained on every sample exactly once in each local epoch, though workers came and went. What ``replica.fit`` was given otherwise,
-by an own ``train`` that sets ``self.indices`` or ends early, is counted as it was. What a ``train`` feeds by itself nobody sees: its partition is
-counted as trained on.
+A worker reports the samples that it trained on (their digest comes with its update). Only merged updates are counted.
+So the ledger shows whether a run trained on every sample exactly once in each local epoch, though workers came and
+went. If the user's ``train`` sets ``self.indices`` or ends early, the ledger counts the samples that ``replica.fit``
+received.
+Samples that a ``train`` feeds to the model by itself are invisible: then its partition counts as trained on.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ class Ledger:
     """The counts of one run.
 
     Args:
-        samples: n.
+        samples: n, the number of samples.
 
     Attributes:
-        counts: Local epochs in which each sample was trained on, of merged updates; int32, shape (n,).
+        counts: Local epochs in which each sample was trained on, in merged updates; int32, shape (n,).
     """
 
     def __init__(self, samples: int) -> None:
@@ -33,16 +34,16 @@ class Ledger:
 
     @property
     def samples(self) -> int:
-        """n."""
+        """n, the number of samples."""
         return len(self.counts)
 
     def add(self, indices: np.ndarray[Any, Any], epochs: int, fed: np.ndarray[Any, Any] | None = None) -> None:
-        """Count what one slot was trained on, whose update was merged.
+        """Count the samples of one slot's merged update.
 
         Args:
-            indices: Indices of its samples, shape (n_j,).
-            epochs: Local ones.
-            fed: What it was given instead, once for each epoch, shape (m,); None if it was that.
+            indices: Indices of the slot's samples, shape (n_j,).
+            epochs: Local epochs.
+            fed: The samples of all epochs, shape (m,), if they differ from ``indices``.
         """
         if fed is not None:
             indices, epochs = fed, 1
@@ -51,11 +52,11 @@ class Ledger:
         self.counts = counts
 
     def is_exact(self, epochs: int) -> bool:
-        """Whether each sample was trained on exactly once in each of so many local epochs."""
+        """Return whether each sample was trained on exactly once in each of this number of local epochs."""
         return bool((self.counts == epochs).all())
 
     def summary(self) -> dict[str, Any]:
-        """The least, the most and the mean of the counts, and their SHA-256."""
+        """Return the least, the most and the mean of the counts, and their SHA-256."""
         counts = self.counts
         return {
             "samples": len(counts),
@@ -68,21 +69,21 @@ class Ledger:
 
 
 class FileLedger:
-    """The counts of one run on partition files: some numbers, however many samples there are.
+    """The counts of one run on partition files. Its size does not grow with the number of samples.
 
-    What is read is a range of places in the order of an epoch. When the ranges of an epoch are all of it, each sample has been trained on once more,
-    and they are done with.
+    A slot reads a range of the order of an epoch. When the ranges cover an epoch, each sample has been trained on once
+    more, and the ranges are dropped.
 
     Args:
-        samples: n.
+        samples: n, the number of samples.
         sizes: Samples in each file; only ``counts`` needs them.
-        times: How often every sample was trained on, beside what is open.
-        open: What was read in epochs that are not all read: a portion for each range, and how often.
-        skipped: Of what was read, damaged files that were left out: a portion, how often, and the numbers of the files.
+        times: How often every sample was trained on, without the open ranges.
+        open: The ranges of incomplete epochs: a portion for each, and how often it was read.
+        skipped: Damaged files that were left out: a portion, how often it was read, and the numbers of the files.
 
     Attributes:
-        at: Gives the data set in another version, by its number; None where there is one only.
-        inexact: Why nobody knows which samples those were; empty where that is known.
+        at: Returns the data set in another version, by its number; None if there is only one version.
+        inexact: Why the samples in the data set are not exactly known; "" if they are.
     """
 
     def __init__(
@@ -108,13 +109,13 @@ class FileLedger:
         fed: Sequence[Sequence[int]] | int | None = None,
         skipped: Sequence[int] = (),
     ) -> None:
-        """Count what one slot was trained on, whose update was merged.
+        """Count the samples of one slot's merged update.
 
         Args:
-            indices: What it read.
-            epochs: Local ones.
-            fed: In how many it was given that, if not in all; or the ranges of it that count.
-            skipped: Numbers of files that were left out of it.
+            indices: The portion that the slot read.
+            epochs: Local epochs.
+            fed: The number of epochs in which it read the portion, if not all; or the ranges of it that count.
+            skipped: Numbers of the files that were left out.
         """
         if fed is not None and not isinstance(fed, int):
             for begin, end in fed:
@@ -143,7 +144,7 @@ class FileLedger:
 
     @property
     def counts(self) -> np.ndarray[Any, Any]:
-        """As of ``Ledger``; made when it is asked for, 4 bytes for each sample."""
+        """The counts as in ``Ledger``, int32, shape (n,). Computed on request, 4 bytes for each sample."""
         counts = np.full(self.samples, self._times, np.int32)
         for portion, times in self._open:
             np.add.at(counts, portion.ids(self._sizes_of(portion)), np.int32(times))
@@ -159,11 +160,11 @@ class FileLedger:
         return self.sizes if self.at is None else self.at(portion.version).manifest.sizes
 
     def is_exact(self, epochs: int) -> bool:
-        """As of ``Ledger``."""
+        """Return whether each sample was trained on exactly once in each of this number of local epochs."""
         return self._times == epochs and not self._open and not self._skipped and not self.inexact
 
     def summary(self) -> dict[str, Any]:
-        """As of ``Ledger``; the SHA-256 is of the counts as ranges."""
+        """Return the same facts as ``Ledger``. The SHA-256 is computed from the ranges."""
         read = [times * len(portion) for portion, times in self._open]
         counts = self.counts if read or self._skipped else np.array([self._times])
         return {
@@ -182,7 +183,7 @@ class FileLedger:
         }
 
     def to_facts(self) -> dict[str, Any]:
-        """As it is stored."""
+        """Return the ledger as JSON data for a checkpoint."""
         open = [[portion.to_message() | {"again": []}, times] for portion, times in self._open]
         facts = {"samples": self.samples, "times": self._times, "open": open}
         left_out = [[portion.to_message() | {"again": []}, times, files] for portion, times, files in self._skipped]
@@ -190,14 +191,14 @@ class FileLedger:
 
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> FileLedger:
-        """As it was stored; without the sizes of the files."""
+        """Return the stored ledger, without the sizes of the files."""
         open = [(Portion.from_message(portion), times) for portion, times in facts["open"]]
         skipped = [(Portion.from_message(portion), *more) for portion, *more in facts.get("skipped", ())]
         return cls(facts["samples"], times=facts["times"], open=open, skipped=skipped)
 
 
 def _is_all(portions: Sequence[Portion], samples: int) -> bool:
-    """Whether ranges of one epoch are all of it."""
+    """Return whether ranges of one epoch cover all of it."""
     reached = 0
     for begin, length in sorted((portion.start + portion.begin, len(portion)) for portion in portions):
         if begin != reached:
@@ -207,5 +208,5 @@ def _is_all(portions: Sequence[Portion], samples: int) -> bool:
 
 
 def _epoch(portion: Portion) -> tuple[Any, ...]:
-    """What names the order of an epoch."""
+    """Return the facts that identify the order of an epoch."""
     return portion.shuffle, portion.seed, portion.epoch, portion.slots, portion.version

@@ -1,7 +1,8 @@
-"""Partition files that workers have on disks of their own: who has what a slot reads, and whether somebody has it. Runs on the master.
+"""Partition files on the workers' own disks: which worker has the data of a slot. Runs on the master.
 
-Bits belong to slots, so which worker carries one is free: it goes where most of its bytes are (``schedule.py``). What that worker lacks it has from
-the others, which are introduced to each other then, and never from here.
+The bits of a result belong to the slot, so any worker may carry it. A slot goes to the worker that has most of its
+bytes (``schedule.py``). That worker gets the missing files from other workers, never from the master. For this the master
+introduces the workers to each other.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from ddlf.training.recovery import LOSS
 
 Files = npt.NDArray[np.bool_]
 SHOWN = 5
-"""Of the names of files in an error."""
+"""Maximum number of file names in an error."""
 
 
 def held(here: bytes | None, data: Any) -> Files:
-    """What a worker says that it has: of each partition file whether it is there.
+    """Return which partition files a worker has, as one boolean for each file.
 
     Args:
-        here: A bit for each, as ``numpy.packbits`` has them; None for all.
-        data: The data set; None where a run trains on arrays.
+        here: The worker's answer: one bit for each file, packed by ``numpy.packbits``; None for all.
+        data: The data set; None for arrays.
     """
     files = 0 if data is None else len(data.manifest.files)
     if here is None:
@@ -41,14 +42,14 @@ def held(here: bytes | None, data: Any) -> Files:
 
 
 def check_all_there(data: Any, held: Mapping[int, Files]) -> None:
-    """Refuse to begin without files that nobody has.
+    """Refuse to start if no worker has some of the files.
 
     Args:
         data: The data set of partition files, or None.
-        held: What each worker has, by its number.
+        held: The files of each worker, by the worker's number.
 
     Raises:
-        DatasetError: Names some of them.
+        DatasetError: Names some of the missing files.
     """
     if data is None or not data.manifest.hosts or not held:
         return
@@ -61,14 +62,14 @@ def check_all_there(data: Any, held: Mapping[int, Files]) -> None:
 
 
 class Nearby:
-    """Where the partition files of a run are.
+    """Locates the partition files of a run.
 
     Args:
-        app: The user's ``IApp``; its ``_held`` is what each worker has that was opened.
-        data: The data set that it trains on; None for arrays.
-        crew: Workers.
-        cluster: The cluster that they are of.
-        introduces: Whether workers that need files of others have to be introduced to them.
+        app: The user's ``IApp``; ``run_context.local_files`` has the files of each opened worker.
+        data: The data set for training; None for arrays.
+        crew: The workers of the run.
+        cluster: The cluster of these workers.
+        introduces: Whether workers must be introduced to each other before they can exchange files.
     """
 
     def __init__(self, app: App, data: Any, crew: Crew, cluster: Cluster, *, introduces: bool) -> None:
@@ -78,10 +79,10 @@ class Nearby:
         self._one_at_a_time = asyncio.Lock()
 
     def of(self, part: Any) -> dict[int, int]:
-        """Bytes of a slot's part that workers have, by their numbers; nothing where all can reach all.
+        """Return the bytes of a slot's part that each worker has; empty if all workers can read all files.
 
         Args:
-            part: What it trains on in a round.
+            part: The samples of the slot in a round.
         """
         if not self._is_spread(part):
             return {}
@@ -93,11 +94,13 @@ class Nearby:
         }
 
     def around(self, part: Any, work: Work) -> Work:
-        """The same work, which begins when somebody has what its worker lacks, and the two know each other.
+        """Return the same work, but started only when its worker can get all files.
+
+        Before that, some worker must have each missing file, and the workers must be introduced.
 
         Args:
-            part: What the slot trains on.
-            work: As the crew has it carried.
+            part: The samples of the slot.
+            work: The work for the crew.
         """
         if not self._is_spread(part):
             return work
@@ -115,15 +118,15 @@ class Nearby:
         return self._data is not None and self._data.manifest.hosts > 0 and isinstance(part, Portion)
 
     def _read(self, part: Portion) -> tuple[Any, Any]:
-        """Numbers of the files that are read, and how many rows of each."""
+        """Return the numbers of the files that are read, and the rows of each."""
         found = part.stretches(self._data.manifest.sizes)
         return found[:, 0], found[:, 2] - found[:, 1]
 
     async def _wait_for(self, files: Any) -> None:
-        """Wait a while for workers that have files that nobody else has.
+        """Wait for workers whose files no other worker has.
 
         Raises:
-            DatasetError: They did not come.
+            DatasetError: They did not come in time.
         """
         seconds, happened = self._app.wait_for_workers_s, asyncio.Event()
         take_off = self._app.subscribe(lambda event: happened.set())
@@ -143,14 +146,14 @@ class Nearby:
             take_off()
 
     def _gone(self, files: Any) -> Any:
-        """Those of some files that nobody has who is there."""
+        """Return the files that no reachable worker has."""
         there = [
             have for worker, have in self._app.run_context.local_files.items() if self._crew.member(worker) is not None
         ]
         return files[~np.logical_or.reduce([have[files] for have in there])] if there else files
 
     async def _introduce(self, worker: ProxyWorker) -> None:
-        """Have all workers that are there know each other. Who has no way to whom is found when it matters."""
+        """Introduce all reachable workers to each other. Missing network connections show when a file is needed."""
         async with self._one_at_a_time:
             left_out: set[str] = set()
             while self._introduces:

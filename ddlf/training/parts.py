@@ -1,4 +1,4 @@
-"""Which samples each slot trains on in a round. Runs on the master; ``Progress.span`` says what part of an epoch the round is."""
+"""The samples of each slot in a round. Runs on the master; ``Progress.span`` gives the round's part of an epoch."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ from ddlf.training.progress import Progress, Span
 from ddlf.training.rounds import Facts
 
 LEAST_SHARE = 8
-"""Where an epoch of files is cut into rounds no slot has less than this part of an equal share, however slow: it has samples in each of them."""
+"""The smallest part of a slot is an equal share divided by this number, if an epoch of files has several rounds.
+
+So even a slow slot has samples in each round.
+"""
 ORDERS = 4
-"""So many orders of the samples are kept; each takes 1 to 8 bytes a sample."""
+"""Number of orders of the samples that are kept; each takes 1 to 8 bytes a sample."""
 IN_A_THREAD = 100_000
-"""So many samples take a millisecond to shuffle. More are shuffled while connections are served."""
+"""This many samples take a millisecond to shuffle. Larger numbers are shuffled on a thread."""
 
 
 class Parts:
     """The samples of one run.
 
     Args:
-        samples: n.
+        samples: n, the number of samples.
         seed: Seed of the orders.
-        owners: Whose each sample is in the whole run; None if parts are cut anew in each round.
+        owners: The slot of each sample in the whole run; None if each round cuts new parts.
     """
 
     def __init__(self, samples: int, seed: int, owners: Owners | None = None) -> None:
@@ -41,7 +44,10 @@ class Parts:
         self._orders: dict[int, asyncio.Future[Indices]] = {}
 
     async def order(self, number: int) -> Indices:
-        """All samples in the order of a round or an epoch, from 0. The last few are kept: several rounds, or slots of one, come for the same."""
+        """Return all samples in the order of a round or an epoch, from 0.
+
+        The last few orders are kept, since several rounds, or slots of one round, need the same one.
+        """
         if number not in self._orders:
             for old in list(self._orders)[: 1 - ORDERS]:
                 del self._orders[old]
@@ -51,20 +57,22 @@ class Parts:
     async def of(
         self, span: Span, slots: int, speeds: Sequence[float | None] = (), batch_size: int = 1
     ) -> list[Indices]:
-        """The samples of each slot in a round: disjoint, and together all of it. Of fewer samples than slots the first slots have one each.
+        """Return the samples of each slot in a round: disjoint, and together all samples of the round.
+
+        If there are fewer samples than slots, the first slots have one each.
 
         Args:
             span: The samples of the round.
-            slots: K.
-            speeds: Samples a second of each slot, to have all end together; with one that is unknown, parts are equal.
-            batch_size: No part that follows speeds is smaller, if that can be.
+            slots: K, the number of slots.
+            speeds: Samples per second of each slot, so that all end together; if one is unknown, parts are equal.
+            batch_size: Smallest size of a part that follows speeds, if possible.
         """
         order = (await self.order(span.order))[span.begin : span.end]
         if self._owners is not None:
             owners = self._owners[order]
             return [order[owners == slot] for slot in range(slots)]
         samples = len(order)
-        if samples < self._samples:  # fewer samples than slots are refused where they are all there is
+        if samples < self._samples:  # if the whole data set has fewer samples than slots, other code refuses it
             slots = min(slots, samples)
         measured = [speed for speed in speeds[:slots] if speed is not None]
         if len(measured) < slots:
@@ -83,23 +91,26 @@ class FileParts:
     Args:
         sizes: Samples in each file.
         seed: Seed of the orders.
-        shuffle: How rows are mixed, as text.
-        at: Gives the same data set in another version, by its number.
+        shuffle: The shuffle rule for rows, as text.
+        at: Returns the same data set in another version, by its number.
     """
 
     def __init__(self, sizes: Numbers, seed: int, shuffle: str, at: Callable[[int], Any] | None = None) -> None:
         self._sizes, self._seed, self._shuffle, self._at = sizes, seed, shuffle, at
         self._samples = int(sizes.sum())
-        self._whole: tuple[Any, list[Portion]] = None, []  # of the epoch that was asked for last
+        self._whole: tuple[Any, list[Portion]] = None, []  # the parts of the epoch requested last
 
     async def order(self, number: int) -> None:
-        """Nothing: a portion is some numbers."""
+        """Do nothing: a portion needs no order in memory."""
 
     async def of(
         self, span: Span, slots: int, speeds: Sequence[float | None] = (), batch_size: int = 1
     ) -> list[Portion]:
-        """As of ``Parts``. Where rows of all files are mixed, parts are those of arrays; else a slot reads in each round of an epoch as much of its
-        part of the epoch as of all."""
+        """Return the portion of each slot in a round; the arguments are the same as for ``Parts``.
+
+        With a global shuffle, parts are cut like parts of arrays. Otherwise a slot reads the same
+        share of its part of the epoch as the round has of the epoch.
+        """
         mixed = isinstance(SHUFFLE.read(self._shuffle), Global)
         samples = span.end - span.begin if mixed else self._samples
         if samples < self._samples:
@@ -125,28 +136,32 @@ class FileParts:
 
 
 def parts_of(samples: int, seed: int, owners: Owners | None, data: Any, shuffle: str) -> Any:
-    """Which samples each slot trains on, of arrays or of partition files.
+    """Return the object that chooses each slot's samples, for arrays or for partition files.
 
     Args:
-        samples: n.
+        samples: n, the number of samples.
         seed: Seed of the orders.
-        owners: As in ``Parts``.
+        owners: The slot of each sample in the whole run; None if each round cuts new parts.
         data: The data set of partition files; None for arrays.
-        shuffle: How rows of files are mixed, as text.
+        shuffle: The shuffle rule for rows of files, as text.
     """
     return Parts(samples, seed, owners) if data is None else FileParts(data.manifest.sizes, seed, shuffle, data.at)
 
 
 def speeds_in(progress: Progress, number: int, balance: str, facts: Facts) -> Sequence[float | None]:
-    """What parts of a round of synchronous training are in proportion to; nothing where they are equal.
+    """Return the speeds, or sizes, to which the parts of a round of synchronous training are proportional.
 
-    Of files an epoch is shared out as a whole, so where rounds are parts of it they go by what was measured before it began.
+    An epoch of files is shared out as a whole. So if rounds are parts of it, they use the speeds that were measured
+    before the epoch began.
 
     Args:
-        progress: Has the speeds, and gets what an epoch that begins is shared out by.
-        number: Of the round, from 0.
-        balance: ``"equal"``, or ``"speed"``.
-        facts: Of the run.
+        progress: Has the speeds; receives the sizes when an epoch begins.
+        number: The round, from 0.
+        balance: ``"equal"`` or ``"speed"``.
+        facts: The facts of the run.
+
+    Returns:
+        One number for each slot; empty if parts are equal.
     """
     by_speed = balance == "speed"
     whole = facts.files is None or isinstance(SHUFFLE.read(facts.shuffle), Global)
@@ -163,7 +178,7 @@ def speeds_in(progress: Progress, number: int, balance: str, facts: Facts) -> Se
 
 
 def owners_of(app: App, rule: Partition, samples: int, slots: int, seed: int) -> Owners | None:
-    """Whose each sample is in the whole run, by a rule; None if parts are cut anew in each round.
+    """Return the slot of each sample in the whole run, by a rule; None if each round cuts new parts.
 
     Raises:
         ConfigError: The rule cannot be used with these samples, slots and labels.
@@ -175,7 +190,7 @@ def owners_of(app: App, rule: Partition, samples: int, slots: int, seed: int) ->
 
 
 def partitioned(app: App, rule: Partition, owners: Owners, slots: int) -> DataPartitioned:
-    """What there is to tell of whose samples are whose."""
+    """Return the event that reports how the samples are distributed."""
     labels = counts_of(owners, _labels(app, rule), slots) if rule.goes_by_labels else []
     return DataPartitioned(
         partition=str(rule),

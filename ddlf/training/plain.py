@@ -1,8 +1,9 @@
-"""Whether an app with one slot does what plain Keras does: same data, order and seeds. Runs on the master, which trains beside its one worker.
+"""Checks whether an app with one slot computes the same as plain Keras: same data, order and seeds.
 
-Both sides begin with the same weights, a fresh optimizer and the same seeds, and train on the first samples of the first round's order: the worker by
-the app's ``train``, this side by ``Model.fit`` on arrays. Their updates are compared. Where they differ, the first batch at which they do is looked
-for by halves, both sides beginning anew each time.
+Runs on the master, which trains next to its one worker. Both sides begin with the same weights, a fresh optimizer and
+the same seeds. Both train on the first samples of the first round's order: the worker with the app's ``train``, the
+master with ``Model.fit`` on arrays. Then their updates are compared. If they differ, a binary search finds the first
+batch with a difference; each step trains both sides again from the start.
 """
 
 from __future__ import annotations
@@ -43,26 +44,26 @@ from ddlf.training.spec import RunSpec, spec_of
 from ddlf.training.states import SlotStates
 
 Update = Callable[[int], Awaitable[Weights]]
-"""Trains anew on so many batches, and returns the update."""
+"""Trains again from the start on a number of batches, and returns the update."""
 ROUNDING = 1e-4
-"""Share of a tensor's largest change by which two changes may differ and still be the same sums in another order."""
+"""Tolerance for sums in another order, as a share of a tensor's largest change."""
 NOTHING = 1e-7
-"""A change that is no more than a float32 of about 1 can show."""
+"""Tolerance for changes below the resolution of a float32 near 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differs:
-    """Where two trainings first differ.
+    """The first difference of two trainings.
 
     Args:
         batch: Number of the batch, from 1.
         tensor: Path of the first weight that differs.
-        place: Indices of the number that differs most, of those of this weight.
-        expected: What it is with plain Keras, after this batch.
-        found: What it is with the app.
-        tensors: How many weights differ.
-        most: The largest difference of all numbers.
-        cause: What is likely to be why.
+        place: Indices of this weight's element with the largest difference.
+        expected: Its value with plain Keras, after this batch.
+        found: Its value with the app.
+        tensors: The number of weights that differ.
+        most: The largest difference of all elements.
+        cause: The likely cause.
     """
 
     batch: int
@@ -77,14 +78,14 @@ class Differs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """What came of a comparison.
+    """The result of a comparison.
 
     Args:
-        batches: How many batches both have trained on.
-        batch_size: Samples in each; the last may have fewer.
-        same_bits: Whether all weights are the same bits; if not, and nothing differs, they are equal to rounding.
-        most: The largest difference of all numbers.
-        differs: Where they first differ; None if they do not.
+        batches: The number of batches that both have trained on.
+        batch_size: Samples in each batch; the last may have fewer.
+        same_bits: Whether all weights have the same bits. If not, and ``differs`` is None, they agree to rounding.
+        most: The largest difference of all elements.
+        differs: The first difference; None if there is none.
     """
 
     batches: int
@@ -99,18 +100,18 @@ def _first(order: Samples, samples: int) -> Samples:
 
 
 async def compare(app: App, batches: int) -> Compared:
-    """Train an app with one slot, and plain Keras beside it.
+    """Train an app with one slot and plain Keras, and compare them.
 
     Args:
         app: The user's ``IApp``, with a cluster of one worker.
-        batches: How many batches to train on; fewer if there are fewer.
+        batches: The number of batches to train on, at most all.
 
     Raises:
         ConfigError: A setting cannot be used.
         AppError: The app lacks something.
-        RemoteError: The app raised on the worker.
+        RemoteError: The app raised an error on the worker.
     """
-    # As in a run, but for what is of several slots, and of folders: one slot trains here, and nothing is written.
+    # The same checks as for a run, except for several slots and for folders: one slot trains, nothing is written.
     await app.run_context.check_written()
     check_app(app)
     spec = spec_of(app)
@@ -123,7 +124,7 @@ async def compare(app: App, batches: int) -> Compared:
         )
     await have_keras()
     set_precision(app.precision)
-    with ThreadPoolExecutor(1) as thread:  # what Keras keeps by thread stays the same
+    with ThreadPoolExecutor(1) as thread:  # one thread, since Keras keeps some state per thread
         async with crew_of(app, spec.seed, backups=False) as (crew, samples):
             both = Both(app, crew, samples, spec, thread)
             last = min(batches, -(-samples // spec.data.batch_size))
@@ -135,10 +136,10 @@ class Both:
 
     Args:
         app: The app, with data and model.
-        crew: Its one worker.
-        samples: n.
-        spec: What the run is told.
-        thread: Where plain Keras trains.
+        crew: Has the app's one worker.
+        samples: n, the number of samples.
+        spec: The run.
+        thread: Runs plain Keras.
     """
 
     def __init__(self, app: App, crew: Crew, samples: int, spec: RunSpec, thread: ThreadPoolExecutor):
@@ -149,7 +150,7 @@ class Both:
         self._names = [row[0] for row in describe_weights(app.model)]
         self._size, self._seed, self._epochs = (spec.data.batch_size, spec.seed, spec.epochs)
         self._order: Samples = shuffled(samples, self._seed, 0)
-        if place_of(app, "train") is not None:  # files as they lie
+        if place_of(app, "train") is not None:  # files in their stored order
             self._order = Portion(shuffle="none", seed=self._seed, epoch=0, slots=1, start=0, stop=samples)
         self._model = KerasModel(app)
         codec = CODEC.read("float32")
@@ -159,7 +160,7 @@ class Both:
         self._last: Reply | None = None
 
     async def compared(self, batches: int) -> Compared:
-        """Compare what comes of so many batches, and look for the first that differs."""
+        """Compare both sides after a number of batches, and find the first batch that differs."""
         expected, found = await self.plain(batches), await self.carried(batches)
         compared = Compared(
             batches=batches,
@@ -171,7 +172,7 @@ class Both:
             return compared
         batch = await first_batch(self.plain, self.carried, batches)
         expected, found = await self.plain(batch), await self.carried(batch)
-        if not (places := differing(expected, found)):  # it was other numbers the second time
+        if not (places := differing(expected, found)):  # the second run gave other numbers
             places, batch = [0], batches
         first = places[0]
         apart = np.nan_to_num(np.abs(expected[first] - found[first]), nan=np.inf)
@@ -189,11 +190,11 @@ class Both:
         return replace(compared, differs=differs)
 
     async def plain(self, batches: int) -> Weights:
-        """The update of plain Keras after so many batches."""
+        """Return the update of plain Keras after a number of batches."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._fit, self._task(batches))
 
     async def carried(self, batches: int) -> Weights:
-        """The update of the app on its worker after so many batches."""
+        """Return the update of the app on its worker after a number of batches."""
         task = self._task(batches)
         self._last = await self._crew.carry(0, 0, partial(self._exchange.send, lambda: task))
         update: Weights = self._last.update
@@ -221,12 +222,12 @@ class Both:
         data = self._data_of(task.indices)
         given = dict(zip(("x", "y", "sample_weight"), data, strict=False))
         callbacks = list(self._app.worker_callbacks)
-        with no_final_averages(model):  # on the worker a round is not the end of training, either
+        with no_final_averages(model):  # the end of a round is not the end of training, as on the worker
             model.fit(**given, batch_size=task.batch_size, shuffle=False, verbose=0, callbacks=callbacks)
         return difference(self._start, model.get_weights())
 
     def _data_of(self, indices: Samples) -> tuple[Any, ...]:
-        """Samples as arrays."""
+        """Return samples as arrays."""
         if not isinstance(indices, Portion):
             return tuple(tree_map(lambda array: array[indices], data_of(self._app, "train")))
         place = place_of(self._app, "train")
@@ -235,7 +236,7 @@ class Both:
         return rows(self._app, "train", {name: np.concatenate([chunk[name] for chunk in chunks]) for name in place})
 
     async def _cause(self, batch: int, expected: Weights, found: Weights) -> str:
-        """What is likely to be why they differ."""
+        """Return the likely cause of the difference, as a sentence."""
         app, name = self._app, type(self._app).__name__
         if differing(expected, await self.plain(batch)):
             return (
@@ -269,17 +270,17 @@ class Both:
 
 
 def differing(expected: Weights, found: Weights) -> list[int]:
-    """Places of the tensors in which two updates differ by more than rounding."""
+    """Return the places of the tensors in which two updates differ by more than rounding."""
     return [place for place, (one, other) in enumerate(zip(expected, found, strict=True)) if not _is_near(one, other)]
 
 
 async def first_batch(expected: Update, found: Update, last: int) -> int:
-    """The first number of batches after which two trainings differ, by halves.
+    """Return the smallest number of batches after which two trainings differ, by binary search.
 
     Args:
-        expected: Trains anew on so many batches; returns the update.
-        found: The other one.
-        last: A number of batches after which they differ. Once they do they go on to.
+        expected: Trains again on a number of batches; returns the update.
+        found: The same for the other side.
+        last: A number of batches after which they differ. Two trainings that differ once are assumed to stay different.
     """
     alike = 0
     while last - alike > 1:
@@ -300,7 +301,7 @@ def _is_near(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
 
 
 def _most(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> float:
-    """The largest difference of two arrays; infinite where only one is a number."""
+    """Return the largest difference of two arrays; infinite where only one is a number."""
     if not one.size:
         return 0.0
     same = (one == other) | ((one != one) & (other != other))

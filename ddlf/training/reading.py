@@ -1,4 +1,4 @@
-"""Whether a run can train on partition files, and how it reads them. Runs on the master."""
+"""Decides whether a run can train on partition files, and how it reads them. Runs on the master."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def files_of(app: App) -> DataSet | None:
-    """The data set at a place that an app trains on; None where it trains on arrays."""
+    """Return the data set at a place that an app trains on; None for arrays."""
     found: DataSet | None = getattr(app, "train_data", None)
     return found
 
 
 def settled(app: App, spec: RunSpec) -> RunSpec:
-    """Return the spec with how partition files are read; refuse what cannot be with them, or has no effect without them.
+    """Return the spec with the shuffle rule for partition files; refuse settings that do not fit the kind of data.
 
     Args:
         app: The user's ``IApp``, with its data.
@@ -45,14 +45,14 @@ def settled(app: App, spec: RunSpec) -> RunSpec:
 
 
 def left_out(run: Run, reply: Reply) -> tuple[list[int], ...]:
-    """What the ledger is to know of damaged files that a worker left out; each is told of once.
+    """Return what the ledger needs to know about damaged files that a worker left out. Warns once for each file.
 
     Returns:
-        Nothing, or the numbers of the files.
+        Either nothing, or the numbers of the files.
     """
     if not reply.skipped:
         return ()
-    assert isinstance(reply.task.indices, Portion)  # what a worker says of others is refused
+    assert isinstance(reply.task.indices, Portion)  # the reply was checked when it was decoded
     version = reply.task.indices.version
     files = run.facts.files.at(version).manifest.files
     for number, _ in reply.skipped:

@@ -1,5 +1,7 @@
-"""Moving statistics of the merged weights, which the workers compute after each merge. Runs on the master;
-``ddlf.training.roles.statistics`` says how."""
+"""Moving statistics of the merged weights, which the workers compute after each merge. Runs on the master.
+
+``ddlf.training.roles.statistics`` has the method.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +28,20 @@ from ddlf.training.slot.task import Reply, Task
 
 
 async def recalibrated(run: Run, weights: Weights, replies: Sequence[Reply], merge: Rule) -> Weights:
-    """The weights with moving statistics of their own, if the run is to have such.
+    """Return the weights with new moving statistics, if the setting ``batchnorm`` asks for it.
 
-    Each slot computes them over the samples of its round; what they differ by from the merged ones becomes one by the same rule as updates: with
-    the mean they are those of all samples of the round. What depends on nothing but weights, samples and seed is the same bits on any worker.
+    Each slot computes the statistics over the samples of its round. The merge rule for updates merges their differences
+    to the merged statistics. With the mean, the result is the statistics of all samples of the round. They depend only
+    on weights, samples and seed, so they have the same bits on any worker.
 
     Args:
         run: The run.
-        weights: Weights that were merged.
-        replies: What they came of.
-        merge: How updates become one.
+        weights: The merged weights.
+        replies: The replies that were merged.
+        merge: The merge rule.
 
     Raises:
-        BadUpdate: Statistics cannot be used.
+        BadUpdate: Statistics are unusable.
     """
     places = run.facts.statistics
     if not places:
@@ -54,25 +57,27 @@ async def recalibrated(run: Run, weights: Weights, replies: Sequence[Reply], mer
         if wrong := fault(mine, reply.samples, old, names):
             raise wrong.error(reply.slot + 1, f"worker {reply.worker}")
         into.add(number, [w - one for w, one in zip(old, mine, strict=True)], reply.samples, checked=True)
-    run.arrived += time.perf_counter() - begin  # it was no merging
+    run.arrived += time.perf_counter() - begin  # do not count this time as merging
     for place, w, moved in zip(places, old, into.result(), strict=True):
         new[place] = np.asarray(w - moved, w.dtype)
     return new
 
 
 async def measured_there(run: Run, weights: dict[str, Any], replies: Sequence[Reply]) -> list[Reply]:
-    """Have slots compute moving statistics of weights that workers have; by what these differ from those there stays with them, as updates do.
+    """Have slots compute moving statistics of weights that workers hold.
+
+    The differences to the merged statistics stay on the workers, like updates.
 
     Args:
         run: The run.
-        weights: The weights, as tasks say which.
-        replies: What they came of.
+        weights: The reference to the weights, as in tasks.
+        replies: The replies that were merged.
 
     Returns:
-        Replies of the same slots, in their order, whose updates are these differences.
+        Replies of the same slots, in the same order, whose updates are these differences.
 
     Raises:
-        BadUpdate: Statistics cannot be used.
+        BadUpdate: Statistics are unusable.
     """
     begin = time.perf_counter()
     tasks = [_measuring(weights, reply) for reply in replies]
@@ -92,7 +97,7 @@ def _measuring(weights: dict[str, Any], reply: Reply) -> Task:
 
 
 async def _all(run: Run, tasks: Sequence[Task], measure: Callable[..., Awaitable[Any]]) -> list[Any]:
-    """Have all of them measured, each by some worker."""
+    """Have each task measured by some worker, and return the results in order."""
 
     async def carried(task: Task) -> Any:
         work = run.nearby.around(task.indices, partial(measure, run, task))
@@ -115,10 +120,10 @@ async def _measure_there(run: Run, task: Task, worker: ProxyWorker, holds: bool)
 
 
 def norms_of(app: App, setting: str) -> dict[str, tuple[int, ...]]:
-    """Places of the weights that each slot keeps apart, or of those that are computed anew, as a value of ``batchnorm`` says.
+    """Return the places of the weights that slots keep apart, or that are recalibrated, for a value of ``batchnorm``.
 
     Raises:
-        ConfigError: There would be none of those that are to be.
+        ConfigError: The model has no such weights.
     """
     if setting == "averaged":
         return {}

@@ -1,9 +1,9 @@
-"""From a round that is over to the user's hooks: with its test, its weights and its place in the history. Runs on the master.
+"""Reports a finished round to the user's hooks, with its evaluation and its place in the history. Runs on the master.
 
-The hooks are the user's own code and no sinks: an error in one of them ends the run.
+The hooks are the user's own code, not sinks: an error in a hook ends the run.
 
-Records come to the hooks one after the other, in the order of their merges. A test is evaluated on a thread while the workers compute on, and its
-record waits for it; nothing else does.
+Records reach the hooks one after another, in the order of their merges. A thread evaluates the test data while the
+workers continue to compute. Only the record waits for the evaluation.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from ddlf.training.spec import SETTINGS
 
 
 def check_convergence(app: App) -> None:
-    """Refuse a target of validation data that is not there.
+    """Refuse a ``converge`` target on validation data that does not exist.
 
     Raises:
-        AppError: Says what it looks at.
+        AppError: Names the metric.
     """
     rule = SETTINGS["converge"].check("converge", app.converge)
     if rule.metric.startswith("val_") and not has(app, "val"):
@@ -46,18 +46,18 @@ def check_convergence(app: App) -> None:
 
 
 class Reporter:
-    """Tells an app of its rounds.
+    """Reports rounds to an app.
 
     Args:
         app: The user's ``IApp``.
-        records: Records of the run; the one that is reported is in it, and gets its test there.
-        batch_size: Batch size of the evaluation of validation data, as in ``fit``.
-        callbacks: The user's Keras callbacks on the master, if there are any.
-        there: Evaluates on the workers, if they are to share that.
+        records: Records of the run. They contain the reported record, which gets its evaluation there.
+        batch_size: Batch size for the evaluation of validation data, as in ``fit``.
+        callbacks: The user's Keras callbacks on the master, if any.
+        there: Evaluates on the workers, if they share evaluations.
 
     Attributes:
-        is_testing: Whether a record waits for its test.
-        converged: Whether ``is_convergent`` has said so.
+        is_testing: Whether a record waits for its evaluation.
+        converged: Whether ``is_convergent`` or another rule has ended the training.
     """
 
     def __init__(
@@ -78,15 +78,15 @@ class Reporter:
         self.converged = False
 
     async def report(self, weights: Weights, *, validate: bool, last: bool) -> asyncio.Task[bool]:
-        """Begin to report the newest record; at the end of an epoch that callbacks are told of, report it.
+        """Begin to report the newest record. At the end of an epoch with callbacks, wait until it is reported.
 
         Args:
-            weights: Global ones after it.
+            weights: The global weights after it.
             validate: Whether an epoch is over, so that validation data is evaluated, if there is any.
-            last: Whether it is the run's last one, whose weights are tested whatever its number.
+            last: Whether it is the last record of the run, whose weights are always evaluated.
 
         Returns:
-            Ends when the hooks have: whether training is to end.
+            A task that ends when the hooks have returned. Its result says whether training must end.
         """
         place = len(self._records) - 1
         tested, validated = self.due(validate=validate, last=last)
@@ -96,22 +96,22 @@ class Reporter:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         if callbacks is not None:
-            await asyncio.wait([task])  # the next tasks and the checkpoint have what callbacks decide
+            await asyncio.wait([task])  # callbacks may change the next tasks and the checkpoint
         return task
 
     def due(self, *, validate: bool, last: bool) -> tuple[bool, bool]:
-        """Whether the newest record gets a test, and whether validation data is evaluated for it; arguments as of ``report``."""
+        """Return whether to evaluate test data and validation data for the newest record; arguments: see ``report``."""
         every = self._app.evaluate_every
         tested = bool(every) and (last or self._records[-1].version % every == 0)
         return tested, validate and has(self._app, "val")
 
     @property
     def shows(self) -> bool:
-        """Whether somebody looks at the weights after each epoch."""
+        """Whether a callback reads the weights after each epoch."""
         return self._callbacks is not None and self._callbacks.need_weights
 
     async def close(self) -> None:
-        """End what is still being reported, because the run has ended with an error."""
+        """Cancel the reports that are still running, because the run has failed."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -124,7 +124,7 @@ class Reporter:
         async with self._turn:
             record = self._records[place]
             if validated or tested or callbacks is not None:
-                app.run_context.weights = None  # nobody sets others meanwhile
+                app.run_context.weights = None  # the model must keep its weights during the evaluation
                 if callbacks is not None:
                     await callbacks.show()
                 if validated:
@@ -152,12 +152,12 @@ class Reporter:
             return is_over
 
     def _is_reached(self, record: RoundRecord) -> bool:
-        """Whether the setting ``converge`` says, of the last record's history, that training can stop."""
+        """Return whether the setting ``converge`` ends the training, given the history up to this record."""
         rule = SETTINGS["converge"].check("converge", self._app.converge)
         kind = next((prefix for prefix in ("val_", "test_") if rule.metric.startswith(prefix)), "")
         now = metrics(record)
         if not rule.metric or (kind and not any(name.startswith(kind) for name in now)):
-            return False  # this round has no such test
+            return False  # this round has no such evaluation
         if rule.metric not in now:
             raise ConfigError(
                 f"converge={str(rule)!r} looks at {rule.metric!r}, which is no metric of this run",
@@ -169,11 +169,11 @@ class Reporter:
 
 @contextlib.asynccontextmanager
 async def hooked(app: App, end: Callable[[Exception], None]) -> AsyncIterator[None]:
-    """Give events to the app's ``on_event``, which may be async, as long as this is open.
+    """Pass events to the app's ``on_event``, which may be async, while this context is open.
 
     Args:
         app: The user's ``IApp``.
-        end: Ends the run with an error of the hook, which does not come out where the event comes from.
+        end: Ends the run with an error of the hook. The error does not reach the code that emitted the event.
     """
     running: set[asyncio.Future[Any]] = set()
 

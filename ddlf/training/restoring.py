@@ -1,7 +1,8 @@
-"""A checkpoint of slices that a run goes on from: workers read what they are to hold, and the master next to nothing. Runs on the master.
+"""Resumes a run from a checkpoint of slices: workers read what they need, and the master reads almost nothing.
 
-A worker that does not see the folder is sent what it is to hold, slice by slice. Before anything is gone on from, each slice was held against its
-hash by some worker, so a checkpoint with a damaged one is passed over for the one before, as it is where the master reads it.
+Runs on the master. A worker that cannot see the folder receives its slices from the master. Before the run continues,
+some worker compares each slice with its hash. A checkpoint with a damaged slice is replaced by the one before, as when
+the master reads the checkpoint itself.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from ddlf.training.stored import KEPT, SLOTS
 
 
 class Restoring:
-    """Slices of checkpoints on their way to the workers of one run.
+    """Sends slices of checkpoints to the workers of one run.
 
     Args:
-        role: How its replicas are called on the workers.
-        workers: Gives those that are there.
-        crew: Tells of each that does not see a folder.
+        role: Name of the role on the workers that reads slices.
+        workers: Returns the reachable workers.
+        crew: Emits a warning for each worker that cannot see a folder.
 
     Attributes:
-        slices: Those of the checkpoint that the run goes on from, if there are any.
-        left: What slots have left that is in them: of each the lengths of its groups, and the number of its slice.
+        slices: The slices of the checkpoint that the run continues from, if any.
+        left: The slot states in them: for each slot, the lengths of its parts and the number of its slice.
     """
 
     def __init__(
@@ -55,10 +56,10 @@ class Restoring:
         self.left: dict[int, tuple[dict[str, int], int]] = {}
 
     async def check(self, slices: Slices) -> None:
-        """Have each slice held against its hash: by a worker that sees it, else here.
+        """Compare each slice with its hash, on a worker that sees it or else on the master.
 
         Raises:
-            CheckpointCorrupt: One is missing, damaged, or of another run.
+            CheckpointCorrupt: A slice is missing, damaged, or of another run.
         """
         waiting = deque(range(len(slices.files)))
 
@@ -67,7 +68,7 @@ class Restoring:
                 number = waiting.popleft()
                 try:
                     answer = await worker.call(self._role, "look_at", place_of(slices, number))
-                except LOSS:  # the crew will hear of it
+                except LOSS:  # the crew notices the loss, too
                     answer = {"seen": False}
                 if error := raised(answer):
                     raise error
@@ -82,10 +83,10 @@ class Restoring:
             await asyncio.to_thread(slices.look_at, number)
 
     async def give(self, worker: ProxyWorker, slices: Slices, numbers: Sequence[int]) -> None:
-        """See that a worker has some slices.
+        """Make a worker read some slices, or send them to it.
 
         Raises:
-            CheckpointCorrupt: One is missing, damaged, or of another run.
+            CheckpointCorrupt: A slice is missing, damaged, or of another run.
             WorkerLost: The worker is lost.
         """
         for number in numbers:
@@ -99,20 +100,20 @@ class Restoring:
                 blind = f"{worker.name} does not see {slices.final}, so the master sends it what it is to hold of that"
                 why = f"{blind}; a network disk, at the same path everywhere, spares that"
                 self._crew.emit(Warned(about="checkpoint", why=why))
-            async with self._one_at_a_time:  # so that one slice at a time is here
+            async with self._one_at_a_time:  # so that the master holds one slice at a time
                 arrays = await asyncio.to_thread(slices.read_one, number)
                 await worker.call(self._role, "take_slice", number, arrays)
 
     async def held(
         self, worker: ProxyWorker, slices: Slices, generation: int, groups: Sequence[str], how: Sequence[Any]
     ) -> None:
-        """Have a worker of the sharded exchange hold what slices have of the weights, and of the state that belongs to them.
+        """Make a worker of the sharded exchange hold the weights in some slices, and the state that belongs to them.
 
         Args:
-            worker: Which.
+            worker: The worker.
             slices: The slices.
-            generation: How the weights are called.
-            groups: Of the checkpoint.
+            generation: Number of this set of weights.
+            groups: Names of the groups of arrays in the checkpoint.
             how: Further arguments of ``ShardedWorker.hold``.
         """
         await self.give(worker, slices, numbers_of(slices, groups))
@@ -120,10 +121,10 @@ class Restoring:
         await worker.call(self._role, "hold_restored", generation, listed, *how)
 
     def begin(self, checkpoint: Checkpoint) -> Progress:
-        """What a checkpoint's training had come to: what is in slices stays there, until a worker reads it.
+        """Return the progress in a checkpoint. Arrays in slices stay there until a worker reads them.
 
         Args:
-            checkpoint: Loaded; one without slices is here as a whole.
+            checkpoint: The loaded checkpoint; without slices, all of it is in memory.
         """
         slices = self.slices = checkpoint.slices
         if slices is None:
@@ -140,7 +141,7 @@ class Restoring:
         return progress
 
     def _leave(self, progress: Progress, number: int, names: Sequence[str]) -> None:
-        """Leave out of the progress what a slot has left that is in a slice."""
+        """Remove slot states that are in a slice from the progress, and note where they are."""
         for name in names:
             group, _, what, slot = (*name.split(" ", 4), "", "", "")[:4]
             if not (group.startswith(SLOTS) and what == "slot"):
@@ -152,13 +153,13 @@ class Restoring:
 
 
 def names_of(checkpoint: Checkpoint) -> list[str]:
-    """The weights of a checkpoint, by number and path, wherever they are."""
+    """Return number and path of each weight of a checkpoint, in slices or not."""
     slices = checkpoint.slices
     return list(checkpoint.arrays[WEIGHTS]) if slices is None else [name for name, _, _ in slices.sliced[WEIGHTS]]
 
 
 def elsewhere(slices: Slices, group: str, like: Weights | None = None) -> Elsewhere:
-    """A group of arrays of a checkpoint that is in slices, and is read here only if somebody looks at it."""
+    """Return a group of arrays in slices, which the master reads only when the arrays are used."""
     read = reading(slices, group)
 
     async def brought() -> Weights:
@@ -172,7 +173,7 @@ def elsewhere(slices: Slices, group: str, like: Weights | None = None) -> Elsewh
 def _like(
     listed: Sequence[tuple[str, str, Sequence[int]]], beside: Mapping[str, tensors.Array]
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Arrays of these names, types and shapes, without memory of their own; those that no slice has as they are."""
+    """Return arrays with these names, types and shapes: real ones from ``beside``, otherwise ones without memory."""
     return {
         name: beside[name] if name in beside else np.broadcast_to(np.zeros((), tensors.dtype_of(kind)), tuple(shape))
         for name, kind, shape in listed

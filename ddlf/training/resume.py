@@ -1,6 +1,6 @@
-"""What a run goes on from: nothing, what the app was trained to before, or a checkpoint. Runs on the master.
+"""Finds the state from which a run continues: none, the app's earlier training, or a checkpoint. Runs on the master.
 
-Looking changes nothing: no folder is made, claimed or cleaned before it is to be written to.
+Looking changes nothing: a folder is created, claimed or cleaned only before a write to it.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from ddlf.training.slot.parts import PARTS
 from ddlf.training.spec import EXCHANGES, SETTINGS, RunSpec, Star, installed
 
 SAME_TRAINING = ("samples", "data", "model", "precision", "optimizer")
-"""Settings that cannot change when an app is trained on; those of the optimizer cannot, either."""
+"""Settings, besides those of the optimizer, that cannot change when an app is trained again."""
 
 
 def check_folders(app: App, fresh: bool) -> None:
-    """See, before anything is started, that the folders of ``checkpoint`` and ``resume`` are what they should be. Reads names only.
+    """Check the folders of ``checkpoint`` and ``resume`` before anything starts. Reads only names.
 
     Raises:
         ConfigError: Two settings contradict each other, or a folder is used for another run.
-        CheckpointError: There is nothing to go on from.
+        CheckpointError: There is no checkpoint to continue from.
     """
     if fresh and app.resume is not None:
         raise ConfigError(
@@ -74,7 +74,7 @@ def check_folders(app: App, fresh: bool) -> None:
                 hint="give checkpoint another folder to go on from there; nothing in the old one is changed",
             )
     elif CheckpointFolder(source).newest_round() is None:
-        CheckpointFolder(source).newest(required=True)  # says it
+        CheckpointFolder(source).newest(required=True)  # raises the error
     elif newest is not None and not _same(target, source):
         raise _used(target, newest)
 
@@ -84,7 +84,10 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def checkpoint_folders(app: App) -> tuple[Path | None, Path | None]:
-    """Where checkpoints are written to, and where one is read from: a folder of them, or one itself; None for "auto" and nothing."""
+    """Return the folder to write checkpoints to, and the folder or checkpoint to read from.
+
+    The second one is None for ``resume="auto"`` and without ``resume``.
+    """
     target = None if app.checkpoint is None else Path(app.checkpoint)
     if app.resume is None:
         return target, None
@@ -129,17 +132,20 @@ async def begin(
     fresh: bool,
     restoring: Restoring | None = None,
 ) -> tuple[Progress, Keeper | None, Path | None]:
-    """What the run goes on from, planned; what writes checkpoints of it; and where those lie that it goes on from, if it does from any.
+    """Find the state to continue from, and plan the run.
 
     Args:
         app: The user's ``IApp``, prepared.
-        samples: n.
+        samples: n, the number of samples.
         spec: The run.
-        fresh: Whether what the app was trained to before is left behind, but for the model's weights.
-        restoring: Has workers read slices of a checkpoint, if they are to hold the weights.
+        fresh: Whether to ignore the app's earlier training, except for the model's weights.
+        restoring: Lets workers read slices of a checkpoint, if they hold the weights.
+
+    Returns:
+        The progress; the keeper of checkpoints, or None; the folder or checkpoint that the run continues from, or None.
 
     Raises:
-        CheckpointMismatch: The checkpoint, or the training before, was another one; the text says what differs.
+        CheckpointMismatch: The checkpoint, or the earlier training, is of another kind; the text has the differences.
         CheckpointError: There is no complete checkpoint.
         ConfigError: The folder has checkpoints of another training.
         LeaseError: Another master writes into the folder.
@@ -175,7 +181,7 @@ async def begin(
         progress.plan(epochs, worker_epochs, more=app.resume is None, **length)
     else:
         slots = app.slots or app.cluster.N - spec.train.extra_workers
-        if slots > samples:  # refused before anything is made for each slot
+        if slots > samples:  # raise the error before any state is made for each slot
             owners_of(app, partition, samples, slots, spec.seed)
         progress = Progress(
             weights=app.model.get_weights(),
@@ -190,7 +196,7 @@ async def begin(
         progress.ledger.inexact = data.inexact
     fewest = min(map(progress.tasks_in, range(progress.reached, len(progress.epochs))), default=0)
     check_slots(spec, len(progress.states), fewest)
-    # Before a folder is opened, for it may be refused.
+    # Before a folder is opened, since this may raise an error.
     progress.owners = owners_of(app, partition, samples, len(progress.states), spec.seed)
     progress.settings, progress.compiled = now, describe_optimizer(app.model.optimizer)
     here = target is not None and (source is None or _same(target, source) or _same(target, source.absolute().parent))
@@ -206,7 +212,10 @@ async def _found(
     *,
     required: bool,
 ) -> Checkpoint | None:
-    """The checkpoint to go on from, with every byte checked; what workers find to be wrong with slices gets known, and another one is looked for."""
+    """Return the checkpoint to continue from, after checking every byte.
+
+    If workers find damage in its slices, it is added to ``known``, and another checkpoint is searched.
+    """
     while True:
         found = await _read(app, _find, folder, required=required, apart=restoring is not None, known=known)
         if found is None or found.slices is None or restoring is None:
@@ -219,7 +228,7 @@ async def _found(
 
 
 async def _read(app: App, read: Callable[..., Checkpoint | None], *args: Any, **options: Any) -> Checkpoint | None:
-    """Read a checkpoint on a thread, and tell what is damaged and done without."""
+    """Read a checkpoint on a thread, and emit an event for each damaged file that could be replaced."""
     damaged: list[str] = []
     try:
         return await asyncio.to_thread(read, *args, **options, report=damaged.append)
@@ -239,7 +248,7 @@ def _find(
 
 
 def _go_on(app: App, before: Progress, now: dict[str, Any]) -> Progress:
-    """The progress of the training before, from the model's weights of now."""
+    """Return the progress of the earlier training, with the model's current weights."""
     slots = len(before.states)
     was = {
         name: value for name, value in before.settings.items() if name in SAME_TRAINING or name.startswith("optimizer ")
@@ -262,10 +271,10 @@ def _go_on(app: App, before: Progress, now: dict[str, Any]) -> Progress:
     gone = [part.name for part in PARTS if not part.goes_on(before.settings, now, same)]
     return dataclasses.replace(
         before,
-        weights=app.model.get_weights(),  # the user may have set others
+        weights=app.model.get_weights(),  # the user may have changed them
         converged=False,
         state=before.state if same else {},
-        callbacks=None,  # they begin anew, as in another fit
+        callbacks=None,  # they start fresh, as in a new fit
         begun=0,
         states=[{name: group for name, group in state.items() if name not in gone} for state in before.states],
     )
@@ -274,27 +283,27 @@ def _go_on(app: App, before: Progress, now: dict[str, Any]) -> Progress:
 async def _open(
     app: App, path: Path, progress: Progress, found: Checkpoint | None, known: dict[str, CheckpointCorrupt]
 ) -> Keeper:
-    """Become the writer of a folder, which has no checkpoints but those of this very training.
+    """Become the writer of a folder, which may only have checkpoints of this training.
 
     Args:
-        app: The user's.
+        app: The user's ``IApp``.
         path: The folder.
-        progress: Progress that the run goes on from.
-        found: The checkpoint in this folder that it is of, if it is.
-        known: By name what is wrong with some of those there.
+        progress: The progress that the run continues from.
+        found: The checkpoint in this folder that the progress is from, if any.
+        known: Errors of damaged checkpoints in it, by name.
     """
     folder = CheckpointFolder(path, keep=app.checkpoint_keep)
     opening = asyncio.ensure_future(asyncio.to_thread(folder.open, type(app).__name__, takeover=app.takeover))
     try:
         await asyncio.shield(opening)
     except asyncio.CancelledError:
-        # The thread goes on, and would leave a folder that this process holds for ever.
+        # The thread continues, and would leave the folder locked by this process.
         await asyncio.wait([opening])
         if opening.exception() is None:
             await asyncio.to_thread(folder.close)
         raise
     try:
-        # Only now does nobody else write there.
+        # Look again, since from now on no other process writes there.
         newest = await _read(app, folder.newest, apart=found is not None, known=known)
         keeper = Keeper(
             folder, app.checkpoint_every, [row[0] for row in describe_weights(app.model)], app.run_context.emit
@@ -312,42 +321,43 @@ async def _open(
 
 
 def settings_of(app: App, samples: int, spec: RunSpec) -> dict[str, Any]:
-    """All that decides about the bits of a run, as JSON data."""
+    """Return all facts that determine the bits of a run, as JSON data."""
     return {
         "samples": samples,
         "data": app.run_context.content,
         "model": hashlib.sha256(json.dumps([row[1:] for row in describe_weights(app.model)]).encode()).hexdigest()[:16],
         **({"text": text.digest} if (text := getattr(vars(app).get("model"), "notation", None)) is not None else {}),
-        **app.run_context.optimizer,  # the workers'; the master has an equal one
+        **app.run_context.optimizer,  # the workers' optimizer; the master has an equal one
         **rules_of(spec),
     }
 
 
 def rules_of(spec: RunSpec) -> dict[str, Any]:
-    """Those settings that decide about the bits of a run, as JSON data."""
+    """Return the settings that determine the bits of a run, as JSON data."""
     values = spec.flat()
     return {name: _fact(values[name]) for name, setting in SETTINGS.items() if Use.FACT in setting.use}
 
 
 def _known(name: str, value: Any) -> Any:
-    """A stored setting as it is compared: through the master or from worker to worker, weights come to the same bits."""
+    """Return a stored setting in the form for comparisons: both exchanges with local training give the same bits."""
     if name == "optimizer inner_optimizer" and isinstance(value, str):
-        return without_numbers(value)  # older checkpoints have them
+        return without_numbers(value)  # older checkpoints have numbers in it
     trains_locally = name == "exchange" and value in EXCHANGES and not EXCHANGES[value].one_step
     return Star.name if trains_locally else value
 
 
 def _fact(value: Any) -> Any:
-    """A setting's value as it is stored: a rule as its text."""
+    """Return a setting's value in the form that is stored: a rule becomes its text."""
     if value is None or isinstance(value, int | float | str):
         return value
     return str(value) if isinstance(value, Named) else describe(value)
 
 
 def _as_now(saved: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a checkpoint, whose rules 0.1 stored as they were given, and the outer optimizer as Python writes it.
+    """Return the settings of a checkpoint in their current form.
 
-    Those that its mode had no use for, which 0.1 took all the same, are left out.
+    Release 0.1 stored rules as the user gave them, and the outer optimizer in Python syntax. It also accepted settings
+    without effect in the mode; these are removed.
     """
     facts = {name: value for name, value in saved.items() if not _is_unused(name, saved.get("mode"))}
     facts.setdefault("exchange", Star.name)
@@ -359,7 +369,7 @@ def _as_now(saved: dict[str, Any]) -> dict[str, Any]:
             text = re.sub(r"^(\w+)\((.*)\)$", lambda call: f"{call[1].lower()}:{call[2]}", text).replace(
                 "None", "subtract"
             )
-        with contextlib.suppress(ConfigError):  # an outer optimizer of the user's own
+        with contextlib.suppress(ConfigError):  # the user's own outer optimizer
             facts[name] = _fact(SETTINGS[name].check(name, text))
     return facts
 
@@ -369,10 +379,10 @@ def _is_unused(name: str, mode: str | None) -> bool:
 
 
 def check_settings(saved: dict[str, Any], now: dict[str, Any], when: str, hint: str) -> None:
-    """Refuse to go on from a run that was another one. What was not stored, by an older version, is not compared.
+    """Refuse to continue a different run. Settings that an older version did not store are not compared.
 
     Raises:
-        CheckpointMismatch: The text says what differs.
+        CheckpointMismatch: The text has the differences.
     """
     rows = [
         f"  {name}: {saved[name]!r} {when}, {now.get(name)!r} now"

@@ -1,7 +1,8 @@
-"""A checkpoint that those write who hold the model, each worker its slice, so that nothing of the model's size passes the master. Runs on the master.
+"""Writes a checkpoint in slices: each worker writes the part of the model that it holds. Runs on the master.
 
-A worker that does not see the checkpoint's folder, or cannot write there, has its slice written by the master, which gets it in pieces. What there is
-to go on from is the same files in any case, and nothing of it counts before the master has written its manifest, by one rename.
+So the master never receives the whole model. If a worker cannot see or write the checkpoint's folder, the master gets
+its slice in pieces and writes it. The resulting files are the same in both cases. They count only after the master has
+written the manifest, with one rename.
 """
 
 from __future__ import annotations
@@ -25,24 +26,24 @@ if TYPE_CHECKING:
     from ddlf.training.slot.task import Reply
 
 There = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
-"""Has a worker write its slice at a place: what ``write_if_seen`` returns, with the worker's number as ``by``, and more."""
+"""Has a worker write its slice at a place. Returns the answer of ``write_if_seen``, ``by`` (the worker), and more."""
 Here = Callable[[], Awaitable[tuple[dict[str, Any], dict[str, Any]]]]
-"""Brings the arrays of a slice to the master, by ``part_name``, and that more."""
+"""Brings the arrays of a slice to the master, by ``part_name``, and the same additional facts."""
 
 
 AT_ONCE = 8 * PIECE
-"""Values that the master asks for at a time."""
+"""Number of values that the master requests at a time."""
 
 
 class Writing:
     """One checkpoint whose slices are being written.
 
     Args:
-        slices: What is there of it.
+        slices: The slices of the checkpoint so far.
 
     Attributes:
-        after: Slices of the weights, which come first.
-        mean: Lengths of groups that are a mean of all slots, and in there as what the first has left.
+        after: The number of slices with weights, which come first.
+        mean: Lengths of the parts that are a mean of all slots, stored as the state of the first slot.
     """
 
     def __init__(self, slices: Slices) -> None:
@@ -51,15 +52,15 @@ class Writing:
         self.mean: dict[str, int] = {}
 
     async def slice(self, number: int, there: There, here: Here) -> dict[str, Any]:
-        """Have one written, there or here.
+        """Write one slice, on a worker or on the master.
 
         Args:
-            number: Which, from 0.
-            there: As said above.
-            here: As said above.
+            number: The slice, from 0.
+            there: Has a worker write it.
+            here: Brings its arrays to the master.
 
         Returns:
-            What has come beside.
+            The additional facts.
 
         Raises:
             CheckpointError: It cannot be written.
@@ -80,7 +81,7 @@ class Writing:
 
 
 def _warn(run: Run, slices: Slices, warned: set[int]) -> None:
-    """Say once of each worker that its slices go through the master, and why."""
+    """Warn once for each worker whose slices go through the master, with the reason."""
     new = {worker: why for worker, why in sorted(slices.through.items()) if worker not in warned}
     warned.update(new)
     found = [
@@ -98,15 +99,15 @@ def _warn(run: Run, slices: Slices, warned: set[int]) -> None:
 
 
 async def sliced(run: Run, replies: Sequence[Reply], work: Callable[[Writing], Awaitable[None]]) -> Slices | None:
-    """Have the slices of the checkpoint written that comes with the next commit.
+    """Write the slices of the checkpoint that belongs to the next commit.
 
     Args:
         run: The run.
-        replies: What that is of.
-        work: Has those of the weights written, and of what the algorithm keeps.
+        replies: The replies of this commit.
+        work: Writes the slices of the weights and of the loop's state.
 
     Returns:
-        None if they cannot be, so that the checkpoint is the master's, as it says then what is in the way.
+        The slices. None if they cannot be written: then the master writes the checkpoint, or reports the obstacle.
     """
     keeper = run.keeper
     assert keeper is not None
@@ -115,9 +116,7 @@ async def sliced(run: Run, replies: Sequence[Reply], work: Callable[[Writing], A
         writing = Writing(slices)
         await work(writing)
         slices.left = await run.exchange.states.written(writing, replies)
-        slices.left[0] = (
-            slices.left[0] | writing.mean
-        )  # not in place: these lengths are also those of what the slot has left
+        slices.left[0] = slices.left[0] | writing.mean  # a new dict, since states.written uses these lengths, too
     except CheckpointError:
         keeper.drop()
         return None
@@ -130,14 +129,14 @@ async def sliced(run: Run, replies: Sequence[Reply], work: Callable[[Writing], A
 
 @dataclass(frozen=True, slots=True)
 class OnWorkers:
-    """Weights of the sharded exchange, and what the outer optimizer keeps of them, each slice on a worker.
+    """Weights of the sharded exchange and the outer optimizer's state for them, in slices on the workers.
 
     Args:
-        there: Where.
-        generation: Which.
-        like: Arrays with their shapes and types.
-        kept: Arrays that workers keep of each weight.
-        coded: Whether the last of these is the weight as it is stepped.
+        there: Locates the slices.
+        generation: Number of this set of weights.
+        like: Arrays with the shapes and types of the weights.
+        kept: Number of state arrays that workers keep for each weight.
+        coded: Whether the last of these is the weight itself, as the optimizer steps it.
     """
 
     there: Members
@@ -152,11 +151,11 @@ class OnWorkers:
         writers: Callable[[Collection[Member]], list[tuple[Slice, Member]]],
         writing: Writing,
     ) -> None:
-        """Have them written, each slice by who has it.
+        """Have workers write the slices that they hold. If a worker is lost meanwhile, start again with the others.
 
         Args:
             names: Paths of the weights.
-            writers: Of those that are there, who is to write which slice.
+            writers: Assigns the slices to the reachable workers.
             writing: The checkpoint.
         """
         slices, n = writing.slices, len(self.like)
@@ -202,7 +201,7 @@ class OnWorkers:
 
 
 def reading(slices: Slices, group: str) -> Callable[[], list[Any]]:
-    """Reads a group of arrays from where it was written."""
+    """Return a function that reads a group of arrays from its slices."""
 
     def read() -> list[Any]:
         found: Arrays = slices.read()
@@ -212,7 +211,7 @@ def reading(slices: Slices, group: str) -> Callable[[], list[Any]]:
 
 
 def reading_left(slices: Slices, number: int, group: str) -> Callable[[], list[Any]]:
-    """Reads a group of what the first slot has left from the slice, from 0, where it was written."""
+    """Return a function that reads a part of the first slot's state from its slice, numbered from 0."""
 
     def read() -> list[Any]:
         return left_of(0, {group: slices.left[0][group]}, slices.read_one(number))[group]

@@ -1,4 +1,4 @@
-"""How what a training has come to is laid out in a checkpoint, and how older versions did it. Runs on the master."""
+"""The layout of a training's progress in a checkpoint, and its layout in older versions. Runs on the master."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from ddlf.training.checkpoints.contents import Checkpoint
 from ddlf.training.slot.task import HELD, OPTIMIZER, RESIDUAL, SlotState
 
 KEPT, SLOTS = "state_", "slots_"
-"""How names of files in a checkpoint begin: of groups that the algorithm keeps, and of those that slots have left."""
+"""Prefixes of file names in a checkpoint: of the arrays that a strategy's loop keeps, and of slot states."""
 
 
 def with_states(
     checkpoint: Checkpoint, states: Sequence[SlotState], left: Sequence[Mapping[str, int]] = ()
 ) -> Checkpoint:
-    """A checkpoint with what slots have left: a file for each group, and among the facts how many tensors each slot's part of it is for.
+    """Return a checkpoint with the slot states.
+
+    Each part of the states has a file. The facts contain, for each slot, the number of tensors in each part.
 
     Args:
-        checkpoint: Without.
-        states: Of each slot.
-        left: Of each slot the lengths of groups that are in slices.
+        checkpoint: The checkpoint without slot states.
+        states: The state of each slot.
+        left: For each slot, the lengths of the parts that are in slices.
     """
     arrays: dict[str, dict[str, Any]]
     arrays = {name: dict(group) for name, group in checkpoint.arrays.items() if not name.startswith(SLOTS)}
@@ -41,7 +43,7 @@ def numbered(group: Sequence[Any]) -> dict[str, Any]:
 
 
 def as_of_now(arrays: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arrays and facts of a checkpoint of format 1 under the names of now."""
+    """Return arrays and facts of a checkpoint of format 1 under their current names."""
     names = {"outer": KEPT + "outer", "optimizer": SLOTS + OPTIMIZER, "held": SLOTS + HELD, "lost": SLOTS + RESIDUAL}
     arrays = {names.get(name, name): group for name, group in arrays.items()}
     states: list[dict[str, int]] = [{OPTIMIZER: 0} if begun else {} for begun in facts["begun"]]

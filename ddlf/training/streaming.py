@@ -1,6 +1,7 @@
-"""Synchronous training that exchanges a fragment of the weights in each round. Runs on the master; ``Synchronous`` goes this way with ``streaming``.
+"""Synchronous training that exchanges one fragment of the weights in each round. Runs on the master.
 
-``ddlf.algorithms.streaming`` is the rule, ``ddlf.training.slot.parts.fragments`` what a slot does with weights of its own.
+``Synchronous`` uses it for the outer optimizer ``streaming``. ``ddlf.algorithms.streaming`` has the rule.
+``ddlf.training.slot.parts.fragments`` has the slot's side, which keeps its own weights.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ from ddlf.training.slot.task import Task
 
 
 class Fragments:
-    """The fragments of one run, round by round. Of what the run keeps ``merged`` is the number of the round in which each was merged last.
+    """The fragments of one run, round by round. ``run.state["merged"]`` has the last round that merged each fragment.
 
     Args:
         run: The run.
-        rule: Which fragments there are.
+        rule: Defines the fragments.
         like: Arrays with the shapes and types of the weights.
 
     Attributes:
-        tensors: Numbers of those that are exchanged in the round that has begun.
+        tensors: Numbers of the tensors that are exchanged in the current round.
 
     Raises:
         ConfigError: There are more fragments than tensors.
     """
 
     def __init__(self, run: Run, rule: Streaming, like: Weights) -> None:
-        deal(like, run.facts.trainable, rule.fragments)  # refused before anything is made as long as that
+        deal(like, run.facts.trainable, rule.fragments)  # raises before the state is allocated
         self._run, self._rule, self._like = run, rule, like
         run.state.setdefault("outer", rule.init(run.weights))
         run.state.setdefault("merged", [np.full(rule.fragments, -1)])
@@ -45,7 +46,7 @@ class Fragments:
         self._parts: Sequence[int] = ()
 
     def tasks(self, round: Round) -> list[Task]:
-        """What slots do in a round."""
+        """Return the tasks of a round, with the fragments to exchange."""
         run, rule = self._run, self._rule
         self._parts = range(rule.fragments) if round.last else [round.number % rule.fragments]
         self.tensors = tensors_of(self._parts, self._like, run.facts.trainable, rule.fragments)
@@ -53,12 +54,12 @@ class Fragments:
         return [dataclasses.replace(task, merged=known, wanted=wanted, alpha=rule.alpha) for task in round.tasks]
 
     def were_merged(self, number: int) -> None:
-        """Say that those of a round, from 0, are merged."""
+        """Record that the fragments of a round, from 0, are merged."""
         merged = self._run.state["merged"][0]
         self._run.state["merged"] = [np.where(np.isin(np.arange(len(merged)), self._parts), number, merged)]
 
     def tell_late(self) -> None:
-        """Say what is not in the model when training ends."""
+        """Warn if some of the slots' learning is not in the model when training ends."""
         merged = self._run.state["merged"][0]
         if late := int(np.count_nonzero(merged < merged.max())):
             why = (
@@ -69,13 +70,13 @@ class Fragments:
 
 
 async def train(run: Run, merge: Rule, rule: Streaming, balance: str) -> None:
-    """Train until all rounds are over or the run is to end.
+    """Train until all rounds are done or the run has to end.
 
     Args:
         run: The run.
-        merge: How the updates of a round become one.
-        rule: Which fragments there are, and how their merged update changes them.
-        balance: ``"equal"`` partitions, or sizes that follow each slot's measured ``"speed"``.
+        merge: The merge rule for the updates of a round.
+        rule: Defines the fragments, and changes them with their merged update.
+        balance: ``"equal"`` partitions, or partitions in proportion to each slot's measured ``"speed"``.
 
     Raises:
         ConfigError: There are more fragments than tensors.

@@ -1,8 +1,9 @@
 """How many threads the workers of a run compute with. Runs on the master.
 
-TensorFlow splits the gradient of a convolution into one partial sum per thread, so the bits of a round depend on the number of threads.
-A run therefore has one number for all its workers: that of the setting, else that of the training it continues, else one that is chosen
-from machines and slots. The number of workers on a machine has no part in that choice: slots give the same bits whoever carries them.
+TensorFlow splits the gradient of a convolution into one partial sum per thread, so the bits of a round depend on the
+number of threads. A run therefore has one number for all its workers: the setting, else the number of the training that
+it continues, else a number chosen from machines and slots. The choice ignores the number of workers on a machine, so
+that a slot gives the same bits on any worker.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from ddlf.training.context import App
 from ddlf.training.resume import checkpoint_folders
 
 Facts = Mapping[str, Any]
-"""What a worker said of itself: ``host``, ``cores``."""
+"""Facts that a worker reports about itself: ``host``, ``cores``."""
 
 
 def given_threads(app: App, *, fresh: bool = False) -> int | None:
-    """The number that the app, its cluster, or the training to continue asks for.
+    """Return the number that the app, its cluster, or the training to continue asks for.
 
     Args:
         app: The user's ``IApp``.
@@ -46,7 +47,7 @@ def given_threads(app: App, *, fresh: bool = False) -> int | None:
 
 
 def _recorded(app: App, fresh: bool) -> int | None:
-    """The number of the training to continue. Reads manifests only; whether they fit is checked later."""
+    """Return the number of the training to continue. Reads manifests only; later code checks whether they fit."""
     if app.resume is not None:
         target, source = checkpoint_folders(app)
         folder = source or target
@@ -62,11 +63,13 @@ def _recorded(app: App, fresh: bool) -> int | None:
 
 
 def chosen_threads(workers: Sequence[Facts], slots: int) -> int:
-    """The number of threads with which the slots of a run, spread evenly over its machines, use all cores of the smallest machine.
+    """Choose the number of threads so that the slots of a run use all cores of the smallest machine.
+
+    The slots count as spread evenly over the machines.
 
     Args:
-        workers: Facts of each.
-        slots: K.
+        workers: Facts about each worker.
+        slots: K, the number of slots.
 
     Returns:
         ``max(1, cores // ceil(slots / machines))``.
@@ -77,7 +80,7 @@ def chosen_threads(workers: Sequence[Facts], slots: int) -> int:
 
 
 def unused_cores(workers: Sequence[Facts], threads: int) -> str:
-    """A sentence about the machine where most cores are left idle by chosen threads; empty if all are used."""
+    """Return a sentence about the machine with the most idle cores; "" if the threads use all cores."""
     count = Counter(worker["host"] for worker in workers)
     shares = {worker["host"]: int(worker["cores"]) // count[worker["host"]] for worker in workers}
     host, share = max(shares.items(), key=lambda item: item[1], default=("", 0))

@@ -1,1 +1,1 @@
-"""The settings of a run: declarations, checks, and how they are read."""
+"""The settings of a run: their declarations and checks."""

@@ -1,6 +1,7 @@
-"""What values of settings may be. Runs everywhere; imports nothing of weight.
+"""Checks of the values of settings. Runs everywhere; imports no heavy modules.
 
-A check is called with a setting's name and a value; it returns the value as it is used, or raises ConfigError. Its ``str`` says what it takes.
+A check is called with a setting's name and a value. It returns the value in the form that the run uses, or raises
+ConfigError. Its ``str`` describes the valid values.
 """
 
 import operator
@@ -19,12 +20,12 @@ from ddlf.errors import ConfigError
 
 @dataclass(frozen=True)
 class Whole:
-    """Whole numbers in a range, NumPy's among them.
+    """Integers in a range; NumPy integers are accepted, too.
 
     Args:
-        low: The least.
-        high: The largest; None for no limit.
-        none: What None stands for; without it None is refused.
+        low: The smallest value.
+        high: The largest value; None for no limit.
+        none: The meaning of None; "" refuses None.
     """
 
     low: int
@@ -48,7 +49,7 @@ class Whole:
 
 
 class OneOf:
-    """One of some names."""
+    """One name out of several."""
 
     def __init__(self, *choices: str, hint: str = "") -> None:
         self.choices, self._hint = choices, hint
@@ -60,12 +61,12 @@ class OneOf:
         meant = f"did you mean {near[0]!r}?" if near else self._hint
         raise ConfigError(f"{name} must be {self}, got {value!r}", hint=meant)
 
-    def __str__(self) -> str:  # two are read best as a sentence
+    def __str__(self) -> str:  # two choices read best with "or"
         return " or ".join(map(repr, self.choices)) if len(self.choices) == 2 else f"one of {', '.join(self.choices)}"
 
 
 class Several:
-    """Any of some names: a list of them, or a text with commas between them."""
+    """Any number of names out of several: a list, or a text with commas."""
 
     def __init__(self, *choices: str, hint: str) -> None:
         self._one = OneOf(*choices, hint=hint)
@@ -84,7 +85,7 @@ class Several:
 
 @dataclass(frozen=True)
 class OfType:
-    """Values of some types, and what people call them."""
+    """Values of some types, with a description for people."""
 
     types: tuple[type, ...]
     what: str
@@ -100,11 +101,11 @@ class OfType:
 
 @dataclass(frozen=True)
 class RuleOf:
-    """The text of a rule, or a rule.
+    """A rule, or its text.
 
     Args:
-        home: Module and name of the family, which is imported when a text is read.
-        what: What people can write, when it is not one of the family's names.
+        home: Module and name of the family of rules, which is imported when a text is read.
+        what: Description of the valid texts, if they are more than the family's names.
     """
 
     home: str
@@ -127,7 +128,7 @@ class RuleOf:
 
 
 class OuterOf(RuleOf):
-    """As ``RuleOf``, or any object with ``init`` and ``update``; None is ``subtract``."""
+    """A rule like in ``RuleOf``, or any object with ``init`` and ``update``; None means ``subtract``."""
 
     def __call__(self, name: str, value: Any) -> Any:
         if value is None or isinstance(value, str):
@@ -149,7 +150,7 @@ class OuterOf(RuleOf):
 
 
 class CodecOf(RuleOf):
-    """As ``RuleOf``; says where a difference of weights belongs."""
+    """A rule like in ``RuleOf``; the error for ``delta:`` says which setting accepts it."""
 
     def __call__(self, name: str, value: Any) -> Any:
         if isinstance(value, str) and value.startswith("delta:"):
@@ -161,21 +162,21 @@ class CodecOf(RuleOf):
 
 
 class RuleOrNone(RuleOf):
-    """As ``RuleOf``, or None for what the mode has by default."""
+    """A rule like in ``RuleOf``, or None for the default of the mode."""
 
     def __call__(self, name: str, value: Any) -> Any:
         return None if value is None else super().__call__(name, value)
 
 
 class RuleOrNothing(RuleOf):
-    """As ``RuleOf``, or None for nothing, which people can write as ``none``."""
+    """A rule like in ``RuleOf``, or None for no rule, which users can write as ``none``."""
 
     def __call__(self, name: str, value: Any) -> Any:
         return None if value is None or value == "none" else super().__call__(name, value)
 
 
 class OutwardOf(RuleOf):
-    """As ``RuleOf``, or a codec."""
+    """A rule like in ``RuleOf``, or a codec."""
 
     def __call__(self, name: str, value: Any) -> Any:
         codec = resolve_name("ddlf.algorithms.codec:Codec")

@@ -1,8 +1,8 @@
-"""A setting of a run, and groups of settings. Runs everywhere; imports nothing of weight.
+"""A setting of a run, and groups of settings. Runs everywhere; imports no heavy modules.
 
-Each setting is declared once, as a field of a group in ``ddlf.training.spec``. From the declaration follow the attribute of an app and its
-default, the check, the option of ``ddlf run``, the key in ``run:`` of cluster.yaml and its JSON Schema, what a checkpoint compares,
-``ddlf config show`` and docs/reference/settings.md.
+Each setting is declared once, as a field of a group in ``ddlf.training.spec``. The declaration defines the attribute of
+an app with its default, the check, the option of ``ddlf run``, the key in ``run:`` of cluster.yaml and its JSON Schema,
+the comparison with a checkpoint, the output of ``ddlf config show``, and docs/reference/settings.md.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ In = TypeVar("In")
 
 
 class Use(Flag):
-    """Where a setting is used besides in a run."""
+    """The places where a setting is used, besides a run."""
 
     FILE = auto()
-    """In ``run:`` of cluster.yaml."""
+    """``run:`` of cluster.yaml."""
     FACT = auto()
-    """In checkpoints, since the result depends on it: a run goes on only with the same."""
+    """Checkpoints: the setting determines the result, so a run can only continue with the same value."""
 
 
 FILE, FACT, NOWHERE = Use.FILE, Use.FACT, Use(0)
 
 
 class Setting(Generic[Out, In]):
-    """One setting: a field of a group that checks what it is given.
+    """One setting: a field of a group, which checks its values.
 
-    ``Setting[Out, In]`` takes an ``In``, such as the text of a rule, and reads as an ``Out``, the rule.
+    ``Setting[Out, In]`` accepts an ``In``, such as the text of a rule, and returns an ``Out``, such as the rule.
 
     Args:
-        default: The value if nothing else is given.
-        check: Takes the setting's name and a value; returns the value as the run uses it, or raises ConfigError.
+        default: The value if the user gives none.
+        check: Receives the setting's name and a value; returns the value as the run uses it, or raises ConfigError.
         help: One line for the command line, the file's schema and the reference.
-        flag: Stands for the value in ``--help``; "" where that lists the choices; None if there is no such option.
-        use: Where else it is used.
-        flat: The attribute of an app that sets it, if that has another name than the field.
-        option: The name of the option, if it is not that of the attribute.
-        unset: The default of the attribute, if groups have different defaults for it.
+        flag: Placeholder for the value in ``--help``; "" lists the choices instead; None if there is no option.
+        use: Other places where it is used.
+        flat: The app's attribute for it, if its name differs from the field.
+        option: The name of the option, if it differs from the attribute.
+        unset: The default of the attribute, if groups have different defaults.
 
     Attributes:
-        name: The name of the attribute of an app.
+        name: The name of the app's attribute.
         field: The name of the field.
         strategies: The names of the strategies that have it; empty if every run has it.
     """
@@ -76,7 +76,7 @@ class Setting(Generic[Out, In]):
         self.name = self.name or name
 
     def __get__(self, group: object, owner: type) -> Out:
-        if group is None:  # ``dataclass`` asks for the default
+        if group is None:  # ``dataclass`` reads the default
             return self.value  # type: ignore[return-value]
         value: Out = vars(group)[self.field]
         return value
@@ -85,24 +85,24 @@ class Setting(Generic[Out, In]):
         vars(group)[self.field] = self.check(self.field, value)
 
     def used_by(self, mode: str | None) -> bool:
-        """Whether training in a mode has it."""
+        """Return whether training in a mode has this setting."""
         return not self.strategies or mode in self.strategies
 
     def read(self, text: str) -> Any:
-        """Return the value of a text, as it stands in the text of a group."""
+        """Return the value for a piece of a group's text; the check runs later."""
         if text in ("none", "None") and isinstance(self.check, Whole):
             return None
         try:
             return int(text) if isinstance(self.check, Whole) else text
         except ValueError:
-            return text  # the check says what is wrong
+            return text  # the check will raise the error
 
 
 class Group:
-    """Settings that belong together, as a frozen dataclass of ``Setting``. It remembers which of them were given.
+    """A frozen dataclass of related ``Setting`` fields. It remembers which of them the user gave.
 
     Attributes:
-        name: How a text names it; "" if no text does.
+        name: Its name in texts; "" if no text can name it.
     """
 
     name: ClassVar[str] = ""
@@ -115,7 +115,7 @@ class Group:
 
     @classmethod
     def settings(cls) -> Iterator[Setting[Any, Any]]:
-        """Its settings, in the order of its fields."""
+        """Yield its settings, in the order of the fields."""
         for field in fields(cls):  # type: ignore[arg-type]
             for part in cls.__mro__:
                 if isinstance(setting := vars(part).get(field.name), Setting):
@@ -123,26 +123,27 @@ class Group:
                     break
 
     def given(self) -> dict[str, Any]:
-        """Those settings that were given: the value of each, by the name of the app's attribute."""
+        """Return the values of the settings that the user gave, by the name of the app's attribute."""
         return {one.name: getattr(self, one.field) for one in self.settings() if one.field in self._given}
 
     def flat(self) -> dict[str, Any]:
-        """The value of each setting, by the name of the app's attribute."""
+        """Return the value of each setting, by the name of the app's attribute."""
         return {one.name: getattr(self, one.field) for one in self.settings()}
 
     @classmethod
     def of_flat(cls, values: Mapping[str, Any]) -> Self:
-        """Make it of values by the names of the app's attributes."""
+        """Return a group with values that are given by the names of the app's attributes."""
         return cls(**{one.field: values[one.name] for one in cls.settings()})
 
     @classmethod
     def of_text(cls, text: str) -> Self:
-        """Make it of ``field=value,field=value``. A value may have commas of its own: ``outer=diloco:lr=0.7,momentum=0.9``.
+        """Return a group from ``field=value,field=value``.
 
-        Values without a field's name are those of the first fields.
+        Values without a field's name belong to the first fields, in order. A value may contain commas:
+        ``outer=diloco:lr=0.7,momentum=0.9``.
 
         Raises:
-            ConfigError: It has no such field, or cannot have the value.
+            ConfigError: The group has no such field, or a value is invalid.
         """
         known = {one.field: one for one in cls.settings()}
         found: dict[str, str] = {}
@@ -154,7 +155,7 @@ class Group:
                     raise ConfigError(f"{cls.name}: {field} is given twice", hint="leave out one of both")
                 found[field], last = value, field
             elif ":" in found.get(last, ""):
-                found[last] += f",{part}"  # a parameter of the rule before
+                found[last] += f",{part}"  # a parameter of the previous rule
             elif not equals and place < len(known) and not found.keys() - list(known)[:place]:
                 last = list(known)[place]
                 found[last] = field

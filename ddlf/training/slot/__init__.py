@@ -1,2 +1,1 @@
-"""One slot's round on a worker: the task, the replica that carries it, the model that it trains, and what the slot
-keeps between rounds."""
+"""One slot's round on a worker: the task, the replica that carries it, the model, and the slot state between rounds."""

@@ -1,6 +1,6 @@
-"""The user's app on a worker: its data, and its methods, called and checked.
+"""The user's app on a worker: its data, and checked calls of its methods.
 
-Runs in the executor, on the thread that Keras lives on.
+Runs in the executor, on the thread of Keras.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ddlf.training.roles.metrics import scalars
 
 
 def call(function: Any, *args: Any) -> Any:
-    """Call a method of the user's app, plain or async, on this thread.
+    """Call a method of the user's app, plain or async, on this thread, and return its result.
 
     Raises:
-        AppError: It called ``sys.exit``.
+        AppError: The method called ``sys.exit``.
     """
     with no_exit(function.__name__):
         result = function(*args)
@@ -37,7 +37,7 @@ def call(function: Any, *args: Any) -> Any:
 
 @contextlib.contextmanager
 def no_exit(method: str) -> Iterator[None]:
-    """Make an error of ``sys.exit`` in a method of the user's app: it would end a run, or a worker, without a word."""
+    """Turn ``sys.exit`` in a method of the user's app into an error: it would end a run or a worker silently."""
     try:
         yield
     except SystemExit as error:
@@ -48,13 +48,13 @@ def no_exit(method: str) -> Iterator[None]:
 
 
 def run_train(app: App, weights: Weights, epochs: int, batch_size: int) -> tuple[Weights, dict[str, float]]:
-    """Call the app's ``train``, and check what it returns.
+    """Call the app's ``train``, and check its result.
 
     Returns:
-        The update, and the metrics.
+        The update and the metrics.
 
     Raises:
-        AppError: It returned something else.
+        AppError: The result has the wrong type or shape.
     """
     outcome = call(app.train, weights, epochs, batch_size)
     with_metrics = isinstance(outcome, tuple) and len(outcome) == 2 and not isinstance(outcome[1], np.ndarray)
@@ -80,16 +80,23 @@ def run_train(app: App, weights: Weights, epochs: int, batch_size: int) -> tuple
             f"{type(app).__name__}.train returned {len(arrays)} arrays for {len(weights)} weights",
             hint="return weights before minus weights after, one array for each of model.weights",
         )
-    # NumPy makes float64 of much; what the weight cannot hold the update cannot bring.
+    # NumPy computes much in float64. The update has the type of the weight, which could not hold more anyway.
     pairs = zip(arrays, weights, strict=True)
     return [a.astype(w.dtype) if is_float(a) and is_float(w) else a for a, w in pairs], told
 
 
 def chosen(indices: Any, samples: int) -> np.ndarray[Any, Any]:
-    """What an own ``train`` has set as ``self.indices``, of so many samples.
+    """Return the indices that the user's ``train`` has set as ``self.indices``, after a check.
+
+    Args:
+        indices: The value of ``self.indices``.
+        samples: The number of samples in the data set.
+
+    Returns:
+        Indices of samples, shape (m,), of an integer type.
 
     Raises:
-        AppError: It is no list of numbers of samples.
+        AppError: It is not a list of valid sample indices.
     """
     found = np.asarray(indices)
     if found.ndim != 1 or found.dtype.kind not in "iu" or not found.size:
@@ -107,17 +114,17 @@ def chosen(indices: Any, samples: int) -> np.ndarray[Any, Any]:
 
 
 def load_data(app: App, wanted: dict[str, str], held: ArrayCache) -> tuple[dict[str, str], dict[str, Any]]:
-    """Give the app its data by its own ``load_dataset``; arrays that are here already are kept once.
+    """Load the app's data with its ``load_dataset``. Equal arrays of several runs are kept once.
 
     Args:
-        app: App as it came from the master.
-        wanted: If nothing but arrays is to be set: the fingerprint of each. When all of them are here, nothing is
-            loaded.
-        held: What is here; it gets what is not.
+        app: The app as the master sent it.
+        wanted: The fingerprint of each array, if ``load_dataset`` sets only arrays. If the worker holds all of them,
+            nothing is loaded.
+        held: The arrays that the worker holds; receives new ones.
 
     Returns:
-        The fingerprint of each array, and of each data set at a place; and what the training data is, and whether it
-        was loaded.
+        The fingerprint of each array and of each data set at a place; and facts about the training data, including
+        whether it was loaded.
     """
     begin = time.perf_counter()
     found = wanted
@@ -144,7 +151,7 @@ def load_data(app: App, wanted: dict[str, str], held: ArrayCache) -> tuple[dict[
 
 
 def _files_here(app: App) -> bytes | None:
-    """Of each file of the training data a bit that says whether it is on a disk here; None if all are, and for arrays."""
+    """Return one bit for each file of the training data: whether it is on a local disk. None if all are."""
     place = place_of(app, "train")
     found = () if place is None else place.here()
     return None if all(found) else np.packbits(np.array(found, np.bool_)).tobytes()

@@ -1,14 +1,13 @@
-"""Samples for ``Model.fit`` in a given order, from arrays or from partition files. Runs where a model trains or is
-evaluated.
+"""Samples for ``Model.fit`` in a given order, from arrays or partition files. Runs where a model trains or evaluates.
 
-From arrays the samples are gathered by index batch by batch, so the data set is never copied. From files they are read
-ahead, as a ``Stream``. Either way the order is set anew for each epoch.
+From arrays, the samples of each batch are gathered by index, so the data set is never copied. Files are read ahead, as
+a ``Stream``. In both cases the order is set again for each epoch.
 
-With TensorFlow the batches come from a ``tf.data`` pipeline that is built once and used in every round, with its
-autotuning off. Autotuning is on when ``fit`` is given arrays, and then the end of ``fit`` can wait for the autotuning
-thread's next wake-up, as long again as the training itself took (TensorFlow 2.21: ``Model::OptimizeLoop`` is notified
-before it can see that it was cancelled). ``docs/contributing/LAB.md`` has the figures. Of files, whole chunks of
-batches pass from Python into the pipeline, which cuts them.
+With TensorFlow, the batches come from a ``tf.data`` pipeline that is built once and used in every round, with
+autotuning off. ``fit`` turns autotuning on for arrays. Then the end of ``fit`` can wait for the autotuning thread's
+next wake-up, as long again as the training itself took (TensorFlow 2.21: ``Model::OptimizeLoop`` is notified before it
+can see that it was cancelled). ``docs/contributing/LAB.md`` has the figures. From files, chunks of several batches pass
+from Python into the pipeline, which cuts them.
 """
 
 from __future__ import annotations
@@ -35,30 +34,29 @@ class Feed(Protocol):
     """Batches in a settable order.
 
     Attributes:
-        dataset: What ``fit`` or ``evaluate`` gets as ``x``.
-        data: The data as arrays, in the memory that the feed uses: keep these, and the original can be freed.
+        dataset: The ``x`` for ``fit`` or ``evaluate``.
+        data: The data as arrays in the feed's own memory. The caller can keep these and free the original.
     """
 
     dataset: Any
     data: Any
 
     def set_order(self, order: np.ndarray[Any, Any]) -> None:
-        """Give the indices of the samples for the next pass, shape ``(n,)``, any integer type."""
+        """Set the indices of the samples for the next pass, shape ``(n,)``, of any integer type."""
 
 
 def make_feed(data: Any, batch_size: int) -> Feed:
-    """The feed for the Keras backend in use.
+    """Return the feed for the current Keras backend.
 
     Args:
-        data: What ``fit`` takes of one batch, as ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``, each an array or a
-            tree of arrays. Floating-point numbers reach the model in Keras's own type, as they do when ``fit`` is given
-            arrays.
-        batch_size: Samples in a batch; the last one of a pass may be smaller.
+        data: ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``, each an array or a tree of arrays. Floating-point
+            numbers are converted to Keras's default type, like ``fit`` does with arrays.
+        batch_size: Samples in a batch; the last batch of a pass may be smaller.
     """
     import keras
 
     made = TensorFlowFeed if keras.backend.backend() == "tensorflow" else ArrayFeed
-    return made(data, min(batch_size, 2**31))  # no pass is longer, and TensorFlow's numbers end at 2**63
+    return made(data, min(batch_size, 2**31))  # enough for any pass, and TensorFlow's integers end at 2**63
 
 
 class TensorFlowFeed:
@@ -83,7 +81,7 @@ class TensorFlowFeed:
         options.autotune.enabled = False
         options.threading.private_threadpool_size = 1
         options.deterministic = True
-        # The number of steps is read when a pass begins, hence the flat_map over one element.
+        # The flat_map over one element delays reading the number of steps until a pass begins.
         numbers = tf.data.Dataset.range(1).flat_map(
             lambda _: tf.data.Dataset.range(self._steps(tf.size(order, tf.int64)))
         )
@@ -94,9 +92,9 @@ class TensorFlowFeed:
         return (samples + self._batch_size - 1) // self._batch_size
 
     def set_order(self, order: np.ndarray[Any, Any]) -> None:
-        """See ``Feed``.
+        """Set the indices of the samples for the next pass, shape ``(n,)``, of any integer type.
 
-        Nothing is traced again: only the number of steps, which Keras wants to know, is noted on the data set.
+        This needs no retracing: only the number of steps, which Keras asks for, is set on the data set.
         """
         self._order.assign(order.astype(np.int64))
         steps = self._tf.data.experimental.assert_cardinality(self._steps(len(order)))
@@ -127,12 +125,12 @@ class ArrayFeed:
 
 
 def gathered(data: Any, rows: np.ndarray[Any, Any]) -> tuple[Any, ...]:
-    """Some rows of what ``fit`` takes, as new arrays, which reach the model as they are."""
+    """Return some rows of ``fit``'s data as new arrays, in the types that the model gets."""
     return tuple(tree_map(lambda array: array[rows].astype(keras_type(array), copy=False), tuples(data)))
 
 
 def keras_type(array: np.ndarray[Any, Any]) -> str:
-    """What Keras makes of an array's type: its own floating-point type of any other one."""
+    """Return the type that Keras converts an array to: all floating-point types become Keras's default one."""
     import keras
 
     kind = keras.backend.standardize_dtype(array.dtype)
@@ -140,33 +138,33 @@ def keras_type(array: np.ndarray[Any, Any]) -> str:
 
 
 def _memory_of(tensor: Any, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A tensor's memory as an array; the array that it was made of, if that had another type."""
+    """Return a tensor's memory as an array; if the type was converted, return the original array."""
     if tensor.dtype.as_numpy_dtype != array.dtype:
         return array
-    # ``tensor.numpy()`` would copy again; the buffer protocol does not. Such a view is read-only.
+    # ``tensor.numpy()`` would copy again. The buffer protocol gives a read-only view instead.
     view: np.ndarray[Any, Any] = np.asarray(memoryview(tensor))
     return view
 
 
 def memory_of(app: App) -> int:
-    """Bytes for samples of partition files."""
+    """Return the number of bytes for samples of partition files in memory."""
     return count_of_bytes("data_memory", app.data_memory) or usual_memory()
 
 
 class FileFeed:
-    """A part of an app's data in a settable order, read while it is used.
+    """A part of an app's data set of partition files, in a settable order, read ahead.
 
     Args:
         app: The user's ``IApp``.
         part: ``"train"``, ``"val"`` or ``"test"``.
-        batch_size: Samples in a batch; the last one of a pass may be smaller.
-        ends: Whether reading is to end at once.
+        batch_size: Samples in a batch; the last batch of a pass may be smaller.
+        ends: Returns whether reading must end at once.
 
     Attributes:
-        batch_size: As it was given.
-        dataset: What ``fit`` or ``evaluate`` gets as ``x``.
-        skipped: Samples of the last pass that were left out, by number of their partition file, which is damaged.
-        error: What reading ended with, if it failed; Keras may have made something else of it.
+        batch_size: The argument of this name.
+        dataset: The ``x`` for ``fit`` or ``evaluate``.
+        skipped: Samples that the last pass left out, by the number of their damaged partition file.
+        error: The error that ended reading, if any. Keras may have wrapped it.
     """
 
     def __init__(self, app: App, part: str, batch_size: int, ends: Callable[[], bool] = lambda: False) -> None:
@@ -177,23 +175,23 @@ class FileFeed:
         assert place is not None
         self.data: DataSet = place
         self._memory = memory_of(app)
-        if part != "train" and "replica" in vars(app):  # training waits meanwhile, with files in its half
+        if part != "train" and "replica" in vars(app):  # training is paused, and its files use the other half
             self._memory = max(self._memory // 2, min(self._memory, LEAST_BATCHES * batch_size * place.row_bytes))
         self._skips = part == "train" and getattr(app, "on_bad", "stop") == "skip"
         self.skipped: dict[int, int] = {}
         self._order: Portion | Turned | None = None
         self._stream: Stream | None = None
-        self._last: Stream | None = None  # what it has of files in memory may be wanted again
+        self._last: Stream | None = None  # the next pass may use files that it has in memory
         self.error: Exception | None = None
-        self._told: tuple[float, list[int]] = 0.0, []  # seconds and files of passes that are over
+        self._told: tuple[float, list[int]] = 0.0, []  # seconds of waiting, and files, of completed passes
         self._tensorflow = keras.backend.backend() == "tensorflow"
         self.dataset: Any = None
         self._batches: Any = self._pipeline() if self._tensorflow else None
 
-    # -- what is read ---------------------------------------------------------------------------------------------------
+    # -- reading ------------------------------------------------------------------------------------------------------
 
     def set_order(self, order: Portion | Turned) -> None:
-        """Give what the next pass reads; it begins to be read."""
+        """Set the order of the next pass, and begin to read it."""
         if order is not self._order or self._stream is None or self._stream.begun:
             self._order = order
             self._begin()
@@ -206,19 +204,19 @@ class FileFeed:
             self.dataset = self._dataset(self._samples)
 
     def batches(self, order: Portion) -> Iterator[tuple[Any, ...]]:
-        """Some samples, batch by batch, as ``fit`` takes them."""
+        """Yield some samples batch by batch, in the form for ``fit``."""
         self._order = order
         self._begin()
         for chunk in self._pass():
             yield from self._cut(chunk)
 
     def end(self) -> None:
-        """Read nothing more of this pass. Any thread may."""
+        """Stop reading this pass. Any thread may call it."""
         if (stream := self._stream) is not None:
             stream.close()
 
     def told(self) -> tuple[float, list[int]]:
-        """Seconds that was waited for samples since this was asked last, and the files that were opened."""
+        """Return the seconds of waiting for samples since the last call, and the files that were opened."""
         self._put_away()
         told, self._told = self._told, (0.0, [])
         return told
@@ -239,8 +237,10 @@ class FileFeed:
         return self._stream
 
     def _bad(self, data: DataSet, order: Portion | Turned) -> dict[int, str]:
-        """What is wrong with files of a pass, by number; each is read for that when it is first met, before a sample of
-        it counts."""
+        """Return the errors of the damaged files of a pass, by file number.
+
+        Each file is checked completely when it is first used, before any of its samples is.
+        """
         files = np.unique(np.concatenate([np.unique(files) for files, _ in order.blocks(data.manifest.sizes)]))
         return {number: why for number in files.tolist() if not self._ends() and (why := data.damaged(number))}
 
@@ -251,7 +251,7 @@ class FileFeed:
         self._stream = None
 
     def _pass(self) -> Iterator[tuple[Any, ...]]:
-        """What is to be read next, in chunks. Keras may look at the first ones, and begin anew."""
+        """Yield the chunks of the next pass. Keras may read the first ones, and then start the pass again."""
         stream = self._stream
         if stream is None or stream.begun:
             stream = self._begin()
@@ -271,10 +271,10 @@ class FileFeed:
         for first in range(0, samples, size):
             yield tuple(tree_map(itemgetter(slice(first, first + size)), chunk))
 
-    # -- as Keras takes it ----------------------------------------------------------------------------------------------
+    # -- for Keras ----------------------------------------------------------------------------------------------------
 
     def _pipeline(self) -> Any:
-        """A ``tf.data`` pipeline that takes a pass from ``_pass`` whenever it is gone through."""
+        """Return a ``tf.data`` pipeline that reads one pass of ``_pass`` each time it is iterated."""
         import tensorflow as tf
 
         columns = self.data.columns.items()
@@ -298,7 +298,7 @@ class FileFeed:
             return chunks.flat_map(cut).prefetch(1).with_options(options)
 
     def _dataset(self, samples: int) -> Any:
-        """The same for JAX and PyTorch, which ask for the batches of a pass one after the other."""
+        """Return the data set for JAX and PyTorch, which request the batches of a pass one after another."""
         import keras
 
         feed = self
@@ -342,45 +342,45 @@ class Samples(Protocol):
 
 
 class TrainingSamples:
-    """The training data of an app, in whatever order a round wants it.
+    """The training data of an app, in any order that a round needs.
 
     Args:
         app: The user's app, with its data.
         found: The fingerprint of each array.
-        held: Arrays of this worker, by fingerprint.
-        ends: Whether reading files is to end at once.
+        held: The arrays that this worker holds, by fingerprint.
+        ends: Returns whether reading files must end at once.
     """
 
     def __init__(self, app: App, found: dict[str, str], held: ArrayCache, ends: Callable[[], bool]) -> None:
         self._app, self._found, self._held, self._ends = app, found, held, ends
         self._feed: tuple[int, Feed] | None = None
         self._files: FileFeed | None = None
-        self._data: tuple[Any, ...] = ()  # what a batch is gathered from that is not fed
+        self._data: tuple[Any, ...] = ()  # the arrays from which batches without a feed are gathered
 
     def feed(self, batch_size: int) -> Any:
-        """What gives ``fit`` its batches; it is kept from round to round."""
+        """Return the source of batches for ``fit``, which is kept from round to round."""
         if place_of(self._app, "train") is not None:
             return self._reading(batch_size)
         if self._feed is None or self._feed[0] != batch_size:
             feed = make_feed(batches(self._app, "train"), batch_size)
-            # TensorFlow copies arrays into tensors; what is kept are views of these, so that the data is here once.
+            # TensorFlow copies arrays into tensors. Keep views of these instead, so that the data is in memory once.
             for name, data in zip(("x_train", "y_train"), feed.data, strict=False):
                 one = self._found.get(name, "")
-                if getattr(self._app, name) is self._held.get(one):  # and not what create_model made of it
+                if getattr(self._app, name) is self._held.get(one):  # not if create_model has replaced it
                     self._held[one] = data
                     setattr(self._app, name, data)
             self._feed = batch_size, feed
         return self._feed[1]
 
     def batch(self, task: Task) -> tuple[Any, ...]:
-        """All samples of a task, as ``fit`` gets a batch."""
+        """Return all samples of a task as one batch for ``fit``."""
         if isinstance(task.indices, Portion):
             return next(self._reading(task.batch_size).batches(task.indices))
         self._data = self._data or batches(self._app, "train")
         return gathered(self._data, task.indices)
 
     def batches(self, task: Task) -> Iterator[tuple[tuple[Any, ...], int]]:
-        """All samples of a task, batch by batch, and how many there are in each."""
+        """Yield all samples of a task batch by batch, and the number of samples in each."""
         size, samples = task.batch_size, len(task.indices)
         if isinstance(task.indices, Portion):
             yield from ((batch, len(first_array(batch))) for batch in self._reading(size).batches(task.indices))
@@ -396,10 +396,10 @@ class TrainingSamples:
         return self._files
 
     def during(self, fit: Callable[[], dict[str, float]]) -> dict[str, float]:
-        """What a ``fit`` comes to that reads samples: nothing where it is to end while it waits for them.
+        """Call a ``fit`` that reads samples, and return its metrics; empty if it was stopped while waiting.
 
         Raises:
-            Exception: Why files could not be read, whatever Keras has made of it.
+            Exception: The original error of reading files, even if Keras has wrapped it.
         """
         try:
             return fit()
@@ -415,25 +415,25 @@ class TrainingSamples:
 
     @property
     def skipped(self) -> list[tuple[int, int]]:
-        """Damaged files that were left out of the last pass, from 0, and how many of its samples each had."""
+        """Damaged files that the last pass left out, from 0, and the number of samples in each."""
         return [] if self._files is None else sorted(self._files.skipped.items())
 
     def end(self) -> None:
-        """Read no more. Any thread may."""
+        """Stop reading. Any thread may call it."""
         if self._files is not None:
             self._files.end()
 
     def told(self) -> tuple[float, list[int]]:
-        """Seconds that was waited for samples of files since this was asked last, and the files that were opened."""
+        """Return the seconds of waiting for files since the last call, and the files that were opened."""
         return (0.0, []) if self._files is None else self._files.told()
 
 
 def in_order(indices: Any, again: tuple[int, ...]) -> Any:
-    """The samples of a round in the order of a later local epoch.
+    """Return the samples of a round in the order of a later local epoch.
 
     Args:
-        indices: As in a ``Task``.
-        again: Seed of that order.
+        indices: The ``indices`` of the task.
+        again: Seed of the order.
     """
     if isinstance(indices, Portion):
         return indices.of(again)

@@ -1,6 +1,6 @@
-"""A Keras model on a worker, which slots in turn train round by round.
+"""A Keras model on a worker, which slots take turns to train.
 
-Runs in the executor, on the thread that Keras lives on.
+Runs in the executor, on the thread of Keras.
 """
 
 from __future__ import annotations
@@ -29,22 +29,21 @@ from ddlf.training.roles.statistics import measured
 from ddlf.training.slot.task import Task
 
 STEPS_PER_EXECUTION = 16
-"""Batches in one call of the compiled step, when nothing watches single batches:
+"""Batches in one call of the compiled step, if no callback observes single batches.
 
 ``docs/contributing/LAB.md`` has the figures.
 """
 
 
 def use_fast_steps(model: Any, callbacks: Iterable[Any], chosen: int) -> None:
-    """Let one call of the compiled function take several batches, unless the user chose a number or a callback may look
-    at batches.
+    """Run several batches per call of the compiled function, if the user chose no number and no callback sees batches.
 
-    Only with TensorFlow: there a short last group of batches is handled, and the weights are the same bits.
+    Only with TensorFlow, which handles a shorter last group of batches and gives the same bits.
 
     Args:
-        model: To be trained next.
+        model: The model to be trained next.
         callbacks: Callbacks of this ``fit``.
-        chosen: What the user compiled the model with.
+        chosen: The user's ``steps_per_execution``.
     """
     import keras
 
@@ -52,26 +51,26 @@ def use_fast_steps(model: Any, callbacks: Iterable[Any], chosen: int) -> None:
     steps = STEPS_PER_EXECUTION if fast else chosen
     if model.steps_per_execution != steps:
         model.steps_per_execution = steps
-        model.train_function = model.test_function = model.predict_function = None  # made for the other number
+        model.train_function = model.test_function = model.predict_function = None  # compiled for the other number
 
 
 class KerasModel:
-    """A worker's model, as slots in turn train it.
+    """A worker's model, which slots take turns to train.
 
     Args:
         app: The app, with its model built.
 
     Attributes:
         like: Zeros with the shapes and types of the model's weights.
-        lossless: Whether each weight must travel exactly: those that are not trained.
-        rule: See ``TrainableModel``.
+        lossless: For each weight, whether it must travel exactly, because it is not trained.
+        rule: The local rule of the round.
     """
 
     def __init__(self, app: App) -> None:
         self._app = app
         model = app.model
         self._steps = model.steps_per_execution
-        self._by_steps = False  # whether something happens between calls of the compiled step, in each round
+        self._by_steps = False  # whether each round does some work between calls of the compiled step
         trained = {id(weight) for weight in model.trainable_weights}
         self.lossless: Sequence[bool] = [id(weight) not in trained for weight in model.weights]
         self.like: Weights = [np.broadcast_to(np.zeros((), w.dtype), w.shape) for w in model.get_weights()]  # no memory
@@ -86,12 +85,12 @@ class KerasModel:
         self._position = RunPosition.of(model.optimizer)
         self.rule = KerasRule(model)
         self._fresh = read_optimizer(model)
-        self._slot: int | None = None  # whose optimizer is in the model
+        self._slot: int | None = None  # the slot whose optimizer state is in the model
         self._rates: Sequence[Sequence[float]] = ()
         self._first_epoch = 0
         self._told: dict[str, float] = {}
         self._names: list[str | None] | None = None
-        self._entries: np.ndarray[Any, Any] | None = None  # of each sample, once they are known
+        self._entries: np.ndarray[Any, Any] | None = None  # counted entries of each sample; None until counted
         self._step: Any = None
         self._step_keeps_a_seed = False
 
@@ -100,11 +99,11 @@ class KerasModel:
         return self._gradients is not None
 
     def stepped_by_another(self) -> None:
-        """Take note that the model has another optimizer now."""
+        """Note that the model's optimizer was replaced."""
         self._fresh = read_optimizer(self._app.model)
 
     def steps_at_once(self, steps: int) -> int:
-        """Have so many batches in one call of the compiled step, if the backend can; return how many it has."""
+        """Request a number of batches per call of the compiled step; return the number that the backend supports."""
         import keras
 
         self._by_steps = keras.backend.backend() == "tensorflow"
@@ -112,7 +111,7 @@ class KerasModel:
         return int(self._steps)
 
     def facts(self) -> dict[str, Any]:
-        """What it is, to compare nodes by."""
+        """Return facts about the model, by which nodes are compared."""
         import keras
 
         return {
@@ -123,7 +122,7 @@ class KerasModel:
         }
 
     def begin(self, task: Task, optimizer: Weights | None) -> None:
-        """Be what a slot's round begins with, but for the weights.
+        """Prepare a slot's round: optimizer, learning rates and random numbers, but not the weights.
 
         Args:
             task: The round.
@@ -131,7 +130,7 @@ class KerasModel:
         """
         model = self._app.model
         self._told = {}
-        in_model, self._slot = self._slot, None  # until this round is over nothing is known of it
+        in_model, self._slot = self._slot, None  # unknown until this round has ended
         if self._gradients is None and (task.state is not None or task.shared or in_model != task.slot):
             write_optimizer(model, self._fresh if optimizer is None else optimizer)
         if self._position is not None and (steps := task.place) is not None:
@@ -140,20 +139,22 @@ class KerasModel:
         self._rates, self._first_epoch = task.rates, task.first_epoch
         self._set_rates(task.first_epoch)
         reseed(model, (task.seed, task.round, task.slot))
-        # A step that keeps the seed that it was compiled with is compiled again.
+        # Compile a step again if it keeps the seed of its compilation.
         if self._step is not model.train_function:
             self._step, self._step_keeps_a_seed = model.train_function, keeps_a_seed(model)
         if self._step_keeps_a_seed:
             model.train_function = None
 
     def _set_rates(self, epoch: int) -> None:
-        """Have the learning rates of an epoch that callbacks on the master have set; an own ``train`` may have more
-        epochs than the round."""
+        """Set the learning rates that callbacks on the master chose for an epoch.
+
+        A user's ``train`` may have more epochs than the round; these use the last rates.
+        """
         if self._rates and self._gradients is None:
             write_rates(self._app.model, self._rates[min(epoch - self._first_epoch, len(self._rates) - 1)])
 
     def optimizer_state(self, task: Task) -> Weights:
-        """The state of the slot's optimizer after its round."""
+        """Return the state of the slot's optimizer after its round."""
         self._slot = task.slot
         return read_optimizer(self._app.model)
 
@@ -169,13 +170,13 @@ class KerasModel:
         """Run ``Model.fit``.
 
         Args:
-            data: What ``fit`` takes.
+            data: The ``x`` for ``fit``.
             epochs: Numbers of the epochs.
-            callbacks: Callbacks of the user.
-            begin_epoch: Called with the number of each.
+            callbacks: The user's callbacks.
+            begin_epoch: Called with the number of each epoch.
             end_batch: Called with the numbers of epoch and batch, and Keras's metrics so far, after each call of the
-                compiled step; whether to end.
-            begun: Called when ``on_train_begin`` of all callbacks was.
+                compiled step; returns whether to stop.
+            begun: Called after ``on_train_begin`` of all callbacks.
 
         Returns:
             Keras's metrics of the last epoch.
@@ -215,24 +216,24 @@ class KerasModel:
         return dict(self._told)
 
     def entries(self, task: Task) -> int:
-        """How many entries of a round's labels count, 1 or more; 0 of a loss that leaves none out."""
+        """Return how many label entries of a round count, at least 1; 0 if the loss ignores no entries."""
         if self._entries is None:
             self._entries = entries_of(self._app)
         return max(int(self._entries[task.indices].sum()), 1) if len(self._entries) else 0
 
     def gradient(self, batch: tuple[Any, ...], weights: Weights) -> tuple[Weights, dict[str, float]]:
-        """The gradient of a batch as an update, and Keras's metrics of it; see ``Gradients.of``."""
+        """Return the gradient of a batch as an update, and Keras's metrics; both from ``Gradients.of``."""
         assert self._gradients is not None
         update, self._told = self._gradients.of(batch, weights)
         return update, dict(self._told)
 
     def statistics(self, task: Task, weights: Weights, batches: Iterable[tuple[tuple[Any, ...], int]]) -> Weights:
-        """See ``roles/statistics.py``."""
+        """Return the moving statistics for these weights over some batches. ``roles/statistics.py`` has the method."""
         reseed(self._app.model, (task.seed, task.round, task.slot))
         return measured(self._app.model, weights, ((batch[0], count) for batch, count in batches))
 
     def counted(self, metrics: dict[str, float]) -> dict[str, Any]:
-        """What the metrics of this round were computed from, as far as they are those that ``fit`` has told."""
+        """Return the counts from which this round's metrics were computed, for the metrics that ``fit`` reported."""
         if not self._told:
             return NOTHING_COUNTED
         if self._names is None:
@@ -242,34 +243,34 @@ class KerasModel:
 
 
 class KerasRule:
-    """The local rule of a run, in the optimizer of a worker's model.
+    """The local rule of a run, inside the optimizer of a worker's model.
 
-    Every way of training uses the optimizer's gradients: ``fit``, an own ``train_step``, an own loop. What changes from
-    round to round is in variables of the optimizer, so nothing is traced again, and JAX, whose step is handed all that
-    it reads, is handed them.
+    It works with every way of training, since all of them use the optimizer's gradients: ``fit``, the user's own
+    ``train_step`` or loop. Values that change from round to round are variables of the optimizer. So nothing is traced
+    again, and JAX, whose step receives all its inputs as arguments, receives them, too.
 
     Args:
-        model: Built and compiled, and its optimizer built.
+        model: The model, built and compiled, with a built optimizer.
     """
 
     def __init__(self, model: Any) -> None:
-        self._optimizer = innermost(model.optimizer)  # of one that scales the loss: it is given gradients without
+        self._optimizer = innermost(model.optimizer)  # inside a loss-scaling optimizer, gradients are unscaled
         self._model = model
         self._rule: LocalRule = Plain()
         self._held: list[Any] = []
         places = {id(weight): place for place, weight in enumerate(model.weights)}
         self._places = [places[id(weight)] for weight in model.trainable_weights]
         self._noted = 0
-        self._stepped: dict[float, int] = {}  # steps of this round with each learning rate
+        self._stepped: dict[float, int] = {}  # learning rate -> steps of this round with it
 
     def begin(self, name: str, weights: Weights, control: Control | None, mean: Control | None) -> None:
-        """Set what a round begins with.
+        """Begin a round.
 
         Args:
             name: The rule as text.
-            weights: Global ones.
-            control: The slot's; None for zeros.
-            mean: Mean of those of all slots; None for zeros.
+            weights: The global weights.
+            control: The slot's control variate; None for zeros.
+            mean: Mean of the control variates of all slots; None for zeros.
         """
         self._rule, self._control, self._mean = LOCAL.read(name), control, mean
         if type(self._rule) is Plain:
@@ -287,14 +288,14 @@ class KerasRule:
         self._noted, self._stepped = self._steps(), {}
 
     def note(self) -> None:
-        """Say that the learning rate may change now."""
+        """Note that the learning rate may change after this call."""
         if type(self._rule) is not Plain and self._rule.steers:
             now, rate = self._steps(), float(np.asarray(self._optimizer.learning_rate))
             self._stepped[rate] = self._stepped.get(rate, 0) + now - self._noted
             self._noted = now
 
     def left(self, update: Weights) -> Control | None:
-        """The slot's control after its round; None if there is none.
+        """Return the slot's control variate after its round; None if the rule has none.
 
         Args:
             update: Weights before minus weights after.
@@ -330,7 +331,7 @@ class KerasRule:
         return int(np.asarray(self._optimizer._iterations))
 
     def _install(self) -> None:
-        """Have the optimizer's gradients corrected from here on."""
+        """Install the correction of gradients into the optimizer."""
         import keras
 
         optimizer, rule = self._optimizer, self._rule
@@ -356,13 +357,13 @@ NONE = np.zeros(0, np.int64)
 
 
 def entries_of(app: App) -> np.ndarray[Any, Any]:
-    """Of each sample how many entries count, shape (n,); an empty array where the loss leaves none out.
+    """Return the number of counted label entries of each sample, shape (n,); empty if the loss ignores no entries.
 
     Args:
-        app: With data and a compiled model.
+        app: The app, with data and a compiled model.
 
     Raises:
-        ConfigError: They cannot be counted, or one number cannot weigh the update.
+        ConfigError: The entries cannot be counted in advance, or the loss has several outputs.
     """
     masked = masked_loss(app.model)
     if masked is None:
@@ -377,10 +378,10 @@ def entries_of(app: App) -> np.ndarray[Any, Any]:
 
 
 def masked_loss(model: Any) -> Any:
-    """The loss of a model that leaves entries out; None if there is none.
+    """Return the loss of a model if it ignores entries; None otherwise.
 
     Raises:
-        ConfigError: There are several outputs: each would need a merge of its own.
+        ConfigError: The model has several outputs. Each would need its own merge.
     """
     loss = getattr(model, "loss", None)
     several = [*loss.values()] if isinstance(loss, dict) else [*loss] if isinstance(loss, list | tuple) else [loss]

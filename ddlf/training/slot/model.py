@@ -1,4 +1,4 @@
-"""What a replica needs of a model: ``TrainableModel``. ``KerasModel`` and ``NumpyModel`` have it."""
+"""The interface of a model for a replica: ``TrainableModel``. ``KerasModel`` and ``NumpyModel`` implement it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddlf.training.slot.task import Task
 
 
 class LocalRuleSteps(Protocol):
-    """The local rule of a round, in a model's steps."""
+    """The local rule of a round, applied in a model's steps."""
 
     def begin(self, name: str, weights: Weights, control: Control | None, mean: Control | None) -> None:
         """Begin a round.
@@ -19,15 +19,15 @@ class LocalRuleSteps(Protocol):
         Args:
             name: The rule as text.
             weights: Weights that local training begins with.
-            control: Control of the slot; None for zeros.
-            mean: Mean of the controls of all slots; None for zeros.
+            control: The slot's control variate; None for zeros.
+            mean: Mean of the control variates of all slots; None for zeros.
         """
 
     def note(self) -> None:
-        """Take note that the learning rate may change now."""
+        """Note that the learning rate may change after this call."""
 
     def left(self, update: Weights) -> Control | None:
-        """Return the control of the slot after its round; None if the rule has none.
+        """Return the slot's control variate after its round; None if the rule has none.
 
         Args:
             update: Weights before minus weights after.
@@ -35,13 +35,13 @@ class LocalRuleSteps(Protocol):
 
 
 class TrainableModel(Protocol):
-    """A model that slots in turn train, round by round.
+    """A model that slots take turns to train, round by round.
 
     Attributes:
         like: Arrays with the shapes and types of the model's weights.
         lossless: Whether each weight must travel exactly, because it is not trained.
         exchanges_gradients: Whether a round is the gradient of one batch instead of local training.
-        rule: Local rule of the round.
+        rule: The local rule of the round.
     """
 
     like: Weights
@@ -94,13 +94,13 @@ class TrainableModel(Protocol):
         """Compute the moving statistics of layers that normalize by batches.
 
         Args:
-            task: The round whose samples they are of.
+            task: The round whose samples are used.
             weights: Weights to compute with.
             batches: Batches as ``fit`` takes them, and the number of samples in each.
         """
 
     def counted(self, metrics: dict[str, float]) -> dict[str, Any]:
-        """Return what the metrics of this round were computed from, as ``metrics.read_state`` gives it."""
+        """Return the counts from which the metrics of this round were computed, as ``metrics.read_state`` does."""
 
     def entries(self, task: Task) -> int:
-        """Return how many entries of a round's labels count, at least 1; 0 for a loss that leaves none out."""
+        """Return how many label entries of a round count, at least 1; 0 if the loss ignores no entries."""

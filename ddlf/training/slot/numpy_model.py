@@ -1,7 +1,4 @@
-"""A model of NumPy arrays:
-
-``NumpyModel``, with which runs are tested through the real replica in milliseconds and without Keras.
-"""
+"""A model of NumPy arrays: ``NumpyModel``. It tests runs through the real replica in milliseconds, without Keras."""
 
 from __future__ import annotations
 
@@ -23,25 +20,24 @@ Sizes = Callable[[int], list[int]]
 
 
 class NumpyModel:
-    """A ``TrainableModel`` whose gradients are random numbers, and what the master asks of a Keras model.
+    """A ``TrainableModel`` with random gradients. It also has the methods of a Keras model that the master uses.
 
-    Everything that a round depends on is in the bits of its update: weights, samples, seed, round, slot, local epochs,
-    and the state of the optimizer, which is a momentum. Random numbers instead of a loss make each of these count, and
-    cost no time.
+    Everything that a round depends on changes the bits of its update: weights, samples, seed, round, slot, local epochs
+    and the optimizer state, which is a momentum. Random numbers instead of a loss have this effect without a cost.
 
     Args:
-        start: Weights to begin with, by path.
-        frozen: Paths of the weights that are not trained. Those of integers or booleans must be.
+        start: Initial weights, by path.
+        frozen: Paths of the weights that are not trained. Must include all weights of integers or booleans.
         learning_rate: Step size.
-        norms: Paths of the weights that belong to a layer that normalizes by batches.
+        norms: Paths of the weights of a batch normalization layer.
         samples: Samples in the data set.
-        sizes: Samples in each partition file, if tasks are of those.
+        sizes: Samples in each partition file, if tasks read partition files.
 
     Attributes:
-        update: What ``fit`` has come to, weights before minus weights after.
-        steps: Makes the local steps of a round; ``step`` unless a test sets something else.
-        measures: Computes moving statistics; ``measure`` unless a test sets something else.
-        rule: See ``TrainableModel``.
+        update: The update of the last ``fit``, weights before minus weights after.
+        steps: Makes the local steps of a round: ``step``, unless a test replaces it.
+        measures: Computes moving statistics: ``measure``, unless a test replaces it.
+        rule: The local rule of the round.
     """
 
     built = True
@@ -73,7 +69,7 @@ class NumpyModel:
         self._momentum: Weights | None = None
         self.set_weights(self.like)
 
-    # -- what the master asks of a Keras model ----------------------------------------------------------------------------
+    # -- methods of a Keras model that the master uses ----------------------------------------------------------------
 
     def _flatten_layers(self) -> list[BatchNormalization]:
         return self._layers
@@ -103,9 +99,9 @@ class NumpyModel:
         end_batch: Callable[[int, int, Any], bool],
         begun: Callable[[], None],
     ) -> dict[str, float]:
-        """Make the steps of all epochs at once, and then those of the local rule.
+        """Make the steps of all epochs at once, and then the steps of the local rule.
 
-        Loss and accuracy are functions of the weights before.
+        Loss and accuracy are functions of the initial weights.
         """
         begun()
         for epoch in epochs:
@@ -128,11 +124,13 @@ class NumpyModel:
     def entries(self, task: Task) -> int:
         return 0
 
-    # -- how it trains ------------------------------------------------------------------------------------------------
+    # -- training -----------------------------------------------------------------------------------------------------
 
     def measure(self, task: Task, weights: Weights) -> Weights:
-        """Return moving statistics ``s + learning_rate * (mean(samples) / n + |mean of the first weight|)``, with ``s``
-        those before."""
+        """Return the moving statistics ``s + learning_rate * (mean(samples) / n + |mean of the first weight|)``.
+
+        Here ``s`` are the statistics before, and ``samples`` the numbers of the task's samples.
+        """
         found = np.mean(self.samples_of(task)) / self._samples + np.abs(np.mean(weights[0]))
         return [np.asarray(weights[place] + self.learning_rate * found, weights[place].dtype) for place in moving(self)]
 
@@ -144,11 +142,11 @@ class NumpyModel:
         return task.indices.ids(self._sizes(task.indices.version))
 
     def step(self, task: Task, weights: Weights, momentum: Weights | None) -> tuple[Weights, Weights]:
-        """Train locally; with ``w`` a weight, per tensor of floats::
+        """Train locally. For each tensor ``w`` of floats::
 
             g = 0.1 w + epochs * N(0, 1),  m <- 0.9 m + g,  update = learning_rate * m
 
-        The update of integers and booleans is of ones, which nobody may apply.
+        The update of integers and booleans consists of ones, which the master must ignore.
 
         Returns:
             The update (weights before minus weights after) and the momentum.
@@ -168,10 +166,10 @@ class NumpyModel:
     def corrected(
         self, task: Task, weights: Weights, update: Weights, control: Control | None
     ) -> tuple[Weights, Control]:
-        """Make a second step, whose gradient is what the local rule adds to it, and no other.
+        """Make a second step, whose gradient is only the correction of the local rule.
 
         Returns:
-            The update of both steps, and the slot's control after them.
+            The update of both steps, and the slot's control variate after them.
         """
         rule, stepped = LOCAL.read(task.local), []
         after: Control = []
@@ -210,7 +208,7 @@ class NumpyRule:
 
 
 class BatchNormalization:
-    """A layer of weights alone, with the name of Keras's, by which it is recognized."""
+    """A layer that only has weights. It has the name of Keras's layer, by which other code recognizes it."""
 
     trainable = True
 
@@ -221,7 +219,7 @@ class BatchNormalization:
 
 
 class CountedSamples:
-    """Training samples that are only counted: for a ``NumpyModel``, which asks for their numbers alone."""
+    """Training samples without data, for a ``NumpyModel``, which uses only the numbers of the samples."""
 
     skipped: list[tuple[int, int]] = []  # noqa: RUF012  never modified
     dataset = None
@@ -230,7 +228,7 @@ class CountedSamples:
         return self
 
     def set_order(self, order: Any) -> None:
-        """See ``Feed``."""
+        """Do nothing: the model reads no batches."""
 
     def batch(self, task: Task) -> tuple[Any, ...]:
         return ()

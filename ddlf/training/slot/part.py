@@ -1,9 +1,9 @@
-"""The parts of a slot's state: ``SlotPart``. Each file in ``parts`` has one.
+"""The parts of a slot's state: ``SlotPart``. Each file in ``parts`` defines one.
 
-Another worker may carry each round of a slot, so a slot keeps everything that one round passes to the next in parts.
-Each part is a list of arrays. A
-part has two halves: on the worker it begins and ends each round, and on the master it says whether the slots of a run
-keep it, and where it is between two rounds. Tasks, replies and checkpoints contain it under the part's name.
+A different worker may carry each round of a slot. So a slot keeps everything that one round passes to the next in
+parts. Each part is a list of arrays. A part has two halves. On the worker it begins and ends each round. On the master
+it says whether the slots of a run keep it, and where it is between two rounds. Tasks, replies and checkpoints contain
+it under the part's name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ddlf.training.slot.task import Task
 from ddlf.training.spec import RunSpec
 
 Left = list[Any]
-"""The arrays that a part leaves after a round, with None for a tensor that it has nothing for."""
+"""The arrays that a part leaves after a round; None for a tensor without a value."""
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class SlotRound:
 
     Args:
         task: The round.
-        model: Model that is trained.
+        model: The model that is trained.
 
     Attributes:
         exact: Whether each tensor must travel exactly.
@@ -62,13 +62,13 @@ class SlotRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotPlan:
-    """A run, for parts to say whether its slots keep them.
+    """Facts about a run, from which a part decides whether slots keep it.
 
     Args:
-        spec: What the run is told.
-        optimizer: Optimizer of the compiled model, as ``describe_optimizer`` returns it.
+        spec: The spec of the run.
+        optimizer: The optimizer of the compiled model, as ``describe_optimizer`` returns it.
         differences: Whether weights travel as differences.
-        callbacks: Whether there are ``worker_callbacks``.
+        callbacks: Whether the app has ``worker_callbacks``.
     """
 
     spec: RunSpec
@@ -91,10 +91,9 @@ class Kept:
 
     Args:
         back: Whether it also comes back with each reply.
-        copied: Whether losing it with its worker costs so much that, in the sharded exchange, another worker keeps a
-            copy.
-        mean: Computes the mean of this part over the slots, weighted by samples; a slot that has left nothing gives
-            None. None if slots need no mean.
+        copied: Whether another worker keeps a copy in the sharded exchange, because losing it is expensive.
+        mean: Computes the mean of this part over the slots, weighted by samples; receives None for a slot without the
+            part. None if slots need no mean.
         shared: Whether each slot begins its next round with that mean instead of its own part.
     """
 
@@ -112,10 +111,10 @@ class SlotPart:
         model: Its model.
 
     Attributes:
-        name: Names the part in tasks, replies and checkpoints.
-        travels: Whether it travels; not if the master has the same by itself.
-        kept_with: Setting with which slots keep it, and how such a value begins. ``BackupAndRestore``, which has weights
-            and optimizer only, is refused with it.
+        name: Name of the part in tasks, replies and checkpoints.
+        travels: Whether it travels. False if the master can compute it itself.
+        kept_with: The setting with which slots keep it, and the beginning of its value. ``BackupAndRestore`` is refused
+            with it, since it stores only weights and optimizer.
     """
 
     name: ClassVar[str]
@@ -185,5 +184,5 @@ class SlotPart:
             worker: Name of the worker.
 
         Raises:
-            ProtocolError: It cannot be used.
+            ProtocolError: The arrays cannot be used.
         """

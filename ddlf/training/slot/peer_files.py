@@ -1,4 +1,4 @@
-"""Partition files that other workers of the run have on their disks, as a store that is only read.
+"""A read-only store of the partition files that other workers of the run have on their disks.
 
 Runs in the executor, on threads that read.
 """
@@ -24,12 +24,12 @@ PIECE_BYTES = 2**22
 
 
 class PeerFiles:
-    """A ``Store`` of the files that other workers have, for ``RemoteFolder``, which compares each file with the manifest.
+    """A ``Store`` of the files of other workers. ``RemoteFolder`` uses it, and compares each file with the manifest.
 
     Args:
-        place: Where this worker and the others have their files.
+        place: The place of the files on this worker and the others.
         worker: This worker.
-        loop: Event loop on which it calls the others.
+        loop: Event loop for the calls to other workers.
     """
 
     def __init__(self, place: object, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
@@ -40,29 +40,29 @@ class PeerFiles:
         return str(self._place)
 
     def close(self) -> None:
-        """End what waits, with an error, and take nothing on."""
+        """End waiting reads with an error, and refuse later ones."""
         if not self._closed.done():
             self._closed.set_result(None)
 
     def interrupt(self) -> None:
-        """End what waits, with an error. What is asked for later is done."""
+        """End waiting reads with an error. Later reads work again."""
         if not self._closed.done():
             waiting, self._closed = self._closed, Future()
             waiting.set_result(None)
 
     def ending(self) -> Callable[[], bool]:
-        """Says whether what is begun now is to end."""
+        """Return a function that says whether a read that starts now must end."""
         return self._closed.done
 
     def read(self, name: str, nbytes: int) -> Any:
-        """All bytes of a file.
+        """Return all bytes of a file.
 
         Args:
-            name: Below the place.
-            nbytes: How many there are.
+            name: Path below the place.
+            nbytes: Size of the file in bytes.
 
         Raises:
-            DatasetError: No other worker that is reached has it.
+            DatasetError: No reachable worker has it.
         """
         whole = np.empty(nbytes, np.uint8)
         for begin, piece in self._pieces(name, nbytes):
@@ -70,10 +70,11 @@ class PeerFiles:
         return whole
 
     def fetch(self, name: str, nbytes: int, target: Path) -> None:
-        """The same, to a disk of this machine.
+        """Read a file of ``nbytes`` bytes to a path on this machine.
 
         Raises:
-            OSError: The disk does not take it.
+            DatasetError: No reachable worker has it.
+            OSError: The disk cannot store it.
         """
         with open(target, "r+b" if target.exists() else "wb") as file:
             for begin, piece in self._pieces(name, nbytes):
@@ -81,7 +82,7 @@ class PeerFiles:
                 file.write(piece.data)
 
     def _pieces(self, name: str, nbytes: int) -> Iterator[tuple[int, Any]]:
-        """Pieces of a file with their places; a worker that is lost meanwhile is followed by the next that has it."""
+        """Yield the pieces of a file with their positions. If a worker is lost, the next one that has it continues."""
         begin, why = 0, "none of them has it"
         peers = self._worker.peers
         for number in sorted(peers, key=lambda other: (other < self._worker.id, other)):
@@ -117,4 +118,4 @@ class PeerFiles:
 
 
 class Closed(Exception):
-    """Reading was ended."""
+    """Reading was ended by ``close`` or ``interrupt``."""

@@ -1,7 +1,7 @@
-"""The role of a worker in a training run: a model that the master calls by a few verbs. Runs in the executor.
+"""The role of a worker in a training run: a model that the master calls with a few verbs. Runs in the executor.
 
-Keras is imported, built and trained on the worker's one compute thread, while the event loop still receives weights and
-indices. ``parts`` has the state that a slot keeps between its rounds.
+Keras is imported, built and trained on the worker's single compute thread. Meanwhile the event loop still receives
+weights and indices. ``parts`` defines the state that a slot keeps between its rounds.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOVED_EVERY_S = 0.5
-"""How often a worker tells how far its round is."""
+"""Seconds between two progress reports of a round."""
 
 
 class Replica:
     """One worker's copy of an app and its model.
 
     Args:
-        worker: Worker that it is on.
-        app: App as it came from the master, without data and model.
+        worker: The worker on which it runs.
+        app: The app as the master sent it, without data and model.
 
     Attributes:
-        stopping: Set when training is to end at the next batch.
-        slots: The states that the rounds of slots left here.
+        stopping: Whether training must end at the next batch.
+        slots: The slot states that rounds left on this worker.
     """
 
     PARTS: ClassVar[Sequence[type[SlotPart]]] = PARTS
@@ -69,8 +69,8 @@ class Replica:
         self._found: dict[str, str] = {}
         self._samples: Samples = TrainingSamples(app, {}, ArrayCache(), lambda: self.stopping)
         self._task: Task
-        self._fed: list[Any] = []  # of each epoch of this round what it was given
-        self._told = 0.0  # when it was told how far this round is
+        self._fed: list[Any] = []  # the samples of each epoch of this round
+        self._told = 0.0  # time of the last progress report
         self.slots = KeptStates()
         self._model: TrainableModel
         self._parts: list[SlotPart] = []
@@ -78,13 +78,14 @@ class Replica:
     # -- verbs --------------------------------------------------------------------------------------------------------
 
     async def load(self, wanted: dict[str, str] | None = None) -> dict[str, Any] | None:
-        """Give the app its data, then build its model, in the order of the master: ``create_model`` may use the data.
+        """Load the app's data, then build its model, in the master's order: ``create_model`` may use the data.
 
         Args:
-            wanted: As ``load_data`` takes it; None when the master does not know it yet.
+            wanted: The fingerprints for ``load_data``; None if the master does not know them yet.
 
         Returns:
-            What there is now; None when this worker holds data of earlier runs and has to know first which is wanted.
+            Facts about data and model; None if this worker holds data of earlier runs and must know the fingerprints
+            first.
         """
         compute, held = self._worker.compute, self._worker.datasets
         self._worker.tell(what="importing")
@@ -100,33 +101,33 @@ class Replica:
         return data | model
 
     async def train(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Carry one slot through one round: a ``Task`` becomes a ``Reply``, both as they travel."""
+        """Carry one slot through one round. Receives a ``Task`` and returns a ``Reply``, both as messages."""
         reply: Reply = await self._computed(self.carry, Task.from_message(task))
         return {**(told := reply.to_message()), "update": travelling(told["update"])}
 
     async def measure(self, task: dict[str, Any]) -> Weights:
-        """Moving statistics over the samples of a ``Task``, which comes as it travels, with its weights."""
+        """Return the moving statistics over the samples of a ``Task``, which is a message with weights."""
         found: Weights = await self._computed(self.statistics, Task.from_message(task))
         return found
 
     async def _computed(self, work: Callable[[Task], Any], task: Task) -> Any:
-        """Do it on the compute thread; when this is cancelled, it ends at the next batch."""
+        """Do the work on the compute thread; if the call is cancelled, the work ends at the next batch."""
         gone: list[bool] = []
         computing = asyncio.ensure_future(self._worker.compute(lambda: None if gone else work(task)))
         try:
             return await asyncio.shield(computing)
         except asyncio.CancelledError:
-            gone.append(True)  # the thread may not have begun it
+            gone.append(True)  # in case the thread has not started it
             self._stop()
             await asyncio.wait([computing])
             raise
 
     @concurrent
     async def give(self, slot: int, number: int, groups: tuple[str, ...]) -> SlotState:
-        """Groups of what a round of a slot left here, from 0; also while another slot is trained.
+        """Return groups of a slot's state after a round, from 0, even while another slot trains.
 
         Raises:
-            AppMissing: It is not here, or not any more.
+            AppMissing: This worker does not have the state, or has dropped it.
         """
         left = self.slots.left(slot, number)
         return {name: left[name] for name in groups if name in left}
@@ -135,9 +136,18 @@ class Replica:
     async def counts(
         self, there: dict[str, Any], part: str, batch_size: int, begin: int, end: int, content: dict[str, str]
     ) -> dict[str, Any] | None:
-        """See ``evaluation.counts``; ``there`` are the weights, or says which of those that are here.
+        """Return the counts of the metrics over a range of samples, from ``evaluation.counts``.
 
-        None if the data here is other data.
+        Args:
+            there: The weights, or a reference to weights on this worker.
+            part: ``"test"`` or ``"val"``.
+            batch_size: Samples in a batch.
+            begin: The first sample.
+            end: The sample behind the last one.
+            content: The fingerprints that the data here must have.
+
+        Returns:
+            The counts; ``{"why": ""}`` without the weights; None if the data here is different.
         """
         if not self._has(content):
             return None
@@ -149,40 +159,40 @@ class Replica:
         return found
 
     def _has(self, content: dict[str, str]) -> bool:
-        """Whether the data here is that with these fingerprints, by name of the attribute."""
+        """Return whether the data here has these fingerprints, by name of the attribute."""
         return bool(content) and all(self._found.get(name) == one for name, one in content.items())
 
     async def _weights_of(self, there: dict[str, Any]) -> Weights | None:
-        """The weights that are to be evaluated; None where not all of them can be had."""
+        """Return the weights to evaluate; None if some are unavailable."""
         return list(there["weights"])
 
     @offered
     async def file(self, name: str, begin: int, nbytes: int) -> Any:
-        """Some bytes of a partition file that is on a disk of this machine, as an array; None if it is not."""
+        """Return some bytes of a partition file on this machine's disks, as an array; None if the file is missing."""
         place = place_of(self.app, "train")
         return None if place is None else await asyncio.to_thread(place.piece, name, begin, min(nbytes, PIECE_BYTES))
 
     @concurrent
     async def stop(self) -> None:
-        """STOP: end local training at the next batch."""
+        """End local training at the next batch, for STOP."""
         self._stop()
 
     async def close(self) -> None:
-        """See ``Role``."""
+        """End local training at the next batch, since the run is over."""
         self._stop()
 
     def _stop(self) -> None:
         self.stopping = True
         self._samples.end()
 
-    # -- what they do on the compute thread -------------------------------------------------------------------------
+    # -- methods for the compute thread -----------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Import Keras and set what has to be set before anything is made with it."""
+        """Import Keras, and set the precision before any layer is made."""
         set_precision(self.app.precision)
 
     def build(self) -> dict[str, Any]:
-        """Create the model and say what it is."""
+        """Create the model, and return facts about it."""
         with fresh_names():
             call(self.app.create_model)
         ready_model(self.app)
@@ -194,18 +204,18 @@ class Replica:
         }
 
     def use(self, model: TrainableModel, samples: Samples | None = None) -> None:
-        """Train a model from now on.
+        """Use a model for all following rounds.
 
         Args:
             model: The model.
-            samples: Its training samples; None for those of the app.
+            samples: Its training samples; None for the app's.
         """
         self._model = model
         self._parts = [part(self.app, model) for part in self.PARTS]
         self._samples = samples or self._samples
 
     def load_data(self, wanted: dict[str, str], held: ArrayCache) -> dict[str, Any]:
-        """Give the app its data: see ``app.load_data``."""
+        """Load the app's data with ``app.load_data``, and return facts about it."""
         self._found, facts = load_data(self.app, wanted, held)
         self._samples = TrainingSamples(self.app, self._found, held, lambda: self.stopping)
         return facts
@@ -214,13 +224,13 @@ class Replica:
         """Carry one slot through one round.
 
         Args:
-            task: With its weights as they came.
+            task: The task, with encoded weights.
 
         Returns:
-            The reply, with the update as it is to travel.
+            The reply, with the encoded update.
 
         Raises:
-            AppMissing: The slot's last round did not leave its state here.
+            AppMissing: This worker does not have the state of the slot's last round.
         """
         begin = time.perf_counter()
         round = self._begin_round(task)
@@ -255,7 +265,7 @@ class Replica:
         return round
 
     def _trained(self, round: SlotRound) -> tuple[Weights, dict[str, float]]:
-        """Train; returns the update and its metrics."""
+        """Train, and return the update and its metrics."""
         task, begun = round.task, round.begun
         if self._model.exchanges_gradients:
             return self._model.gradient(self._samples.batch(task), begun)
@@ -265,7 +275,7 @@ class Replica:
         return run_train(self.app, begun, task.epochs, task.batch_size)
 
     def _end_round(self, round: SlotRound, update: Weights) -> SlotState:
-        """End a slot's round; returns the arrays that each part leaves for the next one."""
+        """End a slot's round, and return the arrays that each part leaves for the next one."""
         round.stopped, state = self.stopping, SlotState()
         for part in reversed(self._parts):
             update, left = part.end(round, update)
@@ -274,14 +284,16 @@ class Replica:
         return state
 
     def statistics(self, task: Task) -> Weights:
-        """Compute the moving statistics of a task's weights over its samples: see ``roles/statistics.py``."""
+        """Return the moving statistics of a task's weights over its samples. ``roles/statistics.py`` has the method."""
         self.stopping = False
         batches = (batch for batch in self._samples.batches(task) if not self.stopping)
         return self._model.statistics(task, read_weights(task.weights, None, self._model.like), batches)
 
     def _otherwise_fed(self, task: Task) -> np.ndarray[Any, Any] | int | None:
-        """Which samples ``fit`` was given in this round, once for each epoch; None if it was the partition in each, or
-        ``fit`` did not run."""
+        """Return the samples that ``fit`` received in all epochs of this round.
+
+        None if they were the partition in each epoch, or if ``fit`` did not run.
+        """
         as_given = len(self._fed) == task.epochs and all(indices is task.indices for indices in self._fed)
         if as_given or not self._fed:
             return None
@@ -289,14 +301,13 @@ class Replica:
             return len(self._fed)
         return np.concatenate([np.asarray(indices, np.int64).reshape(-1) for indices in self._fed])
 
-    # -- what the default ``IApp.train`` is made of -----------------------------------------------------------------
+    # -- used by the default ``IApp.train`` -------------------------------------------------------------------------
 
     def fit(self, epochs: int, batch_size: int, callbacks: Iterable[Any] = ()) -> dict[str, float]:
-        """Run ``Model.fit`` over this round's partition, with the weights of its samples or classes if there are any.
+        """Run ``Model.fit`` over this round's partition, with sample weights or class weights if the app has them.
 
-        The first local epoch goes through it in the order that came, each later one in an own order made from the
-        task's seed. Epochs are counted over the whole run, so that a ``LearningRateScheduler`` does what it would do in
-        one ``fit``.
+        The first local epoch uses the received order. Each later one uses its own order, made from the task's seed.
+        Epochs are counted over the whole run, so that a ``LearningRateScheduler`` works as in a single ``fit``.
 
         Returns:
             Keras's metrics of the last epoch.
@@ -323,7 +334,7 @@ class Replica:
                 self._tell(epoch, min((batch + 1) * batch_size, len(indices)), logs)
             return self.stopping
 
-        feed.set_order(indices)  # Keras looks at the data before the first epoch begins
+        feed.set_order(indices)  # Keras reads from the data before the first epoch begins
         numbers, begun = range(first, first + epochs), self._fit_begins()
         model, data = self._model, feed.dataset
         return self._samples.during(lambda: model.fit(data, numbers, callbacks, begin_epoch, end_batch, begun))
@@ -339,11 +350,11 @@ class Replica:
         return all_begun
 
     def _tell(self, epoch: int, samples: int, logs: Any) -> None:
-        """Tell the master how far this round is.
+        """Report the progress of this round to the master.
 
         Args:
-            epoch: Number of the local epoch, from 0.
-            samples: How many of it are done.
+            epoch: The local epoch, from 0.
+            samples: Number of its samples that are done.
             logs: Keras's metrics so far.
         """
         done = sum(map(len, self._fed[:-1])) + samples
@@ -352,7 +363,7 @@ class Replica:
         self._worker.tell(what="training", done=done, total=total, epoch=epoch + 1, loss=loss)
 
     def order(self, indices: Any, epoch: int) -> Any:
-        """The order of one local epoch, the same whichever worker carries the slot."""
+        """Return the order of one local epoch, which is the same on every worker."""
         if epoch == 0:
             return indices
         task = self._task
@@ -360,5 +371,5 @@ class Replica:
 
     @property
     def round(self) -> int:
-        """Which round this is, from 1."""
+        """The number of this round, from 1."""
         return self._task.round + 1

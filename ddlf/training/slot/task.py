@@ -1,9 +1,8 @@
-"""The task of a slot's round, its reply, and the state that a slot leaves for its next round. The master makes tasks,
-workers carry them out.
+"""The task of a slot's round, its reply, and the slot state. The master makes tasks, and workers carry them.
 
-A slot leaves arrays in groups by name, one for each of its parts (``parts``). One policy holds for all groups: groups
-that a task names stay on the worker, and groups that it asks for come back with the reply. When the slot moves to
-another worker, its task brings the groups along.
+A slot state consists of named groups of arrays, one for each slot part (``parts``). One policy holds for all groups:
+groups in the task's ``keep`` stay on the worker, and groups in its ``back`` come back with the reply. When the slot
+moves to another worker, its task brings the groups along.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ddlf.errors import AppMissing, ProtocolError
 from ddlf.training.roles.run_position import Steps
 
 SlotState = dict[str, list[Any]]
-"""Groups of arrays by name. None instead of an array: the slot has nothing for this tensor."""
+"""Groups of arrays by name. An array is None if the slot has no value for this tensor."""
 
 OPTIMIZER = "optimizer"
 """State of the slot's optimizer, in Keras's order."""
@@ -34,13 +33,13 @@ RESIDUAL = "residual"
 OWN = "own"
 """The slot's own weights, where weights are exchanged in fragments (``parts.fragments``)."""
 CONTROL = "control"
-"""Control of the slot, for each trained weight, of local rules that have one (``algorithms/local_rules.py``)."""
+"""The slot's control variate, for each trained weight, if the local rule has one (``algorithms/local_rules.py``)."""
 APART = "apart"
 """The slot's own batch normalization (``parts.batchnorm``), None for each other weight."""
 CALLBACKS = "callbacks"
 """Attributes of the slot's ``worker_callbacks``."""
 HELD = "held"
-"""Weights that the slot holds, when they travel as differences. The master has them, too: this group never travels."""
+"""The weights that the slot holds if they travel as differences. The master has them, too, so they never travel."""
 
 
 MOST_FILES = 100
@@ -52,33 +51,32 @@ class Task:
     """One round of one slot.
 
     Args:
-        slot: Which, from 0.
-        round: Number, from 0.
-        slots: Slots that train in this round: K, or what is left of an epoch if that is fewer samples.
+        slot: The slot, from 0.
+        round: The round, from 0.
+        slots: Number of slots that train in this round: K, or fewer at the end of an epoch with few remaining samples.
         first_epoch: Local epochs of the slot before this round.
         epochs: Local epochs in this round.
         batch_size: Samples in a batch.
         seed: Seed of the run.
         indices: Numbers of the slot's samples, shape (n_j,), or its portion of the partition files.
-        weights: Weights to begin with; on their way as ``WeightsOut.encode`` makes them.
-        version: Merges that they are the result of.
+        weights: The weights to begin with; in a message, the result of ``WeightsOut.encode``.
+        version: Number of merges that led to these weights.
         codec: Name of the codec of the update.
-        rates: For each local epoch the learning rates of the optimizer, or of each of several; empty if nothing on the
-            master has set them.
+        rates: For each local epoch, the learning rates of the optimizer, or of each of several optimizers. Empty if
+            no callback on the master has set them.
         keep: Groups of state that stay on the worker.
         back: Groups of state that come back with the reply.
-        state: State that the slot begins with; None for the state that its round before left on this worker.
-        at: Workers that have the state that the slot's round before left, if neither this worker nor the task has all
-            of it.
+        state: State that the slot begins with; None for the state that its last round left on this worker.
+        at: Workers that have the state of the slot's last round, if neither this worker nor the task has all of it.
         shared: Groups of state that every slot begins with, instead of its own groups.
         local: The local rule, as text.
-        control: Mean of the controls of all slots; None for zeros, and where the rule has none.
+        control: Mean of the control variates of all slots; None for zeros, and if the rule has none.
         apart: Places of the weights that each slot keeps for itself (``parts.batchnorm``).
-        before: Number of that round; None for the one before this.
-        merged: For each fragment of the weights the round that merged it last, -1 before any; empty without fragments.
-        wanted: Fragments whose updates come back, if there are any.
-        alpha: Share of its own values that the slot keeps in a fragment that was exchanged.
-        steps: The steps of the slot's optimizer, as ``Steps`` has them; none if nobody asks.
+        before: Number of the slot's last round; None for the one directly before this.
+        merged: For each fragment of the weights, the last round that merged it, or -1; empty without fragments.
+        wanted: Fragments whose updates come back.
+        alpha: Share of its own values that the slot keeps in an exchanged fragment.
+        steps: The steps of the slot's optimizer, as ``Steps`` has them; empty if no optimizer needs them.
     """
 
     slot: int
@@ -109,25 +107,25 @@ class Task:
 
     @property
     def place(self) -> Steps | None:
-        """Where the round is in the slot's run; None if nobody has said it."""
+        """The position of the round in the slot's run; None if the master has not set it."""
         return Steps(*self.steps) if self.steps else None
 
     @property
     def since(self) -> int:
-        """Number of the round that left the state that the slot begins with."""
+        """Number of the round whose state the slot begins with."""
         return self.round - 1 if self.before is None else self.before
 
     def digest(self) -> str:
-        """Names the partition:
+        """Return a fingerprint of the samples.
 
-        SHA-256 of its indices in order, as 64-bit integers; of partition files that of what is read.
+        It is the SHA-256 of the indices in order, as 64-bit integers. For partition files, it is the portion's digest.
         """
         if isinstance(self.indices, Portion):
             return self.indices.digest()
         return hashlib.sha256(np.ascontiguousarray(self.indices, "<i8").data).hexdigest()
 
     def to_message(self) -> dict[str, Any]:
-        """Return it as a message."""
+        """Return the task as a message."""
         message = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if isinstance(self.indices, Portion):
             message["indices"] = self.indices.to_message()
@@ -147,18 +145,18 @@ class Reply:
 
     Args:
         task: The task.
-        update: Weights before minus weights after, one array each; in a message as the codec makes them. For an update
-            that stays on its worker the reason why it cannot be used, or None.
+        update: Weights before minus weights after, one array each; in a message, encoded by the codec. If the update
+            stays on its worker, the reason why it is unusable, or None.
         codec_error: Relative L2 error of the update as it travelled.
         samples: Number of samples trained on.
-        fed: Samples that ``replica.fit`` was given, once for each epoch, shape (m,), or of partition files in how many
-            epochs it read them, or which ranges of them count; None if they were the partition's.
+        fed: The samples that ``replica.fit`` received in all epochs, shape (m,), if they differ from the task's. For
+            partition files, the number of epochs that were read, or the ranges of samples that count.
         metrics: Metrics of the last local epoch.
         counted: The counts behind the metrics, as ``metrics.read_state`` returns them.
         compute_s: Seconds of local training, on the worker's clock.
         wait_data_s: Seconds of waiting for samples within that time.
-        files: Partition files that were opened for it, from 0, in the order of opening; empty with arrays.
-        skipped: Partition files that are damaged, from 0, and how many of the task's samples were left out with each.
+        files: Partition files that were opened for it, from 0, in order; empty with arrays.
+        skipped: Damaged partition files, from 0, and the number of the task's samples that were left out with each.
         stopped: Whether it was ended early.
         state: Groups of state that the task asked for.
         factor: Scale of the update, if it stays.
@@ -166,11 +164,11 @@ class Reply:
         elapsed_s: Seconds from sending to having the update, on the master's clock.
         bytes_out: Bytes sent for it.
         bytes_back: Bytes received for it.
-        pushed: What a round of Downpour has come to: ``pushes`` and ``fetches``, as ``RoundRecord`` has them; pushes
-            that were ``refused``; and ``peer`` and ``why``, if another worker's shards were not reached. None in other
-            training.
-        entries: Entries of its labels that count, where the loss leaves some out (``stabilisers/masked.py``), at least
-            1; 0 where it does not.
+        pushed: The result of a Downpour round; None otherwise. ``pushes`` and ``fetches`` have the form of
+            ``RoundRecord``. ``refused`` counts refused pushes. ``peer`` and ``why`` name a worker whose servers could
+            not be reached.
+        entries: Number of label entries that count, at least 1, if the loss ignores some (``stabilisers/masked.py``);
+            0 otherwise.
     """
 
     task: Task
@@ -196,16 +194,16 @@ class Reply:
 
     @property
     def weight(self) -> int:
-        """Weight of the update in a mean: samples, or entries where the loss leaves some out."""
+        """Weight of the update in a mean: its samples, or its counted entries if the loss ignores some."""
         return self.entries or self.samples
 
     @property
     def slot(self) -> int:
-        """Whose it is, from 0."""
+        """The slot, from 0."""
         return self.task.slot
 
     def of_shards(self) -> dict[str, Any]:
-        """What the record of a round of Downpour has of its pushes and fetches; nothing of other training."""
+        """Return the fields of a round record about pushes and fetches; empty outside of Downpour."""
         if self.pushed is None:
             return {}
         pushes, fetches = (tuple(map(tuple, self.pushed[name])) for name in ("pushes", "fetches"))
@@ -213,7 +211,7 @@ class Reply:
         return {"pushes": pushes, "fetches": fetches, "staleness": stalest}
 
     def to_message(self) -> dict[str, Any]:
-        """As it travels: what the worker knows, and which samples it trained on."""
+        """Return the reply as a message: the worker's facts, and the digest of the samples that it trained on."""
         return {"digest": self.task.digest(), **{name: getattr(self, name) for name in _FROM_WORKER}}
 
     @classmethod
@@ -228,19 +226,19 @@ class Reply:
         *,
         stays: bool = False,
     ) -> Self:
-        """As it came; it is data of another machine, so it is checked.
+        """Return the reply in a message, after checking it, since it comes from another machine.
 
         Args:
-            message: From ``to_message``.
+            message: The result of ``to_message``.
             task: The task that it answers.
             like: The model's weights, for shapes and types.
-            samples: n, of all slots.
+            samples: n, the number of samples of all slots.
             worker: Name of the worker, for errors.
-            tensors: Numbers of the tensors whose updates come back; None for all. Those of others are zero.
-            stays: Whether the update stays on the worker, which says what makes it unusable, if anything does.
+            tensors: Numbers of the tensors whose updates come back; None for all. The others become zero.
+            stays: Whether the update stays on the worker, so that the message only has its fault, if any.
 
         Raises:
-            ProtocolError: It trained on other samples than those it was given, or on none that are there.
+            ProtocolError: The worker trained on wrong or nonexistent samples, or a fact is invalid.
             ConfigError: The update does not fit the model.
         """
         if message["digest"] != task.digest():
@@ -315,10 +313,10 @@ class KeptStates:
         self._left: dict[int, dict[int, SlotState]] = {}  # slot -> round, from 0, that left it -> groups
 
     def begin(self, task: Task) -> SlotState:
-        """The state that a slot's round begins with.
+        """Return the state that a slot's round begins with.
 
         Raises:
-            AppMissing: It is to be what the slot's round before left here, but that left nothing here.
+            AppMissing: The task expects the state of the slot's last round on this worker, but it is missing.
         """
         state = (self.left(task.slot, task.since) if task.state is None else task.state) | task.shared
         self._left[task.slot] = {task.since: state}
@@ -329,7 +327,7 @@ class KeptStates:
         self._left[slot] = {number: state}
 
     def leave(self, task: Task, state: SlotState) -> None:
-        """Keep the groups that the task names."""
+        """Keep the groups that the task names after its round."""
         ((number, before),) = self._left[task.slot].items()
         elsewhere = (*task.back, HELD)
         self._left[task.slot] = {
@@ -338,10 +336,10 @@ class KeptStates:
         }
 
     def left(self, slot: int, number: int) -> SlotState:
-        """Return the state that a round of a slot left, from 0. Any thread may ask.
+        """Return the state that a round of a slot left, from 0. Any thread may call it.
 
         Raises:
-            AppMissing: It is not here, or not any more.
+            AppMissing: This worker does not have it, or has dropped it.
         """
         try:
             return self._left[slot][number]

@@ -1,6 +1,6 @@
-"""A worker's end of the exchange: weights as they come and updates as they leave.
+"""A worker's side of the exchange: decodes weights and encodes updates.
 
-``ddlf.training.exchange`` is the master's end.
+``ddlf.training.exchange`` is the master's side.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ddlf.algorithms.weights import Weights
 from ddlf.errors import ConfigError
 
 Residual = list[Any]
-"""Residual of a codec, for each tensor; None for a tensor without one."""
+"""The residual of a codec for each tensor; None for a tensor without one."""
 
 
 def read_weights(message: dict[str, Any], held: Weights | None, like: Weights) -> Weights:
-    """The weights that came for a slot, whole or as a difference to its last ones.
+    """Return the weights in a message for a slot, which has whole weights or a difference to the last ones.
 
     Args:
-        message: From ``WeightsOut.encode``.
-        held: Weights that the slot holds here, if any.
+        message: The result of ``WeightsOut.encode``.
+        held: The weights that the slot holds here, if any.
         like: The model's weights, for shapes and types.
     """
     if not message["delta"]:
@@ -44,18 +44,18 @@ def read_weights(message: dict[str, Any], held: Weights | None, like: Weights) -
 
 
 def whole(weights: Weights, *, copy: bool = False) -> dict[str, Any]:
-    """Weights that are here, as ``read_weights`` takes them.
+    """Return local weights in the form that ``read_weights`` accepts.
 
     Args:
         weights: The weights.
-        copy: Whether somebody may change what he is given.
+        copy: Whether to copy them, because the receiver may change them.
     """
     payloads = [{"raw": w.copy() if copy else w} for w in weights]
     return {"delta": False, "encoded": {"codec": "float32", "payloads": payloads}}
 
 
 def travelling(update: Any) -> Any:
-    """An encoded update without what is zero: tensors that are frozen do not travel. What stays here is as it was."""
+    """Return an encoded update without zeros, since frozen tensors do not travel. Other values pass unchanged."""
     return without_zeros(update) if isinstance(update, dict) and "payloads" in update else update  # type: ignore[arg-type]
 
 
@@ -66,24 +66,24 @@ def send_update(
     residual: Residual | None,
     tensors: Sequence[int] | None = None,
 ) -> tuple[EncodedUpdate, Residual, float]:
-    """An update as it travels back.
+    """Encode an update for the network.
 
     Args:
         name: Name of the codec.
         update: One array for each tensor.
-        lossless: Whether each must arrive exactly.
-        residual: What the codec still owes of the same slot's updates before; it is added.
-        tensors: Numbers of those that travel; None for all. What is owed of others waits.
+        lossless: For each tensor, whether it must arrive exactly.
+        residual: The codec's residual of the slot's earlier updates, which is added.
+        tensors: Numbers of the tensors that travel; None for all. The residuals of the others stay.
 
     Returns:
-        What travels; what the codec owes now; and its relative error: the L2 norm of the difference to the update over
-        the update's.
+        The encoded update; the new residual; and the relative error: the L2 norm of the difference to the update,
+        divided by the update's.
     """
     chosen = range(len(update)) if tensors is None else tensors
     sent = [update[i] for i in chosen]
     groups = len(residual or ()) // max(
         len(update), 1
-    )  # of each tensor what is owed, and of some codecs what they go on from
+    )  # arrays per tensor: a residual, and for some codecs a start value
     places = [group * len(update) + i for group in range(groups) for i in chosen]
     owed = [residual[place] for place in places] if residual else None
     encoded, left = encode_update(CODEC.read(name), sent, [lossless[i] for i in chosen], owed)
