@@ -59,7 +59,7 @@ class Owner(Protocol):
 
     ``name`` appears in errors. ``spawn`` runs a coroutine in its own task. ``on_event`` receives events. ``on_end``
     reports the end of the channel; after it the owner must not refer to the channel. ``on_cancel`` reports a request
-    whose caller no longer waits. ``why`` returns the error with which the open requests end.
+    whose caller no longer waits. ``why`` returns the error for the open requests.
     """
 
     @property

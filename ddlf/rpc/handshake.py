@@ -171,7 +171,7 @@ def key_id(key: bytes) -> bytes:
 
 
 def proof(key: bytes, side: str, client: bytes, worker: bytes, certificate: bytes = NO_CERTIFICATE) -> bytes:
-    """Return the 32 bytes with which one side proves that it has the token.
+    """Return the 32 bytes that prove that one side has the token.
 
     Args:
         key: ``auth_key`` of the token.

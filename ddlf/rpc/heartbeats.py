@@ -33,7 +33,7 @@ class Speaker(Protocol):
 
 
 class ControlChannel(Channel):
-    """A channel on which every message is a sign of life.
+    """A channel whose messages all count as signs of life.
 
     Args:
         owner: The object that has the channel.

@@ -1,4 +1,4 @@
-"""The addresses at which this machine can be reached, as far as it knows them. Runs in the daemon."""
+"""The known addresses of this machine for connections from others. Runs in the daemon."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GLOBAL = "00"  # the scope of an IPv6 address that is valid beyond its link
 
 
 def addresses_of(host: str) -> list[str]:
-    """Return the addresses at which others can reach a socket that listens on ``host``.
+    """Return the addresses where others can reach a socket that listens on ``host``.
 
     Args:
         host: One address, or the wildcard address of a family.

@@ -30,8 +30,8 @@ class Timing:
 
     Args:
         heartbeat_s: Time between two signs of life.
-        suspect_after_s: Silence after which a peer is suspected.
-        dead_after_s: Silence after which a peer is given up; at least 3 x ``heartbeat_s``.
+        suspect_after_s: A peer with a longer silence is suspected.
+        dead_after_s: A peer with a longer silence is given up; at least 3 x ``heartbeat_s``.
 
     Raises:
         ConfigError: The values contradict each other. The text has the numbers.
@@ -76,8 +76,7 @@ class Timing:
 State = Literal["alive", "suspect", "dead"]
 
 GAP_HEARTBEATS = 2
-"""A check that is this many heartbeats late shows a gap. Ordinary delays of a busy machine are far below one heartbeat.
-"""
+"""A longer time between two checks is a gap. Ordinary delays of a busy machine are far below one heartbeat."""
 GRACE_HEARTBEATS = 2
 """The least time that a peer gets after a gap: one heartbeat to be asked, one to answer."""
 

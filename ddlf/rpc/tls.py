@@ -1,8 +1,8 @@
 """Encryption of connections to other machines: TLS 1.3 from the standard library. Runs on both sides.
 
 The token proves the identity of the other side, like on a plaintext connection. The SHA-256 of the certificate that the
-client sees goes into both proofs of the handshake. A man in the middle with another certificate is therefore refused.
-For this reason a worker can sign its own certificate, and nobody has to manage certificates. A user who has an
+client sees goes into both proofs of the handshake. An attacker in the middle with another certificate is therefore
+refused. For this reason a worker can sign its own certificate, and nobody has to manage certificates. A user who has an
 organisation's certificates can require them in addition (``Security``).
 
 TLS begins after the preambles of both sides (8 bytes each). It begins in the process that uses the connection, so TLS

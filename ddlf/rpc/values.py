@@ -385,7 +385,7 @@ def _shaped(memory: Any, name: str, dtype: np.dtype[Any], order: Any, shape: lis
 
 
 def _find(value: Any, dump_object: DumpObject, within: tuple[int, ...] = ()) -> str:
-    """Return the path to the first part of ``value`` that cannot be sent, or that is one of its own containers.
+    """Return the path to the first part of ``value`` that cannot be sent, or that is one of its enclosing containers.
 
     ``within`` has the identities of the containers around it. This runs only after a failure, so it may be slow.
     """

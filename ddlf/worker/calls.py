@@ -56,7 +56,7 @@ class Call:
         id: Number of the request; below 1 if the daemon must not see it.
         request: The command and its arguments.
         asker: Gets the answer.
-        deadline: Time on the event loop's clock after which the request does not start; None means no limit.
+        deadline: Last time, on the event loop's clock, when the request may start; None means no limit.
 
     Attributes:
         method: The method that it runs, once that is known.

@@ -26,8 +26,8 @@ ORPHAN_GRACE_S = 30.0
 master would use.
 """
 SILENT_GRACE_S = 30.0
-"""Silence after which a master is given up. It may lose its lease long before, but only to another master that wants
-it. A master that was stopped, or was blocked by a download or an import, simply continues.
+"""Seconds of silence before a master is given up. It may lose its lease long before, but only to another master that
+wants it. A master that was stopped, or was blocked by a download or an import, simply continues.
 """
 CLAIMED_IDS = 2**32
 SLOW = ("cancel", "restart", "give", "preload", "machine")
@@ -110,7 +110,7 @@ class Control:
 
     @property
     def dead_after_s(self) -> float:
-        """Seconds for which this master waits for a silent worker."""
+        """Seconds that this master waits for a silent worker."""
         return (self._liveness.timing if self._liveness is not None else Timing()).dead_after_s
 
     def facts(self, lease: Lease) -> dict[str, Any]:

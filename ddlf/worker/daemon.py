@@ -317,7 +317,7 @@ class Daemon:
         }
 
     def addresses(self) -> dict[str, Any]:
-        """Return the addresses at which others can reach this worker, as data."""
+        """Return the addresses of this worker for connections from others, as data."""
         own = self._options.advertise
         advertised = [own[0], own[1] or self.port] if own else None
         listens = addresses_of(self.host)
@@ -338,8 +338,8 @@ class Daemon:
             await self._questions.give(id, piece, last)
 
     def interfere(self, control: Control, doing: str, *, who: str = "", force: bool = False) -> str:
-        """Check that a connection may stop or restart the work on this worker, and notify the master that has the
-        worker.
+        """Check that a connection may stop or restart the work on this worker, and log it. A stop is also reported to
+        the master that has the worker.
 
         Args:
             control: The connection that asked for it.

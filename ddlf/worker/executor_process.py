@@ -171,7 +171,7 @@ class ExecutorProcess:
             descriptors = theirs.fileno(), self._activity_fd, STDOUT, self._stderr.fileno()
             self._process = await self._forks.fork(self._environment, *descriptors) or await self._spawn(theirs)
         security = self._options.security or Security()
-        # The worker's own certificate, then those of an organisation.
+        # The worker's own certificate, then the organisation's certificates.
         tls_files = self._certificate, security.tls_ca, security.tls_cert, security.tls_key
         settings = json.dumps(
             {
@@ -260,8 +260,7 @@ class ExecutorProcess:
         Args:
             sock: The connection. The caller still closes its own descriptor.
             preamble: The bytes that were read from it.
-            deadline: Time by which its handshake has to be complete, on the monotonic clock, which is the same in both
-                processes.
+            deadline: Deadline of its handshake, on the monotonic clock, which is the same in both processes.
         """
         while True:
             await self.settled.wait()

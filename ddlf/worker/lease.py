@@ -24,7 +24,7 @@ _EPOCH = struct.Struct("<Q")
 
 
 def peer_pass(key: bytes, run: str, executor: str) -> bytes:
-    """Return the pass with which another worker of a run may call this worker. The master makes it, and this worker
+    """Return the pass that lets another worker of a run call this worker. The master makes it, and this worker
     checks it.
 
     It is computed from the lease's key, so it is as hard to forge as the lease. Its owner cannot act as the master.

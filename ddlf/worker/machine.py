@@ -75,7 +75,7 @@ def packages(names: Iterable[str] = PACKAGES) -> dict[str, str]:
 
 
 def unmet(needs: Iterable[str] = ()) -> list[str]:
-    """Return the requirements of DDLF, and those of ``needs``, that are missing or too old, as ``"numpy>=1.26 (1.24.0
+    """Return the requirements of DDLF and of ``needs`` that are missing or too old, as ``"numpy>=1.26 (1.24.0
     is installed)"``.
     """
     from packaging.requirements import InvalidRequirement, Requirement

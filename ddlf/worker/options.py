@@ -22,7 +22,7 @@ class Options:
         max_message_bytes: The largest message body accepted.
         shows_prints: Whether the output of user code goes to this process's standard output. Otherwise it goes to the
             executor's log.
-        advertise: Host and port at which other workers reach this worker. Port 0 means its own port, None means the
+        advertise: Host and port of this worker for other workers. Port 0 means its own port, None means the
             addresses that it finds itself.
         template_fd: Socket of a template that workers share. With None this worker starts its own when a master wants a
             preload.

@@ -41,8 +41,8 @@ ADDRESS_S = 3.0
 GREET_S = 10.0
 """Seconds to wait for a connected worker to identify itself. Its event loop may be busy."""
 SILENT_S = 30.0
-"""Seconds without any acknowledgement after which the kernel ends a connection. A busy worker that does not read also
-counts as silent, so this is longer than any event loop is blocked. Heartbeats notice a lost link long before.
+"""The kernel ends a connection after this many seconds without any acknowledgement. A busy worker that does not read
+also counts as silent, so this is longer than any event loop is blocked. Heartbeats notice a lost link long before.
 """
 
 
@@ -70,7 +70,7 @@ class Dialling:
     security: Security = TOKEN_ONLY
 
     async def __call__(self, host: str, port: int, role: Role = Role.DATA) -> Any:
-        """Return a socket, and the other side's hello. Errors are those of ``dial``."""
+        """Return a socket, and the other side's hello. It raises the errors of ``dial``."""
         for token in self.tokens:
             try:
                 return await dial(
@@ -109,7 +109,7 @@ class Peer:
         name: Its name in errors.
         addresses: Tuples of host, port, and whether the user set that address for this purpose.
         shows: The pass that lets this side in.
-        dead_after_s: Seconds of silence after which the link is lost.
+        dead_after_s: Seconds of silence before the link counts as lost.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Peer:
         return self._bytes_before[1] + (self._channel.stream.bytes_received if self._channel else 0)
 
     async def reach(self) -> Channel:
-        """Connect unless already connected. Use the first address at which the other worker itself answers.
+        """Connect unless already connected. Use the first address where the other worker itself answers.
 
         Raises:
             ConnectError: It answers at no address, or an address that the user set for it leads to another worker. The
@@ -256,7 +256,7 @@ class Peer:
                 channel.stream.abort()
 
     def _judge(self, who: Any) -> str:
-        """Return what is wrong with the process that answered; empty if it is the right worker.
+        """Return why the process that answered is not the right worker; empty if it is.
 
         Raises:
             LeaseError: It is the right worker, and does not let this side in.

@@ -107,7 +107,7 @@ class Peers(Mapping[int, Peer]):
             lease: The key, which only the master that has the worker knows.
             callers: Executors of the workers that may call this worker.
             peers: The workers that it may call: the arguments id, name, addresses and shows of ``Peer``.
-            dead_after_s: Seconds of silence after which a link is lost.
+            dead_after_s: Seconds of silence before a link counts as lost.
 
         Raises:
             LeaseError: The caller is not the master that has the worker.

@@ -216,7 +216,7 @@ class Forked:
     """A process that a template forked. It has the interface of ``asyncio.subprocess.Process``.
 
     Args:
-        reply: Socket on which the template reports how the process ended. Closing it lets the template forget the
+        reply: Socket for the template's report of how the process ended. Closing it lets the template forget the
             process.
         lifeline: Descriptor whose end kills the process, even if this process dies.
         pid: Process id.

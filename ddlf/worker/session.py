@@ -27,7 +27,7 @@ MAX_WAITING_REQUESTS = 1024
 MAX_QUEUED_BYTES = 64 * 1024 * 1024
 """Most bytes of answers that a master has not accepted. Above this limit, none of its requests is read or started."""
 STALLED_AFTER_S = 60.0
-"""Seconds after which a master that accepts no bytes of such answers loses the connection.
+"""A master that accepts no bytes of such answers for this many seconds loses the connection.
 
 The time is long because a master that computes in its event loop does not read either, and its answers cost at most the
 bytes above. A stopped or lost master is noticed by its silence on the control connection.

@@ -33,9 +33,7 @@ class StoppedFor:
         self._pid: int | None = None
 
     def look(self, pid: int | None) -> float:
-        """Check again, ``LOOK_S`` after the last check. Return the seconds for which the same process has been
-        stopped.
-        """
+        """Check again, ``LOOK_S`` after the last check. Return how many seconds the same process has been stopped."""
         stopped = pid is not None and is_stopped(pid)
         self.seconds = self.seconds + LOOK_S if stopped and pid == self._pid else 0.0
         self._pid = pid

@@ -44,9 +44,9 @@ from typing import Any
 
 MESSAGE_BYTES = 65536
 DESCRIPTORS = 6
-"""Number of descriptors of a fork request, which has the most."""
+"""Number of descriptors of a fork request. No other message has more."""
 THREADS_END_S = 5.0
-"""Seconds for which threads that end before a fork may still be visible after it."""
+"""How many seconds threads that end before a fork may still be visible after it."""
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/vfio", "/dev/neuron")
 """Devices that are open in a process with an accelerator. A fork of such a process could not use the accelerator."""
 
@@ -304,8 +304,8 @@ def freeze() -> None:
     """Keep forks from examining the present objects and modules, since every access would copy shared memory.
 
     The garbage collector of a fork skips the present objects, and the search for the user's modules skips the present
-    modules. This process's own garbage collector is off during imports. It would take a fifth of the time and save a
-    hundredth of the memory.
+    modules. This process's own garbage collector skips them too. It is off during imports. It would take a fifth of the
+    time and save a hundredth of the memory.
     """
     from ddlf.rpc.code import own_modules
 

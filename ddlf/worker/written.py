@@ -5,8 +5,8 @@ limited rate. Lines beyond the limit are only counted, in the page of memory tha
 never waits. The daemon sends the lines, and the number of missing lines, to the master that has the worker. Lines that
 a process wrote before it was killed are still in the pipe.
 
-Only Python's own streams are forwarded, including those of forked children. Native code and other programs, such as
-TensorFlow, write directly to the descriptors, and their output stays on the worker.
+Only Python's own streams are forwarded, including the streams of forked children. Native code and other programs, such
+as TensorFlow, write directly to the descriptors, and their output stays on the worker.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ MAX_COPY_BYTES = 64 * 1024**2
 PIPE_BYTES = 1024**2
 F_SETPIPE_SZ = 1031
 FLUSH_S, LOOK_S = 0.1, 0.5
-"""Seconds for which lines are collected before they are sent, and seconds between two checks for lines that were only
-counted.
+"""How many seconds lines are collected before they are sent, and how many seconds lie between two checks for lines
+that were only counted.
 """
 LOOKS = 4
 """After this many checks without news the checks stop. Together they last longer than a pause."""
