@@ -178,7 +178,7 @@ class MasterFile(Traversable):
             yield self.joinpath(name)
 
     def is_dir(self) -> bool:
-        """Return whether it is a folder, with or without entries."""
+        """Return whether it is the package's folder, or has files below it."""
         return self._path == PurePosixPath() or any(file.parts for file in self._below())
 
     def is_file(self) -> bool:
