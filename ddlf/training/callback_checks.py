@@ -83,7 +83,7 @@ def _better(monitor: str) -> str:
 
 
 def check(app: App) -> None:
-    """Refuse ``callbacks`` that cannot do on the master what they do in ``fit``.
+    """Refuse ``callbacks`` that work in ``fit`` but not on the master.
 
     Raises:
         AppError: Names the first such callback.

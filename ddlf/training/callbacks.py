@@ -153,7 +153,7 @@ class Callbacks:
         self._app.run_context.emit(Warned(about="callback", why=f"TerminateOnNaN ends the run: {error.message}"))
         return True
 
-    # -- on the thread of Keras -----------------------------------------------------------------------------------------
+    # -- on the thread of Keras ------------------------------------------------------------------------------------
 
     def _begin(self) -> list[str]:
         import keras

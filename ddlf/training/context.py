@@ -101,7 +101,7 @@ class RunContext:
         stop: Whether to end after this round; None while no run is in progress.
         content: Fingerprint of the training data.
         optimizer: Description of the optimizer of the workers' models.
-        threads: The number of threads with which all workers compute; None leaves each worker its own number.
+        threads: The number of compute threads of every worker; None leaves each worker its own number.
         local_files: The partition files that each worker has on its disks, by the worker's number.
         arrays_only: Whether ``load_dataset`` sets only arrays.
         made: The attributes that ``load_dataset`` and ``create_model`` have set, each with its previous value, if any.

@@ -157,7 +157,7 @@ class Crew:
             number: The slot's round, from 0.
             work: Carries the slot on the worker that it receives.
             avoid: Workers that may carry it only if there are no others.
-            leaves: Whether this is the slot's round, after which the worker holds the slot's state.
+            leaves: Whether the work is the slot's round, so that the worker then holds the slot state.
             near: Bytes of the slot's data that workers have on their own disks, by worker number.
 
         Raises:

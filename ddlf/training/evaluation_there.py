@@ -90,7 +90,7 @@ class EvaluationThere:
         return dict(sorted(metrics.items())) or None  # in Keras's order
 
     async def _counted(self, counted: _Counted, there: dict[str, Any], part: str, at: Sequence[int] | None) -> str:
-        """Have workers count all batches, as long as there are any; return why they cannot, or ""."""
+        """Have workers count all batches while a worker is left; return why they cannot, or ""."""
         content = await self._content_of(part)
         numbers = [worker.id for worker in self._app.cluster.workers if at is None or worker.id in at]
         left_out: dict[int, str] = {}  # worker -> why it cannot count

@@ -54,7 +54,7 @@ class Keeper:
         self.warned: set[int] = set()  # workers already reported as unable to see the folder
 
     def begin(self, version: int, training: str) -> Slices:
-        """Begin the checkpoint after a number of merges, for which workers write slices; ``keep`` completes it.
+        """Begin the checkpoint after a number of merges. Workers write its slices, and ``keep`` completes it.
 
         Raises:
             CheckpointError: It cannot be created.

@@ -1,8 +1,8 @@
 """Partition files on the workers' own disks: which worker has the data of a slot. Runs on the master.
 
 The bits of a result belong to the slot, so any worker may carry it. A slot goes to the worker that has most of its
-bytes (``schedule.py``). That worker gets the missing files from other workers, never from the master. For this the master
-introduces the workers to each other.
+bytes (``schedule.py``). That worker gets the missing files from other workers, never from the master. For
+this the master introduces the workers to each other.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Prepares all nodes for training: connects them, loads the data, builds the model, and compares both everywhere.
 
 Runs on the master. Every node does the same in the same order: ``load_dataset``, then ``create_model``. The app is
-pickled before the master itself loads and builds. So all nodes work at the same time, and nothing that
-``load_dataset`` or ``create_model`` sets on the master travels.
+pickled before the master itself loads and builds. So all nodes work at the same time, and attributes that
+``load_dataset`` or ``create_model`` set on the master do not travel.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CLOSE_S = 30.0
 
 
 class Opening:
-    """What a run sends to each of its workers. It is made once, so a worker that comes back gets the same.
+    """The app and the requests that a run sends to each worker. They are made once, so a returned worker gets the same.
 
     Args:
         app: The user's ``IApp``, before the master loads data and builds the model.
@@ -199,7 +199,7 @@ class Opening:
             return
 
     def close(self, workers: list[ProxyWorker]) -> None:
-        """Ask these workers to free what they have of this run, without waiting.
+        """Ask these workers to free the data and models of this run, without waiting.
 
         A worker that misses this frees it when the next run opens.
         """

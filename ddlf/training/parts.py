@@ -149,7 +149,7 @@ def parts_of(samples: int, seed: int, owners: Owners | None, data: Any, shuffle:
 
 
 def speeds_in(progress: Progress, number: int, balance: str, facts: Facts) -> Sequence[float | None]:
-    """Return the speeds, or sizes, to which the parts of a round of synchronous training are proportional.
+    """Return the speeds, or sizes, that determine the proportions of the parts in a round of synchronous training.
 
     An epoch of files is shared out as a whole. So if rounds are parts of it, they use the speeds that were measured
     before the epoch began.

@@ -111,7 +111,7 @@ async def compare(app: App, batches: int) -> Compared:
         AppError: The app lacks something.
         RemoteError: The app raised an error on the worker.
     """
-    # The same checks as for a run, except for several slots and for folders: one slot trains, nothing is written.
+    # The same checks as for a run, except for several slots and for folders: one slot trains, and no file is written.
     await app.run_context.check_written()
     check_app(app)
     spec = spec_of(app)
@@ -275,12 +275,12 @@ def differing(expected: Weights, found: Weights) -> list[int]:
 
 
 async def first_batch(expected: Update, found: Update, last: int) -> int:
-    """Return the smallest number of batches after which two trainings differ, by binary search.
+    """Find the smallest number of batches that makes two trainings differ, by binary search.
 
     Args:
         expected: Trains again on a number of batches; returns the update.
         found: The same for the other side.
-        last: A number of batches after which they differ. Two trainings that differ once are assumed to stay different.
+        last: A number of batches that makes them differ. Once different, they are assumed to stay different.
     """
     alike = 0
     while last - alike > 1:

@@ -39,8 +39,7 @@ class Span(NamedTuple):
     """The samples of a round: ``order[begin:end]``.
 
     Args:
-        order: The number from which the order of the samples follows: the round, or the epoch if a round is a part of
-            one.
+        order: The number that determines the order of the samples: the round, or the epoch if a round is a part of one.
         begin: Position of the first sample.
         end: Position behind the last sample.
         version: The version of the partition files that is read, like in ``Portion``.

@@ -23,7 +23,7 @@ from ddlf.errors import (
 log = logging.getLogger(__name__)
 
 MAX_OPENINGS = 3
-"""Limit after which a worker leaves the run: failed openings in a row, or losses of the app without carrying a slot."""
+"""A worker leaves the run at this number of failed openings in a row, or of lost apps without carrying a slot."""
 RETRY_S = (0.2, 10.0)
 """First and longest pause, in seconds, between attempts to bring back a worker whose executor keeps ending."""
 LOSS = (WorkerLost, ExecutorCrashed, ConnectError, AppMissing)

@@ -1,4 +1,4 @@
-"""Resumes a run from a checkpoint of slices: workers read what they need, and the master reads almost nothing.
+"""Resumes a run from a checkpoint of slices: workers read the slices that they need, and the master reads very little.
 
 Runs on the master. A worker that cannot see the folder receives its slices from the master. Before the run continues,
 some worker compares each slice with its hash. A checkpoint with a damaged slice is replaced by the one before, as when

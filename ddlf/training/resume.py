@@ -1,4 +1,4 @@
-"""Finds the state from which a run continues: none, the app's earlier training, or a checkpoint. Runs on the master.
+"""Finds the state that a run continues from: none, the app's earlier training, or a checkpoint. Runs on the master.
 
 Looking changes nothing: a folder is created, claimed or cleaned only before a write to it.
 """
@@ -37,7 +37,7 @@ from ddlf.training.slot.parts import PARTS
 from ddlf.training.spec import EXCHANGES, SETTINGS, RunSpec, Star, installed
 
 SAME_TRAINING = ("samples", "data", "model", "precision", "optimizer")
-"""Settings, besides those of the optimizer, that cannot change when an app is trained again."""
+"""Settings that cannot change when an app is trained again; neither can the settings of the optimizer."""
 
 
 def check_folders(app: App, fresh: bool) -> None:

@@ -180,8 +180,7 @@ class Run:
         Every slot begins its next round as soon as the loop has handled its reply.
 
         Args:
-            begin: Computes the weights with which a slot begins its round, from the loop's state, the global weights
-                and the slot.
+            begin: Computes a slot's initial weights for a round from the loop's state, the global weights and the slot.
             bound: Rounds that a slot may be ahead of the slowest one; None for no limit.
             paced: Whether faster slots get more steps in a round.
             gate: Whether a slot may begin a round, both numbered from 0. The run calls it again after each reply and
@@ -207,7 +206,7 @@ class Run:
 
         Args:
             weights: The new arrays, or ``self.weights`` if no update was merged.
-            replies: The replies from which they were made, at least one.
+            replies: The replies that were merged into them, at least one.
             shown: Numbers for the record, by name, in addition to the training metrics.
 
         Returns:
@@ -318,7 +317,7 @@ class Run:
     async def carry(
         self, slot: int, number: int, part: Any, make: Callable[[], Task], avoid: frozenset[int] = frozenset()
     ) -> Reply:
-        """Have a worker carry a slot's round; another worker takes over if that one is lost.
+        """Have a worker carry a slot's round; another worker takes over if the first one is lost.
 
         Args:
             slot: The slot, from 0.
@@ -357,7 +356,7 @@ class Run:
         await self.exchange.stop(self._cluster.workers, STOP_S)
 
     async def again(self, task: Task, avoid: frozenset[int] = frozenset()) -> Reply:
-        """Have a task carried again, if possible by a worker that is not in ``avoid``."""
+        """Have a task carried again, if possible by a worker outside of ``avoid``."""
         return await self.carry(task.slot, task.round, task.indices, lambda: task, avoid)
 
     def _note(self, replies: Sequence[Reply]) -> None:

@@ -22,7 +22,7 @@ from statistics import median
 
 STRAGGLER_FACTOR = 3.0
 STRAGGLER_LEAST_S = 5.0
-"""Earliest time at which a slot is a straggler: a new worker may need this long to compile its first step."""
+"""A slot is a straggler after this time at the earliest: a new worker may need it to compile its first step."""
 MAX_CRASHES = 3
 
 

@@ -1,10 +1,11 @@
-"""What a run is told, as one value: ``RunSpec``. Runs everywhere; imports nothing of weight.
+"""All settings of a run, as one value: ``RunSpec``. Runs everywhere; imports no heavy modules.
 
-A run has a strategy, data, an exchange, and groups for local training, evaluation, checkpoints and output. Each is a frozen dataclass whose
-fields are settings; a setting is declared here once. Below a setting stands what only the reference says.
+A run has a strategy, data, an exchange, and groups for local training, evaluation, checkpoints and output. Each is a
+frozen dataclass whose fields are settings. Each setting is declared once, in this file. The text below a setting
+appears only in the reference.
 
-There are two ways to set them. An app names groups: ``mode = ddlf.Downpour(replicas=16, fetch=2)``. Or it names each setting:
-``mode = "downpour"; replicas = 16; n_fetch = 2``, as options, ``run:`` and ``-p`` do. ``spec_of`` makes a ``RunSpec`` of both.
+An app can name groups: ``mode = ddlf.Downpour(replicas=16, fetch=2)``. Or it can name each setting, like options,
+``run:`` and ``-p`` do: ``mode = "downpour"; replicas = 16; n_fetch = 2``. ``spec_of`` makes a ``RunSpec`` from both.
 """
 
 from __future__ import annotations
@@ -227,7 +228,7 @@ class Local(Group):
 
 @dataclass(frozen=True)
 class Exchange(BaseExchange):
-    """Settings of whichever exchange a run has. ``Star``, ``Sharded``, ``Auto`` and ``Gradient`` also say which."""
+    """Settings that every exchange has. ``Star``, ``Sharded``, ``Auto`` and ``Gradient`` are the exchanges."""
 
     codec: Setting[Codec, Codec | str] = Setting(
         "float32",
@@ -254,17 +255,17 @@ class Exchange(BaseExchange):
     on another worker, and drops it if that does not help. ``clip`` scales down updates that are too long."""
 
     async def chosen(self, app: App, crew: Crew, spec: RunSpec) -> tuple[Exchange, str]:
-        """Return the exchange of this run, and why it was chosen; "" if nothing was."""
+        """Return the exchange of this run, and why it was chosen; "" if there was no choice."""
         return self, ""
 
     def loop(self, merge: Rule, outer: OuterOptimizer, balance: str) -> Loop:
-        """Make the rounds of synchronous training, whose updates travel like this."""
+        """Return the loop of synchronous training for this exchange."""
         from ddlf.training.sync import Synchronous
 
         return Synchronous(merge=merge, outer=outer, balance=balance)
 
     def weights(self, place: Place) -> Outwards:
-        """The weights are on the master."""
+        """Return the source of the weights: the master."""
         from ddlf.training.exchange import WeightsOut
 
         return WeightsOut(str(self.weights_codec), place.lossless, fragments=place.fragments)
@@ -286,19 +287,19 @@ class Sharded(Exchange):
     role: ClassVar[str] = "ddlf.training.exchanges.sharded.replica:ShardedReplica"
 
     def loop(self, merge: Rule, outer: OuterOptimizer, balance: str) -> Loop:
-        """Make rounds whose updates stay on the workers."""
+        """Return the loop of synchronous training whose updates stay on the workers."""
         from ddlf.training.exchanges.sharded.master import ShardedRounds
 
         return ShardedRounds(merge=merge, outer=outer, balance=balance)
 
     def weights(self, place: Place) -> Outwards:
-        """Each worker has a slice of the weights."""
+        """Return the source of the weights: the workers, each with a slice."""
         from ddlf.training.exchanges.members import Members
 
         return Members(place.run, place.crew, place.cluster, place.lossless, codec=str(self.weights_codec))
 
     def refusals(self, spec: RunSpec) -> Iterator[Refusal]:
-        """What needs whole updates or weights in one place."""
+        """Yield refusals of rules that need whole updates or weights in one place."""
         from ddlf.algorithms.outer import OUTER
         from ddlf.algorithms.ranges import fits
 
@@ -327,7 +328,7 @@ class Auto(Exchange):
     role: ClassVar[str] = Sharded.role
 
     async def chosen(self, app: App, crew: Crew, spec: RunSpec) -> tuple[Exchange, str]:
-        """The faster one of both, if the workers reach each other."""
+        """Return the faster exchange, if the workers can reach each other, and the reason."""
         from ddlf.training.exchanges.members import chosen
 
         name, why = await chosen(app, crew, spec)
@@ -342,10 +343,10 @@ class Gradient(Exchange):
     one_step: ClassVar[bool] = True
 
     def check_app(self, app: App) -> None:
-        """Refuse an app that trains in its own way.
+        """Refuse an app with its own ``train``, which is local training.
 
         Raises:
-            AppError: It has a ``train`` of its own.
+            AppError: The app has its own ``train``.
         """
         if app.train.__module__ != "ddlf.app":
             raise AppError(
@@ -354,14 +355,14 @@ class Gradient(Exchange):
             )
 
     def step(self, app: App) -> Step:
-        """The model's own optimizer, on the master."""
+        """Return the common step, made by the model's own optimizer on the master."""
         from ddlf.training.exchanges.gradient import Step, check_model
 
         check_model(app)
         return Step(app.model)
 
     def refusals(self, spec: RunSpec) -> Iterator[Refusal]:
-        """What is for local training. Parts of a batch are equal: a step is compiled anew for other sizes."""
+        """Yield refusals of settings for local training. Parts of a batch are equal, since other sizes recompile."""
         values, local = spec.flat(), spec.local
         for name in _OF_LOCAL_TRAINING:
             value, usual = values[name], SETTINGS[name].value
@@ -398,7 +399,7 @@ _OF_LOCAL_TRAINING = (
     "outer",
     "worker_callbacks",
 )
-"""Settings that say something of local training, or of what becomes of it."""
+"""Settings that only affect local training or its updates."""
 
 
 # -- strategies -------------------------------------------------------------------------------------------------------
@@ -458,11 +459,11 @@ class Sync(Strategy):
     a forward pass and sends the weights twice per round. Scale and offset are merged like other weights."""
 
     def loop(self, spec: RunSpec, step: Step | None) -> Loop:
-        """Rounds of all slots."""
+        """Return the loop of the exchange, which trains in rounds of all slots."""
         return spec.exchange.loop(self.merge, step or self.outer, spec.data.balance)
 
     def slot_warning(self, slots: int) -> str:
-        """A merge that cannot do its work."""
+        """Return a warning if the merge has too few slots to find bad updates."""
         useful = self.merge.useful
         if slots >= useful:
             return ""
@@ -470,7 +471,7 @@ class Sync(Strategy):
         return f"{said} cannot tell a bad update from a good one: it takes {useful} slots or more"
 
     def slot_refusals(self, slots: int, fewest: int) -> Iterator[Refusal]:
-        """A merge that needs more slots."""
+        """Yield refusals of too few slots for the merge."""
         least = self.merge.least
         yield Refusal(
             0 < slots < least,
@@ -506,7 +507,7 @@ class Async(Strategy):
     max_staleness: Setting[int | None, int | None] = _MAX_STALENESS
 
     def loop(self, spec: RunSpec, step: Step | None) -> Loop:
-        """Rounds of each slot by itself."""
+        """Return the loop in which each slot has its own rounds."""
         from ddlf.training.asynchronous import Asynchronous
 
         return Asynchronous(
@@ -519,15 +520,18 @@ class Async(Strategy):
 
     @classmethod
     def compared(cls, saved: dict[str, Any]) -> dict[str, Any]:
-        """Version 0.1 took ``balance`` for rounds of whole epochs, which have no use for it."""
+        """Return the settings of a checkpoint that had an effect.
+
+        Release 0.1 accepted ``balance`` with rounds of whole epochs, where it has no effect.
+        """
         return saved if saved.get("worker_steps") else {name: saved[name] for name in saved if name != "balance"}
 
     def has_fixed_slots(self, spec: RunSpec) -> bool:
-        """With a pace for each."""
+        """Return True with ``balance="speed"``, which gives each slot its own pace."""
         return spec.data.balance == "speed"
 
     def refusals(self, spec: RunSpec) -> Iterator[Refusal]:
-        """What needs rounds that all slots end together."""
+        """Yield refusals of settings for rounds that all slots end together."""
         yield Refusal(
             spec.local.optimizer_state == "averaged",
             "optimizer_state='averaged' is for synchronous training: asynchronous slots end no round together",
@@ -657,13 +661,13 @@ class Downpour(Strategy):
     the first slot's first round."""
 
     def loop(self, spec: RunSpec, step: Step | None) -> Loop:
-        """Replicas, and the shards that they push to."""
+        """Return the loop with the replicas and the servers of the weights."""
         from ddlf.training.downpour.master import Replicas
 
         return Replicas(self, spec.exchange.weights_codec)
 
     def weights(self, place: Place) -> Outwards:
-        """Servers have the weights."""
+        """Return the source of the weights: the servers."""
         from ddlf.training.exchanges.members import Members
         from ddlf.training.roles import SERVERS
 
@@ -676,16 +680,16 @@ class Downpour(Strategy):
         check_optimizer(model.optimizer)
 
     def has_fixed_slots(self, spec: RunSpec) -> bool:
-        """The slots' replicas are numbered."""
+        """Return True, since the slots' replicas are numbered."""
         return True
 
     @property
     def extra_workers(self) -> int:
-        """Workers that only have shards."""
+        """The number of workers that only have servers."""
         return self.servers or 0
 
     def refusals(self, spec: RunSpec) -> Iterator[Refusal]:
-        """What replicas or shards cannot do."""
+        """Yield refusals of settings that replicas or servers cannot support."""
         weights, slots = spec.exchange.weights_codec, spec.slots or 1
         yield Refusal(
             str(spec.local.clip).startswith("rolling"),
@@ -712,11 +716,11 @@ class Downpour(Strategy):
             yield from self.replica_refusals(replicas, slots)
 
     def replica_refusals(self, replicas: int, slots: int) -> Iterator[Refusal]:
-        """Fewer replicas than slots, or than make a step together.
+        """Yield refusals of fewer replicas than slots, or than a step of ``softsync`` needs.
 
         Args:
             replicas: Number of replicas of the run.
-            slots: K; 1 while it is not known.
+            slots: K; 1 while it is unknown.
         """
         yield Refusal(
             replicas < slots,
@@ -730,7 +734,7 @@ class Downpour(Strategy):
         )
 
     def file_refusals(self, spec: RunSpec) -> Iterator[Refusal]:
-        """Damaged files that are left out."""
+        """Yield refusals of leaving out damaged files."""
         yield Refusal(
             spec.data.on_bad == "skip",
             "on_bad='skip' does not go with mode='downpour': replicas number the batches of all samples before they read any",
@@ -738,7 +742,7 @@ class Downpour(Strategy):
         )
 
     def worker_refusals(self, workers: int, one_at_a_time: bool) -> Iterator[Refusal]:
-        """Workers that cannot answer while they compute, and too few for copies and servers."""
+        """Yield refusals of workers that cannot answer while they compute, or are too few for backups and servers."""
         there = f"there {'are' if workers > 1 else 'is'} {workers}"
         yield Refusal(
             one_at_a_time,
@@ -757,7 +761,7 @@ class Downpour(Strategy):
         )
 
 
-# -- what is looked at, kept and shown --------------------------------------------------------------------------------
+# -- evaluation, checkpoints and output -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -797,7 +801,7 @@ class Evaluation(Group):
 
 @dataclass(frozen=True)
 class Checkpoint(Group):
-    """Where the state of a run is kept, and what it goes on from."""
+    """Where a run stores its state, and the state from which it continues."""
 
     folder: Setting[str | Path | None, str | Path | None] = Setting(
         None, FOLDER, "folder for checkpoints, written after every round", "DIR", flat="checkpoint"
@@ -829,7 +833,7 @@ class Checkpoint(Group):
 
 @dataclass(frozen=True)
 class Output(Group):
-    """What a run shows, and where it leaves its records."""
+    """The output of a run, and the place of its records."""
 
     out: Setting[str | Path | None, str | Path | None] = Setting(
         None, FOLDER, "parent folder for run folders; none disables them", "DIR"
@@ -889,7 +893,7 @@ class Output(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec(Group):
-    """All that a run is told.
+    """All settings of a run.
 
     Args:
         train: How it trains.
@@ -897,8 +901,8 @@ class RunSpec(Group):
         exchange: How updates and weights travel.
         local: How a slot trains in a round.
         evaluation: When the model is tested.
-        checkpoint: Where its state is kept.
-        output: What it shows.
+        checkpoint: Where its state is stored.
+        output: Its output.
     """
 
     train: Strategy = field(default_factory=Sync)
@@ -964,27 +968,27 @@ class RunSpec(Group):
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """Its groups, and itself for the settings of the run as a whole."""
+        """The groups of the spec, and the spec itself for the settings of the run as a whole."""
         return self, self.data, self.local, self.exchange, self.train, self.evaluation, self.checkpoint, self.output
 
     @property
     def outer(self) -> Any:
-        """How a merged update changes the weights; None where nothing is merged."""
+        """The outer optimizer; None if the strategy merges no updates."""
         return getattr(self.train, "outer", None)
 
     @property
     def batchnorm(self) -> str:
-        """What happens to batch normalization."""
+        """The treatment of batch normalization."""
         setting: str = getattr(self.train, "batchnorm", "averaged")
         return setting
 
     @property
     def role(self) -> str:
-        """What trains on the workers, as ``"module:Class"``."""
+        """The role that trains on the workers, as ``"module:Class"``."""
         return self.train.role or self.exchange.role
 
     def flat(self) -> dict[str, Any]:
-        """The value of every setting by the name of the app's attribute; defaults of what other strategies have."""
+        """Return every setting by the name of the app's attribute, with defaults for settings of other strategies."""
         values = {"mode": self.train.name, "exchange": self.exchange.name}
         for group in self.groups:
             values.update(Group.flat(group))
@@ -998,13 +1002,13 @@ EXCHANGES: dict[str, type[Exchange]] = {kind.name: kind for kind in (Star, Shard
 
 @cache
 def installed() -> Mapping[str, type[Strategy]]:
-    """Return the strategies of this package and of the others that are installed, by name."""
+    """Return the strategies of this package and of other installed packages, by name."""
     outside = {entry.name: entry.load() for entry in entry_points(group=ENTRY_POINTS)}
     return {**outside, **STRATEGIES}
 
 
 class KindOf:
-    """A check: the name of a kind of group, a text such as ``downpour:replicas=16``, or such a group; returns the name."""
+    """A check for a group, its name, or a text such as ``downpour:replicas=16``; it returns the name."""
 
     def __init__(self, kinds: Callable[[], Mapping[str, type[Group]]], own: Mapping[str, type[Group]]) -> None:
         self._kinds, self._own = kinds, own
@@ -1016,7 +1020,7 @@ class KindOf:
         return text if text in self._own else OneOf(*self._kinds())(name, text)
 
     def group(self, name: str, text: str) -> Group | None:
-        """Return the group of a text with settings; None for a mere name."""
+        """Return the group in a text with settings; None if the text is only a name."""
         kind, colon, rest = text.partition(":")
         return self._kinds()[self(name, kind)].of_text(rest) if colon else None
 
@@ -1064,7 +1068,7 @@ GROUPS: dict[str, type[Group]] = {
     "checkpoint": Checkpoint,
     "output": Output,
 }
-"""The attributes of an app that take groups. ``train`` and ``mode`` are the same; ``train`` is a method, too."""
+"""The app's attributes that accept groups. ``train`` is the same as ``mode``, and also a method."""
 _TEXTS = {"mode": MODE, "exchange": EXCHANGE}
 
 
@@ -1076,7 +1080,7 @@ KINDS_OF_GROUPS: tuple[type[Group], ...] = (
 
 
 def _settings() -> dict[str, Setting[Any, Any]]:
-    """Every setting by the name of the app's attribute; notes which strategies have it."""
+    """Return every setting by the name of the app's attribute, and note which strategies have it."""
     table: dict[str, Setting[Any, Any]] = {"mode": _MODE, "exchange": _EXCHANGE}
     for kind in KINDS_OF_GROUPS:
         for one in kind.settings():
@@ -1087,22 +1091,22 @@ def _settings() -> dict[str, Setting[Any, Any]]:
 
 
 SETTINGS: Mapping[str, Setting[Any, Any]] = _settings()
-"""Each setting by the name of the app's attribute, in the order in which they are listed everywhere."""
+"""Each setting by the name of the app's attribute, in the order of all lists."""
 DEFAULTS: Mapping[str, Any] = {name: one.default for name, one in SETTINGS.items()}
 
 
 def option(name: str) -> str:
-    """How a setting, or another option, is written on the command line."""
+    """Return the command line form of a setting or another option."""
     other = SETTINGS[name].option if name in SETTINGS else ""
     return f"--{(other or name).replace('_', '-')}"
 
 
 def group_of(name: str, value: object) -> Group | None:
-    """The group that an attribute of an app is set to; None for any other value.
+    """Return the group that an app's attribute is set to; None for any other value.
 
     Args:
         name: The name of the attribute.
-        value: A group, or the text of one, as ``mode`` and ``exchange`` take it.
+        value: A group; or its text, for ``mode`` and ``exchange``.
 
     Raises:
         ConfigError: The text cannot be read.
@@ -1113,7 +1117,7 @@ def group_of(name: str, value: object) -> Group | None:
 
 
 class View:
-    """An attribute of an app that reads as a group of its settings, and is set to one."""
+    """A descriptor: an app's attribute that returns a group with the app's settings, and accepts one."""
 
     def __init__(self, kind: type[Group]) -> None:
         self._kind = kind
@@ -1124,17 +1128,17 @@ class View:
 
 
 def spread(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Spread groups into the settings that they give.
+    """Replace groups by the settings that the user gave in them.
 
     Args:
-        values: Values by the names of an app's attributes, groups and texts of groups among them.
-        where: Where they stand, for the error.
+        values: Values by the names of an app's attributes, including groups and texts of groups.
+        where: The place of these values, for the error.
 
     Returns:
-        The values; in the place of each group those of its settings that it gives.
+        The values, with each group replaced by its given settings.
 
     Raises:
-        ConfigError: A group and another value say different things of one setting.
+        ConfigError: A group and another value contradict each other.
     """
     groups = {name: group for name, value in values.items() if (group := group_of(name, value)) is not None}
     found = {name: value for name, value in values.items() if name not in groups}
@@ -1153,21 +1157,21 @@ def spread(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
 
 
 class Configured(Protocol):
-    """What has settings as attributes: an app."""
+    """An object with settings as attributes: an app."""
 
     mode: Any
 
 
 def spec_of(app: Configured, mode: str | None = None, given: Mapping[str, Any] | None = None) -> RunSpec:
-    """Make the spec of a run of what an app is set to.
+    """Return the spec of a run from an app's settings.
 
     Args:
         app: Has the settings as attributes.
         mode: The name of the strategy; by default the app's ``mode``.
-        given: Settings that win over the attributes, by name; None for one that does not.
+        given: Settings that override the attributes, by name; None overrides nothing.
 
     Raises:
-        ConfigError: A value cannot be, or the strategy has no use for it.
+        ConfigError: A value is invalid, or has no effect with the strategy.
     """
     given = given or {}
     mode = MODE("mode", mode or app.mode)
@@ -1181,7 +1185,7 @@ def spec_of(app: Configured, mode: str | None = None, given: Mapping[str, Any] |
             value = setting.default
         usual = setting.default
         if value is None and usual is None and setting.value is not None:
-            value = own.get(name, setting).value  # each strategy has a default of its own
+            value = own.get(name, setting).value  # each strategy has its own default
         values[name] = setting.check(name, value)
         if not setting.used_by(mode) and value != usual and values[name] != setting.check(name, setting.value):
             raise _unused(name, value, usual, kind, setting.strategies)
@@ -1214,7 +1218,7 @@ def spec_of(app: Configured, mode: str | None = None, given: Mapping[str, Any] |
 
 
 def _rounds_are_of_another_mode(app: Configured, kind: type[Strategy]) -> bool:
-    """Whether a class set ``worker_epochs`` for another mode than the one that it is trained in, which has no use for it."""
+    """Return whether a class set ``worker_epochs`` for its usual mode, and now trains in a mode that ignores it."""
     return (
         "worker_epochs" in kind.unused
         and getattr(type(app), "mode", kind.name) != kind.name

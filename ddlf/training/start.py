@@ -279,7 +279,7 @@ async def _run(
     place = Place(app.run_context.name, crew, app.cluster, exact, fragments)
     weights_out = spec.train.weights(place) or spec.exchange.weights(place)
     means = spec.local.optimizer_state == "averaged" or spec.local.rule.steers
-    # If slots begin with means, or with weights of their own, the master must read the state and send it.
+    # If slots begin with means, or with their own weights, the master must read the state and send it.
     restoring = None if means or fragments else weights_out.restoring
     progress, keeper, source = await begin(app, samples, spec, fresh=fresh, restoring=restoring)
     check_rounds(spec, samples, len(progress.states))

@@ -229,7 +229,7 @@ class SlotStates:
             holds: Whether the worker that will carry it still holds the state of the slot's last round.
 
         Returns:
-            The state; None if nothing has to be sent.
+            The state; None if the worker needs none.
         """
         if holds and self.keep:
             return None

@@ -119,7 +119,7 @@ def load_data(app: App, wanted: dict[str, str], held: ArrayCache) -> tuple[dict[
     Args:
         app: The app as the master sent it.
         wanted: The fingerprint of each array, if ``load_dataset`` sets only arrays. If the worker holds all of them,
-            nothing is loaded.
+            ``load_dataset`` is not called.
         held: The arrays that the worker holds; receives new ones.
 
     Returns:

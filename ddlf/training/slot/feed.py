@@ -355,7 +355,7 @@ class TrainingSamples:
         self._app, self._found, self._held, self._ends = app, found, held, ends
         self._feed: tuple[int, Feed] | None = None
         self._files: FileFeed | None = None
-        self._data: tuple[Any, ...] = ()  # the arrays from which batches without a feed are gathered
+        self._data: tuple[Any, ...] = ()  # source arrays of batches that use no feed
 
     def feed(self, batch_size: int) -> Any:
         """Return the source of batches for ``fit``, which is kept from round to round."""

@@ -111,7 +111,7 @@ class KerasModel:
         return int(self._steps)
 
     def facts(self) -> dict[str, Any]:
-        """Return facts about the model, by which nodes are compared."""
+        """Return facts about the model, for comparing nodes."""
         import keras
 
         return {
@@ -233,7 +233,7 @@ class KerasModel:
         return measured(self._app.model, weights, ((batch[0], count) for batch, count in batches))
 
     def counted(self, metrics: dict[str, float]) -> dict[str, Any]:
-        """Return the counts from which this round's metrics were computed, for the metrics that ``fit`` reported."""
+        """Return the counts behind this round's metrics, for the metrics that ``fit`` reported."""
         if not self._told:
             return NOTHING_COUNTED
         if self._names is None:
@@ -246,8 +246,8 @@ class KerasRule:
     """The local rule of a run, inside the optimizer of a worker's model.
 
     It works with every way of training, since all of them use the optimizer's gradients: ``fit``, the user's own
-    ``train_step`` or loop. Values that change from round to round are variables of the optimizer. So nothing is traced
-    again, and JAX, whose step receives all its inputs as arguments, receives them, too.
+    ``train_step`` or loop. Values that change from round to round are variables of the optimizer. So no function is
+    traced again, and JAX, whose step receives all its inputs as arguments, receives them, too.
 
     Args:
         model: The model, built and compiled, with a built optimizer.

@@ -100,7 +100,7 @@ class TrainableModel(Protocol):
         """
 
     def counted(self, metrics: dict[str, float]) -> dict[str, Any]:
-        """Return the counts from which the metrics of this round were computed, as ``metrics.read_state`` does."""
+        """Return the counts behind the metrics of this round, as ``metrics.read_state`` does."""
 
     def entries(self, task: Task) -> int:
         """Return how many label entries of a round count, at least 1; 0 if the loss ignores no entries."""

@@ -208,7 +208,7 @@ class NumpyRule:
 
 
 class BatchNormalization:
-    """A layer that only has weights. It has the name of Keras's layer, by which other code recognizes it."""
+    """A layer that only has weights. Other code recognizes it by its name, which is the one of Keras's layer."""
 
     trainable = True
 

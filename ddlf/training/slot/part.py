@@ -62,7 +62,7 @@ class SlotRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotPlan:
-    """Facts about a run, from which a part decides whether slots keep it.
+    """Facts about a run, for a part to decide whether slots keep it.
 
     Args:
         spec: The spec of the run.
@@ -113,7 +113,7 @@ class SlotPart:
     Attributes:
         name: Name of the part in tasks, replies and checkpoints.
         travels: Whether it travels. False if the master can compute it itself.
-        kept_with: The setting with which slots keep it, and the beginning of its value. ``BackupAndRestore`` is refused
+        kept_with: The setting that makes slots keep it, and the beginning of its value. ``BackupAndRestore`` is refused
             with it, since it stores only weights and optimizer.
     """
 

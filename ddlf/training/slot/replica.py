@@ -50,7 +50,7 @@ class Replica:
     """One worker's copy of an app and its model.
 
     Args:
-        worker: The worker on which it runs.
+        worker: The worker that runs it.
         app: The app as the master sent it, without data and model.
 
     Attributes:
