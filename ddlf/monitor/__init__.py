@@ -1,1 +1,1 @@
-"""What people see of a run: the terminal, the dashboard, the run folder and its report."""
+"""Displays and reports of a run: the terminal, the dashboard, the run folder and its report."""

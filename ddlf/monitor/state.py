@@ -10,7 +10,7 @@ from ddlf import events as e
 from ddlf.events.record import RoundRecord
 
 COMMITS_OF_A_PACE = 12
-"""Number of recent commits that the speed is computed from. The first round compiles the steps and is slow, so it must drop out."""
+"""Number of recent commits that the speed is computed from. The slow first round, which compiles, must drop out."""
 RATE_S = 0.5
 """Minimum seconds for a meaningful rate."""
 
@@ -22,7 +22,7 @@ class Phase:
     Args:
         what: One of ``ddlf.events.What``, or words.
         worker: Number of the worker that does it; 0 for the master.
-        since: Time at which it began.
+        since: Time of its beginning.
         total: The amount of work; 0 if it is unknown.
         unit: The unit of the total.
         done: The finished part of the total.
@@ -45,7 +45,7 @@ class Lane:
     Args:
         worker: Number of the worker.
         name: Name of the worker, without its address.
-        heard: Time of the last event that came from it.
+        heard: Time of its last event.
         since: The time of its last change of state.
         is_there: Whether it is connected.
         is_gone: Whether it is excluded from the run.
@@ -53,11 +53,11 @@ class Lane:
         slot: The number of the slot that it computes; 0 for none.
         round: The round of that slot, or of the previous one.
         epoch: Number of the local epoch, counted over the whole run.
-        done: Samples trained on in this round, those of each local epoch counted.
-        total: Samples to train on in this round, counted likewise; 0 where that is not known.
-        rate: Samples in a second; 0 where that is not known.
-        loss: Training loss so far in this epoch; None where that is not known.
-        refused: Why it was not reached when it was tried last, and how often it has been; empty where it is there, or is not tried.
+        done: Samples trained on in this round, counted in each local epoch.
+        total: Samples to train on in this round, counted likewise; 0 if unknown.
+        rate: Samples per second; 0 if unknown.
+        loss: Training loss so far in this epoch; None if unknown.
+        refused: Error and number of failed attempts to reach it; empty if it is connected, or not tried.
         address: Host and port of its daemon; empty before it was connected to.
     """
 
@@ -96,17 +96,17 @@ class State:
     Attributes:
         app: Name of the app's class; empty while there is no run.
         mode: ``"sync"`` or ``"async"``.
-        rounds: Rounds of the whole run; in asynchronous training those of each slot.
+        rounds: Rounds of the whole run; in asynchronous training, of each slot.
         slots: Number of slots; 0 before training.
-        began: Time at which the run began.
+        began: Time of the run's beginning.
         is_training: Whether the run is computing rounds.
         how: How the run ended; empty while it is running.
         why: The error's text if it has failed.
-        record: The newest one.
+        record: The newest record.
         metrics: Newest value of each metric of training and, named ``test_...``, of the test.
         lanes: The workers by number.
         phases: The running phases by number, the oldest first.
-        waiting_until: The time at which the run ends if no worker returns; None while there is a worker.
+        waiting_until: Time when the run ends if no worker returns; None while there is a worker.
     """
 
     app: str = ""
@@ -122,12 +122,12 @@ class State:
     lanes: dict[int, Lane] = field(default_factory=dict)
     phases: dict[int, Phase] = field(default_factory=dict)
     waiting_until: float | None = None
-    _base: float = 0.0  # rounds that each slot had behind it when training began
+    _base: float = 0.0  # rounds that each slot had completed when training began
     _reached: dict[int, float] = field(
         default_factory=dict
-    )  # slot -> rounds behind it, with a share of that which goes on
+    )  # slot -> completed rounds, with the finished share of the current one
     _marks: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=COMMITS_OF_A_PACE))
-    _compiled: bool = False  # whether a round is over, so that rounds from here on are like those to come
+    _compiled: bool = False  # whether a round is over, so that later rounds take about as long as the next ones
 
     # -- what can be asked ------------------------------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ class State:
     # -- folding ----------------------------------------------------------------------------------------------------
 
     def tell(self, event: e.Event, now: float) -> None:
-        """Take an event that happens now."""
+        """Update the state by an event that happens now."""
         match event:
             case e.PhaseEvent():
                 self._phase(event, now)
@@ -207,7 +207,7 @@ class State:
         self.record, self.rounds, self.slots = record, record.rounds, record.slots or self.slots
         self.metrics |= record.metrics | {f"test_{name}": value for name, value in record.test.items()}
         reached = float(record.round)
-        if record.slot is None:  # those of which nothing was heard are as far, too
+        if record.slot is None:  # all slots are equally far, even silent ones
             self._base = reached
             self._reached = {slot: there for slot, there in self._reached.items() if there > reached}
         else:
@@ -265,7 +265,7 @@ class State:
                 self._reach(event, 1.0)
 
     def _reach(self, event: e.SlotEvent, share: float) -> None:
-        """Record the progress of a slot. It drops if the slot is computed again, but not if a second worker is behind the first."""
+        """Record the progress of a slot. It drops if the slot is carried again, but not for a slower second worker."""
         others = (lane for lane in self.lanes.values() if lane.slot == event.slot and lane.worker != event.worker)
         best = max((lane.done / max(lane.total, 1) for lane in others if lane.round == event.round), default=0.0)
         self._reached[event.slot] = event.round - 1 + max(share, best)
@@ -313,13 +313,13 @@ class Sums:
     """Sums over the updates of a worker, or of all workers.
 
     Args:
-        updates: How many arrived.
-        trained: Samples that they were trained on, those of each local epoch counted.
+        updates: Number of updates.
+        trained: Samples that they were trained on, counted in each local epoch.
         compute_s: Seconds of local training.
-        transfer_s: The other seconds from sending weights to having updates.
+        transfer_s: The other seconds from sending weights to receiving the update.
         bytes_out: Bytes sent for them.
         bytes_back: Bytes received for them.
-        lost: How often whoever brings them was lost.
+        lost: Number of losses of the worker or workers.
     """
 
     updates: int = 0
@@ -331,13 +331,13 @@ class Sums:
     lost: int = 0
 
     def add(self, event: e.UpdateArrived | e.WorkerLost) -> None:
-        """Count an update, or a loss."""
+        """Count an update or a loss."""
         if isinstance(event, e.WorkerLost):
             self.lost += 1
             return
         self.updates += 1
         self.trained += event.samples * event.epochs
         self.compute_s += event.compute_s
-        self.transfer_s += max(event.transfer_s, 0.0)  # two clocks
+        self.transfer_s += max(event.transfer_s, 0.0)  # the clocks of two machines may differ
         self.bytes_out += event.bytes_out
         self.bytes_back += event.bytes_back

@@ -32,24 +32,24 @@ class Json(Display):
         self._out, sys.stdout = sys.stdout, sys.stderr
 
     def tell(self, event: Event) -> None:
-        """Write it."""
+        """Write an event as a line."""
         self._out.write(f"{json.dumps(to_json(event))}\n")
         self._out.flush()
 
     def close(self) -> None:
-        """Give standard output back. Safe to call again."""
+        """Restore standard output. Safe to call again."""
         sys.stdout = self._out
 
 
 def chosen(asked: str, origin: str = "ui") -> str:
-    """Return the display that is meant: ``"rich"``, ``"plain"``, ``"json"`` or ``"none"``.
+    """Return the selected display: ``"rich"``, ``"plain"``, ``"json"`` or ``"none"``.
 
     Args:
         asked: One of these, or ``"auto"``.
         origin: The option, variable or setting that it comes from.
 
     Raises:
-        ConfigError: It is none of these, or there is no terminal to draw in.
+        ConfigError: ``asked`` is invalid, or there is no terminal to draw in.
     """
     ui: str = SETTINGS["ui"].check(origin, asked)
     if ui == "auto":
@@ -81,7 +81,7 @@ def opened(ui: str) -> Iterator[Display]:
     """Open a display for the time of a ``with`` block.
 
     Args:
-        ui: As ``chosen`` returns it.
+        ui: Result of ``chosen``.
     """
     draws = ui == "rich" and _drawing.acquire(blocking=False)
     try:
@@ -103,11 +103,11 @@ def _drawn() -> Display:
 
 @contextlib.contextmanager
 def shown(app: Any, cluster: Any = None) -> Iterator[Display]:
-    """Open the display of an app, as its ``ui`` says, unless it is open already.
+    """Open the display that the app's ``ui`` names, unless it is already open.
 
     Args:
         app: The user's ``IApp``.
-        cluster: Is listened to as well, if it tells the app nothing because there is no run.
+        cluster: A cluster whose events the display shows, too, if there is no run that passes them to the app.
     """
     if app.run_context.display is not None:
         yield app.run_context.display
@@ -117,7 +117,7 @@ def shown(app: Any, cluster: Any = None) -> Iterator[Display]:
 
 
 def choice(app: Any) -> str:
-    """Return the display of an app: its own attribute overrides ``$DDLF_UI``, which overrides that of its class."""
+    """Return the display of an app. The object's attribute overrides ``$DDLF_UI``, which overrides the class's."""
     named = os.environ.get("DDLF_UI") if "ui" not in vars(app) else None
     ui = chosen(named, "DDLF_UI") if named else chosen(app.ui)
     return ui if app.verbose or ui == "json" else "none"
@@ -145,11 +145,11 @@ def heard(cluster: Any, tell: Sink) -> Iterator[None]:
 
 
 class LongMaps:
-    """While this is open, a picture of the maps of a cluster, if they take longer than a second; what is printed stands above it.
+    """A context in which a picture shows a cluster's maps that take over a second. Printed text appears above it.
 
     Args:
-        cluster: Whose maps they are.
-        display: What was opened before and is closed now: if that was a picture, so is this.
+        cluster: The cluster.
+        display: The closed display of the run before. If it printed lines, there is no picture.
     """
 
     def __init__(self, cluster: Any, display: Display) -> None:

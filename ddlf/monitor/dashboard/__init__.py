@@ -1,1 +1,1 @@
-"""A page that shows a cluster and the run on it, live. See ``server``."""
+"""A web page that shows a cluster and its run, live; ``server`` serves it."""

@@ -1,4 +1,4 @@
-"""Where a page can be reached: its port, its URL, and which names a browser may call it by. Runs on the master."""
+"""The port and URL of the dashboard, and the host names that browsers may use for it. Runs on the master."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ddlf.rpc.tokens import state_folder
 
 HOST = "127.0.0.1"
 PORTS = range(8900, 8920)
-"""Tried one after the other, when none is named."""
+"""Ports to try in order, if the user names none."""
 TEMPLATE = "DDLF_DASHBOARD_URL"
-"""The environment variable that holds the URL by which a proxy shows the page, with ``{port}`` and variables of the environment in braces:
-``https://hub.example{JUPYTERHUB_SERVICE_PREFIX}proxy/{port}/``."""
+"""Environment variable with the page's URL behind a proxy. It may contain ``{port}`` and names of environment
+variables in braces: ``https://hub.example{JUPYTERHUB_SERVICE_PREFIX}proxy/{port}/``."""
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 
@@ -30,21 +30,21 @@ def listen(port: int | None) -> tuple[socket.socket, str]:
     """Bind a socket on loopback.
 
     Args:
-        port: Port to take, and no other; None for the first of ``PORTS`` that is free.
+        port: The only port to try; None for the first free port of ``PORTS``.
 
     Returns:
-        The socket, which does not listen yet, and what there is to say about the port, or nothing.
+        The socket, and a note about the port, or an empty text.
 
     Raises:
-        ListenError: There is none.
-        ConfigError: It is no port.
+        ListenError: No port is free.
+        ConfigError: ``port`` is not a port number.
     """
     for candidate in PORTS if port is None else (port,):
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind((HOST, candidate))
-            sock.listen()  # two that bind may both succeed, two that listen not
+            sock.listen()  # two processes may both bind a port, but not both listen
         except OverflowError:
             sock.close()
             raise ConfigError(f"the dashboard's port must be 1-65535, got {candidate}") from None
@@ -64,10 +64,10 @@ def listen(port: int | None) -> tuple[socket.socket, str]:
 
 
 def page_url(port: int, token: str, environment: Mapping[str, str]) -> str:
-    """The URL to open, with the token behind the #, which no browser sends.
+    """Return the URL to open. The token follows the #, so no browser sends it.
 
     Raises:
-        ConfigError: ``DDLF_DASHBOARD_URL`` names what is not there, or is no URL.
+        ConfigError: ``DDLF_DASHBOARD_URL`` names a missing variable, or is not a URL.
     """
     template = environment.get(TEMPLATE)
     if not template:
@@ -85,7 +85,7 @@ def page_url(port: int, token: str, environment: Mapping[str, str]) -> str:
 
 
 def tunnel(port: int, environment: Mapping[str, str]) -> str:
-    """The command that makes the page reachable from the machine that somebody has come from by ssh; empty when nobody has."""
+    """Return the command that tunnels the page to the ssh client's machine; empty without an ssh connection."""
     facts = environment.get("SSH_CONNECTION", "").split()  # client, its port, server, its port
     if len(facts) != 4 or environment.get(TEMPLATE):
         return ""
@@ -94,12 +94,12 @@ def tunnel(port: int, environment: Mapping[str, str]) -> str:
 
 
 def is_ours(host: str, origin: str | None, url: str) -> bool:
-    """Whether a request may be answered: another site's page must not reach this one by a name of its own.
+    """Return whether to answer a request. This keeps pages of other sites from reaching this page by their own names.
 
     Args:
-        host: Host of its header: a name of loopback, with any port, since tunnels have others; or that of the proxy.
-        origin: Likewise, of the page that asks; None outside browsers.
-        url: Url of the page.
+        host: Host header: a name of loopback with any port, because tunnels use other ports; or the proxy's host.
+        origin: Origin header of the page that asks; None outside of browsers.
+        url: URL of the page.
     """
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
     if name.lower() not in LOOPBACK and host.lower() != urlsplit(url).netloc.lower():
@@ -108,10 +108,10 @@ def is_ours(host: str, origin: str | None, url: str) -> bool:
 
 
 def announce(port: int, facts: dict[str, Any]) -> Path:
-    """Say that this process shows a page.
+    """Announce that this process shows a page.
 
     Returns:
-        The file, which is to be removed with it.
+        The announcement's file. Remove it when the page closes.
     """
     path = state_folder() / "dashboards" / f"{platform.node()}-{os.getpid()}-{port}.json"
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -129,7 +129,7 @@ def open_pages() -> list[dict[str, Any]]:
         with contextlib.suppress(OSError, ValueError, KeyError):
             facts = json.loads(path.read_text(encoding="utf-8"))
             if facts["host"] != platform.node():
-                continue  # a home folder that several machines share
+                continue  # several machines share this home folder
             if is_open(facts["port"]) and _lives(facts["pid"]):
                 result.append(facts)
             else:
@@ -138,7 +138,7 @@ def open_pages() -> list[dict[str, Any]]:
 
 
 def is_open(port: int) -> bool:
-    """Whether something listens on a port of loopback."""
+    """Return whether a process listens on a port of loopback."""
     with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=2):
         return True
     return False

@@ -1,7 +1,7 @@
-"""What a page, a terminal and a monitoring system show of a cluster and of the run on it: state, history, and what was said. Runs on the master.
+"""The board: state, history and log of a cluster and its run, for pages and metrics. Runs on the master.
 
-Memory is bounded, however long a run is and however much is said. What somebody who looks on has seen is a ``Seen``; what came since is small, so
-nobody needs a queue: who is slow is told less often.
+Memory is bounded, however long the run and its log are. A ``Seen`` records what one viewer has received. The difference
+to the board is always small, so no viewer needs a queue: a slow viewer just receives updates less often.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from ddlf.monitor.terminal.lines import line
 from ddlf.monitor.terminal.phrases import doing
 
 MOST_POINTS = 1000
-"""Before neighbours become one. Twice what a wide screen shows of a curve."""
+"""Maximum number of points of a curve, about twice what a wide screen shows. More points are merged in pairs."""
 
 Column = list[float | None]
 
 
 class Series:
-    """Curves over a common x. All points but the last stand for equally many values of x, and are their means.
+    """Curves over a common x. Each point except the last is the mean of equally many values.
 
     Attributes:
-        thinned: How often neighbours have become one: who has seen fewer points of another number knows none of these.
+        thinned: How often points were merged in pairs. A viewer with an older number has to fetch all points again.
     """
 
     def __init__(self, most: int = MOST_POINTS) -> None:
@@ -41,11 +41,11 @@ class Series:
         self.thinned = 0
 
     def __len__(self) -> int:
-        """How many points will not change until they are thinned."""
+        """Return the number of finished points, which stay the same until they are thinned."""
         return len(self._x)
 
     def add(self, x: float, values: Mapping[str, float]) -> None:
-        """Add what there is at an ``x`` above those before; NaN and infinity are left out."""
+        """Add values at an ``x`` above the previous ones. Leave out NaN and infinity."""
         self._open.append((x, {name: value for name, value in values.items() if math.isfinite(value)}))
         if len(self._open) < self._stride:
             return
@@ -60,7 +60,7 @@ class Series:
             self._thin()
 
     def since(self, known: int) -> tuple[list[float], dict[str, Column]]:
-        """All points but the first ``known``: their x, and each curve by its name, equally long, with None where there is nothing."""
+        """Return the points after the first ``known``: x, and equally long columns by name, with None for no value."""
         x, columns = self._x[known:], {name: column[known:] for name, column in self._columns.items()}
         if self._open:
             last, means = self._newest()
@@ -70,7 +70,7 @@ class Series:
         return x, columns
 
     def _newest(self) -> tuple[float, dict[str, float]]:
-        """The point that is not complete yet."""
+        """Return x and means of the unfinished point."""
         names = dict.fromkeys(name for _, values in self._open for name in values)
         return self._open[-1][0], {name: mean([values.get(name) for _, values in self._open]) or 0.0 for name in names}
 
@@ -85,18 +85,18 @@ class Series:
 
 
 def mean(values: Column) -> float | None:
-    """Of those that are there; None when there are none."""
+    """Return the mean without None; None if there are no values."""
     there = [value for value in values if value is not None]
     return sum(there) / len(there) if there else None
 
 
 MOST_SPANS = 800
-"""Updates in the timeline."""
+"""Maximum number of updates in the timeline."""
 MOST_LINES = 500
-"""Of the log."""
+"""Maximum number of lines in the log."""
 LONGEST_LINE = 500
 OF_A_RUN = ("run", "app", "mode", "batch_size", "worker_epochs", "worker_steps", "seed")
-"""Facts of the beginning that the page shows."""
+"""Facts of ``RunBegan`` that the page shows."""
 TROUBLE = (
     e.Advised,
     e.Warned,
@@ -110,13 +110,13 @@ TROUBLE = (
 
 
 class Tail:
-    """The last of what only grows.
+    """The last entries of a list that only grows.
 
     Args:
-        most: How many are kept.
+        most: Number of entries to keep.
 
     Attributes:
-        count: How many there were.
+        count: Number of all entries so far.
     """
 
     def __init__(self, most: int) -> None:
@@ -124,19 +124,19 @@ class Tail:
         self.count = 0
 
     def append(self, one: Any) -> None:
-        """Add one."""
+        """Add an entry."""
         self._kept.append(one)
         self.count += 1
 
     def since(self, known: int) -> list[Any]:
-        """Those that are still kept of all but the first ``known``."""
+        """Return the kept entries after the first ``known``."""
         new = min(self.count - known, len(self._kept))
         return list(self._kept)[len(self._kept) - new :]
 
 
 @dataclass
 class Seen:
-    """What somebody who looks on has been shown: numbers of changes, points, spans and lines."""
+    """The content that one viewer has received: numbers of changes, points, spans and lines."""
 
     run: int = -1
     began: int = 0
@@ -149,7 +149,7 @@ class Seen:
 
 @dataclass
 class Header:
-    """What does not change, or seldom, in a run."""
+    """Facts that change rarely in a run, or never."""
 
     run: str = ""
     app: str = ""
@@ -170,16 +170,16 @@ class Header:
 
 
 class Board:
-    """Takes events, and says what there is to show.
+    """Collects events, and returns what to show.
 
     Args:
-        about: Facts that do not change, for whoever looks on.
+        about: Constant facts, for viewers.
 
     Attributes:
-        state: How far the run is.
-        sums: What came of each worker's updates in this run, by its number.
-        total: What came of all.
-        workers: What the workers have answered, a dict each.
+        state: State of the run.
+        sums: Sums over each worker's updates in this run, by number.
+        total: Sums over all updates.
+        workers: The workers' last answers, a dict for each.
     """
 
     def __init__(self, **about: Any) -> None:
@@ -200,28 +200,28 @@ class Board:
     # -- what comes in ----------------------------------------------------------------------------------------------
 
     def set_workers(self, workers: list[dict[str, Any]]) -> None:
-        """Take what the workers have answered."""
+        """Store the workers' answers."""
         self.workers = workers
         self._answers += 1
 
     def stop(self, at: float) -> None:
-        """Note that the run was asked to end."""
+        """Record that the user asked the run to end."""
         if not self.header.stopping:
             self.header.stopping = True
             self._changes += 1
             self.say(at, "", "stopping  after this round, as asked for", "warn")
 
     def say(self, at: float, who: str, text: str, level: str) -> None:
-        """Add lines to the log: ``"info"``, ``"warn"``, or the stream of a worker."""
+        """Add lines to the log. The level is ``"info"``, ``"warn"``, or a worker's output stream."""
         for one in text.split("\n"):
             self.log.append([round(at, 3), level, who, one[:LONGEST_LINE]])
 
     def tell(self, event: e.Event, at: float) -> None:
-        """Take an event.
+        """Add an event.
 
         Args:
-            event: What has happened.
-            at: When, in seconds since 1970.
+            event: The event.
+            at: Its time, in seconds since 1970.
         """
         self._changes += 1
         if isinstance(event, e.RunBegan):
@@ -237,7 +237,7 @@ class Board:
                 words = f"ended     {event.how}" + f": {event.why}" * bool(event.why)
                 self.say(at, "", words, "warn" if event.how == "failed" else "info")
             case e.Committed():
-                pass  # the curves show it
+                pass  # the curves show these
             case _ if text := line(event):
                 self.say(at, "", text, "warn" if isinstance(event, TROUBLE) else "info")
 
@@ -288,7 +288,7 @@ class Board:
         self.series.add(record.version, values)
 
     def _rate(self, record: RoundRecord, at: float) -> float:
-        """Samples in a second lately: in a round, or in as many updates as there are slots."""
+        """Return recent samples per second: of the last round, or of one update per slot."""
         self._pace.append((at, self.total.trained))
         while len(self._pace) > (1 if record.slot is None else max(self.state.slots, 1)) + 1:
             self._pace.popleft()
@@ -298,9 +298,10 @@ class Board:
     # -- what goes out ----------------------------------------------------------------------------------------------
 
     def since(self, seen: Seen, now: float) -> dict[str, Any]:
-        """What somebody has not been shown yet, as JSON data; empty when there is nothing. ``seen`` is brought up to date.
+        """Return the facts that a viewer has not received yet, as JSON data; maybe none. Update ``seen``.
 
-        Points of curves come with how many of those before stay: ``"from"``; spans and lines with whether those before do: ``"more"``.
+        ``"from"`` is the number of earlier points of the curves that stay valid. ``"more"`` says whether earlier spans
+        and lines stay valid.
         """
         message: dict[str, Any] = {}
         if seen.run < 0:
@@ -364,10 +365,10 @@ NOTHING = Sums()
 
 
 def finite_or_none(value: float | None) -> float | None:
-    """A number as JSON has it: None for NaN and infinity."""
+    """Return a number for JSON: None for NaN and infinity."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def finite(metrics: dict[str, float]) -> dict[str, float | None]:
-    """Metrics as JSON has them."""
+    """Return metrics for JSON."""
     return {name: finite_or_none(value) for name, value in metrics.items()}

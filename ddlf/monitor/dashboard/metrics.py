@@ -1,4 +1,4 @@
-"""What a board shows, as Prometheus reads it: base units, and names that begin with ``ddlf_``. Needs prometheus-client."""
+"""Metrics of a board for Prometheus, in base units, with the prefix ``ddlf_``. Needs prometheus-client."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ OF_UPDATES = (
     ("bytes_back", "received_bytes", "Bytes received for them"),
     ("lost", "lost", "How often the worker was lost"),
 )
-"""Fact of ``Sums``, name, what it is."""
+"""Field of ``Sums``, name of the metric, and its help text."""
 
 
 def text(board: Board) -> bytes:
-    """All metrics of a board, in the text format."""
+    """Return all metrics of a board, in Prometheus's text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Board(board))
     return generate_latest(registry)
@@ -81,7 +81,7 @@ class _Board(Collector):
             number = str(worker["worker"])
             up.add_metric([number, worker["name"], worker["state"]], float(worker["state"] in ("alive", "suspect")))
             if "host" not in worker:
-                continue  # it has not answered
+                continue  # the worker has not answered yet
             busy.add_metric([number], float(worker["busy"] is not None))
             restarts.add_metric([number], worker["restarts"])
             for family, value in ((memory, (worker.get("memory") or {}).get("used")), (cores, worker.get("cores"))):

@@ -1,11 +1,12 @@
-"""The page of one master: files, WebSockets and metrics on one port of loopback. Runs on the master, in a thread of its own.
+"""The dashboard of one master: files, WebSockets and metrics on one loopback port. Runs on a thread of the master.
 
-A thread, because code of the user's holds the master's event loop up: an import, an evaluation. The page goes on meanwhile, and says so. What
-happens is put into a deque, which costs a run 1 to 3 microseconds; it is taken out there ``RATE_HZ`` times a second, and each browser is
-sent what it has not seen when it has taken what it was sent before. So nothing queues up for one that is slow, and the run waits for none.
+It needs a thread because user code, such as an import or an evaluation, can block the master's event loop. The page
+then continues, and says so. Events enter a deque, which costs a run 1 to 3 microseconds each. The thread empties it
+``RATE_HZ`` times a second. Each browser receives new facts after it has received the previous ones. So no queue grows
+for a slow browser, and the run waits for none.
 
-Who has the token may look, and stop the run; it is not the workers' token, and runs no code. A page of another site has no token, and is refused by
-its Host and Origin before that is looked at.
+The page's token allows viewing and stopping the run. It is not the workers' token, and cannot run code. A page of
+another site has no token, and is refused by its Host and Origin headers first.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ if TYPE_CHECKING:
     from websockets.http11 import Request, Response
 
 RATE_HZ = 5.0
-"""How often a page is told what is new: more than the eye follows in numbers."""
+"""How often a page receives updates: more often than the eye can follow numbers."""
 LOOK_S = 1.0
-"""Between two questions to the workers, as long as somebody looks on."""
+"""Seconds between two calls to the workers, while the page has viewers."""
 HELD_UP_S = 2.0
-"""From when on the page says that the master's event loop does not answer."""
+"""Seconds until the page says that the master's event loop does not answer."""
 MOST_VIEWERS = 32
 READY_S = 20.0
 END_S = 2.0
@@ -70,20 +71,21 @@ Look = Callable[[], Awaitable[list[dict[str, Any]]]]
 
 
 class Dashboard:
-    """A page that shows what happens. ``open`` brings it up, ``close`` takes it away.
+    """A web page that shows events. ``open`` starts it, ``close`` ends it.
 
     Args:
-        look: Asks the workers, on the event loop of ``open``; returns a dict for each.
-        port: Port to take, and no other, 0 for any; None for the first that is free of 8900 to 8919.
-        stop: Asks the run to end after its round; returns whether there is one. Called on the same event loop. None where nothing can be stopped.
-        follow: What has a ``subscribe`` for what happens: an app, a cluster. An event that two of them tell counts once.
-        about: Facts that do not change, for the page.
+        look: Asks the workers, on the event loop that called ``open``. Returns a dict for each.
+        port: The only port to try, 0 for any; None for the first free port from 8900 to 8919.
+        stop: Asks the run to end after its round. Returns whether there is a run. Called on the same event loop. None
+            if nothing can be stopped.
+        follow: Objects with ``subscribe``, such as an app and a cluster. An event from two of them counts once.
+        about: Constant facts, for the page.
 
     Attributes:
-        url: Url of the page, with the token behind the #.
-        port: On loopback.
-        note: What there is to say about the port, or nothing.
-        tunnel: The command that makes the page reachable from where somebody has come from by ssh, or nothing.
+        url: URL of the page, with the token after the #.
+        port: Its port on loopback.
+        note: Note about the port, or an empty text.
+        tunnel: Command that tunnels the page to the ssh client's machine, or an empty text.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class Dashboard:
         self._viewers: set[ServerConnection] = set()
         self._asked: Future[list[dict[str, Any]]] | None = None
         self._asked_at = 0.0
-        self._was_heard = True  # whether the master's loop has come to what it was asked last
+        self._was_heard = True  # whether the master's loop has begun the last call
         self._closed = False
         self._metrics_at = 0.0
         self._thread: threading.Thread | None = None
@@ -120,12 +122,12 @@ class Dashboard:
     # -- on the master's event loop -----------------------------------------------------------------------------------
 
     async def open(self) -> Dashboard:
-        """Serve the page; returns when it has answered a request.
+        """Serve the page. Return after it has answered a request.
 
         Raises:
-            ListenError: There is no port, or the page does not answer.
-            AuthError: There is no place for the token.
-            ConfigError: ``DDLF_DASHBOARD_URL`` is no URL.
+            ListenError: No port is free, or the page does not answer.
+            AuthError: The token cannot be stored.
+            ConfigError: ``DDLF_DASHBOARD_URL`` is not a URL.
         """
         self._token = automatic_token("dashboard token").primary.decode()
         sock, self.note = address.listen(self._wanted)
@@ -153,28 +155,28 @@ class Dashboard:
         return self
 
     def tell(self, event: Event, at: float | None = None) -> None:
-        """Take an event: a sink.
+        """Add an event. This method is a sink.
 
         Args:
-            event: What has happened.
-            at: When, in seconds since 1970; None for now.
+            event: The event.
+            at: Its time, in seconds since 1970; None for now.
         """
         if event is not self._newest:
             self._newest = event
             self._inbox.append((time.time() if at is None else at, event))
 
     def stopping(self) -> None:
-        """Show that the run was asked to end after its round. Any thread may call it, a signal handler, too."""
+        """Show that the user asked the run to end. Any thread and any signal handler may call this."""
         self._inbox.append((time.time(), None))
 
     def close(self) -> None:
-        """Show the last state to whoever looks on, and end. Safe to call again."""
+        """Show the last state to all viewers, and end. Safe to call again."""
         while self._take_off:
             self._take_off.pop()()
         self._closed = True
         if self._thread is not None and self._thread.is_alive():
             if self._loop is not None and self._end is not None:
-                with contextlib.suppress(RuntimeError):  # it has just ended by itself
+                with contextlib.suppress(RuntimeError):  # the loop has just ended by itself
                     self._loop.call_soon_threadsafe(self._end.set)
             self._thread.join(2 * END_S)
 
@@ -207,7 +209,7 @@ class Dashboard:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
         self._files = {name: (path.read_bytes(), kind) for name, (path, kind) in FILES.items()}
         silent = logging.getLogger("ddlf.monitor.dashboard.websockets")
-        silent.disabled = True  # a stranger's request is no news for whoever looks at the terminal
+        silent.disabled = True  # requests by strangers should not appear in the user's terminal
         async with serve(
             self._show,
             sock=sock,
@@ -245,7 +247,7 @@ class Dashboard:
                 await asyncio.wait_for(self._end.wait(), 1 / RATE_HZ)
         self._take_in()
         self._board.about["over"] = True
-        with contextlib.suppress(TimeoutError):  # each has its last turn, but for those that take nothing
+        with contextlib.suppress(TimeoutError):  # wait for the last message to each viewer that still receives
             async with asyncio.timeout(END_S / 2):
                 await asyncio.gather(*(viewer.wait_closed() for viewer in self._viewers))
 
@@ -258,7 +260,7 @@ class Dashboard:
                 self._board.tell(event, at)
 
     def _ask_workers(self) -> None:
-        """Take what the workers have answered, and ask again, if anybody wants to know. One question at a time is under way."""
+        """Store the workers' answers, and call them again if there are viewers. At most one call is under way."""
         now = time.monotonic()
         if self._asked is not None and self._asked.done():
             if self._asked.cancelled() or self._asked.exception() is not None:
@@ -278,18 +280,18 @@ class Dashboard:
 
     @property
     def _held_s(self) -> float:
-        """For how long the master's event loop has not answered."""
+        """For how many seconds the master's event loop has not answered; 0 below ``HELD_UP_S``."""
         held = 0.0 if self._was_heard else time.monotonic() - self._asked_at
         return round(held, 1) if held > HELD_UP_S else 0.0
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def _answer(self, connection: ServerConnection, request: Request) -> Response | None:
-        """Answer an HTTP request; None for one that becomes a WebSocket."""
+        """Return the answer to an HTTP request; None if it becomes a WebSocket."""
         headers, path = request.headers, request.path.partition("?")[0]
         try:
             host, origin = headers.get("Host", ""), headers.get("Origin")
-        except LookupError:  # given twice
+        except LookupError:  # the header occurs twice
             return _response(400, "a header is there twice")
         if not address.is_ours(host, origin, self.url):
             return _response(403, "this page answers to its own name only: open it by the URL that the run has printed")
@@ -309,7 +311,7 @@ class Dashboard:
         return None
 
     def _may(self, authorization: str, protocols: str) -> bool:
-        """Whether a request has the token: as a bearer's, or, since browsers cannot send that with a WebSocket, among its subprotocols."""
+        """Return whether a request has the token, as a bearer token or, from browsers' WebSockets, as a subprotocol."""
         given = [authorization.removeprefix("Bearer ").strip(), *(one.strip() for one in protocols.split(","))]
         return any(hmac.compare_digest(one.encode(errors="replace"), self._token.encode()) for one in given)
 
@@ -323,7 +325,7 @@ class Dashboard:
         return _response(200, text(self._board), CONTENT_TYPE)
 
     async def _show(self, viewer: ServerConnection) -> None:
-        """Send a viewer what there is, then what is new, at its own pace."""
+        """Send a viewer the current state, then updates, at its own pace."""
         self._viewers.add(viewer)
         listening = asyncio.ensure_future(self._listen(viewer))
         seen, told_at = Seen(), 0.0
@@ -351,7 +353,7 @@ class Dashboard:
         async for text in viewer:
             with contextlib.suppress(
                 ValueError, AttributeError, RuntimeError
-            ):  # no JSON, no dict; the master's loop has ended
+            ):  # not JSON, or not a dict; or the master's loop has ended
                 if json.loads(text).get("stop"):
                     self._master.call_soon_threadsafe(self._stop_run)
 

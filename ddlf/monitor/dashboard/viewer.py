@@ -1,4 +1,4 @@
-"""Look on from outside a browser: what a page of this machine shows, as it comes. Runs where somebody looks."""
+"""A client of the dashboard outside of a browser, on the same machine."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ MOST_BYTES = 64 * 1024**2
 
 
 async def watch(port: int, token: str) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield what there is to show whenever something is new, until the master ends.
+    """Yield the state of a page whenever it changes, until the master ends.
 
     Args:
         port: Port of the page.
-        token: Token that it is served with.
+        token: Token of the page.
 
     Yields:
-        The same dict each time: ``"about"``, ``"run"``, ``"lanes"``, ``"workers"``, ``"curves"`` (values by name), ``"log"``,
-        ``"now"``, ``"held_s"`` and ``"over"``, as the page has them.
+        The same dict each time: ``"about"``, ``"run"``, ``"lanes"``, ``"workers"``, ``"curves"`` (values by name),
+        ``"log"``, ``"now"``, ``"held_s"`` and ``"over"``, in the format of the page.
 
     Raises:
-        ConnectError: Nobody shows a page there, or not any more.
-        AuthError: The token is another one.
+        ConnectError: No page is there, or it has disappeared.
+        AuthError: The token is wrong.
     """
     from websockets.asyncio.client import connect
     from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
@@ -57,7 +57,7 @@ async def watch(port: int, token: str) -> AsyncGenerator[dict[str, Any], None]:
 
 
 def take(known: dict[str, Any], message: dict[str, Any]) -> None:
-    """Bring what is known up to date."""
+    """Update the known state by a message."""
     known.update({name: message[name] for name in ("about", "run", "lanes", "workers") if name in message})
     known.update({name: message[name] for name in ("now", "held_s", "over")})
     if series := message.get("series"):

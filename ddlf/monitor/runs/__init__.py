@@ -1,1 +1,1 @@
-"""What is left of runs: their folders, which can be listed, compared and reported, and trackers of others. Runs on the master, by subscribing."""
+"""Run folders, which can be listed, compared and reported, and external trackers. Runs on the master, as sinks."""

@@ -1,4 +1,4 @@
-"""A sink that does what takes time on a thread: a disk that is slow, or a server that is far away, holds up no training. Runs on the master."""
+"""A sink that works on a thread, so that slow disks and distant servers do not delay training. Runs on the master."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ddlf.events import Event
 log = logging.getLogger(__name__)
 
 PAUSE_S = 0.2
-"""Between two looks at what has happened. A kill costs as much of the newest; a thread that woke with each event would hold up short rounds."""
+"""Seconds between two batches. A kill loses this much. A thread that woke for each event would slow short rounds."""
 
 Timed = tuple[float, Event]
-"""When it happened, in seconds since 1970, and what."""
+"""Time of an event, in seconds since 1970, and the event."""
 
 
 def reason(error: Exception) -> str:
@@ -27,14 +27,14 @@ def reason(error: Exception) -> str:
 
 
 class Behind:
-    """Gives all events in order to a function, many at a time, on a thread of its own.
+    """Passes all events in order to a function, in batches, on its own thread.
 
     Attributes:
-        lost: Events that could not be written.
+        lost: Number of events that could not be written.
 
     Args:
-        write: Takes them. When it raises, what it was given is lost; that is told once, and it is tried again with what comes.
-        what: What it does, for that sentence: ``"the run's folder"``.
+        write: Writes a batch. If it raises, the batch is lost. The first error is logged, and later batches are tried.
+        what: Its object, for the log: ``"the run's folder"``.
     """
 
     def __init__(self, write: Callable[[list[Timed]], None], what: str) -> None:
@@ -49,13 +49,13 @@ class Behind:
         self._thread.start()
 
     def __call__(self, event: Event) -> None:
-        """Take an event. Returns at once; after ``close``, when it is written."""
+        """Queue an event, and return at once. After ``close``, write it before the return."""
         self._queue.put((time.time(), event))
         if self._closing.is_set():
             self._take()
 
     def close(self, timeout_s: float) -> bool:
-        """Write what there is. Returns whether that was done in time."""
+        """Write the queued events. Return whether this was done in time."""
         self._closing.set()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -75,7 +75,7 @@ class Behind:
                     self.tell(error)
 
     def tell(self, error: Exception) -> None:
-        """Say once that something went wrong."""
+        """Log the first error only."""
         if not self._told:
             self._told = True
             log.warning("%s cannot be written: %s; the run goes on", self._what, reason(error))

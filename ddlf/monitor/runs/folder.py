@@ -26,7 +26,7 @@ from ddlf.events import facts
 USUAL = "runs"
 """The default parent folder of ``ddlf run``."""
 NONE = "none"
-"""Given instead of a folder, it disables run folders."""
+"""Setting of ``out`` that disables run folders."""
 EVENTS = "events.jsonl"
 STATE = "state.json"
 SUMMARY = "summary.json"
@@ -34,7 +34,7 @@ METRICS = "metrics.csv"
 REPORT = "report.html"
 MODEL = "model.keras"
 NOTATION = "model.nnm"
-"""The text of the model with all that was decided, if it has one."""
+"""The model text with all decisions, if the run has one."""
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
 BEFORE = ".1"
@@ -51,13 +51,13 @@ class State:
     """The state of a run.
 
     Args:
-        state: ``"running"``, ``"finished"``, ``"failed"`` or ``"stopped"`` (by somebody, or killed).
+        state: ``"running"``, ``"finished"``, ``"failed"`` or ``"stopped"`` (by the user, or killed).
         app: Name of the app's class.
-        began: When it began, in seconds since 1970.
+        began: Time of its beginning, in seconds since 1970.
         host: Machine of the process.
         pid: Number of the process.
-        started: When that process began, as its system says it: numbers are used again.
-        ended: When it ended; None if it has not, or was killed.
+        started: Start time of the process, as text of its system, because process numbers are reused.
+        ended: Time of its end; None if it has not ended, or was killed.
         why: Why it ended, if it is not finished.
     """
 
@@ -98,13 +98,13 @@ def make(out: Path, name: str) -> Path:
     """Create a folder for a run that starts now. A number is added if another run started in the same second.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: The folder cannot be created.
     """
-    with contextlib.suppress(FileExistsError):  # also when another run makes it in this moment
+    with contextlib.suppress(FileExistsError):  # another run may create it at the same time
         out.mkdir(parents=True)
         (out / ".gitignore").write_text(
             "*\n", encoding="utf-8"
-        )  # so that a run does not make the next one's sources unclean
+        )  # so that git does not report the sources of the next run as changed
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{file_name(name) or 'run'}"
     for number in range(1, 1000):
         path = out / (stem if number == 1 else f"{stem}-{number}")
@@ -115,13 +115,13 @@ def make(out: Path, name: str) -> Path:
 
 
 def file_name(name: str) -> str:
-    """A name without what a file's name cannot have, or should not. Letters of any language stay; a long one is cut."""
+    """Return a name without characters unfit for file names. Keep letters of all languages. Cut long names."""
     clean = re.sub(r"[^\w.-]+", "-", unicodedata.normalize("NFC", name)).strip("-.")
     return clean.encode()[:MOST_NAME_BYTES].decode(errors="ignore").rstrip("-.")
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Give a file of JSON new content at once: who reads it meanwhile, or after a kill, sees the old or the new one.
+    """Replace the content of a JSON file atomically: a reader sees the old or the new one, even after a kill.
 
     Raises:
         OSError: It cannot be written.
@@ -130,7 +130,7 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def write_json_over(path: Path, data: Any) -> None:
-    """The same for a disk that is full: the new content takes the place of the old one on the disk, and is not there at once.
+    """Overwrite a JSON file in place, for a full disk. The change is not atomic.
 
     Raises:
         OSError: It cannot be written.
@@ -145,7 +145,7 @@ def _as_json(data: Any) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """The same with any text."""
+    """Replace the content of a text file atomically."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_text(text, encoding="utf-8")
@@ -156,7 +156,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The content of a file of JSON; nothing if there is none, or it is damaged."""
+    """Return the content of a JSON file; empty if it is missing or damaged."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -263,7 +263,7 @@ def prune(out: Path, keep: int) -> tuple[list[Path], dict[Path, str], dict[Path,
         try:
             shutil.rmtree(path)
         except FileNotFoundError:
-            continue  # somebody else removes it, too
+            continue  # another process removes it, too
         except OSError as error:
             failed[path] = error.strerror or str(error)
         else:
@@ -272,7 +272,7 @@ def prune(out: Path, keep: int) -> tuple[list[Path], dict[Path, str], dict[Path,
 
 
 def _checkpoints_of(path: Path) -> list[Path]:
-    """Return the folders with a run's checkpoints, or with those that it continues from while it has no own ones."""
+    """Return the folders of a run's checkpoints, or, while it has none, of the checkpoints that it resumed from."""
     found = read_json(path / SUMMARY)
     before = found.get("goes_on_from", {}).get("checkpoints")
     return [Path(place).resolve().parent for place in (found.get("checkpoints") or before,) if place]

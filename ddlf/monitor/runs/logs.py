@@ -1,4 +1,4 @@
-"""What workers wrote in a run, read from the files of the run's folder: those of each of them, or all together in the order of time."""
+"""Reads what workers wrote in a run from its log files: one worker's, or all workers' in order of time."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from ddlf.monitor.runs import folder
 STAMP = len("2026-11-22 12:00:00.000")
 
 Line = tuple[str, str, str]
-"""When it came to the master, as text that sorts; who wrote it; what."""
+"""Time of its arrival at the master, as text that sorts; the worker; the line."""
 
 
 class Reader:
-    """Reads the files of a run, again and again.
+    """Reads the logs of a run repeatedly.
 
     Args:
         path: Folder of the run.
-        worker: Name of the worker whose file alone is read; None for all.
+        worker: Name of the worker whose log to read; None for all.
     """
 
     def __init__(self, path: Path, worker: str | None = None) -> None:
         self._folder = path / folder.LOGS
         self._pattern = f"{folder.file_name(worker)}.log" if worker else "*.log"
-        self._read: dict[int, int] = {}  # number of a file on its disk -> bytes: it keeps that under another name
+        self._read: dict[int, int] = {}  # inode -> bytes read: a renamed file keeps its inode
 
     @property
     def writers(self) -> list[str]:
-        """Names of all workers that wrote something, as their files have them."""
+        """Names of all workers that wrote something, as in the names of the files."""
         return sorted(path.stem for path in self._folder.glob("*.log"))
 
     def new(self) -> Iterator[Line]:
-        """The lines that were added since the last time, without one that is not whole yet."""
+        """Return the lines that were added since the last call, without an incomplete last line."""
         return heapq.merge(*(self._of(path) for path in sorted(self._folder.glob(self._pattern))))
 
     def _of(self, path: Path) -> Iterator[Line]:
         for part in (path.with_name(path.name + folder.BEFORE), path):
             try:
                 file = open(part, "rb")  # noqa: SIM115
-            except FileNotFoundError:  # there is none before it
+            except FileNotFoundError:  # there is no older part
                 continue
             with file:
                 facts = os.fstat(file.fileno())
                 begin = self._read.get(facts.st_ino, 0)
-                done = begin if begin <= facts.st_size else 0  # a new file may get the number of one that went
+                done = begin if begin <= facts.st_size else 0  # a new file may get the inode of a removed one
                 file.seek(done)
                 for data in file:
                     if not data.endswith(b"\n"):

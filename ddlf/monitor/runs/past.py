@@ -1,4 +1,4 @@
-"""A run's folder read again, also that of a run that goes on, failed, or was killed in the middle of a line. Runs on the master; reads only."""
+"""Reads a run's folder, even if the run continues, failed, or was killed while it wrote a line. Runs on the master."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from ddlf.monitor.state import Sums
 from ddlf.monitor.terminal.lines import training_event
 
 SKIPPED = ('"event":"SlotStarted"', '"event":"SlotFinished"', '"event":"Phase', '"event":"WorkerWrote"')
-"""What most lines of a long run are, and nothing here is made of: not even read as JSON."""
+"""Beginnings of most lines of a long run. This module does not need these lines, and does not parse them."""
 
 
 @dataclass(kw_only=True)
 class Share(Sums):
-    """What one worker did in a run.
+    """The work of one worker in a run.
 
     Args:
         worker: Number of the worker.
         name: Name of the worker.
         away_s: Seconds in which it was lost.
         wait_s: The other seconds between its first task and the run's last merge.
-        first: When its first task began; None if it has brought none.
-        lost_at: When it was lost, if it is.
+        first: Time of its first task; None if it has brought no update.
+        lost_at: Time of its loss, if it is lost.
     """
 
     worker: int
@@ -45,12 +45,12 @@ class Share(Sums):
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Something out of the ordinary.
+    """An unusual event.
 
     Args:
-        time: When it happened, in seconds since 1970.
-        round: Round of it; 0 where there is none.
-        kind: As ``TrainingEvent.kind``, or ``"warning"``, ``"damaged"``, ``"failed"``, ``"not finite"``.
+        time: Time of the event, in seconds since 1970.
+        round: Its round; 0 without one.
+        kind: A ``TrainingEvent.kind``, or ``"warning"``, ``"damaged"``, ``"failed"``, ``"not finite"``.
         text: A sentence.
     """
 
@@ -62,19 +62,19 @@ class Fault:
 
 @dataclass(kw_only=True)
 class Past:
-    """What is known of a run.
+    """A run as its folder shows it.
 
     Args:
         path: Folder.
-        state: What it is doing, or how it has ended.
-        summary: Summary of ``summary.json``; empty if there is none.
-        records: Records of its rounds, or in asynchronous training its updates.
-        times: When each of them came, in seconds since 1970.
-        shares: What each worker did, by number.
-        faults: What was out of the ordinary, in order.
-        facts: The last event of each of some kinds, by name: ``RunBegan``, ``ModelBuilt``, ``DataLoaded``, ``TrainingBegan``.
-        test: Metrics of the test data, measured last.
-        ended: When the last thing happened, in seconds since 1970.
+        state: State of the run, or how it ended.
+        summary: Content of ``summary.json``; empty if there is none.
+        records: Records of its rounds, or in asynchronous training of its updates.
+        times: Time of each record, in seconds since 1970.
+        shares: Work of each worker, by number.
+        faults: Unusual events, in order.
+        facts: The last event of some kinds, by name: ``RunBegan``, ``ModelBuilt``, ``DataLoaded``, ``TrainingBegan``.
+        test: Newest metrics of the test data.
+        ended: Time of the last event, in seconds since 1970.
     """
 
     path: Path
@@ -90,19 +90,19 @@ class Past:
 
     @property
     def seconds(self) -> float:
-        """From its beginning to its end, or to the last that is known of it."""
+        """Seconds from the beginning of the run to its end, or to its last event."""
         return max((self.state.ended or self.ended or self.state.began) - self.state.began, 0.0)
 
     def setting(self, name: str) -> Any:
-        """A setting's value; None if it is not known."""
+        """Return a setting's value; None if it is unknown."""
         return self.summary.get("settings", {}).get(name, {}).get("value")
 
 
 def read(path: Path) -> Past:
-    """Read a run's folder. What is damaged is left out.
+    """Read a run's folder. Leave out damaged parts.
 
     Raises:
-        ConfigError: There is no run in it.
+        ConfigError: The folder is not that of a run.
     """
     if not (path / folder.STATE).exists() and not (path / folder.EVENTS).exists():
         raise ConfigError(f"{str(path)!r} is not the folder of a run", hint="list the runs with: ddlf runs")
@@ -112,14 +112,14 @@ def read(path: Path) -> Past:
     for data in lines(path / folder.EVENTS):
         try:
             _take(past, data)
-        except (KeyError, TypeError, ValueError):  # of another version
+        except (KeyError, TypeError, ValueError):  # written by another version
             continue
     _finish(past)
     return past
 
 
 def lines(path: Path, skipped: tuple[str, ...] = SKIPPED) -> Iterator[dict[str, Any]]:
-    """What whole lines of a file of events say, but for those that have a text of ``skipped`` in them."""
+    """Yield the complete lines of a file of events as data, except lines that contain a text of ``skipped``."""
     try:
         file = path.open(encoding="utf-8", errors="replace")
     except OSError:
@@ -130,18 +130,18 @@ def lines(path: Path, skipped: tuple[str, ...] = SKIPPED) -> Iterator[dict[str, 
                 continue
             try:
                 data = json.loads(line)
-            except ValueError:  # torn: the program was killed while it wrote, or the disk was full
+            except ValueError:  # incomplete: the program was killed while it wrote, or the disk was full
                 continue
             if isinstance(data, dict):
                 yield data
 
 
 END_BYTES = 256 * 1024
-"""Of a file of events, in which the last round is looked for."""
+"""Size of the end of a file of events that is searched for the last round."""
 
 
 def end_of(path: Path) -> tuple[dict[str, Any], float | None]:
-    """The last ``Committed`` of a file of events, as data, and the time of its last line; found without reading all of it."""
+    """Return a file's last ``Committed`` as data, and the time of its last line. Read only the end of the file."""
     try:
         with path.open("rb") as file:
             file.seek(max(path.stat().st_size - END_BYTES, 0))

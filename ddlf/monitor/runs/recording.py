@@ -1,4 +1,4 @@
-"""A run that leaves a folder, and tells trackers of others: who begins it, who is told, how it ends. Runs on the master."""
+"""Records a run in a folder and in external trackers, from its beginning to its end. Runs on the master."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ddlf.monitor.runs.writer import FolderWriter
 from ddlf.training.spec import SETTINGS
 
 CLOSE_S = 20.0
-"""How long the end of a run waits for a disk or a server that does not answer."""
+"""How long the end of a run waits for a slow disk or server."""
 
 
 class Recording:
-    """Subscribed to an app from when it is made.
+    """Writes a run's folder and trackers. It subscribes to the app when it is created.
 
     Args:
         app: The user's ``IApp``.
-        path: Folder of the run, which is there.
-        told: Where settings stand that were set from outside, by name.
+        path: Existing folder of the run.
+        told: Origins of settings from outside of the app, by name.
         trackers: Names of trackers.
 
     Attributes:
-        path: The same folder.
-        is_over: Whether the run is.
+        path: The folder.
+        is_over: Whether the run is over.
 
     Raises:
         OSError: The folder cannot be written to.
@@ -48,10 +48,10 @@ class Recording:
         ]
 
     def close(self, error: BaseException | None = None) -> None:
-        """Write the rest, and how the run has ended. A test or a file of the model that is told of later is written at once.
+        """Write the remaining events and how the run ended. Later tests and model files are written at once.
 
         Args:
-            error: What ended it, if that is known.
+            error: The error that ended the run, if known.
         """
         self.is_over = True
         is_written = self._folder.close(CLOSE_S)
@@ -76,37 +76,37 @@ class Recording:
                 behind.tell(failed)
 
     def leave(self) -> None:
-        """Hear of nothing more."""
+        """Unsubscribe from the app."""
         for take_off in self._take_off:
             take_off()
 
 
 class Unrecorded:
-    """In place of a recording for a run without a folder: so what is inside of it makes none either, and the reason is said once."""
+    """A recording without a folder. Nested runs create no folder either, and the reason is logged only once."""
 
     path = None
     is_over = False
 
     def close(self, error: BaseException | None = None) -> None:
-        """The run is over."""
+        """Record that the run is over."""
         self.is_over = True
 
     def leave(self) -> None:
-        """It hears of nothing."""
+        """Do nothing: there is no subscription."""
 
 
 @contextlib.contextmanager
 def recorded(app: Any, told: dict[str, str] | None = None) -> Iterator[Path | None]:
-    """Have what an app does meanwhile in a folder of its own below ``app.out``, if that names one, and in its trackers.
+    """Record the app's run in a new folder below ``app.out``, if that names one, and in the app's trackers.
 
-    A test or a file of the model that comes later is in the folder, too, until the next run begins. Inside of itself it does nothing.
+    Later tests and model files go to the same folder until the next run begins. A nested call does nothing.
 
     Args:
         app: The user's ``IApp``.
-        told: Where settings stand that were set from outside, by name.
+        told: Origins of settings from outside of the app, by name.
 
     Yields:
-        The folder; None if there is none, because none is wanted or none can be made.
+        The folder; None if the app wants none, or none can be created.
 
     Raises:
         ConfigError: A setting cannot be used, or a tracker's package is not installed.

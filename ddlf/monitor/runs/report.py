@@ -1,6 +1,6 @@
-"""``report.html`` of a run: one file that needs nothing else, however long the run was and however it ended. Runs on the master.
+"""Writes a run's ``report.html``, a self-contained file, for runs of any length and any end. Runs on the master.
 
-Curves are of at most ``MOST_POINTS`` points each, which keep the least and the largest of what they stand for; all are in ``metrics.csv``.
+Each curve has at most ``MOST_POINTS`` points, which preserve the extremes. ``metrics.csv`` has all points.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ HERE = Path(__file__).parent / "static"
 UPLOT = Path(__file__).parents[1] / "static"
 MOST_POINTS = 800
 MOST_CHARTS = 8
-"""Of metrics."""
+"""Maximum number of charts of metrics."""
 MOST_FAULTS = 300
 MOST_MARKS = 40
 CAME = ("back", "joined")
 MARKED = (*CAME, "lost", "gone", "rejected", "not finite")
-"""Kinds of faults. Where a worker was lost and came back in one round, the loss is drawn over it."""
+"""Kinds of faults that curves mark. If a worker is lost and returns in one round, the loss is drawn on top."""
 TABLES = "tables"
 
 Points = tuple[list[int], list[float | None]]
 
 
 def write(path: Path) -> Past:
-    """Write the report of a run into its folder, and its tables.
+    """Write the report of a run, and its tables, into its folder.
 
     Returns:
-        What it is of.
+        The run.
 
     Raises:
-        ConfigError: There is no run in that folder.
-        OSError: It cannot be written.
+        ConfigError: The folder is not that of a run.
+        OSError: The report cannot be written.
     """
     past = read(path)
     (path / TABLES).mkdir(exist_ok=True)
@@ -54,7 +54,7 @@ def write(path: Path) -> Past:
 
 
 def html(past: Past) -> str:
-    """The page."""
+    """Return the page as HTML."""
     parts = {
         "TITLE": escape(past.path.name),
         "UPLOT_LICENSE": (UPLOT / "uPlot.LICENSE").read_text(encoding="utf-8").strip(),
@@ -62,7 +62,7 @@ def html(past: Past) -> str:
         "UPLOT_JS": (UPLOT / "uPlot.iife.min.js").read_text(encoding="utf-8"),
         "REPORT_CSS": (HERE / "report.css").read_text(encoding="utf-8"),
         "REPORT_JS": (HERE / "report.js").read_text(encoding="utf-8"),
-        # "<" is never needed in JSON but in texts, where it could end the script.
+        # JSON needs "<" only in texts, where it could end the script.
         "DATA": json.dumps(data_of(past), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
     }
     page = (HERE / "report.html").read_text(encoding="utf-8")
@@ -71,7 +71,7 @@ def html(past: Past) -> str:
 
 
 def data_of(past: Past) -> dict[str, Any]:
-    """What the page shows, as JSON has it."""
+    """Return the content of the page as JSON data."""
     run, workers = table.of_runs([past]), table.of_workers(past)
     tables = [("Result", run), ("Workers", workers)]
     return {
@@ -125,7 +125,7 @@ def _what(past: Past) -> str:
 
 
 def _tiles(past: Past) -> list[tuple[str, str, str]]:
-    """The few numbers that are looked for first: name, value, unit."""
+    """Return the most important numbers: name, value, unit."""
     newest, records = table.newest(past), past.records
     found = []
     for name in ("test_accuracy", "val_accuracy", "accuracy", "test_loss", "val_loss", "loss"):
@@ -156,7 +156,7 @@ def _is_accuracy(key: str, name: str) -> bool:
 
 
 def duration(seconds: float) -> str:
-    """A time for people: ``"8.3 s"``, ``"4:07"``, ``"2:10:05"``."""
+    """Return a time for people: ``"8.3 s"``, ``"4:07"``, ``"2:10:05"``."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, second = divmod(round(seconds), 60)
@@ -215,7 +215,7 @@ def _words(name: str) -> str:
 
 
 def thinned(x: list[int], values: Sequence[float | None]) -> Points:
-    """At most ``MOST_POINTS`` points of a curve: of neighbours the least and the largest. None, and what is not finite, is left out."""
+    """Return at most ``MOST_POINTS`` finite points of a curve: minimum and maximum of each group of neighbours."""
     points = [(place, value) for place, value in zip(x, values, strict=True) if value is not None and isfinite(value)]
     if len(points) > MOST_POINTS:
         buckets = MOST_POINTS // 2
@@ -230,7 +230,7 @@ def thinned(x: list[int], values: Sequence[float | None]) -> Points:
 
 
 def _faults(past: Past) -> list[dict[str, Any]]:
-    """The first and the last ones, if there are many, with how many lie between."""
+    """Return the faults. If there are many, return the first and the last ones, and the number between them."""
     shown = [
         {
             "at": duration(max(fault.time - past.state.began, 0.0)),
@@ -253,7 +253,7 @@ def _faults(past: Past) -> list[dict[str, Any]]:
 
 
 def _marks(past: Past) -> list[tuple[int, str]]:
-    """Where curves are marked: rounds in which something happened to a worker; none if there are too many to see a curve."""
+    """Return rounds and kinds of faults for the curves; none if they would hide the curves."""
     marks = [(fault.round, fault.kind) for fault in past.faults if fault.round and fault.kind in MARKED]
     return (
         []

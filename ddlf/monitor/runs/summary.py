@@ -1,4 +1,4 @@
-"""What a run was, for whoever wants to have it again: versions, settings with their origins, sources, ledger, results. Runs on the master."""
+"""The summary of a run, to reproduce it: versions, settings, their origins, sources, ledger, results."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ SECRETS = (
     ),
     (re.compile(r"(\w://[^/\s:@]*:)[^/\s@]+(?=@)"), r"\1***"),
 )
-"""What of a command line is not kept, and what stands in its place: values whose names say that they are secret, and passwords in URLs."""
+"""Patterns of secrets in command lines, and their replacements: values with secret names, and passwords in URLs."""
 GIT_S = 5.0
-"""How long git may take to look at a tree of sources."""
+"""Maximum seconds for git to examine the sources."""
 
 
 def settings_of(app: Any, told: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """Each setting of an app: its value, and where that comes from.
+    """Return each setting of an app with its value and origin.
 
     Args:
-        app: Class, or an object.
-        told: Where those stand that were set from outside, by name.
+        app: A class or an object.
+        told: Origins of settings from outside of the app, by name.
     """
     cls = app if isinstance(app, type) else type(app)
     rows = {}
@@ -54,7 +54,7 @@ def settings_of(app: Any, told: dict[str, str]) -> dict[str, dict[str, Any]]:
 
 
 def environment() -> dict[str, Any]:
-    """The program and what it runs on. Packages that this process has not imported are left out."""
+    """Return versions and the machine. Leave out packages that this process has not imported."""
     versions = {"ddlf": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         if name.removesuffix("-cpu") in sys.modules:
@@ -71,14 +71,14 @@ def environment() -> dict[str, Any]:
 
 
 def without_secrets(word: str) -> str:
-    """A word of a command line, which a file that is passed on may have."""
+    """Return a word of a command line with its secrets replaced, safe to publish."""
     for pattern, instead in SECRETS:
         word = pattern.sub(instead, word)
     return word
 
 
 def source_of(app: Any) -> str:
-    """The file that the app's class is in, or its text if that is all of it; empty for one of a notebook's cell."""
+    """Return the file of the app's class or model text; empty for a class from a notebook cell."""
     if getattr(app, "takes_data", False):
         return str(app.notation.file)
     module = sys.modules.get(type(app).__module__)
@@ -86,7 +86,7 @@ def source_of(app: Any) -> str:
 
 
 def git(folder: Path) -> dict[str, Any] | None:
-    """The commit of the sources, and whether nothing differs from it; None where there is no git, or nothing of it."""
+    """Return the commit of the sources and whether they differ from it; None without git or a repository."""
 
     def ask(*words: str) -> str:
         return subprocess.run(
@@ -110,17 +110,17 @@ def git(folder: Path) -> dict[str, Any] | None:
 
 
 def ledger_of(app: Any) -> dict[str, Any] | None:
-    """How often samples were trained on: the least, the most, and the SHA-256 of all counts; None before training."""
+    """Return how often samples were trained on: minimum, maximum and hash of all counts; None before training."""
     ledger = getattr(app, "ledger", None)
     return ledger.summary() if ledger is not None and ledger.samples else None
 
 
 def results(last: RoundRecord, test: dict[str, float]) -> dict[str, Any]:
-    """What a run has come to.
+    """Return the results of a run.
 
     Args:
         last: Last record.
-        test: Metrics of the test data, measured last.
+        test: Newest metrics of the test data.
     """
     return {
         "round": last.round,

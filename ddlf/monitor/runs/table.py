@@ -1,4 +1,4 @@
-"""Tables that people paste into a thesis or a mail: of one run, of several side by side, of a run's workers; as CSV, LaTeX, and text."""
+"""Tables of a run, of several runs, or of a run's workers, as CSV, LaTeX and text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddlf.events.record import size
 from ddlf.monitor.runs.past import Past
 
 Rows = list[list[str]]
-"""The first one has the names of the columns."""
+"""Rows of cells. The first row has the names of the columns."""
 TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
     c: f"\\{c}" for c in "&%$#_{}"
 }
@@ -22,7 +22,7 @@ NUMBER = re.compile(r"|NaN|-?inf|-?\d[\d.,:/]*(e[-+]?\d+)?( [kMGT]?B| s)?")
 
 
 def of_runs(pasts: Sequence[Past]) -> Rows:
-    """A row for each quantity, a column for each run. Quantities that none of them has are left out."""
+    """Return a row for each quantity and a column for each run. Leave out quantities that no run has."""
     columns = [_quantities(past) for past in pasts]
     names = dict.fromkeys(name for column in columns for name in column)
     rows = [[name, *(column.get(name, "") for column in columns)] for name in names]
@@ -92,7 +92,7 @@ def _measured(past: Past) -> dict[str, str]:
 
 
 def newest(past: Past) -> dict[str, float]:
-    """The newest value of each metric, those of the test data as ``test_loss`` and so on."""
+    """Return the newest value of each metric, with ``test_loss`` and so on for the test data."""
     found: dict[str, float] = {}
     for record in past.records[-1:]:
         found |= record.metrics
@@ -108,7 +108,7 @@ def newest(past: Past) -> dict[str, float]:
 
 
 def best_test(past: Past) -> float | None:
-    """The best test accuracy of all that were measured on the way; None if there were less than two."""
+    """Return the best test accuracy during training; None if there are fewer than two."""
     found = [
         value for record in past.records for name, value in record.test.items() if "acc" in name and isfinite(value)
     ]
@@ -116,7 +116,7 @@ def best_test(past: Past) -> float | None:
 
 
 def of_workers(past: Past) -> Rows:
-    """A row for each worker of a run."""
+    """Return a row for each worker of a run."""
     head = [
         "worker",
         "updates",
@@ -145,21 +145,21 @@ def of_workers(past: Past) -> Rows:
 
 
 def number(value: float) -> str:
-    """Four digits, or as many as a whole number has."""
+    """Return a number with four digits, or all digits of its integer part."""
     if not isfinite(value):
         return str(value).replace("nan", "NaN")
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def as_csv(rows: Rows) -> str:
-    """For a spreadsheet."""
+    """Return a table as CSV, for a spreadsheet."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 
 def as_latex(rows: Rows) -> str:
-    r"""For ``\input``, with the rules of ``booktabs``; columns of numbers are set to the right."""
+    r"""Return a table for ``\input``, with rules of ``booktabs`` and columns of numbers aligned to the right."""
     columns = "".join("r" if _are_numbers(column) else "l" for column in zip(*rows[1:], strict=True)) or "l" * len(
         rows[0]
     )
@@ -169,7 +169,7 @@ def as_latex(rows: Rows) -> str:
 
 
 def as_text(rows: Rows) -> str:
-    """For a terminal: columns below each other, numbers to the right."""
+    """Return a table for a terminal, with aligned columns and numbers to the right."""
     right = [_are_numbers(column) for column in zip(*rows[1:], strict=True)] or [False] * len(rows[0])
     widths = [max(_columns(cell) for cell in column) for column in zip(*rows, strict=True)]
     return "\n".join(
@@ -182,7 +182,7 @@ def as_text(rows: Rows) -> str:
 
 
 def _columns(text: str) -> int:
-    """How many columns of a terminal it takes: signs of Chinese, Japanese and Korean take two."""
+    """Return the width of a text in a terminal: Chinese, Japanese and Korean characters have two columns."""
     return sum(1 + (unicodedata.east_asian_width(sign) in "WF") for sign in text)
 
 

@@ -1,7 +1,7 @@
-"""Trackers of others, which a run writes to when it is told so: TensorBoard and MLflow. Off by default; run on the master, on threads of their own.
+"""External trackers that a run can write to: TensorBoard and MLflow. Off by default. Run on threads of the master.
 
-What a tracker needs is imported, and what it connects to is looked for, on its thread: a server that does not answer costs the run nothing but what
-it would have shown. ``WRITERS`` names all of them.
+A tracker imports its package and connects to its server on its own thread. So a server that does not answer costs the
+run nothing except the tracker's curves. ``WRITERS`` names all trackers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TensorBoard:
         self._scalars = Scalars()
 
     def write(self, batch: list[Timed]) -> None:
-        """Take events."""
+        """Write the scalars of events."""
         # Not EventFileWriter of tensorboard.summary.writer, which imports all of TensorFlow to open a file.
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -59,14 +59,14 @@ class TensorBoard:
                     records.write(event.SerializeToString())
 
     def end(self, how: How) -> None:
-        """Nothing to say: a file of curves has no end, and a test may still come."""
+        """Do nothing: a file of curves has no end, and a test may still follow."""
 
 
 class MLflow:
-    """A run of MLflow, where ``$MLFLOW_TRACKING_URI`` and ``$MLFLOW_EXPERIMENT_NAME`` say; the experiment is else that of the app's name.
+    """A run of MLflow at ``$MLFLOW_TRACKING_URI``, in ``$MLFLOW_EXPERIMENT_NAME`` or an experiment named like the app.
 
     Args:
-        path: The run's folder, whose name the run gets.
+        path: The run's folder. The MLflow run gets its name.
         settings: Settings of the run, by name.
     """
 
@@ -78,7 +78,7 @@ class MLflow:
         self._scalars = Scalars()
 
     def write(self, batch: list[Timed]) -> None:
-        """Take events."""
+        """Write the scalars of events. Create the MLflow run first."""
         self._open(batch)
         from mlflow.entities import Metric
 
@@ -87,7 +87,7 @@ class MLflow:
             for when, step, values in self._scalars.of(batch)
             for name, value in values.items()
         ]
-        for first in range(0, len(values), 1000):  # as many as its server takes at once
+        for first in range(0, len(values), 1000):  # the limit of MLflow's server for one call
             self._client.log_batch(self._run, metrics=values[first : first + 1000])
 
     def _open(self, batch: list[Timed]) -> None:
@@ -103,30 +103,30 @@ class MLflow:
         found = self._client.get_experiment_by_name(name)
         experiment = found.experiment_id if found is not None else self._client.create_experiment(name)
         run = self._client.create_run(experiment, run_name=self._path.name, tags={"ddlf.folder": str(self._path)})
-        self._run = run.info.run_id  # from here on there is one, whatever fails
+        self._run = run.info.run_id  # the run exists now, even if a later step fails
         self._client.log_batch(
             self._run, params=[Param(key, str(value)[:500]) for key, value in self._settings.items()]
         )
 
     def end(self, how: How) -> None:
-        """Say how the run has ended."""
+        """Report how the run ended."""
         if self._run:
             self._client.set_terminated(self._run, {"finished": "FINISHED", "failed": "FAILED"}.get(how, "KILLED"))
 
 
 WRITERS: dict[str, tuple[type[Any], str]] = {"tensorboard": (TensorBoard, "tensorboard"), "mlflow": (MLflow, "mlflow")}
-"""By name: the class, and the package that it needs."""
+"""Class and required package of each tracker, by name."""
 
 
 ALSO = ("seconds", "compute_s", "transfer_s", "wait_s", "staleness", "bytes_out", "bytes_back")
-"""Of a record, beside its metrics."""
+"""Fields of a record to log besides its metrics."""
 
 
 def check_installed(names: Sequence[str]) -> None:
-    """See that what trackers need is installed, without importing it.
+    """Check that the packages of trackers are installed, without importing them.
 
     Raises:
-        ConfigError: It is not, or there is no place to log to.
+        ConfigError: A package is missing, or there is no destination.
     """
     for name in names:
         if importlib.util.find_spec(WRITERS[name][1]) is None:
@@ -145,13 +145,13 @@ def check_installed(names: Sequence[str]) -> None:
 
 
 class Scalars:
-    """Numbers of events: those of each record, and of tests, which belong to the record before."""
+    """Numbers in events: of each record, and of tests, which count for the record before."""
 
     def __init__(self) -> None:
         self._version = 0
 
     def of(self, batch: list[Timed]) -> Iterator[tuple[float, int, dict[str, float]]]:
-        """Time, commits so far, and finite numbers by name."""
+        """Yield time, number of commits so far, and finite numbers by name."""
         for when, event in batch:
             found: dict[str, float] = {}
             match event:
@@ -164,5 +164,5 @@ class Scalars:
 
 
 def numbers(record: RoundRecord) -> dict[str, float]:
-    """What a record has of numbers, by names as in ``app.history.history``."""
+    """Return the numbers of a record, by their names in ``app.history.history``."""
     return {name: float(value) for name, value in {**metrics(record), **{n: getattr(record, n) for n in ALSO}}.items()}

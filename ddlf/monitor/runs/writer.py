@@ -1,6 +1,7 @@
-"""What is written into a run's folder while it goes on, and when it is over. Runs on the master, on a thread of its own.
+"""Writes a run's folder during the run and at its end. Runs on its own thread of the master.
 
-What there is at any moment can be read, however the run ends: each event is a line of ``events.jsonl``, and the report follows from these lines.
+The folder is readable at any moment, however the run ends. Each event is a line of ``events.jsonl``, and the report is
+computed from these lines.
 """
 
 from __future__ import annotations
@@ -24,27 +25,27 @@ from ddlf.monitor.runs.background import Timed
 from ddlf.monitor.runs.logs import STAMP
 
 ELSEWHERE = (e.SlotMoved, e.PhaseMoved, e.WorkerWrote)
-"""Not in the file of events: two are told many times a second and worth nothing when it is over, and what workers write has files of its own."""
+"""Events that are not in the file: two are frequent and do not matter later, and workers' output has its own files."""
 MOST_LOG_BYTES = 32 * 1024**2
-"""Of what one worker wrote in a file; then another one is begun, and the one before is kept beside it."""
+"""Maximum size of a worker's log. Then a new file is begun, and only the previous one is kept."""
 OF_A_WORKER = ("host", "python", "cores", "threads")
-"""Of what a worker says of itself."""
+"""Facts about a worker for the summary."""
 
 
 class FolderWriter:
     """Writes the folder of one run.
 
     Args:
-        app: The user's ``IApp``, or what has its attributes.
-        path: The folder, which is there.
-        told: Where settings stand that were set from outside, by name.
+        app: The user's ``IApp``, or an object with its attributes.
+        path: Existing folder.
+        told: Origins of settings from outside of the app, by name.
 
     Attributes:
-        ended: How training has ended and why, as the run told it; None before.
-        is_over: Whether the run is: what comes now is written with a new summary and report.
+        ended: How and why training ended, as the run reported it; None before.
+        is_over: Whether the run is over. Later events are written with a new summary and report.
 
     Raises:
-        OSError: It cannot be written to.
+        OSError: The folder cannot be written to.
     """
 
     def __init__(self, app: Any, path: Path, told: dict[str, str]) -> None:
@@ -62,7 +63,7 @@ class FolderWriter:
         self._write_state()
 
     def write(self, batch: list[Timed]) -> None:
-        """Take events.
+        """Write events.
 
         Raises:
             OSError: Some of them could not be written.
@@ -85,12 +86,12 @@ class FolderWriter:
             self._write_end()
 
     def end(self, how: folder.How, why: str, lost: int) -> None:
-        """Write how the run has ended, the summary and the report.
+        """Write how the run ended, the summary and the report.
 
         Args:
-            how: How.
-            why: Why, if it is not finished.
-            lost: Events that could not be written.
+            how: How it ended.
+            why: Reason, if it is not finished.
+            lost: Number of events that could not be written.
 
         Raises:
             OSError: Something could not be written.
@@ -115,7 +116,7 @@ class FolderWriter:
         folder.write_json(self._path / folder.STATE, self._state)
 
     def _look(self, when: float, event: e.Event) -> None:
-        """Take note of what the summary has of events."""
+        """Store the facts of an event that the summary contains."""
         match event:
             case e.Committed():
                 self._last = event.record
@@ -140,12 +141,12 @@ class FolderWriter:
 
     def _write_events(self, batch: list[Timed]) -> None:
         lines = [json.dumps({"time": round(when, 3), **to_json(event)}, separators=(",", ":")) for when, event in batch]
-        torn, self._is_torn = self._is_torn, True  # half a line is there when this does not come to its end
+        torn, self._is_torn = self._is_torn, True  # an interrupted write leaves an incomplete line
         self._append(folder.EVENTS, "\n" * torn + "".join(f"{line}\n" for line in lines))
         self._is_torn = False
 
     def _write_logs(self, batch: list[Timed]) -> None:
-        """Add what user code has written on each worker to its file, with the time in which it came."""
+        """Append workers' output to their log files, with the time of its arrival."""
         texts: dict[str, str] = {}
         for when, event in batch:
             if isinstance(event, e.WorkerWrote):
@@ -168,7 +169,7 @@ class FolderWriter:
         path = self._path / folder.METRICS
         if new := [name for name in dict.fromkeys(name for row in rows for name in row) if name not in self._columns]:
             before: list[dict[str, Any]] = []
-            if path.exists():  # a metric that was not there from the beginning
+            if path.exists():  # a metric that is new since the first record
                 with path.open(newline="", encoding="utf-8") as file:
                     before = list(csv.DictReader(file))
             self._columns += new
@@ -182,7 +183,7 @@ class FolderWriter:
 
     def _write_summary(self) -> None:
         app, facts = self._app, self._summary
-        if "git" not in facts:  # the first time: what the run began with
+        if "git" not in facts:  # the first time: record the settings at the beginning of the run
             facts["settings"] = summary.settings_of(app, self._told)
             facts["source"] = summary.source_of(app)
             facts["git"] = summary.git(Path(facts["source"]).parent if facts["source"] else Path.cwd())

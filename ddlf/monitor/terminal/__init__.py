@@ -1,1 +1,1 @@
-"""What becomes of events: knows them and nothing else of a run."""
+"""Displays of a run in a terminal or notebook. They depend on events only."""

@@ -27,7 +27,7 @@ class Display:
         self.state = State()
 
     def tell(self, event: e.Event) -> None:
-        """Take an event."""
+        """Update the state by an event."""
         self.state.tell(event, time.monotonic())
 
     def say(self, text: str) -> None:
@@ -45,11 +45,11 @@ class Display:
             os.write(sys.stderr.fileno(), f"\n{text}\n".encode(errors="backslashreplace"))
 
     def close(self) -> None:
-        """Show nothing more. Safe to call again."""
+        """Stop showing anything. Safe to call again."""
 
     @contextlib.contextmanager
     def busy(self, what: str) -> Iterator[None]:
-        """Show meanwhile that the master is busy with something that has no events.
+        """Show that the master is busy with something that has no events.
 
         Args:
             what: A phrase such as ``"importing app.py"``.

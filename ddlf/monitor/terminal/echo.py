@@ -1,4 +1,4 @@
-"""Print what workers write on the master's standard error, with their names. Equal lines of several workers come once."""
+"""Prints workers' output on the master's standard error, with their names. Equal lines of several workers come once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Echo:
         weakref.finalize(self, show, self._held)  # also at the end of the program
 
     def __call__(self, event: e.Event) -> None:
-        """Take an event."""
+        """Print an event's lines, maybe after waiting for equal lines of other workers."""
         if isinstance(event, e.WorkerConnected):
             self._names.add(event.name)
         elif isinstance(event, e.WorkerWrote) and self.on:
@@ -64,7 +64,7 @@ def lines(event: e.WorkerWrote) -> list[Line]:
 
 
 def collapsed(held: Sequence[Line]) -> list[str]:
-    """Return the lines with names. Equal lines of several workers become one; each worker's lines keep their number and order."""
+    """Return lines with names. Equal lines of several workers become one. Each worker's lines keep number and order."""
     times: Counter[Line] = Counter()
     writers: dict[tuple[str, int], list[str]] = {}
     for name, text in held:

@@ -1,4 +1,4 @@
-"""Events as lines of text, and the display that prints them: few enough to read, and one when nothing was printed for long."""
+"""Events as lines of text, and the display that prints them: few enough to read, but regular signs of life."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ LOOK_S = 0.5
 
 
 class Lines(Display):
-    """A run in lines. Others print most of them; this display decides which records get a line, and adds what takes long."""
+    """A run in lines. Hooks print most of them; this display selects the records, and adds lines about long waits."""
 
     prints = True
 
@@ -259,7 +259,7 @@ class Lines(Display):
                 self.look(time.monotonic())
 
     def look(self, now: float) -> None:
-        """Print what takes so long, if nothing was printed for long."""
+        """Print the current wait or progress, if there was no line for long."""
         if now - self._said >= self._quiet_s and (text := waiting(self.state, now)):
             put(f"{'training' if self.state.is_training else 'waiting':<9} {text}")
             self._said, self._quiet_s = now, min(2 * self._quiet_s, LONGEST_QUIET_S)

@@ -23,16 +23,16 @@ from ddlf.monitor.terminal.phrases import SILENT_S, doing, duration, number, pla
 
 DRAWS_PER_S = 4.0
 AT_MOST_EVERY_S = 0.1
-"""For what is drawn besides that."""
+"""Minimum seconds between additional refreshes."""
 CELL_COLUMNS, CELL_ROWS = 100, 40
-"""Of the picture in a notebook."""
+"""Size of the picture in a notebook."""
 
 
 @functools.cache
 def _console() -> Console:
-    """The one that writes to standard output: what was given a stream in an earlier picture's time is printed above a later one, too.
+    """Return the only console for standard output, so that streams from an earlier picture print above a later one.
 
-    What is printed is the user's text, and no markup; the terminal breaks its lines. That it can draw is known.
+    It prints the user's text without markup, and the terminal breaks lines. The caller knows that it can draw.
     """
     return Console(
         markup=False, emoji=False, highlight=False, soft_wrap=True, force_terminal=True, force_interactive=True
@@ -40,7 +40,7 @@ def _console() -> Console:
 
 
 class Terminal(Display):
-    """The picture in a terminal. What is printed meanwhile, from wherever, appears above it; when it is closed nothing of it is left."""
+    """The picture in a terminal. All printed text appears above it. ``close`` removes it completely."""
 
     prints = True
 
@@ -59,25 +59,25 @@ class Terminal(Display):
         self._live.start()
 
     def tell(self, event: e.Event) -> None:
-        """Take an event in; draw what begins at once, since an import may soon keep every thread from drawing."""
+        """Update the state. Draw a new phase at once, because an import may soon keep all threads from drawing."""
         super().tell(event)
         if isinstance(event, e.PhaseBegan) and time.monotonic() - self._drawn_at > AT_MOST_EVERY_S:
             self._live.refresh()
 
     def note(self, text: str) -> None:
-        """Say something soon, when the picture is drawn again."""
+        """Print a note when the picture is drawn next."""
         self._notes.append(text)
 
     def close(self) -> None:
-        """Take the picture away. Safe to call again."""
+        """Remove the picture. Safe to call again."""
         if not self._live.is_started:
             return
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # what has no line break yet
+            stream.flush()  # print text without a line break, too
         self._say_notes()
         try:
             self._live.stop()
-        finally:  # also when a second Ctrl-C ends that
+        finally:  # even if a second Ctrl-C interrupts stop
             self._console.show_cursor(True)
 
     def _draw(self) -> Text:
@@ -93,11 +93,11 @@ class Terminal(Display):
 
 
 class _Reflowed(Live):
-    """Finds the picture's first row again when a terminal that became narrower has broken the rows.
+    """A live picture that finds its first row again after a narrower terminal has broken its rows.
 
     Args:
-        drawn: Returns the picture that is about to be written.
-        options: As in rich's.
+        drawn: Returns the picture that is written next.
+        options: Options of ``rich.live.Live``.
     """
 
     def __init__(self, *, drawn: Callable[[], Text], **options: Any) -> None:
@@ -115,7 +115,7 @@ class _Reflowed(Live):
 
 
 class Cell(Display):
-    """The picture in the output of a notebook's cell, which is changed in place."""
+    """The picture in the output of a notebook cell, which it changes in place."""
 
     prints = True
 
@@ -130,7 +130,7 @@ class Cell(Display):
         self._thread.start()
 
     def close(self) -> None:
-        """Take the picture away. Safe to call again."""
+        """Remove the picture. Safe to call again."""
         self._done.set()
         self._thread.join()
         self._handle.update(self._html(""))
@@ -140,23 +140,23 @@ class Cell(Display):
         while not self._done.wait(1 / DRAWS_PER_S):
             text = draw(self.state, time.monotonic(), CELL_COLUMNS, CELL_ROWS).plain
             if text != drawn:
-                with contextlib.suppress(Exception):  # the kernel is going down
+                with contextlib.suppress(Exception):  # the kernel is shutting down
                     self._handle.update(self._html(f"<pre>{html.escape(text)}</pre>"))
             drawn = text
 
 
 NAME = 10
-"""Columns of the first word, as in the lines above."""
+"""Columns of the first word, as in the printed lines."""
 LONGEST_NAME = 20
 MARGIN = 2
-"""Columns that stay empty: a terminal writes ``^C`` where the cursor is, behind the last line, and it must not wrap."""
+"""Columns to leave empty: a terminal writes ``^C`` after the last row, which must not wrap."""
 FEWEST_LANES = 3
-"""Rows for workers, that of those that are too many among them."""
+"""Minimum number of rows for workers, including the row that sums up the others."""
 SHORTEST_BAR, LONGEST_BAR = 5, 20
 METRICS = 3
-"""Shown of training; the line of the round has all of them."""
+"""Number of training metrics to show. The line of the round has all of them."""
 BARS = {False: "━╸─", True: "=>-"}
-"""Full, half and empty; of ASCII where the terminal's encoding has no others."""
+"""Full, half and empty parts of a bar; in ASCII for encodings without the other characters."""
 
 
 def draw(state: State, now: float, width: int, height: int, *, ascii_only: bool = False) -> Text:
@@ -164,9 +164,9 @@ def draw(state: State, now: float, width: int, height: int, *, ascii_only: bool 
 
     Args:
         state: State of the run.
-        now: Time of now, by the clock that it was folded with.
+        now: Current time, on the clock of the state.
         width: Columns of the terminal.
-        height: Rows; the picture has at most half of them, and at least what there is without workers.
+        height: Rows of the terminal. The picture has at most half of them, but always the rows above the workers.
         ascii_only: Whether only ASCII can be written.
     """
     pen = _Pen(now, max(width - MARGIN, 20), BARS[ascii_only])
@@ -188,7 +188,7 @@ def draw(state: State, now: float, width: int, height: int, *, ascii_only: bool 
 
 
 def _lanes(pen: _Pen, lanes: list[Lane], phases: dict[int, Phase], most: int, *, rounds: bool) -> list[Text]:
-    """Return a row for each worker. If there are too many, those in trouble come first."""
+    """Return a row for each worker. If there are too many, workers in trouble come first."""
     shown = lanes
     if len(lanes) > most:
         shown = sorted(lanes, key=lambda lane: not trouble(lane, pen.now))[: most - 1]

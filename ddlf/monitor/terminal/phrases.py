@@ -1,4 +1,4 @@
-"""The state of a run in words: what is done, by whom, for how long, and how much is left."""
+"""The state of a run in words: current work, its workers, and the elapsed and remaining time."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ DOING = {
 }
 """The name of each phase."""
 SILENT_S = 5.0
-"""Seconds of silence after which a training worker is named."""
+"""Seconds of silence until a training worker is named."""
 FEW = 3
-"""Maximum number of workers that are named; of more, only the number is given."""
+"""Maximum number of named workers. With more workers, only their number is given."""
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a clock shows them: ``"0:07"``, ``"12:34"``, ``"1:02:03"``."""
+    """Return seconds in the format of a clock: ``"0:07"``, ``"12:34"``, ``"1:02:03"``."""
     minutes, rest = divmod(math.ceil(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def number(value: float) -> str:
-    """A metric in at most 8 columns."""
+    """Return a metric in at most 8 columns."""
     return f"{value:.4f}" if 1e-3 <= abs(value) < 1e3 or not value else f"{value:.2e}"
 
 
 def rate(samples: float, unit: str = "") -> str:
-    """Samples in a second: ``"1,840/s"``, ``"1,840 samples/s"``."""
+    """Return samples per second as text: ``"1,840/s"``, ``"1,840 samples/s"``."""
     return f"{samples:,.{0 if samples >= 10 else 1}f}{' ' * bool(unit)}{unit}/s"
 
 
 def doing(phase: Phase, *, amount: bool = True) -> str:
-    """Return what is being done, and how much of it is done if that is known and wanted."""
+    """Return the work of a phase, and its finished amount if known and wanted."""
     words = DOING.get(phase.what, phase.what) + f" to {phase.address}" * bool(phase.address and amount)
     if not phase.total or not amount:
         return words
@@ -70,7 +70,7 @@ def place(state: State) -> str:
 
 
 def trouble(lane: Lane, now: float) -> str:
-    """Return what is wrong with a worker; "" if nothing is."""
+    """Return the trouble of a worker; "" if it has none."""
     why = re.sub(rf"^{re.escape(lane.name)}( \(\S*\))?: ", "", lane.why.partition("\n")[0])
     if lane.is_gone:
         return f"excluded: {why}"
@@ -80,7 +80,7 @@ def trouble(lane: Lane, now: float) -> str:
 
 
 def waiting(state: State, now: float) -> str:
-    """Return in one line what takes so long, and who is waited for; "" if nothing is."""
+    """Return in one line the phases and workers that the run waits for; "" if there are none."""
     parts = []
     if state.is_training:
         left = state.left_s(now)

@@ -1,9 +1,9 @@
 """Slices of a checkpoint: files with parts of the model, written by workers or the master. Runs on both.
 
 A slice contains flat parts of arrays. The name of a part says where it belongs: ``"weights 1024 0002 dense/kernel"``
-are values of ``0002 dense/kernel`` in the group ``weights``, starting at value 1,024. So readers need not know
-the number of slices or their limits. The manifest lists the arrays that were cut, with type and shape, as ``sliced``. All other
-arrays are in one slice as a whole.
+are values of ``0002 dense/kernel`` in the group ``weights``, starting at value 1,024. So readers need not know the
+number of slices or their limits. The manifest lists the arrays that were cut, with type and shape, as ``sliced``. All
+other arrays are in one slice as a whole.
 
 Before a worker writes, it checks that it sees the run's folder: ``owner.json`` there names the session of the writer.
 If it sees another session or none, the master writes the worker's slice. A slice is written under a temporary name. The
