@@ -129,7 +129,7 @@ def check_data(app: Any) -> None:
     for part in (
         "train",
         "val",
-    ):  # the test can be told from training, which need not wait for it: evaluation.check_test_data
+    ):  # not the test data: evaluation.check_test_data checks it separately, so training need not wait for it
         check_part(app, part)
     _check_classes(app)
     if getattr(app, "class_weight", None) is not None:

@@ -1,8 +1,8 @@
 """Notes about the finished files of an incomplete version, so that an interrupted writer can continue.
 
 The notes are in a folder of the writer's machine. A note is written after its files are durable. A writer that
-continues does not trust it, and compares hashes. Notes belong to a plan, which describes the
-source and the result. A writer with another plan removes them.
+continues does not trust it, and compares hashes. Notes belong to a plan, which describes the source and the
+result. A writer with another plan removes them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""For tests of your own apps and rules: clusters that can be harmed, faults as values, a bad network, runs without Keras.
+"""Tools for testing your apps and rules: faulty clusters, planned faults, a bad network, and runs without Keras.
 
-Nothing is imported before it is named. ``docs/howto/testing.md`` has examples.
+A name is imported when it is first used. ``docs/howto/testing.md`` has examples.
 """
 
 from __future__ import annotations

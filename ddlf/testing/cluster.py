@@ -1,4 +1,4 @@
-"""A cluster whose workers can be harmed one by one. Runs on the master; ``local`` and ``in_process`` say what the workers are."""
+"""A cluster whose workers can be harmed singly. Runs on the master. ``local`` and ``in_process`` start the workers."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ddlf.testing.network import Direction, FaultProxy, Kind
 from ddlf.testing.store import FaultyStore
 
 Part = Literal["executor", "daemon", "both"]
-"""Of a worker: the process that runs user code, the one that always answers, or both."""
+"""A part of a worker: the executor, which runs user code; the daemon, which always answers; or both."""
 
 
 class Machine(ABC):
-    """One worker as bad luck sees it.
+    """One worker, with methods that harm it.
 
     Args:
         number: Number of the worker, from 1.
 
     Attributes:
-        proxy: The network between the master and this worker, if there is a proxy.
+        proxy: The proxy between the master and this worker; None without one.
     """
 
     def __init__(self, number: int) -> None:
@@ -33,7 +33,7 @@ class Machine(ABC):
 
     @abstractmethod
     def kill(self, part: Part = "executor") -> bool:
-        """End it as ``kill -9`` does; returns whether it was there. A daemon takes its executor with it."""
+        """Kill a part like ``kill -9``, and return whether it was running. The executor ends with its daemon."""
 
     @abstractmethod
     async def restart(self) -> None:
@@ -41,18 +41,18 @@ class Machine(ABC):
 
     @abstractmethod
     def freeze(self, part: Part = "both") -> None:
-        """Stop it where it is (SIGSTOP): connections stay open, nothing answers."""
+        """Pause a part (SIGSTOP). Its connections stay open, but it does not answer."""
 
     @abstractmethod
     def thaw(self) -> None:
-        """Let it go on. Safe to call when nothing was frozen."""
+        """Continue the paused parts. Safe to call if none is paused."""
 
     @abstractmethod
     async def slow(self, factor: float, seconds: float | None = None) -> None:
-        """Let the executor compute ``factor`` times as slowly, for so long or until cancelled."""
+        """Make the executor compute ``factor`` times more slowly, for some seconds or until cancelled."""
 
     async def hang(self, seconds: float, part: Part = "both") -> None:
-        """Freeze it for so long."""
+        """Pause a part for some seconds."""
         self.freeze(part)
         try:
             await asyncio.sleep(seconds)
@@ -60,10 +60,10 @@ class Machine(ABC):
             self.thaw()
 
     def cut_off(self, direction: Direction | None = None, *, kind: Kind | None = None) -> None:
-        """Partition it from the master silently, until ``proxy.heal``.
+        """Silently separate the worker from the master, until ``proxy.heal``.
 
         Raises:
-            ConfigError: There is no proxy on the way.
+            ConfigError: The cluster was made without proxies.
         """
         if self.proxy is None:
             raise ConfigError(
@@ -72,7 +72,7 @@ class Machine(ABC):
         self.proxy.partition(direction, kind=kind)
 
     async def partition(self, seconds: float, direction: Direction | None = None) -> None:
-        """Cut it off for so long."""
+        """Separate the worker from the master for some seconds."""
         self.cut_off(direction)
         try:
             await asyncio.sleep(seconds)
@@ -81,27 +81,30 @@ class Machine(ABC):
             self.proxy.heal()
 
     def recover(self) -> None:
-        """Take back what can be taken back: thaw it, heal its way."""
+        """Undo the faults that can be undone: continue paused parts, and heal the proxy."""
         self.thaw()
         if self.proxy is not None:
             self.proxy.heal()
 
 
 class Harmable(Protocol):
-    """What a launcher of workers that can be harmed has besides."""
+    """A launcher whose workers can be harmed."""
 
     machines: Sequence[Machine]
 
 
 class FaultyCluster(Cluster):
-    """A ``Cluster`` of workers on this machine, each of which can be harmed. Make it with ``local_cluster`` or ``in_process_cluster``.
+    """A ``Cluster`` of workers on this machine that can be harmed singly.
+
+    Make it with ``local_cluster`` or ``in_process_cluster``.
 
     Args:
-        launcher: Starts and ends the workers; its ``machines`` harm them.
-        options: As in ``Cluster``.
+        launcher: Starts and ends the workers. Its ``machines`` harm them.
+        options: Arguments of ``Cluster``.
 
     Attributes:
-        one_thing_at_a_time: Whether workers compute where they answer, so that none answers while another one computes.
+        one_thing_at_a_time: Whether a worker that computes also stops all others from answering, because they share a
+            thread.
     """
 
     one_thing_at_a_time = False
@@ -112,21 +115,21 @@ class FaultyCluster(Cluster):
         self.stores: list[FaultyStore] = []
 
     def serve(self, folder: str | Path, *, seed: int = 0) -> FaultyStore:
-        """Serve a folder to the workers, with answers that go wrong when a plan says so, until ``close``.
+        """Serve a folder to the workers until ``close``. A plan can make some answers fail.
 
         Args:
-            folder: A data set, or a folder of some.
-            seed: Seed of which requests go wrong.
+            folder: A data set, or a folder with data sets.
+            seed: Seed for the choice of failing requests.
         """
         self.stores.append(FaultyStore(folder, seed=seed))
         return self.stores[-1]
 
     async def between(self, caller: int, called: int) -> FaultProxy:
-        """The network over which one worker calls another, that they use when they are introduced the next time, and until ``close``.
+        """Return a proxy between two workers. They use it from their next introduction until ``close``.
 
         Args:
-            caller: Number of the worker that dials; what the other one calls has a way of its own.
-            called: Number of the one that is dialled.
+            caller: Number of the worker that dials. Calls in the opposite direction use another proxy.
+            called: Number of the dialled worker.
         """
         if (caller, called) not in self._ways:
             worker = self._find(called)
@@ -137,7 +140,7 @@ class FaultyCluster(Cluster):
         return self._ways[caller, called]
 
     def recover(self) -> None:
-        """Take back what can be taken back, of all machines, the links between them and stores."""
+        """Undo the faults of all machines, the links between them, and stores, as far as they can be undone."""
         for machine in self.machines:
             machine.recover()
         for proxy in self._ways.values():
@@ -146,7 +149,7 @@ class FaultyCluster(Cluster):
             store.fail()
 
     async def close(self) -> None:
-        """See ``Cluster``."""
+        """Disconnect from the workers, and close all proxies and stores."""
         await super().close()
         for proxy in self._ways.values():
             await proxy.close()
@@ -155,11 +158,11 @@ class FaultyCluster(Cluster):
 
     @property
     def machines(self) -> list[Machine]:
-        """All of them, in the order of the workers; there are none before ``connect``."""
+        """The machines, in the order of the workers; empty before ``connect``."""
         return list(cast(Harmable, self._launcher).machines)
 
     def machine(self, number: int) -> Machine:
-        """That of worker ``number``, from 1."""
+        """Return the machine of a worker, by its number from 1."""
         for machine in self.machines:
             if machine.number == number:
                 return machine

@@ -1,4 +1,7 @@
-"""Replicas of Downpour on a made-up worker: shards, fetches, pushes and turns are the real thing, gradients are not. On the master's event loop."""
+"""Downpour on a fake worker: shards, fetches, pushes and turns are real, only gradients are fake.
+
+Runs on the master's event loop.
+"""
 
 from __future__ import annotations
 
@@ -19,30 +22,30 @@ from ddlf.training.roles.metrics import NOTHING_COUNTED
 from ddlf.training.slot.task import Reply, Task
 
 RUN = "made up"
-"""Name of the run, to which the roles of made-up workers belong."""
+"""Name of the run of the fake workers' roles."""
 LOOK_S = 0.002
-"""How often a made-up worker looks whether it is lost."""
+"""Seconds between two checks whether a fake worker is lost."""
 
 
 def gradient(app: Any, task: Task, samples: Any, weights: Row) -> Row:
-    """``0.1 w + N(0, 1)``, by chance from the seed and the samples of the batch."""
+    """Return ``0.1 w + N(0, 1)``, with noise from the task's seed and the batch's samples."""
     chance = np.random.default_rng((task.seed, task.round, int(samples.sum()), len(samples)))
     found: Row = np.float32(0.1) * weights + chance.normal(size=weights.size).astype(np.float32)
     return found * np.float32(app.learning_rate > 0)
 
 
 def rows_of(app: Any) -> Rows:
-    """The rows of a made-up model."""
+    """Return the row layout of a fake model."""
     return Rows.of(list(app.start.values()), [path not in app.frozen for path in app.start])
 
 
 async def carried(worker: Any, app: Any, task: Task) -> Reply:
-    """A slot's round, as a worker's ``DownpourReplica`` carries it.
+    """Carry a slot's round, like ``DownpourReplica`` on a worker.
 
     Args:
-        worker: The made-up worker; its ``gradient`` is called as the one above.
+        worker: The fake worker. Its ``gradient`` has the signature of this module's function.
         app: The run.
-        task: The round, as it came.
+        task: The task of the round.
     """
     rows = rows_of(app)
     cadence = Cadence(n_fetch=app.n_fetch, n_push=app.n_push)
@@ -100,7 +103,7 @@ async def carried(worker: Any, app: Any, task: Task) -> Reply:
 
 
 async def carried_until_lost(worker: Any, app: Any, task: Task) -> dict[str, Any]:
-    """The same, as the master gets it; it hears at once of a loss, of which what goes on there knows nothing.
+    """Carry a slot's round, and return the reply's message. A loss ends the wait at once, but not the work itself.
 
     Raises:
         WorkerLost: The worker was lost meanwhile.
@@ -115,7 +118,7 @@ async def carried_until_lost(worker: Any, app: Any, task: Task) -> dict[str, Any
 
 
 async def answered(worker: Any, role: str, verb: str, arguments: Any) -> Any:
-    """What a role of a made-up worker answers to the master.
+    """Return the answer of a fake worker's role to the master.
 
     Raises:
         WorkerLost: The worker was lost meanwhile.
@@ -130,18 +133,18 @@ async def answered(worker: Any, role: str, verb: str, arguments: Any) -> Any:
 
 
 async def evaluated(worker: Any, which: Any, part: str, *of_data: Any) -> dict[str, float] | None:
-    """The mean of all values of the weights that the master has named, as ``loss``."""
+    """Return the mean of all values of the weights that the master names, as ``loss``."""
     weights = await (worker.end.marked(**which) if "moment" in which else worker.end.exact(**which))
     return None if weights is None else {"loss": mean_of(weights)}
 
 
 def mean_of(weights: Any) -> float:
-    """What a made-up test comes to."""
+    """Return the mean of all values, the result of a fake evaluation."""
     return float(np.concatenate([np.ravel(one) for one in weights]).mean(dtype=np.float64))
 
 
 def leave(worker: Any) -> None:
-    """End what goes on of a run on a made-up worker."""
+    """End the work of a run on a fake worker."""
     if isinstance(end := getattr(worker, "end", None), Servers):
         worker.ending = asyncio.ensure_future(end.close())
     if worker.carrying is not None:

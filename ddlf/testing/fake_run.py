@@ -1,10 +1,8 @@
-"""A run without Keras, processes and network: for tests of training algorithms and their rules. Runs on the master, on
-its event loop.
+"""Runs without Keras, processes and a network, for tests of training algorithms and their rules.
 
-Both sides are the real thing: settings, loops, rules, codecs, crew, checkpoints, and on the workers ``Replica`` and
-what slots keep between rounds.
-Only the model is made up: ``NumpyModel``, a few arrays with random gradients. So a run takes milliseconds, and whatever
-changes it shows in its bits.
+Runs on the master's event loop. The code under test is real: settings, loops, rules, codecs, crew and checkpoints on
+the master, ``Replica`` and slot states on the workers. Only the model is fake: ``NumpyModel`` has a few arrays and
+random gradients. So a run takes milliseconds, and every change of an algorithm changes its bits.
 """
 
 from __future__ import annotations
@@ -43,23 +41,23 @@ from ddlf.worker.hosting import Hosting
 
 
 class FakeRun(IApp):
-    """An app whose workers train a made-up model on samples that are only counted.
+    """An app whose workers train a fake model. Its samples have no content.
 
     Args:
-        cluster: Workers; by default two, or with ``arrivals`` one for each slot.
+        cluster: The fake workers; by default two, or with ``arrivals`` one for each slot.
         settings: Settings of the run, and the attributes below.
 
     Attributes:
         samples: Number of training samples.
-        learning_rate: Step size of local training; 0 makes updates of zeros.
-        compiled_with: The optimizer that the model says it is compiled with.
-        files: Samples in each of the partition files that it trains on; none: it trains on arrays.
-        start: Weights to begin with, by path. Codecs leave tensors of less than 1,024 bytes alone.
-        frozen: Paths of the weights that are not trained. Those of integers or booleans must be.
-        norms: Paths of the weights that belong to a layer that normalizes by batches.
-        arrivals: Slots, from 1, in the order in which their updates arrive, in asynchronous training: each waits for
-            its turn. None: as they come.
-        events: What ``on_event`` was given.
+        learning_rate: Step size of local training; 0 makes zero updates.
+        compiled_with: Name of the optimizer that the model reports.
+        files: Number of samples in each partition file; empty to train on arrays.
+        start: Initial weights, by path. Codecs do not compress tensors of less than 1,024 bytes.
+        frozen: Paths of weights that are not trained. Integer and boolean weights must be frozen.
+        norms: Paths of weights that belong to batch normalization.
+        arrivals: Slots, from 1, in the order of their updates' arrival in asynchronous training. Each update waits for
+            its turn. None does not control the order.
+        events: All events that ``on_event`` received.
 
     Example::
 
@@ -101,17 +99,17 @@ class FakeRun(IApp):
                 worker.turns = turns
 
     async def load_dataset(self) -> None:
-        """Not called."""
+        """Do nothing; a fake run never calls it."""
 
     async def create_model(self) -> None:
-        """Not called."""
+        """Do nothing; a fake run never calls it."""
 
     def on_event(self, event: Any) -> None:
-        """Keep it."""
+        """Append the event to ``events``."""
         self.events.append(event)
 
     def train(self, weights: list[Any], worker_epochs: int, batch_size: int) -> Any:
-        """See ``IApp``; the update is the one that the model has made: a difference of weights would be rounded."""
+        """Train like ``IApp.train``. The model's own update is returned, because a difference would be rounded."""
         self.model.set_weights(weights)
         metrics = self.replica.fit(worker_epochs, batch_size, list(self.worker_callbacks))
         return self.model.update, metrics
@@ -134,18 +132,18 @@ def model_of(app: FakeRun) -> NumpyModel:
 
 
 class FakeWorker:
-    """A worker with a ``Replica`` of its own. A test replaces ``fit``, ``train`` or ``rpc`` to disturb it.
+    """A worker with its own ``Replica``. A test replaces ``fit``, ``train`` or ``rpc`` to disturb it.
 
     Args:
-        number: Number, from 1.
+        number: Number of the worker, from 1.
 
     Attributes:
-        lost: Whether it is lost; ``reconnect`` brings it back, and then what it held is gone.
-        asked: What the master asked for: names of functions with their arguments, a task as ``Task``.
-        told: Messages of its replica about its progress.
-        replica: Its replica of the run; none before ``open``.
-        model: The model of that.
-        compute_s: How long it says that a task took.
+        lost: Whether the worker is lost. ``reconnect`` brings it back without its state.
+        asked: The master's requests: names of functions with their arguments, and tasks as ``Task``.
+        told: The replica's messages about its progress.
+        replica: The replica of the run; missing before ``open``.
+        model: The replica's model.
+        compute_s: Reported seconds of each task.
     """
 
     compute_s = 0.001
@@ -164,14 +162,14 @@ class FakeWorker:
         self.others: dict[int, FakeWorker] = {}
 
     def open(self, app: FakeRun) -> None:
-        """Take part in a run, with nothing of before."""
+        """Take part in a run, without any earlier state."""
         leave(self)
         own: FakeRun = object.__new__(type(app))
-        vars(own).update(vars(app), _weights=None)  # those of the master's model
+        vars(own).update(vars(app), _weights=None)  # these weights belong to the master's model
         self.model = own.model = model_of(app)
         self.model.steps = lambda *given: self.fit(*given)
         self.model.measures = lambda *given: self.measure(*given)
-        stand_in: Any = self  # it has what the replica asks of a worker
+        stand_in: Any = self  # it has the attributes that the replica needs
         self.replica = Replica(stand_in, own)
         self.replica.use(self.model, CountedSamples())
         self.roles = Hosting(self)
@@ -187,27 +185,27 @@ class FakeWorker:
 
     @property
     def kept(self) -> KeptStates:
-        """What slots have left here."""
+        """The slot states on this worker."""
         return self.replica.slots
 
     def tell(self, **facts: Any) -> None:
-        """See ``Worker``."""
+        """Record a message of the replica."""
         self.told.append(facts)
 
     @property
     def connected(self) -> bool:
-        """Whether it is there."""
+        """Whether the worker is not lost."""
         return not self.lost
 
     async def reconnect(self) -> None:
-        """Come back."""
+        """Return from a loss."""
         leave(self)
         self.lost = False
 
     call, gradient = ProxyWorker.call, staticmethod(gradient)
 
     async def rpc(self, request: Request, timeout_s: float | None = None) -> Any:
-        """Do what the master asks for."""
+        """Execute a request of the master."""
         await asyncio.sleep(0)
         if self.lost:
             raise WorkerLost("it was lost", worker=self.name)
@@ -239,7 +237,7 @@ class FakeWorker:
         return reply.to_message()
 
     async def ask(self, worker: int, role: str, verb: str, *arguments: Any) -> Any:
-        """Ask a role of a worker, this one's, too; see ``calls_of``."""
+        """Call a role on a worker, which may be this one."""
         if worker == self.id:
             return await played_here(self.roles, RUN, role, verb, *arguments)
         try:
@@ -264,23 +262,23 @@ class FakeWorker:
         return replace(reply, task=task, update=update, compute_s=self.compute_s)
 
     def _with_weights(self, task: Task) -> Task:
-        """Return a task of the sharded exchange with the weights that it names."""
+        """Return a task of the sharded exchange, with the weights that it names."""
         return replace(task, weights=whole(self.end.weights(task.weights["generation"])))
 
     def fit(self, task: Task, weights: Weights, momentum: Weights | None) -> tuple[Weights, Weights]:
-        """See ``NumpyModel.step``."""
+        """Compute a training step, by default the one of ``NumpyModel.step``."""
         return self.model.step(task, weights, momentum)
 
     def measure(self, task: Task, weights: Weights) -> Weights:
-        """See ``NumpyModel.measure``."""
+        """Measure the statistics of batch normalization, by default with ``NumpyModel.measure``."""
         return self.model.measure(task, weights)
 
 
 class FakeCluster:
-    """Some workers.
+    """A cluster of fake workers.
 
     Args:
-        workers: How many.
+        workers: Number of workers.
     """
 
     missing: tuple[Any, ...] = ()
@@ -293,14 +291,14 @@ class FakeCluster:
 
     @property
     def N(self) -> int:
-        """How many."""
+        """Number of workers."""
         return len(self.workers)
 
     def take_in(self, worker: FakeWorker) -> None:
-        """See ``Cluster``."""
+        """Do nothing, because no fake worker is ever missing."""
 
     async def introduced(self, workers: Any, run: str) -> list[Any]:
-        """They know each other."""
+        """Return no failed pairs, because fake workers always reach each other."""
         return []
 
 
@@ -308,7 +306,7 @@ class FakeCluster:
 async def _crew_of(
     app: FakeRun, seed: int, *, backups: bool, run: str, replica: object, equal_threads: bool, fresh: bool
 ) -> AsyncIterator[tuple[Crew, int]]:
-    """As ``opening.crew_of``, with workers that need no preparation."""
+    """Return a crew like ``opening.crew_of``, whose workers need no preparation."""
 
     async def open_worker(worker: Any) -> None:
         worker.open(app)
@@ -329,8 +327,10 @@ async def _crew_of(
 
 
 class Turns:
-    """Who may have its update arrive: the first of the order, when all others wait, may not go on yet, or compute
-    nothing more."""
+    """Decides whose update arrives next.
+
+    It is the first slot of the remaining order, as soon as all remaining slots that are not too far ahead wait.
+    """
 
     def __init__(self, order: Sequence[int], bound: int | None, measured: int = 0) -> None:
         self._left = list(order)
@@ -361,9 +361,9 @@ class Turns:
             self._waiting[self._left[0]].set()
 
     def _going(self) -> set[int]:
-        """Slots that are not too far ahead.
+        """Return the slots that are not too far ahead.
 
-        None goes on behind the rounds that are measured before all have done them.
+        No slot continues past the measured rounds before all slots have finished them.
         """
         least = min(self._done.values())
         most = least + self._bound

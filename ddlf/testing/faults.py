@@ -1,4 +1,4 @@
-"""What a plan can have go wrong, each as a value that does it. Runs on the master; wrong updates on workers."""
+"""The faults of a plan, as values that cause them. They run on the master; wrong updates run on workers."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ WRONG: dict[str, Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]] = {
     "scale": lambda array: array * 1000,
     "flip": np.negative,
 }
-"""What becomes of each array of an update."""
+"""How each kind changes the arrays of an update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedFault:
-    """One thing that goes wrong.
+    """One planned fault.
 
     Args:
-        worker: Which one it happens to, from 1.
-        at_round: In which round, from 1.
-        after: How far into the round, as a share of the time that this worker's last slot took (of 0.1 s when there is none yet).
+        worker: Number of the affected worker, from 1.
+        at_round: Round of the fault, from 1.
+        after: Delay from the beginning of the worker's slot, as a fraction of the duration of its last slot. Before the
+            first one, the duration counts as 0.1 s.
     """
 
     worker: int
@@ -46,7 +47,7 @@ class PlannedFault:
     after: float = 0.0
 
     async def act(self, cluster: FaultyCluster) -> None:
-        """Do it, and end when it is over."""
+        """Cause the fault, and return when it is over."""
 
     def __str__(self) -> str:
         given = ", ".join(f"{f.name}={value!r}" for f in fields(self) if (value := getattr(self, f.name)) != f.default)
@@ -108,20 +109,20 @@ class Wrong(PlannedFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFault(PlannedFault):
-    """One thing that goes wrong between two workers, whichever of them has dialled the other.
+    """One fault of the link between two workers, in both directions.
 
     Args:
-        other: The other worker, from 1.
+        other: Number of the other worker, from 1.
     """
 
     other: int
 
     async def ways(self, cluster: FaultyCluster) -> list[FaultProxy]:
-        """What carries the bytes: a connection in either direction."""
+        """Return the proxies for both directions of dialling."""
         return [await cluster.between(*two) for two in ((self.worker, self.other), (self.other, self.worker))]
 
     async def during(self, cluster: FaultyCluster, fault: Fault, seconds: float | None) -> None:
-        """Have it happen to all bytes on that link, for so long or until it is taken back."""
+        """Apply a fault to all bytes of the link, for some seconds or until it is healed."""
         ways = await self.ways(cluster)
         for way in ways:
             way.set(fault)
@@ -166,7 +167,7 @@ class Storage(PlannedFault):
     damage: float = 0.0
 
     def shares(self) -> dict[str, float]:
-        """Of the requests, by kind."""
+        """Return the fraction of failing requests, by kind of failure."""
         return {kind: share for kind in KINDS if (share := getattr(self, kind))}
 
     async def act(self, cluster: FaultyCluster) -> None:
@@ -180,10 +181,11 @@ class Storage(PlannedFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillShard(PlannedFault):
-    """One thing that happens to whoever has a shard then.
+    """Kills the present owner of a shard.
 
     Args:
-        shard: Which, from 1: of the workers that have some, in the order of their values; of several on one worker its first one counts.
+        shard: Number of the shard, from 1. Owners are sorted by the position of their first shard, and only that one
+            counts.
     """
 
     shard: int
@@ -193,7 +195,7 @@ class KillShard(PlannedFault):
     async def act(self, cluster: FaultyCluster) -> None:
         owners = {}
         for worker in cluster.workers:
-            with contextlib.suppress(DDLFError):  # one that is lost has none
+            with contextlib.suppress(DDLFError):  # a lost worker owns no shard
                 shard = (await worker.ask("status"))["shard"]
                 if shard is not None and shard.get("shards", 1):
                     owners[shard["begin"]] = worker.id
@@ -225,12 +227,12 @@ NAMES: dict[type, str] = {
 
 
 class WrongUpdates:
-    """In place of ``app.train``, on the workers.
+    """Replaces ``app.train`` on the workers.
 
     Args:
-        app: To which it belongs.
-        original: What stood in its place on the object, if anything; else the class's method is called.
-        faults: Faults of all workers.
+        app: The app.
+        original: The replaced attribute of the app object; None if only the class has ``train``.
+        faults: The faults of all workers.
     """
 
     def __init__(self, app: IApp, original: Callable[..., Any] | None, faults: tuple[Wrong, ...]) -> None:
@@ -247,7 +249,7 @@ class WrongUpdates:
 
 
 def _harm(outcome: Any, kinds: Sequence[str]) -> Any:
-    """An update as ``IApp.train`` returns it, made wrong."""
+    """Return the result of ``IApp.train`` with a wrong update."""
     update, *metrics = outcome if isinstance(outcome, tuple) else (outcome,)
     for kind in kinds:
         update = [WRONG[kind](np.asarray(array)) for array in update]

@@ -1,4 +1,4 @@
-"""Data sets of which there is nothing but numbers. Runs on the master."""
+"""Data sets without data: they only have counts. Runs on the master."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from ddlf.data.manifest import Column, Manifest, PartitionFile
 
 
 class MadeUp:
-    """What training asks of a data set of partition files.
+    """A fake data set of partition files, with the attributes that training needs.
 
     Args:
-        sizes: Samples in each file.
+        sizes: Number of samples of each file.
         version: Number of the version.
-        hosts: As of ``Manifest``.
+        hosts: The attribute of ``Manifest``.
 
     Attributes:
-        manifest: As of ``DataSet``.
-        on_disk: As of ``DataSet``.
-        in_order: As of ``DataSet``.
-        inexact: As of ``DataSet``.
+        manifest: The attribute of ``DataSet``.
+        on_disk: The attribute of ``DataSet``.
+        in_order: The attribute of ``DataSet``.
+        inexact: The attribute of ``DataSet``.
     """
 
     on_disk, in_order, inexact = True, False, ""
@@ -34,13 +34,13 @@ class MadeUp:
         self._versions = [self]
 
     def repartition(self, sizes: Sequence[int]) -> None:
-        """Have the same samples in other files, as the next version."""
+        """Add a next version with the same samples in other files."""
         self._versions.append(MadeUp(sizes, len(self._versions) + 1))
 
     def at(self, version: int) -> MadeUp:
-        """As of ``DataSet``."""
+        """Return the data set in another version; 0 means this one."""
         return self._versions[version - 1] if version else self
 
     def newer(self, version: int) -> MadeUp | None:
-        """As of ``DataSet``."""
+        """Return the newest version if it is newer than ``version``, else None."""
         return self._versions[-1] if len(self._versions) > version else None

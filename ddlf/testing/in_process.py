@@ -1,17 +1,20 @@
-"""Workers without processes: fast tests of methods and apps. Runs on the master, on its event loop.
+"""Workers without processes, for fast tests of methods and apps. Runs on the master's event loop.
 
-Everything is the real thing (daemon, handshake, protocol, sockets on loopback, ``Worker``) but for one part: the executor is an object on the same
-event loop instead of a process. So a test starts in milliseconds, a debugger reaches the workers, and Keras is imported once. What follows from it:
+Daemon, handshake, protocol, loopback sockets and ``Worker`` are real. Only the executor is an object on the same event
+loop instead of a process. So a test starts in milliseconds, a debugger reaches the workers, and Keras is imported once.
+This has consequences:
 
-- While a method computes, everything waits: other workers, the master, heartbeats. Keras's work is done for one worker after the other, in the same
-  order every time.
-- A method that blocks cannot be interrupted: not by cancel, not by its timeout, not by the end of its master.
-- A crash of native code, ``os._exit`` and too much memory end the test. ``kill`` stands in for a crash: connections end, what the worker held is
-  gone, and methods that wait are cancelled (a real kill would not run their ``finally``); a thread that computes goes on for nothing.
-- Modules, environment variables and the current folder are shared by all workers and the test. Functions, classes, apps and data are sent as
-  always, so each worker has its own, with copies of the variables that they use; the test's own stay as they are.
-- Downpour, whose shards answer while replicas compute, is refused; use ``local_cluster``.
-- SIGSTOP and slowness are not to be had; use ``local_cluster``.
+- While a method computes, everything waits: other workers, the master, heartbeats. Keras works for one worker after
+  another, always in the same order.
+- A method that blocks cannot be interrupted by a cancellation, by its timeout, or by the end of its master.
+- A crash of native code, ``os._exit`` or a lack of memory ends the test. ``kill`` simulates a crash: connections end,
+  the worker's state is lost, and waiting methods are cancelled (a real kill would not run their ``finally``). A
+  computing thread continues without effect.
+- All workers and the test share modules, environment variables and the current folder. Functions, classes, apps and
+  data are sent as usual, so each worker has its own, with copies of the variables that they use. The test's own objects
+  do not change.
+- Downpour is refused, because its shards must answer while replicas compute. Use ``local_cluster``.
+- Workers cannot be paused or slowed. Use ``local_cluster``.
 """
 
 from __future__ import annotations
@@ -49,12 +52,12 @@ from ddlf.worker.worker import Worker
 
 
 def in_process_cluster(n: int = 2, *, proxied: bool = False, dead_after_s: float | None = None) -> FaultyCluster:
-    """A cluster of ``n`` workers inside this process, which ``connect`` starts and ``close`` ends.
+    """Return a cluster of ``n`` workers inside this process. ``connect`` starts and ``close`` ends them.
 
     Args:
-        n: 1 to 1,024.
-        proxied: Whether a ``FaultProxy`` stands before each.
-        dead_after_s: As in ``Cluster``.
+        n: Number of workers, 1 to 1,024.
+        proxied: Whether to put a ``FaultProxy`` in front of each worker.
+        dead_after_s: The argument of ``Cluster``.
 
     Example::
 
@@ -67,9 +70,9 @@ def in_process_cluster(n: int = 2, *, proxied: bool = False, dead_after_s: float
 
 
 class OwnClasses:
-    """``unpickle`` for one of several receivers in the sender's own process: each gets classes of its own, as processes do.
+    """An ``unpickle`` for one of several receivers in the sender's process. Like a process, each gets its own classes.
 
-    cloudpickle knows classes that it has pickled, and would set the methods that arrive on the sender's class itself.
+    Otherwise cloudpickle would recognise classes that it has pickled, and set arriving methods on the sender's class.
     """
 
     _lock = threading.RLock()
@@ -78,7 +81,7 @@ class OwnClasses:
         self._classes: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
 
     def __call__(self, data: bytes) -> Any:
-        """As ``unpickle``."""
+        """Load a pickled object like ``unpickle``."""
         tracker: Any = cloudpickle.cloudpickle
         with self._lock:
             before = tracker._DYNAMIC_CLASS_TRACKER_BY_ID
@@ -90,26 +93,26 @@ class OwnClasses:
 
 
 class InProcessWorker(Worker):
-    """A ``Worker`` that shares its process."""
+    """A ``Worker`` that shares its process with others."""
 
     def _set_threads(self, threads: int | None, share: int) -> int:
-        """The threads of this process serve all its workers, and stay as they are."""
+        """Return the wanted number without applying it, because all workers share this process's threads."""
         return threads or 1
 
     async def compute(self, function: Callable[..., Any], /, *args: Any) -> Any:
-        """Run a function on the worker's thread while everything waits: Keras's global state is one for all workers and the master."""
+        """Run a function on the worker's thread while everything else waits, because all share Keras's global state."""
         if self._compute is None:
             self._compute = ThreadPoolExecutor(1, "compute")
         return self._compute.submit(function, *args).result()
 
     def end(self) -> None:
-        """Let go of the thread."""
+        """Release the thread."""
         if self._compute is not None:
             self._compute.shutdown(wait=False)
 
 
 class InProcessExecutor(ExecutorProcess):
-    """An executor that is no process."""
+    """An executor that is an object instead of a process."""
 
     _executor: Executor | None = None
     _serving: set[asyncio.Task[None]] = set()  # noqa: RUF012 - of one that has not started
@@ -120,14 +123,14 @@ class InProcessExecutor(ExecutorProcess):
         self._killed = asyncio.Event()
         self._sockets: list[socket.socket] = []
         self._serving = set()
-        # The page through a view of its own, as a process has it: what it remembers of the page is the executor's.
+        # Like a process, the executor gets its own view of the page, and keeps its own memory of it.
         self._executor = Executor(
             self._session_dir,
             self._persist_dir,
             Activity(self._activity_fd),
             load=OwnClasses(),
             kind=InProcessWorker,
-            free=lambda: None,  # who has all workers in one process collects often enough
+            free=lambda: None,  # the shared process collects garbage often enough
         )
         self._executor.peers.dialling = Dialling(
             self._options.tokens, self._options.max_message_bytes, self._options.security or TOKEN_ONLY
@@ -141,11 +144,11 @@ class InProcessExecutor(ExecutorProcess):
         return -signal.SIGKILL
 
     async def preload(self, modules: tuple[str, ...], *, replace: bool) -> dict[str, Any]:
-        """See ``ExecutorProcess``; everything is imported once for all workers anyway."""
+        """Do nothing, because the process imports modules once for all workers anyway."""
         return {"reason": "the executor is no process", "replaceable": False}
 
     async def hand_over(self, sock: socket.socket, preamble: bytes, deadline: float) -> None:
-        """Serve a data connection; the daemon closes its own socket afterwards."""
+        """Serve a data connection on a copy of its socket. The daemon closes its own socket afterwards."""
         await self.settled.wait()
         mine = sock.dup()
         mine.setblocking(False)
@@ -170,7 +173,7 @@ class InProcessExecutor(ExecutorProcess):
             self._executor.end_sessions_without_lease()
 
     def kill(self) -> bool:
-        """Stand in for ``kill -9``; returns whether it was there."""
+        """Simulate ``kill -9``, and return whether the executor was running."""
         executor, self._executor = self._executor, None
         if executor is None:
             return False
@@ -178,7 +181,7 @@ class InProcessExecutor(ExecutorProcess):
         self.settled.clear()
         for sock in self._sockets:
             if sock.fileno() >= 0:
-                with contextlib.suppress(OSError):  # the other side was faster
+                with contextlib.suppress(OSError):  # the other side has already closed the connection
                     sock.shutdown(socket.SHUT_RDWR)
         executor.peers.close()
         assert isinstance(executor.worker, InProcessWorker)
@@ -214,7 +217,7 @@ class InProcessMachine(Machine):
         self._daemon = daemon
 
     def kill(self, part: Part = "executor") -> bool:
-        """See ``Machine``; only of the executor."""
+        """Kill the executor. Other parts cannot be killed."""
         if part != "executor":
             self._refuse("killed as a daemon")
         return self._daemon.process.kill()
@@ -226,7 +229,7 @@ class InProcessMachine(Machine):
         self._refuse("frozen")
 
     def thaw(self) -> None:
-        """See ``Machine``."""
+        """Do nothing, because workers in this process cannot be paused."""
 
     async def slow(self, factor: float, seconds: float | None = None) -> None:
         self._refuse("slowed")
@@ -236,10 +239,10 @@ class InProcessMachine(Machine):
 
 
 class InProcessWorkers(Local):
-    """Starts and ends them, and the proxies before them.
+    """Starts and ends the workers in this process, and their proxies.
 
     Attributes:
-        machines: One for each worker, in order; empty before ``start``.
+        machines: One machine for each worker, in order; empty before ``start``.
     """
 
     def __init__(self, n: int, *, proxied: bool) -> None:
@@ -250,7 +253,7 @@ class InProcessWorkers(Local):
         self.machines: list[InProcessMachine] = []
 
     async def start(self, modules: Sequence[str] = ()) -> list[Address]:
-        """See ``Local``; the addresses are those of the proxies, if there are any."""
+        """Start the workers, and return their addresses, or the addresses of their proxies."""
         async with self._start_lock:
             if not self.machines:
                 try:
@@ -274,7 +277,7 @@ class InProcessWorkers(Local):
             self.addresses[index] = "127.0.0.1", machine.proxy.port if machine.proxy else daemon.port
 
     async def revive(self, index: int) -> Address:
-        """See ``Local``; what the test killed is dead until the test starts it again."""
+        """Return the worker's address without restarting it: a killed worker stays dead until the test restarts it."""
         if not self.machines:
             return await super().revive(index)
         return (await self.start())[index]

@@ -1,4 +1,4 @@
-"""Real worker processes on this machine, which can be killed, frozen, slowed and cut off. Runs on the master."""
+"""Worker processes on this machine that can be killed, paused, slowed and cut off. Runs on the master."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     import psutil
 
 PERIOD_S = 0.05
-"""Of the stop and go by which a worker is slowed: shorter than what anybody waits for, longer than the system's time slices."""
+"""Period of pausing a slowed worker. It is shorter than any timeout, and longer than the system's time slices."""
 PORT_TAKEN_S = (0.2, 0.5, 1.0, 2.0)
-"""Pauses before a dead worker's port is tried again: an outgoing connection of another program may have it for a moment."""
+"""Pauses before the port of a dead worker is tried again. Another program's outgoing connection may use it briefly."""
 
 
 def local_cluster(n: int = 2, *, proxied: bool = False, dead_after_s: float | None = None) -> FaultyCluster:
-    """A cluster of ``n`` new worker processes on this machine, which ``connect`` starts and ``close`` ends.
+    """Return a cluster of ``n`` new worker processes on this machine. ``connect`` starts and ``close`` ends them.
 
     Args:
-        n: 1 to 1,024.
-        proxied: Whether a ``FaultProxy`` stands before each, so that the network can be bad too.
-        dead_after_s: As in ``Cluster``: shorter makes tests of losses faster.
+        n: Number of workers, 1 to 1,024.
+        proxied: Whether to put a ``FaultProxy`` in front of each worker, to simulate a bad network.
+        dead_after_s: The argument of ``Cluster``. A small value makes tests of losses faster.
 
     Example::
 
@@ -52,12 +52,12 @@ class ProcessMachine(Machine):
 
     @property
     def daemon(self) -> psutil.Process | None:
-        """The process that always answers, while there is one."""
+        """The daemon's process; None if it has ended."""
         return _process(self._workers.process(self.number).pid)
 
     @property
     def executor(self) -> psutil.Process | None:
-        """The process that runs user code, while there is one."""
+        """The executor's process; None if it has ended."""
         import psutil
 
         name = executor_name(self._workers.port(self.number))
@@ -70,7 +70,7 @@ class ProcessMachine(Machine):
     def _parts(self, part: Part) -> Iterator[psutil.Process]:
         if part not in ("executor", "daemon", "both"):
             raise ConfigError(f"a worker has 'executor' and 'daemon', or 'both', got {part!r}")
-        for name in ("executor", "daemon"):  # the daemon last: it would notice what happens to the executor
+        for name in ("executor", "daemon"):  # the daemon last, because it watches its executor
             process = getattr(self, name) if part in (name, "both") else None
             if process is not None:
                 yield process
@@ -99,7 +99,10 @@ class ProcessMachine(Machine):
                 process.resume()
 
     async def slow(self, factor: float, seconds: float | None = None) -> None:
-        """See ``Machine``. Stops and goes with SIGSTOP and SIGCONT, some 20 times a second: it has ``1 / factor`` of the time."""
+        """Slow the executor down by pausing and continuing it about 20 times per second.
+
+        The executor runs for ``1 / factor`` of the time.
+        """
         if not factor > 1:
             raise ConfigError(f"factor must be more than 1, got {factor!r}")
         with contextlib.suppress(TimeoutError):
@@ -120,10 +123,10 @@ class ProcessMachine(Machine):
 
 
 class ProcessWorkers(Local):
-    """Starts and ends the processes, and the proxies before them.
+    """Starts and ends the worker processes, and their proxies.
 
     Attributes:
-        machines: One for each worker, in order; empty before ``start``.
+        machines: One machine for each worker, in order; empty before ``start``.
     """
 
     def __init__(self, n: int, *, proxied: bool) -> None:
@@ -133,15 +136,15 @@ class ProcessWorkers(Local):
         self.machines: list[ProcessMachine] = []
 
     def port(self, number: int) -> int:
-        """Where the daemon of worker ``number`` listens."""
+        """Return the port of a worker's daemon."""
         return self.addresses[number - 1][1]
 
     def process(self, number: int) -> asyncio.subprocess.Process:
-        """The daemon of worker ``number``."""
+        """Return the process of a worker's daemon."""
         return self._processes[number - 1]
 
     async def start(self, modules: Sequence[str] = ()) -> list[Address]:
-        """See ``Local``; the addresses are those of the proxies, if there are any."""
+        """Start the workers, and return their addresses, or the addresses of their proxies."""
         _check_psutil()
         addresses = await super().start(modules)
         if not self.machines:
@@ -156,13 +159,13 @@ class ProcessWorkers(Local):
         return [("127.0.0.1", machine.proxy.port) for machine in self.machines if machine.proxy is not None]
 
     async def restart(self, number: int) -> None:
-        """Start a worker again on its port; one that still runs is killed first."""
+        """Start a worker again on its port. A running worker is killed first."""
         process = self.process(number)
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
         assert self._state is not None
-        # A worker with a port of its own would keep its state in the user's folder.
+        # Without this option, a worker with a fixed port would keep its state in the user's folder.
         for pause_s in (*PORT_TAKEN_S, None):
             try:
                 started, _ = await self._start_one(self.port(number), "--state-dir", self._state.name)
@@ -175,7 +178,7 @@ class ProcessWorkers(Local):
                 return
 
     async def revive(self, index: int) -> Address:
-        """See ``Local``; what the test killed is dead until the test starts it again."""
+        """Return the worker's address without restarting it: a killed worker stays dead until the test restarts it."""
         if not self.machines:
             return await super().revive(index)
         return (await self.start())[index]
@@ -183,7 +186,7 @@ class ProcessWorkers(Local):
     async def stop(self) -> None:
         machines, self.machines = self.machines, []
         for machine in machines:
-            machine.thaw()  # a frozen process does not end when told to
+            machine.thaw()  # a paused process would not react to the request to end
             if machine.proxy is not None:
                 await machine.proxy.close()
         await super().stop()

@@ -1,7 +1,7 @@
-"""A way to a worker that can be bad: ``FaultProxy`` stands between a master and one worker. Runs on the master, on its event loop.
+"""``FaultProxy``, a proxy between a master and a worker that simulates a bad network. Runs on the master's event loop.
 
-TCP on both sides, so what it does to bytes looks to both as a bad network does, with one difference: a connection that is begun while the way is
-stopped is accepted by the proxy and then hears nothing, where a real network would not even accept it.
+Both sides use TCP, so faults look the same as in a real network. There is one exception: if the proxy is stopped, it
+still accepts a new connection and then stays silent. A real network would not complete the connection.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ DIRECTIONS: tuple[Direction, Direction] = ("to_worker", "to_master")
 KINDS: tuple[Kind, Kind] = ("control", "data")
 READ_BYTES = 256 * 1024
 QUEUE_BYTES = 1024 * 1024
-"""So much of each direction is on its way inside the proxy; then the sender has to wait, as with a network that is full."""
+"""Bytes of each direction that the proxy buffers. Then the sender has to wait, as on a congested network."""
 TICK_S = 0.02
 LINGER_0 = struct.pack("ii", 1, 0)
-"""The kernel then ends a connection with RST instead of FIN."""
+"""Makes the kernel end a connection with RST instead of FIN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What happens to the bytes of one direction. The parts can be combined; a ``Fault()`` does nothing.
+    """A fault in one direction. Its parts can be combined; ``Fault()`` has no effect.
 
     Args:
-        delay_s: Each byte arrives so much later; order is kept.
-        jitter_s: And up to so much later again, by chance.
-        bytes_per_s: Not more.
-        piece_bytes: Bytes go on in pieces of at most this size, each in a packet of its own; 1 with a low ``bytes_per_s`` is a slow drip.
-        flip_every: One bit, chosen by chance, of every so many bytes is flipped; 0 for none.
-        stopped: Nothing goes on, and nobody is told: no FIN, no RST. What was sent arrives when the fault ends.
-        end_after: The connection ends after so many bytes, counted for each connection since the fault began; None for never.
-        end_by: ``"fin"`` or ``"rst"``.
+        delay_s: Delay of each byte, in seconds. The order is kept.
+        jitter_s: Maximum of an additional random delay, in seconds.
+        bytes_per_s: Maximum bandwidth.
+        piece_bytes: Maximum bytes in one packet. 1 with a low ``bytes_per_s`` is a slow drip.
+        flip_every: Flips one random bit in each block of this number of bytes; 0 for none.
+        stopped: Holds all bytes silently, without FIN and RST. They arrive when the fault ends.
+        end_after: Ends each connection after this number of bytes since the fault began; None for never.
+        end_by: How the connection ends: ``"fin"`` or ``"rst"``.
     """
 
     delay_s: float = 0.0
@@ -65,7 +65,7 @@ NONE = Fault()
 
 
 class FaultProxy:
-    """A port in front of a worker's port. Faults can be set and taken back while connections are open.
+    """A proxy in front of a worker's port. Faults can be set and removed while connections are open.
 
     Args:
         host: Host of the worker.
@@ -74,8 +74,8 @@ class FaultProxy:
 
     Attributes:
         port: Port of the proxy, on 127.0.0.1.
-        connections: How many have been accepted so far.
-        bytes: How many have gone on so far, by direction.
+        connections: Number of accepted connections so far.
+        bytes: Number of forwarded bytes so far, by direction.
 
     Example::
 
@@ -102,7 +102,7 @@ class FaultProxy:
         self.bytes: dict[Direction, int] = {"to_worker": 0, "to_master": 0}
 
     async def start(self) -> int:
-        """Listen, on the same port when started again; returns it."""
+        """Listen, and return the port. A restarted proxy has the same port."""
         if self._listener is None:
             self._listener = listening_socket("127.0.0.1", self.port)
             self.port = self._listener.getsockname()[1]
@@ -110,7 +110,7 @@ class FaultProxy:
         return self.port
 
     async def close(self) -> None:
-        """End everything: the port is free, open connections are reset. Safe to call again."""
+        """Free the port and reset all open connections. Safe to call again."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -126,14 +126,14 @@ class FaultProxy:
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
-    # -- what can be done to the way --------------------------------------------------------------------------------
+    # -- faults -----------------------------------------------------------------------------------------------------
 
     def set(self, fault: Fault, direction: Direction | None = None, *, kind: Kind | None = None) -> None:
-        """From now on this happens, to open and to new connections.
+        """Apply a fault to open and new connections from now on.
 
         Args:
-            fault: In place of the last one of the same direction and kind.
-            direction: None for both.
+            fault: Replaces the last fault of the same direction and kind.
+            direction: Direction of the fault; None for both.
             kind: Kind of connections: ``"control"`` to the daemon, ``"data"`` to the executor; None for all.
         """
         for each in DIRECTIONS if direction is None else (direction,):
@@ -143,19 +143,19 @@ class FaultProxy:
         changed.set()
 
     def partition(self, direction: Direction | None = None, *, kind: Kind | None = None) -> None:
-        """Nothing goes on until ``heal``, and nobody is told."""
+        """Silently hold all bytes until ``heal``."""
         self.set(Fault(stopped=True), direction, kind=kind)
 
     def heal(self) -> None:
-        """Take all faults back; what was held goes on."""
+        """Remove all faults, and forward the held bytes."""
         self.set(NONE)
 
     def reset(self, *, kind: Kind | None = None) -> int:
-        """End the open connections with RST on both sides, also in the middle of a message; returns how many."""
+        """End open connections with RST on both sides, also within a message, and return their number."""
         return self._end("rst", kind)
 
     def cut(self, *, kind: Kind | None = None) -> int:
-        """End the open connections with FIN on both sides; returns how many."""
+        """End open connections with FIN on both sides, and return their number."""
         return self._end("fin", kind)
 
     def _end(self, by: End, kind: Kind | None) -> int:
@@ -167,11 +167,11 @@ class FaultProxy:
     # -- for its connections ----------------------------------------------------------------------------------------
 
     def fault(self, direction: Direction, kind: Kind | None) -> Fault:
-        """What happens now; connections whose first bytes are not those of DDLF get what is set for all."""
+        """Return the present fault. Connections of other protocols have the fault that is set for all kinds."""
         return self._faults.get((direction, kind), NONE)
 
     async def wait_for_change(self, timeout_s: float | None = None) -> None:
-        """Return when other faults are set, or after ``timeout_s``."""
+        """Return when another fault is set, or after ``timeout_s``."""
         changed = self._changed
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -199,7 +199,7 @@ class FaultProxy:
 
 
 class _Connection:
-    """One connection of the master, and the one to the worker that belongs to it."""
+    """One connection of the master, with its connection to the worker."""
 
     def __init__(self, proxy: FaultProxy, master: socket.socket, chance: random.Random) -> None:
         self.kind: Kind | None = None
@@ -217,7 +217,7 @@ class _Connection:
             self._task.cancel()
 
     async def run(self, host: str, port: int) -> None:
-        """Carry bytes until both directions have ended or one side has broken off."""
+        """Forward bytes until both directions have ended, or one side has reset the connection."""
         try:
             await self._run(host, port)
             self._end_by = "fin"
@@ -239,7 +239,7 @@ class _Connection:
         if len(first) == PREAMBLE.size and first.startswith(MAGIC):
             self.kind = {int(Role.CONTROL): KINDS[0], int(Role.DATA): KINDS[1]}.get(PREAMBLE.unpack(first)[3])
         while self._proxy.fault("to_worker", self.kind).stopped:
-            await self._proxy.wait_for_change()  # the worker must not notice that somebody wants to reach it
+            await self._proxy.wait_for_change()  # the worker must not notice the attempt to connect
         self._worker = await open_socket(host, port)
         there = _Way(self._proxy, self, "to_worker", self._master, self._worker, self._chance)
         back = _Way(self._proxy, self, "to_master", self._worker, self._master, self._chance)
@@ -255,7 +255,7 @@ class _Connection:
 
 
 class _Way:
-    """One direction of one connection: what was read waits in a queue until it may go on."""
+    """One direction of one connection. Received bytes wait in a queue until the faults let them pass."""
 
     other: _Way
 
@@ -271,20 +271,20 @@ class _Way:
         self._proxy, self._connection, self._direction = proxy, connection, direction
         self._source, self._target, self._chance = source, target, chance
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[tuple[float, float, bytes | End]] = deque()  # when it came, its share of the jitter, what
+        self._queue: deque[tuple[float, float, bytes | End]] = deque()  # time of arrival, share of the jitter, content
         self._queued = self._sent = 0
         self._moved = asyncio.Event()
         self._last = NONE
         self._fault_began = self._next_flip = 0
 
     def put(self, what: bytes | End) -> None:
-        """Queue bytes, or how their sender ended the connection."""
+        """Queue bytes, or the way in which their sender ended the connection."""
         self._queue.append((self._loop.time(), self._chance.random(), what))
         self._queued += len(what)
         self._moved.set()
 
     async def read(self) -> None:
-        """Take what comes from the source."""
+        """Receive bytes from the source."""
         try:
             while data := await self._loop.sock_recv(self._source, READ_BYTES):
                 self.put(data)
@@ -295,7 +295,7 @@ class _Way:
             self.put("rst")
 
     async def write(self) -> None:
-        """Give it to the target, as the faults allow."""
+        """Send queued bytes to the target, as the faults allow."""
         while True:
             while not self._queue:
                 await self._wait_for_move()
@@ -325,7 +325,7 @@ class _Way:
         await self._moved.wait()
 
     def _fault(self) -> Fault:
-        """What happens now; counts begin anew with each fault."""
+        """Return the present fault. Counts restart with each new fault."""
         fault = self._proxy.fault(self._direction, self._connection.kind)
         if fault is not self._last:
             self._last, self._fault_began = fault, self._sent
@@ -333,7 +333,7 @@ class _Way:
         return fault
 
     async def _send(self, data: bytes, fault: Fault) -> int:
-        """Send as much as one step may; returns how many bytes."""
+        """Send as many bytes as one step may, and return their number."""
         count = min(len(data), fault.piece_bytes)
         if fault.bytes_per_s < math.inf:
             count = min(count, max(1, int(fault.bytes_per_s * TICK_S)))
@@ -343,12 +343,12 @@ class _Way:
         try:
             await self._loop.sock_sendall(self._target, piece)
         except OSError:
-            self.other.put("rst")  # how the target ended it, which is news for the other direction
+            self.other.put("rst")  # the target has ended the connection, so pass that on in the other direction
         self._sent += count
         self._proxy.bytes[self._direction] += count
         if fault.end_after is not None and self._sent >= self._fault_began + fault.end_after:
             self._connection.end(fault.end_by)
-            await self._loop.create_future()  # until that has come here
+            await self._loop.create_future()  # wait for the cancellation that ``end`` causes
         if fault.bytes_per_s < math.inf:
             await self._proxy.wait_for_change(count / fault.bytes_per_s)
         return count

@@ -1,7 +1,8 @@
-"""Faults at given points of a training run, as a value: ``FaultPlan().kill(worker=2, at_round=3)``. Runs on the master; wrong updates on workers.
+"""Faults at given points of a training run, as a value: ``FaultPlan().kill(worker=2, at_round=3)``.
 
-A plan is made once, printed, and replayed: its text is the Python that makes it. It follows the run by its events: a fault of a worker
-in a round begins when that worker gets its slot of that round (or, with ``after``, when it is well into it), not at a time on a clock.
+Runs on the master; wrong updates run on workers. A plan can be printed and replayed, because its text is the Python
+code that makes it. It follows the run's events, not a clock: a fault of a worker in a round begins when that worker
+gets its slot of the round, or later with ``after``.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ NEEDS_PROXY = (Partition, Reset)
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """What is to go wrong in a training run, and when.
+    """The faults of a training run.
 
-    Each method returns a new plan with one fault more. ``print(plan)`` shows the Python that makes it again.
+    Each method returns a new plan with one more fault. ``print(plan)`` shows the Python code that makes it.
 
     Args:
-        faults: So far.
+        faults: The faults so far.
 
     Example::
 
@@ -97,14 +98,15 @@ class FaultPlan:
         part: Part = "executor",
         back_after_s: float | None = None,
     ) -> FaultPlan:
-        """``kill -9``.
+        """Kill a worker's process like ``kill -9``.
 
         Args:
-            worker: From 1.
-            at_round: From 1.
-            after: A share of the time of the worker's last slot.
-            part: ``"executor"`` (its daemon starts another one) or ``"daemon"`` (nothing of the worker is left).
-            back_after_s: After a daemon's death start the worker again on the same port, so much later; None for never.
+            worker: Number of the worker, from 1.
+            at_round: Number of the round, from 1.
+            after: Delay, as a fraction of the duration of the worker's last slot.
+            part: ``"executor"`` (its daemon starts another one) or ``"daemon"`` (the whole worker ends).
+            back_after_s: Seconds until a worker with a killed daemon is started again, on the same port; None for
+                never.
         """
         return self._and(Kill(worker=worker, at_round=at_round, after=after, part=part, back_after_s=back_after_s))
 
@@ -118,27 +120,28 @@ class FaultPlan:
         part: Part = "executor",
         back_after_s: float | None = None,
     ) -> FaultPlan:
-        """``kill -9`` of whoever has a shard of the weights then.
+        """Kill the present owner of a shard of the weights, like ``kill -9``.
 
         Args:
-            shard: From 1, in the order of the values; of several on one worker only the first counts.
-            at_round: From 1.
-            worker: It happens when this one gets its slot of that round.
-            after: A share of the time of that worker's last slot.
-            part: As in ``kill``.
-            back_after_s: As in ``kill``.
+            shard: Number of the shard, from 1. Owners are sorted by the position of their first shard, and only that
+                one counts.
+            at_round: Number of the round, from 1.
+            worker: The fault happens when this worker gets its slot of the round.
+            after: Delay, as a fraction of the duration of that worker's last slot.
+            part: The argument of ``kill``.
+            back_after_s: The argument of ``kill``.
         """
         how: Any = {"part": part, "back_after_s": back_after_s}
         return self._and(KillShard(shard=shard, worker=worker, at_round=at_round, after=after, **how))
 
     def hang(self, *, worker: int, at_round: int, seconds: float, after: float = 0.0, part: Part = "both") -> FaultPlan:
-        """Freeze a worker (SIGSTOP), and let it go on ``seconds`` later. Its connections stay open meanwhile."""
+        """Pause a worker (SIGSTOP) for ``seconds``. Its connections stay open meanwhile."""
         return self._and(Hang(worker=worker, at_round=at_round, seconds=seconds, after=after, part=part))
 
     def slow(
         self, *, worker: int, at_round: int = 1, factor: float, seconds: float | None = None, after: float = 0.0
     ) -> FaultPlan:
-        """Let a worker compute ``factor`` times as slowly, for ``seconds`` or to the end of the run."""
+        """Make a worker compute ``factor`` times more slowly, for ``seconds`` or until the end of the run."""
         return self._and(Slow(worker=worker, at_round=at_round, factor=factor, seconds=seconds, after=after))
 
     def partition(
@@ -150,7 +153,7 @@ class FaultPlan:
         direction: Direction | None = None,
         after: float = 0.0,
     ) -> FaultPlan:
-        """Cut a worker off silently, in one direction or (None) in both. Needs a cluster with ``proxied=True``."""
+        """Silently separate a worker from the master, in one direction or (None) both. Needs ``proxied=True``."""
         return self._and(Partition(worker=worker, at_round=at_round, seconds=seconds, direction=direction, after=after))
 
     def reset(self, *, worker: int, at_round: int, after: float = 0.0) -> FaultPlan:
@@ -170,25 +173,25 @@ class FaultPlan:
         cut: float = 0.0,
         damage: float = 0.0,
     ) -> FaultPlan:
-        """Let a share of the requests to the cluster's stores (``cluster.serve``) go wrong, for ``seconds`` or to the end of the run.
+        """Make a fraction of the requests to the cluster's stores (``cluster.serve``) fail.
 
         Args:
-            at_round: From 1.
-            worker: It begins when this one gets its slot.
-            seconds: None for all that is left.
-            after: A share of the time of the worker's last slot.
-            error: Answers of 500.
-            throttle: Answers of 503.
-            stall: Half of the answer, and then nothing.
-            cut: Half of the answer, and the end of the connection.
-            damage: A bit that was flipped.
+            at_round: Number of the round, from 1.
+            worker: The fault begins when this worker gets its slot of the round.
+            seconds: Duration of the fault; None until the end of the run.
+            after: Delay, as a fraction of the duration of that worker's last slot.
+            error: Fraction of answers with status 500.
+            throttle: Fraction of answers with status 503.
+            stall: Fraction of answers that stop in the middle, with an open connection.
+            cut: Fraction of answers that end in the middle, with a closed connection.
+            damage: Fraction of answers with a flipped bit.
         """
         shares = {"error": error, "throttle": throttle, "stall": stall, "cut": cut, "damage": damage}
         check_shares(shares)
         return self._and(Storage(worker=worker, at_round=at_round, after=after, seconds=seconds, **shares))
 
     def wrong_update(self, *, worker: int, at_round: int, kind: WrongKind) -> FaultPlan:
-        """Let a worker send a wrong update: all NaN, all zeros, 1000 times as large, or with the opposite sign."""
+        """Make a worker send a wrong update: all NaN, all zeros, 1000 times as large, or with the opposite sign."""
         if kind not in WRONG:
             raise ConfigError(f"kind must be one of {', '.join(WRONG)}, got {kind!r}")
         return self._and(Wrong(worker=worker, at_round=at_round, kind=kind))
@@ -196,7 +199,7 @@ class FaultPlan:
     def cut_link(
         self, *, worker: int, other: int, at_round: int, seconds: float | None = None, after: float = 0.0
     ) -> FaultPlan:
-        """Cut two workers off from each other silently, for ``seconds`` or to the end of the run; the master reaches both."""
+        """Silently separate two workers, for ``seconds`` or until the end of the run. The master still reaches both."""
         return self._and(CutLink(worker=worker, other=other, at_round=at_round, seconds=seconds, after=after))
 
     def slow_link(
@@ -210,7 +213,7 @@ class FaultPlan:
         seconds: float | None = None,
         after: float = 0.0,
     ) -> FaultPlan:
-        """Let a link between two workers carry so much and no more in either direction, each byte so much later."""
+        """Limit the bandwidth of the link between two workers, and delay its bytes, in both directions."""
         link = {"worker": worker, "other": other, "at_round": at_round, "seconds": seconds, "after": after}
         return self._and(SlowLink(bytes_per_s=bytes_per_s, delay_s=delay_s, **link))  # type: ignore[arg-type]
 
@@ -228,14 +231,15 @@ class FaultPlan:
         faults: int = 5,
         kinds: Sequence[str] = ("kill", "hang", "slow", "partition", "reset"),
     ) -> FaultPlan:
-        """A plan by chance, the same for the same arguments.
+        """Return a random plan. The same arguments give the same plan.
 
         Args:
-            seed: Seed of the chance.
-            workers: Workers of the cluster.
-            rounds: Rounds of the run; the faults are in different (round, worker).
-            faults: How many.
-            kinds: Names of this class's methods to choose from. Those of links and shards do something where workers call workers.
+            seed: Seed of the random choice.
+            workers: Number of workers in the cluster.
+            rounds: Number of rounds of the run. No two faults have the same round and worker.
+            faults: Number of faults.
+            kinds: Names of this class's methods to choose from. Faults of links and shards only have an effect if
+                workers call each other.
         """
         unknown = set(kinds) - set(NAMES.values())
         if unknown:
@@ -269,17 +273,18 @@ class FaultPlan:
 
     @contextlib.asynccontextmanager
     async def on(self, app: IApp) -> AsyncIterator[Injection]:
-        """Let the faults happen to the run of this app.
+        """Apply the faults to the app's run within this block.
 
         Args:
-            app: App whose cluster was made by ``local_cluster`` or ``in_process_cluster``.
+            app: An app whose cluster comes from ``local_cluster`` or ``in_process_cluster``.
 
         Yields:
-            What was done so far.
+            The injection, which lists the faults so far.
 
         Raises:
-            ConfigError: A fault names a worker that is not there, or needs what the cluster does not have. Also at the end, if a fault did not
-                happen because the run had no such round: a test must not pass because nothing went wrong.
+            ConfigError: A fault names a missing worker, or needs a feature that the cluster lacks. It is also raised at
+                the end if a fault did not happen, because the run had no such round. Otherwise a test could pass
+                without any fault.
         """
         cluster = app.cluster
         if not isinstance(cluster, FaultyCluster):
@@ -296,12 +301,12 @@ class FaultPlan:
                 raise ConfigError(f"{fault} needs a store", hint="serve the data set with cluster.serve(folder)")
             if isinstance(fault, LinkFault):
                 cluster.machine(fault.other)
-                await fault.ways(cluster)  # before the run introduces them to each other
+                await fault.ways(cluster)  # make the proxies before the run introduces the workers to each other
         injection = Injection(self, cluster)
         wrong = [fault for fault in self.faults if isinstance(fault, Wrong)]
         before = {name: vars(app)[name] for name in ("train",) if name in vars(app)}
         take_off = app.subscribe(injection.observe)
-        if wrong:  # the only part of a plan that is at work on the workers
+        if wrong:  # wrong updates are the only faults that run on workers
             vars(app)["train"] = WrongUpdates(app, before.get("train"), tuple(wrong))
         try:
             yield injection
@@ -325,11 +330,11 @@ class FaultPlan:
 
 
 class Injection:
-    """A plan at work.
+    """A plan that is applied to a run.
 
     Attributes:
-        done: The faults that have begun, with the seconds since the plan was put on.
-        pending: Those that have not.
+        done: The faults that have begun, each with its seconds since the plan was applied.
+        pending: The faults that have not begun.
     """
 
     def __init__(self, plan: FaultPlan, cluster: FaultyCluster) -> None:
@@ -342,7 +347,7 @@ class Injection:
         self._acting: dict[asyncio.Task[None], PlannedFault] = {}
 
     def observe(self, event: Event) -> None:
-        """Begin what belongs to this event."""
+        """Begin the faults that belong to this event."""
         if isinstance(event, SlotStarted):
             self._slot_began[event.worker] = time.monotonic()
             for fault in [f for f in self.pending if (f.worker, f.at_round) == (event.worker, event.round)]:
@@ -358,10 +363,10 @@ class Injection:
         await fault.act(self._cluster)
 
     async def end(self) -> None:
-        """Take back what still holds: thaw, heal, end slowness, start again who was to come back.
+        """Undo all present faults: continue, heal and speed up workers, and restart the ones that were to return.
 
         Raises:
-            Exception: What a fault raised that could not be done.
+            Exception: A fault could not be caused, and raised this error.
         """
         began = {id(fault) for _, fault in self.done}
         for task in self._acting:

@@ -1,4 +1,4 @@
-"""A web server of a folder whose answers go wrong on purpose, as a place of data sets. Runs on the master, for workers on the same machine."""
+"""A web server for a folder of data sets that fails on purpose. Runs on the master, for workers on the same machine."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ KINDS = ("error", "throttle", "stall", "cut", "damage")
 
 
 def check_shares(shares: dict[str, float]) -> None:
-    """Refuse what cannot be a share of requests.
+    """Refuse invalid fractions of requests.
 
     Args:
-        shares: By kind of fault.
+        shares: Fractions by kind of fault.
 
     Raises:
-        ConfigError: There is no such kind, or the shares are out of range.
+        ConfigError: A kind does not exist, or the fractions are out of range.
     """
     if wrong := set(shares) - set(KINDS):
         raise ConfigError(f"no fault of a store is named {', '.join(sorted(wrong))}", hint=f"use {', '.join(KINDS)}")
@@ -32,18 +32,18 @@ def check_shares(shares: dict[str, float]) -> None:
 
 
 class FaultyStore:
-    """Serves a folder at ``url``, read-only, until it is closed; a context.
+    """Serves a folder at ``url``, read-only, until it is closed. It is a context manager.
 
     Args:
         folder: Folder to serve.
-        seed: Seed of which requests go wrong.
+        seed: Seed for the choice of failing requests.
 
     Attributes:
-        url: Address, as a place.
-        served: How often each file was given whole and unharmed, by its path below the folder.
+        url: Address to use as a place.
+        served: How often each file was sent without a fault, by its path below the folder.
         failed: How often each kind of fault happened.
-        ranges: Whether it gives parts of files, as most servers do.
-        ranged: Bytes of parts that were given.
+        ranges: Whether it serves ranges of files, like most servers.
+        ranged: Number of bytes that were sent in ranges.
     """
 
     def __init__(self, folder: str | Path, *, seed: int = 0) -> None:
@@ -67,21 +67,21 @@ class FaultyStore:
         self.close()
 
     def close(self) -> None:
-        """End it, and what still waits for an answer."""
+        """Stop the server, and end all requests that still wait."""
         self._ended.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
     def fail(self, **shares: float) -> None:
-        """Have a share of the requests go wrong from now on; without an argument none.
+        """Make a fraction of the requests fail from now on. Without an argument, none fail.
 
         Args:
-            shares: By kind, from 0 to 1, together at most 1: ``error`` answers 500, ``throttle`` 503, ``stall`` sends half and then nothing,
-                ``cut`` sends half and hangs up, ``damage`` flips a bit.
+            shares: Fractions by kind, from 0 to 1, together at most 1. ``error`` answers 500, ``throttle`` answers 503,
+                ``stall`` sends half and then stays silent, ``cut`` sends half and hangs up, ``damage`` flips a bit.
 
         Raises:
-            ConfigError: There is no such kind, or the shares are out of range.
+            ConfigError: A kind does not exist, or the fractions are out of range.
         """
         check_shares(shares)
         with self._lock:
@@ -115,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
         if kind == "damage":
             data = data[:-1] + bytes([data[-1] ^ 1])
         if not kind:
-            with self.store._lock:  # before anybody has it
+            with self.store._lock:  # count before the answer is sent
                 self.store.served[name] += 1
         status, part = self._range(data)
         half = len(part) // 2
@@ -132,7 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200 if found else 404, b"", path.stat().st_size if found else 0)
 
     def _range(self, data: bytes) -> tuple[int, bytes]:
-        """What was asked for of a file, with the status of the answer."""
+        """Return the requested range of a file, with the status of the answer."""
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         if not (asked and self.store.ranges):
             return 200, data
@@ -149,8 +149,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         try:
             self.wfile.write(data)
-        except ConnectionError:  # who asked has gone
+        except ConnectionError:  # the client has disconnected
             self.close_connection = True
 
     def log_message(self, *args: Any) -> None:
-        """Nothing is printed."""
+        """Print nothing."""
