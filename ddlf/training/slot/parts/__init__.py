@@ -1,4 +1,4 @@
-"""The parts of a slot, one in a file. A new one is a file and a line in ``PARTS``."""
+"""The parts of a slot's state, one in each file. To add one, write its file and add a line to ``PARTS``."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PARTS: tuple[type[SlotPart], ...] = (
     LocalBatchNorm,
     Controls,
 )
-"""In the order in which they begin a round.
+"""The parts, in the order in which they begin a round.
 
-They end it in reverse, so the update reaches ``Residual``, which encodes it, as it is to travel.
+They end it in reverse order, so ``Residual``, which encodes the update, receives it in its final form.
 """
 
 
 def kept_parts(plan: SlotPlan) -> dict[str, Kept]:
-    """Return how the slots of a run keep their parts, by name."""
+    """Return how the slots of a run keep their parts, by name of the part."""
     return {part.name: kept for part in PARTS if (kept := part.kept(plan)) is not None}

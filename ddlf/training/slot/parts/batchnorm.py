@@ -1,9 +1,8 @@
-"""Weights of batch normalization that each slot keeps for itself (``batchnorm="local"``), while the global model has
-their mean.
+"""Batch normalization weights that each slot keeps to itself (``batchnorm="local"``). The global model has their mean.
 
-A slot begins its round with its own values from the round before. Its update is the global values minus its own values
-after the round, so the mean of the updates makes the global values the mean of the slots' values. The global values are
-tested and saved.
+A slot begins its round with its own values from its last round. Its update is the global values minus its own values
+after the round. So the mean of the updates makes the global values the mean of the slots' values. The global values are
+evaluated and saved.
 """
 
 from __future__ import annotations
@@ -18,12 +17,14 @@ from ddlf.training.slot.part import Kept, Left, SlotPart, SlotPlan, SlotRound
 from ddlf.training.slot.task import APART
 
 SMALL_BATCH = 16
-"""Statistics of fewer samples are so noisy that a model with batch normalization learns worse (Wu, He 2018,
-arXiv:1803.08494, figure 1)."""
+"""Statistics of fewer samples are so noisy that a model with batch normalization learns worse.
+
+Source: Wu and He 2018, arXiv:1803.08494, figure 1.
+"""
 
 
 class LocalBatchNorm(SlotPart):
-    """The slot's own values of these weights; None for each other weight."""
+    """The slot's own values of the batch normalization weights; None for each other weight."""
 
     name = APART
     kept_with = "batchnorm", "local"
@@ -52,7 +53,7 @@ class LocalBatchNorm(SlotPart):
 
 
 def norm_layers(model: Any) -> list[Any]:
-    """Return the layers that normalize by batches: Keras's ``BatchNormalization`` and subclasses."""
+    """Return the batch normalization layers: Keras's ``BatchNormalization`` and its subclasses."""
     return [
         one
         for one in model._flatten_layers()
@@ -61,18 +62,17 @@ def norm_layers(model: Any) -> list[Any]:
 
 
 def batch_norms(model: Any) -> tuple[int, ...]:
-    """Places of the weights of layers that normalize by batches, moving statistics, scale and offset, among
-    ``model.weights``."""
+    """Return the places of batch normalization weights in ``model.weights``: moving statistics, scale and offset."""
     theirs = {id(weight) for layer in norm_layers(model) for weight in layer.weights}
     return tuple(place for place, weight in enumerate(model.weights) if id(weight) in theirs)
 
 
 def warning(rows: int, labels_differ: bool, setting: str) -> str:
-    """What there is to say of a model with batch normalization; empty for nothing.
+    """Return a warning about a model with batch normalization; "" if there is none.
 
     Args:
-        rows: Samples in the batches of the slot that has the smallest.
-        labels_differ: Whether slots have samples of other labels.
+        rows: Samples in a batch of the slot with the smallest batches.
+        labels_differ: Whether slots have samples of different labels.
         setting: Value of ``batchnorm``.
     """
     if rows < SMALL_BATCH:

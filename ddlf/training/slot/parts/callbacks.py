@@ -1,4 +1,4 @@
-"""The attributes of a slot's ``worker_callbacks``, and the attributes of callbacks as data."""
+"""The attributes of a slot's ``worker_callbacks``, and their conversion to data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_of_workers(callbacks: Iterable[Any]) -> None:
     """Refuse ``worker_callbacks`` that ``fit`` cannot call.
 
     Raises:
-        AppError: Names the first of them.
+        AppError: Names the first such callback.
     """
     for callback in callbacks:
         check_is_one(callback, "worker_callbacks", hasattr(callback, "set_model"))
@@ -42,7 +42,7 @@ class WorkerCallbacks(SlotPart):
     """The attributes of the slot's ``worker_callbacks``.
 
     Raises:
-        AppError: ``fit`` cannot call one of them, or one keeps something that cannot move with the slot.
+        AppError: ``fit`` cannot call a callback, or an attribute of one cannot move with the slot.
     """
 
     name = CALLBACKS
@@ -67,13 +67,13 @@ class WorkerCallbacks(SlotPart):
 
 
 class CallbackStates:
-    """The attributes of callbacks that are data and have changed since the beginning.
+    """The attributes of callbacks that are data and have changed since this object was made.
 
-    Numbers, text, lists, dicts, sets and arrays are data. Functions are not, and belong to what a callback is. Files
-    and other things that only this process has are made anew in ``on_train_begin``, which each ``fit`` calls.
+    Numbers, text, lists, dicts, sets and arrays are data. Functions are not data: they belong to the callback's code.
+    Files and other objects of one process are created again in ``on_train_begin``, which each ``fit`` calls.
 
     Args:
-        callbacks: As they are at first.
+        callbacks: The callbacks in their initial state.
     """
 
     def __init__(self, callbacks: Iterable[Any]) -> None:
@@ -84,13 +84,13 @@ class CallbackStates:
             counts[name] = counts.get(name, 0) + 1
             self._callbacks[f"{name} {counts[name]}"] = callback
         self._first = {name: _encoded(callback) for name, callback in self._callbacks.items()}
-        self._goes_on = False  # whether they keep something of before
+        self._goes_on = False  # whether they have attributes from an earlier round
 
     def checked(self) -> Self:
-        """Itself, if all that they keep can move with a slot.
+        """Return this object, if all attributes can move with a slot.
 
         Raises:
-            AppError: Names the first.
+            AppError: Names the first attribute that cannot.
         """
         for name, callback in self._callbacks.items():
             for attribute, kind in no_data(callback).items():
@@ -101,7 +101,7 @@ class CallbackStates:
         return self
 
     def read(self) -> list[np.ndarray[Any, Any]]:
-        """Return the changed attributes: bytes in arrays of uint8, which nothing changes later."""
+        """Return the changed attributes, as bytes in new arrays of uint8."""
         changed = {}
         for name, callback in self._callbacks.items():
             first, now = self._first[name], _encoded(callback)
@@ -113,10 +113,10 @@ class CallbackStates:
         return [np.frombuffer(bytes(part), np.uint8) for part in dumps(changed)]
 
     def write(self, state: Sequence[Any]) -> list[str]:
-        """Have them keep again what ``read`` has given.
+        """Restore the attributes that ``read`` has returned.
 
         Returns:
-            Names of those that are not here, or of which another class is.
+            Names of the callbacks that are missing here, or have another class.
         """
         values = loads([bytearray(np.asarray(part, np.uint8)) for part in state])
         for name in values.keys() & self._callbacks.keys():
@@ -124,15 +124,17 @@ class CallbackStates:
         return [name.partition(" ")[0] for name in values if name not in self._callbacks]
 
     def begin(self, state: Sequence[Any] | None) -> None:
-        """Make them the callbacks of a slot: as they were at first, or as its round before left them."""
+        """Set the attributes for a slot: the initial ones, or the ones after its last round."""
         self.reset()
         if state is not None:
             self.write(state)
         self._goes_on = state is not None
 
     def go_on(self) -> Callable[[], None]:
-        """Return a function that restores the attributes of now after ``on_train_begin`` of the next ``fit``, which may
-        reset them."""
+        """Return a function to call after ``on_train_begin`` of the next ``fit``.
+
+        It restores the current attributes, which ``on_train_begin`` may reset.
+        """
         kept, self._goes_on = self.read() if self._goes_on else None, True
 
         def begun() -> None:
@@ -142,7 +144,7 @@ class CallbackStates:
         return begun
 
     def reset(self) -> None:
-        """Restore the first attributes."""
+        """Restore the initial attributes."""
         for name, callback in self._callbacks.items():
             first = self._first[name]
             for attribute in _encoded(callback).keys() - first.keys():
@@ -151,7 +153,7 @@ class CallbackStates:
 
 
 def _encoded(callback: Any) -> dict[str, tuple[list[bytes], bytes]]:
-    """The attributes of a callback that are data: each as bytes, and their digest."""
+    """Return the attributes of a callback that are data: each as bytes, and their digest."""
     found = {}
     for attribute, value in _attributes(callback).items():
         try:
@@ -167,7 +169,7 @@ def _decoded(parts: list[bytes]) -> Any:
 
 
 def no_data(callback: Any) -> dict[str, str]:
-    """The attributes of a callback that are neither data nor what it is made of, and what is in them."""
+    """Return the attributes of a callback that are neither data nor code, and the types of their values."""
     there = {name: value for name, value in _attributes(callback).items() if not callable(value)}
     known = _encoded(callback)
     return {
@@ -178,6 +180,6 @@ def no_data(callback: Any) -> dict[str, str]:
 
 
 def _attributes(callback: Any) -> dict[str, Any]:
-    # Which way a monitored value is to go is found out anew, with the sign of min_delta.
+    # ``min_delta`` gets its sign again when the callback finds the direction of its monitored value.
     left_out = NOT_STATE | ({"min_delta"} if hasattr(callback, "monitor_op") else set())
     return {name: value for name, value in vars(callback).items() if name not in left_out}

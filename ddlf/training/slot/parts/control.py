@@ -1,4 +1,4 @@
-"""The control of a slot, for local rules that have one (SCAFFOLD)."""
+"""The control variate of a slot, for local rules that have one (SCAFFOLD)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ddlf.training.slot.task import CONTROL
 
 
 class Controls(SlotPart):
-    """The slot's control variate: an estimate of its gradients, which its steps are corrected by; None for each weight
-    that is not trained.
+    """The slot's control variate: an estimate of its gradients, which corrects its steps. None for untrained weights.
 
-    ``ddlf.algorithms.local_rules`` has the formulas. A task brings the mean of all slots' controls (``Task.control``).
+    ``ddlf.algorithms.local_rules`` has the formulas. A task has the mean of all slots' control variates
+    (``Task.control``).
     """
 
     name = CONTROL
@@ -37,7 +37,7 @@ class Controls(SlotPart):
         return weights
 
     def end(self, round: SlotRound, update: Weights) -> tuple[Weights, Left | None]:
-        """A round that was ended early counts for nothing, and may have made no step: then the control stays."""
+        """Compute the new control variate. A round that was ended early keeps the old one, since it may have no step."""
         if round.trains and not round.stopped:
             self._control = self._rule.left(update)
         return update, self._control or [None] * len(update)
@@ -47,7 +47,7 @@ class Controls(SlotPart):
 
     @classmethod
     def kept(cls, plan: SlotPlan) -> Kept | None:
-        """In the sharded exchange the workers compute the mean."""
+        """Return how slots keep it. In the sharded exchange it stays on the workers, which compute the mean."""
         if not plan.spec.local.rule.steers:
             return None
         return Kept(back=not plan.sharded, copied=True, mean=_mean)

@@ -1,7 +1,7 @@
-"""Weights that are exchanged one fragment per round (streaming): the weights of each slot, and the tensors that travel.
+"""Streaming: one fragment of the weights is exchanged per round. This part keeps the weights of each slot.
 
-``ddlf.algorithms.streaming`` is the rule. A task says in which round each fragment was merged last, and which fragments
-come back from this one. Master and workers compute from that which tensors travel.
+``ddlf.algorithms.streaming`` has the rule. A task has the last round that merged each fragment, and the fragments that
+come back from its round. From this, master and workers compute the tensors that travel.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def changed(task: Task, since: int, like: Weights, lossless: Sequence[bool]) -> 
         task: A task that exchanges fragments.
         since: Number of the round, from 0.
         like: Arrays with the shapes of the model's weights.
-        lossless: Whether each tensor is not trained: those travel with every fragment.
+        lossless: For each tensor, whether it is untrained. Untrained tensors travel with every fragment.
     """
     parts = [part for part, number in enumerate(task.merged) if number >= since]
     return tensors_of(parts, like, [not exact for exact in lossless], len(task.merged))
@@ -38,15 +38,15 @@ def exchanged(task: Task, like: Weights, lossless: Sequence[bool]) -> list[int] 
 
 
 class OwnFragments(SlotPart):
-    """The slot's own weights, and behind them the number of the round that left them."""
+    """The slot's own weights, followed by the number of the round that left them."""
 
     name = OWN
     kept_with = "outer", "streaming"
 
     def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
-        """Continue from the slot's own weights, with the fragments that were merged since mixed in.
+        """Begin with the slot's own weights, mixed with the fragments that were merged since its last round.
 
-        Weights that are not trained are the global ones.
+        Untrained weights have the global values.
         """
         task, exact = round.task, round.exact
         if not task.merged or not left:
@@ -60,13 +60,13 @@ class OwnFragments(SlotPart):
         return begun
 
     def end(self, round: SlotRound, update: Weights) -> tuple[Weights, Left | None]:
-        """Return the update of the global weights: these minus the slot's own."""
+        """Return the update of the global weights: the global weights minus the slot's own."""
         task, weights, begun = round.task, round.weights, round.begun
         if not task.merged:
             return update, []
         round.tensors = exchanged(task, weights, round.exact)
         floats = [is_float(w) for w in weights]
-        # The difference is exactly zero where the slot began with the global values: then this is the update as it is.
+        # The difference is exactly zero if the slot began with the global values: then the update is unchanged.
         behind = [
             np.asarray(u + (w - b), w.dtype) if f else u
             for w, b, u, f in zip(weights, begun, update, floats, strict=True)

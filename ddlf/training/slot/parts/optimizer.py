@@ -12,10 +12,9 @@ from ddlf.training.spec import installed
 
 
 class OptimizerState(SlotPart):
-    """Variables of the optimizer that the model is compiled with, in Keras's order: iterations, learning rate, momenta.
+    """Variables of the model's optimizer, in Keras's order: iterations, learning rate, momenta.
 
-    With ``optimizer_state="averaged"`` all slots of a round begin with the mean of the states that the round before
-    ended with.
+    With ``optimizer_state="averaged"``, all slots begin a round with the mean of the states after the last round.
     """
 
     name = OPTIMIZER
@@ -29,7 +28,11 @@ class OptimizerState(SlotPart):
 
     @classmethod
     def kept(cls, plan: SlotPlan) -> Kept | None:
-        """In gradient exchange the optimizer is on the master, and replicas of Downpour have another one."""
+        """Return how slots keep it.
+
+        None with the gradient exchange, whose optimizer is on the master, and in Downpour, whose replicas have another
+        optimizer.
+        """
         kind = plan.spec.local.optimizer_state
         if kind == "fresh" or plan.spec.exchange.one_step or not plan.spec.train.keeps_optimizer:
             return None
@@ -45,10 +48,10 @@ class OptimizerState(SlotPart):
 
 
 def keeps_little(optimizer: Mapping[str, Any]) -> bool:
-    """Return whether an optimizer keeps a few numbers, rather than as many as the weights have.
+    """Return whether the state of an optimizer is a few numbers, rather than as large as the weights.
 
     Args:
-        optimizer: Optimizer of the compiled model, as ``describe_optimizer`` returns it.
+        optimizer: The optimizer of the compiled model, as ``describe_optimizer`` returns it.
     """
     more = ("momentum", "use_ema", "gradient_accumulation_steps")
     return optimizer.get("optimizer") in ("SGD", None, "NoneType") and not any(

@@ -1,4 +1,4 @@
-"""The weights that a slot's worker received last."""
+"""The weights that a slot's worker received in the last round."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ddlf.training.slot.transfer import read_weights
 
 
 class ReceivedWeights(SlotPart):
-    """Global weights of the round.
+    """The global weights of the round.
 
-    The next weights may come as a difference to these. The master knows them, so they never travel.
+    The next weights may come as a difference to them. The master knows them, so they never travel.
     """
 
     name = HELD

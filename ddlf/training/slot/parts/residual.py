@@ -11,7 +11,7 @@ from ddlf.training.slot.transfer import send_update
 
 
 class Residual(SlotPart):
-    """The difference that a biased codec has left out of the slot's updates so far, for each tensor.
+    """The residual: the sum of the codec's errors in the slot's updates so far, for each tensor.
 
     It is added to the next update (error feedback).
     """
@@ -26,7 +26,7 @@ class Residual(SlotPart):
         return weights
 
     def end(self, round: SlotRound, update: Weights) -> tuple[Weights, Left | None]:
-        """Encode the update for its way back. An exact codec pays what the codec before it owed."""
+        """Encode the update for the network. After a change to an exact codec, the old residual is sent in full."""
         round.encoded, residual, round.codec_error = send_update(
             round.task.codec, update, round.exact, self._residual, round.tensors
         )
