@@ -64,7 +64,7 @@ def master_name() -> str:
     """Return the name of this process for people on other machines: user, machine and process id."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container without a name for its user
+    except (KeyError, OSError):  # the container has no name for its user
         user = str(os.getuid())
     return f"{user}@{platform.node()} pid {os.getpid()}"
 

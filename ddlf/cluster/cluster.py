@@ -110,7 +110,7 @@ class Cluster(Group):
         ca, certificate, key = (Path(file).expanduser() if file else None for file in (tls_ca, tls_cert, tls_key))
         security = Security(ca, certificate, key, insecure_plaintext)
         if ca or certificate:
-            client_context(security)  # now, not at the first connection: a wrong file is a mistake of the caller
+            client_context(security)  # check the files now, because a wrong file is a mistake of the caller
         self._machines = Counter(machine(host) for host, _ in launcher.addresses)
         hosted, events = Hosted(), Events()
         self._echo = Echo(on=echo)

@@ -102,7 +102,7 @@ class Dispatch:
         self._queues: tuple[OrderedDict[Place, None], ...] = (OrderedDict(), OrderedDict())
         self._coming: dict[WorkerLane, asyncio.Task[None]] = {}
         self._habits: dict[bytes, Habit] = {}
-        self._open = 0  # calls
+        self._open = 0  # number of calls that have not ended
 
     def habit(self, address: bytes) -> Habit:
         """Return the measurements of the function with this address."""
@@ -153,7 +153,7 @@ class Dispatch:
         """Check whether lost workers have returned, and whether new ones have joined."""
         for lane in self._all():
             if not lane.open and lane not in self._coming:
-                lane.open, lane.hope_until = True, inf  # the next call will see
+                lane.open, lane.hope_until = True, inf  # the next call finds out whether it has returned
         self._fill()
 
     def close(self) -> None:

@@ -246,7 +246,7 @@ class Link:
 
     async def _open_data(self, timeout_s: float) -> DataChannel:
         if self.data is not None:
-            if self._told != self.session:  # the cluster has grown
+            if self._told != self.session:  # the number of workers has changed, for example
                 await self._begin_session(self.data, timeout_s)
             return self.data
         self._open_to_ask()

@@ -120,7 +120,7 @@ def batch_of(where: str, batch: Any) -> Arrays:
     try:
         found = named({name: part for name, part in zip("xyw", parts, strict=False) if part is not None})
         bad = next((name for name, array in found.items() if array.dtype.kind not in KINDS or not array.ndim), None)
-    except (TypeError, ValueError):  # rows of different lengths
+    except (TypeError, ValueError):  # the rows have different lengths
         found, bad = {}, "x"
     if bad is not None or not any(name[0] == "x" for name in found):
         kind = type(parts[0]).__name__

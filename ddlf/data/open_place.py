@@ -19,7 +19,7 @@ def open_place(text: str | Path) -> Place:
     """
     if "://" not in str(text):
         return Folder(text)
-    from ddlf.data.remote_folder import RemoteFolder  # imports what only a URL needs
+    from ddlf.data.remote_folder import RemoteFolder  # these imports are only needed for a URL
     from ddlf.data.store import path_of
 
     path = path_of(str(text))

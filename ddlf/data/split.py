@@ -299,7 +299,9 @@ class Buckets:
         self._dealers: dict[int, _Dealer] = {}
         each = samples / buckets
         fit = 1
-        while fit < buckets and (fit + 1) * each + 6 * ((fit + 1) * each) ** 0.5 <= room:  # 6 standard deviations
+        while (
+            fit < buckets and (fit + 1) * each + 6 * ((fit + 1) * each) ** 0.5 <= room
+        ):  # expected size plus 6 standard deviations
             fit += 1
         if samples <= room:
             fit = buckets

@@ -1,1 +1,1 @@
-"""Which workers there are, and the defaults of a run: addresses, and cluster.yaml. Runs on the master."""
+"""Reads cluster.yaml: the addresses of workers, and the defaults of a run. Runs on the master."""

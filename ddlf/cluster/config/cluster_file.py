@@ -116,7 +116,7 @@ def _read_text(path: Path, named_by: str) -> str:
         raise ConfigError(f"config file {path}{named_by} not found{looked_in}") from None
     except IsADirectoryError:
         raise ConfigError(f"config file {path}{named_by} is a directory", hint="name the file in it") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+    except (OSError, ValueError) as error:  # ValueError: the path contains a NUL character
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"config file {quote(str(path))}{named_by} cannot be read: {reason}") from error
     if len(content) > MAX_FILE_BYTES:
@@ -168,7 +168,7 @@ def _check(text: str, folder: Path) -> tuple[ClusterConfig | None, list[Problem]
 
 
 def _problem(document: Document, details: ErrorDetails) -> Problem:
-    """Turn one of pydantic's errors into a sentence with a position."""
+    """Turn an error of pydantic into a sentence with a position."""
     where = details["loc"]
     kind = details["type"]
     name = where[-1] if isinstance(where[-1], str) else f"{where[-2]}[{where[-1]}]"

@@ -193,7 +193,7 @@ class ClusterConfig(_Section):
 
     version: Literal[1] = Field(default=1, description="Version of this format.")
     name: Name | None = Field(default=None, description="A name for the cluster.")
-    # Lax about the container only: YAML gives a list, and a frozen model holds a tuple.
+    # strict=False only concerns the container: YAML gives a list, and a frozen model holds a tuple.
     workers: Annotated[tuple[WorkerAddress, ...], Field(strict=False)] = Field(
         default=(),
         description="The workers, in the order that counts them.",

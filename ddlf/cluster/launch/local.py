@@ -46,7 +46,7 @@ class Local(Launcher):
         self.addresses = [("127.0.0.1", 0)] * n
         self._template: Template | None = None
         self._processes: list[asyncio.subprocess.Process] = []  # in the order of the workers
-        self._started: list[asyncio.subprocess.Process] = []  # all that may still run
+        self._started: list[asyncio.subprocess.Process] = []  # all processes that may still run
         self._starting: set[asyncio.Task[Any]] = set()
         self._start_lock = asyncio.Lock()
         self._locks = [asyncio.Lock() for _ in range(n)]
