@@ -165,7 +165,8 @@ class FakeWorker:
         """Take part in a run, without any earlier state."""
         leave(self)
         own: FakeRun = object.__new__(type(app))
-        vars(own).update(vars(app), _weights=None)  # these weights belong to the master's model
+        vars(own).update(vars(app))
+        vars(own).pop("run_context", None)  # a worker's model never receives the master's weights on its own
         self.model = own.model = model_of(app)
         self.model.steps = lambda *given: self.fit(*given)
         self.model.measures = lambda *given: self.measure(*given)

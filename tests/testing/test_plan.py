@@ -51,10 +51,10 @@ class App(IApp):
     """Its run is told by hand."""
 
     def starts(self, number, worker):
-        self._tell(SlotStarted(round=number, slot=1, worker=worker))
+        self.run_context.emit(SlotStarted(round=number, slot=1, worker=worker))
 
     def finishes(self, number, worker):
-        self._tell(SlotFinished(round=number, slot=1, worker=worker))
+        self.run_context.emit(SlotFinished(round=number, slot=1, worker=worker))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
