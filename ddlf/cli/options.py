@@ -12,7 +12,7 @@ from ddlf.cli.parsing import Parser, addresses, number
 from ddlf.errors import ConfigError
 from ddlf.training.settings.checks import OneOf, Whole
 from ddlf.training.settings.setting import Setting
-from ddlf.training.spec import SETTINGS, option
+from ddlf.training.spec import SETTINGS, KindOf, option
 
 if TYPE_CHECKING:
     from ddlf.app import IApp
@@ -202,6 +202,8 @@ def _values(name: str, setting: Setting[Any, Any]) -> dict[str, Any]:
     check = setting.check
     if isinstance(check, OneOf):
         return {"choices": check.choices}
+    if isinstance(check, KindOf):
+        return {"offers": check.names, "metavar": setting.flag}
     if isinstance(check, Whole):
         return {"type": number(check.low, check.high), "metavar": setting.flag}
     return {"type": float if isinstance(setting.default, float) else str, "metavar": setting.flag}

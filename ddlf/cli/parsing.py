@@ -37,7 +37,7 @@ class Option:
         dest: The name in the parsed options.
         value: What stands for the value in the help; "" for a switch.
         help: What it does.
-        choices: The allowed values; none if any value may be allowed.
+        choices: The allowed values, or those that completion offers; none if any value may be allowed.
         takes_path: Whether the value is a file or a folder.
         group: The group of the help that lists it.
         is_common: Whether the short help shows it.
@@ -125,6 +125,7 @@ class Parser(argparse.ArgumentParser):
         common: bool = True,
         alone: str | None = None,
         within: Any = None,
+        offers: Sequence[str] = (),
         **how: Any,
     ) -> None:
         """Add an option or a positional argument.
@@ -136,6 +137,7 @@ class Parser(argparse.ArgumentParser):
             common: Whether the short help shows it.
             alone: The value of the option when none is given; None if it always needs one.
             within: A group of argparse, of which one option can be given only.
+            offers: The values that completion offers, if others are allowed, too.
             how: As for ``add_argument``.
         """
         choices = tuple(how.get("choices") or ())
@@ -153,7 +155,16 @@ class Parser(argparse.ArgumentParser):
             group = "arguments"
         takes_path = how.get("type") is Path or value in ("DIR", "PATH")
         self.options.append(
-            Option(tuple(action.option_strings), action.dest, value, help, choices, takes_path, group, common)
+            Option(
+                tuple(action.option_strings),
+                action.dest,
+                value,
+                help,
+                choices or tuple(offers),
+                takes_path,
+                group,
+                common,
+            )
         )
         if alone is not None:
             self.value_when_alone[names[0]] = alone

@@ -1024,6 +1024,11 @@ class KindOf:
         kind, colon, rest = text.partition(":")
         return self._kinds()[self(name, kind)].of_text(rest) if colon else None
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the kinds of this package."""
+        return tuple(self._own)
+
     def __str__(self) -> str:
         return str(OneOf(*self._own))
 

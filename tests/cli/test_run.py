@@ -152,7 +152,7 @@ def test_options_override_attributes_with_their_type():
     assert (app.rate, app.layers, app.name, app.shape, app.fast) == (1.0, 3, "7", (3,), True)
     assert isinstance(app.rate, float)
     assert (app.batch_size, app.seed, app.master_epochs) == (64, 5, IApp().master_epochs)
-    assert (Settings.rate, Settings.batch_size) == (0.1, IApp().batch_size)
+    assert (Settings.rate, Settings().batch_size) == (0.1, IApp().batch_size)
 
 
 def test_setting_given_twice_is_refused():

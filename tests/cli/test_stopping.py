@@ -25,7 +25,7 @@ class A(ddlf.IApp):
         print("preparing", flush=True)
         if pathlib.Path("slow").exists():
             await asyncio.sleep(60)
-        self._stop = False
+        self.run_context.stop = False
         try:
             for number in (1, 2, 3):
                 print("in round", number, flush=True)
@@ -40,10 +40,10 @@ class A(ddlf.IApp):
                 ))
                 if pathlib.Path("fail").exists():
                     raise ddlf.DDLFError("all workers are lost")
-                if self._stop:
+                if self.run_context.stop:
                     return
         finally:
-            self._stop = None
+            self.run_context.stop = None
 
     async def save_model(self, path):
         if pathlib.Path("full").exists():
@@ -162,7 +162,7 @@ def test_sigterm_stops_at_once_keeps_the_last_complete_round_and_says_so(train, 
     process.terminate()
     output, errors = process.communicate(timeout=60)
     assert (output, process.returncode) == ("", 143)
-    assert errors == "kept      round 1 of 3: m.keras has the model after it\n\nstopped   by SIGTERM\n"
+    assert errors == "kept      round 1 of 3: the model is in m.keras\n\nstopped   by SIGTERM\n"
     assert (tmp_path / "m.keras").read_text() == "1"
     assert descendants() == []
 
@@ -195,7 +195,7 @@ def run(tmp_path, where):
 
 def test_a_run_that_fails_keeps_the_model_of_its_complete_rounds(run, tmp_path):
     ended = run("fail")
-    kept = "kept      round 1 of 3: m.keras has the model after it\n"
+    kept = "kept      round 1 of 3: the model is in m.keras\n"
     assert (ended.returncode, ended.stderr) == (1, f"{kept}error  all workers are lost\n")
     assert (tmp_path / "m.keras").read_text() == "1"
 
@@ -209,7 +209,7 @@ def test_an_evaluation_that_fails_leaves_the_saved_model_and_says_so(run, tmp_pa
     ended = run("short", "wrong")
     assert (ended.returncode, ended.stdout.splitlines()[-1]) == (1, "evaluating")
     assert (tmp_path / "m.keras").read_text() == "3"
-    said = "training ended well, and its model is in m.keras; only the evaluation failed:\nTraceback"
+    said = "the training is complete and its model is in m.keras; only the evaluation failed:\nTraceback"
     assert ended.stderr.startswith(said)
     assert "ValueError: no test labels" in ended.stderr
 

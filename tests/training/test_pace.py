@@ -115,5 +115,5 @@ async def test_workers_that_come_later_get_no_slots_of_their_own():
 
 @pytest.mark.parametrize("settings", [dict(worker_steps=None), dict(worker_steps=None, worker_epochs=2)])
 async def test_rounds_of_whole_epochs_have_no_steps_to_choose(settings):
-    with pytest.raises(ConfigError, match="balance='speed' in asynchronous training says how many steps"):
+    with pytest.raises(ConfigError, match="balance='speed' in asynchronous training sets the steps of a round"):
         await paced(**settings)

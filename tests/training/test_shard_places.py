@@ -217,7 +217,7 @@ async def test_when_only_they_are_left_they_train():
 async def test_what_cannot_be_is_refused_by_name(settings, said):
     run = run_of(2, **{"master_epochs": 1, **settings})
     if run.mode != "downpour":
-        run.push_rule, run.staleness = FakeRun.push_rule, FakeRun.staleness
+        run.push_rule, run.staleness = FakeRun().push_rule, None
     with pytest.raises(ConfigError, match=f"^{said}"):
         await run.train_model()
     assert all(worker.asked == [] for worker in run.cluster.workers)

@@ -30,7 +30,7 @@ def call(function: Any, *args: Any) -> Any:
     Raises:
         AppError: The method called ``sys.exit``.
     """
-    with no_exit(function.__name__):
+    with no_exit(getattr(function, "__name__", type(function).__name__)):  # any callable can be set in its place
         result = function(*args)
         return asyncio.run(awaited(result)) if inspect.isawaitable(result) else result
 

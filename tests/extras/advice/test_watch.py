@@ -1,5 +1,7 @@
 """Watching a run: each thing is said once, and an error names what is likely to be its cause."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from ddlf.errors import BadUpdate
@@ -13,12 +15,10 @@ class Watched:
     """What the watching of an app needs."""
 
     def __init__(self, advice="quick"):
-        self.advice, self.told, self._events = advice, [], Events()
-        self.subscribe = self._events.subscribe
-
-    def _tell(self, event):
-        self.told.append(event)
-        self._events.emit(event)
+        self.advice, self.told, events = advice, [], Events()
+        self.subscribe = events.subscribe
+        self.subscribe(self.told.append)
+        self.run_context = SimpleNamespace(emit=events.emit)
 
     def advised(self):
         return [event.rule for event in self.told if isinstance(event, Advised)]
