@@ -304,7 +304,9 @@ def _what_an_interrupt_does(app: IApp, path: Path | None) -> str:
     saved = f"; then the model is saved in {path}" if path is not None else ""
     kept = " and ".join(str(place) for place in (path, app.checkpoint) if place is not None)
     at_once = (
-        f"at once; {kept} then has the previous {one}" if kept else "at once, and keeps nothing: there is no --save"
+        f"at once; {kept} then has the previous {one}"
+        if kept
+        else "at once; the run then keeps nothing, since there is no --save"
     )
     return f"after this {one}{saved}. Press Ctrl-C again to stop {at_once}"
 

@@ -148,7 +148,7 @@ def _run(options: argparse.Namespace) -> int:
             say(f"ready on {daemon.host}:{daemon.port}, {how} (pid {os.getpid()})")
             if os.geteuid() == 0 and not (given or options.quiet):
                 print(
-                    "ddlf-worker: WARNING: running as root, so whoever holds the token is root here; use an account of its own",
+                    "ddlf-worker: WARNING: running as root, so anybody who holds the token is root here; use an account of its own",
                     file=sys.stderr,
                     flush=True,
                 )

@@ -102,8 +102,8 @@ def line(process):
 def test_the_first_interrupt_ends_after_the_round_saves_evaluates_and_says_so(train, tmp_path, descendants):
     process = train("--save", "m.keras")
     process.send_signal(signal.SIGINT)
-    said = "stopping  after this round; then the model is saved in m.keras. Ctrl-C again stops at once, m.keras keeping the"
-    assert line(process) == f"{said} round before"
+    said = "stopping  after this round; then the model is saved in m.keras. Press Ctrl-C again to stop at once;"
+    assert line(process) == f"{said} m.keras then has the previous round"
     (tmp_path / "go").touch()
     output, errors = process.communicate(timeout=60)
     assert (output, errors) == ("evaluating\n", "stopped   after round 2 of 3\n")
@@ -115,14 +115,14 @@ def test_the_first_interrupt_ends_after_the_round_saves_evaluates_and_says_so(tr
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((), "stopping  after this round. Ctrl-C again stops at once, and keeps nothing: there is no --save"),
+        ((), "stopping  after this round. Press Ctrl-C again to stop at once; the run then keeps nothing, since"),
         (
             ("--checkpoint", "runs"),
-            "stopping  after this round. Ctrl-C again stops at once, runs keeping the round before",
+            "stopping  after this round. Press Ctrl-C again to stop at once; runs then has the previous round",
         ),
         (
             ("--mode", "async"),
-            "stopping  after this update. Ctrl-C again stops at once, and keeps nothing: there is no",
+            "stopping  after this update. Press Ctrl-C again to stop at once; the run then keeps nothing, since",
         ),
     ],
 )

@@ -173,7 +173,7 @@ def test_B17_root_is_warned_in_one_line_and_others_are_not(tmp_path, user, lines
         _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     assert [line for line in errors.splitlines() if "root" in line] == lines * [
-        "ddlf-worker: WARNING: running as root, so whoever holds the token is root here; use an account of its own"
+        "ddlf-worker: WARNING: running as root, so anybody who holds the token is root here; use an account of its own"
     ]
 
 
