@@ -129,7 +129,7 @@ class State:
     _marks: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=COMMITS_OF_A_PACE))
     _compiled: bool = False  # whether a round is over, so that later rounds take about as long as the next ones
 
-    # -- what can be asked ------------------------------------------------------------------------------------------
+    # -- results ------------------------------------------------------------------------------------------------------
 
     @property
     def done(self) -> float:
@@ -159,7 +159,7 @@ class State:
         gained = self.done - before
         return (1.0 - self.done) / gained * (now - then) if gained > 0 and now > then else None
 
-    # -- folding ----------------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------------
 
     def tell(self, event: e.Event, now: float) -> None:
         """Update the state by an event that happens now."""

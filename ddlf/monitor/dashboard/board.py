@@ -197,7 +197,7 @@ class Board:
         self._pace: deque[tuple[float, int]] = deque()
         self._newest_rate = 0.0
 
-    # -- what comes in ----------------------------------------------------------------------------------------------
+    # -- input --------------------------------------------------------------------------------------------------------
 
     def set_workers(self, workers: list[dict[str, Any]]) -> None:
         """Store the workers' answers."""
@@ -295,7 +295,7 @@ class Board:
         (then, before), now = self._pace[0], self._pace[-1][1]
         return (now - before) / (at - then) if at > then else 0.0
 
-    # -- what goes out ----------------------------------------------------------------------------------------------
+    # -- output -------------------------------------------------------------------------------------------------------
 
     def since(self, seen: Seen, now: float) -> dict[str, Any]:
         """Return the facts that a viewer has not received yet, as JSON data; maybe none. Update ``seen``.

@@ -186,7 +186,7 @@ class Dashboard:
     async def __aexit__(self, *exc: object) -> None:
         self.close()
 
-    # -- in the thread ------------------------------------------------------------------------------------------------
+    # -- on the dashboard's thread ------------------------------------------------------------------------------------
 
     def _run(self, sock: Any, ready: asyncio.Future[None]) -> None:
         def answer(error: BaseException | None) -> None:

@@ -239,7 +239,7 @@ class Serving:
             self._brought, self._home = run.version, run.progress.snapshot()
 
     async def settle(self) -> None:
-        """Bring the final weights to the master. If they are lost, go back to the last weights here and their round."""
+        """Bring the final weights to the master. If they are lost, restore its last weights, and undo later updates."""
         run, progress = self._run, self._run.progress
         if not self._placement.owners:
             return

@@ -96,9 +96,9 @@ class Server:
     rows: Callable[[], Rows] | None = None
     _with: frozenset[tuple[int, int]] = frozenset()  # the holders that have a backup
     _wanted: int = 0  # number of pushes that a caller waits for to be safe
-    _lent: bool = False
+    _lent: bool = False  # whether a message may refer to the values, so that the next step has to copy them
     _encoded: tuple[int, Any] | None = None  # version, and its encoded weights
-    _lent_state: bool = False
+    _lent_state: bool = False  # the same for the rule's state
     _news: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     @classmethod

@@ -196,7 +196,7 @@ class Members:
             present = {number: proxy for (number, _), proxy in self.members().items()}
             if worker not in present or other not in present:
                 return
-            try:  # a worker that several others cannot reach is the one to leave out
+            try:  # find all broken links: the worker with the most of them leaves the run
                 unmet: Unmet = await self._cluster.introduced(list(present.values()), self._run)
             except LOSS:
                 unmet = []

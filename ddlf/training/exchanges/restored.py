@@ -82,7 +82,7 @@ def shard_of_parts(
         kept: Number of rows that the push rule keeps.
 
     Returns:
-        ``weights``, ``rest`` and ``state``, as in ``Shard.snapshot``.
+        ``weights``, ``rest`` and ``state``, as in ``Server.snapshot``.
 
     Raises:
         CheckpointCorrupt: A part is missing, or has the wrong size.

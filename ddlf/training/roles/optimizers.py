@@ -10,7 +10,10 @@ HELD_PATH = "ddlf_held"
 
 
 def chain(optimizer: Any) -> Iterator[Any]:
-    """Yield an optimizer and its inner ones, outermost first. ``LossScaleOptimizer`` and ``ddlf.extras`` have one."""
+    """Yield an optimizer and its inner ones, outermost first.
+
+    Keras's ``LossScaleOptimizer`` and the wrappers of ``ddlf.extras`` have an inner optimizer.
+    """
     while optimizer is not None:
         yield optimizer
         optimizer = getattr(optimizer, "inner_optimizer", None)

@@ -307,7 +307,7 @@ class Sharded:
             self._home = self._run.progress.snapshot()
 
     async def settle(self) -> None:
-        """Bring the final weights to the master. If they are lost, go back to the last weights here and their round."""
+        """Bring the final weights to the master. If they are lost, restore its last weights, and undo later rounds."""
         run, progress = self._run, self._run.progress
         if self._here.generation == self._now.generation:
             progress.fetch()

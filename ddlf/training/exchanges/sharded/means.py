@@ -1,4 +1,4 @@
-"""Means of slot states, which all slots use in their next round. Workers compute ranges. Runs in the executor.
+"""Means of slot states, which all slots use in their next round. Each worker computes one range.
 
 For a group of slot states, such as optimizer states or control variates, each owner fetches one range from all slots.
 It sums the range in slot order in float64, divides it, and offers it to the others. The result belongs to a generation

@@ -71,7 +71,7 @@ class ShardedReplica(HoldingReplica):
     async def _weights_of(self, which: dict[str, Any]) -> Weights | None:
         if "generation" not in which:
             return await super()._weights_of(which)
-        try:  # behind a codec, ``exact`` names the workers that have parts of the exact weights
+        try:  # with a codec, ``exact`` names the workers that have parts of the exact weights
             exact, generation = which["exact"], which["generation"]
             return await self._exchange.exact(generation, exact) if exact else self._exchange.weights(generation)
         except Unreached:

@@ -30,7 +30,7 @@ from ddlf.training.run import Run
 from ddlf.training.slot.task import Reply, Task
 
 NOTICED_S = 10.0
-"""Time in which the loss of an unreachable worker is noticed. After it, only the link between two has failed."""
+"""Time in which the loss of an unreachable worker is noticed. After that, the link between the two has failed."""
 TRIES = 6
 """Attempts at one exchange. Each failed attempt has lost another worker."""
 

@@ -7,8 +7,8 @@ directly::
     for each piece of the others' ranges: fetch it as soon as it is stepped
 
 A *generation* identifies weights: the master gives a number to the result of each plan. So ranges from two attempts at
-one round never mix. A worker keeps the base of a generation until a slot begins its round with the new one, because a
-second plan may follow a failed one.
+one round never mix. A worker keeps the base of a generation until a slot begins its round with the new one, because
+another plan follows a failed one.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Held:
         await self.only({**self.generations, **more})
 
     async def only_since(self, generation: int) -> None:
-        """Forget generations and updates before a generation."""
+        """Forget generations and updates that are older than a generation."""
         await self.only({n: one for n, one in self.generations.items() if n >= generation})
         self.updates = {key: update for key, update in self.updates.items() if key[0] >= generation}
 
