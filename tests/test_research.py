@@ -33,7 +33,8 @@ async def test_one_slot_gives_the_metrics_of_plain_keras_in_every_epoch(name, tw
     (kind,) = [part for part in parts.values() if isinstance(part, type) and hasattr(part, "train_sync")]
     app = kind(two_workers.options(workers=[1]))
     app.verbose = False
-    # On a worker, too: with other numbers of threads TensorFlow rounds otherwise.
+    # The plain program runs on a worker, too. With another number of threads TensorFlow rounds differently.
+    app.threads = two_workers.workers[1].facts["threads"]
     elsewhere = two_workers.options(workers=[2]).run_method(
         run_plainly, program=(FOLDER / f"{name}_keras.py").read_text()
     )

@@ -37,6 +37,7 @@ def load_digits() -> Arrays:
 
     They are the test set of E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits (UCI Machine Learning
     Repository, 1998, CC BY 4.0), the same as in scikit-learn. Every fifth digit belongs to the test set.
+
     Returns:
         ``(x_train, y_train), (x_test, y_test)``: x float32 in [-0.5, 0.5] of shape (1437, 8, 8, 1) and (360, 8, 8, 1),
         y one-hot float32 of shape (1437, 10) and (360, 10).

@@ -1,7 +1,7 @@
 """A pool that reuses the memory of received arrays. Runs in the executor and on the master.
 
 The first access to fresh memory costs as much as the copy into it. It costs several times more on a virtual machine
-whose host has reclaimed the free pages (``docs/contributing/LAB.md``). A training run receives the same sizes every
+whose host has reclaimed the free pages (``docs/LAB.md``). A training run receives the same sizes every
 round, so it reuses the memory of the last round. Users see ordinary arrays. An array belongs to the user as long as the
 user keeps it or any view of it.
 """

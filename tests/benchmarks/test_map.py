@@ -18,7 +18,7 @@ def test_a_map_is_nearer_to_the_ideal_time_than_one_worker_is(tmp_path, capsys):
     assert json.loads(file.read_text()) == found
     seconds = found["seconds"]["1 to 50 ms"]
     assert list(seconds) == ["DDLF cluster.map", "DDLF Pool.map"]
-    # 1.03 where nothing else runs; 4 if one worker did it all: see docs/contributing/LAB.md
+    # 1.03 where nothing else runs; 4 if one worker did it all: see docs/LAB.md
     for values in seconds.values():
         assert statistics.median(values) < 3 * found["ideal_s"]["1 to 50 ms"]
     assert "200 items of 1 to 50 ms on 4 workers" in capsys.readouterr().out

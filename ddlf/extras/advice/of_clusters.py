@@ -199,7 +199,7 @@ CLUSTER = (
         look=_one_process,
         why="Each of K slots makes 1/K of the steps, so the learning rate stays high until the end.",
         fix="Divide decay_steps by the number of slots: epochs * samples // (slots * batch_size).",
-        source="docs/explanation/architecture.md: of n samples a slot makes n / (slots * batch_size) steps an epoch",
+        source="docs/architecture.md: of n samples a slot makes n / (slots * batch_size) steps an epoch",
     ),
     Rule(
         id="C07",

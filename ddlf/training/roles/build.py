@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ddlf.data.data_set import DataSet
 from ddlf.data.parts import batches, has, has_own_train, meant, place_of, rows
 from ddlf.data.trees import tree_map, tuples
 from ddlf.errors import AppError
@@ -94,7 +95,9 @@ def _check_one_input(app: App, model: Any) -> None:
     import keras
 
     if isinstance(model, keras.Sequential) and model.built and has(app, "train"):
-        x = first_rows(app, "train")[0]
+        place = place_of(app, "train")
+        # A file may be damaged, which on_bad decides later: names and shapes are known without reading one.
+        x = (batches(app, "train") if place is None else _made_up_rows(app, "train", place))[0]
         if isinstance(x, dict) and len(model.inputs) == 1:
             raise AppError(
                 f"x_train is a dict of {', '.join(map(repr, x))}, and {model.name!r} is a Sequential model, which takes one array",
@@ -107,9 +110,14 @@ def first_rows(app: App, part: str) -> tuple[Any, ...]:
     if (place := place_of(app, part)) is None:
         return batches(app, part)
     if not any(place.here()):
-        nothing = {name: np.zeros((SAMPLE_ROWS, *each.shape), each.dtype) for name, each in place.columns.items()}
-        return rows(app, part, nothing)
+        return _made_up_rows(app, part, place)
     return rows(app, part, place.head(SAMPLE_ROWS))
+
+
+def _made_up_rows(app: App, part: str, place: DataSet) -> tuple[Any, ...]:
+    """Return zeros with the shapes and types of a data set's rows, in the form for ``fit``."""
+    nothing = {name: np.zeros((SAMPLE_ROWS, *each.shape), each.dtype) for name, each in place.columns.items()}
+    return rows(app, part, nothing)
 
 
 def _needs_labels(model: Any) -> bool:

@@ -6,7 +6,7 @@ a ``Stream``. In both cases the order is set again for each epoch.
 With TensorFlow, the batches come from a ``tf.data`` pipeline that is built once and used in every round, with
 autotuning off. ``fit`` turns autotuning on for arrays. Then the end of ``fit`` can wait for the autotuning thread's
 next wake-up, as long again as the training itself took (TensorFlow 2.21: ``Model::OptimizeLoop`` is notified before it
-can see that it was cancelled). ``docs/contributing/LAB.md`` has the figures. From files, chunks of several batches pass
+can see that it was cancelled). ``docs/LAB.md`` has the figures. From files, chunks of several batches pass
 from Python into the pipeline, which cuts them.
 """
 

@@ -31,7 +31,7 @@ from ddlf.training.slot.task import Task
 STEPS_PER_EXECUTION = 16
 """Batches in one call of the compiled step, if no callback observes single batches.
 
-``docs/contributing/LAB.md`` has the figures.
+``docs/LAB.md`` has the figures.
 """
 
 

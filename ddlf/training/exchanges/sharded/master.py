@@ -48,7 +48,7 @@ HOLDERS = 2
 """Number of workers that receive the first weights from the master. The other workers fetch them from these."""
 PIECES = 32
 """Number of pieces of each range, unless they would be too small. A worker can send the last piece only after all
-updates of it have arrived, so a larger last piece leaves links idle longer. ``docs/contributing/LAB.md`` has data."""
+updates of it have arrived, so a larger last piece leaves links idle longer. ``docs/LAB.md`` has data."""
 LEAST = 1 << 15
 """Minimum number of values in a piece. In a smaller piece, the cost of the request dominates."""
 
