@@ -48,11 +48,11 @@ class Replicas(Mnist):
     def create_model(self) -> None:
         """On a worker also say whose turn it is: of all runs there, so each says it anew."""
         from ddlf.algorithms import replica_turns
-        from ddlf.training.roles import serving
+        from ddlf.training.downpour import replica
 
         super().create_model()
         self.callbacks = []
-        vars(serving)["turns"] = one_after_the_other if self.order == "turns" else replica_turns.turns
+        vars(replica)["turns"] = one_after_the_other if self.order == "turns" else replica_turns.turns
 
 
 async def accuracy(cluster: Cluster, way: str, order: str, seed: int, options: argparse.Namespace) -> tuple[float, int]:
