@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ class Records:
         self,
         path: Path,
         samples: int,
-        read: Callable[[], Iterator[tuple[str, Record]]],
+        read: Callable[[], Generator[tuple[str, Record], None, None]],
         columns: str = "",
         usual: Mapping[str, str] | None = None,
         ragged: str = "",
@@ -50,7 +51,8 @@ class Records:
         if not samples:
             raise DatasetError(f"{path} has no samples", hint="look at how it was made")
         self.samples, self._read = samples, read
-        self._first, first = next(read())
+        with closing(read()) as records:
+            self._first, first = next(records)
         self._names = chosen(columns, list(first), path, usual or {})
         self._ragged = check_ragged(ragged, list(self._names), path)
         self.columns: dict[str, Column] = {}
@@ -62,7 +64,8 @@ class Records:
                 )
             self.columns[name] = Column(array.dtype.name, array.shape)
         for name in self._ragged:  # the longest row is only known after reading all samples
-            column, most = self.columns[name], longest(self._array(name, record) for _, record in read())
+            with closing(read()) as records:  # after an error the file would stay open until the next collection
+                column, most = self.columns[name], longest(self._array(name, record) for _, record in records)
             self.columns[name] = Column(column.dtype, (most, *column.shape[1:]), ragged=True)
         try:
             check_columns(self.columns)
@@ -71,15 +74,16 @@ class Records:
 
     def rows(self, at_once: int, first: int = 0) -> Iterator[Rows]:
         """Yield the samples in order, from number ``first``, in pieces of at most ``at_once``."""
-        records = itertools.islice(self._read(), first, None)
-        for start in range(first, self.samples, at_once):
-            rows = np.empty(min(at_once, self.samples - start), row_type(self.columns))
-            for done in range(0, len(rows), AT_ONCE):
-                part = list(itertools.islice(records, min(AT_ONCE, len(rows) - done)))
-                for number, arrays in enumerate(on_all_cores(lambda each: self._made(*each), part), done):
-                    for name, array in arrays.items():
-                        put(rows, name, number, array)
-            yield rows
+        with closing(self._read()) as every:
+            records = itertools.islice(every, first, None)
+            for start in range(first, self.samples, at_once):
+                rows = np.empty(min(at_once, self.samples - start), row_type(self.columns))
+                for done in range(0, len(rows), AT_ONCE):
+                    part = list(itertools.islice(records, min(AT_ONCE, len(rows) - done)))
+                    for number, arrays in enumerate(on_all_cores(lambda each: self._made(*each), part), done):
+                        for name, array in arrays.items():
+                            put(rows, name, number, array)
+                yield rows
 
     def _array(self, name: str, record: Record) -> np.ndarray[Any, Any]:
         make = record[self._names[name]]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -53,7 +53,7 @@ def open_tar(
     return Records(path, samples, read, columns, usual, ragged)
 
 
-def _samples(files: Sequence[Path], decoder: Decoder) -> Iterator[tuple[str, Record]]:
+def _samples(files: Sequence[Path], decoder: Decoder) -> Generator[tuple[str, Record], None, None]:
     for file in files:
         for stem, members in _groups(file, read=True):
             yield (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -42,7 +42,7 @@ def open_tfrecord(
     return Records(path, samples, partial(_samples, files, Decoder(image_size)), columns, ragged=ragged)
 
 
-def _samples(files: Sequence[Path], decoder: Decoder) -> Iterator[tuple[str, Record]]:
+def _samples(files: Sequence[Path], decoder: Decoder) -> Generator[tuple[str, Record], None, None]:
     for file in files:
         for number, data in enumerate(_records(file)):
             where = f"record {number:,} of {file}"

@@ -44,7 +44,7 @@ def test_a_collector_that_was_off_stays_off_and_what_was_frozen_stays_frozen(imp
     try:
         frozen = gc.get_freeze_count()
         import_keras()
-        assert gc.get_freeze_count() >= frozen
+        assert gc.get_freeze_count() > frozen // 2  # some objects die meanwhile; to unfreeze makes it 0
     finally:
         gc.unfreeze()
     gc.disable()
