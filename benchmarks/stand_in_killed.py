@@ -65,14 +65,16 @@ class KilledStandIn(PushingStandIn):
             await shard._news.wait_for(lambda: shard.closed or shard.received > begun)
         append(self._facts["log"], json.dumps([number, shard.epoch, time.monotonic()]))
 
+    async def _replicas(self, task: Task) -> list[Any]:
+        return list(await replicas_of(self._servers.owners, task, [batches_of(task)], Cadence()))
+
     async def train(self, task: dict[str, Any]) -> dict[str, Any]:
         """See ``Replica``."""
         asked = Task.from_message(task)
-        cadence = Cadence()
         replicas: list[Any] = []
         pushed: dict[str, Any] = {"refused": 0}
         try:
-            replicas += await replicas_of(self._servers.owners, asked, [batches_of(asked)], cadence)
+            replicas += await self._replicas(asked)
             (one,) = replicas
             while one.done < one.left:
                 await one.take(None, 0.0)

@@ -26,6 +26,7 @@ import numpy as np
 
 from benchmarks.shard_copies import PLAIN, kill
 from benchmarks.stand_in_killed import KilledRun, KilledStandIn, size_of_push
+from ddlf.training.slot.task import Task
 from tests.trials.workers import Workers
 
 STEPS = 20
@@ -38,21 +39,11 @@ PAUSE_S = 0.5
 class SlowStandIn(KilledStandIn):
     """A replica that takes its time for a step, so that there is time to be killed."""
 
-    async def train(self, task: dict[str, Any]) -> dict[str, Any]:
-        """See ``Replica``."""
-        replicas = self._end.replicas
-
-        async def slow(*arguments: Any) -> Any:
-            found = await replicas(*arguments)
-            for one in found:
-                one.take = _after(self._facts["pause_s"], one.take)
-            return found
-
-        self._end.replicas = slow  # type: ignore[method-assign]
-        try:
-            return await super().train(task)
-        finally:
-            self._end.replicas = replicas  # type: ignore[method-assign]
+    async def _replicas(self, task: Task) -> list[Any]:
+        replicas = await super()._replicas(task)
+        for one in replicas:
+            one.take = _after(self._facts["pause_s"], one.take)
+        return replicas
 
 
 def _after(seconds: float, function: Any) -> Any:

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import ddlf
 from ddlf.algorithms.encoding import decode_update
 from ddlf.data.array_cache import ArrayCache
 from ddlf.testing import FakeWorker
 from ddlf.training.slot.replica import Replica
+from ddlf.training.spec import SETTINGS
 from tests.training.models import Blobs, app, blobs, equal
 from tests.training.slot.test_feed import _traces
 from tests.training.slot.test_replica import task
@@ -240,7 +240,7 @@ def test_the_table_of_what_keras_has_and_what_was_added_names_what_there_is():
     assert len(rows) > 10
     theirs = (keras.optimizers, keras.optimizers.schedules, keras.losses, keras.callbacks, keras)
     settings = {"schedule", "clip", "callbacks", "rate_decay"}
-    assert settings <= set(dir(ddlf.IApp))
+    assert settings <= set(SETTINGS)
     for kerass, ours in rows:
         for name in re.findall(r"`(?:schedules\.)?([A-Z]\w+)`", kerass):
             assert any(hasattr(module, name) for module in theirs), name
