@@ -29,9 +29,9 @@ from benchmarks.stand_in import PushingStandIn, StandInRun, nothing
 from ddlf import Cluster
 from ddlf.algorithms.push_rules import Cadence
 from ddlf.rpc.tokens import new_token
-from ddlf.training.downpour.client import record, replicas_of
-from ddlf.training.downpour.replica import batches_of, shares
 from ddlf.training.slot.task import Task
+from ddlf.training.strategies.downpour.client import record, replicas_of
+from ddlf.training.strategies.downpour.replica import batches_of, shares
 
 SLOWER = 3
 LEFT_OUT = 2

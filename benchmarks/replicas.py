@@ -48,7 +48,7 @@ class Replicas(Mnist):
     def create_model(self) -> None:
         """On a worker also say whose turn it is: of all runs there, so each says it anew."""
         from ddlf.algorithms import replica_turns
-        from ddlf.training.downpour import replica
+        from ddlf.training.strategies.downpour import replica
 
         super().create_model()
         self.callbacks = []

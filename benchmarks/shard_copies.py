@@ -43,7 +43,7 @@ async def kills(options: argparse.Namespace) -> dict[str, Any]:
     """Train while workers are killed; returns what came of it."""
     from benchmarks.stand_in_killed import KilledRun, size_of_push
     from ddlf import Cluster
-    from ddlf.training.downpour.placement import Placement
+    from ddlf.training.strategies.downpour.placement import Placement
 
     noticed: dict[tuple[int, int], float] = {}  # of each worker that was lost when the master knew of it
     lost = Placement.lost

@@ -19,14 +19,14 @@ from ddlf.algorithms.push_rules import Cadence
 from ddlf.testing import FakeRun
 from ddlf.training import start
 from ddlf.training.crew import Crew
-from ddlf.training.downpour.client import record, replicas_of
-from ddlf.training.downpour.replica import DownpourReplica, batches_of, shares
 from ddlf.training.exchanges.sharded.replica import ShardedReplica
 from ddlf.training.reporting import hooked
 from ddlf.training.roles import REPLICA
 from ddlf.training.roles.metrics import NOTHING_COUNTED
 from ddlf.training.slot.task import Reply, Task
 from ddlf.training.slot.transfer import read_weights, send_update
+from ddlf.training.strategies.downpour.client import record, replicas_of
+from ddlf.training.strategies.downpour.replica import DownpourReplica, batches_of, shares
 
 
 def tensors(parameters: int) -> list[int]:

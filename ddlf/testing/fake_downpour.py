@@ -14,12 +14,12 @@ import numpy as np
 from ddlf.algorithms.flat_weights import Row, Rows
 from ddlf.algorithms.push_rules import Cadence
 from ddlf.errors import WorkerLost
-from ddlf.training.downpour.client import record, replicas_of
-from ddlf.training.downpour.replica import planned, shares
-from ddlf.training.downpour.server import Servers
 from ddlf.training.exchanges.peers import Unreached
 from ddlf.training.roles.metrics import NOTHING_COUNTED
 from ddlf.training.slot.task import Reply, Task
+from ddlf.training.strategies.downpour.client import record, replicas_of
+from ddlf.training.strategies.downpour.replica import planned, shares
+from ddlf.training.strategies.downpour.server import Servers
 
 RUN = "made up"
 """Name of the run of the fake workers' roles."""

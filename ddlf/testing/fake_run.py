@@ -26,7 +26,6 @@ from ddlf.testing.files import MadeUp
 from ddlf.training import start
 from ddlf.training.arrivals import MEASURED
 from ddlf.training.crew import Crew
-from ddlf.training.downpour.server import Servers
 from ddlf.training.exchanges.peers import Unreached, played_here
 from ddlf.training.exchanges.sharded.worker import ShardedWorker
 from ddlf.training.reporting import hooked
@@ -37,6 +36,7 @@ from ddlf.training.slot.parts.fragments import exchanged
 from ddlf.training.slot.replica import Replica
 from ddlf.training.slot.task import KeptStates, Reply, Task
 from ddlf.training.slot.transfer import whole
+from ddlf.training.strategies.downpour.server import Servers
 from ddlf.worker.hosting import Hosting
 
 

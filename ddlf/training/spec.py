@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from ddlf.algorithms.staleness import Staleness
     from ddlf.training.crew import Crew
     from ddlf.training.exchange import Outwards
-    from ddlf.training.exchanges.gradient import Step
+    from ddlf.training.exchanges.gradient.step import Step
 
 
 # -- data and local training ------------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ class Exchange(BaseExchange):
 
     def loop(self, merge: Rule, outer: OuterOptimizer, balance: str) -> Loop:
         """Return the loop of synchronous training for this exchange."""
-        from ddlf.training.sync import Synchronous
+        from ddlf.training.strategies.sync.master import Synchronous
 
         return Synchronous(merge=merge, outer=outer, balance=balance)
 
@@ -356,7 +356,7 @@ class Gradient(Exchange):
 
     def step(self, app: App) -> Step:
         """Return the common step, made by the model's own optimizer on the master."""
-        from ddlf.training.exchanges.gradient import Step, check_model
+        from ddlf.training.exchanges.gradient.step import Step, check_model
 
         check_model(app)
         return Step(app.model)
@@ -508,7 +508,7 @@ class Async(Strategy):
 
     def loop(self, spec: RunSpec, step: Step | None) -> Loop:
         """Return the loop in which each slot has its own rounds."""
-        from ddlf.training.asynchronous import Asynchronous
+        from ddlf.training.strategies.asynchronous.master import Asynchronous
 
         return Asynchronous(
             arrival=self.arrival,
@@ -555,7 +555,7 @@ class Downpour(Strategy):
     about_rates: ClassVar[str] = (
         "says how far a replica goes until its next fetch; shards step at the rate of push_rule"
     )
-    role: ClassVar[str] = "ddlf.training.downpour.replica:DownpourReplica"
+    role: ClassVar[str] = "ddlf.training.strategies.downpour.replica:DownpourReplica"
     unused: ClassVar[dict[str, str]] = {
         "worker_epochs": "a round is one epoch of a replica, or worker_steps of it",
         "codec": "gradients travel as they are",
@@ -662,7 +662,7 @@ class Downpour(Strategy):
 
     def loop(self, spec: RunSpec, step: Step | None) -> Loop:
         """Return the loop with the replicas and the servers of the weights."""
-        from ddlf.training.downpour.master import Replicas
+        from ddlf.training.strategies.downpour.master import Replicas
 
         return Replicas(self, spec.exchange.weights_codec)
 
@@ -675,7 +675,7 @@ class Downpour(Strategy):
 
     def check_model(self, model: Any) -> None:
         """Refuse an optimizer that a replica cannot step with."""
-        from ddlf.training.downpour.stepper import check_optimizer
+        from ddlf.training.strategies.downpour.stepper import check_optimizer
 
         check_optimizer(model.optimizer)
 

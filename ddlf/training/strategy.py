@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ddlf.cluster.cluster import Cluster
     from ddlf.training.crew import Crew
     from ddlf.training.exchange import Outwards
-    from ddlf.training.exchanges.gradient import Step
+    from ddlf.training.exchanges.gradient.step import Step
     from ddlf.training.run import Run
     from ddlf.training.spec import RunSpec
 

@@ -19,10 +19,10 @@ from ddlf.testing.fake_downpour import gradient
 from ddlf.testing.files import MadeUp
 from ddlf.training import resume
 from ddlf.training.callback_checks import warnings_of_master
-from ddlf.training.downpour.master import Serving
-from ddlf.training.downpour.server import Server, Servers
 from ddlf.training.exchanges.peers import played_here
 from ddlf.training.slot.task import OPTIMIZER
+from ddlf.training.strategies.downpour.master import Serving
+from ddlf.training.strategies.downpour.server import Server, Servers
 from ddlf.worker.hosting import Hosting
 
 CHANCE = np.random.default_rng(1)
@@ -174,7 +174,7 @@ async def test_partition_files_travel_as_ranges(settings):
 
 
 async def test_of_partition_files_a_replica_that_is_lost_leaves_the_ledger_exact(monkeypatch, tmp_path):
-    monkeypatch.setattr("ddlf.training.downpour.client.NOTICED_S", 0.1)
+    monkeypatch.setattr("ddlf.training.strategies.downpour.client.NOTICED_S", 0.1)
     run = run_of(4, slots=4, shards=1, n_push=2, checkpoint=tmp_path, checkpoint_keep=99, **FILES, **PLAIN)
     worker, count = run.cluster.workers[2], itertools.count(1)
 
@@ -217,7 +217,7 @@ async def test_resumed_after_any_commit_each_push_counts_once(tmp_path):
 
 
 async def test_a_replica_that_is_lost_is_carried_by_another_worker_from_its_last_push_on(monkeypatch):
-    monkeypatch.setattr("ddlf.training.downpour.client.NOTICED_S", 0.1)
+    monkeypatch.setattr("ddlf.training.strategies.downpour.client.NOTICED_S", 0.1)
     run = run_of(4, slots=4, shards=1, n_push=2, master_epochs=3, **PLAIN)
     worker, count = run.cluster.workers[2], itertools.count(1)
 
@@ -279,7 +279,7 @@ async def test_a_shard_without_a_copy_and_without_a_checkpoint_ends_the_run_with
 
 
 async def test_a_link_between_two_workers_that_the_master_sees_is_named(monkeypatch):
-    monkeypatch.setattr("ddlf.training.downpour.client.NOTICED_S", 0.1)
+    monkeypatch.setattr("ddlf.training.strategies.downpour.client.NOTICED_S", 0.1)
     run = run_of(2, slots=2)
     first = run.cluster.workers[0]
 

@@ -16,7 +16,7 @@ from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.checkpoints.durable import seal, unseal
 from ddlf.training.checkpoints.restored import found_at, place_of
 from ddlf.training.checkpoints.slices import Slices
-from ddlf.training.downpour.server import Server
+from ddlf.training.strategies.downpour.server import Server
 
 CHANCE = np.random.default_rng(2)
 START = {

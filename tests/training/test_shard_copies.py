@@ -13,9 +13,9 @@ from ddlf.errors import AppMissing, ClusterTooSmall, ConfigError, ConnectError
 from ddlf.events import Warned
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.crew import Crew
-from ddlf.training.downpour.server import Server, Servers
 from ddlf.training.exchanges.peers import played_here
 from ddlf.training.roles import SERVERS
+from ddlf.training.strategies.downpour.server import Server, Servers
 from ddlf.worker.hosting import Hosting
 from ddlf.worker.methods import offered
 

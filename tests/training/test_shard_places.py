@@ -267,7 +267,7 @@ async def test_a_slot_whose_executors_end_goes_on_as_long_as_it_comes_further(mo
         really(crew, slot)
 
     monkeypatch.setattr(Crew, "progressed", progressed)
-    monkeypatch.setattr("ddlf.training.downpour.master.LOOK_S", 0.0)
+    monkeypatch.setattr("ddlf.training.strategies.downpour.master.LOOK_S", 0.0)
 
     def crashes(samples):
         if further[0] < 1 or len(ended) == 5:

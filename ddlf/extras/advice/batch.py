@@ -17,7 +17,7 @@ from ddlf.extras.advice.arrays import chosen
 from ddlf.extras.advice.facts import Facts
 from ddlf.extras.advice.network import graph_of
 from ddlf.extras.advice.steps import NO_SLOPE, first_error, learnt, plain_step, predicted, stepped, unlinked
-from ddlf.training.exchanges.gradient import Gradients
+from ddlf.training.exchanges.gradient.step import Gradients
 from ddlf.training.roles.build import first_rows
 from ddlf.training.slot.feed import keras_type
 

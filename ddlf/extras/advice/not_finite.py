@@ -17,7 +17,7 @@ from ddlf.extras.advice.collect import sources_of
 from ddlf.extras.advice.facts import Facts
 from ddlf.extras.advice.network import layers_of
 from ddlf.extras.advice.of_runs import RUNS
-from ddlf.training.exchanges.gradient import Gradients
+from ddlf.training.exchanges.gradient.step import Gradients
 from ddlf.training.roles.build import first_rows
 from ddlf.training.slot.feed import keras_type
 

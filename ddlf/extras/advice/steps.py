@@ -14,7 +14,7 @@ import numpy as np
 from ddlf.algorithms.weights import Weights
 from ddlf.data.trees import leaves, tree_map
 from ddlf.extras.advice.facts import Facts
-from ddlf.training.exchanges.gradient import Gradients
+from ddlf.training.exchanges.gradient.step import Gradients
 from ddlf.training.roles.optimizer_state import read_optimizer, write_optimizer, write_rates
 
 BY_HEART = 16

@@ -16,7 +16,7 @@ from ddlf.data.parts import place_of
 from ddlf.errors import AppError, ConfigError
 from ddlf.training.callback_checks import look_at_batches
 from ddlf.training.context import App
-from ddlf.training.exchanges.gradient import Gradients
+from ddlf.training.exchanges.gradient.step import Gradients
 from ddlf.training.roles.build import describe_weights
 from ddlf.training.roles.describe import describe_optimizer
 from ddlf.training.roles.metrics import NOTHING_COUNTED, counted_names, read_state, scalars

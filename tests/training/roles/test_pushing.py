@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ddlf.algorithms.push_rules import Cadence
-from ddlf.training.downpour.client import LARGE, ModelReplica, Owners
+from ddlf.training.strategies.downpour.client import LARGE, ModelReplica, Owners
 
 LONG = 1e9
 """Seconds: longer than anything that a test waits."""

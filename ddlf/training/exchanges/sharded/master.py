@@ -1,6 +1,6 @@
 """The sharded exchange: workers send each other updates, and each merges and steps one range. Runs on the master.
 
-A round is a round of ``ddlf.training.sync``, with the same bits. But updates and new weights stay on the workers::
+A round is a round of ``ddlf.training.strategies.sync.master``, with the same bits. But updates and new weights stay on the workers::
 
     tell each slot the generation of weights to begin with; wait for all replies, which contain no update
     plan: the worker of each update, and the owner of each range; have all these workers carry it out

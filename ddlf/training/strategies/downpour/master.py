@@ -29,9 +29,6 @@ from ddlf.errors import ClusterTooSmall, ConfigError, ConnectError, DDLFError
 from ddlf.events import UpdateRejected, Warned
 from ddlf.training.checkpoints.slices import PUSHED, WEIGHTS
 from ddlf.training.context import App
-from ddlf.training.downpour.placement import Placement
-from ddlf.training.downpour.replica import shares
-from ddlf.training.downpour.server import shard_parts
 from ddlf.training.evaluation import to_its_end
 from ddlf.training.exchanges.members import Members
 from ddlf.training.recovery import first_line
@@ -41,6 +38,9 @@ from ddlf.training.rounds import Elsewhere, end_all, nowhere, shapes
 from ddlf.training.run import Run
 from ddlf.training.slices import Writing, reading, sliced
 from ddlf.training.slot.task import Reply
+from ddlf.training.strategies.downpour.placement import Placement
+from ddlf.training.strategies.downpour.replica import shares
+from ddlf.training.strategies.downpour.server import shard_parts
 
 if TYPE_CHECKING:
     from ddlf.algorithms.codec import Outward

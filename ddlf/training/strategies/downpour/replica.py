@@ -22,9 +22,6 @@ from ddlf.algorithms.replica_turns import turns
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppError
 from ddlf.training.context import App
-from ddlf.training.downpour.client import ModelReplica, record, replicas_of
-from ddlf.training.downpour.server import Servers
-from ddlf.training.downpour.stepper import Stepper
 from ddlf.training.exchanges.peers import Unreached, calls_of
 from ddlf.training.exchanges.replica import HoldingReplica
 from ddlf.training.roles import REPLICA, SERVERS
@@ -34,6 +31,9 @@ from ddlf.training.slot.parts.callbacks import WorkerCallbacks
 from ddlf.training.slot.parts.optimizer import OptimizerState
 from ddlf.training.slot.replica import MOVED_EVERY_S
 from ddlf.training.slot.task import MOST_FILES, Reply, Task
+from ddlf.training.strategies.downpour.client import ModelReplica, record, replicas_of
+from ddlf.training.strategies.downpour.server import Servers
+from ddlf.training.strategies.downpour.stepper import Stepper
 
 if TYPE_CHECKING:
     from ddlf.worker.worker import Worker

@@ -1,0 +1,1 @@
+"""The gradient exchange: one batch in each round."""

@@ -1,0 +1,1 @@
+"""The strategies: how a run trains. Each is one package, and none imports another."""
