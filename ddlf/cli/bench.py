@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ddlf.cli.doctor import taken
 from ddlf.cli.options import add_cluster_options, add_json, named_cluster
-from ddlf.cli.pairs import taken
 from ddlf.cli.parsing import Command, Parser, number
 from ddlf.errors import ConfigError, ConnectError, DDLFError
 from ddlf.rpc.messages import Request

@@ -15,20 +15,19 @@ from typing import Any
 from ddlf.algorithms.reading_order import SHUFFLE, Global, Window
 from ddlf.cli.options import add_json, add_verbose, named_cluster
 from ddlf.cli.parsing import Command, Parser, addresses, number
+from ddlf.data.export import Moved, damage
+from ddlf.data.export import export as exported
 from ddlf.data.manifest import Manifest
-from ddlf.data.open_place import open_place
 from ddlf.data.parquet_files import is_parquet
 from ddlf.data.place import Folder, Place
-from ddlf.data.repartition import PartitionedSource
-from ddlf.data.repartition import repartition as rewritten
+from ddlf.data.remote_folder import open_place
 from ddlf.data.rows import Source
 from ddlf.data.sources import open_source, state_of
-from ddlf.data.split import sizes_of
+from ddlf.data.split import PartitionedSource, sizes_of
+from ddlf.data.split import repartition as rewritten
 from ddlf.data.split import split as written
 from ddlf.data.spread import send as spread
 from ddlf.data.spread import shares
-from ddlf.data.verify import Moved, damage
-from ddlf.data.verify import export as exported
 from ddlf.errors import ConfigError, DatasetError
 from ddlf.events.record import size
 from ddlf.training.settings.checks import count_of_bytes

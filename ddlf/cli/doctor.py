@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+import secrets
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddlf.cli.findings import FAST_MBS, Finding, joined, of_clock, of_error, of_machine, of_pair, of_speeds, of_versions
 from ddlf.cli.options import add_cluster_options, add_json, named_cluster
-from ddlf.cli.pairs import without_way
 from ddlf.cli.parsing import Command, Parser
 from ddlf.cluster.config.addresses import DEFAULT_PORT, find_config
-from ddlf.errors import ConnectError, DDLFError, ProtocolError
+from ddlf.errors import ConnectError, DDLFError, LeaseError, ProtocolError
 from ddlf.rpc.tokens import find_tokens
 from ddlf.worker.machine import TENSORFLOWS, about
 
@@ -281,6 +282,48 @@ async def _speed_once(worker: ProxyWorker, data: bytes, size: int) -> float:
         if seconds >= ENOUGH_S or count >= MOST_PIECES:
             return count * PIECE_BYTES / seconds / 1e6
         count *= 4
+
+
+@contextlib.asynccontextmanager
+async def taken(options: argparse.Namespace, which: Collection[int]) -> AsyncIterator[list[ProxyWorker]]:
+    """Workers of a cluster, connected, and nobody else's meanwhile: only who has them may introduce them to each other.
+
+    Args:
+        options: Say which cluster, and how long a worker may take to answer.
+        which: Their numbers.
+
+    Raises:
+        DDLFError: One is in use, or cannot be reached.
+    """
+    workers = [worker for worker in named_cluster(options).workers if worker.id in which]
+    try:
+        for found in await asyncio.gather(
+            *(worker.connect(timeout_s=options.timeout) for worker in workers), return_exceptions=True
+        ):
+            if isinstance(found, LeaseError):  # it names options that only ddlf run has
+                found.hint = "try again when that run is over"
+            if isinstance(found, BaseException):
+                raise found
+        yield workers
+    finally:
+        await asyncio.gather(*(worker.close() for worker in workers))
+
+
+async def without_way(options: argparse.Namespace, which: Collection[int]) -> list[tuple[str, str, str]]:
+    """Have workers try to reach each other.
+
+    Args:
+        options: As of ``taken``.
+        which: Likewise.
+
+    Returns:
+        Of each pair without a way who calls, who is called, and what is wrong at each address.
+    """
+    from ddlf.cluster.introduce import introduced
+
+    async with taken(options, which) as workers:
+        found = await introduced(workers, secrets.token_hex(8))
+    return [(caller.name, called.name, why) for caller, called, why in found]
 
 
 def of_answer(mine: dict[str, Any], answer: Answer) -> Iterator[Finding]:

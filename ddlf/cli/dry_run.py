@@ -14,8 +14,8 @@ from ddlf.app import IApp
 from ddlf.cli.config import setting_rows
 from ddlf.cli.doctor import HERE, Answer, all_asked, difference, of_answer, size, versions
 from ddlf.cli.findings import joined, of_machine
-from ddlf.cli.needs import needs_of
 from ddlf.cli.options import new_workers
+from ddlf.cli.target import needs_of
 from ddlf.cluster.config.addresses import find_config
 from ddlf.cluster.config.cluster_file import load_config
 from ddlf.cluster.link import CONNECT_TIMEOUT_S

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddlf.cli.dashboard import served
-from ddlf.cli.needs import check_needs
 from ddlf.cli.options import (
     add_options,
     add_target,
@@ -28,7 +27,7 @@ from ddlf.cli.output import native_output_to_log, show_error
 from ddlf.cli.parsing import Command, Parser
 from ddlf.cli.runs import runs_folder
 from ddlf.cli.stopping import Stop, interruptible, leave_an_import, run_until_signal, swallowed_quietly
-from ddlf.cli.target import find_target, function_arguments, overrides, prepare_app, takes_a_cluster
+from ddlf.cli.target import check_needs, find_target, function_arguments, overrides, prepare_app, takes_a_cluster
 from ddlf.errors import ConfigError, DDLFError, LeaseError
 from ddlf.events import Evaluated
 from ddlf.events.sinks import Sink

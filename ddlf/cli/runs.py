@@ -1,10 +1,16 @@
-"""``ddlf runs``: list runs, compare them, and remove old ones. Works on files only."""
+"""``ddlf runs``, ``ddlf logs`` and ``ddlf report``: list, compare and remove runs, and show what one printed and measured.
+
+They work on files only, also while a run is going on.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
+from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +18,10 @@ from ddlf.cli.parsing import Command, Parser, number
 from ddlf.errors import ConfigError
 from ddlf.events.facts import to_data
 from ddlf.monitor.runs import folder, past, report, table
+from ddlf.monitor.runs.background import reason
+from ddlf.monitor.runs.logs import Line, Reader
+from ddlf.monitor.runs.past import read
+from ddlf.monitor.terminal.echo import harmless
 
 DEFAULT_LAST = 20
 
@@ -176,4 +186,102 @@ RUNS = Command(
             ),
         ),
     },
+)
+
+
+POLL_S = 0.3
+"""Seconds between two looks for new lines."""
+
+
+def _logs_options(parser: Parser) -> None:
+    add_run(parser)
+    parser.add("-f", "--follow", action="store_true", help="keep printing until the run is over")
+    parser.add("-n", "--last", type=number(1), metavar="N", help="print only the last N of the existing lines")
+    parser.add("--worker", metavar="NAME", help="print only the lines of one worker")
+    add_out(parser)
+
+
+def show_logs(options: argparse.Namespace) -> int:
+    """Print the lines of all workers or of one, with ``--follow`` until the run is over."""
+    path = folder.find(runs_folder(options), options.run)
+    reader = Reader(path, options.worker)
+    lines: Iterable[Line] = reader.new()
+    printed = _print(lines if options.last is None else deque(lines, options.last))
+    while options.follow:
+        is_over = folder.read_state(path).state != "running"  # first, so that the lines before the end are read below
+        printed += _print(reader.new())
+        if is_over:
+            break
+        time.sleep(POLL_S)
+    if not printed:
+        more = f"there are lines of {', '.join(reader.writers)}" if reader.writers else f"see {path / folder.LOGS}"
+        print(f"{options.worker or 'the workers'} printed nothing in {path.name}; {more}", file=sys.stderr)
+    return 0
+
+
+def _print(lines: Iterable[Line]) -> int:
+    count, colours = 0, sys.stdout.isatty()
+    for when, who, text in lines:
+        print(f"{when[11:19]} [{who}] {harmless(text, colours=colours)}")
+        count += 1
+    sys.stdout.flush()
+    return count
+
+
+LOGS = Command(
+    description="Print what user code printed on the workers in a run, ordered by time.",
+    examples=(
+        "ddlf logs                         # of the last run",
+        "ddlf logs -f                      # keep printing until the run is over",
+        "ddlf logs 20261122-1145 --worker pc02 -n 100",
+    ),
+    options=_logs_options,
+    run=show_logs,
+)
+
+
+def _report_options(parser: Parser) -> None:
+    add_run(parser)
+    add_out(parser)
+    add_formats(parser)
+    parser.add("--workers", action="store_true", help="print the table of the workers")
+    parser.add("--open", action="store_true", help="open the report in the browser")
+
+
+def make_report(options: argparse.Namespace) -> int:
+    """Write the report again and print where it is, with a table of the run."""
+    path = folder.find(runs_folder(options), options.run)
+    failed = None
+    try:
+        past = report.write(path)
+    except OSError as error:  # somebody else's run, or a full disk: the tables can be printed all the same
+        past, failed = read(path), reason(error)
+    rows = table.of_workers(past) if options.workers else table.of_runs([past])
+    if options.csv:
+        print(table.as_csv(rows), end="")
+    elif options.latex:
+        print(table.as_latex(rows), end="")
+    else:
+        print(table.as_text(rows))
+        if failed is None:
+            print(f"report    {path / folder.REPORT}")
+    if failed is not None:
+        older = "; the existing one is older" if (path / folder.REPORT).exists() else ""
+        print(f"the report cannot be written: {failed}{older}", file=sys.stderr)
+    if options.open and (path / folder.REPORT).exists():
+        import webbrowser
+
+        webbrowser.open((path / folder.REPORT).resolve().as_uri())
+    return 0 if failed is None or options.csv or options.latex else 1
+
+
+REPORT = Command(
+    description="Write the report of a run again, print where it is, and print the table of the run.",
+    examples=(
+        "ddlf report                       # of the last run",
+        "ddlf report 20261122-1145 --open",
+        "ddlf report --latex > table.tex",
+    ),
+    options=_report_options,
+    run=make_report,
 )

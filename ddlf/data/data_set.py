@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from ddlf.data.manifest import Column, Manifest
-from ddlf.data.open_place import open_place
 from ddlf.data.partition_file import Arrays
 from ddlf.data.place import Place
+from ddlf.data.remote_folder import open_place
 from ddlf.errors import DatasetDamaged, DatasetError
 
 log = logging.getLogger(__name__)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ import numpy as np
 from ddlf.data.manifest import Column
 from ddlf.data.rows import Rows, check_ragged, put, row_type
 from ddlf.errors import ConfigError, DatasetError
+from ddlf.worker.machine import cores
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 MAGIC = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*")
@@ -102,10 +102,10 @@ def on_all_cores(make: Callable[[T], Made], of: Sequence[T]) -> Iterator[Made]:
 
     Threads help because decoders release Python's global lock.
     """
-    cores = os.cpu_count() or 1
-    with ThreadPoolExecutor(cores) as threads:
-        for start in range(0, len(of), AHEAD * cores):
-            yield from threads.map(make, of[start : start + AHEAD * cores])
+    threads = cores()
+    with ThreadPoolExecutor(threads) as pool:
+        for start in range(0, len(of), AHEAD * threads):
+            yield from pool.map(make, of[start : start + AHEAD * threads])
 
 
 class Decoder:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,7 +21,6 @@ from ddlf.data import manifest
 from ddlf.data.manifest import Column, Manifest, PartitionFile
 from ddlf.data.os_errors import explained
 from ddlf.data.partition_file import COPY, Arrays, columns_of, mapped_columns
-from ddlf.data.unfinished import Unfinished
 from ddlf.errors import DatasetDamaged, DatasetError
 from ddlf.events.record import size
 
@@ -29,8 +30,90 @@ READ_BYTES = 2**20
 MAX_MANIFEST_BYTES = 2**30
 WORK = "v0000"
 """Folder beside the versions, for data that is only needed while a version is made."""
+PLAN, FILES, HEAPS = "plan.json", "files.jsonl", "heaps.json"
+"""Notes of an unfinished version: its plan, its finished files, and the heaps of its first pass."""
 FREE_BYTES = 32 * 10**6
 """Bytes that stay free on a disk that is written to."""
+
+
+class Unfinished:
+    """A folder with notes, and with temporary files of the version that is being made.
+
+    Args:
+        folder: The folder; ``begin`` creates it.
+        plan: Describes the source and the result, as texts by name. Without a plan, the work cannot be continued.
+
+    Attributes:
+        folder: The folder.
+        goes_on: Whether the folder has work with the same plan.
+        other: Names of the texts in which the found plan differs.
+    """
+
+    def __init__(self, folder: Path, plan: Mapping[str, str] | None = None) -> None:
+        self.folder, self._plan = folder, dict(plan or {})
+        there = read_note(folder / PLAN)
+        self.goes_on = bool(plan) and there == self._plan
+        known = there if isinstance(there, dict) else {}
+        self.other = [name for name, text in self._plan.items() if known and known.get(name) != text]
+
+    def begin(self) -> None:
+        """Create the folder, and write the plan."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._plan and not self.goes_on:
+            write_note(self.folder / PLAN, self._plan)
+
+    def lasts(self, error: BaseException) -> bool:
+        """Return whether the work can be continued after this error."""
+        noted = any((self.folder / name).exists() for name in (FILES, HEAPS))
+        return noted and (self.folder / PLAN).exists() and isinstance(error, KeyboardInterrupt | DatasetError)
+
+    @contextlib.contextmanager
+    def watched(self, say: Callable[[], None]) -> Iterator[None]:
+        """Call ``say`` if the block fails and its work can be continued."""
+        try:
+            yield
+        except BaseException as error:
+            if self.lasts(error):
+                say()
+            raise
+
+    def forget(self) -> None:
+        """Remove the plan, so that no writer continues the work."""
+        (self.folder / PLAN).unlink(missing_ok=True)
+
+    def files(self) -> list[tuple[PartitionFile, str]]:
+        """Return the finished partition files in order, each with its ``Place.mark``."""
+        found = []
+        with contextlib.suppress(OSError, ValueError, TypeError):  # the last line may be incomplete
+            for line in (self.folder / FILES).read_text().splitlines():
+                mark, facts = json.loads(line)
+                found.append((PartitionFile(**facts), str(mark)))
+        return found
+
+    def add(self, files: Iterable[tuple[PartitionFile, str]], *, anew: bool = False) -> None:
+        """Note finished partition files. ``anew`` replaces all earlier notes."""
+        with open(self.folder / FILES, "w" if anew else "a") as file:
+            file.writelines(json.dumps([mark, asdict(each)]) + "\n" for each, mark in files)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def read_note(path: Path) -> Any:
+    """Return the content of a note; None if it is missing or incomplete."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def write_note(path: Path, facts: Any) -> None:
+    """Replace a note in one step."""
+    temporary = path.with_suffix(".new")
+    with open(temporary, "w") as file:
+        json.dump(facts, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
 
 
 class Place(Protocol):

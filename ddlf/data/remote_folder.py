@@ -1,4 +1,6 @@
-"""A place at a URL. Reads go through this machine's cache. Files are written to a local disk, and then uploaded."""
+"""Opens the place that a user names: a folder, or a URL with an fsspec driver.
+
+Reads go through this machine's cache. Files are written to a local disk, and then uploaded."""
 
 from __future__ import annotations
 
@@ -22,9 +24,8 @@ from ddlf.data.cache import Cache
 from ddlf.data.manifest import Column, Manifest, PartitionFile
 from ddlf.data.os_errors import explained
 from ddlf.data.partition_file import COPY, Arrays, Bytes, columns_of, mapped_columns
-from ddlf.data.place import LOCK, MAX_MANIFEST_BYTES, check_kept, check_version
-from ddlf.data.store import Gone, Store
-from ddlf.data.unfinished import Unfinished
+from ddlf.data.place import LOCK, MAX_MANIFEST_BYTES, Folder, Place, Unfinished, check_kept, check_version
+from ddlf.data.store import Gone, Store, path_of
 from ddlf.errors import DatasetDamaged, DatasetError
 from ddlf.events.record import size
 
@@ -319,3 +320,19 @@ class RemoteFolder:
         self._store.remove(manifest.name_of(before.version))
         for folder in {file.name.partition("/")[0] for file in before.files}:
             self._store.remove(folder)
+
+
+def open_place(text: str | Path) -> Place:
+    """Return the place that a user names.
+
+    Args:
+        text: A folder, or a URL with an fsspec driver.
+
+    Raises:
+        ConfigError: The URL is invalid.
+        DatasetError: There is no driver for the URL.
+    """
+    if "://" not in str(text):
+        return Folder(text)
+    path = path_of(str(text))
+    return RemoteFolder(str(text)) if path is None else Folder(path)

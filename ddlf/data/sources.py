@@ -68,7 +68,7 @@ def open_source(
             return Table(path, label)
         if kind == "placed":
             from ddlf.data.place import Folder
-            from ddlf.data.repartition import PartitionedSource
+            from ddlf.data.split import PartitionedSource
 
             return PartitionedSource(Folder(path))
         if kind == ".parquet":

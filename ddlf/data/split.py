@@ -11,12 +11,14 @@ the counts of a label in two buckets differ by at most 1.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,12 +27,12 @@ import numpy.typing as npt
 from ddlf.data.manifest import MAX_CLASSES, Manifest, PartitionFile
 from ddlf.data.os_errors import explained
 from ddlf.data.partition_file import ENDS
-from ddlf.data.place import Folder, Place, check_room
-from ddlf.data.rows import Rows, Source, row_type
-from ddlf.data.unfinished import Heaps, Unfinished
+from ddlf.data.place import HEAPS, Folder, Place, Unfinished, check_room, read_note, write_note
+from ddlf.data.rows import Rows, Source, put, row_type
 from ddlf.errors import ConfigError, DatasetDamaged, DatasetError
 from ddlf.events.record import size
 from ddlf.version import __version__
+from ddlf.worker.machine import cores
 
 ORDER_BYTES = 24
 """Bytes in memory for each sample in addition to its values: its origin and its destination."""
@@ -188,7 +190,7 @@ def _finished(
 
     whole: list[tuple[PartitionFile, str]] = []
     noted = left.files()
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
+    with ThreadPoolExecutor(cores()) as threads:
         try:
             for each, fine in zip(noted, threads.map(is_there, noted), strict=True):
                 if not fine:
@@ -415,3 +417,174 @@ def behind(first: int, pieces: Iterable[Rows]) -> Iterator[Rows]:
 
 def _chance(seed: int, *numbers: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed], spawn_key=(SPLIT, *numbers))))
+
+
+class Heaps:
+    """Samples on a disk, with a file for each heap.
+
+    Files of an earlier call are used again if they have the noted hashes.
+
+    Args:
+        left: The folder of the heaps.
+        buckets: Buckets of each heap.
+        kind: Type of a sample with its bucket.
+
+    Attributes:
+        kind: Type of a sample with its bucket.
+        samples: Number of samples that are durable on the disk.
+        labels: Count of each label among them, for a stratified split.
+    """
+
+    def __init__(self, left: Unfinished, buckets: Sequence[range], kind: np.dtype[Any]) -> None:
+        self._folder, self.kind = left.folder, kind
+        count, self._each = len(buckets), len(buckets[0])
+        self.samples, self.labels = 0, dict[int, int]()
+        self._lengths, self._hashes = [0] * count, [hashlib.sha256() for _ in range(count)]
+        self._noted = [""] * count
+        noted: Any = left.goes_on and read_note(left.folder / HEAPS)
+        same = noted and (noted["each"], len(noted["lengths"])) == (self._each, count)
+        if not same or not self._take_over(noted):
+            (left.folder / HEAPS).unlink(missing_ok=True)
+            for path in left.folder.glob("heap-*"):
+                path.unlink()
+
+    def _take_over(self, noted: dict[str, Any]) -> bool:
+        lengths, hashes = noted["lengths"], noted["hashes"]
+        if not noted[
+            "whole"
+        ]:  # after a complete pass, heaps may be gone already; the others are compared when they are read
+            found = [hashlib.sha256() for _ in lengths]
+            for heap, length in enumerate(lengths):
+                with contextlib.suppress(FileNotFoundError), open(self._path(heap), "r+b") as file:
+                    while length > 0 and (data := file.read(min(length, 2**20))):
+                        found[heap].update(data)
+                        length -= len(data)
+                    file.truncate(lengths[heap])
+            if [each.hexdigest() for each in found] != hashes:
+                return False
+            self._hashes = found
+        self._lengths, self._noted = lengths, hashes
+        self.samples, self.labels = noted["samples"], dict(noted["labels"])
+        return True
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all samples on the heaps."""
+        return sum(self._lengths)
+
+    def throw(self, heap: int, rows: Rows) -> None:
+        """Append samples to a heap."""
+        with open(self._path(heap), "ab") as file:
+            file.write(rows.data)
+        self._hashes[heap].update(rows.data)
+        self._lengths[heap] += rows.nbytes
+
+    def note(self, samples: int, labels: Mapping[int, int], *, whole: bool) -> None:
+        """Make all samples on the heaps durable, and write a note about them.
+
+        Args:
+            samples: Number of these samples.
+            labels: Count of each label among them.
+            whole: Whether these are all samples of the source.
+        """
+        for heap in range(len(self._lengths)):
+            with contextlib.suppress(FileNotFoundError), open(self._path(heap), "rb") as file:
+                os.fsync(file.fileno())
+        self._noted = [each.hexdigest() for each in self._hashes]
+        self.samples, self.labels = samples, dict(labels)
+        facts = {"samples": samples, "whole": whole, "each": self._each, "labels": list(labels.items())}
+        write_note(self._folder / HEAPS, facts | {"lengths": self._lengths, "hashes": self._noted})
+
+    def length(self, heap: int) -> int:
+        """Return the number of samples on a heap."""
+        return self._lengths[heap] // self.kind.itemsize
+
+    def read(self, heap: int) -> Rows:
+        """Return all samples of a heap.
+
+        Raises:
+            DatasetDamaged: The file differs from the thrown samples.
+        """
+        path = self._path(heap)
+        rows: Rows = np.fromfile(path, self.kind) if path.exists() else np.empty(0, self.kind)
+        if hashlib.sha256(rows.data).hexdigest() != self._noted[heap]:
+            (self._folder / HEAPS).unlink()
+            raise DatasetDamaged(
+                f"{path} is damaged, where samples are kept while a data set is made", hint="run it again"
+            )
+        return rows
+
+    def remove(self, samples: int) -> None:
+        """Remove the files of all heaps that end within the first ``samples`` samples."""
+        for heap, end in enumerate(np.cumsum(self._lengths) // self.kind.itemsize):
+            if end <= samples:
+                self._path(heap).unlink(missing_ok=True)
+
+    def _path(self, heap: int) -> Path:
+        return self._folder / f"heap-{heap}"
+
+
+class PartitionedSource:
+    """A source with the columns of a data set. Samples come in the order of their ids.
+
+    Args:
+        place: Place of the data set.
+
+    Raises:
+        DatasetError: There is no data set.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self.manifest = place.manifest()
+        self.columns = dict(self.manifest.columns)
+        self.samples = self.manifest.samples
+        self.classes: Sequence[str] = self.manifest.classes
+
+    def rows(self, at_once: int, first: int = 0) -> Iterator[Rows]:
+        """Yield the samples in order, from number ``first``, in pieces of at most ``at_once``."""
+        for file in self.manifest.files:
+            if file.first + file.samples <= first:
+                continue
+            arrays = self._place.mapped(file, self.columns)
+            for start in range(max(first - file.first, 0), file.samples, at_once):
+                rows = np.empty(min(at_once, file.samples - start), row_type(self.columns))
+                for name, array in arrays.items():
+                    if not self.columns[name].ragged:
+                        rows[name] = array[start : start + at_once]
+                        continue
+                    for number in range(len(rows)):
+                        put(rows, name, number, array[start + number])
+                yield rows
+
+
+def repartition(
+    place: Place,
+    source: PartitionedSource,
+    sizes: Sequence[int],
+    *,
+    memory: int = 10**9,
+    moved: Callable[[str, int, int], None] = lambda what, done, of: None,
+    say: Callable[[str, str], None] = lambda what, text: None,
+) -> Manifest:
+    """Write the samples of a data set into files of other sizes, in the order of their ids, as its next version.
+
+    Readers of the previous version are not disturbed: its files stay until the next version is made, or until
+    ``Place.retire`` is called.
+
+    Args:
+        place: Place of the data set.
+        source: The data set at this place, as a source.
+        sizes: Number of samples of each file.
+        memory: Bytes of memory to use.
+        moved: Receives the present step, the finished samples and all samples.
+        say: Receives a word and a sentence about an earlier call's leftovers, or about its own.
+
+    Raises:
+        ConfigError: The memory is too small for one file, or the files already have these sizes.
+        DatasetError: A file is damaged, or there is another writer. The present version then stays.
+    """
+    if list(sizes) == source.manifest.sizes.tolist():
+        raise ConfigError(f"{place} has {len(sizes):,} files of these sizes already", hint="name other sizes")
+    before, state = source.manifest, source.manifest.content
+    return split(source, place, sizes, shuffle=False, memory=memory, state=state, moved=moved, say=say, after=before)

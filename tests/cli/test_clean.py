@@ -5,8 +5,7 @@ import asyncio
 
 import pytest
 
-from ddlf.cli.clean import clean
-from ddlf.cli.status import describe
+from ddlf.cli.workers import clean, describe
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import LeaseError
 from ddlf.rpc.messages import Request

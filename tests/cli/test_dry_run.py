@@ -6,10 +6,9 @@ import pytest
 
 from ddlf.cli import main
 from ddlf.cli.main import parse
-from ddlf.cli.needs import check_needs, needs_in
 from ddlf.cli.run import run_target
 from ddlf.cli.stopping import Stop
-from ddlf.cli.target import find_target
+from ddlf.cli.target import check_needs, find_target, needs_in
 from ddlf.cluster.cluster import Cluster
 from ddlf.errors import VersionError
 from tests.cli.facts import machine

@@ -16,9 +16,9 @@ from unittest.mock import AsyncMock
 import pytest
 
 from ddlf.cli.bench import Way, slow, slow_pairs
+from ddlf.cli.doctor import taken
 from ddlf.cli.main import all_commands, main, parse
-from ddlf.cli.pairs import taken
-from ddlf.cli.status import weights_held
+from ddlf.cli.workers import weights_held
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ConnectError, LeaseError
@@ -442,7 +442,7 @@ async def test_bench_error_about_used_workers_names_no_foreign_option(monkeypatc
         raise LeaseError("leased by ann@pc", hint="wait for it with --wait")
 
     workers = [SimpleNamespace(id=number, connect=connect, close=AsyncMock()) for number in (1, 2)]
-    monkeypatch.setattr("ddlf.cli.pairs.named_cluster", lambda options: SimpleNamespace(workers=workers))
+    monkeypatch.setattr("ddlf.cli.doctor.named_cluster", lambda options: SimpleNamespace(workers=workers))
     with pytest.raises(LeaseError, match="leased by ann@pc; try again when that run is over"):
         async with taken(SimpleNamespace(timeout=5), [1, 2]):
             pytest.fail("it is somebody else's")

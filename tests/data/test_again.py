@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from ddlf.data.data_set import DataSet
-from ddlf.data.open_place import open_place
+from ddlf.data.export import damage
 from ddlf.data.place import Folder
-from ddlf.data.repartition import PartitionedSource, repartition
+from ddlf.data.remote_folder import open_place
 from ddlf.data.sources import open_source
-from ddlf.data.split import sizes_of, split
-from ddlf.data.verify import damage
+from ddlf.data.split import PartitionedSource, repartition, sizes_of, split
 from ddlf.errors import ConfigError, DatasetError
 
 X, Y = np.random.default_rng(0).random((600, 5), np.float32), np.arange(600) % 7
@@ -127,9 +126,9 @@ import json, os, sys
 import numpy as np
 from tests.dying import dies_after
 from ddlf.data import split
-from ddlf.data.open_place import open_place
-from ddlf.data.repartition import PartitionedSource, repartition
-from ddlf.data.verify import damage
+from ddlf.data.remote_folder import open_place
+from ddlf.data.split import PartitionedSource, repartition
+from ddlf.data.export import damage
 
 where = open_place(sys.argv[1])
 

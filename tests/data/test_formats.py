@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from ddlf.data.export import export
 from ddlf.data.place import Folder
 from ddlf.data.sources import open_source
 from ddlf.data.split import sizes_of, split
-from ddlf.data.verify import export
 from ddlf.errors import ConfigError, DatasetError
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import ddlf.data
-from ddlf.data.open_place import open_place
 from ddlf.data.parts import check_data
 from ddlf.data.place import Folder
+from ddlf.data.remote_folder import open_place
 from ddlf.data.sources import open_source
 from ddlf.data.split import split
 from ddlf.errors import DatasetError

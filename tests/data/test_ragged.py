@@ -11,12 +11,11 @@ from PIL import Image
 
 import ddlf.data
 from ddlf.algorithms.reading_order import portions
+from ddlf.data.export import export
 from ddlf.data.place import Folder
-from ddlf.data.repartition import PartitionedSource, repartition
 from ddlf.data.sources import open_source
-from ddlf.data.split import split
+from ddlf.data.split import PartitionedSource, repartition, split
 from ddlf.data.stream import Stream
-from ddlf.data.verify import export
 from ddlf.errors import ConfigError, DatasetError
 
 CHANCE = np.random.default_rng(1)

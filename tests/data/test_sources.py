@@ -1,6 +1,8 @@
 """What a data set can be made of, and what is said when it cannot."""
 
 import io
+import os
+import threading
 import zipfile
 import zlib
 
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ddlf.data.images import Decoder
+from ddlf.data.images import Decoder, on_all_cores
 from ddlf.data.sources import open_source
 from ddlf.errors import ConfigError, DatasetError
 
@@ -231,3 +233,9 @@ def test_every_source_can_begin_behind_the_first_samples(tmp_path, first):
         source = open_source(tmp_path / name)
         whole = np.concatenate(list(source.rows(2)))
         assert np.array_equal(np.concatenate(list(source.rows(2, first))), whole[first:])
+
+
+def test_images_are_decoded_on_the_cores_that_the_process_may_use(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
+    assert len(set(on_all_cores(lambda _: threading.get_ident(), range(100)))) == 1

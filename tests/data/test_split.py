@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlf.data import manifest
+from ddlf.data.export import damage, export
 from ddlf.data.manifest import Column, Manifest, PartitionFile
 from ddlf.data.place import LOCK, Folder
 from ddlf.data.sources import open_source
 from ddlf.data.split import Buckets, sizes_of, split
-from ddlf.data.verify import damage, export
 from ddlf.errors import ConfigError, DatasetError
 
 ROWS = 600

@@ -9,10 +9,10 @@ from ddlf.algorithms.partition import equal_sizes
 from ddlf.algorithms.reading_order import portions
 from ddlf.data import spread
 from ddlf.data.data_set import DataSet
+from ddlf.data.export import damage
 from ddlf.data.place import Folder
 from ddlf.data.sources import open_source
 from ddlf.data.split import sizes_of, split
-from ddlf.data.verify import damage
 from ddlf.errors import ConfigError, DatasetError
 from ddlf.testing.files import MadeUp
 

@@ -15,14 +15,12 @@ import ddlf.data
 from ddlf.algorithms.reading_order import portions
 from ddlf.data import store
 from ddlf.data.cache import CAP, Cache
-from ddlf.data.open_place import open_place
+from ddlf.data.export import damage, export
 from ddlf.data.place import LOCK, Folder
-from ddlf.data.remote_folder import RemoteFolder
-from ddlf.data.repartition import PartitionedSource, repartition
+from ddlf.data.remote_folder import RemoteFolder, open_place
 from ddlf.data.sources import open_source
-from ddlf.data.split import split
+from ddlf.data.split import PartitionedSource, repartition, split
 from ddlf.data.stream import Stream
-from ddlf.data.verify import damage, export
 from ddlf.errors import ConfigError, DatasetError
 from ddlf.testing import FaultyStore
 

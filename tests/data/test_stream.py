@@ -9,8 +9,8 @@ import pytest
 
 import ddlf.data
 from ddlf.algorithms.reading_order import portions
-from ddlf.data.open_place import open_place
 from ddlf.data.place import Folder
+from ddlf.data.remote_folder import open_place
 from ddlf.data.sources import open_source
 from ddlf.data.split import split
 from ddlf.data.stream import AHEAD, Closed, Stream

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from ddlf.data import split as splitting
-from ddlf.data.open_place import open_place
+from ddlf.data.export import damage
 from ddlf.data.place import LOCK, WORK, Folder
+from ddlf.data.remote_folder import open_place
 from ddlf.data.sources import open_source, state_of
 from ddlf.data.split import sizes_of, split
-from ddlf.data.verify import damage
 from ddlf.errors import DatasetError
 
 ROWS = 600

@@ -12,9 +12,8 @@ import ddlf.data
 from ddlf.algorithms.weights import digest
 from ddlf.data import spread
 from ddlf.data.place import Folder
-from ddlf.data.repartition import PartitionedSource, repartition
 from ddlf.data.sources import open_source
-from ddlf.data.split import split
+from ddlf.data.split import PartitionedSource, repartition, split
 from ddlf.errors import DatasetError
 from ddlf.events import FilesChanged, UpdateArrived, Warned
 from ddlf.testing import FaultPlan, local_cluster

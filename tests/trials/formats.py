@@ -31,9 +31,8 @@ import numpy as np
 import ddlf.data
 from ddlf import Cluster
 from ddlf.data.place import Folder
-from ddlf.data.repartition import PartitionedSource, repartition
 from ddlf.data.sources import open_source
-from ddlf.data.split import sizes_of, split
+from ddlf.data.split import PartitionedSource, repartition, sizes_of, split
 from ddlf.events import Event, SlotStarted
 from ddlf.events.record import RoundRecord
 from ddlf.testing import FaultyStore
@@ -101,7 +100,7 @@ def written(kind: str, folder: Path) -> Path:
         found = split(open_source(folder / f"{kind}.npz"), other, sizes_of(SAMPLES, 1, files=4), shuffle=False)
         if kind == "placed":
             return other.path
-        from ddlf.data.verify import export
+        from ddlf.data.export import export
 
         export(other, found, path)
     return path

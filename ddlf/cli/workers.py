@@ -1,0 +1,251 @@
+"""``ddlf status``, ``ddlf stop`` and ``ddlf clean``: ask the daemons of a cluster what they do, stop them, or free what runs left.
+
+Runs on the master.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+from ddlf.cli.options import add_cluster_options, add_json, named_cluster
+from ddlf.cli.parsing import Command, Parser
+from ddlf.cluster.claim import master_name
+from ddlf.errors import DDLFError, LeaseError, RequestTimeout
+from ddlf.rpc.messages import Request
+
+if TYPE_CHECKING:
+    from ddlf.cluster.proxy import ProxyWorker
+
+
+def _status_options(parser: Parser) -> None:
+    add_cluster_options(parser)
+    add_json(parser)
+
+
+async def status(options: argparse.Namespace) -> int:
+    """Ask each daemon; a worker whose executor is busy answers too."""
+    workers = named_cluster(options, guest=True).workers
+    answers = await asyncio.gather(*(ask(worker, "status", options.timeout) for worker in workers))
+    if options.json:
+        print(
+            json.dumps(
+                [
+                    {
+                        "address": f"{worker.host}:{worker.port}",
+                        **(answer if isinstance(answer, dict) else {"error": str(answer)}),
+                    }
+                    for worker, answer in zip(workers, answers, strict=True)
+                ]
+            )
+        )
+    else:
+        for worker, answer in zip(workers, answers, strict=True):
+            print(f"{worker.id:>3}  {worker.label:<21}  {describe(answer, worker.label)}")
+    return max((getattr(answer, "exit_code", 0) for answer in answers), default=0)
+
+
+def describe(answer: Any, label: str) -> str:
+    """Return what a worker does, in words.
+
+    Args:
+        answer: The answer of its daemon, or the error.
+        label: Its address or name.
+    """
+    if isinstance(answer, DDLFError):
+        answer.worker = ""  # the line says which
+        return f"unreachable: {str(answer).removeprefix(f'{label}: ')}"
+    busy = answer["busy"]
+    doing = f"busy with {busy['method']!r} for {busy['seconds']:.1f} s" if busy else "idle"
+    state = doing if answer["executor"] == "ready" else f"executor {answer['executor']}"
+    restarts = f", restarts {answer['restarts']}" if answer["restarts"] else ""
+    lease = answer["lease"]
+    restarts += f", leased by {lease['holder']} since {lease['since']}" if lease else ""
+    methods = answer.get("methods") or []
+    holds = [
+        *data_sets(answer),
+        *weights_held(answer.get("shard")),
+        *([f"{len(methods)} method{'s' * (len(methods) > 1)}"] if methods else []),
+    ]
+    restarts += f", holds {' and '.join(holds)}" if holds else ""
+    plain = ", INSECURE PLAINTEXT" if answer["insecure_plaintext"] else ""
+    return f"{state}; {answer['host']}, up {answer['uptime_s']:.0f} s, Python {answer['python']}{restarts}{plain}"
+
+
+def data_sets(status: dict[str, Any]) -> list[str]:
+    """Return the data sets that a worker holds, as a list of at most one text."""
+    data = status.get("datasets") or {"count": 0, "bytes": 0}
+    sets = "data set" if data["count"] == 1 else "data sets"
+    return [f"{data['count']} {sets} of {data['bytes'] / 1e6:,.1f} MB"] if data["count"] else []
+
+
+def weights_held(shard: dict[str, Any] | None) -> list[str]:
+    """Return which part of a run's weights a worker holds, as a list of texts."""
+    if shard is None:
+        return []
+    share = f"values {shard['begin'] + 1:,} to {shard['end']:,} of {shard['of']:,}"
+    shards, copies = shard.get("shards", 1), shard.get("copies", 0)  # of a daemon of 0.1.0 neither is there
+    found = [f"a shard ({share}, version {shard['version']})"] if shards else []
+    found += [f"{shards - 1} more shard{'s' * (shards > 2)}"] if shards > 1 else []
+    found += [f"{'copies' if copies > 1 else 'a copy'} of {copies} other{'s' * (copies > 1)}"] if copies else []
+    return [*found[:-1], f"{found[-1]} of run {shard['run']}"]
+
+
+async def ask(worker: ProxyWorker, command: str, timeout_s: float, **arguments: Any) -> Any:
+    """Ask a daemon; returns its answer, or the error."""
+    try:
+        await worker.connect_control(timeout_s=timeout_s)
+        return await worker.ask(command, timeout_s=timeout_s, **arguments)
+    except DDLFError as error:
+        return error
+    finally:
+        await worker.close()
+
+
+STATUS = Command(
+    description="Show what the workers are doing.",
+    examples=("ddlf status", "ddlf status -c cluster.yaml --json"),
+    options=_status_options,
+    run=status,
+)
+
+
+def _stop_options(parser: Parser) -> None:
+    add_cluster_options(parser)
+    parser.add("--restart", action="store_true", help="keep the workers and stop only what they are running")
+    parser.add("--force", action="store_true", help="also while a run uses the workers; that run then fails")
+
+
+async def stop(options: argparse.Namespace) -> int:
+    """Stop all workers, or what they run, or none of them if one is in use."""
+    workers = named_cluster(options, guest=True).workers
+    used = {} if options.force else await _used(workers, options.timeout)
+    for worker, who in used.items():
+        print(f"{worker.id:>3}  {worker.label:<21}  in use by {who}")
+    if used:
+        done = "restarted" if options.restart else "stopped"
+        raise LeaseError(
+            f"{len(used)} of {len(workers)} workers are in use, so none was {done}", hint="--force ends those runs"
+        )
+    command = "restart" if options.restart else "shutdown"
+    who = f"{master_name().partition(' pid ')[0]} (ddlf stop{' --restart' * options.restart})"
+    answers = await asyncio.gather(
+        *(ask(worker, command, options.timeout, who=who, force=options.force) for worker in workers)
+    )
+    for worker, answer in zip(workers, answers, strict=True):
+        done = "restarted" if options.restart else "stopped"
+        print(f"{worker.id:>3}  {worker.label:<21}  {answer if isinstance(answer, DDLFError) else done}")
+    return max((getattr(answer, "exit_code", 0) for answer in answers), default=0)
+
+
+async def _used(workers: list[ProxyWorker], timeout_s: float) -> dict[ProxyWorker, str]:
+    """Return the workers that a living master uses, and who it is since when."""
+    answers = await asyncio.gather(*(ask(worker, "status", timeout_s) for worker in workers))
+    leases = [None if isinstance(answer, DDLFError) else answer["lease"] for answer in answers]
+    return {
+        worker: f"{lease['holder']} since {lease['since']}"
+        for worker, lease in zip(workers, leases, strict=True)
+        if lease and lease["state"] != "dead"
+    }
+
+
+STOP = Command(
+    description="Stop the workers of a cluster. It refuses while a run uses them.",
+    examples=(
+        "ddlf stop -c cluster.yaml",
+        "ddlf stop --restart           # keep the workers, stop what they are running",
+        "ddlf stop --restart --force   # even if it is somebody else's run",
+    ),
+    options=_stop_options,
+    run=stop,
+)
+
+
+def _clean_options(parser: Parser) -> None:
+    add_cluster_options(parser)
+    parser.add("--methods", action="store_true", help="also remove hosted methods")
+
+
+async def clean_named(options: argparse.Namespace) -> int:
+    """Clean the workers that the options name."""
+    return await clean(named_cluster(options).workers, options)
+
+
+async def clean(workers: list[ProxyWorker], options: argparse.Namespace) -> int:
+    """Free data, models and variables of all workers, or of none if a run uses one of them.
+
+    Args:
+        workers: Not connected.
+        options: ``methods``, whether hosted methods go too, and ``timeout``, in seconds for each worker.
+
+    Raises:
+        LeaseError: Some are in use; nothing was freed.
+    """
+    outcomes = await asyncio.gather(*(_take(worker, options.timeout) for worker in workers))
+    try:
+        used = [outcome for outcome in outcomes if isinstance(outcome, LeaseError)]
+        if used:
+            for worker, outcome in zip(workers, outcomes, strict=True):
+                if isinstance(outcome, LeaseError):
+                    print(_row(worker, outcome.message))
+            raise LeaseError(
+                f"{len(used)} of {len(workers)} workers are in use, so none was cleaned",
+                hint="wait for the runs, or end them with: ddlf stop --restart --force",
+            )
+        ended = await asyncio.gather(
+            *(_clean(worker, outcome, options) for worker, outcome in zip(workers, outcomes, strict=True))
+        )
+    finally:
+        await asyncio.gather(*(worker.close() for worker in workers))
+    for worker, text in zip(workers, ended, strict=True):
+        print(_row(worker, str(text)))
+    return max((getattr(text, "exit_code", 0) for text in ended), default=0)
+
+
+async def _take(worker: ProxyWorker, timeout_s: float) -> dict[str, Any] | DDLFError:
+    """Lease the worker, so that nobody starts a run meanwhile; returns its status."""
+    try:
+        await worker.connect_control(timeout_s=timeout_s)
+        return await worker.status(timeout_s)
+    except DDLFError as error:
+        error.worker = ""
+        return error
+
+
+async def _clean(worker: ProxyWorker, status: dict[str, Any] | DDLFError, options: argparse.Namespace) -> Any:
+    if isinstance(status, DDLFError):
+        return status
+    try:
+        await worker.connect(timeout_s=options.timeout)
+        variables = await worker.rpc(Request("list_variables"), options.timeout)
+        await worker.rpc(Request("clean"), options.timeout)
+        methods = await worker.rpc(Request("list_methods"), options.timeout) if options.methods else []
+        for name in methods:
+            await worker.rpc(Request("remove_method", name), options.timeout)
+    except RequestTimeout:
+        busy = status["busy"]
+        what = f" with {busy['method']!r} since {busy['seconds']:.0f} s" if busy else ""
+        return RequestTimeout(f"is busy{what}", hint="end that with: ddlf stop --restart")
+    except DDLFError as error:
+        error.worker = ""
+        return error
+    freed = [
+        *data_sets(status),
+        *([f"variables {', '.join(sorted(variables))}"] if variables else []),
+        *([f"methods {', '.join(methods)}"] if methods else []),
+    ]
+    return f"freed: {'; '.join(freed)}" if freed else "nothing to free"
+
+
+def _row(worker: ProxyWorker, text: str) -> str:
+    return f"{worker.id:>3}  {worker.label:<21}  {text}"
+
+
+CLEAN = Command(
+    description="Free data, models and variables that earlier runs left on the workers.",
+    examples=("ddlf clean -c cluster.yaml", "ddlf clean --methods          # hosted methods, too"),
+    options=_clean_options,
+    run=clean_named,
+)
