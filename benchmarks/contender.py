@@ -43,6 +43,7 @@ OURS, BASELINES = "benchmarks.ours", "benchmarks.baselines"
 CONTENDERS = {
     LIMIT: Contender(f"{BASELINES}.limit", "bare fit in single-threaded processes, as fast as fit can be"),
     "limit-arrays": Contender(f"{BASELINES}.limit", "the same on arrays: fit can stall", {"feed": "arrays"}),
+    "limit-1": Contender(f"{BASELINES}.limit", "bare fit in one single-threaded process", {"workers": 1}),
     "plain": Contender(f"{BASELINES}.plain", "model.fit on arrays, one process, all cores: can stall"),
     "plain-dataset": Contender(f"{BASELINES}.plain", "the same, as fast as fit can be", {"feed": "dataset"}),
     "sync": Contender(OURS, "DDLF, synchronous", {"mode": "sync"}),

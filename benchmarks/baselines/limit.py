@@ -7,6 +7,7 @@ only ``fit`` is timed, from a common start to the end of the slowest. Nothing th
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
 import time
@@ -17,13 +18,15 @@ import numpy as np
 from benchmarks.workload import SINGLE_THREADED, STEPS_PER_EXECUTION, Outcome, Workload, batches
 
 
-def run(workload: Workload, *, feed: str = "dataset") -> Outcome:
+def run(workload: Workload, *, feed: str = "dataset", workers: int | None = None) -> Outcome:
     """Measure it.
 
     Args:
         workload: What to train.
         feed: ``"arrays"`` gives NumPy arrays to ``fit``, ``"dataset"`` a ``tf.data`` pipeline without autotuning.
+        workers: Number of processes, instead of the workload's.
     """
+    workload = dataclasses.replace(workload, workers=workers or workload.workers)
     os.environ.update(SINGLE_THREADED)  # inherited by the processes
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(workload.workers)

@@ -51,13 +51,15 @@ def test_a_contender_that_fails_is_reported_with_what_it_wrote():
 
 def test_training_is_measured_for_ddlf_the_published_algorithm_and_the_limit(tmp_path, capsys):
     file = tmp_path / "runs.json"
-    short = [*TINY, "--workers", "1", "--rounds", "1", "--only", "limit,sync,published-sync"]
+    short = [*TINY, "--workers", "1", "--rounds", "1", "--only", "limit,sync,published-sync,limit-1,sync-1"]
     training.main([*short, "--json", str(file)])
     runs = {run["name"]: run for run in json.loads(file.read_text())["runs"]}
     assert all(run["seconds"] > 0 and run["startup_s"] > 0 for run in runs.values())
     assert 0 <= runs["sync"]["accuracy"] <= 1
     assert runs["published-sync"]["bytes_out"] > runs["published-sync"]["bytes_back"] > 0
-    assert "sync reaches" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "% of limit." in printed
+    assert "% of limit-1." in printed
 
 
 @pytest.mark.parametrize("tuned", [False, True], ids=["usual", "tuned"])
