@@ -1,6 +1,6 @@
 """Models as text: ``language`` reads and checks a text, ``conversion`` makes a Keras model of it and back, ``training`` trains it.
 
-``verbs`` has the commands of ``ddlf model``, ``command`` and ``files`` do what they say.
+``verbs`` declares the commands of ``ddlf model``, and ``command`` runs them.
 """
 
 from ddlf.extras import Extra
@@ -16,5 +16,5 @@ EXTRA = Extra(
     saved_types=".safetensors",
     begin_executor="ddlf.extras.text.training.shipped:begin_executor",
     answer="ddlf.extras.text.training.shipped:answer",
-    provide="ddlf.extras.text.files:provide",
+    provide="ddlf.extras.text.command:provide",
 )

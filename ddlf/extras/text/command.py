@@ -1,25 +1,103 @@
-"""``ddlf model``: models that are text, shown, checked and formatted. Nothing is connected, and Keras is imported to show a file of its own only."""
+"""``ddlf model``: show, check, format, convert and compare models as text, ``.keras`` files and ``.safetensors`` files.
+
+Keras is only imported to open or make one of the latter two.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
 
-from ddlf.cli.output import write_whole
+from ddlf.cli.output import native_output_to_log, write_whole
 from ddlf.errors import ConfigError, NotationError
-from ddlf.extras.text.files import opened
-from ddlf.extras.text.language.drawing import drawn
+from ddlf.extras.text.conversion import weights
+from ddlf.extras.text.language.diff import differences
+from ddlf.extras.text.language.drawing import drawn, svg
 from ddlf.extras.text.language.graph import Graph, Node, distances
+from ddlf.extras.text.language.keras_layers import INNER
 from ddlf.extras.text.language.known import shown
-from ddlf.extras.text.language.model import Model, load, read_bytes
+from ddlf.extras.text.language.model import Model, load, read, read_bytes
 from ddlf.extras.text.language.printer import format as formatted
 from ddlf.extras.text.language.printer import spelled
-from ddlf.extras.text.language.svg import picture
-from ddlf.extras.text.language.values import Number
+from ddlf.extras.text.language.values import Number, Word
 from ddlf.extras.text.training.block import check_train
+
+KERAS, WEIGHTS = ".keras", ".safetensors"
+KERAS_PACKAGES = {home.rpartition(".")[2] for home in INNER}
+"""Packages before a ``>`` in the name of a layer that are Keras's own."""
+HALF = ("float16", "bfloat16")
+OTHERS = {
+    **dict.fromkeys((".h5", ".hdf5"), "an older format of Keras: load it in Python, and save it as .keras"),
+    **dict.fromkeys(
+        (".onnx", ".tflite", ".xml", ".pt2", ".pt", ".pth", ".mlirbc", ".pb"),
+        "a file of another program: `ddlf export` writes some",
+    ),
+    **dict.fromkeys((".npz", ".npy", ".csv", ".json", ".py", ".ipynb"), "no model"),
+}
+"""Endings of files that are surely no text."""
+
+
+def opened(path: Path, layers: Path | None = None) -> Model:
+    """The model of a file of any kind, without weights.
+
+    Raises:
+        ConfigError: It cannot be read.
+        NotationError: Something is wrong in its text, or no text can say it.
+    """
+    if path.suffix == WEIGHTS:
+        return read(weights.load(path)[0], str(path))
+    _check_kind(path)
+    if path.suffix != KERAS:
+        _check_layers(layers)
+        return load(path)
+    with native_output_to_log():
+        from ddlf.extras.text.conversion.describe import describe
+
+        return read(describe(_loaded(path, layers)), str(path))
+
+
+def _check_kind(path: Path) -> None:
+    """Refuse a file that is of no kind that is read or made here."""
+    if why := OTHERS.get(path.suffix.lower()):
+        raise ConfigError(f"{path} is {why}", hint="models are texts (.nnm), .keras and .safetensors")
+
+
+def provide(name: str) -> Any:
+    """Give other parts what they need to know of a text: ``layers_of_text`` or ``model_of_text``."""
+    return {"layers_of_text": layers_of_text, "model_of_text": model_of_text}.get(name)
+
+
+def layers_of_text(path: Path) -> tuple[tuple[str, ...], tuple[str, str] | None]:
+    """Return the layers in a text that are the user's own, and the first layer that computes in 16 bits with its type; None if none does.
+
+    Raises:
+        NotationError: Something is wrong in the text.
+    """
+    model = load(path)
+    own: dict[str, None] = {}
+    half = None
+    for graph in (model.graph, *(graph for _, graph in model.parts.values())):
+        for node in graph.nodes:
+            package, _, _ = node.operator.rpartition(">")
+            if package and package not in KERAS_PACKAGES:
+                own[node.operator] = None
+            said = [arg.value.name for arg in node.options if arg.key == "dtype" and isinstance(arg.value, Word)]
+            kind = said[0] if said else node.dtype
+            if half is None and kind.removeprefix("mixed_") in HALF:
+                half = (node.name or node.operator, kind)
+    return tuple(own), half
+
+
+def model_of_text(path: Path) -> Any:
+    """Make the Keras model of a text, with its first weights."""
+    from ddlf.extras.text.conversion.build import build
+
+    return build(load(path))
 
 
 def check(options: argparse.Namespace) -> int:
@@ -58,17 +136,19 @@ def format(options: argparse.Namespace) -> int:
 def show(options: argparse.Namespace) -> int:
     """Show the layers of a model; returns the exit code."""
     model = opened(options.file, options.layers)
-    if options.svg:
-        return _svg(model, options.svg)
     if options.json:
         print(json.dumps(_facts(model)))
         return 0
     _warn(model)
     graph = model.graph
-    if options.graph:
-        for line in drawn(graph, [_label(graph, number) for number in range(len(graph.nodes))]):
-            print(line)
-        print(f"model     {_sum(model)}")
+    if options.graph or options.svg:
+        lines = [*drawn(graph, [_label(graph, number) for number in range(len(graph.nodes))])]
+        if options.svg:
+            with weights.replacing(options.svg) as temporary:
+                temporary.write_text(svg(lines), encoding="utf-8")
+            print(f"wrote     {options.svg}: {_sum(model)}")
+        else:
+            print(*lines, f"model     {_sum(model)}", sep="\n")
         return 0
     rows = [("", "layer", "reads", "shape", "type", "parameters")]
     far = distances(graph)
@@ -86,21 +166,6 @@ def show(options: argparse.Namespace) -> int:
         loss = f", loss {head.loss}" if head.loss else ""
         print(f"output    {head.name}: {node.dtype} {shown(node.shape)} of {head.node + 1}{loss}")
     print(f"model     {_sum(model)}")
-    return 0
-
-
-def _svg(model: Model, path: Path) -> int:
-    """Write the picture of a model."""
-    graph = model.graph
-    labels = [
-        (f"{node.operator} {node.name}", f"{shown(node.shape)} {node.dtype}", f"{at + 1} {_called(node)}")
-        for at, node in enumerate(graph.nodes)
-    ]
-    try:
-        path.write_text(picture(graph, labels), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
-    print(f"wrote     {path}: {_sum(model)}")
     return 0
 
 
@@ -158,3 +223,110 @@ def _facts(model: Model) -> dict[str, Any]:
         "outputs": [{"name": each.name, "reads": each.node + 1, "loss": each.loss or None} for each in graph.heads],
         "warnings": [each._asdict() for each in model.warnings],
     }
+
+
+def diff(options: argparse.Namespace) -> int:
+    """Say what differs between two models; returns 1 if anything does."""
+    lines = differences(opened(options.one, options.layers), opened(options.other, options.layers))
+    for line in lines:
+        print(line)
+    return 1 if lines else 0
+
+
+def convert(options: argparse.Namespace) -> int:
+    """Make a file of another kind of a model; returns the exit code."""
+    source, target = options.file, options.target
+    for path in (source, target):
+        _check_kind(path)
+    if options.weights and (source.suffix in (KERAS, WEIGHTS) or target.suffix not in (KERAS, WEIGHTS)):
+        raise ConfigError("--weights are those of a text that becomes a model with weights", hint="leave --weights out")
+    kinds = [path.suffix if path.suffix in (KERAS, WEIGHTS) else "a text" for path in (source, target)]
+    if kinds[0] == kinds[1]:
+        raise ConfigError(
+            f"{source} and {target} are both {kinds[0]}",
+            hint="`ddlf model format` writes a text in its one form" if kinds[0] == "a text" else "copy the file",
+        )
+    if target.exists():
+        raise ConfigError(f"{target} exists", hint="name a new file, or delete it first")
+    if not target.parent.is_dir():
+        raise ConfigError(f"there is no folder {target.parent}", hint="make it first, or name another")
+    if source.suffix == WEIGHTS and target.suffix != KERAS:
+        with weights.replacing(target) as temporary:
+            temporary.write_text(weights.load(source)[0], encoding="utf-8")
+        print(f"wrote     {target}: the text")
+        return 0
+    with native_output_to_log():
+        text, made = _made(source, options)
+    if target.suffix == WEIGHTS:
+        weights.save(made, text, target)
+    else:
+        with weights.replacing(target) as temporary:
+            if target.suffix == KERAS:
+                made.save(temporary)
+            else:
+                temporary.write_text(text, encoding="utf-8")
+    print(
+        f"wrote     {target}: {made.count_params():,} parameters{'' if kinds[1] != 'a text' else ', without their values'}"
+    )
+    if target.suffix == KERAS and "ddlf>" in str(made.get_config()):
+        print("load      keras.saving.load_model, after: import ddlf.extras.text.conversion.operator")
+    if source.suffix == KERAS and made.compiled:
+        print("note      what it is compiled with (optimizer, loss, metrics) is not in there")
+    return 0
+
+
+def _made(source: Path, options: argparse.Namespace) -> tuple[str, Any]:
+    """The text of a model, and the model of Keras."""
+    if source.suffix == KERAS:
+        from ddlf.extras.text.conversion.describe import describe
+
+        made = _loaded(source, options.layers)
+        return describe(made), made
+    from ddlf.extras.text.conversion.build import build
+
+    _register(options.layers)
+    tensors = None
+    if source.suffix == WEIGHTS:
+        text, tensors = weights.load(source)
+        model = read(text, str(source))
+    else:
+        model = load(source)
+    _warn(model)
+    if options.weights:
+        text, tensors = weights.load(options.weights)
+        weights.check_text(model, text, options.weights)
+    made = build(model)
+    if tensors is not None:
+        weights.fill(made, tensors, options.weights or source)
+    return model.text, made
+
+
+def _loaded(path: Path, layers: Path | None) -> Any:
+    """The model of a file of Keras."""
+    import keras
+
+    importlib.import_module("ddlf.extras.text.conversion.operator")  # whose layer is known then
+    _register(layers)
+    if not path.is_file():
+        raise ConfigError(f"{path} cannot be read: there is no such file")
+    try:
+        return keras.saving.load_model(path, compile=False)
+    except Exception as error:  # a zip file, JSON, HDF5 and classes of anybody's are read
+        sentence = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"{path} cannot be loaded by Keras: {sentence}",
+            hint="where layers of your own are missing, name the Python file that registers them with --layers",
+        ) from error
+
+
+def _check_layers(layers: Path | None) -> None:
+    """Refuse a file of layers that is not there, also where nothing needs them."""
+    if layers is not None and not layers.is_file():
+        raise ConfigError(f"{layers} cannot be read: there is no such file", hint="--layers names a Python file")
+
+
+def _register(layers: Path | None) -> None:
+    """Run the user's file that registers layers of their own."""
+    _check_layers(layers)
+    if layers is not None:
+        runpy.run_path(str(layers), run_name=layers.stem)

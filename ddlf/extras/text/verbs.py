@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
+from pkgutil import resolve_name
 
 from ddlf.cli.options import add_verbose
 from ddlf.cli.parsing import Command, Parser
@@ -51,34 +53,14 @@ def _add_layers(parser: Parser) -> None:
     add_verbose(parser)
 
 
-def _show(options: argparse.Namespace) -> int:
-    from ddlf.extras.text.command import show
+def _run(action: str) -> Callable[[argparse.Namespace], int]:
+    """Return a function that imports and runs an action, so that the help of a command imports nothing."""
 
-    return show(options)
+    def run(options: argparse.Namespace) -> int:
+        code: int = resolve_name(f"ddlf.extras.text.command:{action}")(options)
+        return code
 
-
-def _check(options: argparse.Namespace) -> int:
-    from ddlf.extras.text.command import check
-
-    return check(options)
-
-
-def _format(options: argparse.Namespace) -> int:
-    from ddlf.extras.text.command import format
-
-    return format(options)
-
-
-def _convert(options: argparse.Namespace) -> int:
-    from ddlf.extras.text.files import convert
-
-    return convert(options)
-
-
-def _diff(options: argparse.Namespace) -> int:
-    from ddlf.extras.text.files import diff
-
-    return diff(options)
+    return run
 
 
 MODEL = Command(
@@ -96,7 +78,7 @@ MODEL = Command(
                     "ddlf model show model.nnm --svg model.svg",
                 ),
                 options=_show_options,
-                run=_show,
+                run=_run("show"),
             ),
         ),
         "check": (
@@ -106,7 +88,7 @@ MODEL = Command(
                 "probably not intended. The exit code is 0 if there are no mistakes.",
                 examples=("ddlf model check model.nnm", "ddlf model check *.nnm"),
                 options=_check_options,
-                run=_check,
+                run=_run("check"),
             ),
         ),
         "format": (
@@ -116,7 +98,7 @@ MODEL = Command(
                 "Does not check whether the model makes sense.",
                 examples=("ddlf model format model.nnm", "ddlf model format --check *.nnm    # for CI: writes nothing"),
                 options=_format_options,
-                run=_format,
+                run=_run("format"),
             ),
         ),
         "convert": (
@@ -132,7 +114,7 @@ MODEL = Command(
                     "ddlf model convert model.nnm model.keras --weights model.safetensors",
                 ),
                 options=_convert_options,
-                run=_convert,
+                run=_run("convert"),
             ),
         ),
         "diff": (
@@ -142,7 +124,7 @@ MODEL = Command(
                 "shapes and parameters (~). The exit code is 1 if they differ.",
                 examples=("ddlf model diff old.nnm new.nnm", "ddlf model diff model.keras model.nnm"),
                 options=_diff_options,
-                run=_diff,
+                run=_run("diff"),
             ),
         ),
     },

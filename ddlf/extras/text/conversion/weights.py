@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ddlf.errors import ConfigError, DDLFError, NotationError
 from ddlf.extras.text.language.known import shown
 from ddlf.extras.text.language.model import Model, read
-from ddlf.training.roles.optimizers import unwrapped
 
 TEXT = "ddlf.model"
 """Under which name the metadata has the text."""
@@ -22,35 +22,44 @@ SMALL = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2
 """Types of the format that NumPy has by ml_dtypes only, which Keras brings."""
 
 
-def save(model: Any, text: str, path: Path) -> None:
-    """Write a model's weights and its text to a file, as a whole or not at all.
-
-    Args:
-        model: The model of Keras.
-        text: Its text, from which ``build`` makes it again.
-        path: The file, which is replaced if it is there.
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a path to write to, and move that file to ``path`` at the end, so that nobody sees a half-written file.
 
     Raises:
-        ConfigError: It cannot be written.
+        ConfigError: The file cannot be written.
     """
-    import numpy as np
     from safetensors import SafetensorError
-    from safetensors.numpy import save_file
 
-    arrays = {name: np.asarray(_array(each), order="C") for name, each in variables(model).items()}
-    beside = path.with_name(f".{os.getpid()}.{path.name}")
+    temporary = path.with_name(f".{os.getpid()}.{path.name}")
     try:
-        save_file(arrays, beside, {TEXT: text})
-        beside.replace(path)
+        yield temporary
+        temporary.replace(path)
     except (OSError, SafetensorError) as error:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise ConfigError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _array(variable: Any) -> Any:
-    import keras
+def save(model: Any, text: str, path: Path) -> None:
+    """Write the weights of a Keras model and its text to a file, atomically.
 
-    return keras.ops.convert_to_numpy(variable)
+    Args:
+        model: The model.
+        text: The text from which ``build`` makes the model again.
+        path: The file; an existing one is replaced.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    import keras
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    arrays = {
+        name: np.asarray(keras.ops.convert_to_numpy(variable), order="C") for name, variable in variables(model).items()
+    }
+    with replacing(path) as temporary:
+        save_file(arrays, temporary, {TEXT: text})
 
 
 def text_within(path: Path) -> str:
@@ -84,6 +93,7 @@ def save_with_text(model: Any, path: Path) -> None:
         ConfigError: No text can describe the model; it is saved as a ``.keras`` file beside the path instead.
     """
     from ddlf.extras.text.conversion.describe import describe
+    from ddlf.training.roles.optimizers import unwrapped
 
     notation = getattr(model, "notation", None)
     try:
