@@ -21,6 +21,7 @@ from ddlf.monitor.ui import shown
 from ddlf.training.context import RunContext
 from ddlf.training.roles import PRELOADED
 from ddlf.training.spec import DEFAULTS, SETTINGS, Data, Evaluation, Local, Output, View, group_of, spread
+from ddlf.training.weights_ref import local
 
 if TYPE_CHECKING:
     import numpy as np
@@ -128,7 +129,7 @@ class IApp:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute 'model'", name="model", obj=self)
         if self.run_context.weights is not None:  # a run that does not look pays nothing
             weights, self.run_context.weights = self.run_context.weights, None
-            model.set_weights(weights)
+            model.set_weights(local(weights))
         return model
 
     @model.setter

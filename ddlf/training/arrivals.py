@@ -124,7 +124,7 @@ class Arrivals:
         reporting: asyncio.Task[bool],
         keeping: asyncio.Future[None] | None,
         *,
-        there: bool = False,
+        remote: bool = False,
     ) -> None:
         """Make the slots of a commit wait for its consequences.
 
@@ -134,14 +134,14 @@ class Arrivals:
             replies: The replies of these slots.
             reporting: Ends when the hooks have been called.
             keeping: Ends when the checkpoint has its turn; None without a checkpoint.
-            there: Whether one of their workers must evaluate first, which it cannot do while it trains.
+            remote: Whether one of their workers must evaluate first, which it cannot do while it trains.
         """
         told = self._spawn(self._tell(reporting))
         for reply in replies:
             self._told[reply.slot] = told
             if keeping is not None:
                 self._keeping[reply.slot] = keeping
-            if there:
+            if remote:
                 self._tested[reply.slot] = told
 
     async def close(self) -> None:

@@ -38,10 +38,10 @@ from ddlf.training.roles.optimizer_state import (
     write_optimizer,
     write_rates,
 )
-from ddlf.training.rounds import Elsewhere
 from ddlf.training.slot.parts.callbacks import CallbackStates
 from ddlf.training.slot.task import OPTIMIZER
 from ddlf.training.spec import RunSpec
+from ddlf.training.weights_ref import WeightsRef, local
 
 
 class Callbacks:
@@ -98,7 +98,7 @@ class Callbacks:
         )
 
     @property
-    def weights(self) -> Weights:
+    def weights(self) -> Weights | WeightsRef:
         """The global weights, with the changes of the callbacks."""
         return self._progress.weights
 
@@ -216,7 +216,7 @@ class Callbacks:
 
     def _show(self) -> None:
         model, progress = self._model, self._progress
-        if not isinstance(progress.weights, Elsewhere):
+        if not isinstance(progress.weights, WeightsRef):
             model.set_weights(progress.weights)
         shapes = [] if model.optimizer is None else [tuple(variable.shape) for variable in model.optimizer.variables]
         state = next((state for state in self._optimizers if state), None)
@@ -249,7 +249,7 @@ class Callbacks:
 
         model, progress = self._model, self._progress
         self._show()
-        before = final_weights(model, progress.weights, self._optimizers)
+        before = final_weights(model, local(progress.weights), self._optimizers)
         model.set_weights(before)
         for callback in self._list.callbacks:
             if not whole and isinstance(callback, keras.callbacks.BackupAndRestore):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ddlf.algorithms.weights import Weights
     from ddlf.events.record import RoundRecord
     from ddlf.training.progress import Progress
+    from ddlf.training.weights_ref import WeightsRef
 
 
 class App(Protocol):
@@ -119,7 +120,7 @@ class RunContext:
     name: str = ""
     is_training: bool = False
     progress: Progress | None = None
-    weights: Weights | None = None
+    weights: Weights | WeightsRef | None = None
     stop: bool | None = None
     content: str = ""
     optimizer: Mapping[str, Any] = field(default_factory=dict)

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ddlf.algorithms.weights import Weights
 from ddlf.data.parts import has, place_of, samples_of
 from ddlf.data.trees import leaves
 from ddlf.errors import AppError, ConfigError, DDLFError
@@ -22,7 +23,7 @@ from ddlf.training.context import App
 from ddlf.training.roles.build import fresh_names, ready_model
 from ddlf.training.roles.evaluable import check_test, wrong_with_test
 from ddlf.training.roles.evaluation import EVALUATION_BATCH, Moved, end_reading, evaluate
-from ddlf.training.rounds import Elsewhere
+from ddlf.training.weights_ref import WeightsRef
 
 KERAS = ".keras"
 """Suffix of a model in Keras's format."""
@@ -63,7 +64,7 @@ def check_test_data(app: App) -> None:
 
 
 async def measured(
-    function: Any, app: App, weights: list[Any] | None, *args: Any, there: Any = None
+    function: Any, app: App, weights: Weights | WeightsRef | None, *args: Any, there: Any = None
 ) -> dict[str, float]:
     """Run ``evaluate`` or ``validate`` on a thread, or on the workers if they have the weights or share evaluations.
 
@@ -86,12 +87,12 @@ async def measured(
     what: What = "validating" if validates else "evaluating"
     alone = args[1:] in ((), (None,))  # with callbacks, the master must evaluate
     found = None
-    if isinstance(weights, Elsewhere):
+    if isinstance(weights, WeightsRef):
         if alone:
             with Phase(app.run_context.emit, what):
-                found = await weights.evaluated(app, part, *args[:1])
+                found = await weights.evaluate(app, part, *args[:1])
         if found is None:
-            weights = await weights.brought()
+            weights = await weights.fetch()
     if there is not None and alone and found is None:
         with Phase(app.run_context.emit, what, total=samples_of(app, part), unit="samples") as phase:
             found = await there({"weights": weights}, part, *(args[:1] or (EVALUATION_BATCH,)), phase=phase)

@@ -18,8 +18,8 @@ from ddlf.algorithms.update_check import Fault, Verdict, fault, judge, scaled
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import BadUpdate
 from ddlf.events import UpdateClipped
-from ddlf.training.rounds import Elsewhere
 from ddlf.training.slot.task import Reply, Task
+from ddlf.training.weights_ref import WeightsRef
 
 if TYPE_CHECKING:
     from ddlf.training.run import Run
@@ -125,13 +125,13 @@ def stays(reply: Reply) -> bool:
     return reply.update is None or isinstance(reply.update, Fault)
 
 
-def check_weights(run: Run, weights: Weights, replies: Sequence[Reply]) -> None:
+def check_weights(run: Run, weights: Weights | WeightsRef, replies: Sequence[Reply]) -> None:
     """Refuse new global weights that contain NaN or infinity. The updates were usable, so the rule went too far.
 
     Raises:
         BadUpdate: Names the round, the tensor and the number of wrong values.
     """
-    if weights is run.weights or isinstance(weights, Elsewhere):  # the workers have checked remote weights
+    if isinstance(weights, WeightsRef) or weights is run.progress.weights:  # the workers have checked remote weights
         return
     if (found := fault(weights, 1, weights, run.facts.names)) is not None:
         raise unfit(found, replies[0].task.round)

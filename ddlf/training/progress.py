@@ -30,6 +30,7 @@ from ddlf.training.checkpoints.slices import Slices
 from ddlf.training.ledger import FileLedger, Ledger
 from ddlf.training.slot.task import OPTIMIZER, SlotState
 from ddlf.training.stored import KEPT, SLOTS, as_of_now, numbered, with_states
+from ddlf.training.weights_ref import WeightsRef, local
 
 MOST_ROUNDS = 5_000_000
 """Rounds are planned one by one: this many take 0.5 GB and some seconds."""
@@ -53,7 +54,7 @@ class Span(NamedTuple):
 
 SHALLOW = (
     *("epochs", "sizes", "starts", "offsets", "states", "speeds", "records"),
-    *("slots_from", "versions_from", "state", "ledger"),
+    *("slots_from", "versions_from", "state", "remote_state", "ledger"),
 )
 """Attributes of ``Progress`` that change in place, so a snapshot copies them."""
 
@@ -66,7 +67,7 @@ class Progress:
     Rounds, slots and epochs are numbered from 0.
 
     Args:
-        weights: The global weights, one array for each of ``model.weights``.
+        weights: The global weights, one array for each of ``model.weights``; a reference if workers have them.
         ledger: How often each sample was trained on.
         training: Random name of this training, which it keeps when it is resumed.
         version: The number of commits; also the number of the checkpoint.
@@ -83,6 +84,7 @@ class Progress:
         asked: Local epochs of the whole training, as last planned.
         converged: Whether ``is_convergent`` has ended the training.
         state: Arrays that the strategy's loop keeps between its commits, by name.
+        remote_state: References to such arrays that only workers or a checkpoint have.
         states: The slot state of each slot for its next round, by name of the slot part.
         speeds: Smoothed samples per second of each slot; None while unknown.
         settings: Settings of the run that reached this state.
@@ -103,7 +105,7 @@ class Progress:
         records: The records of all rounds so far.
     """
 
-    weights: Weights
+    weights: Weights | WeightsRef
     ledger: Any  # Ledger | FileLedger
     training: str = field(default_factory=lambda: secrets.token_hex(8))
     version: int = 0
@@ -119,6 +121,7 @@ class Progress:
     asked: int = 0
     converged: bool = False
     state: dict[str, Weights] = field(default_factory=dict)
+    remote_state: dict[str, WeightsRef] = field(default_factory=dict)
     states: list[SlotState] = field(default_factory=list)
     speeds: list[float | None] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
@@ -328,8 +331,26 @@ class Progress:
 
     def fetch(self) -> None:
         """Read weights and state into this process if they are only in a checkpoint."""
-        self.weights = list(self.weights)
-        self.state = {name: list(group) for name, group in self.state.items()}
+        self.weights = local(self.weights)
+        self.state = self.local_state()
+        self.remote_state = {}
+
+    def local_state(self) -> dict[str, Weights]:
+        """Return ``state`` with the arrays that are only in a checkpoint, which it reads."""
+        return self.state | {name: group.read() for name, group in self.remote_state.items()}
+
+    def group(self, name: str) -> Weights | WeightsRef | None:
+        """Return arrays that the loop keeps, or a reference to them; None if there are none of this name."""
+        return self.remote_state.get(name, self.state.get(name))
+
+    def keep(self, name: str, group: Weights | WeightsRef) -> None:
+        """Replace arrays that the loop keeps."""
+        self.state.pop(name, None)
+        self.remote_state.pop(name, None)
+        if isinstance(group, WeightsRef):
+            self.remote_state[name] = group
+        else:
+            self.state[name] = group
 
     @property
     def is_complete(self) -> bool:
@@ -355,7 +376,9 @@ class Progress:
         there = {} if slices is None else {**dict.fromkeys(slices.sliced), **slices.arrays}
         weights: dict[str, Any] = {}
         if "weights" not in there:
-            weights = {f"{i:04d} {name}": one for i, (name, one) in enumerate(zip(names, self.weights, strict=True))}
+            weights = {
+                f"{i:04d} {name}": one for i, (name, one) in enumerate(zip(names, local(self.weights), strict=True))
+            }
         arrays: dict[str, dict[str, Any]] = {
             **({} if "weights" in there else {"weights": weights}),
             **({"ledger": {"counts": self.ledger.counts}} if isinstance(self.ledger, Ledger) else {}),

@@ -29,6 +29,7 @@ from ddlf.training.evaluation import measured, validate
 from ddlf.training.evaluation_there import EvaluationThere
 from ddlf.training.roles.evaluation import evaluate
 from ddlf.training.spec import SETTINGS
+from ddlf.training.weights_ref import WeightsRef
 
 
 def check_convergence(app: App) -> None:
@@ -77,7 +78,7 @@ class Reporter:
         self.is_testing = False
         self.converged = False
 
-    async def report(self, weights: Weights, *, validate: bool, last: bool) -> asyncio.Task[bool]:
+    async def report(self, weights: Weights | WeightsRef, *, validate: bool, last: bool) -> asyncio.Task[bool]:
         """Begin to report the newest record. At the end of an epoch with callbacks, wait until it is reported.
 
         Args:
@@ -118,7 +119,7 @@ class Reporter:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _report(
-        self, place: int, weights: Weights, validated: bool, tested: bool, callbacks: Callbacks | None
+        self, place: int, weights: Weights | WeightsRef, validated: bool, tested: bool, callbacks: Callbacks | None
     ) -> bool:
         app = self._app
         async with self._turn:

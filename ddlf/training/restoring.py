@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.events import Warned
 from ddlf.training.checkpoints import tensors
@@ -25,9 +24,8 @@ from ddlf.training.checkpoints.slices import WEIGHTS, Slices
 from ddlf.training.crew import Crew
 from ddlf.training.progress import Progress
 from ddlf.training.recovery import LOSS
-from ddlf.training.rounds import Elsewhere, nowhere
-from ddlf.training.slices import reading
 from ddlf.training.stored import KEPT, SLOTS
+from ddlf.training.weights_ref import WeightsRef
 
 
 class Restoring:
@@ -133,9 +131,10 @@ class Restoring:
         groups = {SLOTS + name for left in checkpoint.facts["states"] for name in left}
         arrays = {**{group: {} for group in groups}, **checkpoint.arrays, **like}
         progress = Progress.from_checkpoint(dataclasses.replace(checkpoint, arrays=arrays))
-        progress.weights = elsewhere(slices, WEIGHTS, list(like[WEIGHTS].values()))
-        for group in like.keys() - {WEIGHTS}:
-            progress.state[group.removeprefix(KEPT)] = elsewhere(slices, group, list(like[group].values()))
+        refs = {group: WeightsRef(group=group, slices=slices, like=list(of.values())) for group, of in like.items()}
+        progress.weights = refs.pop(WEIGHTS)
+        for group, ref in refs.items():
+            progress.keep(group.removeprefix(KEPT), ref)
         for number, file in enumerate(slices.files):
             self._leave(progress, number, file["arrays"])
         return progress
@@ -156,18 +155,6 @@ def names_of(checkpoint: Checkpoint) -> list[str]:
     """Return number and path of each weight of a checkpoint, in slices or not."""
     slices = checkpoint.slices
     return list(checkpoint.arrays[WEIGHTS]) if slices is None else [name for name, _, _ in slices.sliced[WEIGHTS]]
-
-
-def elsewhere(slices: Slices, group: str, like: Weights | None = None) -> Elsewhere:
-    """Return a group of arrays in slices, which the master reads only when the arrays are used."""
-    read = reading(slices, group)
-
-    async def brought() -> Weights:
-        return await asyncio.to_thread(read)
-
-    found = Elsewhere(nowhere, brought, read)
-    found.slices, found.like = slices, like
-    return found
 
 
 def _like(

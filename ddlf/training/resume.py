@@ -31,10 +31,10 @@ from ddlf.training.refusals import check_slots
 from ddlf.training.restoring import Restoring, names_of
 from ddlf.training.roles.build import describe_weights
 from ddlf.training.roles.describe import describe, describe_optimizer, without_numbers
-from ddlf.training.rounds import shapes
 from ddlf.training.settings.setting import Use
 from ddlf.training.slot.parts import PARTS
 from ddlf.training.spec import EXCHANGES, SETTINGS, RunSpec, Star, installed
+from ddlf.training.weights_ref import shapes
 
 SAME_TRAINING = ("samples", "data", "model", "precision", "optimizer")
 """Settings that cannot change when an app is trained again; neither can the settings of the optimizer."""
@@ -273,7 +273,8 @@ def _go_on(app: App, before: Progress, now: dict[str, Any]) -> Progress:
         before,
         weights=app.model.get_weights(),  # the user may have changed them
         converged=False,
-        state=before.state if same else {},
+        state=before.local_state() if same else {},
+        remote_state={},
         callbacks=None,  # they start fresh, as in a new fit
         begun=0,
         states=[{name: group for name, group in state.items() if name not in gone} for state in before.states],

@@ -1,73 +1,15 @@
-"""Data types that a run and a strategy's loop share: constant facts, rounds, remote weights. Runs on the master."""
+"""Data types that a run and a strategy's loop share: constant facts and rounds. Runs on the master."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ddlf.algorithms.local_rules import LocalRule
-from ddlf.algorithms.weights import Weights
-from ddlf.errors import ConfigError
 from ddlf.events import UpdateArrived
-from ddlf.training.checkpoints.slices import Slices
 from ddlf.training.slot.task import Reply, Task
-
-
-class Elsewhere(list[Any]):
-    """Replaces weights that only the workers have. Reading it never returns the weights of an earlier round.
-
-    Args:
-        evaluated: Evaluates the weights on the workers; returns None if the master must do it.
-        brought: Fetches the weights.
-        read: Reads the weights from a checkpoint; None if no checkpoint has them.
-
-    Attributes:
-        slices: The slices of that checkpoint, which workers can read.
-        like: Arrays with the same shapes and types, which need no read; None if unknown.
-    """
-
-    why = "the weights of this round are on the workers: with exchange='sharded' the master has them after a checkpoint and the last round"
-    hint = "set checkpoint_every to have them here that often, or use exchange='star'"
-
-    def __init__(
-        self,
-        evaluated: Callable[..., Awaitable[dict[str, float] | None]],
-        brought: Callable[[], Awaitable[Weights]],
-        read: Callable[[], Weights] | None = None,
-    ) -> None:
-        super().__init__()
-        self.evaluated, self.brought, self._read = evaluated, brought, read
-        self.slices: Slices | None = None
-        self.like: Weights | None = None
-        self._found: Weights | None = None
-
-    def _whole(self) -> Weights:
-        if self._read is None:
-            raise ConfigError(self.why, hint=self.hint)
-        if self._found is None:
-            self._found = self._read()
-        return self._found
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._whole())
-
-    def __len__(self) -> int:
-        return len(self._whole())
-
-    def __getitem__(self, place: Any) -> Any:
-        return self._whole()[place]
-
-
-def shapes(weights: Weights) -> Weights:
-    """Return arrays with the shapes and types of these weights, without fetching remote weights."""
-    like: Weights | None = getattr(weights, "like", None)
-    return weights if like is None else like
-
-
-async def nowhere(*_: Any) -> None:
-    """Return None: the master must evaluate."""
 
 
 def arrived(reply: Reply) -> UpdateArrived:

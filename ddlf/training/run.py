@@ -32,9 +32,10 @@ from ddlf.training.progress import Progress
 from ddlf.training.reading import left_out
 from ddlf.training.reporting import Reporter
 from ddlf.training.roles.metrics import MetricMerge
-from ddlf.training.rounds import Elsewhere, Ended, Facts, Round, arrived, end_all
+from ddlf.training.rounds import Ended, Facts, Round, arrived, end_all
 from ddlf.training.slot.task import CONTROL, Reply, Task
 from ddlf.training.versions import go_over
+from ddlf.training.weights_ref import WeightsRef, local, shapes
 
 STOP_S = 2.0
 """Longest wait for workers to answer STOP at the end of a run. A worker that does not answer holds nothing useful."""
@@ -93,8 +94,12 @@ class Run:
 
     @property
     def weights(self) -> Weights:
-        """The global weights. Do not change these arrays in place: they may be on their way to a worker."""
-        return self.progress.weights
+        """The global weights. Do not change these arrays in place: they may be on their way to a worker.
+
+        Raises:
+            ConfigError: Only workers have them.
+        """
+        return local(self.progress.weights)
 
     @property
     def version(self) -> int:
@@ -201,11 +206,11 @@ class Run:
         following = self.progress.following(reply.slot, reply.task.round + 1)
         return following == ends and all(n == ends for slot, n in enumerate(rounds) if slot != reply.slot)
 
-    async def commit(self, weights: Weights, replies: Sequence[Reply], **shown: float) -> bool:
+    async def commit(self, weights: Weights | WeightsRef, replies: Sequence[Reply], **shown: float) -> bool:
         """Replace the global weights.
 
         Args:
-            weights: The new arrays, or ``self.weights`` if no update was merged.
+            weights: The new arrays, or ``self.weights`` if no update was merged; a reference if workers have them.
             replies: The replies that were merged into them, at least one.
             shown: Numbers for the record, by name, in addition to the training metrics.
 
@@ -228,11 +233,13 @@ class Run:
         # Each time all samples were trained on, the validation data is evaluated.
         last = replies[0].task.round
         validate = (self._arrivals or progress).ends_epoch(last)
-        there = isinstance(weights, Elsewhere) and any(self.reporter.due(validate=validate, last=progress.is_complete))
+        remote = isinstance(weights, WeightsRef) and any(
+            self.reporter.due(validate=validate, last=progress.is_complete)
+        )
         reporting = await self.reporter.report(weights, validate=validate, last=progress.is_complete)
         keeping = self.keeper.keep(progress, self.exchange.states) if self.keeper is not None else None
         if self._arrivals is not None:
-            self._arrivals.committed(replies, reporting, keeping, there=there)
+            self._arrivals.committed(replies, reporting, keeping, remote=remote)
             return self.stopping
         self._reporting = reporting
         if keeping is not None:
@@ -305,7 +312,7 @@ class Run:
             batch_size=self.facts.batch_size,
             seed=self.facts.seed,
             indices=indices,
-            weights=progress.weights,
+            weights=shapes(progress.weights),
             version=progress.merges,
             local=str(self.facts.local),
             control=control,

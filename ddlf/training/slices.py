@@ -16,7 +16,7 @@ from ddlf.algorithms.ranges import PIECE, Slice, pieces
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import CheckpointError
 from ddlf.events import Warned
-from ddlf.training.checkpoints.slices import OUTER, WEIGHTS, Arrays, Slices, parts_of, write
+from ddlf.training.checkpoints.slices import OUTER, WEIGHTS, Slices, parts_of, write
 from ddlf.training.exchanges.sharded.copies import left_of
 from ddlf.training.recovery import LOSS
 
@@ -198,16 +198,6 @@ class OnWorkers:
             if others := [one for one in errors if not isinstance(one, LOSS)]:
                 raise others[0]
             slices.clear()
-
-
-def reading(slices: Slices, group: str) -> Callable[[], list[Any]]:
-    """Return a function that reads a group of arrays from its slices."""
-
-    def read() -> list[Any]:
-        found: Arrays = slices.read()
-        return list(found[group].values())
-
-    return read
 
 
 def reading_left(slices: Slices, number: int, group: str) -> Callable[[], list[Any]]:

@@ -53,6 +53,7 @@ from ddlf.training.states import states_of
 from ddlf.training.steps import PlannedSteps
 from ddlf.training.strategy import Loop, Place
 from ddlf.training.threads import given_threads
+from ddlf.training.weights_ref import local
 
 NUMBERS = ("master_epochs", "worker_epochs", "batch_size", "seed")
 """Settings that are also arguments of ``train_sync`` and ``train_async``."""
@@ -168,7 +169,7 @@ async def train(app: App, mode: str, *given: int | None, fresh: bool = False, cr
                 if keeps_averages(app.model):  # the averages may be on the workers
                     await to_its_end(_bring_states(run))
                 stepped = progress.optimizers if step is None else [progress.state.get("outer")]
-                app.model.set_weights(final or final_weights(app.model, progress.weights, stepped))
+                app.model.set_weights(final or final_weights(app.model, local(progress.weights), stepped))
                 await to_its_end(run.keep_last(again=final is not None))
 
 
@@ -236,7 +237,7 @@ async def _told(app: App, spec: RunSpec) -> AsyncIterator[str]:
         app.run_context.is_training = False
         trained = None if app.run_context.progress is before else app.run_context.progress
         # Not needed for synchronous training: equal seeds give equal bits.
-        weights = digest(trained.weights) if trained is not None and not spec.train.in_rounds else ""
+        weights = digest(local(trained.weights)) if trained is not None and not spec.train.in_rounds else ""
         version = 0 if trained is None else trained.version
         found = app.history.staleness if version and not spec.train.in_rounds else {}
         staleness = tuple(found.get(tau, 0) for tau in range(max(found, default=-1) + 1))

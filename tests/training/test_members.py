@@ -11,7 +11,7 @@ from ddlf.errors import AppError, ConnectError, WorkerLost
 from ddlf.testing import FakeRun
 from ddlf.training.exchanges.members import Members
 from ddlf.training.opening import _check_models
-from ddlf.training.rounds import Elsewhere
+from ddlf.training.weights_ref import WeightsRef
 
 DATA = {"x_test": np.arange(6.0), "y_test": np.arange(6), "x_val": np.ones(3)}
 
@@ -65,11 +65,11 @@ async def test_workers_that_compute_with_fewer_bits_are_not_asked(precision):
 async def test_the_model_of_a_worker_that_comes_back_is_compared_while_the_weights_are_on_workers():
     run = FakeRun()
     facts = [(name, list(array.shape), str(array.dtype)) for name, array in run.start.items()]
-    run.run_context.weights = Elsewhere(None, None)
+    run.run_context.weights = WeightsRef(like=[], group="weights")
     _check_models(run, {1: {"weights": facts}})
     with pytest.raises(AppError, match="create_model makes another model on worker 1"):
         _check_models(run, {1: {"weights": facts[:1]}})
-    assert isinstance(run.run_context.weights, Elsewhere)
+    assert isinstance(run.run_context.weights, WeightsRef)
 
 
 async def test_when_all_are_lost_nobody_has_evaluated_them():

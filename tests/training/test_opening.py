@@ -15,8 +15,8 @@ from ddlf.testing import FakeRun, in_process_cluster
 from ddlf.training.exchange import Exchange
 from ddlf.training.opening import Opening, _check_models
 from ddlf.training.roles.build import describe_weights
-from ddlf.training.rounds import Elsewhere
 from ddlf.training.run import Run
+from ddlf.training.weights_ref import WeightsRef
 from tests.patience import PATIENCE_S
 from tests.training.models import Blobs, Quick, blobs, equal
 
@@ -271,6 +271,6 @@ async def test_a_worker_that_comes_back_gets_the_app_as_it_was_when_the_run_bega
 
 async def test_a_worker_that_comes_back_is_compared_with_the_model_also_while_its_weights_are_on_the_workers():
     app = FakeRun()
-    app.run_context.weights = Elsewhere(None, None)
+    app.run_context.weights = WeightsRef(like=[], group="weights")
     _check_models(app, {1: {"weights": describe_weights(vars(app)["model"])}})
-    assert isinstance(app.run_context.weights, Elsewhere)
+    assert isinstance(app.run_context.weights, WeightsRef)

@@ -9,8 +9,8 @@ from ddlf.errors import WorkerLost
 from ddlf.events import Warned
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.testing.fake_downpour import mean_of
-from ddlf.training.rounds import Elsewhere
 from ddlf.training.strategies.downpour.server import Server
+from ddlf.training.weights_ref import WeightsRef
 
 CHANCE = np.random.default_rng(1)
 START = {
@@ -61,7 +61,7 @@ async def test_a_worker_evaluates_the_weights_of_the_shards_and_none_come_to_the
 
     def looked(record):
         seen.append(
-            (isinstance(run.run_context.progress.weights, Elsewhere), sum(one.count("snapshot") for one in verbs(run)))
+            (isinstance(run.run_context.progress.weights, WeightsRef), sum(one.count("snapshot") for one in verbs(run)))
         )
 
     run.on_round = looked

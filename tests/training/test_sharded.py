@@ -15,8 +15,8 @@ from ddlf.rpc.values import dumps, loads
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.exchanges.sharded.copies import SlotCopies
-from ddlf.training.rounds import Elsewhere
 from ddlf.training.slot.parts.optimizer import keeps_little
+from ddlf.training.weights_ref import WeightsRef
 
 CHANCE = np.random.default_rng(1)
 START = {
@@ -357,10 +357,10 @@ async def test_between_workers_weights_travel_as_the_codec_makes_them_and_a_test
 
     async def looked(record):
         weights = run.run_context.progress.weights
-        if isinstance(weights, Elsewhere):
-            which = weights.evaluated.args[1]
+        if isinstance(weights, WeightsRef):
+            which = weights.evaluate.args[1]
             end = run.cluster.workers[0].end
-            found.append((await end.exact(which["generation"], which["exact"]), await weights.brought()))
+            found.append((await end.exact(which["generation"], which["exact"]), await weights.fetch()))
 
     run.on_round = looked
     await run.train_model()
@@ -437,7 +437,7 @@ class Doubles:
         self._progress = progress
 
     async def show(self):
-        self.seen.append(isinstance(self._progress.weights, Elsewhere))
+        self.seen.append(isinstance(self._progress.weights, WeightsRef))
 
     async def end_epoch(self):
         if self._progress.round == 2 and self.need_weights:

@@ -38,11 +38,12 @@ from ddlf.training.exchanges.sharded.plan import Plan
 from ddlf.training.exchanges.sharded.updates import Gone, Together, verdicts, weighed
 from ddlf.training.recalibration import measured_there
 from ddlf.training.recovery import LOSS, first_line
-from ddlf.training.rounds import Elsewhere, Ended, Round, nowhere, shapes
+from ddlf.training.rounds import Ended, Round
 from ddlf.training.run import Run
-from ddlf.training.slices import OnWorkers, Writing, reading, reading_left, sliced
+from ddlf.training.slices import OnWorkers, Writing, reading_left, sliced
 from ddlf.training.slot.task import OPTIMIZER, Reply, Task
 from ddlf.training.streaming import Fragments
+from ddlf.training.weights_ref import WeightsRef, local, shapes, slices_of
 
 HOLDERS = 2
 """Number of workers that receive the first weights from the master. The other workers fetch them from these."""
@@ -51,7 +52,10 @@ PIECES = 32
 updates of it have arrived, so a larger last piece leaves links idle longer. ``docs/LAB.md`` has data."""
 LEAST = 1 << 15
 """Minimum number of values in a piece. In a smaller piece, the cost of the request dominates."""
-
+UNREAD = (
+    "the weights of this round are on the workers: with exchange='sharded' the master has them after a checkpoint and the last round",
+    "set checkpoint_every to have them here that often, or use exchange='star'",
+)
 
 Means = Callable[[list[Reply]], list[MeanPlan]]
 
@@ -68,8 +72,8 @@ class Here:
     """
 
     generation: int
-    weights: Weights
-    state: Weights
+    weights: Weights | WeightsRef
+    state: Weights | WeightsRef
     mean: Callable[[], Weights] | None = None
 
 
@@ -90,19 +94,21 @@ class Sharded:
         self._run = run
         self._there = there
         self._merge, self._outer = merge, outer
-        like = [np.broadcast_to(np.zeros((), w.dtype), w.shape) for w in shapes(run.weights)]
+        like = [np.broadcast_to(np.zeros((), w.dtype), w.shape) for w in shapes(run.progress.weights)]
         if not any(w.size for w in like):
             raise ConfigError(
                 "exchange='sharded' gives each worker a slice of the weights, and this model has none",
                 hint="use exchange='star'",
             )
         coded = there.codec != "float32"  # then exact weights follow the state, and workers decode theirs from them
-        self._places = HeldWeights(run, there, like, len(shapes(run.state["outer"])) // len(like) + coded, coded=coded)
+        state = run.progress.group("outer")
+        assert state is not None
+        self._places = HeldWeights(run, there, like, len(shapes(state)) // len(like) + coded, coded=coded)
         self._together = Together(run, there, like, lambda: self._now.generation)
         self._states = run.exchange.states
         self._generations = itertools.count(1)
         self._now = Layout(0)
-        self._here = Here(0, run.weights, run.state["outer"], self._states.mean)
+        self._here = Here(0, run.progress.weights, state, self._states.mean)
         self._home = run.progress.snapshot()
         self._mean_at = 0  # number of the last checkpoint's slice with the mean of the slots' optimizers
         there.begin, there.says = self._begin, self._says
@@ -121,7 +127,7 @@ class Sharded:
         if here.generation != self._now.generation:
             raise self._places.gone()
         means = await self._states.means()
-        slices = None if means else getattr(here.weights, "slices", None)
+        slices = None if means else slices_of(here.weights)
         holders = 0
         for member, proxy in alive.items():
             if holders == HOLDERS:
@@ -129,7 +135,7 @@ class Sharded:
             try:
                 how = self._there.codec, self._run.facts.trainable, *([means] if means else [])
                 if slices is None:
-                    whole = list(here.weights), list(here.state)
+                    whole = local(here.weights), local(here.state)
                     await proxy.call(self._there.holder, "hold", here.generation, *whole, *how)
                 else:
                     await self._there.restoring.held(proxy, slices, here.generation, (WEIGHTS, OUTER), how)
@@ -272,25 +278,30 @@ class Sharded:
         exact = known.holding(place) if known.coded else []
         evaluated = partial(self._there.evaluated, place.at, {"generation": place.generation, "exact": exact})
         bring = partial(self._weights_of, place)
-        weights: Weights = Elsewhere(evaluated, bring)
+        weights: Weights | WeightsRef
+        state: Weights | WeightsRef
         slices, mean = None, None
         averaged = OPTIMIZER in place.means
         if due and not shown:
             slices = await sliced(self._run, replies, partial(self._write, place))
         looks = due or shown
+        remote = partial(
+            WeightsRef, like=known.like, group=WEIGHTS, from_workers=bring, evaluate=evaluated, unread=UNREAD
+        )
         if slices is not None:
-            weights = Elsewhere(evaluated, bring, reading(slices, WEIGHTS))
-            weights.slices = slices
-            state: Weights = Elsewhere(nowhere, bring, reading(slices, OUTER)) if known.kept > known.coded else []
+            weights, rows = remote(slices=slices), known.kept - known.coded
+            state = WeightsRef(like=known.like * rows, group=OUTER, slices=slices) if rows else []
             mean = reading_left(slices, self._mean_at, OPTIMIZER) if averaged else None
         elif looks:
             weights, state = await known.brought(place)
             found = await known.mean(place, OPTIMIZER) if averaged else []
             mean = (lambda: found) if averaged else None
+        else:
+            weights = remote()
         if looks:
             self._here = Here(place.generation, weights, state, mean)
             self._states.mean_is(mean)
-            self._run.state["outer"] = state
+            self._run.progress.keep("outer", state)
         before, version = self._now, self._run.version
         self._move(place)
         try:
@@ -302,7 +313,7 @@ class Sharded:
         if looks:
             changed = self._run.progress.weights
             if changed is not weights:  # a callback changed them: the workers receive them from the master
-                self._here = Here(next(self._generations), changed, self._run.state["outer"], mean)
+                self._here = Here(next(self._generations), changed, state, mean)
                 self._move(Layout(self._here.generation))
             self._home = self._run.progress.snapshot()
 
@@ -315,7 +326,8 @@ class Sharded:
             self._states.come_home()
             return
         try:
-            progress.weights, run.state["outer"] = await self._places.brought(self._now)
+            progress.weights, state = await self._places.brought(self._now)
+            progress.keep("outer", state)
             if OPTIMIZER in self._now.means:
                 found = await self._places.mean(self._now, OPTIMIZER)
                 self._states.mean_is(lambda: found)
@@ -376,7 +388,7 @@ class ShardedRounds:
 
     def begin(self, run: Run) -> None:
         """Initialize the outer optimizer's state, unless a checkpoint restored it."""
-        if "outer" not in run.state:
+        if run.progress.group("outer") is None:
             run.state["outer"] = self.outer.init(run.weights)
 
     async def train(self, run: Run) -> None:

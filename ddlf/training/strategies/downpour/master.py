@@ -34,16 +34,18 @@ from ddlf.training.exchanges.members import Members
 from ddlf.training.recovery import first_line
 from ddlf.training.refusals import check
 from ddlf.training.roles.evaluation import EVALUATION_BATCH
-from ddlf.training.rounds import Elsewhere, end_all, nowhere, shapes
+from ddlf.training.rounds import end_all
 from ddlf.training.run import Run
-from ddlf.training.slices import Writing, reading, sliced
+from ddlf.training.slices import Writing, sliced
 from ddlf.training.slot.task import Reply
 from ddlf.training.strategies.downpour.placement import Placement
 from ddlf.training.strategies.downpour.replica import shares
 from ddlf.training.strategies.downpour.server import shard_parts
+from ddlf.training.weights_ref import WeightsRef, local, shapes, slices_of
 
 if TYPE_CHECKING:
     from ddlf.algorithms.codec import Outward
+    from ddlf.training.progress import Progress
     from ddlf.training.spec import Downpour
 
 
@@ -87,11 +89,10 @@ LOOK_S = 0.25
 """Seconds between two requests for the servers' versions."""
 
 
-class OnShards(Elsewhere):
-    """Represents weights that are on the servers."""
-
-    why = "the weights of now are on the workers: with mode='downpour' the master has them after a checkpoint and at the end"
-    hint = "set checkpoint_every to have them here that often"
+UNREAD = (
+    "the current weights are on the workers: with mode='downpour' the master has them after a checkpoint and at the end",
+    "set checkpoint_every to have them here that often",
+)
 
 
 class Serving:
@@ -109,7 +110,7 @@ class Serving:
 
     def __init__(self, run: Run, there: Members, how: Downpour, codec: Outward) -> None:
         self._run, self._there, self._how, self._codec = run, there, how, codec
-        weights = shapes(run.weights)
+        weights = shapes(run.progress.weights)
         self._rows = Rows.of(weights, run.facts.trainable)
         if not self._rows.sizes[0]:
             raise ConfigError(
@@ -195,7 +196,7 @@ class Serving:
             await self._placement.meet()
         else:
             parts = self._rows.cut(self._shards_wanted(self._placement.places()), self._layers)
-            await self._placement.give(parts, self._facts(parts, self._run.weights, self._run.state))
+            await self._placement.give(parts, self._facts(parts, self._run.progress))
 
     # -- after a round ------------------------------------------------------------------------------------------------
 
@@ -222,14 +223,24 @@ class Serving:
         due = run.keeper is not None and run.keeper.is_due(version)
         shown = run.is_last(reply) or (run.reporter.shows and run.loops and run.loops.will_end_epoch(reply.task.round))
         evaluated = partial(self._evaluated, reply.worker)
-        weights: Weights = OnShards(evaluated, self._bring)
+        remote = partial(
+            WeightsRef,
+            like=list(self._rows.like),
+            group=WEIGHTS,
+            from_workers=self._bring,
+            evaluate=evaluated,
+            unread=UNREAD,
+        )
         slices = await sliced(run, [reply], self._written) if due and not shown else None
+        weights: Weights | WeightsRef
         if slices is not None:
-            weights = OnShards(evaluated, self._bring, reading(slices, WEIGHTS))
-            weights.slices = slices
-            run.state[STATE] = Elsewhere(nowhere, self._bring, reading(slices, PUSHED))
+            weights, like = remote(slices=slices), np.broadcast_to(np.float32(0), self._rows.sizes[0])
+            rows = [like] * len(slices.sliced[PUSHED])
+            run.progress.keep(STATE, WeightsRef(like=rows, group=PUSHED, slices=slices))
         elif due or shown:
             weights = await self._bring()
+        else:
+            weights = remote()
         await run.commit(weights, [reply])
         if shown and run.progress.weights is not weights and not self._warned:
             self._warned = True
@@ -272,7 +283,7 @@ class Serving:
 
     def _shards_wanted(self, workers: int) -> int:
         """Return the number of servers: from the checkpoint, or from the settings."""
-        if META in self._run.state and STATE in self._run.state:
+        if META in self._run.state and self._run.progress.group(STATE) is not None:
             return len(self._run.state[META][0])
         most = (
             self._rows.sizes[0]
@@ -294,7 +305,7 @@ class Serving:
                 " and there is no checkpoint yet" if self._run.keeper is not None else "",
                 hint="resume from the last checkpoint: checkpoint=DIR, resume='auto'; with copies=1 and another worker nothing is lost",
             )
-        facts = self._facts(self._placement.parts, home.weights, home.state)[shard]
+        facts = self._facts(self._placement.parts, home)[shard]
         since = self._run.progress.records[home.version :]
         column = 2 + len(self._placement.parts) + shard
         lost = sum(push[column] >= facts["received"] for record in since for push in record.pushes)
@@ -303,10 +314,11 @@ class Serving:
             f"and {lost} push{'es' * (lost != 1)} to it of the {len(since)} update{'s' * (len(since) != 1)} since are lost"
         )
 
-    def _facts(self, parts: Sequence[Any], weights: Weights, state: dict[str, Weights]) -> list[dict[str, Any]]:
-        """Return each server's initial facts, from whole weights and the state that belongs to them."""
-        rows, slices = self._rows, getattr(weights, "slices", None)
+    def _facts(self, parts: Sequence[Any], progress: Progress) -> list[dict[str, Any]]:
+        """Return each server's initial facts, from weights and the state that belongs to them."""
+        rows, slices, state = self._rows, slices_of(progress.weights), progress.group(STATE)
         if slices is None:
+            weights, pushed = local(progress.weights), local(state or [])
             trained, rest = rows.row(weights, rows.trained), rows.row(weights, rows.rest)
         how = {
             "rule": str(self._how.rule),
@@ -315,13 +327,13 @@ class Serving:
             "collects": self._collects,
             "every": max(self._replicas, EVERY),
         }
-        meta = state.get(META) if STATE in state else None
+        meta = progress.state.get(META) if state is not None else None
         found = []
         for shard, ((begin, end), (low, high)) in enumerate(parts):
             one: dict[str, Any] = {**how, "part": (begin, end)}
             if slices is None:
                 one |= {"weights": trained[begin:end], "rest": rest[low:high]}
-                one |= {"state": [row[begin:end] for row in state.get(STATE, ())]}
+                one |= {"state": [row[begin:end] for row in pushed]}
             else:  # the server's owner reads its values
                 names = [name.partition(" ")[2] for name, _, _ in slices.sliced[WEIGHTS]]
                 one |= {"part": parts[shard], "names": names, "slices": slices}
@@ -344,9 +356,9 @@ class Serving:
             joined([one[name] for one in found], size)
             for name, size in zip(("weights", "rest"), self._rows.sizes, strict=True)
         ]
-        state = self._run.state
-        state[STATE] = [np.concatenate(parts) for parts in zip(*(one["state"] for one in found), strict=True)]
-        state[META] = meta_of(found)
+        pushed = [np.concatenate(parts) for parts in zip(*(one["state"] for one in found), strict=True)]
+        self._run.progress.keep(STATE, pushed)
+        self._run.state[META] = meta_of(found)
         return self._rows.weights(rows[0], rows[1], self._others)
 
     async def _evaluated(
