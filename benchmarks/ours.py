@@ -11,7 +11,7 @@ from benchmarks.workload import Outcome, Weights, Workload
 
 def missing(**settings: Any) -> str | None:
     """Which of the settings this version of DDLF does not have, or None."""
-    from ddlf.training.spec import SETTINGS
+    from ddlf.training.registry import SETTINGS
 
     unknown = [name for name in settings if name not in ("workers", "threads") and name not in SETTINGS]
     return f"this DDLF has no setting {', '.join(unknown)}" if unknown else None

@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from ddlf.rpc.iworker import IWorker as IWorker
     from ddlf.rpc.messages import Request as Request
     from ddlf.rpc.messages import Response as Response
-    from ddlf.training.spec import Async as Async
-    from ddlf.training.spec import Auto as Auto
+    from ddlf.training.exchanges.auto.settings import Auto as Auto
+    from ddlf.training.exchanges.gradient.settings import Gradient as Gradient
+    from ddlf.training.exchanges.sharded.settings import Sharded as Sharded
+    from ddlf.training.exchanges.star.settings import Star as Star
     from ddlf.training.spec import Checkpoint as Checkpoint
     from ddlf.training.spec import Data as Data
-    from ddlf.training.spec import Downpour as Downpour
     from ddlf.training.spec import Evaluation as Evaluation
-    from ddlf.training.spec import Exchange as Exchange
-    from ddlf.training.spec import Gradient as Gradient
     from ddlf.training.spec import Local as Local
     from ddlf.training.spec import Output as Output
-    from ddlf.training.spec import Sharded as Sharded
-    from ddlf.training.spec import Star as Star
-    from ddlf.training.spec import Sync as Sync
+    from ddlf.training.strategies.asynchronous.settings import Async as Async
+    from ddlf.training.strategies.downpour.strategy import Downpour as Downpour
+    from ddlf.training.strategies.sync.settings import Sync as Sync
+    from ddlf.training.strategy import Exchange as Exchange
     from ddlf.worker.methods import concurrent as concurrent
     from ddlf.worker.worker import Worker as Worker
 
@@ -59,10 +59,15 @@ _HOMES = {
     "ddlf.extras.text.training.notation": ("load_notation",),
     "ddlf.rpc.messages": ("Request", "Response"),
     "ddlf.data.datasets": ("load_cifar10", "load_digits", "load_mnist"),
-    "ddlf.training.spec": (
-        *("Async", "Auto", "Checkpoint", "Data", "Downpour", "Evaluation", "Exchange", "Gradient", "Local", "Output"),
-        *("Sharded", "Star", "Sync"),
-    ),
+    "ddlf.training.exchanges.auto.settings": ("Auto",),
+    "ddlf.training.exchanges.gradient.settings": ("Gradient",),
+    "ddlf.training.exchanges.sharded.settings": ("Sharded",),
+    "ddlf.training.exchanges.star.settings": ("Star",),
+    "ddlf.training.spec": ("Checkpoint", "Data", "Evaluation", "Local", "Output"),
+    "ddlf.training.strategies.asynchronous.settings": ("Async",),
+    "ddlf.training.strategies.downpour.strategy": ("Downpour",),
+    "ddlf.training.strategies.sync.settings": ("Sync",),
+    "ddlf.training.strategy": ("Exchange",),
     "ddlf.worker.methods": ("concurrent",),
     "ddlf.worker.worker": ("Worker",),
 }

@@ -15,7 +15,7 @@ from ddlf.cluster.config.addresses import find_config
 from ddlf.cluster.config.cluster_file import lines_of_run, load_config
 from ddlf.errors import ConfigError
 from ddlf.monitor.runs.summary import settings_of
-from ddlf.training.spec import SETTINGS, spec_of
+from ddlf.training.registry import SETTINGS, spec_of
 
 
 def _options(parser: Parser) -> None:

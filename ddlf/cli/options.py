@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from ddlf.cli.parsing import Parser, addresses, number
 from ddlf.errors import ConfigError
+from ddlf.training.registry import SETTINGS, KindOf, option
 from ddlf.training.settings.checks import OneOf, Whole
 from ddlf.training.settings.setting import Setting
-from ddlf.training.spec import SETTINGS, KindOf, option
 
 if TYPE_CHECKING:
     from ddlf.app import IApp

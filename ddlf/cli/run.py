@@ -39,8 +39,8 @@ from ddlf.monitor.runs.recording import recorded
 from ddlf.monitor.terminal.display import Display
 from ddlf.monitor.terminal.lines import line
 from ddlf.monitor.ui import LongMaps, attached, choice, chosen, heard, opened
+from ddlf.training.registry import spec_of
 from ddlf.training.roles import PRELOADED, begin_import
-from ddlf.training.spec import spec_of
 
 if TYPE_CHECKING:
     from ddlf.app import IApp

@@ -128,7 +128,7 @@ def as_parameters(options: argparse.Namespace, parser: Parser) -> argparse.Names
 
 
 def _attributes(target: type) -> dict[str, Any]:
-    from ddlf.training.spec import SETTINGS
+    from ddlf.training.registry import SETTINGS
 
     classes = [cls for cls in reversed(target.__mro__) if not cls.__module__.startswith("ddlf.") and cls is not object]
     found = {name: value for cls in classes for name, value in vars(cls).items()}

@@ -16,7 +16,7 @@ from ddlf.events import Event, MapBegan, MapEnded
 from ddlf.events.sinks import Sink, to_json
 from ddlf.monitor.terminal.display import Display
 from ddlf.monitor.terminal.lines import Lines
-from ddlf.training.spec import SETTINGS
+from ddlf.training.registry import SETTINGS
 
 _drawing = threading.Lock()
 """Locked while a live picture is open: a terminal can show only one."""

@@ -15,17 +15,11 @@ from typing import Any
 
 from ddlf.errors import AppError, CheckpointMismatch, ConfigError
 from ddlf.training.context import App
-from ddlf.training.refusals import check
-from ddlf.training.spec import SETTINGS, RunSpec, Sharded, Star
+from ddlf.training.registry import SETTINGS
 
 TRAINING = ("tensorflow", "jax", "torch")
 SIMILAR = 0.84
 """Similarity above which a name counts as a misspelt setting: one letter of eight is wrong."""
-
-LINK = 125e6
-"""Assumed bandwidth of a link, each way, in bytes per second: 1 Gbit/s."""
-AGREED_S = 0.05
-"""Time per round for workers to agree on their work in the sharded exchange, in seconds."""
 
 
 def check_app(app: App) -> None:
@@ -38,34 +32,6 @@ def check_app(app: App) -> None:
     base = next(cls for cls in type(app).__mro__ if cls.__module__ == "ddlf.app")
     _check_misspelt(app, base)
     _check_train(app)
-
-
-def chosen_exchange(spec: RunSpec, workers: int, weights: int) -> tuple[str, str]:
-    """Choose the exchange for ``exchange="auto"``: the one that moves the bytes of a round in less time.
-
-    Args:
-        spec: The run.
-        workers: K, the number of workers that train.
-        weights: P, the bytes of the model's weights.
-
-    Returns:
-        The name of the exchange, and the reason.
-
-    Formula:
-        Over links of B bytes/s each way, ``2 K P / B`` through the master; ``2 (K - 1) / K P / B`` plus the time to
-        agree from worker to worker.
-    """
-    try:
-        check(Sharded.of_flat(spec.exchange.flat()).refusals(spec))
-    except ConfigError as error:
-        return Star.name, error.message
-    star, sharded = 2 * workers * weights / LINK, 2 * (workers - 1) / workers * weights / LINK + AGREED_S
-    size = f"{workers} worker{'s' * (workers > 1)} and {weights / 1e6:.3g} MB of weights"
-    times = f"{star:.2g} s through the master and {sharded:.2g} s from worker to worker"
-    return (
-        Sharded.name if sharded < star and workers > 1 else Star.name,
-        f"for {size} a round moves for about {times}, at 1 Gbit/s",
-    )
 
 
 def _check_misspelt(app: App, base: type) -> None:

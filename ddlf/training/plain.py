@@ -32,6 +32,7 @@ from ddlf.training.early import check_app, check_backend
 from ddlf.training.exchange import Exchange, WeightsOut
 from ddlf.training.opening import crew_of
 from ddlf.training.refusals import check_spec
+from ddlf.training.registry import spec_of
 from ddlf.training.roles import have_keras
 from ddlf.training.roles.build import describe_weights
 from ddlf.training.roles.describe import describe_optimizer
@@ -40,7 +41,7 @@ from ddlf.training.roles.precision import set_precision
 from ddlf.training.roles.randomness import keeps_a_seed
 from ddlf.training.slot.keras_model import KerasModel
 from ddlf.training.slot.task import Reply, Task
-from ddlf.training.spec import RunSpec, spec_of
+from ddlf.training.spec import RunSpec
 from ddlf.training.states import SlotStates
 
 Update = Callable[[int], Awaitable[Weights]]

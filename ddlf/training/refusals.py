@@ -22,8 +22,7 @@ from ddlf.algorithms.reading_order import MAX_GLOBAL, NEAR, Global
 from ddlf.algorithms.weights import Tensor
 from ddlf.errors import ConfigError
 from ddlf.training.parts import LEAST_SHARE
-from ddlf.training.spec import SETTINGS, RunSpec, Sync
-from ddlf.training.strategy import Refusal
+from ddlf.training.spec import Refusal, RunSpec
 
 if TYPE_CHECKING:
     from ddlf.data.data_set import DataSet
@@ -112,14 +111,12 @@ def of_settings(spec: RunSpec) -> Iterator[Refusal]:
 
 def _unused(spec: RunSpec) -> Iterator[Refusal]:
     """Yield the settings of every run that have no effect with this strategy."""
-    values = spec.flat()
-    for name, why in spec.train.unused.items():
-        value, usual = values[name], SETTINGS[name].value
-        text = value if isinstance(value, int) else repr(str(value))
+    for setting, value in spec.changed(spec.train.unused):
+        name, text = setting.name, value if isinstance(value, int) else repr(str(value))
         yield Refusal(
-            value != SETTINGS[name].check(name, usual),
-            f"{name}={text} has no effect in {spec.train.words} training: {why}",
-            f"leave {name} at {SETTINGS[name].default!r}, or train in mode {Sync.name!r}",
+            True,
+            f"{name}={text} has no effect in {spec.train.words} training: {spec.train.unused[name]}",
+            f"leave {name} at {setting.default!r}, or train in mode 'sync'",
         )
 
 

@@ -27,8 +27,8 @@ from ddlf.training.callbacks import Callbacks
 from ddlf.training.context import App
 from ddlf.training.evaluation import measured, validate
 from ddlf.training.evaluation_there import EvaluationThere
+from ddlf.training.registry import SETTINGS
 from ddlf.training.roles.evaluation import evaluate
-from ddlf.training.spec import SETTINGS
 from ddlf.training.weights_ref import WeightsRef
 
 

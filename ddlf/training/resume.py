@@ -28,12 +28,13 @@ from ddlf.training.parts import owners_of
 from ddlf.training.progress import Progress
 from ddlf.training.reading import files_of
 from ddlf.training.refusals import check_slots
+from ddlf.training.registry import DEFAULTS, SETTINGS, exchanges, flat, strategies
 from ddlf.training.restoring import Restoring, names_of
 from ddlf.training.roles.build import describe_weights
 from ddlf.training.roles.describe import describe, describe_optimizer, without_numbers
 from ddlf.training.settings.setting import Use
 from ddlf.training.slot.parts import PARTS
-from ddlf.training.spec import EXCHANGES, SETTINGS, RunSpec, Star, installed
+from ddlf.training.spec import RunSpec
 from ddlf.training.weights_ref import shapes
 
 SAME_TRAINING = ("samples", "data", "model", "precision", "optimizer")
@@ -335,7 +336,7 @@ def settings_of(app: App, samples: int, spec: RunSpec) -> dict[str, Any]:
 
 def rules_of(spec: RunSpec) -> dict[str, Any]:
     """Return the settings that determine the bits of a run, as JSON data."""
-    values = spec.flat()
+    values = flat(spec)
     return {name: _fact(values[name]) for name, setting in SETTINGS.items() if Use.FACT in setting.use}
 
 
@@ -343,8 +344,8 @@ def _known(name: str, value: Any) -> Any:
     """Return a stored setting in the form for comparisons: both exchanges with local training give the same bits."""
     if name == "optimizer inner_optimizer" and isinstance(value, str):
         return without_numbers(value)  # older checkpoints have numbers in it
-    trains_locally = name == "exchange" and value in EXCHANGES and not EXCHANGES[value].one_step
-    return Star.name if trains_locally else value
+    known = exchanges().get(value) if name == "exchange" else None
+    return DEFAULTS["exchange"] if known is not None and not known.one_step else value
 
 
 def _fact(value: Any) -> Any:
@@ -361,8 +362,8 @@ def _as_now(saved: dict[str, Any]) -> dict[str, Any]:
     without effect in the mode; these are removed.
     """
     facts = {name: value for name, value in saved.items() if not _is_unused(name, saved.get("mode"))}
-    facts.setdefault("exchange", Star.name)
-    if (kind := installed().get(saved.get("mode", ""))) is not None:
+    facts.setdefault("exchange", DEFAULTS["exchange"])
+    if (kind := strategies().get(saved.get("mode", ""))) is not None:
         facts = kind.compared(facts)
     for name in SETTINGS.keys() & facts.keys():
         text = saved[name]

@@ -36,6 +36,7 @@ from ddlf.training.parts import partitioned
 from ddlf.training.reading import files_of, settled
 from ddlf.training.recalibration import norms_of
 from ddlf.training.refusals import check_averages, check_effect, check_rounds, check_slots, check_spec, check_workers
+from ddlf.training.registry import spec_of
 from ddlf.training.reporting import Reporter, check_convergence
 from ddlf.training.resume import begin, check_folders
 from ddlf.training.roles import REPLICA
@@ -48,10 +49,10 @@ from ddlf.training.rounds import Ended, Facts
 from ddlf.training.run import Run
 from ddlf.training.slot.parts.batchnorm import batch_norms, warning
 from ddlf.training.slot.task import HELD
-from ddlf.training.spec import RunSpec, spec_of
+from ddlf.training.spec import RunSpec
 from ddlf.training.states import states_of
 from ddlf.training.steps import PlannedSteps
-from ddlf.training.strategy import Loop, Place
+from ddlf.training.strategy import Loop, Place, parts_of
 from ddlf.training.threads import given_threads
 from ddlf.training.weights_ref import local
 
@@ -128,19 +129,20 @@ async def train(app: App, mode: str, *given: int | None, fresh: bool = False, cr
         _check_workers(spec, app.cluster)  # with min_workers, fewer workers may have answered
         spec = settled(app, replace(spec, threads=app.run_context.threads))
         spec.local.rule.check_optimizer(app.run_context.optimizer)  # raise errors before warnings about the run
-        exchange, why = await spec.exchange.chosen(app, crew, spec)
+        strategy, exchange = parts_of(spec)
+        exchange, why = await exchange.chosen(app, crew, spec)
         if why:
             spec = replace(spec, exchange=exchange)
             app.run_context.emit(ExchangeChosen(exchange=exchange.name, why=why))
-        step = spec.exchange.step(app)
-        loop = spec.train.loop(spec, step)
+        step = exchange.step(app)
+        loop = strategy.loop(spec, step)
         decays = not isinstance(spec.local.rate_decay, Never)
         callbacks = Callbacks(app, spec) if app.callbacks or decays else None
         for sentence in warnings(app.worker_callbacks):
             app.run_context.emit(Warned(about="callback", why=sentence))
         for sentence in left_behind(app.model):
             app.run_context.emit(Warned(about="model", why=sentence))
-        spec.train.check_model(app.model)
+        strategy.check_model(app.model)
         check_test_data(app)
         check_convergence(app)
         run = await _run(app, samples, crew, spec, fresh, callbacks)
@@ -278,7 +280,8 @@ async def _run(
     fragments = isinstance(spec.outer, Streaming)
     exact = [not flag for flag in trainable]
     place = Place(app.run_context.name, crew, app.cluster, exact, fragments)
-    weights_out = spec.train.weights(place) or spec.exchange.weights(place)
+    strategy, exchange = parts_of(spec)
+    weights_out = strategy.weights(place) or exchange.weights(place)
     means = spec.local.optimizer_state == "averaged" or spec.local.rule.steers
     # If slots begin with means, or with their own weights, the master must read the state and send it.
     restoring = None if means or fragments else weights_out.restoring
@@ -333,8 +336,8 @@ async def _run(
         spec.local.optimizer_state == "fresh" and restarts(app.model.optimizer)
     )
     planned = PlannedSteps(progress, spec.data.batch_size) if follows else None
-    exchange = Exchange(
+    carrier = Exchange(
         app.run_context.name, samples, spec.exchange.codec.name, weights_out, states, app.run_context.emit, planned
     )
     nearby = Nearby(app, facts.files, crew, app.cluster, introduces=not weights_out.stays)
-    return Run(facts, app.cluster, crew, progress, exchange, nearby, MetricMerge(app), reporter, keeper)
+    return Run(facts, app.cluster, crew, progress, carrier, nearby, MetricMerge(app), reporter, keeper)

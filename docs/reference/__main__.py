@@ -4,6 +4,7 @@ import ast
 import inspect
 import json
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from itertools import pairwise
@@ -32,9 +33,10 @@ from ddlf.events.record import RoundRecord
 from ddlf.extras.advice.report import explained
 from ddlf.extras.advice.rule import CLASSES, SEVERITIES, Rule
 from ddlf.extras.advice.rules import RULES as ADVICE
-from ddlf.training import spec
-from ddlf.training.settings.setting import Use
-from ddlf.training.spec import KINDS_OF_GROUPS, SETTINGS, option
+from ddlf.training import registry
+from ddlf.training.registry import KINDS_OF_GROUPS, SETTINGS, option
+from ddlf.training.settings import shared
+from ddlf.training.settings.setting import Group, Use
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,16 +44,18 @@ ROOT = Path(__file__).parents[2]
 def settings() -> str:
     """The page of the settings."""
     more: dict[str, str] = {}
-    for part in ast.walk(ast.parse(inspect.getsource(spec))):
-        for line, text in pairwise(part.body if isinstance(part, ast.Module | ast.ClassDef) else ()):
-            if isinstance(line, ast.AnnAssign) and isinstance(text, ast.Expr):
-                owner = part.name if isinstance(part, ast.ClassDef) else ""
-                more[f"{owner}.{line.target.id}"] = " ".join(text.value.value.split())
+    modules = {base.__module__ for kind in KINDS_OF_GROUPS for base in kind.__mro__ if issubclass(base, Group)}
+    for source in (registry, shared, *(sys.modules[name] for name in modules)):
+        for part in ast.walk(ast.parse(inspect.getsource(source))):
+            for line, text in pairwise(part.body if isinstance(part, ast.Module | ast.ClassDef) else ()):
+                if isinstance(line, ast.AnnAssign) and isinstance(text, ast.Expr):
+                    owner = part.name if isinstance(part, ast.ClassDef) else ""
+                    more[f"{owner}.{line.target.id}"] = " ".join(text.value.value.split())
     texts = {}
     for kind in KINDS_OF_GROUPS:
         for one in kind.settings():
             own = next((f"{base.__name__}.{one.field}" for base in kind.__mro__ if one.field in vars(base)), "")
-            text = more.get(own) or more.get(f"._{one.field.upper()}", "")
+            text = more.get(own) or more.get(f".{one.field.upper()}", "")
             texts[one.name] = texts.get(one.name) or text
     texts |= {name: more[f"._{name.upper()}"] for name in ("mode", "exchange")}
     sections = [
@@ -210,7 +214,7 @@ def _table(what: str, text: str) -> str:
 HEAD = """\
 # Settings
 
-Made from `ddlf/training/spec.py` by `python docs/reference`.
+Made from `ddlf/training/spec.py` and the packages of the strategies by `python docs/reference`.
 
 Settings are attributes of an app. Those of the object override those of its class. `run:` in cluster.yaml overrides
 both, and options of `ddlf run` and arguments of `train_sync` override all; `-p NAME=VALUE` sets any of them.

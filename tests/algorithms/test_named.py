@@ -10,7 +10,7 @@ from ddlf.algorithms.merge import MERGE, Krum, Mean, TrimmedMean
 from ddlf.algorithms.named import Family, Named
 from ddlf.algorithms.outer import OUTER, Nesterov, Streaming, Subtract
 from ddlf.errors import ConfigError
-from ddlf.training.spec import SETTINGS
+from ddlf.training.registry import SETTINGS
 
 FAMILIES = [MERGE, OUTER, CODEC]
 OTHER_NAMES = {"diloco": "nesterov", "fedavg": "subtract"}

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import learning
 from ddlf import IApp
 from ddlf.algorithms.local_rules import LOCAL
-from ddlf.training.spec import spec_of
+from ddlf.training.registry import spec_of
 
 
 @pytest.mark.parametrize("base", [IApp, learning.Text])

@@ -3,7 +3,7 @@
 import pytest
 
 from ddlf.cli import main
-from ddlf.training.spec import SETTINGS
+from ddlf.training.registry import SETTINGS
 
 APP = """
 import ddlf

@@ -28,10 +28,10 @@ from ddlf.algorithms.streaming import deal
 from ddlf.algorithms.weights import is_float
 from ddlf.errors import WorkerLost
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
+from ddlf.training.registry import SETTINGS, STRATEGIES
 from ddlf.training.roles.statistics import moving
 from ddlf.training.slot.numpy_model import accuracy_of
 from ddlf.training.slot.transfer import send_update
-from ddlf.training.spec import SETTINGS, STRATEGIES
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

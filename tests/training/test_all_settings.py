@@ -17,9 +17,9 @@ from ddlf.cli.options import GROUPS, OF_A_CLUSTER
 from ddlf.cli.run import RUN
 from ddlf.cluster.config.models import RunConfig, schema
 from ddlf.testing import FakeRun
+from ddlf.training.registry import KINDS_OF_GROUPS, SETTINGS, flat, option, spec_of
 from ddlf.training.resume import settings_of
 from ddlf.training.settings.setting import Use
-from ddlf.training.spec import KINDS_OF_GROUPS, SETTINGS, option, spec_of
 
 ROOT = Path(__file__).parents[2]
 MADE = runpy.run_path(str(ROOT / "docs/reference"))["PAGES"]
@@ -30,7 +30,7 @@ def test_an_app_has_every_setting_and_its_default():
     app = ddlf.IApp()
     fields = [one.name for kind in KINDS_OF_GROUPS for one in kind.settings()]
     assert {*fields, "mode", "exchange"} == set(SETTINGS)
-    assert spec_of(app).flat().keys() == SETTINGS.keys()
+    assert flat(spec_of(app)).keys() == SETTINGS.keys()
     assert all(getattr(app, name) == SETTINGS[name].default for name in SETTINGS)
     assert all(setting.help for setting in SETTINGS.values())
 

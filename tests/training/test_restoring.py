@@ -37,9 +37,9 @@ BOTH = pytest.mark.parametrize("settings", [SYNC, DOWNPOUR], ids=["sharded", "do
 def quick(monkeypatch):
     """Nobody waits long between two attempts."""
     for name in (
-        "training.downpour.client.RETRY_S",
-        "training.downpour.server.RETRY_S",
-        "training.downpour.master.LOOK_S",
+        "training.strategies.downpour.client.RETRY_S",
+        "training.strategies.downpour.server.RETRY_S",
+        "training.strategies.downpour.master.LOOK_S",
     ):
         monkeypatch.setattr(f"ddlf.{name}", 0.005)
 

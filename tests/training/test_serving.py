@@ -35,9 +35,9 @@ def on_the_master(monkeypatch):
     monkeypatch.setattr("ddlf.training.evaluation.compute", compute)
     monkeypatch.setattr("ddlf.training.start.check_test_data", lambda app: None)
     for name in (
-        "training.downpour.client.RETRY_S",
-        "training.downpour.server.RETRY_S",
-        "training.downpour.master.LOOK_S",
+        "training.strategies.downpour.client.RETRY_S",
+        "training.strategies.downpour.server.RETRY_S",
+        "training.strategies.downpour.master.LOOK_S",
     ):
         monkeypatch.setattr(f"ddlf.{name}", 0.005)
     return found

@@ -18,7 +18,7 @@ from ddlf.errors import AppError, BadUpdate, ConfigError
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training import reporting
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
-from ddlf.training.spec import SETTINGS
+from ddlf.training.registry import SETTINGS, flat
 from ddlf.training.start import check
 
 
@@ -266,7 +266,7 @@ def test_every_setting_is_checked():
 
 def test_whole_numbers_of_numpy_are_taken_as_such():
     spec = check(with_settings(batch_size=np.int32(8), seed=np.int64(3)), "sync", None, np.int16(4), None, None)
-    numbers = spec.flat()
+    numbers = flat(spec)
     assert numbers["batch_size"] == 8
     assert all(type(numbers[name]) is int for name in ("master_epochs", "worker_epochs", "batch_size", "seed"))
 
@@ -326,7 +326,7 @@ USED_IN = {
     "shards": "training/strategies/downpour/master.py",
     "copies": "training/strategies/downpour/placement.py",
     "shard_cut": "training/strategies/downpour/master.py",
-    "shard_workers": "training/spec.py",
+    "shard_workers": "training/strategies/downpour/settings.py",
     "softsync": "training/strategies/downpour/master.py",
     "warm_start": "training/strategies/downpour/master.py",
     "converge": "training/refusals.py",

@@ -34,10 +34,10 @@ NONE = np.zeros(0, "f4")
 def quick(monkeypatch):
     """Nobody waits long between two attempts."""
     for name in (
-        "training.downpour.client.RETRY_S",
-        "training.downpour.server.RETRY_S",
-        "training.downpour.server.LONGEST_S",
-        "training.downpour.master.LOOK_S",
+        "training.strategies.downpour.client.RETRY_S",
+        "training.strategies.downpour.server.RETRY_S",
+        "training.strategies.downpour.server.LONGEST_S",
+        "training.strategies.downpour.master.LOOK_S",
     ):
         monkeypatch.setattr(f"ddlf.{name}", 0.005)
     monkeypatch.setattr("ddlf.training.recovery.RETRY_S", (0.02, 0.1))

@@ -2,6 +2,7 @@
 
 import pickle
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -9,9 +10,9 @@ import pytest
 import ddlf
 from ddlf.algorithms.outer import Nesterov
 from ddlf.errors import ConfigError
-from ddlf.training import spec
+from ddlf.training import registry
+from ddlf.training.registry import SETTINGS, spec_of, spread, strategies
 from ddlf.training.settings.setting import Setting
-from ddlf.training.spec import SETTINGS, RunSpec, installed, spec_of, spread
 from ddlf.training.strategy import Strategy
 
 
@@ -98,7 +99,7 @@ def test_a_group_checks_its_settings_when_it_is_made():
 
 
 def test_each_setting_is_at_exactly_one_place_of_a_run():
-    found = [one.name for group in RunSpec().groups for one in group.settings()]
+    found = [one.name for group in spec_of(ddlf.IApp()).groups for one in group.settings()]
     assert len(found) == len(set(found))
     assert set(found) | {"mode", "exchange"} <= set(SETTINGS)
 
@@ -110,20 +111,14 @@ def test_another_package_brings_a_strategy(monkeypatch):
         words: ClassVar[str] = "gossip"
         neighbours: Setting[int, int] = Setting(2, SETTINGS["n_fetch"].check, "workers that each talks to")
 
-    class Entry:
-        name = "gossip"
-
-        def load(self):
-            return Gossip
-
-    monkeypatch.setattr(spec, "entry_points", lambda group: [Entry()])
-    installed.cache_clear()
+    monkeypatch.setattr(registry, "entry_points", lambda group: [SimpleNamespace(name="gossip", load=lambda: Gossip)])
+    strategies.cache_clear()
     try:
         app = ddlf.IApp()
         app.mode = "gossip:neighbours=3"
         assert spec_of(app).train == Gossip(neighbours=3)
     finally:
-        installed.cache_clear()
+        strategies.cache_clear()
 
 
 def test_an_app_has_few_public_attributes():

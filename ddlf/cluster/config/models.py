@@ -30,9 +30,9 @@ from ddlf.cluster.config.addresses import (
 from ddlf.cluster.config.positions import Where
 from ddlf.errors import ConfigError
 from ddlf.rpc.liveness import Timing
+from ddlf.training.registry import SETTINGS
 from ddlf.training.settings.checks import OneOf, Whole
 from ddlf.training.settings.setting import Setting, Use
-from ddlf.training.spec import SETTINGS
 
 MAX_WORKERS = 4096
 SMALLEST_EXAMPLE = "the smallest valid file is 'workers: [127.0.0.1:9000]'"

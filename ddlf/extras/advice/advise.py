@@ -26,8 +26,8 @@ from ddlf.extras.advice.report import Advice, Report
 from ddlf.extras.advice.rule import LEVELS, Finding, Level, look, named
 from ddlf.extras.advice.rules import RULES
 from ddlf.extras.advice.source import Ignore, Place, Sources
+from ddlf.training.registry import spec_of
 from ddlf.training.roles import have_keras
-from ddlf.training.spec import spec_of
 
 if TYPE_CHECKING:
     from ddlf.cluster.cluster import Cluster

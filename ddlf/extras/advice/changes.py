@@ -14,7 +14,7 @@ from typing import Any
 from ddlf.extras.advice.facts import Facts
 from ddlf.extras.advice.rule import Change
 from ddlf.extras.advice.source import FUNCTIONS, POSITIONS, File, Sources, argument
-from ddlf.training.spec import SETTINGS
+from ddlf.training.registry import SETTINGS
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,9 @@ from ddlf.extras.advice.source import Sources
 from ddlf.rpc.code import own_modules
 from ddlf.rpc.iworker import awaited
 from ddlf.training.callback_checks import check, warnings, warnings_of_master
+from ddlf.training.registry import flat, spec_of
 from ddlf.training.roles import have_keras
 from ddlf.training.roles.build import fresh_names, left_behind, ready_model
-from ddlf.training.spec import spec_of
 from ddlf.worker import machine
 
 SETTINGS = (
@@ -160,7 +160,7 @@ def _inputs(model: Any) -> tuple[tuple[str, tuple[int | None, ...], str], ...]:
 
 def _settings(app: Any) -> dict[str, Any]:
     try:
-        values = spec_of(app).flat()
+        values = flat(spec_of(app))
     except DDLFError:  # a run will say so
         values = {name: getattr(app, name) for name in SETTINGS}
     found = {name: values[name] for name in SETTINGS}

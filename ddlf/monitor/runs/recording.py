@@ -12,7 +12,7 @@ from ddlf.monitor.runs import folder
 from ddlf.monitor.runs.background import Behind, log, reason
 from ddlf.monitor.runs.trackers import WRITERS, check_installed
 from ddlf.monitor.runs.writer import FolderWriter
-from ddlf.training.spec import SETTINGS
+from ddlf.training.registry import SETTINGS
 
 CLOSE_S = 20.0
 """How long the end of a run waits for a slow disk or server."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlf.events.record import RoundRecord, accuracy
-from ddlf.training.spec import SETTINGS
+from ddlf.training.registry import SETTINGS
 from ddlf.version import __version__
 
 PACKAGES = ("keras", "tensorflow", "tensorflow-cpu", "jax", "torch", "numpy")

@@ -20,14 +20,12 @@ from ddlf.data.parts import content_of
 from ddlf.errors import ConnectError, DDLFError
 from ddlf.training.context import App
 from ddlf.training.crew import Crew
-from ddlf.training.early import chosen_exchange
 from ddlf.training.recovery import LOSS
 from ddlf.training.restoring import Restoring
 from ddlf.training.roles import EXCHANGE, REPLICA
 from ddlf.training.roles.evaluation import EVALUATION_BATCH
 from ddlf.training.rounds import end_all
 from ddlf.training.slot.task import Reply
-from ddlf.training.spec import EXCHANGES, RunSpec, Star
 
 Member = tuple[int, int]
 """A worker's number, and how often it received the app. A new count: the worker lost its earlier state."""
@@ -181,7 +179,7 @@ class Members:
                     self._crew.end(refused)
                     raise refused
                 self._introduced = set(present)
-                self._leave_out([(one.id, other.id, f"{_cannot(one, other)}: {why}") for one, other, why in unmet])
+                self._leave_out([(one.id, other.id, f"{cannot_reach(one, other)}: {why}") for one, other, why in unmet])
             await self.begin()
 
     async def cut(self, worker: int, other: int, why: str) -> None:
@@ -200,8 +198,8 @@ class Members:
                 unmet: Unmet = await self._cluster.introduced(list(present.values()), self._run)
             except LOSS:
                 unmet = []
-            broken = [(one.id, two.id, f"{_cannot(one, two)} any more: {reason}") for one, two, reason in unmet]
-            broken.insert(0, (worker, other, f"{_cannot(present[worker], present[other])} any more: {why}"))
+            broken = [(one.id, two.id, f"{cannot_reach(one, two)} any more: {reason}") for one, two, reason in unmet]
+            broken.insert(0, (worker, other, f"{cannot_reach(present[worker], present[other])} any more: {why}"))
             self._leave_out(broken)
 
     def silent(self, worker: int, other: int, why: str) -> None:
@@ -240,29 +238,8 @@ class Members:
             self._crew.changed()
 
 
-async def chosen(app: App, crew: Crew, spec: RunSpec) -> tuple[str, str]:
-    """Return the exchange that ``exchange="auto"`` selects, and the reason.
-
-    It selects the fastest exchange, or ``star`` if two workers cannot reach each other.
-
-    Args:
-        app: The user's ``IApp``, prepared.
-        crew: Workers.
-        spec: The run.
-    """
-    exchange, why = chosen_exchange(spec, app.cluster.N, sum(w.nbytes for w in app.model.get_weights()))
-    if EXCHANGES[exchange].on_workers:
-        present = [worker for worker in app.cluster.workers if crew.member(worker.id) is not None]
-        try:
-            unmet = await app.cluster.introduced(present, app.run_context.name)
-        except LOSS:
-            unmet = []  # a lost worker is introduced when it is back
-        for one, other, reason in unmet:
-            return Star.name, f"{_cannot(one, other)}: {reason}"
-    return exchange, why
-
-
-def _cannot(one: ProxyWorker, other: ProxyWorker) -> str:
+def cannot_reach(one: ProxyWorker, other: ProxyWorker) -> str:
+    """Return the sentence that one worker cannot reach another one."""
     return f"{one.name} cannot reach {other.name}"
 
 

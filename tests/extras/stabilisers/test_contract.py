@@ -9,8 +9,8 @@ import pytest
 from ddlf.algorithms.encoding import decode_update
 from ddlf.data.array_cache import ArrayCache
 from ddlf.testing import FakeWorker
+from ddlf.training.registry import SETTINGS
 from ddlf.training.slot.replica import Replica
-from ddlf.training.spec import SETTINGS
 from tests.training.models import Blobs, app, blobs, equal
 from tests.training.slot.test_feed import _traces
 from tests.training.slot.test_replica import task

@@ -13,7 +13,7 @@ from ddlf.extras.text.language.operators import LOSSES, loss_meant
 from ddlf.extras.text.language.problems import Problems
 from ddlf.extras.text.language.values import Arg, Call, Items, Number, Statement, Text, Value, Word
 from ddlf.extras.text.training.keras_names import OPTIMIZERS, PENALTIES, check_arguments
-from ddlf.training.spec import SETTINGS
+from ddlf.training.registry import SETTINGS
 
 SETS = ("digits", "mnist", "cifar10", "iris")
 """Data sets that are ready."""

@@ -37,8 +37,8 @@ from ddlf.extras.text.training.deciding import OF_RUNS, Decision, Output, decide
 from ddlf.extras.text.training.found import by_name, facts, inputs_of, last_activation, outputs_of
 from ddlf.extras.text.training.given import by_names, check_rows, check_shapes, held_out
 from ddlf.extras.text.training.shipped import WEIGHTS, place_of, text_of
+from ddlf.training.registry import DEFAULTS, SETTINGS
 from ddlf.training.roles.run_position import followers
-from ddlf.training.spec import DEFAULTS, SETTINGS
 
 SET_RATES = ("LearningRateScheduler", "ReduceLROnPlateau")
 """Callbacks of Keras that need a rate that can be set."""

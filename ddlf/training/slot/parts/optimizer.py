@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddlf.algorithms.weights import Weights, mean_of
+from ddlf.training.registry import strategies
 from ddlf.training.slot.part import Kept, Left, SlotPart, SlotPlan, SlotRound
 from ddlf.training.slot.task import OPTIMIZER
-from ddlf.training.spec import installed
 
 
 class OptimizerState(SlotPart):
@@ -44,7 +44,7 @@ class OptimizerState(SlotPart):
 
     @classmethod
     def goes_on(cls, before: Mapping[str, Any], now: Mapping[str, Any], same: bool) -> bool:
-        return bool(now["optimizer_state"] != "fresh" and installed()[now["mode"]].keeps_optimizer)
+        return bool(now["optimizer_state"] != "fresh" and strategies()[now["mode"]].keeps_optimizer)
 
 
 def keeps_little(optimizer: Mapping[str, Any]) -> bool:

@@ -46,7 +46,7 @@ from ddlf.training.weights_ref import WeightsRef, local, shapes, slices_of
 if TYPE_CHECKING:
     from ddlf.algorithms.codec import Outward
     from ddlf.training.progress import Progress
-    from ddlf.training.spec import Downpour
+    from ddlf.training.strategies.downpour.settings import DownpourSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Replicas:
         weights_codec: Codec of weights from servers to replicas.
     """
 
-    how: Downpour
+    how: DownpourSettings
     weights_codec: Outward
 
     def begin(self, run: Run) -> None:
@@ -108,7 +108,7 @@ class Serving:
         ConfigError: No weight is trained, there are fewer replicas than slots, or more servers than values.
     """
 
-    def __init__(self, run: Run, there: Members, how: Downpour, codec: Outward) -> None:
+    def __init__(self, run: Run, there: Members, how: DownpourSettings, codec: Outward) -> None:
         self._run, self._there, self._how, self._codec = run, there, how, codec
         weights = shapes(run.progress.weights)
         self._rows = Rows.of(weights, run.facts.trainable)

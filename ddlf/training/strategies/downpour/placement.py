@@ -24,7 +24,7 @@ from ddlf.training.run import Run
 from ddlf.training.strategies.downpour.client import name_of
 
 if TYPE_CHECKING:
-    from ddlf.training.spec import Downpour
+    from ddlf.training.strategies.downpour.settings import DownpourSettings
 
 TELL_S = 1.0
 """How long to wait for all workers to receive new locations. A worker that hangs receives them when it continues."""
@@ -53,7 +53,7 @@ class Placement:
         ConfigError: There are too few workers for the backups, or none would be left to train.
     """
 
-    def __init__(self, run: Run, there: Members, how: Downpour, restore: Restore) -> None:
+    def __init__(self, run: Run, there: Members, how: DownpourSettings, restore: Restore) -> None:
         check(how.worker_refusals(len(there.proxies()), one_at_a_time=False))
         self._servers = servers = how.extra_workers
         run.crew.spared = (

@@ -1,0 +1,1 @@
+"""The exchange that is likely to be the fastest for a run."""

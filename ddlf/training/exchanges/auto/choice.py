@@ -1,0 +1,67 @@
+"""Chooses the exchange of a run with ``exchange="auto"``. Runs on the master."""
+
+from __future__ import annotations
+
+from ddlf.errors import ConfigError
+from ddlf.training.context import App
+from ddlf.training.crew import Crew
+from ddlf.training.exchanges.members import cannot_reach
+from ddlf.training.exchanges.sharded.settings import Sharded
+from ddlf.training.exchanges.star.settings import Star
+from ddlf.training.recovery import LOSS
+from ddlf.training.refusals import check
+from ddlf.training.spec import RunSpec
+
+LINK = 125e6
+"""Assumed bandwidth of a link, each way, in bytes per second: 1 Gbit/s."""
+AGREED_S = 0.05
+"""Time per round for workers to agree on their work in the sharded exchange, in seconds."""
+
+
+async def chosen(app: App, crew: Crew, spec: RunSpec) -> tuple[Star | Sharded, str]:
+    """Return the fastest exchange, or ``Star`` if two workers cannot reach each other; and the reason.
+
+    Args:
+        app: The user's ``IApp``, prepared.
+        crew: Workers.
+        spec: The run.
+    """
+    exchange, why = fastest(spec, app.cluster.N, sum(w.nbytes for w in app.model.get_weights()))
+    if exchange.on_workers:
+        present = [worker for worker in app.cluster.workers if crew.member(worker.id) is not None]
+        try:
+            unmet = await app.cluster.introduced(present, app.run_context.name)
+        except LOSS:
+            unmet = []  # a lost worker is introduced when it is back
+        for one, other, reason in unmet:
+            return Star.of_flat(spec.exchange.flat()), f"{cannot_reach(one, other)}: {reason}"
+    return exchange, why
+
+
+def fastest(spec: RunSpec, workers: int, weights: int) -> tuple[Star | Sharded, str]:
+    """Choose the exchange that moves the bytes of a round in less time.
+
+    Args:
+        spec: The run.
+        workers: K, the number of workers that train.
+        weights: P, the bytes of the model's weights.
+
+    Returns:
+        The exchange, and the reason.
+
+    Formula:
+        Over links of B bytes/s each way, ``2 K P / B`` through the master; ``2 (K - 1) / K P / B`` plus the time to
+        agree from worker to worker.
+    """
+    through_master, between_workers = Star.of_flat(spec.exchange.flat()), Sharded.of_flat(spec.exchange.flat())
+    try:
+        check(between_workers.refusals(spec))
+    except ConfigError as error:
+        return through_master, error.message
+    star, sharded = 2 * workers * weights / LINK, 2 * (workers - 1) / workers * weights / LINK + AGREED_S
+    size = f"{workers} worker{'s' * (workers > 1)} and {weights / 1e6:.3g} MB of weights"
+    times = f"{star:.2g} s through the master and {sharded:.2g} s from worker to worker"
+    return (
+        between_workers if sharded < star and workers > 1 else through_master,
+        f"for {size} a round moves for about {times}, at 1 Gbit/s",
+    )

@@ -1,0 +1,1 @@
+"""The star exchange: updates go to the master, which merges them."""

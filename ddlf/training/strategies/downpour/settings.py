@@ -1,0 +1,217 @@
+"""Downpour SGD: its settings. Runs everywhere; imports no heavy modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from ddlf.training.settings.checks import PUSHED, STALENESS, OneOf, Whole
+from ddlf.training.settings.setting import FACT, FILE, Setting
+from ddlf.training.settings.shared import MAX_STALENESS, STALENESS_HELP
+from ddlf.training.spec import Refusal, RunSpec
+from ddlf.training.strategy import Strategy
+
+if TYPE_CHECKING:
+    from ddlf.algorithms.push_rules import Pushed
+    from ddlf.algorithms.staleness import Staleness
+
+
+@dataclass(frozen=True)
+class DownpourSettings(Strategy):
+    """The settings of Downpour SGD, and what it refuses. ``Downpour`` adds the code that trains."""
+
+    name: ClassVar[str] = "downpour"
+    words: ClassVar[str] = "Downpour"
+    encodes_small: ClassVar[bool] = True  # a shard is one row of values
+    keeps_optimizer: ClassVar[bool] = False
+    about_rates: ClassVar[str] = (
+        "says how far a replica goes until its next fetch; shards step at the rate of push_rule"
+    )
+    role: ClassVar[str] = "ddlf.training.strategies.downpour.replica:DownpourReplica"
+    unused: ClassVar[dict[str, str]] = {
+        "worker_epochs": "a round is one epoch of a replica, or worker_steps of it",
+        "codec": "gradients travel as they are",
+        "optimizer_state": "what the compiled optimizer keeps is not used, and push_rule has a state of its own",
+        "local_rule": "replicas begin with new weights every n_fetch steps",
+        "balance": "replicas train at their own pace",
+        "rate_decay": "push_rule says how far a push goes",
+        "multipliers": "push_rule decides how far a gradient moves each weight; freeze layers by layer.trainable = False",
+    }
+
+    replicas: Setting[int | None, int | None] = Setting(
+        None,
+        Whole(1, none="one in each slot"),
+        "number of model replicas, distributed among the slots (default: one per slot)",
+        "N",
+        FILE | FACT,
+    )
+    """Replicas on the same worker take turns in random order."""
+
+    fetch: Setting[int, int] = Setting(
+        1,
+        Whole(1),
+        "steps between two fetches of the weights by a replica",
+        "N",
+        FILE | FACT,
+        flat="n_fetch",
+    )
+
+    push: Setting[int, int] = Setting(
+        1, Whole(1), "steps whose gradients a replica pushes together", "N", FILE | FACT, flat="n_push"
+    )
+    """A push is the sum of these gradients."""
+
+    rule: Setting[Pushed, Pushed | str] = Setting(
+        "adagrad",
+        PUSHED,
+        "optimizer that the servers apply to pushed gradients: adagrad, sgd, momentum, adam",
+        "RULE",
+        FACT,
+        flat="push_rule",
+    )
+    """Between two fetches a replica steps with the model's own optimizer, including its learning rate, clipping and
+    weight decay."""
+
+    staleness: Setting[Staleness, Staleness | str] = Setting(
+        "inverse", STALENESS, STALENESS_HELP, "RULE", FACT, unset=None
+    )
+    max_staleness: Setting[int | None, int | None] = MAX_STALENESS
+
+    shards: Setting[int | None, int | None] = Setting(
+        None,
+        Whole(1, none="one on each worker"),
+        "number of servers that hold the weights, each a part (default: one per worker)",
+        "N",
+        FILE | FACT,
+    )
+
+    cut: Setting[str, str] = Setting(
+        "equal",
+        OneOf("equal", "layers"),
+        "how the weights are divided among the servers: equal parts, or whole layers (layers)",
+        "",
+        FILE | FACT,
+        flat="shard_cut",
+    )
+    """``layers`` never splits a layer between two servers. The parts are as equal as this allows."""
+
+    servers: Setting[int | None, int | None] = Setting(
+        None,
+        Whole(1, none="those that train"),
+        "number of workers that only hold weights and do not train: the last N of the cluster",
+        "N",
+        FILE,
+        flat="shard_workers",
+    )
+    """By default ``slots`` is the number of the other workers. If such a worker is lost, its part continues on the
+    worker with the copy. These workers train only when no other worker is left."""
+
+    copies: Setting[int | None, int | None] = Setting(
+        None,
+        Whole(0, none="one, where there is another worker"),
+        "copies of each part of the weights, on other workers (default: 1)",
+        "N",
+        FILE,
+    )
+    """No copies are made if there is only one worker."""
+
+    softsync: Setting[int | None, int | None] = Setting(
+        None,
+        Whole(1, none="a step for each push"),
+        "combine pushes: a server takes one step with the mean of replicas/N pushes",
+        "N",
+        FACT,
+    )
+    """By default a server takes one step per push."""
+
+    warm_start: Setting[int | None, int | None] = Setting(
+        None,
+        Whole(0, none="at most 200, and half of the first replica's first round"),
+        "steps that the first replica takes alone before the others start",
+        "N",
+        FACT,
+    )
+    """By default at most 200, and at most half of the first replica's first round. The warm start always ends with
+    the first slot's first round."""
+
+    def has_fixed_slots(self, spec: RunSpec) -> bool:
+        """Return True, since the slots' replicas are numbered."""
+        return True
+
+    @property
+    def extra_workers(self) -> int:
+        """The number of workers that only have servers."""
+        return self.servers or 0
+
+    def refusals(self, spec: RunSpec) -> Iterator[Refusal]:
+        """Yield refusals of settings that replicas or servers cannot support."""
+        weights, slots = spec.exchange.weights_codec, spec.slots or 1
+        yield Refusal(
+            str(spec.local.clip).startswith("rolling"),
+            f"clip={str(spec.local.clip)!r} has no effect in Downpour training: it goes by the norms that it has seen, "
+            "and the replicas of a worker step with one optimizer in turn; agc does not",
+            "leave clip at None, or train in mode 'sync'",
+        )
+        yield Refusal(
+            weights.delta,
+            f"weights_codec={str(weights)!r} is of differences, and a shard does not keep what each replica has",
+            "use 'float16' or 'bfloat16'",
+        )
+        yield Refusal(
+            spec.local.precision == "mixed_float16",
+            "precision='mixed_float16' scales the loss by what each worker sees, and replicas push gradients without",
+            "use precision='mixed_bfloat16'",
+        )
+        yield Refusal(
+            spec.exchange.update_policy == "clip",
+            "update_policy='clip' compares updates of whole rounds, and Downpour has none",
+            "use 'stop', or 'reject' to leave out what is no number",
+        )
+        if replicas := self.replicas or spec.slots:
+            yield from self.replica_refusals(replicas, slots)
+
+    def replica_refusals(self, replicas: int, slots: int) -> Iterator[Refusal]:
+        """Yield refusals of fewer replicas than slots, or than a step of ``softsync`` needs.
+
+        Args:
+            replicas: Number of replicas of the run.
+            slots: K; 1 while it is unknown.
+        """
+        yield Refusal(
+            replicas < slots,
+            f"replicas={replicas} are fewer than the {slots} slots that carry them",
+            f"set slots={replicas}, or leave replicas out: then each slot is one",
+        )
+        yield Refusal(
+            bool(self.softsync) and (self.softsync or 0) > replicas,
+            f"softsync must be from 1 to the {replicas} replicas, got {self.softsync}",
+            "",
+        )
+
+    def file_refusals(self, spec: RunSpec) -> Iterator[Refusal]:
+        """Yield refusals of leaving out damaged files."""
+        yield Refusal(
+            spec.data.on_bad == "skip",
+            "on_bad='skip' does not go with mode='downpour': replicas number the batches of all samples before they read any",
+            "leave out on_bad, or train in mode 'async'",
+        )
+
+    def worker_refusals(self, workers: int, one_at_a_time: bool) -> Iterator[Refusal]:
+        """Yield refusals of workers that cannot answer while they compute, or are too few for backups and servers."""
+        there = f"there {'are' if workers > 1 else 'is'} {workers}"
+        yield Refusal(
+            one_at_a_time,
+            "mode='downpour' needs workers that answer while others compute, and those of in_process_cluster do one thing at a time",
+            "use local_cluster",
+        )
+        yield Refusal(
+            bool(self.copies) and (self.copies or 0) >= workers,
+            f"copies={self.copies} of each shard and the shard itself need {(self.copies or 0) + 1} workers, and {there}",
+            "start more workers, or leave copies out",
+        )
+        yield Refusal(
+            bool(self.servers) and (self.servers or 0) >= workers,
+            f"shard_workers={self.servers} leave no worker to train: {there}",
+            "start more workers, or leave shard_workers out: then those that train have the shards, too",
+        )

@@ -1,0 +1,81 @@
+"""Synchronous training: its settings. Runs everywhere; imports no heavy modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from ddlf.training.settings.checks import MERGE, OneOf
+from ddlf.training.settings.setting import FACT, Setting
+from ddlf.training.settings.shared import OUTER
+from ddlf.training.spec import Refusal, RunSpec
+from ddlf.training.strategy import CommonStep, Loop, Strategy, parts_of
+
+if TYPE_CHECKING:
+    from ddlf.algorithms.merge import Rule
+    from ddlf.algorithms.outer import OuterOptimizer
+
+
+@dataclass(frozen=True)
+class Sync(Strategy):
+    """Synchronous training: all slots train from the same weights, and their updates become one in each round."""
+
+    name: ClassVar[str] = "sync"
+    words: ClassVar[str] = "synchronous"
+    in_rounds: ClassVar[bool] = True
+    backups: ClassVar[bool] = True
+
+    merge: Setting[Rule, Rule | str] = Setting(
+        "mean",
+        MERGE,
+        "how the updates of a round are merged: mean, median, trimmed:0.2, krum, geometric, clipped",
+        "RULE",
+        FACT,
+    )
+    """The mean is weighted by samples. The other rules limit the influence of a few corrupt updates."""
+
+    outer: Setting[OuterOptimizer, OuterOptimizer | str | None] = OUTER
+
+    batchnorm: Setting[str, str] = Setting(
+        "averaged",
+        OneOf("averaged", "local", "recalibrated"),
+        "batch normalization: averaged over the slots, kept per slot (local), or recomputed after each merge (recalibrated)",
+        "",
+        FACT,
+    )
+    """``local`` keeps the moving statistics, scale and offset of ``BatchNormalization`` separate for each slot during
+    the whole run. The model that is evaluated and saved has their mean (FedBN, arXiv:2102.07623). Use it when the
+    slots' data differ. ``recalibrated`` recomputes the moving statistics after each merge: the workers receive the
+    merged weights and run the samples of their round through the model once more (SWA, arXiv:1803.05407). This costs
+    a forward pass and sends the weights twice per round. Scale and offset are merged like other weights."""
+
+    def loop(self, spec: RunSpec, step: CommonStep | None) -> Loop:
+        """Return the loop of the exchange, which trains in rounds of all slots."""
+        from ddlf.training.strategies.sync.master import Synchronous
+
+        merge, outer, balance = self.merge, step or self.outer, spec.data.balance
+        own = parts_of(spec)[1].loop(merge, outer, balance)
+        return own or Synchronous(merge=merge, outer=outer, balance=balance)
+
+    def slot_warning(self, slots: int) -> str:
+        """Return a warning if the merge has too few slots to find bad updates."""
+        useful = self.merge.useful
+        if slots >= useful:
+            return ""
+        said = f"merge={str(self.merge)!r} of {slots} slot{'s' * (slots > 1)}"
+        return f"{said} cannot tell a bad update from a good one: it takes {useful} slots or more"
+
+    def slot_refusals(self, slots: int, fewest: int) -> Iterator[Refusal]:
+        """Yield refusals of too few slots for the merge."""
+        least = self.merge.least
+        yield Refusal(
+            0 < slots < least,
+            f"merge={str(self.merge)!r} needs {least} slots to find a bad update among the others, and there are {slots}",
+            f"set slots={least}, which any number of workers can carry, or take another merge, such as 'median'",
+        )
+        yield Refusal(
+            0 < fewest < least,
+            f"merge={str(self.merge)!r} needs {least} slots, and the last round of an epoch has {fewest}, with one of the last samples each",
+            "choose another worker_steps or batch_size, so that more samples are left, or none",
+        )
