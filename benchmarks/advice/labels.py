@@ -58,7 +58,7 @@ async def found(path: Path) -> tuple[list[int], int]:
     answer = await advise(app_of(path), "cluster", workers=2, cluster=Cluster.local(2))
     for sentence in (*answer.left, *(f"{one.rule.id} failed: {one.why}" for one in answer.failed)):
         print(sentence)
-    doubts = [one.finding.found.samples for one in answer.advice if one.finding.rule.id == "D18"]
+    doubts = [one.finding.samples for one in answer.advice if one.rule.id == "D18"]
     return list(doubts[0]) if doubts else [], 1400
 
 

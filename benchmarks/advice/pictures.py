@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.measure import table
 from ddlf.data.datasets import load_cifar10, load_mnist
-from ddlf.extras.advice import near
+from ddlf.extras.advice import arrays
 
 DRAWN, IN_A_ROW, SIDE = 100, 10, 96
 
@@ -46,12 +46,12 @@ def main(given: Sequence[str] | None = None) -> dict[str, int]:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sheet", type=Path)
     options = parser.parse_args(given)
-    near.SHOWN = 1_000_000
+    arrays.NEAR_SHOWN = 1_000_000
     rows, counts = [["data", "pictures of the test", "near duplicates", "s"]], {}
     for name, load in (("CIFAR-10", load_cifar10), ("MNIST", load_mnist)):
         (x, _), (other, _) = load()
         begin = time.monotonic()
-        found = near.near(x, other)
+        found = arrays.near_duplicates(x, other)
         assert found is not None
         rows.append([name, f"{found['of']:,}", str(found["count"]), f"{time.monotonic() - begin:.1f}"])
         counts[name] = found["count"]

@@ -89,10 +89,9 @@ def asked(app: Any, level: Any, labels: bool = False) -> Report:
 
 def found_in(answer: Report) -> list[list[str]]:
     """Findings as lists of rule, severity, level and sentence."""
-    return [
-        [one.finding.rule.id, one.finding.severity, one.finding.rule.level, one.finding.found.what]
-        for one in answer.advice
-    ] + [[one.rule.id, "failed", one.rule.level, one.why] for one in answer.failed]
+    return [[one.rule.id, one.severity, one.rule.level, one.finding.message] for one in answer.advice] + [
+        [one.rule.id, "failed", one.rule.level, one.why] for one in answer.failed
+    ]
 
 
 def scores(path: Path, base: str, truth: Any, enough: float = 0.0) -> list[float]:
@@ -254,7 +253,7 @@ def _mended(
 ) -> dict[str, Any]:
     """What becomes of the program with all that ``--diff`` prints."""
     edits = [edit for one in answer.advice for edit in one.edits]
-    ids = {one.finding.rule.id for one in answer.advice if one.edits}
+    ids = {one.rule.id for one in answer.advice if one.edits}
     wanted = next(iter(changed(edits).values()))
     patched = subprocess.run(["patch", "-p0"], input=diff(edits), text=True, capture_output=True).returncode == 0
     text = path.read_text("utf-8")

@@ -1,4 +1,7 @@
-"""What there is to say of an app's arrays. Each is gone over once or twice, in pieces, so that nothing as large as the data is made."""
+"""What an app's arrays are, how their samples compare, and whether labels relate to samples. Runs on the master; NumPy alone.
+
+Each array is read once or twice, in pieces, so that nothing as large as the data is allocated.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,26 @@ IN_ORDER, MOST_IN_ORDER = 3, 500
 """Classes from which on it is no chance that they lie one behind the other along a feature, and features that are asked."""
 MOSTLY = 0.9
 """A feature with one value in so many samples has no scale of its own: a word that is rarely there, the corner of a picture."""
+SIDE = 8
+"""Pixels of a thumbnail, each way."""
+LEAST_SIDE = 16
+ALIKE_COSINE = 0.9
+"""Cosine of two thumbnails, each less its mean, from which on they may be one picture."""
+NEARER = 0.5
+"""By which share of the distance of the second neighbour the first must be nearer: simple pictures, as of digits, have many that are alike."""
+PICTURES_AT_ONCE = 256
+MOST_PICTURES = 200_000
+NEAR_SHOWN = 10
+Numbers = np.ndarray[Any, Any]
+LEAST_RELATED, MOST_RELATED = 200, 600
+"""Samples that are asked."""
+FEATURES = 2048
+"""Of a sample; of more some are drawn."""
+WIDEST_LABEL = 100
+"""Values of a label, or classes."""
+NEIGHBOURS = 5
+PENALTIES = (0.1, 10.0)
+EXCHANGES = 60
 
 
 def described(name: str, part: str, array: Any) -> Array:
@@ -342,3 +365,190 @@ def _correlations(rows: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> A
     wanted = wanted - wanted.mean()
     norms = np.sqrt((values**2).sum(axis=0) * (wanted**2).sum())
     return np.abs(wanted @ values) / np.where(norms == 0, np.inf, norms)
+
+
+def near_duplicates(x: Any, other: Any) -> dict[str, Any] | None:
+    """Near duplicates of training pictures in another part; None of what are no pictures.
+
+    Of both parts 8 x 8 thumbnails are compared, less their means: a picture of the other part is a near duplicate of its nearest one if their
+    cosine is above 0.9 and their distance at most half of that to the second nearest.
+
+    Args:
+        x: Training pictures, of shape (n, height, width, channels).
+        other: Those of the other part.
+
+    Returns:
+        ``count`` of how many (``of``), and the nearest ``pairs``: number in training, number there.
+    """
+    fit = isinstance(x, np.ndarray) and isinstance(other, np.ndarray) and x.ndim == other.ndim == 4
+    if not fit or x.shape[1:] != other.shape[1:] or min(x.shape[1:3]) < LEAST_SIDE or not 2 < len(x) <= MOST_PICTURES:
+        return None
+    mine, theirs = _thumbnails(x), _thumbnails(other)
+    found: list[tuple[float, int, int]] = []
+    for start in range(0, len(theirs), PICTURES_AT_ONCE):
+        alike = theirs[start : start + PICTURES_AT_ONCE] @ mine.T
+        best = np.argpartition(alike, -2, axis=1)[:, -2:]
+        values = np.take_along_axis(alike, best, axis=1)
+        first = values.argmax(axis=1)
+        row = np.arange(len(alike))
+        cosine, second = values[row, first], values[row, 1 - first]
+        apart, further = (np.sqrt(np.maximum(2 - 2 * one, 0)) for one in (cosine, second))
+        hits = np.flatnonzero((cosine > ALIKE_COSINE) & (apart <= NEARER * further))
+        found += [(float(apart[hit]), int(best[hit, first[hit]]), start + int(hit)) for hit in hits]
+    found.sort()
+    return {"count": len(found), "of": len(other), "pairs": tuple((a, b) for _, a, b in found[:NEAR_SHOWN])}
+
+
+def _thumbnails(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Means of equal parts of each picture, as rows less their mean and of length 1."""
+    edges = [np.linspace(0, size, SIDE, endpoint=False).astype(int) for size in x.shape[1:3]]
+    sizes = [np.diff([*edge, size]) for edge, size in zip(edges, x.shape[1:3], strict=True)]
+    rows = np.empty((len(x), SIDE * SIDE * x.shape[3]), np.float32)
+    for start in range(0, len(x), 1024):
+        piece = np.nan_to_num(x[start : start + 1024].astype(np.float32))
+        piece = np.add.reduceat(np.add.reduceat(piece, edges[0], axis=1), edges[1], axis=2)
+        piece /= sizes[0][:, None, None] * sizes[1][:, None]
+        rows[start : start + 1024] = piece.reshape(len(piece), -1)
+    rows -= rows.mean(axis=1, keepdims=True)
+    rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-6)
+    return rows
+
+
+def related(data: dict[str, Any], *, are_tokens: bool) -> dict[str, tuple[float, int]]:
+    """By how much labels are told better than exchanged ones would be, by whoever tells them best.
+
+    Each label is told by its nearest samples, and by ridge regression without it; what that comes to is compared with what it comes to when labels
+    are exchanged among samples. Samples are looked at as they are, and by how much there is of each frequency, for which it is no matter where
+    something is; tokens by how often each of them and each pair of neighbours is there, and by where they are.
+
+    Args:
+        data: ``x_train`` and ``y_train``, and those of the test if there are any.
+        are_tokens: Whether inputs are numbers of tokens.
+
+    Returns:
+        ``"train"`` and ``"test"``: standard deviations from what exchanged labels give, and how many were asked; those of the test as the training
+        samples tell them. What cannot be asked is left out.
+    """
+    x, y, other, labels = (data.get(name) for name in ("x_train", "y_train", "x_test", "y_test"))
+    if x is None or y is None or not (_are_numbers(x, y) and len(x) >= LEAST_RELATED and 2 <= x.ndim <= 4):
+        return {}
+    some = chosen(len(x), MOST_RELATED)
+    mine = _coded(y[some], y[some])
+    if mine is None:
+        return {}
+    theirs: Numbers | None = None
+    if other is not None and labels is not None and _are_numbers(other, labels) and len(other) >= LEAST_RELATED // 2:
+        tested = chosen(len(other), MOST_RELATED)
+        alike = (other.shape[1:], labels.shape[1:]) == (x.shape[1:], y.shape[1:])
+        other, theirs = other[tested], _coded(labels[tested], y[some]) if alike else None
+    chance = np.random.default_rng(29)
+    best: dict[str, tuple[float, int]] = {}
+    for rows, again in _views(x[some], other if theirs is not None else None, are_tokens):
+        for told, of_others in _predicted(rows, mine, again):
+            for part, labels, one in (("train", mine, told), ("test", theirs, of_others)):
+                if labels is not None and one is not None:
+                    best[part] = max(
+                        best.get(part, (0.0, len(labels))), (_deviations(labels, one, chance), len(labels))
+                    )
+    return best
+
+
+def _are_numbers(x: Any, y: Any) -> bool:
+    numbers = all(isinstance(one, np.ndarray) and one.ndim and one.dtype.kind in "fiub" for one in (x, y))
+    return bool(numbers and len(x) == len(y) and len(x) and y.ndim <= 2 and y[0].size <= WIDEST_LABEL)
+
+
+def _coded(labels: Numbers, among: Numbers) -> Numbers | None:
+    """Labels as rows of numbers: a column for each class, or their values; None if there is nothing to tell apart."""
+    rows, known = (one.reshape(len(one), -1).astype(np.float64) for one in (labels, among))
+    if not np.isfinite(rows).all() or not np.isfinite(known).all():
+        return None
+    classes = np.unique(known)
+    if rows.shape[1] == 1 and (classes == np.rint(classes)).all() and len(classes) <= WIDEST_LABEL:
+        rows, known = ((one == classes).astype(np.float64) for one in (rows, known))
+    elif rows.shape[1] == 1:  # ranks, so that a few large ones do not decide
+        rows = np.searchsorted(classes, rows).astype(np.float64)
+        known = np.searchsorted(classes, known).astype(np.float64)
+    spread = known.std(axis=0)
+    found: Numbers = ((rows - known.mean(axis=0)) / np.where(spread > 0, spread, np.inf)).astype(np.float32)
+    return found if (spread > 0).any() else None
+
+
+def _views(x: Numbers, other: Numbers | None, are_tokens: bool) -> Iterator[tuple[Numbers, Numbers | None]]:
+    """Samples as rows of features of one scale, with those of another part, in each way of looking at them."""
+    ways = [_bags, _token_positions] if are_tokens else [_flat_rows, _frequencies]
+    for way in ways:
+        rows, again = way(x), None if other is None else way(other)
+        if not rows.shape[1] or not np.isfinite(rows).all() or (again is not None and not np.isfinite(again).all()):
+            continue
+        middle, spread = rows.mean(axis=0), rows.std(axis=0)
+        kept = spread > 1e-7
+        if kept.any():
+            yield (
+                ((rows - middle) / np.maximum(spread, 1e-7))[:, kept],
+                (None if again is None else np.clip((again - middle) / np.maximum(spread, 1e-7), -30, 30)[:, kept]),
+            )
+
+
+def _fewer(rows: Numbers) -> Numbers:
+    if rows.shape[1] > FEATURES:
+        rows = rows[:, np.sort(np.random.default_rng(31).choice(rows.shape[1], FEATURES, replace=False))]
+    return rows.astype(np.float32)
+
+
+def _flat_rows(x: Numbers) -> Numbers:
+    return _fewer(x.reshape(len(x), -1))
+
+
+def _frequencies(x: Numbers) -> Numbers:
+    """How much there is of each frequency, over steps or pixels; nothing of tables."""
+    if x.ndim < 3:
+        return np.empty((len(x), 0), np.float32)
+    axes = (1,) if x.ndim == 3 and x.shape[2] <= 16 else (1, 2)
+    return _fewer(np.log1p(np.abs(np.fft.rfftn(x.astype(np.float32), axes=axes))).reshape(len(x), -1))
+
+
+def _bags(x: Numbers) -> Numbers:
+    """How often each token, and each pair of neighbours, is there, in so many places of a table."""
+    rows = x.reshape(len(x), -1).astype(np.int64)
+    found = np.zeros((len(x), FEATURES), np.float32)
+    sample = np.arange(len(x))[:, None]
+    np.add.at(found, (sample, rows % (FEATURES // 2)), (rows != 0) * np.float32(1))
+    pairs = (rows[:, :-1] * 7919 + rows[:, 1:]) % (FEATURES // 2) + FEATURES // 2
+    np.add.at(found, (sample, pairs), (rows[:, 1:] != 0) * np.float32(1))
+    return np.sqrt(found)
+
+
+def _token_positions(x: Numbers) -> Numbers:
+    """Where each token is, from -1 to 1, summed: of two of them a straight line sees which comes first."""
+    rows = x.reshape(len(x), -1).astype(np.int64)
+    found = np.zeros((len(x), FEATURES), np.float32)
+    where = np.linspace(-1, 1, rows.shape[1], dtype=np.float32)
+    np.add.at(found, (np.arange(len(x))[:, None], rows % FEATURES), (rows != 0) * where)
+    return found
+
+
+def _predicted(rows: Numbers, labels: Numbers, others: Numbers | None) -> Iterator[tuple[Numbers, Numbers | None]]:
+    """What neighbours, and straight lines, say of each sample's label without it, and of the labels of others."""
+    alike = rows @ rows.T
+    lengths = np.diag(alike) / 2
+    asked = None if others is None else others @ rows.T
+    without = np.where(np.eye(len(rows), dtype=bool), -np.inf, alike - lengths)
+    yield _of_nearest(without, labels), None if asked is None else _of_nearest(asked - lengths, labels)
+    for penalty in PENALTIES:
+        inverse = np.linalg.inv(alike + np.float32(2 * penalty * lengths.mean()) * np.eye(len(rows), dtype=np.float32))
+        line = inverse @ labels
+        yield labels - line / np.diag(inverse)[:, None], None if asked is None else asked @ line
+
+
+def _of_nearest(nearness: Numbers, labels: Numbers) -> Numbers:
+    found: Numbers = labels[np.argpartition(nearness, -NEIGHBOURS, axis=1)[:, -NEIGHBOURS:]].mean(axis=1)
+    return found
+
+
+def _deviations(labels: Numbers, told: Numbers, chance: np.random.Generator) -> float:
+    """By how many standard deviations what is told fits labels better than exchanged ones."""
+    told = told - told.mean(axis=0)
+    fits = float((labels * told).sum())
+    exchanged = [float((labels[chance.permutation(len(labels))] * told).sum()) for _ in range(EXCHANGES)]
+    return (fits - float(np.mean(exchanged))) / max(float(np.std(exchanged)), 1e-9)

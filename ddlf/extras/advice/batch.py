@@ -1,9 +1,12 @@
-"""What one batch shows. Runs on the master, with Keras; the app's own model is not touched."""
+"""What a batch and some steps on the adviser's own model show. Runs on the master, with Keras; the app's model stays as it is."""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import logging
 import math
+import re
 import time
 import warnings
 from collections.abc import Iterator
@@ -11,14 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.data.parts import place_of
+from ddlf.algorithms.weights import Weights
+from ddlf.data.parts import place_of, samples_of
 from ddlf.data.trees import leaves, tree_map, tuples
+from ddlf.events import Advised
 from ddlf.extras.advice.arrays import chosen
+from ddlf.extras.advice.collect import sources_of
 from ddlf.extras.advice.facts import Facts
-from ddlf.extras.advice.network import graph_of
-from ddlf.extras.advice.steps import NO_SLOPE, first_error, learnt, plain_step, predicted, stepped, unlinked
+from ddlf.extras.advice.network import graph_of, layers_of
+from ddlf.extras.advice.rules.run import not_finite
 from ddlf.training.exchanges.gradient.step import Gradients
 from ddlf.training.roles.build import first_rows
+from ddlf.training.roles.optimizer_state import read_optimizer, write_optimizer, write_rates
 from ddlf.training.slot.feed import keras_type
 
 log = logging.getLogger(__name__)
@@ -28,6 +35,39 @@ TIMED = 6
 """Steps that are timed, if there are samples for as many."""
 MIXED = 2e-5
 """Share of a layer's outputs by which they change with other samples that is no rounding."""
+BY_HEART = 16
+"""Samples of the batch that is learnt by heart."""
+LADDER = ((0.001, 60), (0.01, 100), (0.1, 100))
+"""Learning rates of Adam with which a batch is tried to be learnt, and steps of each."""
+LEARNT_SHARE = 0.7
+"""Share of the first loss below which learning has begun."""
+OWN_STEPS = 3
+MOST_SAID = 300
+OF_GRAPHS = ("Graph execution error", "Detected at node", "File ", "<stack traces", "[[")
+"""How lines begin that say where in a graph something failed."""
+NO_SLOPE = "No gradients provided for any variable"
+"""What Keras says of a loss without a gradient."""
+SECONDS = 15.0
+"""After which steps are given up, and nothing is said of them."""
+UNLINKED = 1e-5
+"""Share by which a loss may change by rounding alone."""
+RANDOM = (
+    "Dropout",
+    "SpatialDropout1D",
+    "SpatialDropout2D",
+    "SpatialDropout3D",
+    "GaussianDropout",
+    "AlphaDropout",
+    "GaussianNoise",
+)
+log = logging.getLogger(__name__)
+OWN_BATCHES = 4
+"""Of the samples that it is tried on."""
+MOVED = 0.5
+"""Share of the way between two sets of weights from which on it is that way which was taken."""
+log = logging.getLogger(__name__)
+REPEAT_STEPS, REPEAT_SECONDS = 300, 10.0
+"""After which it is given up."""
 
 
 def seen_in_a_batch(app: Any, facts: Facts) -> dict[str, Any]:
@@ -219,3 +259,358 @@ def _gradients(model: Any, rows: tuple[Any, ...], facts: Facts) -> dict[str, Any
         if weight.trainable and len(weight.shape) > 1
     }
     return {"gradients": norms}
+
+
+def first_of(data: Any, count: int) -> Any:
+    """The first samples of a tree of arrays."""
+    return tree_map(lambda array: array[:count], data)
+
+
+def predicted(model: Any, x: Any) -> list[Any]:
+    """What the model says of samples, in float64, one array for each output."""
+    import keras
+
+    found = model(tree_map(keras.ops.convert_to_tensor, x), training=False)
+    return [keras.ops.convert_to_numpy(one).astype(np.float64) for one in keras.tree.flatten(found)]
+
+
+def plain_step() -> Any:
+    """Keras's own ``train_step``."""
+    import keras
+
+    return keras.Model.train_step
+
+
+@contextlib.contextmanager
+def _without_chance(model: Any) -> Iterator[None]:
+    """Without dropout, noise and augmentation."""
+    changed: list[tuple[Any, str, Any]] = []
+    for layer in model._flatten_layers():
+        kind = type(layer).__name__
+        for name in ("rate", "stddev", "dropout", "recurrent_dropout"):
+            if (
+                (kind in RANDOM or name in ("dropout", "recurrent_dropout"))
+                and isinstance(value := getattr(layer, name, None), float)
+                and value
+            ):
+                changed.append((layer, name, value))
+                setattr(layer, name, 0.0)
+        if kind.startswith("Random") or kind in ("MixUp", "CutMix", "RandAugment", "AugMix"):
+            changed.append((layer, "call", None))
+            object.__setattr__(layer, "call", lambda inputs, *args, **kwargs: inputs)
+    try:
+        yield
+    finally:
+        for layer, name, value in changed:
+            if name == "call":
+                object.__delattr__(layer, "call")
+            else:
+                setattr(layer, name, value)
+
+
+def learnt(model: Any, rows: tuple[Any, ...], facts: Facts) -> dict[str, Any]:
+    """How far the loss of a small batch comes down, and which weights have no gradient after some steps, and which inputs change nothing."""
+    import keras
+
+    if type(model).train_step is not plain_step():
+        return {}
+    some = tuple(first_of(part, BY_HEART) for part in rows)
+    start: Weights = model.get_weights()
+    compiled = {"loss": model.loss, "loss_weights": getattr(model._compile_loss, "_user_loss_weights", None)}
+    began, seen = time.monotonic(), dict[str, Any]()
+    with _without_chance(model):
+        first, least = math.nan, math.inf
+        model.compile(keras.optimizers.Adam(), **compiled)  # once: a step takes longer to trace than all others to make
+        model.optimizer.build(model.trainable_variables)
+        fresh = read_optimizer(model)
+        for rate, steps in LADDER:
+            model.set_weights(start)
+            write_optimizer(model, fresh)
+            write_rates(model, [rate])
+            for step in range(steps):
+                loss = float(model.train_on_batch(*some, return_dict=True)["loss"])
+                first = loss if math.isnan(first) else first
+                least = min(least, loss) if math.isfinite(loss) else least
+                if step == 2 and "still" not in seen:
+                    after = model.get_weights()
+                    seen["still"] = None
+                if time.monotonic() - began > SECONDS:
+                    return {name: value for name, value in seen.items() if value is not None}
+                if not math.isfinite(loss) or (first > 0 and least < 0.3 * first):
+                    break
+            if first > 0 and least < LEARNT_SHARE * first:
+                break
+        seen |= {"first": first, "least": least, "ignored": _ignored(model, rows[0])}
+        seen["agrees"] = _agreement(model, some, facts)
+        update, _ = Gradients(model).of(some, after)
+    seen["still"] = [
+        weight.path
+        for weight, gradient in zip(model.weights, update, strict=True)
+        if weight.trainable and not np.any(gradient)
+    ]
+    return seen
+
+
+def _agreement(model: Any, some: tuple[Any, ...], facts: Facts) -> float | None:
+    """The correlation of what outputs say of classes, or of yes and no, with labels; None where that is not known."""
+    head = facts.heads[0] if len(facts.heads) == 1 else None
+    labels = [array for _, array in leaves(some[1])] if len(some) > 1 else []
+    if (
+        head is None
+        or head.loss != "own"
+        or len(labels) != 1
+        or head.activation not in ("softmax", "sigmoid", "linear")
+    ):
+        return None
+    (output,), (y,) = predicted(model, some[0]), labels
+    array = facts.array(head.target)
+    kind = array.labels.kind if array is not None and array.labels is not None else ""
+    if head.activation != "sigmoid" and head.units > 1 and kind == "numbers" and y.size == len(output):
+        y = np.eye(head.units)[np.clip(y.reshape(-1).astype(np.int64), 0, head.units - 1)]
+    elif kind not in ("one_hot", "many_hot") and (head.activation != "sigmoid" or not _is_yes_or_no(array)):
+        return None
+    a, b = (each.reshape(-1).astype(np.float64) for each in (output, y))
+    return float(np.corrcoef(a, b)[0, 1]) if a.size == b.size and a.std() and b.std() else None
+
+
+def _is_yes_or_no(array: Any) -> bool:
+    return array is not None and array.whole and (array.low, array.high) == (0, 1)
+
+
+def first_error(model: Any, rows: tuple[Any, ...]) -> str:
+    """What a first step raises, or a test, in a line; empty if they go well."""
+    some = tuple(first_of(part, BY_HEART) for part in rows)
+    model.train_function = model.test_function = None  # those that were made are of other arguments
+    try:
+        _fitted(model, some)
+        model.evaluate(*some[:2], batch_size=BY_HEART, verbose=0)
+    except Exception as error:
+        return "" if NO_SLOPE in str(error) else plain(error)
+    return ""
+
+
+def _fitted(model: Any, some: tuple[Any, ...], steps: int = 1) -> None:
+    """Steps on one batch, which a step of the user's own gets as in a run: ``train_on_batch`` would add a None to it."""
+    x, y, w = (*some, None, None)[:3]
+    model.fit(x, y, sample_weight=w, batch_size=BY_HEART, epochs=steps, shuffle=False, verbose=0)
+
+
+def plain(error: Exception) -> str:
+    """The first words of what Keras or TensorFlow says, without colours and where in a graph it was."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    lines = [line.strip() for line in text.splitlines()]
+    said = [line for line in lines if len(line) > 1 and not line.startswith(OF_GRAPHS)]
+    return " ".join(said)[:MOST_SAID] or type(error).__name__
+
+
+def stepped(model: Any, rows: tuple[Any, ...], facts: Facts) -> dict[str, Any]:
+    """Weights that stay the same in some steps of the user's own, while others move."""
+    if type(model).train_step is plain_step():
+        return {}
+    before = {one.path: np.array(one.value) for one in model.trainable_variables}
+    _fitted(model, tuple(first_of(part, BY_HEART) for part in rows), OWN_STEPS)
+    still = [one.path for one in model.trainable_variables if np.array_equal(before[one.path], np.array(one.value))]
+    return {"unmoved": still} if 0 < len(still) < len(before) else {}
+
+
+def _ignored(model: Any, x: Any) -> list[str]:
+    """Inputs, of several, that change nothing in any output."""
+    named = list(leaves(x, "x_train"))
+    if len(named) < 2:
+        return []
+    whole, found = predicted(model, x), []
+    for name, _ in named:
+        order = iter(named)
+
+        def turned(array: Any, wanted: str = name, order: Any = order) -> Any:
+            return np.roll(array, 1, axis=0) if next(order)[0] == wanted else array
+
+        other = predicted(model, tree_map(turned, x))
+        if all(np.array_equal(a, b) for a, b in zip(whole, other, strict=True)):
+            found.append(name)
+    return found
+
+
+def unlinked(model: Any, rows: tuple[Any, ...], facts: Facts) -> dict[str, Any]:
+    """Whether the loss of the user's own is the same when labels are exchanged among samples, and another one when they are changed."""
+    y = rows[1] if len(rows) > 1 else None
+    if not facts.own & {"loss", "step"} or not isinstance(y, np.ndarray) or not (y != y[0]).any():
+        return {}
+    outputs = predicted(model, rows[0])
+    if not all(np.ptp(one, axis=0).max() > UNLINKED * np.abs(one).max() for one in outputs if len(one) == len(y)):
+        return {}
+    if np.abs(y).max() > 1 or (y != np.rint(y)).any():
+        # Around outputs: where all labels are on one side of them a distance is a sum, in which the order is nothing.
+        middle = np.mean([one.mean() for one in outputs]) - y.mean()
+        y = (y + (np.rint(middle) if (y == np.rint(y)).all() else middle)).astype(y.dtype)
+    other = y[
+        np.random.default_rng(0).permutation(len(y))
+    ]  # not moved along: labels may come in turns, as those of pairs
+    if np.array_equal(other, y):
+        return {}
+    start, losses = model.get_weights(), []
+    with _without_chance(model):
+        for labels in (y, other, np.repeat(y[:1], len(y), axis=0)):
+            model.set_weights(start)
+            given = model.fit(rows[0], labels, batch_size=len(y), epochs=1, shuffle=False, verbose=0)
+            losses.append(float(given.history["loss"][0]))
+    given_so, exchanged, changed = losses
+    near = UNLINKED * abs(given_so)
+    return {"unlinked": bool(abs(exchanged - given_so) <= near < abs(changed - given_so))}
+
+
+def trained_by_own(app: Any) -> str:
+    """What is wrong with an app's own ``train``, as a sentence; empty if nothing is, or it cannot be tried.
+
+    The model is given other weights than ``train`` is: where those show in the update, it did not begin with what it was given. Then the weights
+    less the update are to be those that the model has.
+
+    Args:
+        app: With data and a model that may be changed.
+    """
+    if place_of(app, "train") is not None or inspect.iscoroutinefunction(app.train):
+        return ""
+    model, size = app.model, int(app.batch_size)
+    app.indices = np.arange(max(1, min(samples_of(app, "train") // 2, OWN_BATCHES * size)))
+    start = [np.array(one) for one in model.get_weights()]
+    other = [one * 1.5 + 0.5 if one.dtype.kind == "f" else one for one in start]
+    try:
+        model.set_weights(other)
+        given = app.train([one.copy() for one in start], 1, size)
+        update = [np.asarray(one) for one in (given[0] if isinstance(given, tuple) else given)]
+        after = model.get_weights()
+        if [one.shape for one in update] != [one.shape for one in start]:
+            return ""
+        told = [a - b for a, b in zip(start, update, strict=True)]
+        moved = _length_of_difference(after, other)  # 0 of who trains without the model
+        if 0 < moved < MOVED * _length_of_difference(start, other) and moved < _length_of_difference(after, start):
+            return "train goes on from the weights that the model has, not from those that it is given"
+        if _length_of_difference(told, other) < MOVED * _length_of_difference(start, other) and _length_of_difference(
+            told, other
+        ) < _length_of_difference(told, start):
+            return "train goes on from the weights that the model has, not from those that it is given"
+        less = _length_of_difference(told, after)
+        more = _length_of_difference([a + b for a, b in zip(start, update, strict=True)], after)
+        if more < 1e-3 * less:
+            return "the update of train is weights after minus weights before: subtracted, as it is, it leads away from what was learnt"
+        if _reads_others(app, start, size):
+            return "train learns from samples that are not those of self.indices: each slot trains on them, and they count several times"
+    except Exception as error:  # what it needs of a worker is not here
+        log.info("the app's own train was not tried: %s", error)
+    finally:
+        model.set_weights(start)
+    return ""
+
+
+def _reads_others(app: Any, start: list[Any], size: int) -> bool:
+    """Whether samples show in an update that are not of ``app.indices``: they are made NaN, behind as many that are."""
+    mine = len(app.indices)
+    if not all(array.dtype.kind == "f" for _, array in leaves(app.x_train)):
+        return False
+    whole = app.x_train, getattr(app, "y_train", None)
+
+    def spoiled(array: Any) -> Any:
+        some = array[: 2 * mine].copy()
+        some[mine:] = np.nan
+        return some
+
+    try:
+        app.x_train = tree_map(spoiled, whole[0])
+        app.y_train = None if whole[1] is None else tree_map(lambda array: array[: 2 * mine], whole[1])
+        given = app.train([one.copy() for one in start], 1, size)
+    finally:
+        app.x_train, app.y_train = whole
+    update = [np.asarray(one) for one in (given[0] if isinstance(given, tuple) else given)]
+    return any(one.dtype.kind == "f" and not np.isfinite(one).all() for one in update)
+
+
+def _length_of_difference(one: Any, other: Any) -> float:
+    """Length of the difference of two sets of weights."""
+    return float(np.sqrt(sum(((a.astype(np.float64) - b) ** 2).sum() for a, b in zip(one, other, strict=True))))
+
+
+def not_finite_advice(app: Any) -> Advised | None:
+    """What is to be said of a run that ended with NaN; None if that cannot be found here.
+
+    Args:
+        app: With its data, and the last weights that were finite in its model; both stay.
+    """
+    if place_of(app, "train") is not None or not hasattr(app, "x_train"):
+        return None
+    try:
+        found = _begun(app)
+    except Exception as error:  # what the user's own layers do not like says nothing of them
+        log.info("where NaN begins was not found: %s", error)
+        return None
+    if found is None:
+        return None
+    message, subject = found
+    position = sources_of(app).position(subject, Facts(layers=layers_of(app.model)))
+    return Advised(
+        rule=not_finite.id,
+        severity=not_finite.severity,
+        what=message,
+        fix=not_finite.fix,
+        place="" if position is None else str(position),
+    )
+
+
+def _begun(app: Any) -> tuple[str, tuple[str, str]] | None:
+    """What is not finite first, and what that is about."""
+    import keras
+
+    model, optimizer = app.model, app.model.optimizer
+    if type(model).train_step is not keras.Model.train_step:
+        return None
+    start, kept = model.get_weights(), [np.array(one) for one in optimizer.variables]
+    try:
+        return _repeated(app, model)
+    finally:
+        model.set_weights(start)
+        for variable, value in zip(optimizer.variables, kept, strict=False):
+            variable.assign(value)
+
+
+def _repeated(app: Any, model: Any) -> tuple[str, tuple[str, str]] | None:
+    data = first_rows(app, "train")
+    count = len(next(array for _, array in leaves(data)))
+    order, end = np.random.default_rng(app.seed), time.monotonic() + REPEAT_SECONDS
+    before: list[tuple[Any, Any]] = []  # weights and batch of the last two steps
+    numbers = np.arange(0)
+    for step in range(1, REPEAT_STEPS + 1):
+        if len(numbers) < min(app.batch_size, count):
+            numbers = order.permutation(count)
+        chosen, numbers = np.sort(numbers[: app.batch_size]), numbers[app.batch_size :]
+        rows = tuple(_chosen(part, chosen) for part in data)
+        before = [*before[-1:], (model.get_weights(), rows)]
+        loss = float(model.train_on_batch(*rows, return_dict=True)["loss"])
+        if not math.isfinite(loss):
+            return _first_not_finite_in(model, before, step)
+        if time.monotonic() > end:
+            return None
+    return None
+
+
+def _chosen(part: Any, numbers: Any) -> Any:
+    return tree_map(lambda array: array[numbers].astype(keras_type(array)), tuples(part))
+
+
+def _first_not_finite_in(model: Any, before: list[tuple[Any, Any]], step: int) -> tuple[str, tuple[str, str]] | None:
+    """What is not finite in the step whose loss is not, or in the gradients of the one before it."""
+    weights, rows = before[-1]
+    after = f"in step {step} of the same once more"
+    if all(np.isfinite(one).all() for one in weights):
+        model.set_weights(weights)
+        if name := first_not_finite(model, rows[0]):
+            return f"the first output that is not finite is that of {name!r}, {after}", ("layer", name)
+        return f"all outputs are finite, and the loss of them is not, {after}", ("loss", "")
+    if len(before) < 2:
+        return None
+    weights, rows = before[0]
+    model.set_weights(weights)
+    update, _ = Gradients(model).of(rows, weights)
+    bad = [one for one, each in zip(model.weights, update, strict=True) if not np.isfinite(each).all()]
+    if not bad:
+        return None
+    layer, weight = bad[-1].path.split("/")[-2:]  # gradients come from the output: what is behind it had none
+    return f"outputs and loss are finite, and the gradient of '{layer}/{weight}' is not, {after}", ("layer", layer)

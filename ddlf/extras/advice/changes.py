@@ -7,31 +7,13 @@ import difflib
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ddlf.extras.advice.facts import Facts
-from ddlf.extras.advice.rule import Change
+from ddlf.extras.advice.rule import Change, Edit
 from ddlf.extras.advice.source import FUNCTIONS, POSITIONS, File, Sources, argument
 from ddlf.training.registry import SETTINGS
-
-
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """Other text in the place of some.
-
-    Args:
-        path: The file.
-        begin: First character that goes, counted in the whole text.
-        end: That behind the last.
-        text: What comes there.
-    """
-
-    path: Path
-    begin: int
-    end: int
-    text: str
 
 
 def edits_of(changes: Iterable[Change], sources: Sources, facts: Facts) -> list[Edit]:
@@ -64,7 +46,7 @@ def _lines(text: str) -> list[str]:
     return re.findall("[^\n]*\n|[^\n]+", text)
 
 
-def places(text: str) -> list[int]:
+def offsets(text: str) -> list[int]:
     """Where each letter that an edit counts is in a file as it lies there: with its mark of UTF-8, and two letters at the end of a line."""
     return [one.start() for one in re.finditer("\r\n|(?!^\ufeff).", text, re.DOTALL)] + [len(text)]
 
@@ -79,7 +61,7 @@ def changed(edits: Iterable[Edit]) -> dict[Path, str]:
     result = {}
     for path, taken in by_file.items():
         text = path.read_bytes().decode()
-        at, end = places(text), "\r\n" if "\r\n" in text else "\n"
+        at, end = offsets(text), "\r\n" if "\r\n" in text else "\n"
         for edit in sorted(taken, key=lambda one: one.begin, reverse=True):
             text = text[: at[edit.begin]] + edit.text.replace("\n", end) + text[at[edit.end] :]
         result[path] = text
@@ -87,22 +69,22 @@ def changed(edits: Iterable[Edit]) -> dict[Path, str]:
 
 
 def _edits(change: Change, sources: Sources, facts: Facts) -> list[Edit]:
-    match change.what:
+    match change.kind:
         case "loss":
             found = sources.compiled("loss")
-            return _replaced(found, change.to) if found and _is_simple(found[1]) else []
+            return _replaced(found, change.value) if found and _is_simple(found[1]) else []
         case "metric":
             found = sources.compiled("metrics")
             named = (
-                [node for node in ast.walk(found[1]) if isinstance(node, ast.Constant) and node.value == change.of]
+                [node for node in ast.walk(found[1]) if isinstance(node, ast.Constant) and node.value == change.target]
                 if found
                 else []
             )
-            return _replaced((found[0], named[0]), change.to) if found and named else []
+            return _replaced((found[0], named[0]), change.value) if found and named else []
         case "rate":
-            return _optimizer(sources, "learning_rate", change.to)
+            return _optimizer(sources, "learning_rate", change.value)
         case "optimizer":
-            return _optimizer(sources, change.name, change.to)
+            return _optimizer(sources, change.argument, change.value)
         case "argument":
             return _argument(change, sources, facts)
         case "remove":
@@ -111,7 +93,6 @@ def _edits(change: Change, sources: Sources, facts: Facts) -> list[Edit]:
             return _setting(change, sources, facts)
         case "data":
             return _at_the_end(change, sources)
-    return []
 
 
 def _is_simple(node: ast.expr) -> bool:
@@ -192,21 +173,21 @@ def _number(found: tuple[File, ast.expr] | None, sources: Sources, value: Any) -
 
 
 def _argument(change: Change, sources: Sources, facts: Facts) -> list[Edit]:
-    layer = facts.layer(change.of)
+    layer = facts.layer(change.target)
     found = sources.layer(layer, facts) if layer is not None else None
     if layer is None or found is None:
         return []
     file, call = found
     positions = POSITIONS.get(layer.kind, ())
-    if (node := argument(call, positions, change.name)) is not None:
-        return _replaced((file, node), change.to)
-    if change.name == "trainable" or layer.kind in ("Softmax", "ReLU"):
+    if (node := argument(call, positions, change.argument)) is not None:
+        return _replaced((file, node), change.value)
+    if change.argument == "trainable" or layer.kind in ("Softmax", "ReLU"):
         return []
-    return _added(file, call, change.name, change.to)
+    return _added(file, call, change.argument, change.value)
 
 
 def _removed(change: Change, sources: Sources, facts: Facts) -> list[Edit]:
-    layer = facts.layer(change.of)
+    layer = facts.layer(change.target)
     found = sources.layer(layer, facts) if layer is not None else None
     if found is None:
         return []
@@ -242,12 +223,12 @@ def _removed(change: Change, sources: Sources, facts: Facts) -> list[Edit]:
 
 def _setting(change: Change, sources: Sources, facts: Facts) -> list[Edit]:
     own = sources.class_()
-    if own is None or _is_said_elsewhere(change.of, sources, facts):
+    if own is None or _is_said_elsewhere(change.target, sources, facts):
         return []
     file, node = own
-    if sources.setting(change.of) is not None:
-        given = sources.value(change.of)
-        return _number(given, sources, change.to)
+    if sources.setting(change.target) is not None:
+        given = sources.value(change.target)
+        return _number(given, sources, change.value)
     body = node.body
     docstring = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
     after = span(file, body[0])[1] if docstring else None
@@ -256,8 +237,8 @@ def _setting(change: Change, sources: Sources, facts: Facts) -> list[Edit]:
         begin = file.text.rfind("\n", 0, span(file, body[0])[0]) + 1
         if isinstance(body[0], FUNCTIONS) and body[0].decorator_list:
             return []
-        return [Edit(file.path, begin, begin, f"{indent}{change.of} = {_written(change.to)}\n")]
-    return [Edit(file.path, after, after, f"\n\n{indent}{change.of} = {_written(change.to)}")]
+        return [Edit(file.path, begin, begin, f"{indent}{change.target} = {_written(change.value)}\n")]
+    return [Edit(file.path, after, after, f"\n\n{indent}{change.target} = {_written(change.value)}")]
 
 
 def _is_said_elsewhere(name: str, sources: Sources, facts: Facts) -> bool:
@@ -281,7 +262,7 @@ def _at_the_end(change: Change, sources: Sources) -> list[Edit]:
     indent = _indent(file, last)
     if isinstance(last, ast.Return):
         begin = file.text.rfind("\n", 0, span(file, last)[0]) + 1
-        return [Edit(file.path, begin, begin, "".join(f"{indent}{line}\n" for line in change.to))]
+        return [Edit(file.path, begin, begin, "".join(f"{indent}{line}\n" for line in change.value))]
     end = span(file, last)[1]
     end = end + len(file.text[end:].partition("\n")[0])
-    return [Edit(file.path, end, end, "".join(f"\n{indent}{line}" for line in change.to))]
+    return [Edit(file.path, end, end, "".join(f"\n{indent}{line}" for line in change.value))]

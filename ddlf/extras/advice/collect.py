@@ -14,11 +14,9 @@ from ddlf.data.parts import NAMES, has_own_train, place_of
 from ddlf.data.trees import first_array, grown, leaves
 from ddlf.errors import AppError, DDLFError
 from ddlf.extras.advice.arrays import compared, described
-from ddlf.extras.advice.compiled import has_own_step, heads_of, is_own, optimizer_of
 from ddlf.extras.advice.facts import Facts
-from ddlf.extras.advice.in_text import text_of
-from ddlf.extras.advice.network import layers_of
-from ddlf.extras.advice.source import Sources
+from ddlf.extras.advice.network import has_own_step, heads_of, is_own, layers_of, optimizer_of
+from ddlf.extras.advice.source import Sources, text_of
 from ddlf.rpc.code import own_modules
 from ddlf.rpc.iworker import awaited
 from ddlf.training.callback_checks import check, warnings, warnings_of_master

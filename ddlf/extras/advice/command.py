@@ -1,4 +1,4 @@
-"""``ddlf advise``: what is likely to be wrong with an app, before it is trained."""
+"""``ddlf advise``: its options, and what it does. Nothing heavy is imported before it runs."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ import inspect
 import json
 import os
 import sys
+from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from ddlf.app import IApp
-from ddlf.cli.options import add_options
-from ddlf.cli.output import show_error, write_whole
-from ddlf.cli.parsing import Parser
-from ddlf.cli.run import execute
-from ddlf.cli.stopping import Stop
-from ddlf.cli.target import find_target, prepare_app
+from ddlf.cli.options import add_options, add_parameters, add_target, add_verbose
+from ddlf.cli.parsing import Command, Parser, number
 from ddlf.errors import AppError, ConfigError
 
 FAIL_ON = {"error": "E", "warning": "EW", "note": "EWI", "never": ""}
 
 
 def advise(options: argparse.Namespace) -> int:
-    """Say what is found, and return the exit code: 1 if something is as bad as ``--fail-on`` says."""
+    """Print the findings. Return the exit code: 1 if one of them has a level of ``--fail-on``."""
+    from ddlf.cli.run import execute
+    from ddlf.cli.target import find_target
+
     if options.explain is not None:
         if options.app is not None:
             raise ConfigError(
-                f"{options.app} has no effect with --explain, which is about a rule", hint="leave one of both out"
+                f"{options.app} has no effect with --explain, which explains a rule", hint="leave one of them out"
             )
         return _explain(options.explain)
     if options.app is None:
-        raise ConfigError("there is no app to look at", hint="name its file: ddlf advise app.py")
+        raise ConfigError("ddlf advise needs an app", hint="name its file: ddlf advise app.py")
     of_run = Parser()
     add_options(of_run)
     settings = of_run.parse_args(["--out", "none", "--ui", "none"])  # as a run has them: ./cluster.yaml counts
@@ -44,9 +44,7 @@ def advise(options: argparse.Namespace) -> int:
             target = find_target(options.app, options.target)
             if options.data is not None:
                 if not getattr(target, "takes_data", False):
-                    raise ConfigError(
-                        f"--data has no effect on {options.app}", hint="what it is to learn is in its load_dataset"
-                    )
+                    raise ConfigError(f"--data has no effect on {options.app}", hint="its load_dataset names its data")
                 target.data = options.data
             return target
 
@@ -55,16 +53,16 @@ def advise(options: argparse.Namespace) -> int:
 
 def _explain(id: str) -> int:
     from ddlf.extras.advice.report import explained
-    from ddlf.extras.advice.rule import named
+    from ddlf.extras.advice.rule import find_rule
     from ddlf.extras.advice.rules import RULES
 
-    print(explained(named(RULES, id, "--explain")), end="")
+    print(explained(find_rule(RULES, id, "--explain")), end="")
     return 0
 
 
 @contextlib.contextmanager
-def _printed_aside(options: argparse.Namespace) -> Any:
-    """What the app prints is not in the way of what programs read."""
+def _printed_aside(options: argparse.Namespace) -> Iterator[None]:
+    """Print the output of the app on standard error if a program reads standard output."""
     if options.format == "text" and not options.diff:
         yield
         return
@@ -73,39 +71,110 @@ def _printed_aside(options: argparse.Namespace) -> Any:
 
 
 def _end(error: AppError, *, whole: bool) -> None:
-    """Say why the process ends, and end it: what holds it up hears of nothing."""
+    """Print the error and end the process at once, because the user's method that takes too long cannot be interrupted."""
+    from ddlf.cli.output import show_error
+
     show_error(error, whole=whole)
     os._exit(error.exit_code)
 
 
-async def _advise(target: Any, options: argparse.Namespace, stop: Stop) -> int:
+async def _advise(target: Any, options: argparse.Namespace, stop: object) -> int:
+    from ddlf.app import IApp
+    from ddlf.cli.output import write_whole
+    from ddlf.cli.target import prepare_app
     from ddlf.cluster.cluster import Cluster
     from ddlf.extras.advice.advise import advise as ask
     from ddlf.extras.advice.changes import changed, diff
-    from ddlf.extras.advice.limits import held
+    from ddlf.extras.advice.limits import time_limit
     from ddlf.extras.advice.report import as_json, as_sarif, lines
     from ddlf.extras.advice.rule import LEVELS, Level
     from ddlf.extras.advice.rules import RULES
 
     if not (inspect.isclass(target) and issubclass(target, IApp)):
-        raise AppError(f"{target.__name__} is no app: there is nothing to look at", hint="name a subclass of ddlf.IApp")
+        raise AppError(f"{target.__name__} is not an app, so it cannot be checked", hint="name a subclass of ddlf.IApp")
     level: Level = "quick" if options.quick else "cluster" if options.cluster else "batch"
-    with _printed_aside(options), held(options.limit, partial(_end, whole=options.debug)):
+    with _printed_aside(options), time_limit(options.limit, partial(_end, whole=options.debug)):
         cluster = Cluster.local(options.workers or 2) if level == "cluster" else None
-        answer = await ask(prepare_app(target, None, options), level, workers=options.workers, cluster=cluster)
-    edits = [edit for one in answer.advice for edit in one.edits]
-    asked = sum(rule.level in LEVELS[: LEVELS.index(level) + 1] for rule in RULES)
+        report = await ask(prepare_app(target, None, options), level, workers=options.workers, cluster=cluster)
+    edits = [edit for one in report.advice for edit in one.edits]
+    checked = sum(rule.level in LEVELS[: LEVELS.index(level) + 1] for rule in RULES)
     if options.diff:
         print(diff(edits), end="")
     elif options.format == "json":
-        print(json.dumps(as_json(answer), indent=2))
+        print(json.dumps(as_json(report), indent=2))
     elif options.format == "sarif":
-        print(json.dumps(as_sarif(answer), indent=2))
+        print(json.dumps(as_sarif(report), indent=2))
     else:
-        print("\n".join(lines(answer, asked)))
+        print("\n".join(lines(report, checked)))
     if options.fix:
         for path, text in changed(edits).items():
             write_whole(path, text.encode())
             print(f"wrote     {path}", file=sys.stderr)
     bad = FAIL_ON[options.fail_on]
-    return int(any(one.finding.severity in bad for one in answer.advice))
+    return int(any(one.severity in bad for one in report.advice))
+
+
+def _options(parser: Parser) -> None:
+    parser.add(
+        "app",
+        type=Path,
+        nargs="?",
+        metavar="[APP]",
+        help="Python file with a subclass of ddlf.IApp, or a model as text (.nnm)",
+    )
+    parser.add("--data", metavar="NAME|FILE", help="data for a model as text that does not name its data")
+    level = parser.add_mutually_exclusive_group()
+    parser.add("--quick", action="store_true", help="check settings, arrays and model; train nothing", within=level)
+    parser.add(
+        "--cluster",
+        action="store_true",
+        help="also check what shows only on several machines, and wrong labels, which takes five trainings",
+        within=level,
+    )
+    parser.add("--workers", type=number(1), metavar="N", help="number of workers to plan for (default: 2)")
+    parser.add(
+        *("--limit",),
+        type=number(1),
+        default=600,
+        metavar="SECONDS",
+        help="maximum time for load_dataset and for create_model (default: 600)",
+    )
+    parser.add("--explain", metavar="RULE", help="explain a rule")
+    shown = parser.add_mutually_exclusive_group()
+    parser.add(
+        "--format",
+        choices=("text", "json", "sarif"),
+        default="text",
+        help="output format (default: text)",
+        within=shown,
+    )
+    parser.add(
+        "--diff", action="store_true", help="print the changes that fix the findings, for patch -p0", within=shown
+    )
+    parser.add("--fix", action="store_true", help="make these changes")
+    parser.add(
+        *("--fail-on",),
+        choices=("error", "warning", "note", "never"),
+        default="error",
+        metavar="LEVEL",
+        help="exit with 1 if there is a finding of this level: error (the default), warning, note, never",
+    )
+    add_target(parser)
+    add_parameters(parser)
+    add_verbose(parser)
+
+
+ADVISE = Command(
+    description="Check an app's data, labels, loss, model and settings for known mistakes, and say how to fix them. "
+    "The app is not changed, and no workers are needed. The exit code is 1 if a finding has the level of --fail-on.",
+    examples=(
+        "ddlf advise app.py",
+        "ddlf advise app.py --quick            # train nothing",
+        "ddlf advise app.py --diff | patch -p0 # or --fix",
+        "ddlf advise model.nnm --data digits",
+        "ddlf advise --explain L02",
+        "ddlf advise app.py --format sarif --fail-on warning    # for CI",
+    ),
+    options=_options,
+    run=advise,
+)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from ddlf.events.record import RoundRecord
 
 USUAL_CUT = 0.5
 """Above which a metric takes an output for a yes, unless it is told otherwise."""
@@ -264,6 +266,7 @@ class Facts:
         from_files: Whether training data is read from files.
         memory: Of this machine, in bytes; None if that is not known.
         seen: What other levels have seen, by name: what a batch has shown, what a second process has made.
+        records: Records of the run so far.
     """
 
     app: str = "App"
@@ -283,6 +286,7 @@ class Facts:
     from_files: bool = False
     memory: int | None = None
     seen: Mapping[str, Any] = field(default_factory=dict)
+    records: Sequence[RoundRecord] = ()
 
     def of(self, letter: str, part: str | None = None) -> Iterator[Array]:
         """Arrays of a letter, of one part or all."""

@@ -79,7 +79,7 @@ def beyond(
 
 
 @contextlib.contextmanager
-def held(seconds: float, end: Callable[[AppError], None]) -> Iterator[None]:
+def time_limit(seconds: float, end: Callable[[AppError], None]) -> Iterator[None]:
     """Look, as long as this is open, whether the user's methods stay within their limits.
 
     Args:

@@ -9,91 +9,69 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddlf.extras.advice.changes import Edit, diff, places
-from ddlf.extras.advice.rule import CLASSES, SEVERITIES, Failed, Finding, Rule
-from ddlf.extras.advice.source import Ignore, Place
+from ddlf.extras.advice.changes import diff, offsets
+from ddlf.extras.advice.rule import CLASSES, SEVERITIES, Advice, Edit, Failed, Rule
+from ddlf.extras.advice.source import Ignore
 from ddlf.version import __version__
 
 SARIF_LEVELS = {"E": "error", "W": "warning", "I": "note"}
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
-    """One finding, where it is in the user's code.
-
-    Args:
-        finding: What was found.
-        place: Where that is written; None if it is not known.
-        edits: What would mend it; none if nobody but the user can.
-    """
-
-    finding: Finding
-    place: Place | None
-    edits: tuple[Edit, ...] = ()
-
-    def __str__(self) -> str:
-        """A line."""
-        return f"{self.finding.rule.id} {self.finding.found.what}"
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
-    """What the adviser says of an app.
+    """The report of the adviser. As text it is what ``ddlf advise`` prints.
 
     Args:
         advice: Findings, the worst first.
         failed: Rules that raised.
-        ignored: How many findings the user's comments have taken away.
-        unneeded: Comments that took nothing away.
-        left: What was not looked at, and why, as sentences.
+        ignored: Number of findings that the user's comments ignore.
+        unused: Comments that ignore nothing.
+        skipped: Sentences about what was not checked, and why.
     """
 
     advice: tuple[Advice, ...] = ()
     failed: tuple[Failed, ...] = ()
     ignored: int = 0
-    unneeded: tuple[Ignore, ...] = ()
-    left: tuple[str, ...] = ()
+    unused: tuple[Ignore, ...] = ()
+    skipped: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """What ``ddlf advise`` prints."""
+        """Return what ``ddlf advise`` prints."""
         return "\n".join(lines(self))
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # the last line of a cell in a notebook
         printer.text(str(self))
 
 
-def lines(answer: Report, rules: int | None = None) -> Iterator[str]:
-    """What people read.
+def lines(report: Report, rules: int | None = None) -> Iterator[str]:
+    """Yield the lines for people.
 
     Args:
-        answer: What came of asking.
-        rules: How many were asked, if that is to be said.
+        report: The report.
+        rules: Number of checked rules, to be printed.
     """
-    for one in answer.advice:
-        finding, rule = one.finding, one.finding.rule
-        yield f"{SEVERITIES[finding.severity]:<8}  {rule.id}  {_where(one)}{finding.found.what}"
-        yield f"     why  {rule.why}"
-        yield f"     try  {finding.fix}"
-        yield f"  source  {rule.source}"
+    for one in report.advice:
+        where = "" if one.position is None else f"{_short(one.position.path)}:{one.position.line}  "
+        yield f"{SEVERITIES[one.severity]:<8}  {one.rule.id}  {where}{one.finding.message}"
+        yield f"     why  {one.rule.why}"
+        yield f"     fix  {one.fix}"
+        yield f"  source  {one.rule.source}"
         if one.edits:
-            yield "    mend  --fix writes it, --diff shows it"
+            yield "    edit  --fix makes this change, --diff prints it"
         yield ""
-    for failed in answer.failed:
-        yield f"failed    {failed.rule.id} could not look ({failed.why}); all other rules have"
-    yield from (f"left      {sentence}" for sentence in answer.left)
-    for ignore in answer.unneeded:
-        yield f"comment   {_short(ignore.place.path)}:{ignore.place.line}: ignore[{ignore.id}] is not needed any more"
-    counts = Counter(one.finding.severity for one in answer.advice)
+    for failed in report.failed:
+        yield f"failed    {failed.rule.id} could not be checked ({failed.error}); all other rules were"
+    yield from (f"skipped   {sentence}" for sentence in report.skipped)
+    for ignore in report.unused:
+        at = ignore.position
+        yield f"comment   {_short(at.path)}:{at.line}: ignore[{ignore.id}] is not needed any more"
+    counts = Counter(one.severity for one in report.advice)
     said = ", ".join(
         f"{counts[key]} {name}{'s' * (counts[key] != 1)}" for key, name in SEVERITIES.items() if counts[key]
     )
-    ignored = f"; {answer.ignored} ignored by comments" if answer.ignored else ""
+    ignored = f"; {report.ignored} ignored by comments" if report.ignored else ""
     by = "" if rules is None else f", by {rules} rules"
     yield f"advice    {said or 'nothing found'}{by}{ignored}"
-
-
-def _where(one: Advice) -> str:
-    return "" if one.place is None else f"{_short(one.place.path)}:{one.place.line}  "
 
 
 def _short(path: Path) -> str:
@@ -101,38 +79,38 @@ def _short(path: Path) -> str:
     return str(path) if relative.startswith("..") else relative
 
 
-def as_json(answer: Report) -> dict[str, Any]:
-    """An answer as data for programs."""
+def as_json(report: Report) -> dict[str, Any]:
+    """An report as data for programs."""
     return {
         "findings": [
             {
-                "rule": one.finding.rule.id,
-                "severity": SEVERITIES[one.finding.severity],
-                "title": one.finding.rule.title,
-                "what": one.finding.found.what,
-                "why": one.finding.rule.why,
-                "fix": one.finding.fix,
-                "source": one.finding.rule.source,
-                "file": None if one.place is None else _short(one.place.path),
-                "line": None if one.place is None else one.place.line,
-                "about": list(one.finding.found.at),
-                "samples": list(one.finding.found.samples),
+                "rule": one.rule.id,
+                "severity": SEVERITIES[one.severity],
+                "title": one.rule.title,
+                "what": one.finding.message,
+                "why": one.rule.why,
+                "fix": one.fix,
+                "source": one.rule.source,
+                "file": None if one.position is None else _short(one.position.path),
+                "line": None if one.position is None else one.position.line,
+                "about": list(one.finding.subject),
+                "samples": list(one.finding.samples),
                 "diff": diff(one.edits),
             }
-            for one in answer.advice
+            for one in report.advice
         ],
-        "failed": [{"rule": one.rule.id, "why": one.why} for one in answer.failed],
-        "ignored": answer.ignored,
-        "left": list(answer.left),
+        "failed": [{"rule": one.rule.id, "why": one.error} for one in report.failed],
+        "ignored": report.ignored,
+        "left": list(report.skipped),
         "unneeded": [
-            {"rule": one.id, "file": _short(one.place.path), "line": one.place.line} for one in answer.unneeded
+            {"rule": one.id, "file": _short(one.position.path), "line": one.position.line} for one in report.unused
         ],
     }
 
 
-def as_sarif(answer: Report) -> dict[str, Any]:
-    """An answer in the Static Analysis Results Interchange Format, version 2.1.0."""
-    used = {one.finding.rule.id: one.finding.rule for one in answer.advice}
+def as_sarif(report: Report) -> dict[str, Any]:
+    """An report in the Static Analysis Results Interchange Format, version 2.1.0."""
+    used = {one.rule.id: one.rule for one in report.advice}
     return {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",
@@ -145,7 +123,7 @@ def as_sarif(answer: Report) -> dict[str, Any]:
                         "rules": [_sarif_rule(one) for one in used.values()],
                     }
                 },
-                "results": [_sarif_result(one) for one in answer.advice],
+                "results": [_sarif_result(one) for one in report.advice],
             }
         ],
     }
@@ -163,14 +141,14 @@ def _sarif_rule(rule: Rule) -> dict[str, Any]:
 
 def _sarif_result(one: Advice) -> dict[str, Any]:
     result: dict[str, Any] = {
-        "ruleId": one.finding.rule.id,
-        "level": SARIF_LEVELS[one.finding.severity],
-        "message": {"text": f"{one.finding.found.what}. {one.finding.fix}"},
+        "ruleId": one.rule.id,
+        "level": SARIF_LEVELS[one.severity],
+        "message": {"text": f"{one.finding.message}. {one.fix}"},
     }
-    if one.place is not None:
+    if one.position is not None:
         place = {
-            "artifactLocation": {"uri": Path(_short(one.place.path)).as_posix()},
-            "region": {"startLine": one.place.line},
+            "artifactLocation": {"uri": Path(_short(one.position.path)).as_posix()},
+            "region": {"startLine": one.position.line},
         }
         result["locations"] = [{"physicalLocation": place}]
     if one.edits:
@@ -186,13 +164,13 @@ def _sarif_result(one: Advice) -> dict[str, Any]:
             }
             for edit in one.edits
         ]
-        result["fixes"] = [{"description": {"text": one.finding.fix}, "artifactChanges": changes}]
+        result["fixes"] = [{"description": {"text": one.fix}, "artifactChanges": changes}]
     return result
 
 
 def _region(edit: Edit) -> dict[str, int]:
     """The letters that go, counted as the file has them."""
-    at = places(edit.path.read_bytes().decode())
+    at = offsets(edit.path.read_bytes().decode())
     return {"charOffset": at[edit.begin], "charLength": at[edit.end] - at[edit.begin]}
 
 

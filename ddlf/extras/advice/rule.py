@@ -1,10 +1,27 @@
-"""A rule: what is wrong, how it is seen in facts, why it matters, what to do, and who says so. Pure."""
+"""How a rule is written, and what it yields. Pure.
+
+A rule is one function under ``@rule``. Its docstring explains it: why it matters, a paragraph that begins with ``Fix:``, and one that
+begins with ``Source:``::
+
+    @rule("D20", "E", "identical inputs")
+    def _identical_inputs(facts: Facts) -> Iterator[Finding]:
+        '''The model cannot tell samples apart.
+
+        Fix: Check load_dataset.
+        Source: Humbatova et al., arXiv:1910.11015
+        '''
+        ...
+        yield Finding("all values of x_train are 0", ("data", "x_train"))
+"""
 
 from __future__ import annotations
 
 import difflib
+import inspect
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from ddlf.errors import ConfigError
@@ -22,124 +39,188 @@ CLASSES = {
     "C": "Cluster",
     "R": "Run",
 }
-"""What rules are about, by the first letter of their ids."""
+"""The subject of a rule, by the first letter of its id."""
+EXPLANATION = re.compile(r"(.*?)\n\nFix: (.*?)\nSource: (.*)", re.DOTALL)
+STRIPPED = "See docs/reference/advice.md (python -OO removes explanations).\n\nFix: See there.\nSource: none"
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of the user's code that can be made without understanding it.
+    """A change of the user's code that is safe without understanding the code.
 
     Args:
-        what: What is changed: ``"loss"``, ``"metric"``, ``"rate"``, ``"argument"`` of a layer, ``"remove"`` a layer, ``"setting"``, ``"optimizer"``
-            an argument of the optimizer, ``"data"`` lines at the end of load_dataset.
-        to: The new value, or the lines.
-        of: Name of the layer or of the setting, or the value before.
-        name: Name of the argument.
+        kind: What to change: the ``"loss"``, a ``"metric"``, the learning ``"rate"``, an ``"argument"`` of a layer, an argument of the
+            ``"optimizer"``, a ``"setting"``; ``"remove"`` a layer; ``"data"`` adds lines to load_dataset.
+        value: The new value, or the lines.
+        target: Name of the layer or the setting, or the old value.
+        argument: Name of the argument.
     """
 
-    what: Literal["loss", "logits", "metric", "rate", "argument", "remove", "setting", "optimizer", "data"]
-    to: Any = None
-    of: str = ""
-    name: str = ""
+    kind: Literal["loss", "metric", "rate", "argument", "remove", "setting", "optimizer", "data"]
+    value: Any = None
+    target: str = ""
+    argument: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a rule has seen.
+class Edit:
+    """Replaces a part of a file.
 
     Args:
-        what: A sentence with the evidence in numbers, without a full stop.
-        at: What it is about: ``("layer", name)``, ``("loss", output)``, ``("optimizer", "")``, ``("data", array)``, ``("setting", name)``.
-        samples: Numbers of samples that show it.
-        changes: What would mend it; none if that takes understanding.
-        severity: Another one than the rule's, where it is less, or more, than usual.
-        fix: What to do, where it is another thing than usual.
+        path: The file.
+        begin: First character to replace, counted in the decoded text without byte order mark and with ``\\n`` as line end.
+        end: The character after the last one.
+        text: The new text.
     """
 
-    what: str
-    at: tuple[str, str] = ("app", "")
+    path: Path
+    begin: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A line of the user's code.
+
+    Args:
+        path: The file.
+        line: Number of the line, from 1.
+    """
+
+    path: Path
+    line: int
+
+    def __str__(self) -> str:
+        """Return ``path:line``."""
+        return f"{self.path}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One mistake that a rule has found.
+
+    Args:
+        message: A sentence with the evidence in numbers, without a full stop.
+        subject: ``("layer", name)``, ``("loss", output)``, ``("optimizer", "")``, ``("data", array)``, ``("setting", name)``, ...
+        samples: Numbers of samples that show it.
+        changes: Changes that fix it; none if a person has to decide.
+        severity: Overrides the severity of the rule.
+        fix: Overrides the fix of the rule.
+    """
+
+    message: str
+    subject: tuple[str, str] = ("app", "")
     samples: tuple[int, ...] = ()
     changes: tuple[Change, ...] = ()
     severity: Severity | None = None
     fix: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Rule:
-    """Something that is known to go wrong.
+    """A known mistake.
 
     Args:
-        id: A letter of ``CLASSES`` and two digits. It never changes its meaning.
-        severity: ``"E"``: cannot learn, or fails; ``"W"``: costs accuracy or time; ``"I"``: good to know.
-        level: What has to be done to see it.
-        title: What is wrong, in some words.
-        look: Yields what is wrong in facts.
-        why: Why it matters, a sentence.
-        fix: What to do, a sentence.
-        source: Who says so.
+        id: A letter of ``CLASSES`` and two digits. Its meaning never changes.
+        severity: ``"E"``: the app cannot learn, or fails; ``"W"``: it loses accuracy or time; ``"I"``: good to know.
+        title: The mistake in a few words.
+        level: The cheapest level that can find it.
+        check: Yields what is wrong in facts.
     """
 
     id: str
     severity: Severity
-    level: Level = "quick"
     title: str
-    look: Callable[[Facts], Iterable[Found]]
-    why: str
-    fix: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What one rule has found.
-
-    Args:
-        rule: Which.
-        found: What.
-    """
-
-    rule: Rule
-    found: Found
+    level: Level
+    check: Callable[[Facts], Iterable[Finding]]
 
     @property
-    def severity(self) -> Severity:
-        """How bad it is."""
-        return self.found.severity or self.rule.severity
+    def why(self) -> str:
+        """Why it matters."""
+        return self._explanation(1)
 
     @property
     def fix(self) -> str:
         """What to do."""
-        return self.found.fix or self.rule.fix
+        return self._explanation(2)
+
+    @property
+    def source(self) -> str:
+        """The publication or measurement behind it."""
+        return self._explanation(3)
+
+    def _explanation(self, part: int) -> str:
+        found = EXPLANATION.fullmatch(inspect.getdoc(self.check) or STRIPPED)
+        return " ".join(found[part].split()) if found else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A finding with its rule, and its place in the user's code.
+
+    Args:
+        rule: The rule that found it.
+        finding: The finding.
+        position: Its place in the user's code; None if it is unknown.
+        edits: Edits that fix it; none if a person has to decide.
+    """
+
+    rule: Rule
+    finding: Finding
+    position: Position | None = None
+    edits: tuple[Edit, ...] = ()
+
+    @property
+    def severity(self) -> Severity:
+        """How bad it is."""
+        return self.finding.severity or self.rule.severity
+
+    @property
+    def fix(self) -> str:
+        """What to do."""
+        return self.finding.fix or self.rule.fix
+
+    def __str__(self) -> str:
+        """Return the id of the rule and the message."""
+        return f"{self.rule.id} {self.finding.message}"
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A rule that raised: it is told, and stops nothing.
+    """A rule that raised. The others continue.
 
     Args:
-        rule: Which.
-        why: The error.
+        rule: The rule.
+        error: The error.
     """
 
     rule: Rule
-    why: str
+    error: str
 
 
-def look(rules: Iterable[Rule], facts: Facts) -> tuple[list[Finding], list[Failed]]:
-    """Ask rules; what is worst comes first."""
-    findings: list[Finding] = []
+def rule(
+    id: str, severity: Severity, title: str, *, level: Level = "quick"
+) -> Callable[[Callable[[Facts], Iterable[Finding]]], Rule]:
+    """Make a function a rule. See the top of this file."""
+    return lambda check: Rule(id, severity, title, level, check)
+
+
+def check_rules(rules: Iterable[Rule], facts: Facts) -> tuple[list[Advice], list[Failed]]:
+    """Return the findings of rules, the worst first, and the rules that raised."""
+    findings: list[Advice] = []
     failed: list[Failed] = []
     for rule in rules:
         try:
-            findings += [Finding(rule, found) for found in rule.look(facts)]
+            findings += [Advice(rule, finding) for finding in rule.check(facts)]
         except Exception as error:
             failed.append(Failed(rule, f"{type(error).__name__}: {error}"))
     findings.sort(key=lambda one: ("EWI".index(one.severity), one.rule.id))
     return findings, failed
 
 
-def named(rules: Iterable[Rule], id: str, where: str) -> Rule:
-    """The rule of an id.
+def find_rule(rules: Iterable[Rule], id: str, origin: str) -> Rule:
+    """Return the rule with an id.
 
     Raises:
         ConfigError: There is none.
@@ -147,9 +228,14 @@ def named(rules: Iterable[Rule], id: str, where: str) -> Rule:
     known = {rule.id: rule for rule in rules}
     if (rule := known.get(id.upper())) is not None:
         return rule
-    padded = f"{id[:1]}{id[1:]:0>2}".upper()  # L2 is L02, rather than L12
+    padded = f"{id[:1]}{id[1:]:0>2}".upper()  # L2 means L02, not L12
     near = [padded] if padded in known else difflib.get_close_matches(id.upper(), known, 1, cutoff=0.5)
     raise ConfigError(
-        f"{where}: there is no rule {id!r}" + (f", did you mean {near[0]}?" if near else ""),
+        f"{origin}: there is no rule {id!r}" + (f", did you mean {near[0]}?" if near else ""),
         hint="docs/reference/advice.md lists them all",
     )
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a number with its noun."""
+    return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith(('ss', 'ch')) else 's'}"

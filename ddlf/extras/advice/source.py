@@ -1,4 +1,4 @@
-"""Where in the user's code something is written, and how it would be changed there. Reads Python files; runs nothing of them."""
+"""Where in the user's Python files or model text something is written. Reads files; runs nothing of them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ddlf.extras.advice.facts import Facts, Layer
+from ddlf.extras.advice.rule import Advice, Position
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 POSITIONS = {
@@ -27,51 +28,32 @@ POSITIONS = {
 }
 """Arguments of layers that are given by their place."""
 IGNORE = re.compile(r"#\s*ddlf:\s*ignore\b(?:\[([^\]]*)\])?\s*(.*)")
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A line of the user's.
-
-    Args:
-        path: The file.
-        line: From 1.
-    """
-
-    path: Path
-    line: int
+OF_TRAIN = {"optimizer": ("learning_rate", "optimizer", "clipping"), "metric": ("metrics",)}
+"""Keys of the block ``train`` that may say something, what says most first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ignore:
-    """A comment by which findings of a rule are not wanted.
+    """A comment that ignores findings of a rule.
 
     Args:
-        place: Where it stands.
+        position: Its line.
         id: The rule.
-        reason: Why.
-        lines: The lines that it is for; None for the whole file.
+        reason: The user's reason.
+        lines: The lines that it applies to; None for the whole file.
     """
 
-    place: Place
+    position: Position
     id: str
     reason: str
     lines: frozenset[int] | None
 
-
-class Text(Protocol):
-    """The text of a model."""
-
-    path: Path
-
-    def model(self, what: str, name: str) -> Place | None:
-        """Where it says something of the model."""
-
-    def app(self, what: str, name: str) -> Place:
-        """Where it says something, if it is the whole app."""
-
-    def ignores(self) -> Iterator[Ignore]:
-        """Its comments."""
+    def matches(self, advice: Advice) -> bool:
+        """Return whether it ignores a finding."""
+        if self.id.upper() != advice.rule.id:
+            return False
+        at = advice.position
+        return self.lines is None or (at is not None and at.path == self.position.path and at.line in self.lines)
 
 
 class File:
@@ -97,7 +79,7 @@ class File:
             lines = frozenset({line, line + 1} if alone else {line})
             for id in (found[1] or "").split(","):
                 whole = bool(lines & classes)
-                yield Ignore(Place(self.path, line), id.strip(), found[2].strip(), None if whole else lines)
+                yield Ignore(Position(self.path, line), id.strip(), found[2].strip(), None if whole else lines)
 
 
 class Sources:
@@ -109,7 +91,7 @@ class Sources:
         text: That of its model, if it is one.
     """
 
-    def __init__(self, paths: Iterable[Path], app: str, text: Text | None = None) -> None:
+    def __init__(self, paths: Iterable[Path], app: str, text: ModelText | None = None) -> None:
         self.files: list[File] = []
         for path in dict.fromkeys(paths):
             try:
@@ -128,9 +110,9 @@ class Sources:
         wanted = set(of)
         return any(_name(call.func) in wanted for file in self.files for call in file.calls)
 
-    def place(self, at: tuple[str, str], facts: Facts) -> Place | None:
+    def position(self, subject: tuple[str, str], facts: Facts) -> Position | None:
         """Where something is written; where that is not found, the method or the class that it is of."""
-        what, name = at
+        what, name = subject
         if self.text is not None:
             if not self.files:
                 return self.text.app(what, name)
@@ -149,7 +131,7 @@ class Sources:
         elif what == "method":
             found = self.method(name)
         found = found or self.class_()
-        return None if found is None else Place(found[0].path, found[1].lineno)
+        return None if found is None else Position(found[0].path, found[1].lineno)
 
     def class_(self) -> tuple[File, ast.ClassDef] | None:
         """The app's class."""
@@ -304,3 +286,89 @@ def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
                 yield from ((one, node.value) for one in target.elts)
             else:
                 yield target, node.value
+
+
+class ModelText:
+    """A text.
+
+    Args:
+        notation: What was loaded of it.
+
+    Attributes:
+        path: The file.
+    """
+
+    def __init__(self, notation: Any) -> None:
+        self.path: Path = notation.path
+        self._text: str = notation.parsed.text
+        self._line_of: Callable[[int], int] = notation.line_of
+        self._layers: Mapping[str, int] = notation.places
+        self._blocks = {head.name: head.block for head in notation.parsed.graph.heads}
+        self._inputs = [node.name for node in notation.parsed.graph.nodes if node.operator == "input"]
+        self._statements: Mapping[tuple[str, str], int] = notation.statement_places()
+
+    def model(self, what: str, name: str) -> Position | None:
+        """Where the text says something of the model: a layer, a loss, a metric, the optimizer; None if it does not.
+
+        Args:
+            what: What, as ``Found.at`` has it.
+            name: Its name.
+        """
+        if what == "layer":
+            return self._at(self._layers.get(name))
+        if what == "loss":
+            block = self._blocks.get(name) or next(iter(self._blocks.values()))
+            return self._first((block, "loss"), ("train", "loss"), (block, "output"))
+        if what in OF_TRAIN:
+            return self._first(*(("train", key) for key in OF_TRAIN[what]))
+        return None
+
+    def app(self, what: str, name: str) -> Position:
+        """Where a text that is the whole app says something, or would."""
+        found = self.model(what, name)
+        if found is None and what == "setting":
+            found = self._first(("train", name))
+        if found is None and (what == "data" or (what, name) == ("method", "load_dataset")):
+            array, _, block = name.partition("[")
+            block = block.strip("]'\"") or (
+                next(iter(self._blocks.values())) if array.startswith("y") else self._inputs[0]
+            )
+            block = self._blocks.get(block, block)
+            found = self._first(("train", "data"), (block, "output" if array.startswith("y") else "input"))
+        if found is None and what == "layer":  # an input, or what scales one
+            found = self._first((name, "input"), ("train", "scaling"), (self._inputs[0], "input"))
+        return found or Position(self.path, self._line(min(self._statements.values(), default=0)))
+
+    def ignores(self) -> Iterator[Ignore]:
+        """Its comments by which findings are not wanted."""
+        for number, line in enumerate(self._text.splitlines(), 1):
+            if "ddlf:" not in line or (found := IGNORE.search(line)) is None:
+                continue
+            alone = not line[: found.start()].strip()
+            for id in (found[1] or "").split(","):
+                lines = frozenset({number, number + 1} if alone else {number})
+                yield Ignore(Position(self.path, number), id.strip(), found[2].strip(), lines)
+
+    def _first(self, *keys: tuple[str, str]) -> Position | None:
+        return next((self._at(self._statements[key]) for key in keys if key in self._statements), None)
+
+    def _at(self, at: int | None) -> Position | None:
+        return None if at is None else Position(self.path, self._line(at))
+
+    def _line(self, at: int) -> int:
+        return self._line_of(at)
+
+
+def text_of(app: Any) -> ModelText | None:
+    """The text of an app's model; None if it has none."""
+    model = vars(app).get("model")
+    texts = (
+        each for each in (model, getattr(model, "notation", None), getattr(app, "notation", None)) if _is_text(each)
+    )
+    notation = next(texts, None)
+    return None if notation is None else ModelText(notation)
+
+
+def _is_text(model: Any) -> bool:
+    """Whether an object is a model as text: the part for these may not be installed."""
+    return hasattr(type(model), "statement_places")

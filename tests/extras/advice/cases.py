@@ -123,16 +123,16 @@ def record(number, loss, **more):
 
 
 def records(*losses):
-    return Facts(seen={"records": [record(number, loss) for number, loss in enumerate(losses, 1)]})
+    return Facts(records=[record(number, loss) for number, loss in enumerate(losses, 1)])
 
 
 def validated(*pairs):
-    return Facts(seen={"records": [record(number, loss, val_loss=val) for number, (loss, val) in enumerate(pairs, 1)]})
+    return Facts(records=[record(number, loss, val_loss=val) for number, (loss, val) in enumerate(pairs, 1)])
 
 
 def stale(*ages):
     rows = [record(number, 1 / number, slot=number % 2 + 1, staleness=age) for number, age in enumerate(ages, 1)]
-    return Facts(seen={"records": rows})
+    return Facts(records=rows)
 
 
 NORM = layer("BatchNormalization", trained=64, config={"axis": -1})
@@ -359,10 +359,6 @@ CASES = {
     ),
     "C13": (seen(own_train="train goes on from other weights"), seen(own_train="")),
     "C14": (replace(FACTS, left_behind=("the weight 'steps' is of type int32",)), FACTS),
-    "C15": (
-        seen(asked=("create_model asks for the environment variable UNITS",)),
-        seen(asked=("create_model asks for the environment variable UNITS",), model=("another shape",)),
-    ),
     "C16": (
         replace(ROUNDED, settings={**ROUNDED.settings, "worker_epochs": 10}),
         replace(ROUNDED, settings={**ROUNDED.settings, "worker_epochs": 2}),

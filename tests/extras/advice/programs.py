@@ -531,10 +531,6 @@ PROGRAMS = {
         {"made": "        self.model.other_optimizer = keras.optimizers.Adam()\n"},
         {"made": "        self.model.same_optimizer = self.model.optimizer\n"},
     ),
-    "C15": of(
-        {"hidden": 'layers.Dense(int(os.environ.get("UNITS", 32)), activation="relu")'},
-        {"hidden": 'layers.Dense(int(os.environ.get("DDLF_UNITS", 32)), activation="relu")'},
-    ),
     "C16": setting("worker_epochs = 10", "worker_epochs = 2"),
     "R01": of(
         {"settings": SHORT.format(2), "optimizer": "keras.optimizers.SGD(1e30)"},

@@ -1,8 +1,6 @@
 """Asking for advice: what is ignored, what is told, in which form."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,13 +10,13 @@ import pytest
 import ddlf
 import ddlf.data
 from ddlf.errors import AppError, ConfigError, DDLFError
-from ddlf.extras.advice.advise import answered, known_ignores, of_run
-from ddlf.extras.advice.again import differing, is_of_this_machine
+from ddlf.extras.advice.advise import check_before_run, check_facts, known_ignores
+from ddlf.extras.advice.batch import plain
 from ddlf.extras.advice.collect import take_in
+from ddlf.extras.advice.processes import differences, is_of_this_machine
 from ddlf.extras.advice.report import as_json, as_sarif, explained, lines
 from ddlf.extras.advice.rules import RULES
 from ddlf.extras.advice.source import Sources
-from ddlf.extras.advice.steps import plain
 from ddlf.training.roles.build import ready_model
 from tests.extras.advice.cases import CASES, FACTS
 from tests.extras.advice.test_source import TEXT
@@ -33,14 +31,14 @@ def answer(text, facts, folder, *levels):
     path = folder / "app.py"
     path.write_text(text)
     sources = Sources([path], "App")
-    return answered(facts, sources, known_ignores(sources), levels or ("quick",))
+    return check_facts(facts, sources, known_ignores(sources), levels or ("quick",))
 
 
 def test_a_finding_has_its_line_and_what_would_mend_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = answer(TEXT, NAN, tmp_path)
     (one,) = found.advice
-    assert (one.finding.rule.id, one.place.line) == ("D01", 26)
+    assert (one.rule.id, one.position.line) == ("D01", 26)
     (told,) = as_json(found)["findings"]
     assert (told["file"], told["line"], told["severity"], told["samples"]) == ("app.py", 26, "error", [7])
     assert "+        finite = (abs(self.x_train) <" in told["diff"]
@@ -69,9 +67,14 @@ def test_a_comment_takes_a_finding_away_and_one_that_is_not_needed_is_said(tmp_p
     ignoring = TEXT.replace("[D03, D04]", "[d01, D04]")
     found = answer(ignoring, NAN, tmp_path)
     assert (found.advice, found.ignored) == ((), 1)
-    assert [one.id for one in found.unneeded] == ["D11", "D04"]
+    assert [one.id for one in found.unused] == ["D11", "D04"]
     assert "app.py:25: ignore[D04] is not needed any more" in "\n".join(lines(found, 1))
-    assert answer(TEXT, NAN, tmp_path, "run").unneeded == ()
+    assert answer(TEXT, NAN, tmp_path, "run").unused == ()
+
+
+def test_comment_of_removed_rule_is_reported_as_not_needed(tmp_path):
+    report = answer(TEXT.replace("[D03, D04]", "[C15]"), NAN, tmp_path)
+    assert "C15" in [one.id for one in report.unused]
 
 
 def test_a_comment_of_a_rule_that_there_is_not_is_refused(tmp_path):
@@ -90,15 +93,15 @@ def test_a_comment_that_names_no_rule_is_refused(tmp_path):
 async def test_a_run_on_several_slots_says_that_a_schedule_is_counted_for_one_process(workers, told, monkeypatch):
     monkeypatch.setattr("ddlf.extras.advice.advise.facts_of", lambda app: replace(CASES["C06"][0], workers=workers))
     monkeypatch.setattr("ddlf.extras.advice.advise.sources_of", lambda app: Sources([], "App"))
-    assert [one.rule for one in (await of_run(SimpleNamespace(advice="quick")))[0]] == told
+    assert [one.rule for one in (await check_before_run(SimpleNamespace(advice="quick")))[0]] == told
 
 
 async def test_a_rule_that_raises_is_told_and_ends_no_run(monkeypatch, caplog):
-    broken = replace(RULES[0], look=lambda facts: 1 / 0)
+    broken = replace(RULES[0], check=lambda facts: 1 / 0)
     monkeypatch.setattr("ddlf.extras.advice.advise.RULES", (broken, *RULES[1:]))
     monkeypatch.setattr("ddlf.extras.advice.advise.facts_of", lambda app: FACTS)
     monkeypatch.setattr("ddlf.extras.advice.advise.sources_of", lambda app: Sources([], "App"))
-    assert await of_run(SimpleNamespace(advice="strict")) == ([], "")
+    assert await check_before_run(SimpleNamespace(advice="strict")) == ([], "")
     assert f"the rule {broken.id} failed: ZeroDivisionError" in caplog.text
 
 
@@ -175,8 +178,8 @@ def batches():
 async def test_what_is_no_array_of_numbers_is_named_with_what_to_do(make, what, fix):
     asked = app(make(), None if make is batches else FINE[1])
     (found,) = (await asked.advise("quick")).advice
-    assert found.finding.found.what.startswith(what)
-    assert fix in found.finding.fix
+    assert found.finding.message.startswith(what)
+    assert fix in found.fix
 
 
 async def test_a_test_that_the_model_cannot_take_is_an_error():
@@ -208,18 +211,18 @@ def test_a_rule_is_explained_with_all_that_it_says():
 
 def test_what_a_second_process_makes_of_an_app_is_compared():
     mine = {"data": {"x_train": "a", "y_train": "b"}, "weights": [["d/kernel", [4, 2], "float32"]], "files": []}
-    assert differing(mine, mine) == {}
-    assert differing(mine, {**mine, "data": {"x_train": "c"}}) == {
+    assert differences(mine, mine) == {}
+    assert differences(mine, {**mine, "data": {"x_train": "c"}}) == {
         "data": ("a second process has other values in x_train, y_train",)
     }
-    assert differing(mine, {**mine, "weights": [["d/kernel", [4, 3], "float32"]]})["model"] == (
+    assert differences(mine, {**mine, "weights": [["d/kernel", [4, 3], "float32"]]})["model"] == (
         "a second process has another shape or type of d/kernel",
     )
-    assert differing(mine, {**mine, "weights": []})["model"] == ("a second process has 0 weights instead of 1",)
-    assert differing(mine, {**mine, "files": ["/home/me/x.npz"]}) == {
+    assert differences(mine, {**mine, "weights": []})["model"] == ("a second process has 0 weights instead of 1",)
+    assert differences(mine, {**mine, "files": ["/home/me/x.npz"]}) == {
         "files": ("load_dataset and create_model read /home/me/x.npz",)
     }
-    assert differing(mine, {"error": "NameError: late"}) == {"failed": ("in a second process NameError: late",)}
+    assert differences(mine, {"error": "NameError: late"}) == {"failed": ("in a second process NameError: late",)}
 
 
 def test_files_of_this_machine_are_those_that_nobody_else_need_have(tmp_path, monkeypatch):
@@ -240,14 +243,6 @@ def test_small_data_that_is_made_as_it_is_read_is_looked_at_as_arrays():
     assert app.train_data is None
     assert (app.x_train[:, 0].tolist(), app.y_train.tolist()) == ([0] * 5 + [1] * 5, [0, 1, 2, 3, 4] * 2)
     assert not take_in(SimpleNamespace(x_train=np.zeros((3, 2))))
-
-
-def test_a_second_process_takes_its_machine_for_another_one():
-    code = "from ddlf.extras.advice.again import _on_another_machine as turn; import socket, os; "
-    code += "a = socket.gethostname(), os.cpu_count(); turn(print); b = socket.gethostname(), os.cpu_count()\n"
-    code += "print(a[0] != b[0], a[1] != b[1], os.uname().nodename == b[0])"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.splitlines() == ["the name of its machine"] * 2 + ["True True True"]
 
 
 def test_of_an_error_in_a_graph_the_sentence_is_told():

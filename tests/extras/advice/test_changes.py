@@ -24,11 +24,11 @@ def after(text, *changes, folder):
         (Change("loss", "huber"), 'loss="mse"', 'loss="huber"'),
         (Change("metric", "mae", "accuracy"), '["accuracy"]', '["mae"]'),
         (Change("rate", 0.01), "RATE = 0.1", "RATE = 0.01"),
-        (Change("optimizer", 0.9, name="momentum"), "SGD(RATE)", "SGD(RATE, momentum=0.9)"),
+        (Change("optimizer", 0.9, argument="momentum"), "SGD(RATE)", "SGD(RATE, momentum=0.9)"),
         (Change("argument", 0.5, "dropout", "rate"), "Dropout(0.3)", "Dropout(0.5)"),
         (Change("argument", "relu", "last", "activation"), '10, activation="softmax"', '10, activation="relu"'),
         (Change("argument", "relu", "dense_2", "activation"), "Dense(10))", 'Dense(10, activation="relu"))'),
-        (Change("remove", of="dropout"), "    model.add(layers.Dropout(0.3))\n", ""),
+        (Change("remove", target="dropout"), "    model.add(layers.Dropout(0.3))\n", ""),
         (Change("setting", 32, "batch_size"), "batch_size = 8", "batch_size = 32"),
         (Change("setting", 2, "slots"), "    batch_size = 8", "    slots = 2\n    batch_size = 8"),
         (Change("data", ("a = 1", "b = 2")), "_ = load()", "_ = load()\n        a = 1\n        b = 2"),
@@ -74,8 +74,8 @@ def test_an_element_of_a_list_goes_with_its_comma(tmp_path):
         ("m = [Dropout(0.3), Dense(10)]\n", "m = [Dense(10)]\n"),
         ("x = a\nx = Dropout(0.3)(x)\nx = b\n", "x = a\nx = b\n"),
     ):
-        assert after(text, Change("remove", of="dropout"), folder=tmp_path) == left
-    assert after("y = Dropout(0.3)(x)\n", Change("remove", of="dropout"), folder=tmp_path) is None
+        assert after(text, Change("remove", target="dropout"), folder=tmp_path) == left
+    assert after("y = Dropout(0.3)(x)\n", Change("remove", target="dropout"), folder=tmp_path) is None
 
 
 def test_of_two_edits_that_overlap_the_first_is_made_and_the_diff_names_the_file(tmp_path, monkeypatch):

@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddlf.extras.advice.compiled import heads_of, optimizer_of
-from ddlf.extras.advice.network import layers_of
+from ddlf.extras.advice.network import heads_of, layers_of, optimizer_of
 from ddlf.training.callback_checks import warnings_of_master
 
 

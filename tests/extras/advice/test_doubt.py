@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from ddlf.cluster.cluster import Cluster
-from ddlf.extras.advice.doubt import _compared, _shares, doubted, folds_of, numbers_of
+from ddlf.extras.advice.processes import _compared, _shares, folds_of, numbers_of, wrong_labels
 from tests.extras.advice.cases import FACTS, HEAD, REAL, head
 
 
@@ -36,7 +36,7 @@ def test_labels_that_a_model_surely_contradicts_are_found():
 
 async def test_what_cannot_be_looked_at_is_left_and_a_missing_package_is_said(monkeypatch):
     cluster = Cluster(["127.0.0.1"])
-    assert await doubted(cluster, b"", head(REAL, loss="mse", activation="linear")) == {}
+    assert await wrong_labels(cluster, b"", head(REAL, loss="mse", activation="linear")) == {}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    left = (await doubted(cluster, b"", FACTS))["left"]
+    left = (await wrong_labels(cluster, b"", FACTS))["skipped"]
     assert left == ("wrong labels are found by cleanlab, which is not installed: pip install 'ddlf[advise]'",)

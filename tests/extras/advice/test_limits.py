@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from ddlf.extras.advice.limits import beyond, doing, held
+from ddlf.extras.advice.limits import beyond, doing, time_limit
 from tests.patience import PATIENCE_S
 from tests.processes import command
 
@@ -28,7 +28,7 @@ def test_it_is_seen_while_it_happens():
         said.append(str(error))
         heard.set()
 
-    with held(0, end), doing("load_dataset"):
+    with time_limit(0, end), doing("load_dataset"):
         assert heard.wait(PATIENCE_S)
     assert "test_limits.py" in said[0] or "load_dataset" in said[0]
 

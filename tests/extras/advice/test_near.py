@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ddlf.extras.advice.near import near
+from ddlf.extras.advice.arrays import near_duplicates
 
 
 def pictures(count, seed):
@@ -15,13 +15,13 @@ def test_what_was_made_of_a_picture_of_training_is_found():
     x, test = pictures(300, 1), pictures(50, 2)
     test[7] = np.clip(x[40] * 1.1 + 0.05, 0, 1)
     test[11] = np.round(x[42] * 16) / 16
-    found = near(x, test)
+    found = near_duplicates(x, test)
     assert (found["count"], found["of"]) == (2, 50)
     assert sorted(found["pairs"]) == [(40, 7), (42, 11)]
-    assert near(x, pictures(50, 3))["count"] == 0
+    assert near_duplicates(x, pictures(50, 3))["count"] == 0
 
 
 def test_what_are_no_pictures_is_not_looked_at():
-    assert near(np.zeros((9, 8, 8, 1)), np.zeros((9, 8, 8, 1))) is None
-    assert near(np.zeros((9, 24)), np.zeros((9, 24))) is None
-    assert near({"a": np.zeros((9, 24, 24, 1))}, None) is None
+    assert near_duplicates(np.zeros((9, 8, 8, 1)), np.zeros((9, 8, 8, 1))) is None
+    assert near_duplicates(np.zeros((9, 24)), np.zeros((9, 24))) is None
+    assert near_duplicates({"a": np.zeros((9, 24, 24, 1))}, None) is None

@@ -62,11 +62,11 @@ def in_a_gradient():
     ],
 )
 def test_a_nan_is_told_with_where_it_begins_and_weights_stay(make, sentence):
-    from ddlf.extras.advice.not_finite import told
+    from ddlf.extras.advice.batch import not_finite_advice
 
     app = make()
     before = [each.tobytes() for each in app.model.get_weights()]
-    advised = told(app)
+    advised = not_finite_advice(app)
     assert (advised.rule, advised.severity) == ("R01", "E")
     assert sentence in advised.what
     assert [each.tobytes() for each in app.model.get_weights()] == before
@@ -74,7 +74,7 @@ def test_a_nan_is_told_with_where_it_begins_and_weights_stay(make, sentence):
 
 
 def test_nothing_is_said_of_what_does_not_come_again():
-    from ddlf.extras.advice.not_finite import told
+    from ddlf.extras.advice.batch import not_finite_advice
 
-    assert told(made(rate=0.001)) is None
-    assert told(App()) is None
+    assert not_finite_advice(made(rate=0.001)) is None
+    assert not_finite_advice(App()) is None

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ddlf.extras.advice.own_train import trained_by_own
+from ddlf.extras.advice.batch import trained_by_own
 
 
 class Model:

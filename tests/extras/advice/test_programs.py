@@ -14,8 +14,8 @@ from ddlf.errors import BadUpdate
 from ddlf.events import Advised
 from ddlf.extras.advice.advise import advise
 from ddlf.extras.advice.changes import changed, diff
-from ddlf.extras.advice.of_runs import RUNS
 from ddlf.extras.advice.rules import RULES
+from ddlf.extras.advice.rules.run import RUN_RULES
 from tests.extras.advice.programs import PROGRAMS
 
 APPS = [
@@ -73,8 +73,8 @@ def what_it_looks_at(rule, monkeypatch):
 
     if rule.level == "cluster":
         monkeypatch.setattr("ddlf.extras.advice.advise.seen_in_a_batch", lambda *of: {})
-    if rule.level == "cluster" and rule.id > "C05" and rule.id != "C15":  # and D18, which has workers
-        monkeypatch.setattr("ddlf.extras.advice.advise.seen_again", nothing)
+    if rule.level == "cluster" and rule.id > "C05":  # and D18, which has workers
+        monkeypatch.setattr("ddlf.extras.advice.advise.seen_by_second_process", nothing)
 
 
 @pytest.mark.slow
@@ -86,16 +86,16 @@ async def test_a_rule_finds_its_defect_in_a_program_and_its_change_mends_it(rule
     labels = rule.id == "D18"  # five trainings
     answer = await found_in(bad, tmp_path, rule.level, with_workers=labels)
     assert answer.failed == ()
-    (mine, *_) = [one for one in answer.advice if one.finding.rule is rule]
-    assert mine.place.path == tmp_path / "program.py"
-    assert mine.place.line > 8
+    (mine, *_) = [one for one in answer.advice if one.rule is rule]
+    assert mine.position.path == tmp_path / "program.py"
+    assert mine.position.line > 8
     if mine.edits:
         patch = diff(mine.edits)
         text = next(iter(changed(mine.edits).values()))
         assert await asyncio.to_thread(_patched, patch)
         assert (tmp_path / "program.py").read_text() == text
         again = await found_in(text, tmp_path, rule.level, "mended")
-        assert rule not in [one.finding.rule for one in again.advice]
+        assert rule not in [one.rule for one in again.advice]
     told = await found_near(near, rule.level, labels, folder=tmp_path)
     assert rule.id not in [one.partition(" ")[0] for one in told], told
 
@@ -117,7 +117,7 @@ async def said_in_a_run(text, folder, name, workers):
 @pytest.mark.parametrize(
     "rule",
     [
-        rule for rule in RUNS if rule.id != "R06"
+        rule for rule in RUN_RULES if rule.id != "R06"
     ],  # which takes a worker that is slower by far, as long as a busy machine lets it
     ids=lambda rule: rule.id,
 )

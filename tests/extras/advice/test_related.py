@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ddlf.extras.advice.of_samples import RELATED, SURELY
-from ddlf.extras.advice.related import related
+from ddlf.extras.advice.arrays import related
+from ddlf.extras.advice.rules.data import RELATED, SURELY
 
 
 @pytest.fixture

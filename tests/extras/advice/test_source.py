@@ -83,15 +83,15 @@ def sources(tmp_path):
     ids=str,
 )
 def test_what_a_finding_is_about_has_its_line(sources, at, line):
-    assert sources.place(at, FACTS).line == line
+    assert sources.position(at, FACTS).line == line
 
 
 def test_a_layer_is_found_by_its_turn_among_those_that_are_written_alike(tmp_path):
     (tmp_path / "app.py").write_text("a = Dense(8)\nb = Dense(9)\nc = Dense(8)\n")
     sources = Sources([tmp_path / "app.py"], "App")
     facts = Facts(layers=(dense("a", 8, "linear"), dense("b", 9, "linear"), dense("c", 8, "linear")))
-    assert [sources.place(("layer", name), facts).line for name in "abc"] == [1, 2, 3]
-    assert sources.place(("layer", "d"), replace(facts, layers=())) is None
+    assert [sources.position(("layer", name), facts).line for name in "abc"] == [1, 2, 3]
+    assert sources.position(("layer", "d"), replace(facts, layers=())) is None
 
 
 def test_comments_that_ignore_a_rule_are_for_a_line_or_for_a_class(sources):
@@ -105,4 +105,4 @@ def test_comments_that_ignore_a_rule_are_for_a_line_or_for_a_class(sources):
 
 def test_a_file_that_cannot_be_read_is_left_out(tmp_path):
     (tmp_path / "broken.py").write_text("def (:\n")
-    assert Sources([tmp_path / "broken.py"], "App").place(("app", ""), FACTS) is None
+    assert Sources([tmp_path / "broken.py"], "App").position(("app", ""), FACTS) is None

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ddlf.extras.advice.batch import learnt, unlinked
 from ddlf.extras.advice.facts import Facts
-from ddlf.extras.advice.steps import learnt, unlinked
 from tests.extras.advice.cases import HEAD, Y, data
 
 OWN = Facts(own=frozenset({"loss"}))

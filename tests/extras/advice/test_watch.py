@@ -7,7 +7,8 @@ import pytest
 from ddlf.errors import BadUpdate
 from ddlf.events import Advised, Committed
 from ddlf.events.sinks import Events
-from ddlf.extras.advice.watch import blamed, watched
+from ddlf.extras.advice.advise import explained_errors
+from ddlf.extras.advice.rules.run import watched
 from tests.extras.advice.cases import record
 
 
@@ -43,9 +44,9 @@ def test_nothing_is_said_of_a_run_that_is_well_or_where_nobody_wants_it():
 
 
 def test_an_update_that_cannot_be_merged_is_told_with_its_likely_cause():
-    with pytest.raises(BadUpdate) as raised, blamed(Watched(), "D01 3 of 9 values of x_train are NaN"):
+    with pytest.raises(BadUpdate) as raised, explained_errors(Watched(), "D01 3 of 9 values of x_train are NaN"):
         raise BadUpdate("slot 0")
     assert raised.value.__notes__ == ["likely cause: D01 3 of 9 values of x_train are NaN"]
-    with pytest.raises(BadUpdate) as raised, blamed(Watched(), ""):
+    with pytest.raises(BadUpdate) as raised, explained_errors(Watched(), ""):
         raise BadUpdate("slot 0")
     assert not hasattr(raised.value, "__notes__")

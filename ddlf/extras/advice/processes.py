@@ -1,22 +1,37 @@
-"""Labels that models contradict which have not learnt them: cross-validation over the workers, and cleanlab on what it gives. Master and workers."""
+"""What other processes show: a second one that loads the app as a worker does, and five trainings for wrong labels. Master and workers.
+
+The app travels as it does to workers, pickled. The second process, ``python -m ddlf.extras.advice.processes``, has another hash seed, and
+has imported and set nothing. It does not imitate another machine: whether an app asks for its machine's name is not checked.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
+import json
+import os
+import sys
 import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ddlf.data.parts import contents
 from ddlf.data.trees import tree_map, tuples
-from ddlf.errors import DDLFError
+from ddlf.errors import DDLFError, NotPicklable
 from ddlf.extras.advice.facts import Facts, Head
+from ddlf.rpc.code import is_installed, pickle_object, unpickle
+from ddlf.training.roles.build import describe_weights
 
 if TYPE_CHECKING:
     from ddlf.cluster.cluster import Cluster
 
+SECOND_PROCESS_S = 300.0
+"""Maximum seconds for the second process."""
+MOST_FILES = 5
 FOLDS = 5
 LEAST = 20
 """Samples of a class, on average, below which a fold teaches too little."""
@@ -25,7 +40,95 @@ SECONDS = 300.0
 SHOWN = 5
 
 
-async def doubted(cluster: Cluster, pickled: bytes, facts: Facts) -> dict[str, Any]:
+def pickled_app(app: Any, seen: dict[str, Any]) -> bytes | None:
+    """Return the app as it travels to workers, before it has loaded anything; None if it cannot, which is noted in ``seen``."""
+    try:
+        return pickle_object(app)
+    except NotPicklable as error:
+        seen["travel"] = (error.message,)
+        return None
+
+
+async def seen_by_second_process(app: Any, pickled: bytes) -> dict[str, Any]:
+    """Return sentences about what a second process made differently, by subject.
+
+    Args:
+        app: The app with the data and the model of this process.
+        pickled: The app before it had them.
+    """
+    environment = {**os.environ, "PYTHONHASHSEED": "4711", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", __name__, sys.path[0]),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=environment,
+    )
+    try:
+        out, _ = await asyncio.wait_for(process.communicate(pickled), SECOND_PROCESS_S)
+    except TimeoutError:
+        return {
+            "failed": (f"load_dataset and create_model took more than {SECOND_PROCESS_S:.0f} s in a second process",)
+        }
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        return {
+            "failed": (f"a second process ended with exit code {process.returncode} in load_dataset or create_model",)
+        }
+    return differences(_made(app), json.loads(out.decode().rpartition("\n")[2]))
+
+
+def differences(mine: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Return sentences about the differences between what two processes made of an app, by subject."""
+    if error := other.get("error"):
+        return {"failed": (f"in a second process {error}",)}
+    found: dict[str, Any] = {}
+    names = [name for name in {**mine["data"], **other["data"]} if mine["data"].get(name) != other["data"].get(name)]
+    if names:
+        found["data"] = (f"a second process has other values in {', '.join(names)}",)
+    if (a := mine["weights"]) != (b := other["weights"]):
+        first = next((one[0] for one, two in zip(a, b, strict=False) if one[1:] != two[1:]), "")
+        if len(a) != len(b) or first:
+            what = f"{len(b)} weights instead of {len(a)}" if len(a) != len(b) else f"another shape or type of {first}"
+            found["model"] = (f"a second process has {what}",)
+    if files := other["files"]:
+        found["files"] = (f"load_dataset and create_model read {', '.join(files[:MOST_FILES])}",)
+    return found
+
+
+def _made(app: Any) -> dict[str, Any]:
+    return {"data": contents(app), "weights": describe_weights(app.model), "files": []}
+
+
+def is_of_this_machine(path: str, script: str) -> bool:
+    """Return whether other machines may lack a file that was read.
+
+    Args:
+        path: Of the file.
+        script: Folder of the script; Python files there travel.
+    """
+    real = os.path.realpath(path)
+    usual = (
+        "/proc/",
+        "/sys/",
+        "/dev/",
+        "/etc/",
+        "/usr/",
+        "/lib",
+        os.path.realpath(sys.prefix),
+        os.path.realpath(sys.base_prefix),
+    )
+    home = os.path.expanduser("~")
+    shared = [os.environ.get("DDLF_DATA", ""), f"{home}/.keras", f"{home}/.cache", os.environ.get("XDG_CACHE_HOME", "")]
+    known = [*usual, *(os.path.realpath(folder) for folder in shared if folder), str(Path(__file__).parents[2])]
+    is_code = real.endswith((".py", ".pyc", ".so", ".pth"))
+    return not (is_code or is_installed(real) or real.startswith(tuple(known))) and os.path.isfile(real)
+
+
+async def wrong_labels(cluster: Cluster, pickled: bytes, facts: Facts) -> dict[str, Any]:
     """Labels that are likely wrong (confident learning, Northcutt et al., arXiv:1911.00068).
 
     The samples are dealt into 5 folds, each with its share of each class. A worker trains the app's model on four, for as long as the app says, and
@@ -44,13 +147,13 @@ async def doubted(cluster: Cluster, pickled: bytes, facts: Facts) -> dict[str, A
     if head is None:
         return {}
     if importlib.util.find_spec("cleanlab") is None:
-        return {"left": ("wrong labels are found by cleanlab, which is not installed: pip install 'ddlf[advise]'",)}
+        return {"skipped": ("wrong labels are found by cleanlab, which is not installed: pip install 'ddlf[advise]'",)}
     is_new = cluster.loop is None
     try:
         await cluster.connect(modules=("keras",))
         found = await cluster.map(partial(held_out, pickled), range(FOLDS))
     except DDLFError as error:
-        return {"left": (f"wrong labels were not looked for: {error.message}",)}
+        return {"skipped": (f"wrong labels were not looked for: {error.message}",)}
     finally:
         if is_new:
             await cluster.close()
@@ -149,3 +252,36 @@ def _compared(labels: np.ndarray[Any, Any], shares: np.ndarray[Any, Any]) -> dic
         "samples": tuple(int(number) for number in found),
         "pairs": tuple((int(number), int(labels[number]), int(likely[number])) for number in found[:SHOWN]),
     }
+
+
+def _main() -> None:
+    """Load and build the app that standard input holds, and print what was made as the last line."""
+    script, out = sys.argv[1], os.dup(1)
+    os.dup2(2, 1)  # the app's own output is no answer
+    if script:
+        sys.path.insert(0, script)
+    opened: dict[str, None] = {}
+
+    def hear(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[0], str) and "w" not in str(arguments[1] or "r"):
+            opened[os.path.abspath(arguments[0])] = None
+
+    from ddlf.data.parts import check_data
+    from ddlf.extras.advice.collect import build, load
+
+    try:
+        app = unpickle(sys.stdin.buffer.read())
+        sys.addaudithook(hear)
+        asyncio.run(load(app))
+        check_data(app)
+        asyncio.run(build(app))
+        files = [path for path in list(opened) if is_of_this_machine(path, script)]
+        answer = _made(app) | {"files": files}
+    except (Exception, DDLFError) as error:
+        answer = {"error": f"{type(error).__name__}: {error}".partition("\n")[0]}
+    with contextlib.closing(os.fdopen(out, "w")) as file:
+        file.write(f"\n{json.dumps(answer)}")
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,15 +1,16 @@
-"""Rules of class T: how the model is trained. Pure."""
+"""Rules of class T: optimizer, schedule, batches and settings of the run. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 
-from ddlf.extras.advice.facts import Facts
-from ddlf.extras.advice.of_layers import DROPOUT
-from ddlf.extras.advice.of_samples import plural
-from ddlf.extras.advice.rule import Change, Found, Rule
+from ddlf.extras.advice.facts import Facts, Layer
+from ddlf.extras.advice.rule import Change, Finding, plural, rule
+from ddlf.extras.advice.rules.model import DROPOUT
 
+MUCH = 0.8
+"""Share of all memory that a step may take."""
 RATES = {
     "SGD": (1e-5, 1.0, 0.01),
     "Adam": (1e-6, 0.02, 0.001),
@@ -52,7 +53,43 @@ AUGMENTING = (
 )
 
 
-def _rate(facts: Facts) -> Iterator[Found]:
+@rule("T12", "W", "a step that does not fit into memory")
+def _much_memory(facts: Facts) -> Iterator[Finding]:
+    """A process that asks for more than there is gets killed in its first step, and on a worker with all that it holds.
+
+    Fix: Take a smaller batch_size, or smaller layers.
+    Source: 4 bytes for each weight, its gradient, what the optimizer keeps of it, and each output that the way back
+    needs
+    """
+    if not facts.memory or not facts.layers:
+        return
+    rows = min(int(facts.settings.get("batch_size", 32)), facts.samples or 1)
+    kept = 2 + (facts.optimizer.keeps if facts.optimizer is not None else 0)  # weights, gradients, and the optimizer's
+    parts = {
+        "weights, gradients and optimizer": 4 * kept * sum(one.parameters for one in facts.layers),
+        f"outputs of all layers for {rows:,} samples": 4 * rows * sum(_values(one) for one in facts.layers),
+    }
+    if sum(parts.values()) > MUCH * facts.memory:
+        what, size = max(parts.items(), key=lambda part: part[1])
+        yield Finding(
+            f"a step takes about {sum(parts.values()) / 1e9:,.0f} GB, most of it for {what} ({size / 1e9:,.0f} GB), and this machine has "
+            f"{facts.memory / 1e9:,.0f} GB",
+            ("setting", "batch_size") if "samples" in what else ("method", "create_model"),
+        )
+
+
+def _values(layer: Layer) -> int:
+    return math.prod(size or 1 for size in layer.shape) if layer.shape else 0
+
+
+@rule("T01", "W", "an unusual learning rate")
+def _rate(facts: Facts) -> Iterator[Finding]:
+    """Steps that are too long overshoot the minimum, up to NaN. With steps that are too short the run ends before the
+    model has learnt.
+
+    Fix: Start with the usual rate, and change it by factors of 3.
+    Source: Zhang et al., UMLAUT, doi:10.1145/3411764.3445538; Bengio, arXiv:1206.5533
+    """
     optimizer = facts.optimizer
     if optimizer is None or optimizer.kind not in RATES or math.isnan(optimizer.rate):
         return
@@ -75,13 +112,13 @@ def _rate(facts: Facts) -> Iterator[Found]:
         what += f", with a momentum of {optimizer.momentum:g}" if far == "high" else f" in {facts.steps:,} steps"
     changes: tuple[Change, ...] = (Change("rate", usual),)
     if usually and optimizer.momentum > LONG:
-        changes = (Change("optimizer", 0.9, name="momentum"),)
+        changes = (Change("optimizer", 0.9, argument="momentum"),)
     elif (
         optimizer.kind == "SGD" and not optimizer.momentum
     ):  # in as few steps as these plain steps of the usual length do not arrive
-        changes += (Change("optimizer", 0.9, name="momentum"),)
-    yield Found(
-        f"{what}, which is {far}: {changes[0].to:g} is usual"
+        changes += (Change("optimizer", 0.9, argument="momentum"),)
+    yield Finding(
+        f"{what}, which is {far}: {changes[0].value:g} is usual"
         + (", and without any it learns nothing" if optimizer.rate <= 0 else ""),
         ("optimizer", "rate"),
         changes=changes if not optimizer.schedule and (far == "high" or usual > optimizer.rate) else (),
@@ -89,10 +126,16 @@ def _rate(facts: Facts) -> Iterator[Found]:
     )
 
 
-def _unscaled_float16(facts: Facts) -> Iterator[Found]:
+@rule("T02", "W", "float16 without a scaled loss")
+def _unscaled_float16(facts: Facts) -> Iterator[Finding]:
+    """Gradients below 0.00000006 become 0 in float16.
+
+    Fix: Set precision='mixed_float16', with which Keras scales the loss, or take mixed_bfloat16.
+    Source: Micikevicius et al., arXiv:1710.03740
+    """
     half = [one for one in facts.layers if one.precision == "float16" and one.trained]
     if half and facts.optimizer is not None and not facts.optimizer.scales_loss:
-        yield Found(
+        yield Finding(
             f"{half[0].name!r}"
             + (f" and {len(half) - 1} more" if len(half) > 1 else "")
             + " compute in float16, and the loss is not scaled",
@@ -100,7 +143,13 @@ def _unscaled_float16(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _float16_softmax(facts: Facts) -> Iterator[Found]:
+@rule("T03", "W", "an output in float16")
+def _float16_softmax(facts: Facts) -> Iterator[Finding]:
+    """Exponentials and squares leave the range of float16, and the loss becomes infinite or 0.
+
+    Fix: Give the last layer dtype='float32'.
+    Source: WebNNM, 2026; TensorFlow's guide on mixed precision
+    """
     for head in facts.heads:
         layer = facts.layer(head.layer)
         if (
@@ -108,14 +157,20 @@ def _float16_softmax(facts: Facts) -> Iterator[Found]:
             and layer.precision == "float16"
             and (head.activation in ("softmax", "sigmoid") or head.loss in ("mse", "poisson"))
         ):
-            yield Found(
+            yield Finding(
                 f"the output {head.name!r} is computed in float16, which ends at 65,504 and has nothing below 0.00000006",
                 ("layer", layer.name),
                 changes=(Change("argument", "float32", layer.name, "dtype"),),
             )
 
 
-def _crowded(facts: Facts) -> Iterator[Found]:
+@rule("T04", "I", "far more weights than samples, without regularization")
+def _crowded(facts: Facts) -> Iterator[Finding]:
+    """The model can memorize all samples and fail on others.
+
+    Fix: Add dropout, a penalty, augmentation or EarlyStopping, or take a smaller model.
+    Source: WebNNM, 2026
+    """
     trained = sum(one.trained for one in facts.layers)
     held = any(one.kind in DROPOUT or one.penalty or one.kind in AUGMENTING for one in facts.layers)
     decays = facts.optimizer is not None and facts.optimizer.decay > 0
@@ -126,40 +181,58 @@ def _crowded(facts: Facts) -> Iterator[Found]:
         and not decays
         and not facts.settings.get("callbacks")
     ):
-        yield Found(
+        yield Finding(
             f"{trained:,} numbers are trained on {facts.samples:,} samples, without dropout, penalty or augmentation",
             ("layer", max(facts.layers, key=lambda one: one.trained).name),
         )
 
 
-def _long_schedule(facts: Facts) -> Iterator[Found]:
+@rule("T05", "W", "a schedule that is longer than the run")
+def _long_schedule(facts: Facts) -> Iterator[Finding]:
+    """The learning rate never comes down, and the run ends before the part in which most is won.
+
+    Fix: Count its steps from the run: batches of an epoch times epochs.
+    Source: Loshchilov and Hutter, arXiv:1608.03983
+    """
     optimizer = facts.optimizer
     if optimizer is None or optimizer.steps is None or (facts.slots > 1 and optimizer.steps <= facts.steps * LONGER):
         return
     if optimizer.steps > LONGER * facts.steps:
-        yield Found(
+        yield Finding(
             f"{optimizer.schedule} ends after {optimizer.steps:,} steps, and one process makes {facts.steps:,} in this run",
             ("optimizer", "schedule"),
         )
 
 
-def _ends_early(facts: Facts) -> Iterator[Found]:
+@rule("T07", "W", "a schedule that ends early")
+def _ends_early(facts: Facts) -> Iterator[Finding]:
+    """At its end the learning rate is 0 or nearly so: all later steps change nothing.
+
+    Fix: Count its steps from the run: batches of an epoch times epochs, divided by the slots.
+    Source: Loshchilov and Hutter, arXiv:1608.03983
+    """
     if (optimizer := facts.optimizer) is None:
         return
     ends = optimizer.steps if optimizer.schedule in ("CosineDecay", "PolynomialDecay") else None
     for what, steps in (("ends", ends), ("is below a hundredth of its first rate", optimizer.fades)):
         if steps is not None and steps * facts.slots * 4 < facts.steps:
-            yield Found(
+            yield Finding(
                 f"{optimizer.schedule} {what} after {steps:,} steps, and a slot makes {facts.steps_of(facts.slots):,} in this run",
                 ("optimizer", "schedule"),
             )
 
 
-def _few_batches(facts: Facts) -> Iterator[Found]:
+@rule("T06", "W", "few batches an epoch")
+def _few_batches(facts: Facts) -> Iterator[Finding]:
+    """There are as many steps as batches: with so few the run ends before it has learnt.
+
+    Fix: Take a smaller batch_size, or more epochs and a larger learning rate.
+    Source: Masters and Luschi, arXiv:1804.07612
+    """
     size = int(facts.settings.get("batch_size", 32))
     at_once = 0 < facts.samples <= size and facts.steps < LEAST_STEPS and not facts.from_files
     if at_once and facts.layers:
-        yield Found(
+        yield Finding(
             f"a batch of {size} has all {facts.samples} samples, so the run makes {plural(facts.steps, 'step')}",
             ("setting", "batch_size"),
             changes=(Change("setting", 32, "batch_size"),),
@@ -167,62 +240,98 @@ def _few_batches(facts: Facts) -> Iterator[Found]:
     elif (
         facts.samples >= ENOUGH and facts.steps_an_epoch < FEW_BATCHES and facts.steps < 1_000 and not facts.from_files
     ):
-        yield Found(
+        yield Finding(
             f"an epoch has {facts.steps_an_epoch} batches of {size}, the run {facts.steps}",
             ("setting", "batch_size"),
             changes=(Change("setting", 32, "batch_size"),),
         )
 
 
-def _tiny_batches(facts: Facts) -> Iterator[Found]:
+@rule("M37", "W", "batch normalization of one or two samples")
+def _tiny_batches(facts: Facts) -> Iterator[Finding]:
+    """Mean and variance of so few are noise, and not those with which the model predicts.
+
+    Fix: Take batches of 32 or more, or GroupNormalization.
+    Source: Wu and He, arXiv:1803.08494
+    """
     size = int(facts.settings.get("batch_size", 32))
     norms = [one for one in facts.layers if one.kind == "BatchNormalization" and one.trained]
     if norms and size <= TINY_BATCH:
-        yield Found(
+        yield Finding(
             f"{norms[0].name!r} normalizes by batches of {plural(size, 'sample')}",
             ("setting", "batch_size"),
             changes=(Change("setting", 32, "batch_size"),),
         )
 
 
-def _small_clip(facts: Facts) -> Iterator[Found]:
+@rule("T08", "W", "gradients clipped to almost nothing")
+def _small_clip(facts: Facts) -> Iterator[Finding]:
+    """With SGD a step is the gradient times the learning rate, so clipped gradients barely move the weights.
+
+    Fix: Clip at 1, or at a percentile of the gradient norms that you measure.
+    Source: Pascanu et al., arXiv:1211.5063
+    """
     if (
         facts.optimizer is not None
         and facts.optimizer.clip is not None
         and facts.optimizer.clip < CLIP
         and facts.optimizer.kind == "SGD"
     ):
-        yield Found(f"gradients are cut at {facts.optimizer.clip:g}", ("optimizer", "clip"))
+        yield Finding(f"gradients are cut at {facts.optimizer.clip:g}", ("optimizer", "clip"))
 
 
-def _large_decay(facts: Facts) -> Iterator[Found]:
+@rule("T10", "W", "a weight decay that is too large")
+def _large_decay(facts: Facts) -> Iterator[Finding]:
+    """Weights are pulled to 0 faster than samples can move them.
+
+    Fix: Take 0.0001 to 0.1.
+    Source: Loshchilov and Hutter, arXiv:1711.05101
+    """
     optimizer = facts.optimizer
     if optimizer is None or optimizer.decay < DECAY or math.isnan(optimizer.rate):
         return
-    yield Found(
+    yield Finding(
         f"weight_decay is {optimizer.decay:g}; 0.0001 to 0.1 is usual",
         ("optimizer", "weight_decay"),
-        changes=(Change("optimizer", 0.01, name="weight_decay"),),
+        changes=(Change("optimizer", 0.01, argument="weight_decay"),),
     )
 
 
-def _callbacks(facts: Facts) -> Iterator[Found]:
-    yield from (Found(sentence, ("setting", "callbacks")) for sentence in facts.callbacks)
+@rule("T09", "W", "a callback that waits for a missing metric")
+def _callbacks(facts: Facts) -> Iterator[Finding]:
+    """Training never reports this metric, so the callback never acts.
+
+    Fix: Name an existing metric, or set x_val and y_val.
+    Source: Keras, keras.callbacks
+    """
+    yield from (Finding(sentence, ("setting", "callbacks")) for sentence in facts.callbacks)
 
 
-def _class_weights(facts: Facts) -> Iterator[Found]:
+@rule("T11", "W", "class weights for missing classes")
+def _class_weights(facts: Facts) -> Iterator[Finding]:
+    """The intended class keeps the weight 1.
+
+    Fix: Use the class numbers of y_train, from 0.
+    Source: Keras, Model.fit
+    """
     given = facts.settings.get("class_weight")
     labels = next((one.labels for one in facts.of("y", "train")), None)
     if not given or labels is None or labels.kind not in ("numbers", "one_hot"):
         return
     known = {number for number, count in labels.counts.items() if count}
     if unknown := sorted(set(given) - known):
-        yield Found(
+        yield Finding(
             f"class_weight has {', '.join(map(str, unknown[:5]))}, and no label is that", ("setting", "class_weight")
         )
 
 
-def _wrong_way(facts: Facts) -> Iterator[Found]:
+@rule("T13", "W", "reversed class weights")
+def _wrong_way(facts: Facts) -> Iterator[Finding]:
+    """The frequent class counts even more, and the model does not learn the rare one.
+
+    Fix: Give classes with fewer samples larger weights.
+    Source: Keras, Model.fit; Lin et al., Focal Loss, arXiv:1708.02002
+    """
     given = facts.settings.get("class_weight")
     labels = next((one.labels for one in facts.of("y", "train")), None)
     if not given or labels is None or labels.kind not in ("numbers", "one_hot"):
@@ -233,148 +342,24 @@ def _wrong_way(facts: Facts) -> Iterator[Found]:
     most, least = max(counts, key=lambda n: counts[n]), min(counts, key=lambda n: counts[n])
     heavy, light = float(given.get(most, 1.0)), float(given.get(least, 1.0))
     if counts[most] > 3 * counts[least] and heavy > light:
-        yield Found(
+        yield Finding(
             f"class {most} has {counts[most]:,} samples and the weight {heavy:g}, class {least} has {counts[least]:,} and {light:g}",
             ("setting", "class_weight"),
         )
 
 
-def _few_steps(facts: Facts) -> Iterator[Found]:
+@rule("T14", "I", "few steps in the whole run")
+def _few_steps(facts: Facts) -> Iterator[Finding]:
+    """Each step moves the weights by about the learning rate, so after so few steps they are near their initial values.
+
+    Fix: Use more epochs or a smaller batch_size.
+    Source: Humbatova et al., DeepCrime, ISSTA 2021, doi:10.1145/3460319.3464825: number of epochs
+    """
     known = bool(facts.layers) and not facts.from_files and facts.samples >= SOME
     once = facts.settings.get("master_epochs") == 1
     few = FEW_BATCHES <= facts.steps < FEW_STEPS if facts.samples >= ENOUGH else facts.steps < LEAST_STEPS
     if known and once and few:
-        yield Found(
+        yield Finding(
             f"the run makes {plural(facts.steps, 'step')} in all, and sees each sample once",
             ("setting", "master_epochs"),
         )
-
-
-TRAINING = (
-    Rule(
-        id="T01",
-        severity="W",
-        title="an unusual learning rate",
-        look=_rate,
-        why="Steps that are too long overshoot the minimum, up to NaN. With steps that are too short the run ends before the model has learnt.",
-        fix="Start with the usual rate, and change it by factors of 3.",
-        source="Zhang et al., UMLAUT, doi:10.1145/3411764.3445538; Bengio, arXiv:1206.5533",
-    ),
-    Rule(
-        id="T02",
-        severity="W",
-        title="float16 without a scaled loss",
-        look=_unscaled_float16,
-        why="Gradients below 0.00000006 become 0 in float16.",
-        fix="Set precision='mixed_float16', with which Keras scales the loss, or take mixed_bfloat16.",
-        source="Micikevicius et al., arXiv:1710.03740",
-    ),
-    Rule(
-        id="T03",
-        severity="W",
-        title="an output in float16",
-        look=_float16_softmax,
-        why="Exponentials and squares leave the range of float16, and the loss becomes infinite or 0.",
-        fix="Give the last layer dtype='float32'.",
-        source="WebNNM, 2026; TensorFlow's guide on mixed precision",
-    ),
-    Rule(
-        id="T04",
-        severity="I",
-        title="far more weights than samples, without regularization",
-        look=_crowded,
-        why="The model can memorize all samples and fail on others.",
-        fix="Add dropout, a penalty, augmentation or EarlyStopping, or take a smaller model.",
-        source="WebNNM, 2026",
-    ),
-    Rule(
-        id="T05",
-        severity="W",
-        title="a schedule that is longer than the run",
-        look=_long_schedule,
-        why="The learning rate never comes down, and the run ends before the part in which most is won.",
-        fix="Count its steps from the run: batches of an epoch times epochs.",
-        source="Loshchilov and Hutter, arXiv:1608.03983",
-    ),
-    Rule(
-        id="T06",
-        severity="W",
-        title="few batches an epoch",
-        look=_few_batches,
-        why="There are as many steps as batches: with so few the run ends before it has learnt.",
-        fix="Take a smaller batch_size, or more epochs and a larger learning rate.",
-        source="Masters and Luschi, arXiv:1804.07612",
-    ),
-    Rule(
-        id="T07",
-        severity="W",
-        title="a schedule that ends early",
-        look=_ends_early,
-        why="At its end the learning rate is 0 or nearly so: all later steps change nothing.",
-        fix="Count its steps from the run: batches of an epoch times epochs, divided by the slots.",
-        source="Loshchilov and Hutter, arXiv:1608.03983",
-    ),
-    Rule(
-        id="M37",
-        severity="W",
-        title="batch normalization of one or two samples",
-        look=_tiny_batches,
-        why="Mean and variance of so few are noise, and not those with which the model predicts.",
-        fix="Take batches of 32 or more, or GroupNormalization.",
-        source="Wu and He, arXiv:1803.08494",
-    ),
-    Rule(
-        id="T08",
-        severity="W",
-        title="gradients clipped to almost nothing",
-        look=_small_clip,
-        why="With SGD a step is the gradient times the learning rate, so clipped gradients barely move the weights.",
-        fix="Clip at 1, or at a percentile of the gradient norms that you measure.",
-        source="Pascanu et al., arXiv:1211.5063",
-    ),
-    Rule(
-        id="T09",
-        severity="W",
-        title="a callback that waits for a missing metric",
-        look=_callbacks,
-        why="Training never reports this metric, so the callback never acts.",
-        fix="Name an existing metric, or set x_val and y_val.",
-        source="Keras, keras.callbacks",
-    ),
-    Rule(
-        id="T10",
-        severity="W",
-        title="a weight decay that is too large",
-        look=_large_decay,
-        why="Weights are pulled to 0 faster than samples can move them.",
-        fix="Take 0.0001 to 0.1.",
-        source="Loshchilov and Hutter, arXiv:1711.05101",
-    ),
-    Rule(
-        id="T11",
-        severity="W",
-        title="class weights for missing classes",
-        look=_class_weights,
-        why="The intended class keeps the weight 1.",
-        fix="Use the class numbers of y_train, from 0.",
-        source="Keras, Model.fit",
-    ),
-    Rule(
-        id="T13",
-        severity="W",
-        title="reversed class weights",
-        look=_wrong_way,
-        why="The frequent class counts even more, and the model does not learn the rare one.",
-        fix="Give classes with fewer samples larger weights.",
-        source="Keras, Model.fit; Lin et al., Focal Loss, arXiv:1708.02002",
-    ),
-    Rule(
-        id="T14",
-        severity="I",
-        title="few steps in the whole run",
-        look=_few_steps,
-        why="Each step moves the weights by about the learning rate, so after so few steps they are near their initial values.",
-        fix="Use more epochs or a smaller batch_size.",
-        source="Humbatova et al., DeepCrime, ISSTA 2021, doi:10.1145/3460319.3464825: number of epochs",
-    ),
-)

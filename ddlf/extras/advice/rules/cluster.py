@@ -1,0 +1,243 @@
+"""Rules of class C: an app that is right on one machine and wrong on several. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddlf.extras.advice.facts import Facts
+from ddlf.extras.advice.rule import Change, Finding, rule
+
+USUAL_WORKERS = 2
+"""How many there are taken to be where nothing says it."""
+NEAR = 0.05
+LONGER = 1.5
+FEW_BATCHES = 10
+SMALL_BATCH = 16
+LARGE = 1_000_000
+"""Parameters from which on what an optimizer keeps is worth a word."""
+LINK = 125e6
+"""Bytes a second on a wire of 1 Gbit/s, which most machines have."""
+
+
+def _slots(facts: Facts) -> int:
+    return int(facts.settings.get("slots") or facts.workers or USUAL_WORKERS)
+
+
+@rule("C06", "W", "a schedule planned for one process", level="cluster")
+def _one_process(facts: Facts) -> Iterator[Finding]:
+    """Each of K slots makes 1/K of the steps, so the learning rate stays high until the end.
+
+    Fix: Divide decay_steps by the number of slots: epochs * samples // (slots * batch_size).
+    Source: docs/architecture.md: of n samples a slot makes n / (slots * batch_size) steps an epoch
+    """
+    optimizer, slots = facts.optimizer, _slots(facts)
+    if optimizer is None or optimizer.steps is None or slots < 2:
+        return
+    own = facts.steps_of(slots)
+    if optimizer.steps > LONGER * own and optimizer.steps <= (1 + NEAR) * facts.steps + 1:
+        counted = ", as many as one process would make" if optimizer.steps >= (1 - NEAR) * facts.steps - 1 else ""
+        yield Finding(
+            f"{optimizer.schedule} ends after {optimizer.steps:,} steps{counted}, and each of {slots} slots makes {own:,}",
+            ("optimizer", "schedule"),
+        )
+
+
+@rule("C07", "I", "an optimizer that is reset in each round", level="cluster")
+def _restarted(facts: Facts) -> Iterator[Finding]:
+    """The averages of the gradients that such an optimizer divides by are noise when they are of one round only.
+
+    Fix: Take optimizer_state='kept', or an optimizer without such averages, as SGD.
+    Source: docs/reference/settings.md, optimizer_state
+    """
+    if facts.settings.get("optimizer_state") != "fresh" or facts.optimizer is None:
+        return
+    if facts.optimizer.keeps == 2:
+        yield Finding(
+            f"optimizer_state is 'fresh', and {facts.optimizer.kind} forgets in each round what it has measured",
+            ("setting", "optimizer_state"),
+        )
+
+
+@rule("C08", "W", "few batches per slot", level="cluster")
+def _few_batches(facts: Facts) -> Iterator[Finding]:
+    """An exchange takes as long after two batches as after two hundred, so these rounds are mostly communication.
+
+    Fix: Use a smaller batch_size, fewer slots, or several worker_epochs per round.
+    Source: measured: docs/explanation/performance.md
+    """
+    slots, size = _slots(facts), int(facts.settings.get("batch_size", 32))
+    batches = facts.samples / (slots * size)
+    if facts.samples and batches < FEW_BATCHES and slots > 1:
+        yield Finding(
+            f"{facts.samples:,} samples are {max(1, round(batches))} batches of {size} for each of {slots} slots in an epoch",
+            ("setting", "batch_size"),
+        )
+
+
+@rule("C09", "W", "batch normalization of small batches", level="cluster")
+def _small_batches(facts: Facts) -> Iterator[Finding]:
+    """Mean and variance of a few samples are noise, and each slot has its own.
+
+    Fix: Take batches of 32 or more, or GroupNormalization.
+    Source: Wu and He, arXiv:1803.08494; arXiv:1910.00189
+    """
+    size = int(facts.settings.get("batch_size", 32))
+    rows = min(size, facts.samples // _slots(facts)) if facts.samples else size
+    norms = [one for one in facts.layers if one.kind == "BatchNormalization" and one.trained]
+    if norms and rows < SMALL_BATCH:
+        yield Finding(
+            f"{norms[0].name!r} normalizes by batches, and those of a slot have {rows} samples",
+            ("setting", "batch_size"),
+            changes=(Change("setting", 32, "batch_size"),) if rows == size else (),
+        )
+
+
+@rule("C10", "W", "worker callbacks that stop or slow training", level="cluster")
+def _callbacks(facts: Facts) -> Iterator[Finding]:
+    """A worker sees only its own samples, so it stops, saves or slows down when others do not.
+
+    Fix: Move them to callbacks, which run on the master with the merged metrics.
+    Source: docs/howto/train.md, Keras's callbacks
+    """
+    yield from (Finding(sentence, ("setting", "worker_callbacks")) for sentence in facts.worker_callbacks)
+
+
+@rule("C14", "W", "state that slots lose", level="cluster")
+def _left_behind(facts: Facts) -> Iterator[Finding]:
+    """Only the model's weights and the optimizer of compile move with a slot. Other state differs between workers or is
+    lost.
+
+    Fix: Use one optimizer, that of compile, and keep lasting state in float weights.
+    Source: docs/howto/train.md, State that is not a weight
+    """
+    yield from (Finding(sentence, ("method", "create_model")) for sentence in facts.left_behind)
+
+
+@rule("C11", "I", "optimizer state on the network", level="cluster")
+def _heavy(facts: Facts) -> Iterator[Finding]:
+    """The optimizer state of a slot is sent back with each update.
+
+    Fix: Take optimizer_state='stays', which leaves it on its worker, or SGD with momentum.
+    Source: docs/reference/settings.md, optimizer_state
+    """
+    parameters = sum(one.parameters for one in facts.layers)
+    optimizer = facts.optimizer
+    if (
+        optimizer is not None
+        and optimizer.keeps == 2
+        and parameters >= LARGE
+        and facts.settings.get("optimizer_state") == "kept"
+    ):
+        yield Finding(
+            f"{optimizer.kind} keeps two numbers for each of {parameters:,}: {12 * parameters / 1e6:,.0f} MB come back from a slot in a round, not "
+            f"{4 * parameters / 1e6:,.0f} MB",
+            ("setting", "optimizer_state"),
+        )
+
+
+@rule("C12", "W", "workers slower than one machine", level="cluster")
+def _does_not_pay(facts: Facts) -> Iterator[Finding]:
+    """Sending the weights takes longer than the workers save in computing.
+
+    Fix: Let rounds be longer (worker_epochs), take codec='int8' or optimizer_state='stays', or train it on one machine.
+    Source: measured: docs/explanation/performance.md
+    """
+    step_s, slots, settings = facts.seen.get("step_s"), _slots(facts), facts.settings
+    usual = {"mode": "sync", "exchange": "star", "codec": "Float32"}
+    if not step_s or slots < 2 or any(settings.get(name) != value for name, value in usual.items()):
+        return
+    steps = settings.get("worker_steps") or settings["worker_epochs"] * facts.steps_an_epoch / slots
+    keeps = 0 if facts.optimizer is None or settings.get("optimizer_state") != "kept" else facts.optimizer.keeps
+    size = 4 * (2 + keeps) * sum(one.trained for one in facts.layers)  # there, and back with what the optimizer keeps
+    computes, moves = steps * step_s, slots * size / LINK
+    if computes + moves > slots * computes:
+        yield Finding(
+            f"in a round {slots} slots compute for {computes:.2g} s, and {slots * size / 1e6:,.0f} MB go to them and back, which takes "
+            f"{moves:.2g} s on a wire of 1 Gbit/s: one process alone takes {slots * computes:.2g} s",
+            ("method", "create_model"),
+        )
+
+
+@rule("C16", "W", "slots merged only once", level="cluster")
+def _meets_once(facts: Facts) -> Iterator[Finding]:
+    """The mean of weights that were trained apart for long is a bad model: matching units are at different positions.
+
+    Fix: Use rounds of one or a few epochs: worker_epochs=1.
+    Source: McMahan et al., arXiv:1602.05629; Singh and Jaggi, arXiv:1910.05653
+    """
+    settings, slots = facts.settings, _slots(facts)
+    epochs, together = int(settings.get("master_epochs", 1)), int(settings.get("worker_epochs") or 1)
+    if settings.get("mode") == "sync" and not settings.get("worker_steps") and slots > 1 and together >= max(2, epochs):
+        yield Finding(
+            f"worker_epochs is {together}, of {epochs} in all: {slots} slots train apart to their ends, and are merged once",
+            ("setting", "worker_epochs"),
+            changes=(Change("setting", 1, "worker_epochs"),),
+        )
+
+
+@rule("C13", "E", "a train method with a wrong update", level="batch")
+def _own_train(facts: Facts) -> Iterator[Finding]:
+    """An own train must return the weights before minus those after training on the slot's samples. Any other update is
+    wrong.
+
+    Fix: Begin with self.model.set_weights(weights), and return [before - after, ...] in the order of model.weights.
+    Source: docs/howto/train.md, Your own local training
+    """
+    if sentence := facts.seen.get("own_train"):
+        fix = "take samples of this slot alone: self.x_train[self.indices]" if "self.indices" in sentence else ""
+        yield Finding(sentence, ("method", "train"), fix=fix)
+
+
+def _observed(facts: Facts, name: str, subject: tuple[str, str]) -> Iterator[Finding]:
+    yield from (Finding(sentence, subject) for sentence in facts.seen.get(name, ()))
+
+
+@rule("C01", "E", "data that differs between processes", level="cluster")
+def _different_data(facts: Facts) -> Iterator[Finding]:
+    """A slot is a list of sample numbers. If a number is a different sample on a worker, the slot trains on wrong data.
+
+    Fix: Give each random choice in load_dataset a fixed seed, and sort what you read from a folder or a set.
+    Source: measured: DatasetMismatch
+    """
+    yield from _observed(facts, "data", ("method", "load_dataset"))
+
+
+@rule("C02", "E", "a model that differs between processes", level="cluster")
+def _different_model(facts: Facts) -> Iterator[Finding]:
+    """Weights are sent as a list, so every worker needs the same number of weights with the same shapes.
+
+    Fix: Make create_model depend only on the app's attributes and data.
+    Source: measured: AppError
+    """
+    yield from _observed(facts, "model", ("method", "create_model"))
+
+
+@rule("C03", "E", "an app that cannot be pickled", level="cluster")
+def _not_picklable(facts: Facts) -> Iterator[Finding]:
+    """The app is pickled and sent to the workers before load_dataset runs there.
+
+    Fix: Create objects that cannot be pickled in load_dataset or create_model, not in __init__.
+    Source: measured: NotPicklable
+    """
+    yield from _observed(facts, "travel", ("app", ""))
+
+
+@rule("C04", "W", "files that only this machine has", level="cluster")
+def _local_files(facts: Facts) -> Iterator[Finding]:
+    """Workers on other machines look for the same path on their own disks.
+
+    Fix: Put the files where all machines can read them, for example below $DDLF_DATA or in a bucket, and read the path
+        from an attribute.
+    Source: measured: FileNotFoundError on a worker
+    """
+    yield from _observed(facts, "files", ("method", "load_dataset"))
+
+
+@rule("C05", "E", "code that fails in a new process", level="cluster")
+def _fails_in_new_process(facts: Facts) -> Iterator[Finding]:
+    """Each worker is a new process without earlier imports or settings.
+
+    Fix: Make load_dataset and create_model set up everything they need.
+    Source: measured: RemoteError
+    """
+    yield from _observed(facts, "failed", ("app", ""))

@@ -1,0 +1,643 @@
+"""Rules of class D: mistakes in the data, whatever model is trained on it. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from ddlf.data.parts import ONE_BY_ONE
+from ddlf.extras.advice.facts import Array, Facts
+from ddlf.extras.advice.rule import Change, Finding, plural, rule
+from ddlf.extras.advice.rules.labels import DISTANCES
+
+UNSCALED = 20.0
+"""Root of the mean square of a feature from which on a model without a normalizing layer learns badly: pixels up to 255 have 100."""
+SCALES_APART = 100.0
+"""Times by which the scales of features may differ."""
+MAJORITY = 0.9
+LARGE_TARGETS = 100.0
+MANY_FEATURES = 5_000
+FAR = 20.0
+"""Targets up to which any usual run comes."""
+ADAPTIVE = ("Adam", "AdamW", "Nadam", "Adamax", "RMSprop", "Lion")
+BOUNDED_BY_1 = ("tanh", "sigmoid", "softsign", "hard_sigmoid", "softmax")
+NOTHING = 0.005
+"""Root of the mean square of the loudest feature below which inputs are lost among biases and first weights."""
+OTHER = 4.0
+"""Times by which the scales of two parts of the data may differ."""
+ENOUGH_SAMPLES = 30
+"""Samples in all below which it is a toy, and those of each class from which on there is something to learn."""
+NO_ARRAY = f"Turn it into an array of numbers in load_dataset; {ONE_BY_ONE}."
+SHARED_SHARE, SHARED_COUNT = 0.01, 2
+"""So much of a part may be in training, too, before it is more than chance."""
+DEVIATIONS, LARGE_SHARE = 3, 0.05
+"""From how many that are twice in training by chance on it is more, and the share that is a leak wherever it comes from."""
+FEW, EACH = 20, 10
+"""Samples up to which a problem is a toy, and that a class is to have."""
+TURNED, HANDFUL = 3, 50
+"""How many times as large as training another part may be, and samples from which on it may be meant so: of others there may be no labels."""
+CONTRADICTING = 0.01
+FEW_WRONG, WRONG = 3, (0.005, 0.01)
+"""Likely wrong labels that are worth a word, also as a share, and the share that is worth a warning: models have their own errors."""
+OVERLAPPING, LEAST_OVERLAPPING = 0.1, 10
+"""Share of a part's windows that may go on from one of training: those at a cut do, and no more."""
+RELATED, SURELY, LESS = 4.0, 15.0, 4.5
+"""Deviations from labels that are exchanged below which nothing is told of labels, above which much is, and how many fewer than in training are no
+chance."""
+OFTENER = 3.0
+"""Times as often as within training a combination of whole numbers must be in another part, before it is more than chance."""
+NEAR_DUPLICATES = 0.01
+"""Share of the test's pictures that are nearly those of training, which is more than chance."""
+
+
+@rule("D01", "E", "NaN or infinite values")
+def _not_finite(facts: Facts) -> Iterator[Finding]:
+    """One NaN makes the loss NaN, then all gradients, then all weights.
+
+    Fix: Drop or fill these samples in load_dataset.
+    Source: Zhang et al., UMLAUT: Debugging Deep Learning Programs, CHI 2021, doi:10.1145/3411764.3445538
+    """
+    for array in facts.arrays:
+        if array.bad:
+            size = 1
+            for length in array.shape:
+                size *= length
+            changes: tuple[Change, ...] = ()
+            x, y = f"x_{array.part}", f"y_{array.part}"
+            if array.name in (x, y) and array.bad < 0.1 * size and facts.array(x) and facts.array(y):
+                lines = (
+                    f'finite = (abs(self.{array.name}) < float("inf")).reshape(len(self.{array.name}), -1).all(axis=1)',
+                    f"self.{x}, self.{y} = self.{x}[finite], self.{y}[finite]",
+                )
+                changes = (Change("data", lines),)
+            yield Finding(
+                f"{array.bad:,} of {size:,} values of {array.name} are NaN or infinite, in samples such as {_some(array.bad_rows)}",
+                ("data", array.name),
+                array.bad_rows,
+                changes,
+            )
+
+
+def _some(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers)) or "none that was looked at"
+
+
+@rule("D02", "E", "text or objects instead of numbers")
+def _no_numbers(facts: Facts) -> Iterator[Finding]:
+    """Layers multiply numbers; text and Python objects have none.
+
+    Fix: Turn them into numbers in load_dataset, as labels with numpy.unique(y, return_inverse=True)[1].
+    Source: UMLAUT, doi:10.1145/3411764.3445538
+    """
+    for array in facts.arrays:
+        if not array.has_numbers:
+            what = f"holds {array.dtype}, not numbers" if array.is_numpy else f"is a {array.dtype}, not an array"
+            yield Finding(f"{array.name} {what}", ("data", array.name), fix="" if array.is_numpy else NO_ARRAY)
+
+
+def _goes_into_products(facts: Facts, array: Array) -> bool:
+    """Whether the model takes it as numbers that are multiplied, and has nothing that normalizes."""
+    known = bool(facts.layers) and not facts.weights_scale and "own" not in {one.kind for one in facts.layers}
+    return known and array.has_numbers and not array.bad and not array.padded > 0.3
+
+
+@rule("D03", "W", "unscaled inputs")
+def _unscaled(facts: Facts) -> Iterator[Finding]:
+    """Initial weights and usual learning rates assume inputs of about 1. With larger inputs, steps overshoot and units
+    saturate or die.
+
+    Fix: Subtract the mean and divide by the standard deviation in load_dataset, or begin the model with
+    layers.Normalization.
+    Source: UMLAUT, doi:10.1145/3411764.3445538; LeCun et al., Efficient BackProp, 1998
+    """
+    for array in facts.of("x", "train"):
+        if not _goes_into_products(facts, array) or array.loudest <= UNSCALED or _is_apart(array):
+            continue
+        whole = array.low >= 0 and array.whole and array.high <= 255
+        names = [one.name for one in facts.of("x") if one.name.partition("[")[2] == array.name.partition("[")[2]]
+        if "[" in array.name:
+            lines: tuple[str, ...] = ()
+        elif whole:
+            lines = tuple(f'self.{name} = self.{name}.astype("float32") / 255' for name in names)
+        else:
+            lines = _standardized(names, array)
+        yield Finding(
+            f"values of {array.name} reach from {array.low:g} to {array.high:g} (root of the mean square {array.loudest:.3g}), "
+            "and no layer of the model brings them to a usual scale",
+            ("data", array.name),
+            changes=(Change("data", lines),) if lines else (),
+            fix="divide by 255 in load_dataset, or begin the model with layers.Rescaling(1 / 255)" if whole else "",
+        )
+
+
+@rule("D21", "W", "inputs close to 0")
+def _nearly_nothing(facts: Facts) -> Iterator[Finding]:
+    """Initial weights assume inputs of about 1. With tiny inputs the model first learns the average, and everything else
+    slowly.
+
+    Fix: Check whether the data is scaled twice, or divide by the standard deviation.
+    Source: LeCun et al., Efficient BackProp, 1998
+    """
+    for array in facts.of("x", "train"):
+        if _goes_into_products(facts, array) and 0 < array.loudest < NOTHING and not _is_apart(array):
+            names = [one.name for one in facts.of("x") if "[" not in one.name]
+            yield Finding(
+                f"values of {array.name} reach from {array.low:g} to {array.high:g} (root of the mean square {array.loudest:.3g}), "
+                "and no layer of the model brings them to a usual scale",
+                ("data", array.name),
+                changes=(Change("data", _standardized(names, array)),) if "[" not in array.name else (),
+            )
+
+
+@rule("D19", "W", "test data on a different scale")
+def _other_scale(facts: Facts) -> Iterator[Finding]:
+    """The model has never seen such inputs, so the measured values say nothing about it.
+
+    Fix: Scale every part with the mean and deviation of the training part.
+    Source: Humbatova et al., arXiv:1910.11015: wrong preprocessing
+    """
+    for array in facts.of("x", "train"):
+        if not array.has_numbers or array.bad or array.shape[0] < ENOUGH_SAMPLES or _are_tokens(facts, array):
+            continue
+        for part in ("val", "test"):
+            other = facts.array(array.name.replace("_train", f"_{part}", 1))
+            if other is None or other.bad or other.shape[0] < ENOUGH_SAMPLES or not min(other.loudest, array.loudest):
+                continue
+            times = other.loudest / array.loudest
+            if not 1 / OTHER < times < OTHER:
+                yield Finding(
+                    f"values of {other.name} reach from {other.low:g} to {other.high:g}, those of {array.name} from {array.low:g} to {array.high:g}",
+                    ("data", other.name),
+                )
+
+
+@rule("D20", "E", "identical inputs")
+def _all_the_same(facts: Facts) -> Iterator[Finding]:
+    """The model cannot tell samples apart. A cast to integers after scaling causes this.
+
+    Fix: Check load_dataset: scale floats, not integers.
+    Source: Humbatova et al., arXiv:1910.11015: wrong preprocessing
+    """
+    for array in facts.of("x", "train"):
+        if array.has_numbers and array.shape[0] > 1 and not array.bad and array.low == array.high:
+            yield Finding(f"all values of {array.name} are {array.low:g}", ("data", array.name))
+
+
+def _standardized(names: list[str], array: Array) -> tuple[str, ...]:
+    """Lines that give each feature, or each channel of pictures and sequences, mean 0 and spread 1."""
+    axis = 0 if len(array.sample) < 2 else tuple(range(len(array.sample)))
+    scaled = [f'self.{name} = ((self.{name} - mean) / spread).astype("float32")' for name in names]
+    return (f"mean, spread = self.x_train.mean(axis={axis}), self.x_train.std(axis={axis}) + 1e-7", *scaled)
+
+
+def _is_apart(array: Array) -> bool:
+    return len(array.sample) == 1 and array.scales[0] > 0 and array.scales[1] > SCALES_APART * array.scales[0]
+
+
+@rule("D04", "W", "features of very different scales")
+def _apart(facts: Facts) -> Iterator[Finding]:
+    """The largest feature dominates the loss and the steps. The model learns from the small ones last or never.
+
+    Fix: Bring each feature to mean 0 and standard deviation 1 in load_dataset, or begin the model with
+    layers.Normalization.
+    Source: UMLAUT, doi:10.1145/3411764.3445538
+    """
+    for array in facts.of("x", "train"):
+        if _goes_into_products(facts, array) and _is_apart(array) and array.loudest > 1:
+            low, high = array.scales
+            names = [one.name for one in facts.of("x") if "[" not in one.name]
+            yield Finding(
+                f"features of {array.name} differ {high / low:,.0f} times in scale: standard deviations from {low:.3g} to {high:.3g}, "
+                "and no layer of the model normalizes them",
+                ("data", array.name),
+                changes=(Change("data", _standardized(names, array)),) if "[" not in array.name else (),
+            )
+
+
+@rule("D11", "W", "strongly imbalanced classes")
+def _majority(facts: Facts) -> Iterator[Finding]:
+    """The model may learn to predict only that class, which is rarely wrong but useless.
+
+    Fix: Set class_weight, use a focal loss, and measure AUC or recall instead of accuracy.
+    Source: WebNNM, 2026; Lin et al., Focal Loss, arXiv:1708.02002
+    """
+    if facts.settings.get("class_weight") is not None or any(facts.of("w", "train")):
+        return
+    for array in facts.of("y", "train"):
+        if not is_of_classes(facts, array) or len(classes(array)) < 2 or facts.samples < 50:
+            continue
+        counts = array.labels.counts if array.labels is not None else {}
+        total = sum(counts.values())
+        largest = max(counts, key=lambda number: counts[number])
+        if counts[largest] > MAJORITY * total:
+            weights = {n: round(total / (len(classes(array)) * count), 3) for n, count in counts.items() if count}
+            yield Finding(
+                f"{counts[largest] / total:.1%} of {array.name} are of class {largest}: to say always that is as accurate",
+                ("data", array.name),
+                changes=(Change("setting", weights, "class_weight"),)
+                if len(facts.heads) == 1 and len(weights) <= 20
+                else (),
+            )
+
+
+@rule("D13", "E", "labels of one class only")
+def _one_class(facts: Facts) -> Iterator[Finding]:
+    """The model learns to predict that class for every sample.
+
+    Fix: Check how load_dataset reads the labels. The first part of a sorted file has only one class.
+    Source: UMLAUT, doi:10.1145/3411764.3445538
+    """
+    for array in facts.of("y", "train"):
+        if is_of_classes(facts, array) and len(classes(array)) == 1 and array.shape[0] > 1:
+            yield Finding(
+                f"all {array.shape[0]:,} labels of {array.name} are {min(classes(array))}", ("data", array.name)
+            )
+
+
+@rule("D12", "W", "large targets")
+def _large_targets(facts: Facts) -> Iterator[Finding]:
+    """Squared errors of large targets give gradients that overshoot, up to NaN. Adam has bounded steps and needs very many
+    of them.
+
+    Fix: Subtract the mean of the targets and divide by their standard deviation, or learn their logarithm.
+    Source: WebNNM, 2026
+    """
+    yield from _out_of_steps(facts)
+    for head in facts.heads:
+        array = facts.array(head.target)
+        if array is not None and head.loss in ("mse", "own_mse") and array.std > LARGE_TARGETS:
+            yield Finding(
+                f"{array.name} has a standard deviation of {array.std:.4g}, so {head.loss.upper()} begins at about {array.std**2:.3g} or more",
+                ("data", array.name),
+            )
+
+
+def _out_of_steps(facts: Facts) -> Iterator[Finding]:
+    """Targets further off than the last layer can come in all steps: with Adam and its like no weight moves by more than the rate in one."""
+    optimizer = facts.optimizer
+    if optimizer is None or optimizer.kind not in ADAPTIVE or not optimizer.rate > 0 or facts.from_files:
+        return
+    travel = optimizer.rate * facts.steps
+    for head in facts.heads:
+        array, layer = facts.array(head.target), facts.layer(head.layer)
+        if array is None or layer is None or head.loss not in ("mse", "mae", "huber") or head.activation != "linear":
+            continue
+        before = next((one for name in layer.reads if (one := facts.layer(name)) is not None), None)
+        if layer.kind != "Dense" or before is None or (head.loss == "mse" and array.std > LARGE_TARGETS):
+            continue
+        reach = travel * (layer.fan_in + 1)
+        if before.activation not in BOUNDED_BY_1:
+            reach *= 1 + travel
+        far = max(array.low, -array.high, array.std)
+        if far > max(FAR, reach):
+            yield Finding(
+                f"{array.name} reaches from {array.low:g} to {array.high:g}, and in {facts.steps:,} steps with {optimizer.kind} at "
+                f"{optimizer.rate:g} the output comes to about {reach:.3g}",
+                ("data", array.name),
+            )
+
+
+@rule("D14", "W", "images with channels first")
+def _channels_first(facts: Facts) -> Iterator[Finding]:
+    """Convolutions expect channels on the last axis. Here they slide over colors and rows.
+
+    Fix: Move the channels to the end: numpy.moveaxis(x, 1, -1).
+    Source: UMLAUT, doi:10.1145/3411764.3445538
+    """
+    first = next((one for one in facts.layers if one.kind in ("Conv2D", "SeparableConv2D", "DepthwiseConv2D")), None)
+    if first is None or first.config.get("data_format") not in (None, "channels_last"):
+        return
+    for array in facts.of("x", "train"):
+        if len(array.sample) == 3 and array.sample == first.before:
+            channels, height, width = array.sample
+            if channels in (1, 3, 4) and height > 4 and width > 4 and height == width:
+                names = [one.name for one in facts.of("x") if "[" not in one.name]
+                yield Finding(
+                    f"samples of {array.name} have the shape {array.sample}: channels first, which the convolution {first.name!r} takes for "
+                    f"{plural(channels, 'row')} of pixels with {width} channels",
+                    ("data", array.name),
+                    samples=(),
+                    fix=f"np.moveaxis({names[0] if names else 'x'}, 1, -1) in load_dataset, and the same in keras.Input",
+                )
+
+
+def _are_tokens(facts: Facts, array: Array) -> bool:
+    return array.whole and any(one.kind == "Embedding" and one.before == array.sample for one in facts.layers)
+
+
+@rule("D15", "I", "constant features")
+def _constant(facts: Facts) -> Iterator[Finding]:
+    """They carry no information, and division by their standard deviation gives NaN.
+
+    Fix: Drop them: x[:, x.std(axis=0) > 0].
+    Source: measured: scikit-learn's digits have 3, MNIST has 67
+    """
+    for array in facts.of("x", "train"):
+        if array.constant and len(array.constant) < array.sample[0] and not _are_tokens(facts, array):
+            yield Finding(
+                f"{plural(len(array.constant), 'feature')} of {array.sample[0]:,} in {array.name} never change: {first(list(array.constant))}",
+                ("data", array.name),
+            )
+
+
+@rule("D16", "I", "very many features without a penalty")
+def _many_features(facts: Facts) -> Iterator[Finding]:
+    """With more features than samples a model finds some that fit by chance.
+
+    Fix: Give the first layer kernel_regularizer='l1', so that what does not help goes to 0.
+    Source: WebNNM, 2026
+    """
+    if any(one.penalty for one in facts.layers):
+        return
+    for array in facts.of("x", "train"):
+        reads = [one for one in facts.layers if one.kind == "Dense" and one.before == array.sample]
+        if len(array.sample) == 1 and array.sample[0] > MANY_FEATURES and reads:
+            yield Finding(
+                f"{array.name} has {array.sample[0]:,} features of {array.shape[0]:,} samples",
+                ("layer", reads[0].name),
+            )
+
+
+def _is_trivial(facts: Facts) -> bool:
+    return facts.rows.repeats_by_nature or facts.rows.looked < 20
+
+
+def _is_counted(facts: Facts) -> bool:
+    """Whether inputs are whole numbers, as tokens and categories, of which there are only so many combinations."""
+    return all(one.whole and len(one.sample) == 1 for one in facts.of("x", "train"))
+
+
+@rule("D05", "W", "training samples in the test")
+def _shared(facts: Facts) -> Iterator[Finding]:
+    """The model has memorized these samples, so the measured accuracy is too high.
+
+    Fix: Remove these samples from the test.
+    Source: Karpathy, A Recipe for Training Neural Networks, 2019; Barz and Denzler, arXiv:1902.00423
+    """
+    if _is_trivial(facts):
+        return
+    own = 1 - facts.rows.distinct / facts.rows.looked
+    for shared in facts.rows.shared:
+        share = shared.count / shared.of
+        if not shared.count or (_is_counted(facts) and share < OFTENER * own):
+            continue
+        by_chance = 2 * own * shared.of  # a sample of training meets half as many on its own side
+        usual = by_chance + DEVIATIONS * math.sqrt(by_chance)
+        many = share >= SHARED_SHARE and shared.count >= SHARED_COUNT and (share >= LARGE_SHARE or shared.count > usual)
+        whole = share > 0.5
+        x = f"x_{shared.part}"
+        lines = (
+            "known = {row.tobytes() for row in self.x_train}",
+            f"new = [row.tobytes() not in known for row in self.{x}]",
+            f"self.{x}, self.y_{shared.part} = self.{x}[new], self.y_{shared.part}[new]",
+        )
+        can = not whole and facts.array(x) and facts.array(f"y_{shared.part}") and facts.array("x_train")
+        pairs = ", ".join(f"{a} = {b}" for a, b in shared.pairs)
+        yield Finding(
+            f"{shared.count:,} of {shared.of:,} samples of x_{shared.part} are in x_train, too (numbers in training and there: {pairs})",
+            ("data", x),
+            tuple(b for _, b in shared.pairs),
+            (Change("data", lines),) if can else (),
+            severity="W" if many else "I",
+            fix="split the data once, into parts that have nothing in common" if whole else "",
+        )
+
+
+@rule("D06", "I", "duplicate training samples")
+def _doubled(facts: Facts) -> Iterator[Finding]:
+    """A duplicate counts twice, and a random split can put its copies into training and test.
+
+    Fix: Remove duplicates before you split the data: numpy.unique(x, axis=0, return_index=True).
+    Source: measured: iris has one such row
+    """
+    rows = facts.rows
+    if facts.seen.get("taken") and rows.looked >= 20 and rows.repeats_by_nature:
+        yield Finding(
+            f"the batches that are given for training have {rows.distinct:,} different samples, of {rows.looked:,}",
+            ("data", "x_train"),
+            severity="W",
+            fix="look at __getitem__: batch number i is to be of the samples from i * batch_size on",
+        )
+        return
+    if _is_trivial(facts) or not rows.doubled or _is_counted(facts):
+        return
+    pairs = ", ".join(f"{a} = {b}" for a, b in rows.doubled)
+    yield Finding(
+        f"{rows.looked - rows.distinct:,} of {rows.looked:,} training samples are there before ({pairs})",
+        ("data", "x_train"),
+        tuple(b for _, b in rows.doubled),
+    )
+
+
+@rule("D07", "W", "equal samples with different labels")
+def _contradicting(facts: Facts) -> Iterator[Finding]:
+    """No model can be right on both; what it learns from one, the other undoes.
+
+    Fix: Check how you match labels with samples. Typical causes are an index off by one and a file that was shuffled
+    alone.
+    Source: UMLAUT, doi:10.1145/3411764.3445538; Northcutt et al., arXiv:1911.00068
+    """
+    rows = facts.rows
+    labels = next((one.labels for one in facts.of("y", "train")), None)
+    if labels is None or labels.kind not in ("numbers", "one_hot") or _is_trivial(facts):
+        return
+    if rows.contradicting > max(1.0, CONTRADICTING * rows.looked):
+        pairs = ", ".join(f"{a} and {b}" for a, b in rows.pairs)
+        yield Finding(
+            f"{rows.contradicting:,} training samples are equal to another one that has another label ({pairs})",
+            ("data", "y_train"),
+            tuple(number for pair in rows.pairs for number in pair),
+        )
+
+
+@rule("D08", "W", "a feature that reveals the label")
+def _leaks(facts: Facts) -> Iterator[Finding]:
+    """The model learns only that column, which is unknown when you use the model.
+
+    Fix: Drop the column in load_dataset.
+    Source: Kaufman et al., Leakage in Data Mining, KDD 2011, doi:10.1145/2020408.2020496
+    """
+    for name, feature in facts.rows.leaks:
+        yield Finding(
+            f"feature {feature} of {name} is the label itself, in other numbers or cut into ranges", ("data", name)
+        )
+    if facts.rows.follows is not None and any(one.loss in (*DISTANCES, "mape", "msle") for one in facts.heads):
+        name, feature, alike = facts.rows.follows
+        yield Finding(
+            f"feature {feature} of {name} follows the target by itself (correlation {alike:.4f}), and no other comes near that",
+            ("data", name),
+            severity="I",
+            fix="ask whether it is known when the model is to be used, or is made of the target",
+        )
+
+
+@rule("D09", "I", "samples sorted by label")
+def _sorted(facts: Facts) -> Iterator[Finding]:
+    """DDLF mixes the samples, but a split by position or your own loop would miss classes.
+
+    Fix: Shuffle once, with a fixed seed, before data is split.
+    Source: measured: iris and wine are sorted by class
+    """
+    for array in facts.of("y", "train"):
+        if array.labels is not None and array.labels.is_sorted:
+            kinds = len(classes(array))
+            kept = facts.settings.get("shuffle") == "none" and (facts.from_files or facts.seen.get("taken"))
+            yield Finding(
+                f"{array.name} is sorted: {plural(kinds, 'class') if kinds else 'equal labels'} one behind the other"
+                + (", and shuffle is none, so that a batch has one label" if kept else ""),
+                ("data", array.name),
+                severity="W" if kept else None,
+                fix="leave shuffle out, or take 'global'" if kept else "",
+                changes=(Change("setting", "global", "shuffle"),) if kept else (),
+            )
+
+
+@rule("D23", "W", "test windows that overlap training windows")
+def _overlapping(facts: Facts) -> Iterator[Finding]:
+    """When windows are shuffled before the split, training has seen nearly every step of the test.
+
+    Fix: Split the series by time first, then make windows of each part.
+    Source: Kaufman et al., Leakage in Data Mining, KDD 2011, doi:10.1145/2020408.2020496
+    """
+    for part, count, of in facts.rows.overlapping:
+        if count >= LEAST_OVERLAPPING and count > OVERLAPPING * of:
+            yield Finding(
+                f"{count:,} of {of:,} windows of x_{part} that were looked at are one of x_train moved by a step, with all others of their steps",
+                ("data", f"x_{part}"),
+            )
+
+
+@rule("D24", "W", "labels unrelated to their samples", level="batch")
+def _unrelated(facts: Facts) -> Iterator[Finding]:
+    """When samples or labels were shuffled alone, or an index is off, the model can only memorize.
+
+    Fix: Look at some samples with their labels. Shuffle both with the same permutation, or not at all.
+    Source: Humbatova et al., arXiv:1910.11015; Ojala and Garriga, Permutation Tests for Studying Classifier
+    Performance, JMLR 2010
+    """
+    found = facts.seen.get("related") or {}
+    mine = found.get("of", "y_train")
+    theirs = mine.replace("_train", "_test")
+    train, asked = found.get("train", (math.inf, 0))
+    test, others = found.get("test", (math.inf, 0))
+    what = "neighbours, frequencies and straight lines tell {0} of {1} samples no better than labels that are exchanged by chance"
+    if train < RELATED:
+        tokens = all(one.whole and one.dtype.startswith(("int", "uint")) for one in facts.of("x", "train"))
+        yield Finding(
+            what.format(mine, f"{asked:,}"),
+            ("data", mine),
+            severity="I" if tokens else None,  # what words say together none of these may see
+        )
+    elif test < RELATED and (train > SURELY or train * math.sqrt(others / max(asked, 1)) - test > LESS):
+        yield Finding(
+            f"of x_train {what.format(theirs, f'{others:,}')}, and do tell {mine}",
+            ("data", theirs),
+            fix="look whether x_test and y_test were shuffled apart, or their classes have other numbers than in training",
+        )
+
+
+def classes(array: Array) -> set[int]:
+    return {number for number, count in array.labels.counts.items() if count} if array.labels is not None else set()
+
+
+def is_of_classes(facts: Facts, array: Array) -> bool:
+    """Whether labels are numbers of classes, rather than other whole numbers."""
+    if array.labels is None or array.labels.kind not in ("numbers", "one_hot"):
+        return False
+    heads = [one for one in facts.heads if one.target in ("", array.name)]
+    sparse = any(one.loss in ("sce", "cce", "bce", "kld") for one in heads)
+    return array.labels.kind == "one_hot" or sparse
+
+
+@rule("D10", "W", "a class missing from training or test")
+def _missing(facts: Facts) -> Iterator[Finding]:
+    """The model cannot learn a class without training samples, and the test does not measure a class without test samples.
+
+    Fix: Shuffle before the data is split, or split each class by itself (train_test_split(..., stratify=y)).
+    Source: UMLAUT, doi:10.1145/3411764.3445538
+    """
+    for array in facts.of("y", "train"):
+        if not is_of_classes(facts, array):
+            continue
+        mine = classes(array)
+        for part in ("val", "test"):
+            other = facts.array(array.name.replace("_train", f"_{part}"))
+            if other is None or other.labels is None or other.labels.kind != array.labels.kind:  # type: ignore[union-attr]
+                continue
+            theirs = classes(other)
+            if unknown := sorted(theirs - mine):
+                yield Finding(
+                    f"{other.name} has {plural(len(unknown), 'class')} that {array.name} lacks: {first(unknown)}",
+                    ("data", other.name),
+                )
+            enough = other.shape[0] >= 10 * len(mine)
+            if enough and len(mine) <= 1000 and (lacking := sorted(mine - theirs)):
+                yield Finding(
+                    f"{other.name} lacks {plural(len(lacking), 'class')} of {len(mine)}: {first(lacking)}",
+                    ("data", other.name),
+                )
+
+
+def first(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
+
+
+@rule("D22", "W", "few samples of each class")
+def _few_samples(facts: Facts) -> Iterator[Finding]:
+    """The model memorizes a handful of samples, which say little about others.
+
+    Fix: Check whether load_dataset drops most of the data. Otherwise use more data, augmentation or a pretrained model.
+    Source: Humbatova et al., DeepCrime, ISSTA 2021, doi:10.1145/3460319.3464825: training data removed
+    """
+    for array in facts.of("y", "train"):
+        known = len(classes(array))
+        if is_of_classes(facts, array) and known > 1 and FEW < facts.samples < EACH * known:
+            yield Finding(
+                f"there are {facts.samples:,} samples of {known} classes: {facts.samples / known:.1f} of each",
+                ("data", array.name),
+            )
+    for part in ("val", "test"):
+        other = facts.array(f"x_{part}")
+        if other is not None and facts.samples < HANDFUL and facts.samples * TURNED < other.shape[0]:
+            yield Finding(
+                f"there are {facts.samples:,} samples for training, and {other.shape[0]:,} in x_{part}",
+                ("data", "x_train"),
+                fix="look whether the split has exchanged them: the larger part is for training",
+            )
+
+
+@rule("D18", "W", "labels that are probably wrong", level="cluster")
+def _doubted(facts: Facts) -> Iterator[Finding]:
+    """A wrong training label teaches a mistake, and a wrong test label counts a right prediction as wrong.
+
+    Fix: Look at these samples, and correct or drop the wrong ones. --format json lists all of them.
+    Source: Northcutt et al., Confident Learning, arXiv:1911.00068; cleanlab
+    """
+    found = facts.seen.get("doubted")
+    if found and found["count"] >= max(FEW_WRONG, WRONG[0] * found["of"]):
+        pairs = ", ".join(f"{number} is {given} and looks like {likely}" for number, given, likely in found["pairs"])
+        name = facts.heads[0].target if facts.heads else "y_train"
+        yield Finding(
+            f"{found['count']:,} of {found['of']:,} labels of {name} are likely wrong: {pairs}",
+            ("data", name),
+            found["samples"],
+            severity="W" if found["count"] >= WRONG[1] * found["of"] else "I",
+        )
+
+
+@rule("D17", "W", "near-duplicate images in training and test", level="batch")
+def _near(facts: Facts) -> Iterator[Finding]:
+    """The model memorizes an image that was cropped, shifted or saved again like the image itself, so the measured
+    accuracy is too high.
+
+    Fix: Remove them from the test, or keep all versions of an image on one side of the split.
+    Source: Barz and Denzler, Do we train on test data?, arXiv:1902.00423: 3.3 % of CIFAR-10's test
+    """
+    found = facts.seen.get("near")
+    if found and found["count"] >= NEAR_DUPLICATES * found["of"]:
+        pairs = ", ".join(f"{a} and {b}" for a, b in found["pairs"])
+        yield Finding(
+            f"{found['count']:,} of {found['of']:,} pictures of x_test are nearly those of x_train (numbers in training and there: {pairs})",
+            ("data", "x_test"),
+            tuple(b for _, b in found["pairs"]),
+        )

@@ -1,0 +1,948 @@
+"""Rules of class M: a layer by itself, layers together, and what a batch shows of them. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ddlf.extras.advice.facts import NORMALIZING, WEIGHTED, Facts, Layer
+from ddlf.extras.advice.rule import Change, Finding, plural, rule
+from ddlf.extras.advice.rules.labels import LEARNT
+
+SEEN = 0.5
+"""Share of a picture's side that an output ought to see."""
+WHOLE = math.inf
+SLIDING = frozenset({"Conv2D", "SeparableConv2D", "DepthwiseConv2D", "MaxPooling2D", "AveragePooling2D"})
+GLOBAL = frozenset({"GlobalAveragePooling2D", "GlobalMaxPooling2D"})
+PASSING = frozenset(
+    {"Activation", "ReLU", "ReLU6", "LeakyReLU", "PReLU", "ELU", "Softmax", "Sigmoid", "Tanh", "Gelu", "Silu", "Relu", "Bias", "Identity", "Cast"}
+    | {"BatchNormalization", "LayerNormalization", "Dropout", "SpatialDropout2D", "Rescaling", "Normalization", "ZeroPadding2D"}
+    | {"Add", "Concatenate", "Average", "Multiply", "Subtract", "Maximum", "Dense", "Reshape", "Flatten"}
+)  # fmt: skip
+"""What mixes no places of a picture, as long as it has places."""
+Field = tuple[float, float, bool]
+"""Pixels that a value depends on along a side, pixels between neighbours, and whether places were put together."""
+DROPOUT = frozenset(
+    {"Dropout", "SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D", "AlphaDropout", "GaussianDropout"}
+)
+JOINING = frozenset({"Add", "Concatenate", "Average", "Multiply", "Subtract", "Maximum"})
+DROPPED = 0.8
+PENALTY, PENALIZED = 0.1, 0.5
+"""A factor, and a share of the first loss, from which on weights matter more than to be right."""
+FEW_WORDS = 10
+READS_QUANTITIES = frozenset({"LSTM", "GRU", "SimpleRNN", "Bidirectional", "Conv1D", "Dense"})
+SPREADS = (0.02, 5.0)
+"""Standard deviation of first weights times the root of what is summed: 1 to 1.4 keeps the scale."""
+PADDED = 0.3
+PIERCED = 0.05
+LEFT_OF_FIRST, REVERSED_MOMENTUM = 0.2, 0.3
+"""Share of the first moving mean that may be left at the end, and the momentum from which on it was meant the other way round."""
+ONE_TOKEN = 0.4
+KEEPS_LINES = frozenset(
+    {
+        "Dropout",
+        "Flatten",
+        "Reshape",
+        "AveragePooling1D",
+        "AveragePooling2D",
+        "ZeroPadding2D",
+        "BatchNormalization",
+        "Identity",
+        "Bias",
+    }
+)
+"""Behind which what is linear is linear still."""
+POOLING = frozenset(
+    {f"{pool}Pooling{n}D" for pool in ("Max", "Average", "GlobalMax", "GlobalAverage") for n in (1, 2, 3)}
+    | {f"UpSampling{n}D" for n in (1, 2, 3)}
+)
+DEEP = 20
+"""Layers with weights one behind the other from which on nothing learns without norms or skips; VGG19 has 19."""
+WIDE = 8
+"""Places, each way, of which pooling may leave one only behind the last convolution."""
+SATURATING = {"sigmoid": 4, "hard_sigmoid": 4, "tanh": 9, "softsign": 9}
+"""So many of them one behind the other leave the first without gradients."""
+MIXED, FUTURE = 1e-3, 1e-3
+DEAD, SATURATED = 0.6, 0.4
+SPREAD = 1e4
+OFF = 3.0
+
+
+def _pair(value: Any, usual: int) -> int:
+    return usual if value is None else int(max(value) if isinstance(value, list | tuple) else value)
+
+
+def _field(layer: Layer, ins: list[Field]) -> Field:
+    """What an output of a layer sees."""
+    seen, apart, joined = max(ins)
+    if layer.kind in SLIDING:
+        kernel = layer.config.get("kernel_size", layer.config.get("pool_size"))
+        if kernel is None:  # an operator that pools all there is
+            return seen, apart, True
+        size, stride = _pair(kernel, 1), layer.config.get("strides")
+        step = _pair(stride, size if "Pooling" in layer.kind else 1)
+        wide = (size - 1) * _pair(layer.config.get("dilation_rate"), 1)
+        return seen + wide * apart, apart * step, joined
+    if layer.kind in GLOBAL:
+        return seen, apart, True
+    has_places = len(layer.before) == 3
+    if layer.kind == "Flatten" and has_places and math.prod(size or 1 for size in layer.before[:2]) > 1:
+        return WHOLE, apart, True
+    return (seen, apart, joined) if layer.kind in PASSING else (WHOLE, apart, joined)
+
+
+@rule("M18", "W", "a receptive field smaller than half of the picture")
+def _small_field(facts: Facts) -> Iterator[Finding]:
+    """What is larger than that is never seen as a whole: only its texture is.
+
+    Fix: Pool or stride earlier, add layers, or dilate filters (dilation_rate=2).
+    Source: Luo et al., Understanding the Effective Receptive Field, arXiv:1701.04128
+    """
+    shapes = [shape for _, shape, _ in facts.inputs]
+    if not shapes or not all(len(shape) == 3 and shape[0] and shape[1] for shape in shapes):
+        return
+    side = max(size or 0 for shape in shapes for size in shape[:2])
+    begin: Field = (1.0, 1.0, False)
+    fields: dict[str, Field] = {}
+    last: dict[str, str] = {}
+    for layer in facts.layers:
+        ins = [fields.get(name, begin) for name in layer.reads]  # what no layer makes is an input
+        if not ins:
+            fields[layer.name] = (WHOLE, 1.0, False)
+            continue
+        fields[layer.name] = _field(layer, ins)
+        before = next((last[name] for name in layer.reads if name in last), "")
+        last[layer.name] = layer.name if layer.kind in SLIDING else before
+    for head in facts.heads:
+        seen, _, joined = fields.get(head.layer, (WHOLE, 1.0, False))
+        if joined and seen < SEEN * side and last.get(head.layer):
+            yield Finding(
+                f"each value before the pictures' places are put together sees {seen:.0f} x {seen:.0f} pixels of {side} x {side}",
+                ("layer", last[head.layer]),
+            )
+
+
+def hidden(facts: Facts) -> list[Layer]:
+    """Layers with kernels behind which there are others."""
+    last = {head.layer for head in facts.heads}
+    return [
+        one
+        for one in facts.layers
+        if one.kind in WEIGHTED and one.reads and one.name not in last and facts.readers(one.name)
+    ]
+
+
+@rule("M01", "E", "equal initial weights")
+def _equal_weights(facts: Facts) -> Iterator[Finding]:
+    """Units that start equal get equal gradients and stay equal. The layer is worth one unit.
+
+    Fix: Omit kernel_initializer, or use a random one.
+    Source: Nikanjam et al., NeuraLint, arXiv:2105.08095
+    """
+    # What begins with zeros to leave another way as it is: a branch of a sum, the variance of a code.
+    joined = any(one.kind in JOINING or len(one.reads) > 1 for one in facts.layers)
+    for layer in hidden(facts):
+        size = max((n or 0 for n in layer.shape[-1:]), default=0)
+        if layer.equal is None or size < 2 or not layer.trained or (joined and layer.equal == 0):
+            continue
+        yield Finding(
+            f"all weights of {layer.name!r} are {layer.equal:g}",
+            ("layer", layer.name),
+            changes=(Change("argument", "glorot_uniform", layer.name, "kernel_initializer"),),
+        )
+
+
+@rule("M10", "E", "no trainable weights")
+def _nothing_trained(facts: Facts) -> Iterator[Finding]:
+    """Without trainable weights, training changes nothing.
+
+    Fix: Set trainable=True on the layers that should learn, before compile.
+    Source: Humbatova et al., arXiv:1910.11015
+    """
+    if (
+        facts.layers
+        and facts.heads
+        and not any(one.trained for one in facts.layers)
+        and any(one.parameters for one in facts.layers)
+    ):
+        yield Finding("no weight of the model is trained: all layers are frozen", ("layer", facts.layers[-1].name))
+
+
+@rule("M11", "W", "a frozen last layer")
+def _frozen_head(facts: Facts) -> Iterator[Finding]:
+    """Its random weights never change, and all earlier layers must adapt to them.
+
+    Fix: Freeze the pretrained layers, and train the new one.
+    Source: Humbatova et al., arXiv:1910.11015
+    """
+    if not any(one.trained for one in facts.layers):
+        return
+    for head in facts.heads:
+        layer = facts.layer(head.layer)
+        if (
+            layer is not None
+            and layer.kind == "Dense"
+            and layer.parameters
+            and not layer.trained
+            and layer.initializer.startswith("Glorot")
+        ):
+            behind = [one for one in facts.layers if one.trained]
+            yield Finding(
+                f"the last layer, {layer.name!r}, is frozen, and {len(behind)} before it are trained",
+                ("layer", layer.name),
+                changes=(Change("argument", True, layer.name, "trainable"),),
+            )
+
+
+@rule("M12", "E", "tokens outside the embedding")
+def _unknown_tokens(facts: Facts) -> Iterator[Finding]:
+    """There is no row for them: TensorFlow ends the run on a processor, and reads zeros without a word on a graphics card.
+
+    Fix: Give Embedding input_dim = largest number + 1.
+    Source: Humbatova et al., arXiv:1910.11015
+    """
+    for layer in facts.layers:
+        if layer.kind != "Embedding" or (layer.reads and facts.layer(layer.reads[0]) is not None):
+            continue
+        size = layer.config.get("input_dim")
+        named = [
+            one
+            for one in facts.of("x")
+            if not facts.inputs or len(facts.inputs) == 1 or f"'{layer.reads[0] if layer.reads else ''}'" in one.name
+        ]
+        for array in named:
+            if isinstance(size, int) and array.whole and (array.high >= size or array.low < 0):
+                yield Finding(
+                    f"{array.name} has numbers from {array.low:g} to {array.high:g}, and {layer.name!r} has rows 0 to {size - 1}",
+                    ("layer", layer.name),
+                    changes=(Change("argument", int(array.high) + 1, layer.name, "input_dim"),)
+                    if array.low >= 0
+                    else (),
+                )
+                break
+
+
+@rule("M13", "I", "padding is read as text")
+def _unmasked(facts: Facts) -> Iterator[Finding]:
+    """A recurrent layer also reads the padding, and forgets the text before it.
+
+    Fix: Give Embedding mask_zero=True.
+    Source: Dwarampudi and Reddy, Effects of padding on LSTMs and CNNs, arXiv:1903.07288
+    """
+    for layer in facts.layers:
+        if layer.kind == "Embedding" and not layer.config.get("mask_zero"):
+            readers = facts.readers(layer.name)
+            array = next((one for one in facts.of("x", "train") if one.sample == layer.before), None)
+            reads = any(one.kind in ("LSTM", "GRU", "SimpleRNN", "Bidirectional") for one in readers)
+            if array is not None and array.padded > PADDED and reads:
+                yield Finding(
+                    f"{array.padded:.0%} of the rows of {array.name} end with zeros, which {layer.name!r} takes for a token as others",
+                    ("layer", layer.name),
+                    changes=(Change("argument", True, layer.name, "mask_zero"),),
+                )
+
+
+@rule("M35", "W", "a token with the number of the padding")
+def _masked_words(facts: Facts) -> Iterator[Finding]:
+    """With mask_zero=True what is 0 is left out: a word with that number is never seen, wherever it stands.
+
+    Fix: Count tokens from 1, and keep 0 for padding; input_dim is one more then.
+    Source: Keras, Embedding: mask_zero
+    """
+    for layer in facts.layers:
+        if layer.kind == "Embedding" and layer.config.get("mask_zero"):
+            array = next((one for one in facts.of("x", "train") if one.sample == layer.before), None)
+            if array is not None and array.pierced > PIERCED:
+                yield Finding(
+                    f"{array.pierced:.0%} of the rows of {array.name} have zeros between other tokens, and {layer.name!r} takes 0 for padding",
+                    ("layer", layer.name),
+                )
+
+
+@rule("M32", "I", "frozen layers with random weights")
+def _frozen_as_drawn(facts: Facts) -> Iterator[Finding]:
+    """Their output is a random mixture that training cannot improve.
+
+    Fix: Load weights before you freeze them, or set trainable=True.
+    Source: Humbatova et al., arXiv:1910.11015; Keras, guide on transfer learning
+    """
+    found = [one for one in facts.layers if one.untouched and one.kind != "Normalization"]
+    if found and any(one.trained for one in facts.layers):
+        yield Finding(
+            f"{found[0].name!r}"
+            + (f" and {len(found) - 1} more are" if len(found) > 1 else " is")
+            + " frozen, with weights as they were drawn: no training was before",
+            ("layer", found[0].name),
+        )
+
+
+@rule("M33", "I", "moving statistics that do not follow, or too fast")
+def _slow_norm(facts: Facts) -> Iterator[Finding]:
+    """Outside of training the moving mean and variance are used: where they are not those of the data, a good model
+    measures badly.
+
+    Fix: Take a momentum of 0.9 to 0.99 in the sense of Keras, where that is the share of what was before (0.1 of
+    PyTorch is 0.9).
+    Source: Keras, BatchNormalization
+    """
+    steps = facts.steps_of(facts.slots)
+    for layer in facts.layers:
+        momentum = layer.config.get("momentum")
+        if layer.kind != "BatchNormalization" or not layer.trained or not isinstance(momentum, int | float):
+            continue
+        left = momentum**steps
+        if momentum <= REVERSED_MOMENTUM:
+            what = "of each batch most counts, so that what is used outside of training is that of the last one"
+        elif left > LEFT_OF_FIRST and facts.samples and not facts.from_files:
+            what = f"after the {steps:,} steps of this run {left:.0%} of its mean and variance is what they began with"
+        else:
+            continue
+        yield Finding(
+            f"{layer.name!r} has a momentum of {momentum:g}: {what}",
+            ("layer", layer.name),
+            changes=(Change("argument", 0.9, layer.name, "momentum"),),
+        )
+        return
+
+
+@rule("D25", "W", "one token dominates")
+def _unknown_words(facts: Facts) -> Iterator[Finding]:
+    """Where most words are the token of unknown ones the text says hardly anything: the vocabulary is too small, or is
+    that of another text.
+
+    Fix: Count words in the training texts, and give the vocabulary room for nearly all of them.
+    Source: Humbatova et al., arXiv:1910.11015: wrong preprocessing
+    """
+    embedded = {one.before for one in facts.layers if one.kind == "Embedding"}
+    for array in facts.of("x", "train"):
+        if array.commonest is not None and array.sample in embedded and array.high > 2:
+            token, share = array.commonest
+            if share > ONE_TOKEN:
+                yield Finding(
+                    f"{share:.0%} of {array.name}, but for zeros, are the token {token}",
+                    ("data", array.name),
+                )
+
+
+@rule("M14", "W", "nearly all is dropped")
+def _much_dropped(facts: Facts) -> Iterator[Finding]:
+    """What remains of the signal is noise, and the next layer learns almost nothing.
+
+    Fix: Use rates of 0.1 to 0.5.
+    Source: Zhang et al., UMLAUT, CHI 2021, doi:10.1145/3411764.3445538
+    """
+    for layer in facts.layers:
+        rate = layer.config.get("rate")
+        if layer.kind in DROPOUT and isinstance(rate, int | float) and rate >= DROPPED:
+            yield Finding(
+                f"{layer.name!r} sets {rate:.0%} of its inputs to 0",
+                ("layer", layer.name),
+                changes=(Change("argument", 0.5, layer.name, "rate"),),
+            )
+
+
+@rule("M15", "W", "a penalty larger than the loss")
+def _punished(facts: Facts) -> Iterator[Finding]:
+    """Small weights reduce the total more than right predictions do, so the model predicts the same for every sample.
+
+    Fix: Use 0.01 to 0.00001.
+    Source: Zhang et al., UMLAUT, CHI 2021, doi:10.1145/3411764.3445538
+    """
+    for layer in facts.layers:
+        if layer.penalty >= PENALTY:
+            yield Finding(
+                f"the penalty of {layer.name!r} has the factor {layer.penalty:g}; 0.01 to 0.00001 is usual",
+                ("layer", layer.name),
+            )
+    whole, penalties = facts.seen.get("loss", 0.0), facts.seen.get("penalties", 0.0)
+    if not any(layer.penalty >= PENALTY for layer in facts.layers) and whole > 0 and penalties > PENALIZED * whole:
+        yield Finding(
+            f"of the first loss of {whole:.4g} penalties of weights are {penalties:.4g}", ("method", "create_model")
+        )
+
+
+@rule("M36", "W", "token numbers used as quantities")
+def _words_as_numbers(facts: Facts) -> Iterator[Finding]:
+    """The number of a word says nothing of what it means: 70 is not ten times 7, and nothing lies between two words.
+
+    Fix: Start with an Embedding.
+    Source: Humbatova et al., arXiv:1910.11015: wrong preprocessing
+    """
+    known = {one.name for one in facts.layers}
+    for array in facts.of("x", "train"):
+        if (
+            len(array.sample) != 1
+            or not array.dtype.startswith(("int", "uint"))
+            or array.padded <= PADDED
+            or array.high < FEW_WORDS
+        ):
+            continue
+        readers = [
+            one
+            for one in facts.layers
+            if not known & set(one.reads) and one.before in (array.sample, (*array.sample, 1))
+        ]
+        while len(readers) == 1 and readers[0].kind in ("Reshape", "ExpandDims", "Cast"):
+            readers = facts.readers(readers[0].name)
+        if readers and all(one.kind in READS_QUANTITIES for one in readers):
+            yield Finding(
+                f"{array.name} has whole numbers up to {array.high:g} and ends with zeros, as tokens do, and {readers[0].name!r} takes "
+                "them for quantities",
+                ("layer", readers[0].name),
+            )
+
+
+@rule("M38", "W", "a Normalization that was never adapted")
+def _not_adapted(facts: Facts) -> Iterator[Finding]:
+    """It passes on what comes in, so that inputs are not scaled, though the layer is there.
+
+    Fix: Call its adapt(x_train) in create_model, or give it mean and variance.
+    Source: Keras, Normalization
+    """
+    known = {one.name for one in facts.layers}
+    for layer in facts.layers:  # behind another one, which may scale, it waits for weights that were trained
+        if layer.kind == "Normalization" and layer.untouched and not known & set(layer.reads):
+            yield Finding(
+                f"{layer.name!r} has the mean 0 and the variance 1 of one that was never adapted", ("layer", layer.name)
+            )
+
+
+@rule("M16", "W", "initial weights on an unusual scale")
+def _start(facts: Facts) -> Iterator[Finding]:
+    """Signals grow or fade with each layer, and gradients with them.
+
+    Fix: Leave kernel_initializer out, or take he_normal before relu.
+    Source: He et al., arXiv:1502.01852; WebNNM, 2026
+    """
+    for layer in hidden(facts):
+        if (
+            layer.spread is None
+            or not layer.fan_in
+            or layer.initializer not in ("RandomNormal", "TruncatedNormal", "RandomUniform")
+        ):
+            continue
+        scale = layer.spread * layer.fan_in**0.5
+        if layer.trained and not SPREADS[0] <= scale <= SPREADS[1]:
+            yield Finding(
+                f"the first weights of {layer.name!r} have a standard deviation of {layer.spread:g}, and {layer.fan_in} products are summed: "
+                f"what comes out is {scale:.3g} times what goes in",
+                ("layer", layer.name),
+                changes=(Change("argument", "glorot_uniform", layer.name, "kernel_initializer"),),
+            )
+
+
+@rule("M17", "E", "samples of a shape that the model does not take")
+def _other_shape(facts: Facts) -> Iterator[Finding]:
+    """Keras refuses them in the first step, which on a cluster is on a worker.
+
+    Fix: Give keras.Input the shape of a sample.
+    Source: Humbatova et al., arXiv:1910.11015
+    """
+    arrays = list(facts.of("x", "train"))
+    if len(arrays) != 1 or len(facts.inputs) != 1 or facts.own & {"step", "train"}:  # these give it what they like
+        return
+    (array,), (_, wanted, _) = arrays, facts.inputs[0]
+    given = array.sample
+    for shape in (given, (*given, 1), given[:-1] if given[-1:] == (1,) else given):
+        if len(shape) == len(wanted) and all(w in (None, g) for g, w in zip(shape, wanted, strict=True)):
+            return
+    yield Finding(f"samples of {array.name} have the shape {given}, and the model takes {wanted}", ("data", array.name))
+
+
+def _before(facts: Facts, layer: Layer, through: frozenset[str] = frozenset()) -> Layer | None:
+    """The one layer whose output it takes, if nobody else takes that."""
+    while len(layer.reads) == 1 and (found := facts.layer(layer.reads[0])) is not None:
+        if len(facts.readers(found.name)) != 1:
+            return None
+        if found.kind not in through:
+            return found
+        layer = found
+    return None
+
+
+def _longest(facts: Facts, counts: Callable[[Layer], bool], breaks: Callable[[Layer], bool]) -> list[str]:
+    """The longest row of layers one behind the other that count; one that breaks begins anew."""
+    best: dict[str, list[str]] = {}
+    for layer in facts.layers:
+        before = max((best.get(name, []) for name in layer.reads), key=len, default=[])
+        best[layer.name] = [] if breaks(layer) else [*before, layer.name] if counts(layer) else before
+    return max(best.values(), key=len, default=[])
+
+
+@rule("M02", "W", "layers without an activation between them")
+def _linear(facts: Facts) -> Iterator[Finding]:
+    """Two linear layers in a row can do no more than one.
+
+    Fix: Give the first one an activation, as relu.
+    Source: Nikanjam et al., NeuraLint, arXiv:2105.08095
+    """
+    pairs = list(_pairs(facts))
+    yield from pairs or _all_linear(facts)
+
+
+def _pairs(facts: Facts) -> Iterator[Finding]:
+    for layer in facts.layers:
+        if layer.kind not in ("Dense", "Conv1D", "Conv2D") or not layer.trained:
+            continue
+        before = _before(facts, layer, KEEPS_LINES)
+        if before is None or before.kind != layer.kind or before.activation != "linear" or not before.trained:
+            continue
+        if (
+            layer.config.get("groups", 1) != 1
+            or before.config.get("groups", 1) != 1
+            or not before.shape
+            or not layer.shape
+        ):
+            continue
+        width, ends = before.shape[-1] or 0, ((before.before or (0,))[-1] or 0, layer.shape[-1] or 0)
+        if width < max(ends) and width < min(
+            ends[0] or width + 1, 10 * width
+        ):  # narrower than both sides: a factor, or a code
+            continue
+        if width < ends[1]:
+            continue
+        yield Finding(
+            f"between {before.name!r} and {layer.name!r} there is no activation: together they are one {layer.kind}",
+            ("layer", before.name),
+            changes=(Change("argument", "relu", before.name, "activation"),),
+        )
+
+
+def _all_linear(facts: Facts) -> Iterator[Finding]:
+    """No activation in the whole model, over pooling, skips and norms, of which the rule of pairs says nothing."""
+    last = {head.layer for head in facts.heads}
+    inner = [one for one in facts.layers if one.name not in last]
+    known = WEIGHTED | KEEPS_LINES | JOINING - {"Multiply"} | POOLING
+    weighted = [one for one in inner if one.kind in WEIGHTED and one.trained]
+    if not last or any(one.kind not in known or one.activation not in ("", "linear") for one in inner):
+        return
+    if len(weighted) >= 2 and any((one.shape[-1:] or (0,))[0] != 1 for one in weighted):
+        yield Finding(
+            f"none of the {len(weighted)} layers with weights before the output has an activation, from {weighted[0].name!r} to "
+            f"{weighted[-1].name!r}",
+            ("layer", weighted[0].name),
+            changes=tuple(Change("argument", "relu", one.name, "activation") for one in weighted),
+        )
+
+
+@rule("M03", "W", "a deep model without normalization or skip connections")
+def _deep(facts: Facts) -> Iterator[Finding]:
+    """Gradients become smaller or larger with each layer, until the first ones stand still or burst.
+
+    Fix: Add BatchNormalization or LayerNormalization behind layers, or skips around them.
+    Source: WebNNM, 2026; He et al., arXiv:1512.03385
+    """
+    if any(one.kind in NORMALIZING or one.kind in JOINING for one in facts.layers) or any(
+        one.activation == "selu" for one in facts.layers
+    ):
+        return
+    row = _longest(facts, lambda one: one.kind in WEIGHTED, lambda one: False)
+    if len(row) > DEEP:
+        yield Finding(
+            f"{len(row)} layers with weights, from {row[0]!r} to {row[-1]!r}, and no normalization and no skip among them",
+            ("layer", row[0]),
+        )
+
+
+@rule("M04", "W", "saturating activations in a row")
+def _saturating(facts: Facts) -> Iterator[Finding]:
+    """A sigmoid passes on a quarter of a gradient at best: behind some of them nothing is left.
+
+    Fix: Take relu, gelu or selu in hidden layers, or normalize between them.
+    Source: Zhang et al., AutoTrainer, ICSE 2021, doi:10.1109/ICSE43902.2021.00043
+    """
+    for activation, most in SATURATING.items():
+        row = _longest(
+            facts,
+            lambda one, wanted=activation: one.activation == wanted and one.kind not in ("LSTM", "GRU", "SimpleRNN"),  # type: ignore[misc]
+            lambda one: one.kind in NORMALIZING or one.kind in JOINING,
+        )
+        row = [name for name in row if name not in {head.layer for head in facts.heads}]
+        if len(row) >= most:
+            yield Finding(
+                f"{len(row)} times {activation} one behind the other, from {row[0]!r} to {row[-1]!r}",
+                ("layer", row[0]),
+                changes=tuple(Change("argument", "relu", name, "activation") for name in row if len(row) <= DEEP),
+                fix="" if len(row) <= DEEP else "take fewer layers, or relu with normalization and skips",
+            )
+            return
+
+
+@rule("M05", "W", "dropout before batch normalization")
+def _dropout_before_norm(facts: Facts) -> Iterator[Finding]:
+    """Dropout changes the variance in training only, and the normalization is then wrong by that in use.
+
+    Fix: Put dropout behind the last normalization.
+    Source: Li et al., Understanding the Disharmony, arXiv:1801.05134
+    """
+    for layer in facts.layers:
+        if layer.kind == "BatchNormalization":
+            before = _before(
+                facts,
+                layer,
+                frozenset({"Activation", "ReLU", "MaxPooling2D", "AveragePooling2D"}),
+            )
+            if before is not None and before.kind in DROPOUT and float(before.config.get("rate") or 0) > 0:
+                yield Finding(
+                    f"{before.name!r} stands before {layer.name!r}",
+                    ("layer", before.name),
+                    changes=(Change("remove", target=before.name),),
+                )
+
+
+@rule("M06", "W", "dropout after the output")
+def _dropout_at_the_end(facts: Facts) -> Iterator[Finding]:
+    """The loss compares outputs that dropout set to 0 with the labels.
+
+    Fix: Remove it, or move it before the last layer.
+    Source: Zhang et al., UMLAUT, CHI 2021, doi:10.1145/3411764.3445538
+    """
+    for layer in facts.layers:
+        if (
+            layer.kind in DROPOUT
+            and layer.reads
+            and not facts.readers(layer.name)
+            and float(layer.config.get("rate") or 0) > 0
+        ):
+            yield Finding(
+                f"{layer.name!r} stands behind the output, and sets {float(layer.config['rate']):.0%} of it to 0 in training",
+                ("layer", layer.name),
+                changes=(Change("remove", target=layer.name),),
+            )
+
+
+@rule("M07", "W", "softmax in a hidden layer")
+def _inner_softmax(facts: Facts) -> Iterator[Finding]:
+    """A softmax keeps all units but one near 0, with almost no gradient.
+
+    Fix: Take relu in hidden layers.
+    Source: Zhang et al., UMLAUT, CHI 2021, doi:10.1145/3411764.3445538
+    """
+    for layer in [*hidden(facts), *(one for one in facts.layers if one.kind in ("Softmax", "Activation"))]:
+        readers = facts.readers(layer.name)
+        straight = len(readers) == 1 and readers[0].kind in (
+            "Dense",
+            "Dropout",
+            "BatchNormalization",
+            "Conv2D",
+            "Flatten",
+        )
+        if layer.activation == "softmax" and straight and all(one.reads == (layer.name,) for one in readers):
+            yield Finding(
+                f"{layer.name!r} is a softmax, and {readers[0].name!r} goes on from it",
+                ("layer", layer.name),
+                changes=(Change("argument", "relu", layer.name, "activation"),) if layer.kind != "Softmax" else (),
+            )
+
+
+@rule("M08", "W", "an activation before the softmax")
+def _activation_before_softmax(facts: Facts) -> Iterator[Finding]:
+    """Logits that cannot be negative, or not large, cannot say that something is certain; units of a relu that are at 0
+    stay there.
+
+    Fix: Leave the layer before the softmax without an activation.
+    Source: Nikanjam et al., NeuraLint, arXiv:2105.08095
+    """
+    for layer in facts.layers:
+        if layer.kind in ("Softmax", "Activation") and layer.activation in ("softmax", "sigmoid"):
+            before = _before(facts, layer, frozenset({"Dropout"}))
+            if before is not None and before.activation in ("relu", "sigmoid", "tanh", "softmax"):
+                kept = before.kind in ("Dense", "Conv2D")
+                yield Finding(
+                    f"{before.name!r} is a {before.activation}, and {layer.name!r} takes a {layer.activation} of it",
+                    ("layer", before.name),
+                    changes=(Change("argument", "linear", before.name, "activation"),) if kept else (),
+                )
+
+
+@rule("M09", "I", "a bias before batch normalization")
+def _bias_before_norm(facts: Facts) -> Iterator[Finding]:
+    """The normalization takes the mean off, and the bias with it; it only costs.
+
+    Fix: Give the layer use_bias=False.
+    Source: Ioffe and Szegedy, arXiv:1502.03167
+    """
+    found = []
+    for layer in facts.layers:
+        if layer.kind == "BatchNormalization" and layer.config.get("center", True):
+            before = _before(facts, layer)
+            if (
+                before is not None
+                and before.kind in WEIGHTED
+                and before.config.get("use_bias")
+                and before.activation == "linear"
+            ):
+                found.append(before.name)
+    if found:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        yield Finding(
+            f"{found[0]!r}{more} {'add' if more else 'adds'} a bias that the normalization behind takes off again",
+            ("layer", found[0]),
+            changes=tuple(Change("argument", False, name, "use_bias") for name in found),
+        )
+
+
+@rule("M31", "W", "a layer of one unit in the middle")
+def _one_wide(facts: Facts) -> Iterator[Finding]:
+    """All that is behind it learns from one number, in which several classes lie on a line.
+
+    Fix: Give it more units.
+    Source: Humbatova et al., arXiv:1910.11015: suboptimal number of neurons
+    """
+    for layer in hidden(facts):
+        readers = facts.readers(layer.name)
+        units = [(one.shape[-1:] or (0,))[0] or 0 for one in readers if one.kind == "Dense"]
+        straight = sum(units) if len(units) == len(readers) else 0
+        if layer.kind == "Dense" and layer.shape[-1:] == (1,) and layer.fan_in > 1 and straight > 1:
+            yield Finding(
+                f"all that {readers[0].name!r}, of {readers[0].shape[-1]} units"
+                + (f", and {len(readers) - 1} more learn" if len(readers) > 1 else ", learns")
+                + f" of is the 1 unit of {layer.name!r}",
+                ("layer", layer.name),
+            )
+
+
+@rule("M19", "W", "pooling that leaves one place")
+def _one_pixel(facts: Facts) -> Iterator[Finding]:
+    """Where something is in the picture is gone before the convolutions that could use it.
+
+    Fix: Pool by 2, and all at once only behind the last convolution.
+    Source: Humbatova et al., arXiv:1910.11015: wrong filter and pooling sizes
+    """
+    for layer in facts.layers:
+        if layer.kind not in ("MaxPooling2D", "AveragePooling2D") or layer.shape[:2] != (1, 1):
+            continue
+        readers = facts.readers(layer.name)
+        wide = min((size or 0 for size in layer.before[:2]), default=0)
+        if wide >= WIDE and len(readers) == 1 and readers[0].kind == "Conv2D" and readers[0].trained:
+            yield Finding(
+                f"{layer.name!r} leaves one of {wide} x {wide} places, and {readers[0].name!r} is a convolution over it",
+                ("layer", layer.name),
+            )
+
+
+@rule("M20", "E", "NaN in the first batch", level="batch")
+def _nan_in_first_batch(facts: Facts) -> Iterator[Finding]:
+    """What is NaN once stays so, and with it all that is computed of it.
+
+    Fix: Look at what goes into that layer: a logarithm or a root of 0, a division by 0, float16.
+    Source: Zhang et al., AutoTrainer, ICSE 2021, doi:10.1109/ICSE43902.2021.00043
+    """
+    if where := facts.seen.get("nan"):
+        at = ("layer", where) if facts.layer(where) else ("app", "")
+        yield Finding(f"the first batch gives NaN or infinity, first in {where!r}", at)
+        return
+    norms = facts.seen.get("gradients") or {}
+    if bad := [name for name, norm in norms.items() if not math.isfinite(norm)]:
+        names = [layer.name for layer in facts.layers if bad[0].split("/")[-2:-1] == [layer.name]]
+        yield Finding(
+            f"the first batch gives gradients that are NaN or infinite, as that of {bad[0]}",
+            ("layer", names[0]) if names else ("method", "create_model"),
+        )
+
+
+@rule("M34", "E", "the first step fails", level="batch")
+def _fails(facts: Facts) -> Iterator[Finding]:
+    """So does the run, which on a cluster is after all machines have loaded their data.
+
+    Fix: Look at the shapes and types of what goes into the layer, the loss or the metric that is named.
+    Source: Karpathy, A Recipe for Training Neural Networks, 2019
+    """
+    if why := facts.seen.get("fails"):
+        yield Finding(f"the first batch fails: {why.rstrip('.')}", ("method", "create_model"))
+
+
+def _has_a_floor(facts: Facts) -> bool:
+    """Whether a loss cannot come down to 0, or most weights are not to learn: entropy of targets between 0 and 1, a frozen backbone."""
+    kinds = {array.labels.kind for array in facts.of("y", "train") if array.labels is not None}
+    soft = any(head.loss in ("bce", "cce") for head in facts.heads) and bool(kinds & {"real", "shares"})
+    trained, all_of_them = (sum(getattr(one, name) for one in facts.layers) for name in ("trained", "parameters"))
+    return soft or trained < 0.5 * all_of_them
+
+
+@rule("M21", "E", "the model cannot overfit one batch", level="batch")
+def _by_heart(facts: Facts) -> Iterator[Finding]:
+    """A model that cannot learn 16 samples, without dropout and augmentation, cannot learn thousands.
+
+    Fix: Look for a loss that does not fit the output, activations that cut gradients, and labels that are not those of
+    the samples.
+    Source: Karpathy, A Recipe for Training Neural Networks, 2019
+    """
+    if (
+        _has_a_floor(facts)
+        or any(array.bad for array in facts.arrays if array.part == "train")
+        or facts.seen.get("nan")
+    ):
+        return
+    first, least = facts.seen.get("first", math.nan), facts.seen.get("least", math.nan)
+    if first > 0 and not least < LEARNT * first and not math.isnan(least):
+        yield Finding(
+            f"some 260 steps on 16 samples, with Adam at 0.001, 0.01 and 0.1, bring the loss from {first:.4g} to {least:.4g} only",
+            ("loss", ""),
+        )
+
+
+@rule("M22", "E", "samples influence each other", level="batch")
+def _mixed(facts: Facts) -> Iterator[Finding]:
+    """A reshape, a softmax or a sum over the first axis mixes samples, and what comes out depends on who else is in the
+    batch.
+
+    Fix: Leave the first axis alone: name the axes of reshape, softmax, mean and transpose.
+    Source: Karpathy, A Recipe for Training Neural Networks, 2019
+    """
+    share = facts.seen.get("mixed", 0.0)
+    if share > MIXED:
+        yield Finding(
+            f"outputs of a sample change by {share:.2%} when others of its batch are exchanged",
+            ("method", "create_model"),
+        )
+    elif layer := facts.seen.get("mixing"):
+        yield Finding(
+            f"outputs of {layer!r} for a sample change when others of its batch are exchanged", ("layer", layer)
+        )
+
+
+@rule("M23", "E", "the model sees the future", level="batch")
+def _future(facts: Facts) -> Iterator[Finding]:
+    """The target is among the inputs. The training loss falls to 0, and the model learns nothing useful.
+
+    Fix: Mask later positions: use_causal_mask=True, padding='causal'.
+    Source: Karpathy, A Recipe for Training Neural Networks, 2019
+    """
+    share = facts.seen.get("future", 0.0)
+    if share > FUTURE:
+        yield Finding(
+            f"labels are inputs one place on, and outputs of the first half change by {share:.2%} with inputs of the second",
+            ("method", "create_model"),
+            fix="mask what comes later: use_causal_mask=True, padding='causal', no Bidirectional",
+        )
+
+
+@rule("M24", "E", "weights without a gradient", level="batch")
+def _still(facts: Facts) -> Iterator[Finding]:
+    """The loss does not depend on them, or what lies between has no slope: they stay what they were.
+
+    Fix: Look for stop_gradient, argmax, round or casts to whole numbers behind that layer, and for dead units.
+    Source: Zhang et al., AutoTrainer, ICSE 2021, doi:10.1109/ICSE43902.2021.00043; Karpathy, A Recipe for Training
+    Neural Networks, 2019
+    """
+    if any(array.bad for array in facts.arrays if array.part == "train") or facts.seen.get("nan"):
+        return
+    if unmoved := facts.seen.get("unmoved"):
+        yield Finding(
+            f"in some steps of the model's own {plural(len(unmoved), 'trained weight')} {'stays' if len(unmoved) == 1 else 'stay'} the same, "
+            f"while others move: {', '.join(unmoved[:3])}" + (", ..." if len(unmoved) > 3 else ""),
+            ("method", "create_model"),
+            fix="take gradients of all trainable variables, and apply them to all",
+        )
+    if facts.seen.get("slopes") is False:
+        yield Finding(
+            "the loss has no gradient for any weight",
+            ("loss", ""),
+            fix="look for comparisons, argmax, round, casts and NumPy in the loss: none of them has a slope",
+        )
+        return
+    still = list(facts.seen.get("still", ()))
+    # A bias alone may cancel out, as where two outputs of one encoder are subtracted.
+    still = [path for path in still if not path.endswith("/bias") or f"{path.removesuffix('bias')}kernel" in still]
+    if still and facts.seen.get("first", math.nan) > 0:
+        names = [layer.name for layer in facts.layers if any(path.split("/")[-2:-1] == [layer.name] for path in still)]
+        yield Finding(
+            f"{plural(len(still), 'trained weight')} {'has' if len(still) == 1 else 'have'} a gradient of 0: {', '.join(still[:3])}"
+            + (", ..." if len(still) > 3 else ""),
+            ("layer", names[0]) if names else ("method", "create_model"),
+        )
+
+
+@rule("M25", "W", "gradients that vanish or explode", level="batch")
+def _norms(facts: Facts) -> Iterator[Finding]:
+    """One learning rate is for all layers: some stand still while others jump.
+
+    Fix: Normalize between layers, add skips, take relu and he_normal.
+    Source: Zhang et al., AutoTrainer, ICSE 2021, doi:10.1109/ICSE43902.2021.00043; WebNNM, 2026
+    """
+    norms = facts.seen.get("gradients") or {}
+    if len(norms) < 3:
+        return
+    (first, a), *_, (last, b) = norms.items()
+    if a > 0 and b > 0 and all(map(math.isfinite, (a, b))) and not 1 / SPREAD <= a / b <= SPREAD:
+        how = "vanish" if a < b else "explode"
+        yield Finding(
+            f"gradients {how}: the norm is {a:.2g} at {first} and {b:.2g} at {last}", ("method", "create_model")
+        )
+
+
+def _units(facts: Facts, name: str, most: float, what: str) -> Iterator[Finding]:
+    found = {layer: share for layer, share in (facts.seen.get(name) or {}).items() if share > most}
+    if found:
+        worst = max(found, key=lambda layer: found[layer])
+        yield Finding(
+            f"{found[worst]:.0%} of {worst!r} {what}"
+            + (f", and many in {len(found) - 1} more layers" if len(found) > 1 else ""),
+            ("layer", worst),
+        )
+
+
+@rule("M26", "W", "dead units", level="batch")
+def _dead(facts: Facts) -> Iterator[Finding]:
+    """A relu that is 0 for all samples has no gradient and stays 0.
+
+    Fix: Scale inputs, take he_normal, a smaller learning rate, or leaky_relu.
+    Source: Zhang et al., AutoTrainer, ICSE 2021, doi:10.1109/ICSE43902.2021.00043; WebNNM, 2026
+    """
+    if any(one.kind == "BatchNormalization" for one in facts.layers):
+        return  # before training its statistics are not those of any batch
+    yield from _units(facts, "dead", DEAD, "is 0 for all samples of a batch")
+
+
+@rule("M27", "W", "saturated units", level="batch")
+def _saturated(facts: Facts) -> Iterator[Finding]:
+    """At its ends a sigmoid or a tanh has no slope, and gradients end there.
+
+    Fix: Scale inputs and first weights, normalize before the activation, or take relu.
+    Source: Zhang et al., AutoTrainer, ICSE 2021, doi:10.1109/ICSE43902.2021.00043; WebNNM, 2026
+    """
+    yield from _units(facts, "saturated", SATURATED, "is at the end of its activation")
+
+
+@rule("M28", "W", "a high initial loss", level="batch")
+def _first_loss(facts: Facts) -> Iterator[Finding]:
+    """The model is sure of what is wrong before it has seen anything, and its first steps only undo that.
+
+    Fix: Scale inputs and first weights, and look whether the loss takes what the output is.
+    Source: Karpathy, A Recipe for Training Neural Networks, 2019; Zhang et al., UMLAUT, CHI 2021,
+    doi:10.1145/3411764.3445538
+    """
+    loss = facts.seen.get("loss", math.nan)
+    if len(facts.heads) != 1 or facts.heads[0].loss not in ("cce", "sce", "bce") or any(facts.of("w", "train")):
+        return
+    head = facts.heads[0]
+    usual = math.log(2) if head.loss == "bce" else math.log(max(2, head.units))
+    penalties = any(one.penalty for one in facts.layers)
+    if math.isfinite(loss) and loss > OFF * usual and not penalties and facts.settings.get("class_weight") is None:
+        yield Finding(
+            f"the first loss is {loss:.3g}, and to say nothing in particular gives {usual:.3g}", ("loss", head.name)
+        )
+
+
+@rule("M29", "W", "an input that changes nothing", level="batch")
+def _ignored(facts: Facts) -> Iterator[Finding]:
+    """What it says is lost on the way, as by a multiplication with 0 or a slice.
+
+    Fix: Look at what the model does with it.
+    Source: Karpathy, A Recipe for Training Neural Networks, 2019
+    """
+    for name in facts.seen.get("ignored", ()):
+        yield Finding(f"no output changes with {name}", ("data", name))
+
+
+@rule("M30", "I", "randomness outside of training", level="batch")
+def _random(facts: Facts) -> Iterator[Finding]:
+    """The same sample gets a different prediction each time, so tests cannot be repeated.
+
+    Fix: In your own layer, draw random numbers only if training is true.
+    Source: Zhang et al., UMLAUT, CHI 2021, doi:10.1145/3411764.3445538
+    """
+    if facts.seen.get("random"):
+        yield Finding("two predictions of the same samples differ, outside of training", ("method", "create_model"))

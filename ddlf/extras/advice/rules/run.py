@@ -1,0 +1,180 @@
+"""Watches a run: checks the rules of class R after each record, and reports each once. A sink; runs on the master."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from ddlf.events import Advised, Committed, Event
+from ddlf.extras.advice.facts import Facts
+from ddlf.extras.advice.rule import Finding, rule
+
+log = logging.getLogger(__name__)
+MOST_RECORDS = 1_000
+"""Number of newest records that the rules look at."""
+RISING, TIMES = 3, 2.0
+"""Records in a row in which the loss rises, and by what in all, before it diverges."""
+TURNS, WINDOW, SWING = 6, 8, 0.2
+"""Turns in the last records, and how far it swings, as a share of its mean, before a loss oscillates."""
+STUCK, LEAST = 8, 0.01
+"""Records in which the loss came down by no more than that share of the first."""
+APART, WORSE = 4, 1.1
+"""Records in which validation gets worse while training gets better, and by what in all, before a model overfits."""
+STALE, LEAST_UPDATES = 2.0, 3
+"""Merges for each slot that are between reading weights and applying an update of a slow one, and updates of it. The mean of all is K - 1 at most."""
+
+
+@rule("R01", "E", "NaN", level="run")
+def not_finite(facts: Facts) -> Iterator[Finding]:
+    """A weight that has become NaN stays NaN.
+
+    Fix: Use a smaller learning rate or clip gradients (clipnorm=1.0), and look for NaN in the data with ddlf advise.
+    Source: Zhang et al., AutoTrainer, ICSE 2021, doi:10.1109/ICSE43902.2021.00043
+    """
+    for record in facts.records:
+        if "loss" in record.metrics and not math.isfinite(record.loss):
+            yield Finding(f"the loss is {record.loss:g} since round {record.round}", ("optimizer", "rate"))
+            return
+
+
+@rule("R02", "W", "diverging", level="run")
+def _diverging(facts: Facts) -> Iterator[Finding]:
+    """Each step increases the loss, up to NaN.
+
+    Fix: Use a third of the learning rate.
+    Source: Zhang et al., AutoTrainer, ICSE 2021, doi:10.1109/ICSE43902.2021.00043
+    """
+    losses = [record.loss for record in facts.records]
+    last = losses[-RISING - 1 :]
+    if len(last) <= RISING or not all(map(math.isfinite, losses)):
+        return
+    if all(a < b for a, b in itertools.pairwise(last)) and last[-1] > TIMES * min(losses) > 0:
+        yield Finding(
+            f"the loss has risen for {RISING} rounds, from {min(losses):.4g} to {last[-1]:.4g}", ("optimizer", "rate")
+        )
+
+
+@rule("R03", "W", "oscillating", level="run")
+def _oscillating(facts: Facts) -> Iterator[Finding]:
+    """Steps jump from one side of the minimum to the other.
+
+    Fix: Use a third of the learning rate, or larger batches.
+    Source: Zhang et al., AutoTrainer, ICSE 2021, doi:10.1109/ICSE43902.2021.00043
+    """
+    last = [record.loss for record in facts.records][-WINDOW - 1 :]
+    if len(last) <= WINDOW or not all(map(math.isfinite, last)):
+        return
+    steps = [b - a for a, b in itertools.pairwise(last)]
+    turns = sum(a * b < 0 for a, b in itertools.pairwise(steps))
+    mean = sum(last) / len(last)
+    if turns >= TURNS and mean > 0 and sum(map(abs, steps)) / len(steps) > SWING * mean:
+        yield Finding(
+            f"the loss has turned {turns} times in {WINDOW} rounds, between {min(last):.4g} and {max(last):.4g}",
+            ("optimizer", "rate"),
+        )
+
+
+@rule("R04", "W", "stuck", level="run")
+def _stuck(facts: Facts) -> Iterator[Finding]:
+    """A model that has not started to learn after so many rounds rarely does so later.
+
+    Fix: Run ddlf advise, which checks whether the model can learn one batch. Then try 10 times the learning rate.
+    Source: Zhang et al., AutoTrainer, ICSE 2021, doi:10.1109/ICSE43902.2021.00043
+    """
+    losses = [record.loss for record in facts.records]
+    if len(losses) < STUCK or not all(map(math.isfinite, losses[:STUCK])) or losses[0] <= 0:
+        return
+    if losses[0] - min(losses) < LEAST * losses[0]:
+        yield Finding(
+            f"the loss was {losses[0]:.4g} in the first round and is {losses[-1]:.4g} after {len(losses)}",
+            ("optimizer", "rate"),
+        )
+
+
+@rule("R05", "W", "overfitting", level="run")
+def _overfitting(facts: Facts) -> Iterator[Finding]:
+    """From here on the model memorizes samples and gets worse on others.
+
+    Fix: Put EarlyStopping('val_loss', patience=3, restore_best_weights=True) into callbacks; or add dropout or
+    augmentation.
+    Source: Prechelt, Early Stopping - But When?, 1998
+    """
+    rows = [
+        (record.loss, record.metrics["val_loss"], record.round)
+        for record in facts.records
+        if "val_loss" in record.metrics
+    ]
+    last = rows[-APART - 1 :]
+    if len(last) <= APART or not all(math.isfinite(value) for loss, val, _ in rows for value in (loss, val)):
+        return
+    best = min(rows, key=lambda row: row[1])
+    worse = all(a[1] < b[1] and a[0] >= b[0] for a, b in itertools.pairwise(last))
+    if worse and last[-1][1] > WORSE * best[1] > 0:
+        yield Finding(
+            f"val_loss was least, {best[1]:.4g}, after round {best[2]}, and is {last[-1][1]:.4g} while the loss falls",
+            ("setting", "callbacks"),
+        )
+
+
+@rule("R06", "W", "stale updates", level="run")
+def _stale(facts: Facts) -> Iterator[Finding]:
+    """An update computed for old weights points to where the minimum was.
+
+    Fix: Set max_staleness, or staleness='polynomial:0.5', which gives old updates less weight.
+    Source: Zhang et al., Staleness-aware Async-SGD, arXiv:1511.05950
+    """
+    ages: dict[int | None, list[int]] = {}
+    for record in facts.records:
+        ages.setdefault(record.slot, []).append(record.staleness)
+    slots = len(ages)
+    means = {slot: sum(each) / len(each) for slot, each in ages.items() if len(each) >= LEAST_UPDATES}
+    slot = max(means, key=means.__getitem__, default=None)
+    if slot is not None and slots > 1 and means[slot] > STALE * slots:
+        yield Finding(
+            f"updates of slot {slot} are {means[slot]:.1f} merges old when they are applied, with {slots} slots",
+            ("setting", "max_staleness"),
+        )
+
+
+RUN_RULES = (not_finite, _diverging, _oscillating, _stuck, _overfitting, _stale)
+
+
+@contextlib.contextmanager
+def watched(app: Any) -> Iterator[None]:
+    """Report what the records of the app's run show, as long as this is open.
+
+    A plain round calls nothing of the adviser outside of this file.
+    """
+    if app.advice == "off":
+        yield
+        return
+    records: list[Any] = []
+    left = list(RUN_RULES)
+
+    def hear(event: Event) -> None:
+        if type(event) is not Committed or not left:
+            return
+        records.append(event.record)
+        del records[:-MOST_RECORDS]
+        facts = Facts(records=records)
+        for each in list(left):
+            try:
+                finding = next(iter(each.check(facts)), None)
+            except Exception as error:
+                log.warning("the rule %s failed: %s: %s", each.id, type(error).__name__, error)
+                left.remove(each)
+                continue
+            if finding is not None:
+                left.remove(each)
+                advised = Advised(rule=each.id, severity=each.severity, what=finding.message, fix=each.fix)
+                app.run_context.emit(advised)
+
+    unsubscribe = app.subscribe(hear)
+    try:
+        yield
+    finally:
+        unsubscribe()
