@@ -13,8 +13,8 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddlf.errors import AppError, ConfigError, DDLFError, RemoteError, frames
-from ddlf.errors.raised import parts
+from ddlf.errors import AppError, ConfigError, DDLFError, RemoteError, tracebacks
+from ddlf.errors.tracebacks import parts
 
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 INDENT = " " * 7
@@ -34,7 +34,7 @@ def show_error(error: BaseException, *, whole: bool) -> None:
     elif whole:
         text = "".join(traceback.format_exception(error))
     else:
-        text, hidden = frames.of_error(error)
+        text, hidden = tracebacks.format_for_user(error)
         text += f"({MORE})\n" * hidden
     if not sys.stderr.isatty():
         text = ANSI.sub("", text)  # Keras's bold type
@@ -50,7 +50,9 @@ def _told(error: DDLFError, whole: bool) -> str:
     sentence, hint, rest = parts(error)
     if isinstance(error, RemoteError) and not error.others:  # the sentence says it
         rest = rest.removesuffix(f"{error.type_name}: {error.remote_message}".rstrip()).rstrip()
-    shown = (sentence, rest) if whole else (frames.in_text(sentence), frames.in_text(rest))
+    shown = (
+        (sentence, rest) if whole else (tracebacks.hide_library_frames(sentence), tracebacks.hide_library_frames(rest))
+    )
     hidden = shown != (sentence, rest)
     sentence, rest = "\n".join([shown[0], *getattr(error, "__notes__", ())]), shown[1]
     more = (

@@ -39,8 +39,8 @@ code of the command line.
 
 from __future__ import annotations
 
-from ddlf.errors.raised import DDLFError as DDLFError
-from ddlf.errors.raised import RemoteError as RemoteError
+from ddlf.errors.tracebacks import DDLFError as DDLFError
+from ddlf.errors.tracebacks import RemoteError as RemoteError
 
 
 class ConfigError(DDLFError, ValueError):

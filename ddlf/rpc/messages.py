@@ -12,8 +12,7 @@ from typing import Any, NoReturn
 
 import ddlf.errors
 from ddlf.errors import DDLFError, ProtocolError, RemoteError, RequestFailed
-from ddlf.errors.frames import is_machinery
-from ddlf.errors.raised import OS_ERROR
+from ddlf.errors.tracebacks import OS_ERROR, is_machinery
 from ddlf.rpc.values import dumps
 
 DOING = "doing"

@@ -47,7 +47,7 @@ from ddlf.worker.daemon import Daemon
 from ddlf.worker.executor import Executor
 from ddlf.worker.executor_process import ExecutorProcess
 from ddlf.worker.options import Options
-from ddlf.worker.peer import Dialling
+from ddlf.worker.peers import Dialling
 from ddlf.worker.worker import Worker
 
 

@@ -1,4 +1,6 @@
-"""Runs calls one after another and answers each of them exactly once. Runs in the executor, on its event loop.
+"""Serves calls: reads requests from data connections, runs them one after another, and answers each exactly once.
+
+Runs in the executor, on its event loop.
 
 Methods run one at a time unless they are concurrent. A plain function runs inside the callback that read its request,
 so a small call costs no task and no thread. A function that blocks makes only this worker busy, because the daemon
@@ -11,17 +13,25 @@ import asyncio
 import contextlib
 import ctypes
 import inspect
+import socket
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
-from ddlf.errors import RequestCancelled, RequestTimeout
+from ddlf.errors import DDLFError, LeaseError, NotPicklable, ProtocolError, RequestCancelled, RequestTimeout
+from ddlf.rpc.buffers import POOL
+from ddlf.rpc.code import CodeMissing, dump_result
+from ddlf.rpc.connection import Connection
+from ddlf.rpc.frame import Frame, Limits
 from ddlf.rpc.iworker import awaited
-from ddlf.rpc.messages import Request, Response
+from ddlf.rpc.messages import DOING, Kind, Request, Response, describe, read_arguments
+from ddlf.rpc.values import dumps, loads, refuse_objects
 from ddlf.worker.activity import Activity
+from ddlf.worker.lease import MASTER_ID_BYTES
 from ddlf.worker.methods import Method
+from ddlf.worker.peers import Admitted, Peers, refuse_between_workers, refuse_code
 
 EAGER: dict[str, Any] = {"eager_start": True} if sys.version_info >= (3, 12) else {}
 """A coroutine runs until it first waits before its task meets the event loop. A coroutine that never waits costs as
@@ -33,29 +43,13 @@ class Interrupted(BaseException):
     """A signal raises this inside a blocking method, so that a loop in plain Python ends."""
 
 
-class Asker(Protocol):
-    """The sender of requests, as far as their order depends on it."""
-
-    held_back: bool
-    """Whether too many answers wait for it to read them. No request of it begins meanwhile."""
-
-    def refusal(self) -> Exception | None:
-        """Return why its requests are not run; None if they are run."""
-
-    def answer(self, call: Call, response: Response) -> None:
-        """Send the one answer of a call."""
-
-    def keep_answers(self) -> None:
-        """Copy the arrays of answers that are still being sent, because the next method may change them."""
-
-
 class Call:
     """One request on its way through the worker.
 
     Args:
         id: Number of the request; below 1 if the daemon must not see it.
         request: The command and its arguments.
-        asker: Gets the answer.
+        session: Gets the answer.
         deadline: Last time, on the event loop's clock, when the request may start; None means no limit.
 
     Attributes:
@@ -63,12 +57,12 @@ class Call:
         task: The task that runs it, if it awaits.
     """
 
-    __slots__ = ("asker", "deadline", "id", "method", "request", "task")
+    __slots__ = ("deadline", "id", "method", "request", "session", "task")
 
-    def __init__(self, id: int, request: Request, asker: Asker, deadline: float | None = None) -> None:
+    def __init__(self, id: int, request: Request, session: Session, deadline: float | None = None) -> None:
         self.id = id
         self.request = request
-        self.asker = asker
+        self.session = session
         self.deadline = deadline
         self.method: Method | None = None
         self.task: asyncio.Task[Any] | None = None
@@ -79,8 +73,8 @@ class Calls:
 
     Args:
         worker: The object that methods receive as ``self``.
-        find: Returns the method for a request and its asker. An exception from it is the answer.
-        askers: All present askers.
+        find: Returns the method for a request of a session. An exception from it is the answer.
+        sessions: All open sessions.
         activity: The page in which the daemon sees the running method; None without a daemon.
 
     Attributes:
@@ -91,15 +85,15 @@ class Calls:
     def __init__(
         self,
         worker: object,
-        find: Callable[[Request, Asker], Method],
-        askers: Iterable[Asker] = (),
+        find: Callable[[Request, Session], Method],
+        sessions: Iterable[Session] = (),
         activity: Activity | None = None,
     ) -> None:
         self.running: Call | None = None
         self.on_turn_over: Callable[[], None] = lambda: None
         self._worker = worker
         self._find = find
-        self._askers = askers
+        self._sessions = sessions
         self._activity = activity
         self._waiting: deque[Call] = deque()
         self._blocking_id = 0
@@ -107,16 +101,16 @@ class Calls:
     def submit(self, call: Call) -> None:
         """Run a call now or when its turn comes. It is answered exactly once."""
         try:
-            call.method = method = self._find(call.request, call.asker)
+            call.method = method = self._find(call.request, call.session)
         except Exception as error:
-            call.asker.answer(call, Response(error=error))
+            call.session.answer(call, Response(error=error))
             return
         if method.at_once:
             self._run_at_once(call, method)
-        elif call.asker.held_back or ((self.running is not None or self._waiting) and not method.concurrent):
+        elif call.session.held_back or ((self.running is not None or self._waiting) and not method.concurrent):
             self._waiting.append(call)
             if self.running is None:  # earlier calls may wait for their master to read
-                asyncio.get_running_loop().call_soon(self.go_on)
+                asyncio.get_running_loop().call_soon(self.run_next)
         else:
             self._run(call, method)
 
@@ -124,18 +118,18 @@ class Calls:
         """Remove a waiting call from the queue, or cancel the task of a running one."""
         if call in self._waiting:
             self._waiting.remove(call)
-            call.asker.answer(call, Response(error=RequestCancelled("cancelled before it started")))
+            call.session.answer(call, Response(error=RequestCancelled("cancelled before it started")))
         elif call.task is not None:
             # Not at once: a task that is cancelled before its first step never runs, and the request would get no
             # answer.
             asyncio.get_running_loop().call_soon(call.task.cancel)
 
-    def go_on(self) -> None:
-        """Run the first waiting call whose asker reads its answers."""
+    def run_next(self) -> None:
+        """Run the first waiting call whose master reads its answers."""
         if self.running is not None:
             return
         for place, call in enumerate(self._waiting):
-            if not call.asker.held_back:
+            if not call.session.held_back:
                 del self._waiting[place]
                 break
         else:
@@ -143,7 +137,7 @@ class Calls:
         assert call.method is not None
         self._run(call, call.method)
         if call.method.concurrent:  # a concurrent call ends no turn
-            asyncio.get_running_loop().call_soon(self.go_on)
+            asyncio.get_running_loop().call_soon(self.run_next)
 
     def interrupt(self, *_: Any) -> None:
         """Handle SIGINT: end the method that the signal is meant for, if it runs at this moment.
@@ -158,17 +152,17 @@ class Calls:
             raise Interrupted
 
     def _run_at_once(self, call: Call, method: Method) -> None:
-        refusal = call.asker.refusal()
+        refusal = call.session.refusal()
         if refusal is not None:
-            call.asker.answer(call, Response(error=refusal))
+            call.session.answer(call, Response(error=refusal))
             return
         if method.kept and self._activity is not None:
             self._activity.use()
         self._start(call, method, call.request.args)
 
     def _run(self, call: Call, method: Method) -> None:
-        for asker in self._askers:
-            asker.keep_answers()
+        for session in self._sessions:
+            session.keep_answers()
         if not method.concurrent:
             self.running = call
         if call.deadline is not None and asyncio.get_running_loop().time() > call.deadline:
@@ -184,7 +178,7 @@ class Calls:
             # Check this after recording that the call runs. The daemon first asks for the end and then looks at the
             # running call, so one of the two sees the other.
             cancelled = activity.is_to_end(call.id)
-            refusal = RequestCancelled("cancelled before it started") if cancelled else call.asker.refusal()
+            refusal = RequestCancelled("cancelled before it started") if cancelled else call.session.refusal()
             if refusal is not None:
                 if beside is not None:
                     activity.show(beside)
@@ -274,5 +268,262 @@ class Calls:
                 self._activity.end()
             if self._waiting:
                 # Not at once: first read what arrived meanwhile, such as a cancellation.
-                asyncio.get_running_loop().call_soon(self.go_on)
-        call.asker.answer(call, response)
+                asyncio.get_running_loop().call_soon(self.run_next)
+        call.session.answer(call, response)
+
+
+MAX_WAITING_REQUESTS = 1024
+"""Most unanswered requests of a connection. Above this limit, it is not read until half of them are answered."""
+MAX_QUEUED_BYTES = 64 * 1024 * 1024
+"""Most bytes of answers that a master has not accepted. Above this limit, none of its requests is read or started."""
+STALLED_AFTER_S = 60.0
+"""A master that accepts no bytes of such answers for this many seconds loses the connection.
+
+The time is long because a master that computes in its event loop does not read either, and its answers cost at most the
+bytes above. A stopped or lost master is noticed by its silence on the control connection.
+"""
+
+
+class Session:
+    """The requests of one data connection.
+
+    Args:
+        sock: An authenticated socket.
+        limits: The sizes that this side accepts.
+        peer_limits: The sizes that the other side accepts.
+        calls: Runs the requests.
+        load: Makes an object from a tag and bytes; see ``loads``.
+        begin: Called for a master that has the worker, with its id and whether it answers the questions of ``imports``.
+        peers: Knows which other workers may send requests, and which requests.
+        activity: The page that names the master that has the worker; None without a daemon, when every master may send
+            requests.
+
+    Attributes:
+        held_back: Whether its master has too many unread answers. None of its requests begins meanwhile.
+        is_guest: Whether its master sends requests without having the worker.
+        peer: The admission of another worker, if one sends the requests; None for a master.
+        closed: Done when the connection has ended.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        limits: Limits,
+        peer_limits: Limits,
+        *,
+        calls: Calls,
+        load: Callable[..., Any],
+        begin: Callable[[bytes, bool], None],
+        peers: Peers,
+        activity: Activity | None,
+    ) -> None:
+        self._calls = calls
+        self._load = load
+        self._begin = begin
+        self._peers = peers
+        self._activity = activity
+        self._loop = asyncio.get_running_loop()
+        self._pickle_results = False
+        self._begun = activity is None  # without a daemon there are no leases
+        self._lease: bytes | None = None  # the key of its lease; None before ``connect`` and for a guest
+        self._reading_again: asyncio.Task[None] | None = None
+        self._open: dict[int, Call] = {}
+        self.is_guest = activity is None
+        self.peer: Admitted | None = None
+        self.held_back = False
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        self._connection = Connection(
+            sock, self._on_frame, self._on_close, limits=limits, peer_limits=peer_limits, allocate=POOL.take
+        )
+
+    def refusal(self) -> LeaseError | None:
+        """Return why its requests are not run; None if its master has the worker or is a guest."""
+        if self.peer is not None:
+            return self._peers.refusal(self.peer)
+        if self.is_guest:
+            return None
+        if self._lease is None:
+            return _no_connect()
+        if self._activity is not None and self._activity.holds(self._lease):
+            return None
+        return LeaseError("this master does not have the worker any more", hint="connect again")
+
+    @property
+    def _had_lease(self) -> bool:
+        """Whether it was admitted by a lease: its own, or the lease of the master that introduced a peer."""
+        return self._lease is not None or self.peer is not None
+
+    def end_without_lease(self) -> None:
+        """End the connection if its master has lost the worker, or if another worker's admission has ended."""
+        if self._had_lease and self.refusal() is not None:
+            self._connection.close()
+
+    def cancel_all(self) -> None:
+        """Cancel all open requests, because nobody waits for them."""
+        for call in list(self._open.values()):
+            self._calls.cancel(call)
+
+    def keep_answers(self) -> None:
+        """Copy the arrays of answers that are still being sent, because the next method may change them."""
+        if self.peer is None:  # a verb's result for a peer does not change
+            self._connection.detach()
+
+    def _on_frame(self, frame: Frame) -> None:
+        if frame.kind == Kind.CANCEL:
+            if frame.id in self._open:
+                self._calls.cancel(self._open[frame.id])
+            return
+        if frame.kind != Kind.REQUEST:
+            raise ProtocolError(f"a worker expects requests, not messages of kind {frame.kind}")
+        if frame.id < 1:
+            raise ProtocolError(f"a request has a number from 1, not {frame.id}")
+        if frame.id in self._open:
+            raise ProtocolError(f"request {frame.id} is open already")
+        if self.peer is not None or frame.name == "greet":
+            self._on_peer(frame)
+            return
+        if not self._begun and frame.name != "connect":
+            self._answer(frame.id, Response(error=self.refusal() or _no_connect()))
+            return
+        try:
+            args, kwargs = read_arguments(loads(frame.buffers, self._load))
+        except (CodeMissing, NotPicklable) as error:
+            if isinstance(error, CodeMissing):
+                error.may_have_run = False
+            self._answer(frame.id, Response(error=error))
+            return
+        if frame.name == "connect":
+            refusal = self._connect(kwargs)
+            if refusal is not None:
+                self._answer(frame.id, Response(error=refusal))
+                return
+        self._submit(frame, frame.id, args, kwargs)
+
+    def _submit(self, frame: Frame, shown_as: int, args: list[Any], kwargs: dict[str, Any]) -> None:
+        timeout_s = frame.extra
+        deadline = self._loop.time() + timeout_s if timeout_s is not None else None
+        call = self._open[frame.id] = Call(shown_as, Request(frame.name, *args, **kwargs), self, deadline)
+        if len(self._open) >= MAX_WAITING_REQUESTS:
+            self._connection.pause_reading()
+        self._calls.submit(call)
+
+    def _on_peer(self, frame: Frame) -> None:
+        """Accept a request of another worker. It contains only data, and never takes turns with the master's
+        requests.
+        """
+        try:
+            args, kwargs = read_arguments(loads(frame.buffers, refuse_code))
+        except NotPicklable as error:  # its type is not available on this machine
+            self._answer(frame.id, Response(error=error.with_traceback(None)))
+            return
+        try:
+            if frame.name == "greet" and self.peer is None and self._lease is None:
+                facts, self.peer = self._peers.greet(*args)
+                self._answer(frame.id, Response(facts))
+                return
+            self._peers.check(self.peer, frame.name, args)
+        except DDLFError as error:
+            self._answer(frame.id, Response(error=error.with_traceback(None)))
+            return
+        self._submit(frame, -frame.id, args, kwargs)  # negative: hidden from the daemon
+
+    def _connect(self, facts: dict[str, Any]) -> LeaseError | None:
+        """Record the sender. Remove lease and modules from the facts. Return why its requests are not run, or None."""
+        # Valid for this connection only, because another master may have chosen otherwise.
+        self._pickle_results = bool(facts.get("pickle_results"))
+        self.is_guest = self.is_guest or facts.get("guest") is True
+        lease = facts.pop("lease", b"")
+        # A free worker's page contains zeros. No master has this key.
+        self._lease = None if self.is_guest else lease if isinstance(lease, bytes) and any(lease) else b""
+        modules = facts.pop("modules", False) is True
+        refusal = self.refusal()
+        self._begun = refusal is None
+        if self._begun and self._lease:
+            self._begin(self._lease[:MASTER_ID_BYTES], modules)
+        return refusal
+
+    def tell(self, call: Call, facts: dict[str, Any]) -> None:
+        """Report the progress of a call. Any thread may call this."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: this process ends
+            self._loop.call_soon_threadsafe(self._tell, abs(call.id), facts)
+
+    def _tell(self, id: int, facts: dict[str, Any]) -> None:
+        if id in self._open and not self._connection.queued_bytes:  # the next report says more
+            with contextlib.suppress(ConnectionError):
+                self._connection.send(Kind.EVENT, id, DOING, dumps(facts))
+
+    def answer(self, call: Call, response: Response) -> None:
+        """Send the one answer of a call."""
+        self._answer(abs(call.id), response)
+
+    def _answer(self, id: int, response: Response) -> None:
+        self._open.pop(id, None)
+        if len(self._open) == MAX_WAITING_REQUESTS // 2 and not self.held_back:
+            self._connection.resume_reading()
+        connection, error = self._connection, response.error
+        if connection.closed:
+            return
+        try:
+            if error is None:
+                connection.send(Kind.RESULT, id, "", dumps(response.result, self._dump))
+        except ConnectionError:
+            return
+        except Exception as problem:  # the result cannot be sent, for any reason: every request is answered
+            error = problem.with_traceback(None)  # its frames belong to DDLF and the encoder
+        if error is not None:
+            if isinstance(error, RequestCancelled) and self._had_lease and self.refusal() is not None:
+                connection.close()  # the end of its lease ended it, not its master
+                return
+            with contextlib.suppress(ConnectionError):
+                connection.send(Kind.ERROR, id, "", dumps(describe(error)))
+        if connection.queued_bytes > MAX_QUEUED_BYTES and not self.held_back:
+            self._hold_back()
+
+    @property
+    def _dump(self) -> Callable[[Any], Any]:
+        """Return the function that encodes the objects in a result."""
+        if self.peer is not None:
+            return refuse_between_workers
+        return dump_result if self._pickle_results else refuse_objects
+
+    def _hold_back(self) -> None:
+        self.held_back = True
+        self._connection.pause_reading()
+        self._reading_again = self._loop.create_task(self._wait_for_reader())
+
+    async def _wait_for_reader(self) -> None:
+        """Continue after the master has read half of the waiting answers. End the connection if it does not read at
+        all.
+        """
+        connection = self._connection
+        while connection.queued_bytes > MAX_QUEUED_BYTES // 2:
+            sent = connection.bytes_sent
+            try:
+                async with asyncio.timeout(STALLED_AFTER_S):
+                    await connection.drain(leave=MAX_QUEUED_BYTES // 2)
+            except TimeoutError:
+                if connection.bytes_sent == sent:
+                    _log(
+                        f"its master has read nothing for {STALLED_AFTER_S:g} s, {connection.queued_bytes:,} bytes wait for it"
+                    )
+                    connection.abort()
+            except ConnectionError:
+                break
+        self.held_back = False
+        if len(self._open) < MAX_WAITING_REQUESTS:
+            connection.resume_reading()
+        self._calls.run_next()
+
+    def _on_close(self, reason: BaseException | None) -> None:
+        if isinstance(reason, ProtocolError):
+            _log(str(reason))
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+
+def _no_connect() -> LeaseError:
+    return LeaseError("a session begins with connect")
+
+
+def _log(why: str) -> None:
+    print(f"ddlf-worker: closed a connection: {why}", file=sys.__stderr__, flush=True)

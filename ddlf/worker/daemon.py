@@ -10,32 +10,349 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import platform
 import re
+import shutil
 import socket
+import stat
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ddlf.errors import AuthError, ConfigError, DDLFError, LeaseError, ProtocolError, VersionError
 from ddlf.rpc.admission import Admission
+from ddlf.rpc.connection import Connection
+from ddlf.rpc.frame import CONTROL_LIMITS, Frame
 from ddlf.rpc.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE, Role, is_http, read_preamble, short_answer
-from ddlf.rpc.interfaces import addresses_of, same_machine
 from ddlf.rpc.listen import HTTP_ANSWER, accepted, answer, close_if_cancelled, listening_socket, refusal_of_preamble
+from ddlf.rpc.liveness import Liveness, Timing
+from ddlf.rpc.messages import Kind, describe, read_arguments
+from ddlf.rpc.silence import end_when_silent
 from ddlf.rpc.stream import receive_exactly, send_all
 from ddlf.rpc.tls import make_certificate, worker_tls
-from ddlf.worker.control import Control
-from ddlf.worker.executor_process import CANCEL_GRACE_S, ExecutorProcess
-from ddlf.worker.folder import DaemonFolder, remove_abandoned
-from ddlf.worker.footprint import footprint
-from ddlf.worker.lease import Holder, Lease
-from ddlf.worker.machine import cores
+from ddlf.rpc.values import dumps, loads
+from ddlf.worker.executor_process import CANCEL_GRACE_S, ExecutorProcess, Questions
+from ddlf.worker.lease import MASTER_ID_BYTES, Holder, Lease
+from ddlf.worker.machine import addresses_of, cores, footprint, same_machine
 from ddlf.worker.options import Options
-from ddlf.worker.questions import Questions
-from ddlf.worker.stopped import LOOK_S, StoppedFor
+
+FOLDER_PREFIX = "ddlf-"
+LOCK = "lock"
+
+
+class DaemonFolder:
+    """A new temporary folder for one daemon: methods, the executor's log and its temporary files. Only this user can
+    read it.
+
+    It is removed when the daemon ends. A killed daemon cannot remove it, so each daemon has a lock on a file in its
+    folder, which the system releases at its death. The next daemon of the same user removes the folders whose lock is
+    free.
+
+    Attributes:
+        path: Path of the folder.
+    """
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
+        new = self.path / f"{LOCK}.new"
+        self._lock = os.open(new, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        new.rename(self.path / LOCK)  # only from now on may another daemon examine the folder
+
+    def remove(self) -> None:
+        """Remove the folder and its contents."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def remove_abandoned() -> list[Path]:
+    """Remove the folders of this user's dead daemons, and return their paths."""
+    removed = []
+    for path in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
+        with contextlib.suppress(OSError):  # already gone, in use, or not such a folder
+            facts = path.lstat()
+            if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
+                continue
+            lock = os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+                removed.append(path)
+            finally:
+                os.close(lock)
+    return removed
+
+
+STOP_CHECK_S = 0.5
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether Linux reports that a signal has stopped a process. Return False for a process in a debugger, and
+    if the state is unknown.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    return stat.rpartition(b") ")[2][:1] == b"T"
+
+
+class StoppedFor:
+    """Measures how long a process has been stopped (SIGSTOP), by repeated checks.
+
+    A computing process and a stopped process look alike: neither answers. Only the system can distinguish them. It
+    never reports a healthy process as stopped, so native code may block the executor for any time.
+    Time without checks does not count, because then this process was stopped, too.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._pid: int | None = None
+
+    def look(self, pid: int | None) -> float:
+        """Check again, ``STOP_CHECK_S`` after the last check. Return how many seconds the same process has been stopped."""
+        stopped = pid is not None and is_stopped(pid)
+        self.seconds = self.seconds + STOP_CHECK_S if stopped and pid == self._pid else 0.0
+        self._pid = pid
+        return self.seconds
+
+
+ORPHAN_GRACE_S = 30.0
+"""Time between interrupt and kill for a method whose master is gone. Nobody waits, and a kill loses data that the next
+master would use.
+"""
+SILENT_GRACE_S = 30.0
+"""Seconds of silence before a master is given up. It may lose its lease long before, but only to another master that
+wants it. A master that was stopped, or was blocked by a download or an import, simply continues.
+"""
+CLAIMED_IDS = 2**32
+SLOW = ("cancel", "restart", "give", "preload", "machine")
+"""Commands that are not answered at once."""
+MAX_PROBE_BYTES = 512 * 1024
+MAX_QUEUED_BYTES = 1024**2
+"""Bytes of answers that a master has not read yet. Above this limit, its requests are not read until it has read the
+answers.
+"""
+
+
+class Control:
+    """One control connection. It answers a few commands at once.
+
+    Args:
+        daemon: Carries out the commands.
+        sock: An authenticated socket.
+
+    Attributes:
+        claimed: The ids of the requests that the same master sends to the executor.
+        master_id: The random bytes that identify the master; empty if it wants no lease.
+        who: Name of the master, for people.
+        orphan_grace_s: Seconds between interrupt and kill for its methods that still run when this connection ends.
+    """
+
+    def __init__(self, daemon: Daemon, sock: socket.socket) -> None:
+        self._daemon = daemon
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self.claimed = range(0)
+        self.master_id = b""
+        self.who = ""
+        self.orphan_grace_s = ORPHAN_GRACE_S
+        self._liveness: Liveness | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._held_back = False
+        self._connection = Connection(sock, self._on_frame, self._on_close, limits=CONTROL_LIMITS)
+
+    def event(self, name: str, facts: dict[str, Any]) -> None:
+        """Send an event to the master."""
+        with contextlib.suppress(ConnectionError):
+            self._connection.send(Kind.EVENT, 0, name, dumps(facts))
+
+    @property
+    def queued_bytes(self) -> int:
+        """The number of bytes that the master has not accepted yet."""
+        return self._connection.queued_bytes
+
+    def close(self) -> None:
+        """End the connection."""
+        self._connection.close()
+
+    def hear(self) -> None:
+        """Note that the master is alive."""
+        if self._liveness is not None:
+            self._liveness.heard(self._loop.time())
+
+    def judge(self) -> str:
+        """Return whether the master is alive. A master that promised no heartbeats always counts as alive."""
+        return self._liveness.judge(self._loop.time()) if self._liveness is not None else "alive"
+
+    @property
+    def dead_after_s(self) -> float:
+        """Seconds that this master waits for a silent worker."""
+        return (self._liveness.timing if self._liveness is not None else Timing()).dead_after_s
+
+    def facts(self, lease: Lease) -> dict[str, Any]:
+        """Return the lease of this master as data."""
+        silent_s = self._liveness.silent_s(self._loop.time()) if self._liveness is not None else 0.0
+        since = lease.holder.since if lease.holder else ""
+        return {"holder": self.who, "since": since, "epoch": lease.epoch, "state": self.judge(), "silent_s": silent_s}
+
+    def _on_frame(self, frame: Frame) -> None:
+        self.hear()
+        if self._connection.queued_bytes > MAX_QUEUED_BYTES and not self._held_back:
+            self._hold_back()
+        if frame.kind == Kind.CANCEL:
+            return  # its request is answered already, or ends with this connection
+        if frame.kind != Kind.REQUEST:
+            raise ProtocolError(f"a worker expects requests, not messages of kind {frame.kind}")
+        args, kwargs = read_arguments(loads(frame.buffers))
+        if frame.name in SLOW:
+            self._spawn(self._slow(frame, args, kwargs))
+            return
+        result: Any = None
+        if frame.name == "ping":
+            pass
+        elif frame.name == "status":
+            result = self._daemon.status()
+        elif frame.name == "addresses":
+            result = self._daemon.addresses()
+        elif frame.name == "claim":
+            try:
+                result = {"epoch": self._claim(*args, **kwargs)}
+            except LeaseError as error:
+                self._fail(frame.id, error)
+                return
+            except (TypeError, ValueError) as error:
+                self._fail(frame.id, ProtocolError(f"claim cannot be read: {error}"))
+                return
+        elif frame.name == "probe":
+            try:
+                result = _probe(*args)
+            except (TypeError, ValueError) as error:
+                self._fail(frame.id, ProtocolError(f"probe cannot be read: {error}"))
+                return
+        elif frame.name == "flush":
+            self._daemon.process.lines.flush()
+        elif frame.name == "beat":
+            self._daemon.hear(args[0] if args else b"")
+        elif frame.name == "shutdown":
+            try:
+                self._daemon.interfere(self, "stopped", **kwargs)
+            except (LeaseError, TypeError) as error:
+                self._fail(frame.id, error)
+                return
+            self._daemon.stop()
+        else:
+            self._fail(frame.id, ProtocolError(f"unknown control command {frame.name!r}"))
+            return
+        self._connection.send(Kind.RESULT, frame.id, "", dumps(result))
+
+    def _claim(
+        self,
+        first_id: int,
+        *,
+        session: bytes = b"",
+        epoch: int = 0,
+        takeover: bool = False,
+        who: str = "",
+        job: str = "",
+        heartbeat_s: float | None = None,
+        dead_after_s: float | None = None,
+    ) -> int:
+        """Record a master: the ids of its requests, its lease and its heartbeat interval. Return the epoch of the
+        lease. A guest gives no session and gets no lease.
+        """
+        if session and len(session) != MASTER_ID_BYTES:
+            raise ValueError(f"a session is {MASTER_ID_BYTES} bytes")
+        timing = Timing.of(heartbeat_s, None, dead_after_s) if heartbeat_s and dead_after_s else None
+        claimed = range(first_id, first_id + CLAIMED_IDS)
+        granted = 0
+        if session:
+            self.master_id, self.who = session, str(Holder(session, str(who), str(job)))
+            holder = Holder(session, str(who), str(job), time.strftime("%H:%M"))
+            granted = self._daemon.grant(self, holder, int(epoch), bool(takeover))
+        self.claimed = claimed
+        if timing is not None:
+            end_when_silent(self._sock, timing.dead_after_s)
+            self._liveness = Liveness(timing, self._loop.time())
+            self._look()
+        return granted
+
+    def _look(self) -> None:
+        """Watch the master. It is given up only after a silence much longer than the one that can cost it the lease."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._liveness is None or self._connection.closed:
+            return
+        now = self._loop.time()
+        timing = self._liveness.timing
+        self._liveness.judge(now)
+        if self._liveness.silent_s(now) >= max(SILENT_GRACE_S, 2 * timing.dead_after_s):
+            self._connection.abort()
+            return
+        self._timer = self._loop.call_later(self._liveness.next_look_s(now), self._look)
+
+    async def _slow(self, frame: Frame, args: list[Any], kwargs: dict[str, Any]) -> None:
+        try:
+            result: Any = None
+            if frame.name == "cancel":
+                result = await self._daemon.process.cancel(*args, **kwargs)
+            elif frame.name == "preload":
+                result = await self._daemon.preload(*args, **kwargs)
+            elif frame.name == "machine":
+                result = await self._daemon.machine(*args)
+            elif frame.name == "give":
+                await self._daemon.give(self, *args)
+            else:
+                await self._daemon.process.restart(self._daemon.interfere(self, "restarted", **kwargs))
+            self._connection.send(Kind.RESULT, frame.id, "", dumps(result))
+        except ConnectionError:
+            return
+        except Exception as error:
+            self._fail(frame.id, error)
+
+    def _fail(self, id: int, error: Exception) -> None:
+        with contextlib.suppress(ConnectionError):
+            self._connection.send(Kind.ERROR, id, "", dumps(describe(error)))
+
+    def _hold_back(self) -> None:
+        self._held_back = True
+        self._connection.pause_reading()
+        self._spawn(self._wait_for_reader())
+
+    async def _wait_for_reader(self) -> None:
+        """Read requests again after the master has read the answers. A master that never reads them is silent and is
+        given up for this reason.
+        """
+        with contextlib.suppress(ConnectionError):
+            await self._connection.drain()
+        self._held_back = False
+        self._connection.resume_reading()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _on_close(self, reason: BaseException | None) -> None:
+        if isinstance(reason, ProtocolError):
+            self._daemon.log(f"closed a connection: {reason}")
+        if self._timer is not None:
+            self._timer.cancel()
+        self._daemon.drop(self)
+
+
+def _probe(data: bytes = b"", size: int = 0) -> dict[str, Any]:
+    """Receive some bytes and return ``size`` bytes, with the time of this machine's clock."""
+    if not 0 <= size <= MAX_PROBE_BYTES:
+        raise ValueError(f"size must be 0-{MAX_PROBE_BYTES}")
+    return {"time": time.time(), "data": bytes(size)}
+
 
 MODULE = re.compile(r"\w+(\.\w+)*")
 NO_DESCRIPTORS_S = 0.1
@@ -149,7 +466,7 @@ class Daemon:
         """
         stopped = StoppedFor()
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(STOP_CHECK_S)
             if self._holder is None:
                 continue  # nobody waits for it
             seconds = stopped.look(self.process.pid)

@@ -35,13 +35,11 @@ from ddlf.rpc.listen import answer
 from ddlf.rpc.messages import Request
 from ddlf.rpc.tls import Security, worker_tls
 from ddlf.worker.activity import Activity
-from ddlf.worker.calls import Asker, Calls
+from ddlf.worker.calls import Calls, Session
 from ddlf.worker.executor_process import HAND_OVER, LEASE_CHANGED
-from ddlf.worker.hosting import Hosting
 from ddlf.worker.imports import MasterFinder, ask_daemon, leave_current_folder
-from ddlf.worker.methods import Method, Methods, once
-from ddlf.worker.peer import Dialling
-from ddlf.worker.session import Session
+from ddlf.worker.methods import Hosting, Method, Methods, once
+from ddlf.worker.peers import Dialling
 from ddlf.worker.worker import Worker
 from ddlf.worker.written import Written
 
@@ -158,8 +156,8 @@ class Executor:
     def _tell(self, facts: dict[str, Any]) -> None:
         """Report progress to the caller of the running method. Any thread may call this."""
         call = self.calls.running
-        if call is not None and isinstance(call.asker, Session):
-            call.asker.tell(call, facts)
+        if call is not None:
+            call.session.tell(call, facts)
 
     def _begin(self, master_id: bytes, gives_modules: bool) -> None:
         """Note which master has the worker. For a new master, end all roles and forget the modules of the
@@ -175,10 +173,10 @@ class Executor:
         """Return whether imports may ask the master. A guest's methods may not, because the modules belong to the
         master that has the worker.
         """
-        asker = self.calls.running.asker if self.calls.running else None
-        return self._gives_modules and not (isinstance(asker, Session) and asker.is_guest)
+        running = self.calls.running
+        return self._gives_modules and not (running is not None and running.session.is_guest)
 
-    def _find(self, request: Request, asker: Asker) -> Method:
+    def _find(self, request: Request, session: Session) -> Method:
         """Return the method that a request names.
 
         Raises:
@@ -196,7 +194,7 @@ class Executor:
         except IndexError:
             raise ProtocolError(f"{command} without a method") from None
         if command == "call":
-            return self._hosting.find(*request.args, by_peer=isinstance(asker, Session) and asker.peer is not None)
+            return self._hosting.find(*request.args, by_peer=session.peer is not None)
         if command not in self.commands:
             raise ProtocolError(f"unknown command {command!r}")
         return self.commands[command]

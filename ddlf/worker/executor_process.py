@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -18,18 +19,101 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from ddlf.errors import ConnectError, ProtocolError
 from ddlf.rpc.tls import Security
 from ddlf.worker.activity import Activity
-from ddlf.worker.endings import Reason, reason_of
 from ddlf.worker.process import UNKNOWN, Forked, Forks, child_environment, executor_name
-from ddlf.worker.questions import MAX_QUESTION_BYTES
 from ddlf.worker.written import LINES, Forwarding
 
 if TYPE_CHECKING:
     from ddlf.worker.options import Options
+
+
+class Reason(NamedTuple):
+    """Why a process ended, for people.
+
+    Args:
+        text: The event that ended it.
+        hint: Advice.
+        gave_up: Whether its daemon ended it after a ``cancel``.
+    """
+
+    text: str
+    hint: str = ""
+    gave_up: bool = False
+
+
+def reason_of(code: int | None, name: str | None) -> Reason:
+    """Return the reason that an exit code, or the name of a signal, shows by itself."""
+    if code == UNKNOWN:
+        return Reason("has ended, and so has the process that could say how")
+    if name == "SIGKILL":
+        return Reason(
+            f"was ended by {name}",
+            "somebody killed it, or the machine ran out of memory: see dmesg, use smaller batches or fewer workers",
+        )
+    if name:
+        return Reason(f"was ended by {name}", "the fault is in native code that the method called")
+    return Reason(f"ended with exit code {code}")
+
+
+MAX_QUESTION_BYTES = 4096
+
+
+class Questions:
+    """The executor's open questions during imports. The daemon passes them to the master and does not interpret them.
+
+    Each arrives with a socket for its answer. If the socket ends without data, there is no
+    answer.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[int, socket.socket] = {}
+        self._ids = itertools.count(1)
+
+    def put(self, question: bytes, descriptor: int, event: Callable[[str, dict[str, Any]], None] | None) -> None:
+        """Pass a question on.
+
+        Args:
+            question: ``[what, name, file]`` in JSON.
+            descriptor: Descriptor of the socket.
+            event: Sends an event to the master that has the worker; None if no master has it.
+        """
+        sock = socket.socket(fileno=descriptor)
+        sock.setblocking(False)
+        try:
+            what, name, file = json.loads(question)
+        except ValueError:
+            event = None
+        if event is None:
+            sock.close()
+            return
+        id = next(self._ids)
+        self._open[id] = sock
+        event("wanted", {"id": id, "what": what, "name": name, "file": file})
+
+    async def give(self, id: int, piece: bytes, last: bool) -> None:
+        """Pass a part of the answer on. The thread that asked may be gone."""
+        sock = self._open.get(id)
+        if sock is None:
+            return
+        try:
+            await asyncio.get_running_loop().sock_sendall(sock, piece)
+        except OSError:
+            last = True
+        if last and self._open.pop(id, None) is not None:
+            sock.close()
+
+    def end(self) -> None:
+        """End all questions without an answer, because the master is gone."""
+        for sock in self._open.values():
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)  # also ends an answer that is being sent
+            sock.close()
+        self._open.clear()
+
 
 HAND_OVER = struct.Struct("<8sd")
 """The message that accompanies a socket to the executor: its preamble, and the deadline of its handshake."""

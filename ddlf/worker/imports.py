@@ -24,7 +24,7 @@ from typing import Any
 
 from ddlf.errors import DDLFError
 from ddlf.rpc.values import loads
-from ddlf.worker.questions import MAX_QUESTION_BYTES
+from ddlf.worker.executor_process import MAX_QUESTION_BYTES
 
 LENGTH = struct.Struct("<Q")
 

@@ -17,7 +17,7 @@ from ddlf.rpc.handshake import MAGIC, PREAMBLE, Role
 from ddlf.rpc.tokens import new_token
 from ddlf.testing.in_process import InProcessDaemon
 from ddlf.testing.network import Fault, FaultProxy
-from ddlf.worker import control
+from ddlf.worker import daemon as daemon_module
 from tests.cli.facts import GB, machine
 from tests.daemons import TOKEN, DaemonWithoutProcesses, connected
 from tests.patience import PATIENCE_S
@@ -236,7 +236,7 @@ async def test_doctor_reports_a_wrong_clock(daemons, monkeypatch):
         def time():
             return time.time() + 37
 
-    monkeypatch.setattr(control, "time", Clock)
+    monkeypatch.setattr(daemon_module, "time", Clock)
     (finding,) = await findings(daemons[0].port)
     assert finding.what.startswith("its clock is 37 s ahead of this machine's")
     assert "timedatectl set-ntp true" in finding.do
@@ -267,7 +267,7 @@ async def test_doctor_ignores_a_momentary_slowdown(daemons, monkeypatch):
 
 
 async def test_doctor_reports_an_older_worker(daemons, monkeypatch):
-    monkeypatch.setattr(control, "SLOW", tuple(name for name in control.SLOW if name != "machine"))
+    monkeypatch.setattr(daemon_module, "SLOW", tuple(name for name in daemon_module.SLOW if name != "machine"))
     (finding,) = await findings(daemons[0].port)
     assert finding.what == "it runs an older DDLF, which cannot be asked what it has installed"
     assert finding.do == "install the same version of ddlf on both"

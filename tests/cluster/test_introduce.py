@@ -9,12 +9,12 @@ from ddlf.cluster.config.addresses import parse_advertised
 from ddlf.cluster.introduce import candidates, introduce
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import AppMissing, ConfigError, ConnectError, ExecutorCrashed, VersionError, WorkerLost
-from ddlf.rpc.interfaces import addresses_of, same_machine
 from ddlf.rpc.messages import Request
 from ddlf.rpc.tls import Security
 from ddlf.rpc.tokens import new_token
 from ddlf.testing.in_process import InProcessDaemon, in_process_cluster
-from ddlf.worker.control import Control
+from ddlf.worker.daemon import Control
+from ddlf.worker.machine import addresses_of, same_machine
 from ddlf.worker.options import Options
 from ddlf.worker.peers import Peers
 from tests.patience import PATIENCE_S

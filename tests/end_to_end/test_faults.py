@@ -20,7 +20,7 @@ from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import MAX_ATTEMPTS, ProxyWorker
 from ddlf.errors import ConnectError, ExecutorCrashed, LeaseError, RemoteError, WorkerLost
 from ddlf.rpc.messages import Request
-from ddlf.worker.session import MAX_QUEUED_BYTES
+from ddlf.worker.calls import MAX_QUEUED_BYTES
 from tests.patience import PATIENCE_S
 from tests.processes import command, end_of
 from tests.trials.machines import Link, inside

@@ -6,7 +6,7 @@ import traceback
 
 import pytest
 
-from ddlf.errors import frames
+from ddlf.errors import tracebacks
 
 MINE = '  File "/home/u/app.py", line 7, in load_dataset\n    check(x)\n'
 KERAS = '  File "/opt/v/lib/python3.11/site-packages/keras/src/models/model.py", line 1, in fit\n    return call(x)\n    ^^^^^^^\n'
@@ -18,7 +18,7 @@ HEAD = "Traceback on the worker (most recent call last):\n"
 @pytest.mark.parametrize(
     ("file", "machinery"),
     [
-        (frames.__file__, True),
+        (tracebacks.__file__, True),
         ("<frozen runpy>", True),
         (asyncio.__file__, True),
         (contextlib.__file__, True),
@@ -29,7 +29,7 @@ HEAD = "Traceback on the worker (most recent call last):\n"
     ],
 )
 def test_what_runs_the_code_of_others_is_told_from_it(file, machinery):
-    assert frames.is_machinery(file) is machinery
+    assert tracebacks.is_machinery(file) is machinery
 
 
 @pytest.mark.parametrize(
@@ -43,23 +43,23 @@ def test_what_runs_the_code_of_others_is_told_from_it(file, machinery):
 )
 def test_frames_of_libraries_are_left_out_of_a_text_unless_there_are_no_others(given, shown):
     assert (
-        frames.in_text(f"no labels\n\n{HEAD}{given}ValueError: no labels")
+        tracebacks.hide_library_frames(f"no labels\n\n{HEAD}{given}ValueError: no labels")
         == f"no labels\n\n{HEAD}{shown}ValueError: no labels"
     )
 
 
 def test_each_traceback_of_a_text_is_looked_at_alone_and_other_text_stays():
     text = f"{HEAD}{KERAS}KeyError: 1\n\nThe above exception was the direct cause:\n\n{HEAD}{KERAS}{MINE}ValueError: 2"
-    assert frames.in_text(text) == text.replace(f"{HEAD}{KERAS}{MINE}", f"{HEAD}{MINE}")
+    assert tracebacks.hide_library_frames(text) == text.replace(f"{HEAD}{KERAS}{MINE}", f"{HEAD}{MINE}")
     for other in ("", "one line", "two\nlines\n", '  File "half a frame"'):
-        assert frames.in_text(other) == other
+        assert tracebacks.hide_library_frames(other) == other
 
 
 def test_lines_of_a_graph_have_blank_ones_between_them():
     text = "Graph execution error:\n\nDetected at node (most recent call last):\n" + "\n".join(
         frame.splitlines(keepends=True)[0] for frame in (LOOP, MINE, KERAS)
     )
-    assert frames.in_text(text).splitlines()[3:] == [MINE.splitlines()[0]]
+    assert tracebacks.hide_library_frames(text).splitlines()[3:] == [MINE.splitlines()[0]]
 
 
 def raised(error):
@@ -80,22 +80,25 @@ def test_an_error_is_told_with_the_users_lines_and_those_of_its_causes_and_membe
 
     with pytest.raises(ExceptionGroup) as caught:
         asyncio.run(several())
-    text, hidden = frames.of_error(caught.value)
+    text, hidden = tracebacks.format_for_user(caught.value)
     assert hidden
     assert "/asyncio/" not in text
     assert text.count("in one\n") == 2
-    assert frames.of_error(raised(KeyError(5))) == ("".join(traceback.format_exception(raised(KeyError(5)))), False)
+    assert tracebacks.format_for_user(raised(KeyError(5))) == (
+        "".join(traceback.format_exception(raised(KeyError(5)))),
+        False,
+    )
 
 
 def test_an_error_that_is_its_own_cause_is_told_once():
     error = raised(ValueError("round and round"))
     error.__context__ = other = raised(KeyError("other"))
     other.__context__ = error
-    assert frames.of_error(error)[0].count("ValueError: round and round") == 1
+    assert tracebacks.format_for_user(error)[0].count("ValueError: round and round") == 1
 
 
 def test_a_file_with_a_mistake_is_named_without_the_lines_of_what_imported_it(tmp_path):
     (tmp_path / "app.py").write_text("def f(:\n")
     error = raised(SyntaxError("invalid syntax", ("app.py", 1, 7, "def f(:\n")))
     error.__traceback__ = None
-    assert frames.of_error(error)[0].startswith('  File "app.py", line 1\n    def f(:\n')
+    assert tracebacks.format_for_user(error)[0].startswith('  File "app.py", line 1\n    def f(:\n')

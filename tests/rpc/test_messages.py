@@ -22,7 +22,7 @@ from ddlf.errors import (
     RemoteError,
     RequestTimeout,
     WorkerLost,
-    frames,
+    tracebacks,
 )
 from ddlf.rpc.messages import MAX_CHAIN, MAX_ERROR_TEXT, Request, Response, describe, read_arguments, rebuild
 from ddlf.rpc.values import dumps, loads
@@ -111,7 +111,7 @@ def test_an_error_of_a_further_worker_keeps_that_workers_traceback():
 
 
 def test_frames_of_ddlf_before_the_users_first_are_left_out(monkeypatch):
-    monkeypatch.setattr(frames, "HERE", (__file__.removesuffix("test_messages.py"),))
+    monkeypatch.setattr(tracebacks, "HERE", (__file__.removesuffix("test_messages.py"),))
     error = raised(ValueError("mine"))
     assert describe(error)["chain"][0][2] == []
     assert str(arrive(error)) == "worker 2 (10.0.0.7:9000): ValueError: mine"

@@ -210,7 +210,7 @@ async def test_B90_code_that_cannot_be_loaded_is_answered_and_the_connection_goe
 async def test_B92_B93_who_floods_a_daemon_and_reads_no_answer_waits_and_stops_nobody(
     running, serves_others, monkeypatch
 ):
-    monkeypatch.setattr("ddlf.worker.control.MAX_QUEUED_BYTES", 10_000)
+    monkeypatch.setattr("ddlf.worker.daemon.MAX_QUEUED_BYTES", 10_000)
     peer = await Peer.on(running.port, Role.CONTROL)
     async with asyncio.timeout(PATIENCE_S):
         await peer.say(frame(NOTHING))
@@ -249,7 +249,7 @@ async def test_B92_thousands_of_tiny_requests_are_all_answered_in_order(running,
 
 # -- bytes for the master -----------------------------------------------------------------------------------------------
 
-SEND_PICKLES = "import ddlf.worker.session as module, ddlf.rpc.code as code\nmodule.refuse_objects = code.dump_result"
+SEND_PICKLES = "import ddlf.worker.calls as module, ddlf.rpc.code as code\nmodule.refuse_objects = code.dump_result"
 SEND_CODE = SEND_PICKLES.replace("refuse_objects = code.dump_result", "dump_result = code.CodeSender().dump")
 
 
@@ -280,7 +280,7 @@ async def wait_for_ever_beside():
 
 wait_for_ever_beside.concurrent = True
 SAY = (
-    "import gc\nfrom ddlf.worker.session import Session\n"
+    "import gc\nfrom ddlf.worker.calls import Session\n"
     "sessions = [thing for thing in gc.get_objects() if type(thing) is Session]\n"
     "next(session for session in sessions if session._lease and not session.closed.done())._connection.send({}, 12345, '', [b'\\xc0'])"
 )
@@ -320,7 +320,7 @@ async def test_an_event_of_a_newer_worker_is_ignored(running, serves_others):
 @pytest.mark.parametrize("facts", ["None", "7", "{'chain': []}", "{'chain': [['ValueError']]}"])
 async def test_an_error_that_cannot_be_read_is_one_with_a_sentence(running, facts):
     async with connected(running.port) as master:
-        await master.run_code(f"import ddlf.worker.session as module\nmodule.describe = lambda error: {facts}")
+        await master.run_code(f"import ddlf.worker.calls as module\nmodule.describe = lambda error: {facts}")
         with pytest.raises(ProtocolError, match="error data cannot be read"):
             await master.run_code("1 / 0")
         assert await master.run_code("1 + 1") == 2

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ddlf.worker.folder import DaemonFolder, remove_abandoned
+from ddlf.worker.daemon import DaemonFolder, remove_abandoned
 
-KILLED = "from ddlf.worker.folder import DaemonFolder; import os; print(DaemonFolder().path, flush=True); os.kill(os.getpid(), 9)"
+KILLED = "from ddlf.worker.daemon import DaemonFolder; import os; print(DaemonFolder().path, flush=True); os.kill(os.getpid(), 9)"
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ import pytest
 
 from ddlf.errors import ExecutorCrashed
 from ddlf.testing import local_cluster
-from ddlf.worker import stopped
-from ddlf.worker.stopped import LOOK_S, StoppedFor, is_stopped
+from ddlf.worker import daemon
+from ddlf.worker.daemon import STOP_CHECK_S, StoppedFor, is_stopped
 from tests.patience import PATIENCE_S
 
 linux = sys.platform.startswith("linux")
@@ -19,11 +19,11 @@ linux = sys.platform.startswith("linux")
 
 def test_only_a_process_that_was_stopped_counts_and_only_while_it_is_looked_at(monkeypatch):
     stopped_now = {7}
-    monkeypatch.setattr(stopped, "is_stopped", stopped_now.__contains__)
+    monkeypatch.setattr(daemon, "is_stopped", stopped_now.__contains__)
     judge = StoppedFor()
-    assert [judge.look(pid) for pid in (None, 7, 7, 7)] == [0, 0, LOOK_S, 2 * LOOK_S]
+    assert [judge.look(pid) for pid in (None, 7, 7, 7)] == [0, 0, STOP_CHECK_S, 2 * STOP_CHECK_S]
     assert judge.look(8) == 0
-    assert [judge.look(7) for _ in range(2)] == [0, LOOK_S]
+    assert [judge.look(7) for _ in range(2)] == [0, STOP_CHECK_S]
     stopped_now.clear()
     assert judge.look(7) == 0
 

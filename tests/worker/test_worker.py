@@ -35,10 +35,12 @@ def worker(executor):
     return executor.worker
 
 
-class Alone:
-    """Asks once, without a connection."""
+class OneRequest:
+    """A session of one request, without a connection."""
 
     held_back = False
+    is_guest = False
+    peer = None
 
     def __init__(self, then=lambda: None):
         self.response = asyncio.get_running_loop().create_future()
@@ -54,14 +56,17 @@ class Alone:
     def keep_answers(self):
         pass
 
+    def tell(self, call, facts):
+        pass
+
 
 async def ask(executor, request, timeout_s=None):
     loop = asyncio.get_running_loop()
-    asker = Alone()
-    call = Call(-1, request, asker, None if timeout_s is None else loop.time() + timeout_s)
+    session = OneRequest()
+    call = Call(-1, request, session, None if timeout_s is None else loop.time() + timeout_s)
     executor.calls.submit(call)
     try:
-        return (await asyncio.shield(asker.response)).unwrap()
+        return (await asyncio.shield(session.response)).unwrap()
     except asyncio.CancelledError:
         executor.calls.cancel(call)
         raise
@@ -403,12 +408,12 @@ async def test_a_call_can_be_cancelled_by_who_asked(executor):
 
 async def test_what_comes_between_two_requests_does_not_overtake_the_waiting_one(executor):
     log = []
-    late = Call(-1, Request("run_method", lambda: log.append("late")), Alone())
+    late = Call(-1, Request("run_method", lambda: log.append("late")), OneRequest())
 
     async def first():
         await asyncio.sleep(0)
 
-    executor.calls.submit(Call(-1, Request("run_method", first), Alone(lambda: executor.calls.submit(late))))
+    executor.calls.submit(Call(-1, Request("run_method", first), OneRequest(lambda: executor.calls.submit(late))))
     await run(executor, lambda: log.append("waiting"))
     await run(executor, lambda: None)
     assert log == ["waiting", "late"]
@@ -500,7 +505,7 @@ def change_weights(self):
 
 @pytest.fixture
 def small_queue(monkeypatch):
-    monkeypatch.setattr("ddlf.worker.session.MAX_QUEUED_BYTES", 1_000_000)
+    monkeypatch.setattr("ddlf.worker.calls.MAX_QUEUED_BYTES", 1_000_000)
 
 
 async def test_requests_of_a_master_that_does_not_read_wait_until_it_reads_and_then_all_run_in_order(
@@ -530,7 +535,7 @@ async def test_requests_of_a_master_that_does_not_read_wait_until_it_reads_and_t
 async def test_a_master_that_reads_nothing_at_all_loses_the_connection(
     executor, worker, master, small_queue, monkeypatch, capfd
 ):
-    monkeypatch.setattr("ddlf.worker.session.STALLED_AFTER_S", 0.1)
+    monkeypatch.setattr("ddlf.worker.calls.STALLED_AFTER_S", 0.1)
     master.connection.pause_reading()
     master.send(1, "run_code", "bytes(5_000_000)")
     await asyncio.sleep(0)

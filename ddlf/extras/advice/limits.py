@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ddlf.errors import AppError, frames
+from ddlf.errors import AppError, tracebacks
 from ddlf.worker import machine
 
 LEAST_FREE = 0.02
@@ -108,7 +108,7 @@ def _line(thread: int) -> str:
     frame = sys._current_frames().get(thread)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not frames.is_machinery(file) and not frames.LIBRARIES.search(file) and os.path.isfile(file):
+        if not tracebacks.is_machinery(file) and not tracebacks.LIBRARIES.search(file) and os.path.isfile(file):
             return f", at {os.path.relpath(file)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ddlf.errors import ConnectError, WorkerLost
 
 if TYPE_CHECKING:
-    from ddlf.worker.hosting import Hosting
+    from ddlf.worker.methods import Hosting
     from ddlf.worker.worker import Worker
 
 Ask = Callable[..., Awaitable[Any]]

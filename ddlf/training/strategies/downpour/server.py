@@ -38,8 +38,7 @@ from ddlf.training.exchanges.restored import Restored, shard_of_parts
 from ddlf.training.roles import SERVERS
 from ddlf.training.strategies.downpour.client import RETRY_S, Owners, name_of
 from ddlf.worker.activity import Shard
-from ddlf.worker.hosting import Hosting
-from ddlf.worker.methods import concurrent, offered
+from ddlf.worker.methods import Hosting, concurrent, offered
 
 INLINE = 1 << 16
 """A server with at most this many values steps on the event loop, a larger one in a thread."""

@@ -1,5 +1,7 @@
-"""The base class of all errors, and the error for exceptions on a worker. Runs everywhere; ``errors`` has the tree of
-classes.
+"""The base class of all errors, the error for exceptions on a worker, and their tracebacks. Runs everywhere.
+
+``ddlf.errors`` has the tree of classes. This file finds exception classes of user code and libraries without importing
+them, creates errors without running their code, and hides the frames of DDLF and of libraries in tracebacks.
 """
 
 from __future__ import annotations
@@ -7,11 +9,13 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import os
+import re
+import sys
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
-
-from ddlf.errors import frames
-from ddlf.errors.foreign import bare, builtin_base, known_class, qualified_name
 
 
 class DDLFError(Exception):
@@ -56,7 +60,7 @@ class DDLFError(Exception):
         """Return the lines that IPython shows in a notebook: the user's own lines, then the text. IPython itself would
         show the lines of every library.
         """
-        return frames.in_text(frames.of_error(self)[0]).splitlines()
+        return hide_library_frames(format_for_user(self)[0]).splitlines()
 
     def join(self, others: Sequence[Exception], of: int) -> None:
         """Represent the errors of several workers.
@@ -227,3 +231,96 @@ def _remake(kind: type[Any], base: Any, args: tuple[Any, ...], state: dict[str, 
     if isinstance(error, RemoteError):
         error._fill()
     return error
+
+
+def known_class(name: str) -> type[BaseException] | None:
+    """Return the exception class with that qualified name, if it is a builtin or its module is already imported."""
+    found: Any = vars(builtins).get(name)
+    parts = name.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        module = sys.modules.get(".".join(parts[:cut]))
+        if module is not None:
+            found = module
+            for part in parts[cut:]:
+                found = getattr(found, "__dict__", {}).get(part)  # getattr could run a module's import
+            break
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None
+
+
+def qualified_name(kind: type) -> str:
+    """Return the name of a class for the other side. A builtin has no module in its name."""
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def bare(kind: type[Any]) -> Any:
+    """Return an error of that class without running its constructor or any code of a user's class."""
+    builtin: Any
+    for builtin in kind.__mro__:
+        if builtin.__module__ == "builtins":
+            with contextlib.suppress(TypeError):  # a different builtin determines the memory layout of this class
+                return builtin.__new__(kind)
+    raise TypeError(f"no {kind.__name__} can be made")
+
+
+def builtin_base(kind: type[Any]) -> Any:
+    """Return the nearest builtin base class."""
+    return next(base for base in kind.__mro__ if base.__module__ == "builtins")
+
+
+HERE = (f"{Path(__file__).parents[1]}{os.sep}", "<frozen ")
+STANDARD = re.compile(
+    r"[/\\]python3\.\d+t?[/\\](asyncio[/\\]|concurrent[/\\]|(contextlib|threading|runpy)\.py)", re.IGNORECASE
+)
+LIBRARIES = re.compile(r"[/\\](site|dist)-packages[/\\]")
+RUN_OF_FRAMES = re.compile(
+    r'(?:^  File "[^"\n]*", line \d+, in .*\n(?:    .*\n)*(?:  \[Previous line repeated .*\n)?\n?)+', re.MULTILINE
+)
+FRAME = re.compile(r'^  File "([^"\n]*)".*\n(?:(?!  File ).*\n)*', re.MULTILINE)
+
+
+def is_machinery(file: str) -> bool:
+    """Return whether a file is part of DDLF, or a file of Python that only runs other code."""
+    return file.startswith(HERE) or STANDARD.search(file) is not None
+
+
+def visible_frames(files: Sequence[str]) -> list[bool]:
+    """Return for each frame of a traceback, given by its file, whether to show it.
+
+    The user's frames are shown. If there are none, the frames of libraries are shown.
+    """
+    for hidden in (lambda file: is_machinery(file) or LIBRARIES.search(file) is not None, is_machinery):
+        shown = [not hidden(file) for file in files]
+        if any(shown):
+            return shown
+    return [True] * len(files)
+
+
+def hide_library_frames(text: str) -> str:
+    """Return a text without the frames of libraries in its tracebacks."""
+
+    def shown(run: re.Match[str]) -> str:
+        frames = list(FRAME.finditer(run[0]))
+        kept = visible_frames([frame[1] for frame in frames])
+        return "".join(frame[0] for frame, keep in zip(frames, kept, strict=True) if keep)
+
+    return RUN_OF_FRAMES.sub(shown, f"{text}\n").removesuffix("\n")
+
+
+def format_for_user(error: BaseException) -> tuple[str, bool]:
+    """Return the traceback of an error and its causes as Python prints it, without the frames of libraries, and whether
+    any frames were hidden.
+    """
+    described = traceback.TracebackException.from_exception(error)
+    seen, rest, hidden = {id(described)}, [described], 0
+    while rest:
+        current = rest.pop()
+        parts = [part for part in (current.__cause__, current.__context__, *(current.exceptions or ())) if part]
+        rest += [part for part in parts if id(part) not in seen]
+        seen.update(map(id, parts))
+        shown = visible_frames([frame.filename for frame in current.stack])
+        kept = [frame for frame, keep in zip(current.stack, shown, strict=True) if keep]
+        if isinstance(current.exc_type, type) and issubclass(current.exc_type, SyntaxError):
+            kept = [frame for frame in kept if not is_machinery(frame.filename)]  # a SyntaxError names the file itself
+        hidden += len(current.stack) - len(kept)
+        current.stack = traceback.StackSummary.from_list(kept)
+    return "".join(described.format()), bool(hidden)
