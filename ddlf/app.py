@@ -243,7 +243,7 @@ class IApp:
 
     async def connect(self) -> None:
         """Connect to the workers. Safe to call again."""
-        from ddlf.cluster.default import default_cluster
+        from ddlf.cluster.cluster import default_cluster
 
         self.cluster = self.cluster or default_cluster()
         self.cluster.echo = self.cluster.echo and self.echo

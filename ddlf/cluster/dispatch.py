@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from math import inf
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal
 
-from ddlf.cluster.behaviour import Behaviour
 from ddlf.cluster.lanes import Habit, Lane
 from ddlf.cluster.members import Members
 from ddlf.cluster.proxy import MAX_ATTEMPTS, RECONNECT_S, ProxyWorker
 from ddlf.errors import (
     AuthError,
+    ConfigError,
     ConnectError,
     DDLFError,
     ExecutorCrashed,
@@ -25,6 +27,46 @@ from ddlf.errors import (
     WorkerLost,
 )
 from ddlf.rpc.messages import Request
+
+OnError = Literal["raise", "return"]
+MAX_PER_WORKER = 1000
+"""Largest number of concurrent calls on one worker. Each call may need a thread there."""
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """The options that ``Group.options`` can change, except the choice of workers.
+
+    Args:
+        on_error: Whether a failed call raises its error, or returns it instead of a result.
+        timeout_s: Seconds for each request; None waits indefinitely.
+        idempotent: Whether requests may run more than once.
+        per_worker: How many calls of ``map``, ``starmap`` and ``submit`` may run on one worker at the same time.
+    """
+
+    on_error: OnError = "raise"
+    timeout_s: float | None = None
+    idempotent: bool = False
+    per_worker: int = 1
+
+    def __post_init__(self) -> None:
+        if self.on_error not in ("raise", "return"):
+            raise ConfigError(f"on_error must be 'raise' or 'return', got {self.on_error!r}")
+        timeout_s, per_worker = self.timeout_s, self.per_worker
+        if timeout_s is not None and (not is_number(timeout_s) or not 0 <= timeout_s < math.inf):
+            raise ConfigError(f"timeout_s must be a number of seconds of 0 or more, got {timeout_s!r}")
+        if type(per_worker) is not int or not 1 <= per_worker <= MAX_PER_WORKER:
+            raise ConfigError(f"per_worker must be 1-{MAX_PER_WORKER}, got {per_worker!r}")
+
+    def but(self, **given: Any) -> Behaviour:
+        """Return a copy with the given values. None keeps a value."""
+        return replace(self, **{name: value for name, value in given.items() if value is not None})
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is an int or a float. A bool is not a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
 
 LOSS = (WorkerLost, ExecutorCrashed, LeaseError, ConnectError, AuthError, VersionError)
 """Errors that concern the worker, not the call."""

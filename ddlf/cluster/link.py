@@ -2,6 +2,13 @@
 
 *Control* leads to the daemon, which always answers. *Data* leads to the executor, which runs the methods. When data
 ends, control reports the reason. When control ends or falls silent, both end.
+
+Heartbeats normally come from the event loop. User code may block it for longer than ``dead_after_s``: it imports Keras,
+downloads data, evaluates a model between two awaits, or does not run the loop for a while. The master is not dead,
+because the loop may run again. Therefore one thread for all workers watches whether heartbeats are sent (``Pulse``). If
+not, it opens its own control connection in its own event loop, and sends heartbeats there until the other loop
+continues. If the process is stopped or killed, the thread stops as well. While the loop runs, the thread wakes up about
+twice per second.
 """
 
 from __future__ import annotations
@@ -9,30 +16,47 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import getpass
 import itertools
+import logging
+import os
+import platform
 import secrets
+import signal
+import socket
 import sys
+import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
 from typing import Any, TypeVar
 
-from ddlf.cluster.channels import DataChannel
-from ddlf.cluster.claim import Claim, master_name
-from ddlf.cluster.news import News
-from ddlf.cluster.pulse import Pulse
 from ddlf.cluster.sources import Sources
-from ddlf.cluster.standing import EVENTS, Standing, of_start
 from ddlf.errors import (
     ConnectError,
     DDLFError,
+    ExecutorCrashed,
     LeaseError,
     ProtocolError,
     RequestFailed,
     RequestTimeout,
     VersionError,
+    WorkerLost,
 )
-from ddlf.events import Event
+from ddlf.events import (
+    Event,
+    ExecutorEnded,
+    Stream,
+    WorkerConnected,
+    WorkerDisconnected,
+    WorkerNotReached,
+    WorkerWrote,
+)
 from ddlf.rpc.channel import Channel, said
 from ddlf.rpc.code import load_result
 from ddlf.rpc.connection import Connection
@@ -42,10 +66,464 @@ from ddlf.rpc.frame import CONTROL_LIMITS, Frame, Limits
 from ddlf.rpc.handshake import Role
 from ddlf.rpc.heartbeats import ControlChannel
 from ddlf.rpc.liveness import Liveness, Timing
-from ddlf.rpc.messages import Request
+from ddlf.rpc.messages import Kind, Request
 from ddlf.rpc.silence import end_when_silent
 from ddlf.rpc.tls import Security
-from ddlf.rpc.values import loads, refuse_loading
+from ddlf.rpc.values import dumps, loads, refuse_loading
+
+
+class Claim:
+    """The proof of identity that one master shows to one worker.
+
+    Args:
+        guest: Use the worker without a lease.
+        takeover: Take the lease from another master that has it.
+
+    Attributes:
+        epoch: Epoch of the lease; 0 without a lease.
+    """
+
+    def __init__(self, *, guest: bool, takeover: bool) -> None:
+        self.guest = guest
+        self.takeover = takeover
+        self.renew()
+
+    def renew(self) -> None:
+        """Become a new master, without a lease."""
+        self.master_id = secrets.token_bytes(16)
+        self.epoch = 0
+
+    def request(self, first_id: int, timing: Timing) -> Request:
+        """Return the request that claims the worker.
+
+        ``first_id`` says which requests belong to this master. When the master disappears, for whatever reason, the
+        daemon ends the calls of these requests.
+        """
+        claim = Request("claim", first_id)
+        if not self.guest:
+            claim.kwargs = dict(
+                session=self.master_id,
+                epoch=self.epoch,
+                takeover=self.takeover and self.epoch == 0,  # once: a replaced master does not take the lease back
+                who=master_name(),
+                job=program_name(),
+                heartbeat_s=timing.heartbeat_s,
+                dead_after_s=timing.dead_after_s,
+            )
+        return claim
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """Return the keyword arguments that prove this claim to an executor."""
+        return {"guest": True} if self.guest else {"lease": self.master_id + self.epoch.to_bytes(8, "little")}
+
+
+def master_name() -> str:
+    """Return the name of this process for people on other machines: user, machine and process id."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # the container has no name for its user
+        user = str(os.getuid())
+    return f"{user}@{platform.node()} pid {os.getpid()}"
+
+
+def program_name() -> str:
+    """Return the name of the app's file or of the script, from the command line."""
+    words = [word for word in sys.argv[:3] if word.endswith(".py")] or sys.argv[:1]
+    return Path(words[-1]).name[:60] if words else ""
+
+
+class DataChannel(Channel):
+    """A channel to an executor, which may crash.
+
+    Attributes:
+        pid: Process id of the executor, once it has answered.
+        crash_before: The last crash that was known when the master dialled the executor.
+    """
+
+    pid: int | None = None
+    crash_before: ExecutorCrashed | None = None
+
+    def is_explained_by(self, crash: ExecutorCrashed | None) -> bool:
+        """Return whether the crash is this executor's.
+
+        The daemon may report the crash of the previous executor after the master has reached this one.
+        """
+        if crash is None or crash is self.crash_before:
+            return False
+        return self.pid is None or crash.pid in (None, self.pid)
+
+
+log = logging.getLogger(__name__)
+
+EVENTS = frozenset({"executor_exited", "lease_lost", "stopped_by", "wanted", "wrote"})
+"""Events that a daemon reports. Other events, from newer daemons, are ignored."""
+NEWS_S = 2.0
+"""Seconds after the end of a data connection in which the daemon may report how the executor ended."""
+
+
+async def unknown() -> None:
+    """Return None, the exit code of a process that this process did not start."""
+
+
+class Phase(Enum):
+    """The state of a link, with the message and the hint for a call that cannot be sent.
+
+    NEW or LOST becomes OPEN when the daemon has accepted the master. OPEN becomes LOST when control ends. ``close``
+    turns any state into CLOSED. The next ``connect`` turns CLOSED into NEW, and is the connect of a new master.
+    """
+
+    NEW = ("not connected yet", "connect first: await cluster.connect(), or async with cluster")
+    OPEN = ("", "")
+    LOST = ("the connection was lost", "connect again, or look at the worker's terminal")
+    CLOSED = ("the connection was closed on this side", "connect again")
+
+
+class Standing:
+    """The state of the link to one worker, and the known reasons why it is not open.
+
+    Args:
+        how_ended: Returns the exit code of the worker's process, negative for a signal. None means that it runs, or
+            that this process did not start it.
+
+    Attributes:
+        phase: State of the link.
+        crash: How the last crashed executor ended.
+        news: Set when a new fact about the link is known.
+        lease: The error for a worker that another master has taken over; None otherwise.
+    """
+
+    def __init__(self, how_ended: Callable[[], Awaitable[int | None]]) -> None:
+        self.phase = Phase.NEW
+        self.crash: ExecutorCrashed | None = None
+        self.lease: LeaseError | None = None
+        self._stopped_by = self._stopped_hint = ""
+        self._how_ended = how_ended
+        self.news = asyncio.Event()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the master has closed the link and not reopened it."""
+        return self.phase is Phase.CLOSED
+
+    @property
+    def in_use(self) -> bool:
+        """Whether the master has connected and not closed since, even if the connection was lost."""
+        return self.phase in (Phase.OPEN, Phase.LOST)
+
+    def open(self) -> None:
+        """Note that a daemon has accepted the master, which makes earlier reports irrelevant."""
+        self.phase, self.lease, self._stopped_by = Phase.OPEN, None, ""
+
+    def lose(self) -> None:
+        """Note that the connection to the daemon has ended."""
+        self.phase = Phase.CLOSED if self.is_closed else Phase.LOST
+        self.news.set()
+
+    def close(self) -> None:
+        """Note that the master ends the link."""
+        self.phase, self.lease = Phase.CLOSED, None
+
+    def reopen(self) -> None:
+        """Return a closed link to its first state."""
+        self.phase = Phase.NEW if self.is_closed else self.phase
+
+    def check_not_closed(self, worker: str) -> None:
+        """Raise ``WorkerLost`` if the master has closed the link."""
+        if self.is_closed:
+            raise self.closed_here(worker, may_have_run=False)
+
+    def closed_here(self, worker: str, **facts: Any) -> WorkerLost:
+        """Return the error for requests that the master itself has ended."""
+        return WorkerLost(Phase.CLOSED.value[0], worker=worker, **facts)
+
+    def refusal(self, worker: str) -> RequestFailed:
+        """Return the error for a request while there is no connection."""
+        if self.lease is not None:
+            return LeaseError(self.lease.message, hint=self.lease.hint, worker=worker)
+        text, hint = self.phase.value
+        return WorkerLost(text, worker=worker, hint=hint, may_have_run=False)
+
+    def heard(self, event: str, facts: dict[str, Any], worker: str, *, epoch: int, first_id: int) -> None:
+        """Note an event that the daemon reports.
+
+        Args:
+            event: ``"executor_exited"``, ``"stopped_by"`` or ``"lease_lost"``.
+            facts: Facts of the event.
+            worker: The worker's name in error messages.
+            epoch: Epoch of this master's lease.
+            first_id: The lowest number of this master's requests.
+        """
+        if event == "executor_exited":
+            gave_up, ran = facts.get("gave_up") is True, int(facts["id"])
+            method = f" while it ran {facts['method']!r}" if facts["method"] and not gave_up else ""
+            self.crash = ExecutorCrashed(
+                f"the executor {facts['text']}{method}",
+                worker=worker,
+                hint=facts["hint"],
+                exit_code_of_process=facts["exit_code"],
+                signal=facts["signal"],
+                stderr_tail=facts["stderr_tail"],
+                pid=facts.get("pid"),
+                gave_up=gave_up,
+                # If it ran another master's request, or none, the crash says nothing about this master's requests.
+                begun=max(ran, int(facts.get("beside", 2**64))) if ran >= first_id else 2**64,
+            )
+            self.news.set()
+            if gave_up:
+                log.warning("%s; what methods kept in it is gone", self.crash)
+        elif event == "stopped_by":
+            self._stopped_by = str(facts["by"])
+            self._stopped_hint = str(facts.get("hint", "ask them, and start it again"))
+        else:
+            self.lease = LeaseError(
+                f"was taken over by {facts['by']} at {facts['since']}, epoch {facts['epoch']} > {epoch}",
+                hint="end this run, or close the cluster and connect again",
+                worker=worker,
+                may_have_run=True,
+            )
+
+    async def of_executor(self, data: DataChannel, reason: BaseException | None) -> ExecutorCrashed | None:
+        """Return how the executor of a data connection ended, as soon as its daemon reports that.
+
+        The result is None if the daemon does not report it in time, or if the master itself ended the connection.
+        """
+        if not isinstance(reason, ProtocolError):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(NEWS_S):
+                    while self.phase is Phase.OPEN and not data.is_explained_by(self.crash):
+                        self.news.clear()
+                        await self.news.wait()
+        return self.crash if data.is_explained_by(self.crash) else None
+
+    async def of_worker(self, reason: object, worker: str, silent_s: float | None) -> DDLFError:
+        """Return the reason why there is no connection to the daemon.
+
+        Args:
+            reason: The reason that the master has seen.
+            worker: The worker's name in error messages.
+            silent_s: Seconds since the worker's last sign of life.
+        """
+        lost = self.lost(reason, worker, silent_s)
+        code = await self._how_ended() if not self.is_closed else None
+        if code is not None and isinstance(lost, WorkerLost):
+            lost.signal = signal.Signals(-code).name if code < 0 else None
+            lost.message = (
+                f"its process was ended by {lost.signal}" if code < 0 else f"its process ended with exit code {code}"
+            )
+            lost.hint = "connect again: that starts a new one"
+        return lost
+
+    def lost(self, reason: object, worker: str, silent_s: float | None) -> LeaseError | WorkerLost:
+        """Return the reason like ``of_worker``, but without asking for the exit code of the worker's process."""
+        if self.lease is not None:
+            return self.lease
+        lost = WorkerLost(
+            f"the connection was lost ({reason or 'the other side closed it'})",
+            worker=worker,
+            hint="look at the worker's terminal, or ask with: ddlf status",
+            last_seen_s=silent_s,
+        )
+        if self._stopped_by:
+            lost.message, lost.hint = f"was stopped by {self._stopped_by}", self._stopped_hint
+        return lost
+
+
+def of_start(last_exit: dict[str, Any], worker: str) -> ExecutorCrashed:
+    """Return the error for a worker that has given up starting its executor."""
+    return ExecutorCrashed(
+        f"it cannot start its executor, the last one {last_exit['text']}",
+        worker=worker,
+        hint="repair the cause, then: ddlf stop --restart",
+        exit_code_of_process=last_exit["exit_code"],
+        signal=last_exit["signal"],
+        stderr_tail=last_exit["stderr_tail"],
+    )
+
+
+STREAMS: dict[int, Stream] = {1: "stdout", 2: "stderr"}
+
+
+class News:
+    """Emits events about one worker, while it is connected.
+
+    Args:
+        emit: Receives the events.
+        session: Has the worker's number under ``id``; the number may change.
+        called: Name in cluster.yaml; empty without one.
+    """
+
+    def __init__(self, emit: Callable[[Event], None], session: dict[str, Any], called: str) -> None:
+        self._emit = emit
+        self._session = session
+        self._called = called
+        self._is_connected = False
+        self._was_connected = False
+
+    @property
+    def name(self) -> str:
+        """The worker's name for people."""
+        return self._called or f"worker {self._session['id']}"
+
+    def _who(self) -> dict[str, Any]:
+        return {"worker": self._session["id"], "name": self.name}
+
+    def connected(self, address: str, facts: dict[str, Any]) -> None:
+        """Report that the executor has answered, with facts about itself. Only the first of several calls counts."""
+        if self._is_connected:
+            return
+        self._emit(
+            WorkerConnected(
+                **self._who(),
+                address=address,
+                host=str(facts["host"]),
+                python=str(facts["python"]),
+                cores=int(facts["cores"]),
+                threads=int(facts["threads"]),
+                again=self._was_connected,
+            )
+        )
+        self._is_connected = self._was_connected = True
+
+    def disconnected(self, why: str) -> None:
+        """Report that the connection to the daemon has ended."""
+        if self._is_connected:
+            self._is_connected = False
+            self._emit(WorkerDisconnected(**self._who(), why=why))
+
+    def not_reached(self, tries: int, error: BaseException | None) -> None:
+        """Report a failed attempt to reconnect."""
+        self._emit(WorkerNotReached(**self._who(), tries=tries, why=getattr(error, "message", str(error))))
+
+    def executor_ended(self, why: str) -> None:
+        """Report the daemon's reason for the end of an executor."""
+        if self._is_connected:
+            self._emit(ExecutorEnded(**self._who(), why=why))
+
+    def wrote(self, facts: dict[str, Any]) -> None:
+        """Report the lines that user code wrote to both streams, in their order, as the daemon sent them."""
+        dropped = int(facts["dropped"])
+        for stream, lines in groupby(facts["lines"], itemgetter(0)):
+            texts = tuple(str(text) for _, text in lines)
+            self._emit(WorkerWrote(**self._who(), stream=STREAMS[stream], lines=texts, dropped=dropped))
+            dropped = 0
+        if dropped:
+            self._emit(WorkerWrote(**self._who(), stream="stdout", lines=(), dropped=dropped))
+
+
+LATE_HEARTBEATS = 2
+"""This number of missing heartbeats means that the loop is blocked."""
+
+
+class Pulse:
+    """The heartbeats of one master to one worker.
+
+    Args:
+        dial: Opens an authenticated control connection to the worker, in the event loop that calls it.
+        session: The master's id, under which it has the lease.
+        heartbeat_s: Promised seconds between two heartbeats.
+    """
+
+    def __init__(self, dial: Callable[[], Awaitable[socket.socket]], session: bytes, heartbeat_s: float) -> None:
+        self._dial = dial
+        self._beat = dumps([[session], {}])
+        self.heartbeat_s = heartbeat_s
+        self.speaking = False
+        self._loop = asyncio.get_running_loop()
+        self.beaten()
+        _watcher.add(self)
+
+    def beaten(self) -> None:
+        """Note that the event loop sent a heartbeat."""
+        self._last = time.monotonic()
+
+    def end(self) -> None:
+        """Stop watching, because the master has disconnected from the worker. Safe to call again."""
+        _watcher.remove(self)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the event loop was closed before the cluster was. It will then never use its workers again."""
+        return self._loop.is_closed()
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the event loop has missed several heartbeats."""
+        return time.monotonic() - self._last > LATE_HEARTBEATS * self.heartbeat_s
+
+    async def speak(self) -> None:
+        """Send heartbeats until the event loop does so again. Runs in the thread's loop.
+
+        On failure:
+            The method ends, and the thread tries again a moment later.
+        """
+        self.speaking = True
+        try:
+            with contextlib.suppress(DDLFError, OSError):
+                connection = Connection(
+                    await self._dial(), lambda frame: None, lambda reason: None, limits=CONTROL_LIMITS
+                )
+                try:
+                    while self.is_late and not self.is_over and _watcher.knows(self):
+                        connection.send(Kind.REQUEST, 0, "beat", self._beat)
+                        await asyncio.sleep(self.heartbeat_s)
+                finally:
+                    connection.close()
+        finally:
+            self.speaking = False
+
+
+class _Watcher:
+    """The watching thread. It lives while there are pulses to watch."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pulses: set[Pulse] = set()
+        self._running = False
+        self._wake: Callable[[], object] = lambda: None
+
+    def add(self, pulse: Pulse) -> None:
+        with self._lock:
+            self._pulses.add(pulse)
+            self._wake()  # the thread may be sleeping for the longer heartbeat interval of another pulse
+            if not self._running:
+                self._running = True
+                threading.Thread(target=lambda: asyncio.run(self._watch()), name="ddlf-pulse", daemon=True).start()
+
+    def remove(self, pulse: Pulse) -> None:
+        with self._lock:
+            self._pulses.discard(pulse)
+
+    def knows(self, pulse: Pulse) -> bool:
+        return pulse in self._pulses
+
+    async def _watch(self) -> None:
+        tasks: set[asyncio.Task[None]] = set()
+        news = asyncio.Event()
+        wake = partial(asyncio.get_running_loop().call_soon_threadsafe, news.set)
+        while True:
+            news.clear()
+            with self._lock:
+                self._wake = wake
+                self._pulses = {pulse for pulse in self._pulses if not pulse.is_over}
+                pulses = list(self._pulses)
+                if not pulses:
+                    self._running, self._wake = False, lambda: None
+                    break
+            for pulse in pulses:
+                if pulse.is_late and not pulse.speaking:
+                    pulse.speaking = True
+                    task = asyncio.create_task(pulse.speak())
+                    tasks.add(task)
+                    task.add_done_callback(tasks.discard)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(news.wait(), min(pulse.heartbeat_s for pulse in pulses))
+
+
+_watcher = _Watcher()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_watcher.__init__)  # type: ignore[misc]  # a fork does not copy the thread
+
 
 CONNECT_TIMEOUT_S = 10.0
 BUSY_RETRY_S = 0.1

@@ -9,8 +9,7 @@ import warnings
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable, Sequence
 from typing import Any
 
-from ddlf.cluster.behaviour import Behaviour
-from ddlf.cluster.dispatch import Dispatch, Job
+from ddlf.cluster.dispatch import Behaviour, Dispatch, Job
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import DDLFError, ExecutorCrashed, NotPicklable, RemoteError, ResultNotData, WorkerLost
 from ddlf.events import Event, HowMapped, MapBegan, MapEnded, MapMoved

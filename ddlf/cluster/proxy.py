@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from html import escape
 from typing import Any
 
-from ddlf.cluster.claim import Claim, master_name
-from ddlf.cluster.link import CONNECT_TIMEOUT_S, Link
-from ddlf.cluster.shown import workers_table
-from ddlf.cluster.standing import unknown
+from ddlf.cluster.link import CONNECT_TIMEOUT_S, Claim, Link, master_name, unknown
 from ddlf.errors import (
     ConnectError,
     DDLFError,
@@ -22,12 +20,43 @@ from ddlf.errors import (
     WorkerLost,
 )
 from ddlf.events import Event
+from ddlf.events.record import size
 from ddlf.rpc.deadline import NEVER, Deadline
 from ddlf.rpc.frame import MAX_BODY_BYTES
 from ddlf.rpc.iworker import IWorker, checked_function, method_name
 from ddlf.rpc.liveness import State, Timing
 from ddlf.rpc.messages import Request
 from ddlf.rpc.tls import TOKEN_ONLY, Security
+
+COLUMNS = ("worker", "name", "state", "machine", "cores", "threads", "Python", "sent", "received")
+
+
+def workers_table(workers: Iterable[ProxyWorker]) -> str:
+    """Return a table in HTML with one row for each worker."""
+    return table(COLUMNS, map(_cells, workers))
+
+
+def _cells(worker: ProxyWorker) -> list[object]:
+    facts = [worker.facts.get(name, "") for name in ("host", "cores", "threads", "python")]
+    carried = [size(worker.bytes_sent), size(worker.bytes_received)] if worker.facts else ["", ""]
+    return [worker.id, worker.label, worker.state if worker.connected else "not connected", *facts, *carried]
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return a table in HTML. All text is escaped, because names come from users and from other machines.
+
+    Args:
+        columns: The headings of the columns.
+        rows: The rows, each with one value for each column.
+    """
+    head = _row("th", columns)
+    return f"<table><thead>{head}</thead><tbody>{''.join(_row('td', row) for row in rows)}</tbody></table>"
+
+
+def _row(tag: str, values: Sequence[Any]) -> str:
+    cells = (f'<{tag} style="text-align: left">{escape(str(value))}</{tag}>' for value in values)
+    return f"<tr>{''.join(cells)}</tr>"
+
 
 RECONNECT_S = 30.0
 """Seconds that an idempotent request waits for a lost worker."""

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from ddlf.cluster.default import default_cluster
+from ddlf.cluster.cluster import default_cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.data import parts
 from ddlf.data.datasets import not_finite

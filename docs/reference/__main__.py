@@ -27,7 +27,7 @@ from ddlf.algorithms.rate_decay import RATE_DECAY
 from ddlf.algorithms.schedules import PARTS
 from ddlf.algorithms.staleness import STALENESS
 from ddlf.cli.options import GROUPS
-from ddlf.cluster.config.models import schema
+from ddlf.cluster.config.cluster_file import schema
 from ddlf.events import KINDS
 from ddlf.events.record import RoundRecord
 from ddlf.extras.advice.report import explained

@@ -230,7 +230,7 @@ async def test_doctor_reports_a_shared_problem_once(daemons, monkeypatch):
 
 async def test_doctor_reports_a_wrong_clock(daemons, monkeypatch):
     class Clock:
-        strftime = time.strftime
+        strftime, monotonic = time.strftime, time.monotonic
 
         @staticmethod
         def time():

@@ -16,9 +16,16 @@ from pydantic import ValidationError
 
 import ddlf
 from ddlf.cluster.config.addresses import find_config, parse_address
-from ddlf.cluster.config.cluster_file import Addresses, load_config, read_config
-from ddlf.cluster.config.models import MAX_WORKERS, ClusterConfig, WorkerAddress, schema
-from ddlf.cluster.config.positions import compose
+from ddlf.cluster.config.cluster_file import (
+    MAX_WORKERS,
+    Addresses,
+    ClusterConfig,
+    WorkerAddress,
+    compose,
+    load_config,
+    read_config,
+    schema,
+)
 from ddlf.errors import ConfigError
 from tests.patience import PATIENCE_S
 
@@ -571,5 +578,5 @@ def test_the_schema_refuses_what_the_reader_refuses_as_far_as_a_schema_can(conte
 
 
 def test_importing_what_reads_addresses_does_not_import_what_reads_configurations():
-    code = "import ddlf.cluster.config.addresses, sys; print({'ddlf.cluster.config.models', 'pydantic', 'yaml'} & set(sys.modules))"
+    code = "import ddlf.cluster.config.addresses, sys; print({'ddlf.cluster.config.cluster_file', 'pydantic', 'yaml'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=PATIENCE_S) == "set()\n"

@@ -4,7 +4,7 @@ import re
 from types import SimpleNamespace
 
 from ddlf.cluster.cluster import Cluster
-from ddlf.cluster.shown import COLUMNS, table, workers_table
+from ddlf.cluster.proxy import COLUMNS, table, workers_table
 from ddlf.testing import in_process_cluster
 
 FACTS = dict(host="pc01", cores=8, threads=4, python="3.11.2")

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from ddlf.cluster.standing import Phase, Standing
+from ddlf.cluster.link import Phase, Standing
 from ddlf.errors import LeaseError, ProtocolError, WorkerLost
 
 EXITED = {

@@ -15,7 +15,7 @@ from ddlf.algorithms.partitioners import PARTITION
 from ddlf.algorithms.staleness import STALENESS
 from ddlf.cli.options import GROUPS, OF_A_CLUSTER
 from ddlf.cli.run import RUN
-from ddlf.cluster.config.models import RunConfig, schema
+from ddlf.cluster.config.cluster_file import RunConfig, schema
 from ddlf.testing import FakeRun
 from ddlf.training.registry import KINDS_OF_GROUPS, SETTINGS, flat, option, spec_of
 from ddlf.training.resume import settings_of
