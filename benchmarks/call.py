@@ -22,10 +22,8 @@ from typing import Any
 from benchmarks.echo import LENGTH
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.rpc.buffers import POOL
-from ddlf.rpc.channel import Channel
-from ddlf.rpc.connection import Connection
-from ddlf.rpc.frame import Limits
-from ddlf.rpc.messages import Request
+from ddlf.rpc.connection import Channel, Connection
+from ddlf.rpc.messages import Limits, Request
 from ddlf.worker.activity import Activity
 from ddlf.worker.executor import Executor
 

@@ -25,13 +25,11 @@ from benchmarks.peers import ROOT, Raw
 from ddlf import Cluster
 from ddlf.algorithms.merge import RunningMerge
 from ddlf.rpc.connection import Connection
-from ddlf.rpc.frame import Frame, Limits
 from ddlf.rpc.handshake import PREAMBLE
 from ddlf.rpc.listen import answer
-from ddlf.rpc.messages import Kind, Request, read_arguments
+from ddlf.rpc.messages import Frame, Kind, Limits, Request, dumps, loads, read_arguments
 from ddlf.rpc.stream import receive_exactly
 from ddlf.rpc.tokens import new_token
-from ddlf.rpc.values import dumps, loads
 
 LAYERS = ((3, 3, 3, 32), (3, 3, 32, 64), (3, 3, 64, 64), (1600, 256), (256, 170), (170, 10))
 """Shapes of a small convolutional network with 2.06 MB of float32."""

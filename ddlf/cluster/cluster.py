@@ -28,8 +28,8 @@ from ddlf.events import Event
 from ddlf.events.sinks import Events, Sink
 from ddlf.monitor.terminal.echo import Echo
 from ddlf.rpc.code import PickleOnce, Snapshot
+from ddlf.rpc.heartbeats import Timing
 from ddlf.rpc.iworker import checked_function, method_name
-from ddlf.rpc.liveness import Timing
 from ddlf.rpc.messages import Request
 from ddlf.rpc.tls import Security, client_context
 

@@ -57,19 +57,13 @@ from ddlf.events import (
     WorkerNotReached,
     WorkerWrote,
 )
-from ddlf.rpc.channel import Channel, said
-from ddlf.rpc.code import load_result
-from ddlf.rpc.connection import Connection
-from ddlf.rpc.deadline import Deadline
+from ddlf.rpc.code import CodeSender, load_result
+from ddlf.rpc.connection import Channel, Connection, Deadline, said
 from ddlf.rpc.dial import dial
-from ddlf.rpc.frame import CONTROL_LIMITS, Frame, Limits
 from ddlf.rpc.handshake import Role
-from ddlf.rpc.heartbeats import ControlChannel
-from ddlf.rpc.liveness import Liveness, Timing
-from ddlf.rpc.messages import Kind, Request
-from ddlf.rpc.silence import end_when_silent
+from ddlf.rpc.heartbeats import ControlChannel, Liveness, Timing, end_when_silent
+from ddlf.rpc.messages import CONTROL_LIMITS, Frame, Kind, Limits, Request, dumps, loads, refuse_loading
 from ddlf.rpc.tls import Security
-from ddlf.rpc.values import dumps, loads, refuse_loading
 
 
 class Claim:
@@ -738,6 +732,7 @@ class Link:
             partial(Connection, sock, limits=limits, peer_limits=theirs, allocate=POOL.take),
             self._ids,
             load_result if self.session["pickle_results"] else refuse_loading,
+            code=CodeSender(),
         )
         data.crash_before = crash_before
         try:

@@ -15,7 +15,7 @@ from ddlf.cluster.proxy import MAX_ATTEMPTS, ProxyWorker
 from ddlf.errors import ConfigError, ConnectError, DDLFError, ExecutorCrashed, LeaseError, WorkerLost
 from ddlf.events import Event
 from ddlf.events.phases import Phase
-from ddlf.rpc.deadline import Deadline
+from ddlf.rpc.connection import Deadline
 
 log = logging.getLogger(__name__)
 

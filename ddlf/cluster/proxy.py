@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from html import escape
 from typing import Any
 
@@ -21,11 +21,10 @@ from ddlf.errors import (
 )
 from ddlf.events import Event
 from ddlf.events.record import size
-from ddlf.rpc.deadline import NEVER, Deadline
-from ddlf.rpc.frame import MAX_BODY_BYTES
+from ddlf.rpc.connection import NEVER, Deadline
+from ddlf.rpc.heartbeats import State, Timing
 from ddlf.rpc.iworker import IWorker, checked_function, method_name
-from ddlf.rpc.liveness import State, Timing
-from ddlf.rpc.messages import Request
+from ddlf.rpc.messages import MAX_BODY_BYTES, Request
 from ddlf.rpc.tls import TOKEN_ONLY, Security
 
 COLUMNS = ("worker", "name", "state", "machine", "cores", "threads", "Python", "sent", "received")

@@ -18,7 +18,7 @@ from typing import Any
 from ddlf.errors import DDLFError
 from ddlf.extras import hooks
 from ddlf.rpc.code import is_installed
-from ddlf.rpc.values import dumps
+from ddlf.rpc.messages import dumps
 
 log = logging.getLogger(__name__)
 

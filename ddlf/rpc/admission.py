@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ddlf.errors import ProtocolError
-from ddlf.rpc.frame import MAX_BODY_BYTES
+from ddlf.rpc.messages import MAX_BODY_BYTES
 
 MAX_HALF_OPEN = 64
 MAX_HALF_OPEN_PER_ADDRESS = 8

@@ -31,8 +31,7 @@ from typing import Any, ClassVar
 import cloudpickle
 
 from ddlf.errors import DDLFError, NotPicklable, ProtocolError
-from ddlf.rpc.messages import where_modules_come_from
-from ddlf.rpc.values import Tag
+from ddlf.rpc.messages import Tag, where_modules_come_from
 
 Cached = type(functools.cache(len))
 """The type that ``functools.cache`` and ``lru_cache`` make. It is neither a function nor a class."""

@@ -1,19 +1,894 @@
-"""The kinds of messages, requests and responses, and errors as data. Pure; runs on both sides."""
+"""What travels on a connection, and how it becomes bytes: frames, values, requests, responses and errors.
+
+Pure; runs on both sides. A message is a frame of a header and raw buffers:
+
+    u32  header length       little-endian, like everything on the wire
+    u32  flags               0; unknown bits are refused
+    u64  body length
+    ...  header              msgpack array [kind, id, name, sizes, extra]
+    ...  body                the buffers one after another, their sizes given in the header
+
+The decoder does no I/O. ``wants`` returns the memory for the next bytes, and ``received`` takes the number of bytes
+written to it. Small frames are cut out of one scratch buffer. A large buffer is received into its own final memory, so
+the bytes of an array are copied only by the kernel. Every length is checked against ``Limits`` before any memory is
+allocated.
+
+The first buffer is a value, as msgpack with the extension types of ``Tag``. These values keep their type: None, bool,
+int of any size, float, complex, str, bytes, list, tuple, dict, set, NumPy scalars and arrays, dates and times, Decimal,
+Path, UUID and range. Other kinds of memory (bytearray, memoryview) arrive as bytes. Arrays travel next to the value as
+raw memory, so they are not copied here. Every other value is *an object*, and ``dump_object`` decides how to encode it.
+``code`` pickles it. A worker sends it as data if the master can know its class, such as an Enum, a dataclass or a named
+tuple, and refuses it otherwise. Decoding imports nothing and runs no code of the other side.
+
+NumPy is imported with the first array, because a daemon's connections carry no arrays.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import linecache
 import os
+import struct
+import sys
 import traceback
-from collections.abc import Callable
-from enum import IntEnum
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
+from decimal import Decimal
+from enum import Enum, Flag, IntEnum
+from functools import cache
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from uuid import UUID
+
+import msgpack
 
 import ddlf.errors
-from ddlf.errors import DDLFError, ProtocolError, RemoteError, RequestFailed
+from ddlf.errors import DDLFError, FrameTooLarge, NotPicklable, ProtocolError, RemoteError, RequestFailed, ResultNotData
 from ddlf.errors.tracebacks import OS_ERROR, is_machinery
-from ddlf.rpc.values import dumps
+
+if TYPE_CHECKING:
+    import numpy as np
+
+PREFIX = struct.Struct("<IIQ")  # header length, flags, body length
+Buffer = bytes | bytearray | memoryview
+
+MAX_HEADER_BYTES = 64 * 1024
+"""Enough for the sizes of ``MAX_BUFFERS`` buffers, with space to spare."""
+MAX_BUFFERS = 4096
+MAX_BODY_BYTES = 4 * 1024**3
+"""Default limit of a message body. The system provides memory only as bytes arrive, so a false length costs address
+space only.
+"""
+SCRATCH_BYTES = 32 * 1024
+JOIN_BELOW_BYTES = 16 * 1024
+"""Buffers up to this size are joined with the header into one piece. One copy is cheaper than one more piece for the
+kernel.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The sizes that one side accepts.
+
+    Args:
+        max_header_bytes: Most bytes of one frame's header.
+        max_body_bytes: Most bytes of all buffers of one frame.
+        max_buffers: Most buffers in one frame.
+    """
+
+    max_header_bytes: int = MAX_HEADER_BYTES
+    max_body_bytes: int = MAX_BODY_BYTES
+    max_buffers: int = MAX_BUFFERS
+
+
+CONTROL_LIMITS = Limits(max_header_bytes=4096, max_body_bytes=1024**2, max_buffers=1)
+"""The limits of the control connection, which carries no arrays."""
+
+
+class Frame(NamedTuple):
+    """One received message.
+
+    Args:
+        kind: Number of the message kind (see ``messages``).
+        id: The request that it belongs to; 0 if none.
+        name: Command or event name; empty if none.
+        extra: A number in the header of some kinds, or None.
+        buffers: The body. The first buffer is the encoded value, the others are the memory of its arrays.
+    """
+
+    kind: int
+    id: int
+    name: str
+    extra: float | None
+    buffers: list[Any]
+
+
+def encode_frame(
+    kind: int, id: int, name: str, buffers: list[Buffer], extra: float | None = None, *, limits: Limits
+) -> list[Buffer]:
+    """Return a frame as pieces to send one after another. No piece is empty. Large buffers are not copied.
+
+    Args:
+        kind: Number of the message kind. ``id``, ``name`` and ``extra`` are also fields of ``Frame``.
+        buffers: Contiguous, one-dimensional memory of bytes.
+        limits: The sizes that the receiver accepts.
+
+    Raises:
+        FrameTooLarge: The frame exceeds a limit of the receiver.
+    """
+    sizes = [len(buffer) for buffer in buffers]
+    body = sum(sizes)
+    if body > limits.max_body_bytes:
+        raise FrameTooLarge(
+            f"a message of {body:,} bytes is over the receiver's limit of {limits.max_body_bytes:,}",
+            hint="send it in parts, or raise max_message_bytes on both sides",
+        )
+    if len(sizes) > limits.max_buffers:
+        raise FrameTooLarge(
+            f"a message of {len(sizes):,} arrays is over the receiver's limit of {limits.max_buffers:,}",
+            hint="stack small arrays into one",
+        )
+    header = msgpack.packb([kind, id, name, sizes, extra])
+    if len(header) > limits.max_header_bytes:
+        raise FrameTooLarge(f"a header of {len(header):,} bytes is over the limit of {limits.max_header_bytes:,}")
+    if body <= JOIN_BELOW_BYTES:
+        return [
+            b"".join((PREFIX.pack(len(header), 0, body), header, *buffers))
+        ]  # a shortcut for most messages; the loop gives the same result
+    pieces: list[Buffer] = []
+    small: list[Buffer] = [PREFIX.pack(len(header), 0, body), header]
+    for size, buffer in zip(sizes, buffers, strict=True):
+        if size <= JOIN_BELOW_BYTES:
+            small.append(buffer)
+        else:
+            if rest := b"".join(small):
+                pieces.append(rest)
+            small = []
+            pieces.append(buffer)
+    if rest := b"".join(small):
+        pieces.append(rest)
+    return pieces
+
+
+class FrameDecoder:
+    """Splits a stream of bytes into frames.
+
+    Args:
+        limits: What to accept.
+        allocate: Makes writable memory for a large buffer. ``bytearray`` needs no import; ``numpy.empty`` avoids
+            zeroing.
+    """
+
+    def __init__(self, limits: Limits, allocate: Callable[[int], Any] = bytearray) -> None:
+        self.limits = limits
+        self._allocate = allocate
+        self._scratch = bytearray(SCRATCH_BYTES)
+        self._view = memoryview(self._scratch)
+        self._start = self._end = 0
+        # Set only while a frame is longer than its part in the scratch buffer:
+        self._header: list[Any] | None = None
+        self._buffers: list[Any] = []
+        self._target: memoryview | None = None
+        self._filled = 0
+
+    @property
+    def mid_frame(self) -> bool:
+        """Whether a frame has begun and not ended."""
+        return self._header is not None or self._end > self._start
+
+    @property
+    def direct(self) -> bool:
+        """Whether the next bytes go directly into a large buffer's own memory."""
+        return self._target is not None
+
+    def wants(self) -> memoryview:
+        """Return the memory for the next bytes, never empty."""
+        if self._target is not None:
+            return self._target[self._filled :]
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._end == len(self._scratch):
+            self._make_room()
+        return self._view[self._end :]
+
+    def received(self, count: int) -> Iterator[Frame]:
+        """Accept ``count`` bytes that were written to the memory from ``wants``.
+
+        Yields:
+            The complete frames, one by one. Frames before a wrong one are always yielded, however the stream was split.
+
+        Raises:
+            ProtocolError: The bytes are not a frame, or a frame exceeds the limits. The stream cannot be used
+                afterwards.
+        """
+        if self._target is not None:
+            self._filled += count
+            if self._filled < len(self._target):
+                return
+            self._target = None
+        else:
+            self._end += count
+        while (frame := self._next()) is not None:
+            yield frame
+
+    def release(self) -> None:
+        """Release all memory and the allocator. The stream has ended, and receives no more bytes."""
+        self._scratch = bytearray()
+        self._view = memoryview(self._scratch)
+        self._target, self._buffers, self._allocate = None, [], bytearray
+
+    def _next(self) -> Frame | None:
+        """Return the next frame; None if bytes are missing."""
+        if self._header is None:
+            have = self._end - self._start
+            if have < PREFIX.size:
+                return None
+            header_length, flags, body_length = PREFIX.unpack_from(self._scratch, self._start)
+            self._check_prefix(header_length, flags, body_length)
+            if have < PREFIX.size + header_length:
+                self._need(PREFIX.size + header_length)
+                return None
+            begin = self._start + PREFIX.size
+            self._header = self._read_header(self._view[begin : begin + header_length], body_length)
+            self._start = begin + header_length
+            self._buffers = []
+        return self._fill()
+
+    def _fill(self) -> Frame | None:
+        assert self._header is not None
+        kind, id, name, sizes, extra = self._header
+        while len(self._buffers) < len(sizes):
+            size = sizes[len(self._buffers)]
+            have = self._end - self._start
+            if have >= size:
+                self._buffers.append(self._scratch[self._start : self._start + size])
+                self._start += size
+                continue
+            if size <= JOIN_BELOW_BYTES:
+                self._need(size)
+                return None
+            memory = self._allocate(size)
+            target = memoryview(memory).cast("B")
+            target[:have] = self._view[self._start : self._end]
+            self._start = self._end = 0
+            self._buffers.append(memory)
+            self._target, self._filled = target, have
+            return None
+        frame = Frame(kind, id, name, extra, self._buffers)
+        self._header, self._buffers = None, []  # from now on the decoder does not keep the arrays alive
+        return frame
+
+    def _check_prefix(self, header_length: int, flags: int, body_length: int) -> None:
+        if header_length == 0:
+            raise ProtocolError("empty header")
+        if header_length > self.limits.max_header_bytes:
+            raise ProtocolError(f"header {header_length} > {self.limits.max_header_bytes} bytes")
+        if flags:
+            raise ProtocolError(f"unknown flags {flags:#x}")
+        if body_length > self.limits.max_body_bytes:
+            raise ProtocolError(f"message {body_length} > {self.limits.max_body_bytes} bytes")
+
+    def _read_header(self, data: memoryview, body_length: int) -> list[Any]:
+        try:
+            header = msgpack.unpackb(data, raw=False, strict_map_key=True, ext_hook=_no_extensions)
+        except ProtocolError:
+            raise
+        except Exception as error:  # msgpack's errors share no base class
+            raise ProtocolError(f"header cannot be read: {type(error).__name__}: {error}") from None
+        if type(header) is not list or len(header) != 5:
+            raise ProtocolError("header is not an array of 5 fields")
+        kind, id, name, sizes, extra = header
+        if not (type(kind) is int and type(id) is int and type(name) is str and type(sizes) is list):
+            expected = (("kind", int), ("id", int), ("name", str), ("sizes", list))
+            for (field, kind_of), value in zip(expected, header, strict=False):
+                if type(value) is not kind_of:
+                    raise ProtocolError(f"header field {field!r} is a {type(value).__name__}")
+        if extra is not None and type(extra) not in (int, float):
+            raise ProtocolError(f"header field 'extra' is a {type(extra).__name__}")
+        if len(sizes) > self.limits.max_buffers:
+            raise ProtocolError(f"{len(sizes)} buffers > {self.limits.max_buffers}")
+        total = 0
+        for size in sizes:
+            if type(size) is not int or size < 0:
+                raise ProtocolError(f"bad buffer size {size!r}")
+            total += size
+        if total != body_length:
+            raise ProtocolError(f"buffers of {total} bytes in a body of {body_length}")
+        return header
+
+    def _need(self, count: int) -> None:
+        """Make the scratch buffer large enough for ``count`` bytes from ``_start``."""
+        if self._start + count > len(self._scratch):
+            self._make_room(count)
+
+    def _make_room(self, count: int = 0) -> None:
+        have = self._end - self._start
+        if self._start and count <= len(self._scratch):
+            self._view[:have] = bytes(self._view[self._start : self._end])
+        else:
+            grown = bytearray(max(count, 2 * len(self._scratch)))
+            grown[:have] = self._view[self._start : self._end]
+            self._scratch, self._view = grown, memoryview(grown)
+        self._start, self._end = 0, have
+
+
+def _no_extensions(code: int, data: bytes) -> Any:
+    raise ProtocolError(f"extension type {code} not allowed in a header")
+
+
+def _zone(zone: tzinfo | None) -> list[Any] | None:
+    if zone is None:
+        return None
+    if type(zone) is not timezone:
+        raise _Other  # its time zone comes from a database, and the other side may have another version
+    offset = zone.utcoffset(None)
+    name = zone.tzname(None)
+    return [_seconds(offset), None if timezone(offset).tzname(None) == name else name]
+
+
+def _seconds(span: timedelta) -> list[int]:
+    return [span.days, span.seconds, span.microseconds]
+
+
+def _read_zone(fields: Any) -> timezone | None:
+    if fields is None:
+        return None
+    offset, name = fields
+    return timezone(timedelta(*offset)) if name is None else timezone(timedelta(*offset), name)
+
+
+class _Other(Exception):
+    """This file cannot encode the value."""
+
+
+_DUMP: dict[type, tuple[str, Callable[[Any], list[Any]]]] = {
+    datetime: (
+        "datetime",
+        lambda d: [d.year, d.month, d.day, d.hour, d.minute, d.second, d.microsecond, d.fold, _zone(d.tzinfo)],
+    ),
+    date: ("date", lambda d: [d.year, d.month, d.day]),
+    time: ("time", lambda t: [t.hour, t.minute, t.second, t.microsecond, t.fold, _zone(t.tzinfo)]),
+    timedelta: ("timedelta", _seconds),
+    timezone: ("timezone", lambda zone: _zone(zone) or []),
+    Decimal: ("decimal", lambda number: [str(number)]),
+    UUID: ("uuid", lambda name: [name.bytes]),
+    range: ("range", lambda r: [r.start, r.stop, r.step]),
+    type(Path()): ("path", lambda path: [str(path)]),
+    PurePosixPath: ("posixpath", lambda path: [str(path)]),
+    PureWindowsPath: ("windowspath", lambda path: [str(path)]),
+}
+_LOAD: dict[str, Callable[..., Any]] = {
+    "datetime": lambda y, mo, d, h, m, s, us, fold, zone: datetime(y, mo, d, h, m, s, us, _read_zone(zone), fold=fold),
+    "date": date,
+    "time": lambda h, m, s, us, fold, zone: time(h, m, s, us, _read_zone(zone), fold=fold),
+    "timedelta": timedelta,
+    "timezone": lambda *f: _read_zone(f),
+    "decimal": lambda text: Decimal(_checked(str, text)),
+    "uuid": lambda data: UUID(bytes=_checked(bytes, data)),
+    "range": range,
+    "path": lambda text: Path(_checked(str, text)),
+    "posixpath": lambda text: PurePosixPath(_checked(str, text)),
+    "windowspath": lambda text: PureWindowsPath(_checked(str, text)),
+}
+
+
+def _checked(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise ProtocolError(f"expected {kind.__name__}, got a {type(value).__name__}")
+    return value
+
+
+def dump_standard(value: Any) -> list[Any] | None:
+    """Return ``[name, *fields]`` for a value of the standard library, and None for any other object."""
+    found = _DUMP.get(type(value))
+    try:
+        return [found[0], *found[1](value)] if found else None
+    except _Other:
+        return None
+
+
+def load_standard(fields: list[Any]) -> Any:
+    """Return the value that ``dump_standard`` encoded.
+
+    Raises:
+        ProtocolError: This kind of value does not exist. Other exceptions mean that the fields are wrong.
+    """
+    name, *rest = fields
+    load = _LOAD.get(name) if type(name) is str else None
+    if load is None:
+        raise ProtocolError(f"value of kind {str(name)[:40]!r} not allowed")
+    return load(*rest)
+
+
+# -- objects of classes that both sides know --------------------------------------------------------------------------
+
+
+def dump_known(value: Any) -> list[Any] | None:
+    """Return ``[kind, module, name, content]`` for a member of an Enum, a dataclass or a named tuple; None for any
+    other object.
+
+    Local classes, and classes whose objects need their constructor, are not encoded, because the other side cannot
+    restore their objects.
+    """
+    kind = type(value)
+    module, name = kind.__module__, kind.__qualname__
+    if "<" in name:
+        return None
+    if isinstance(value, Enum):
+        return ["enum", module, name, value.value if value.name is None or "|" in value.name else value.name]
+    if isinstance(value, tuple) and _is_named_tuple(kind):
+        return ["namedtuple", module, name, list(value)]
+    if _is_dataclass(kind):
+        return ["dataclass", module, name, _state(value)]
+    return None
+
+
+def load_known(fields: list[Any]) -> Any:
+    """Return the object that ``dump_known`` encoded.
+
+    Raises:
+        ResultNotData: This side lacks the class, or its class differs from the other side's.
+        ProtocolError: The fields do not describe such an object.
+    """
+    what, module, name, content = fields
+    if type(module) is not str or type(name) is not str:
+        raise ProtocolError("a class is named by texts")
+    kind = known(module, name)
+    if what == "enum" and isinstance(kind, type) and issubclass(kind, Enum):
+        if type(content) is str and content in kind.__members__:
+            return kind.__members__[content]
+        if type(content) is int and issubclass(kind, Flag):
+            return kind(content)
+    elif what == "namedtuple" and isinstance(kind, type) and _is_named_tuple(kind):
+        if type(content) is list and len(content) == len(kind._fields):  # type: ignore[attr-defined]
+            return tuple.__new__(kind, content)
+    elif what == "dataclass" and isinstance(kind, type) and _is_dataclass(kind):
+        if type(content) is dict:
+            return _made(kind, content)
+    elif what not in ("enum", "namedtuple", "dataclass"):
+        raise ProtocolError(f"object of kind {str(what)[:40]!r} not allowed")
+    problem = "is not what it is on the worker" if kind is not None else "is not known here"
+    raise ResultNotData(
+        f"the result holds a {module}.{name}, which {problem}",
+        hint="import its module on this side before the call, or return a dict",
+    )
+
+
+def known(module: str, name: str) -> Any:
+    """Return the object with a qualified name in an imported module, without running the module's code; None if there
+    is none.
+    """
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, "__dict__", {}).get(part)  # getattr could run a module's __getattr__
+    return found
+
+
+def _is_named_tuple(kind: Any) -> bool:
+    fields = getattr(kind, "_fields", None)
+    return kind.__bases__ == (tuple,) and isinstance(fields, tuple) and hasattr(kind, "_make") and _is_harmless(kind)
+
+
+def _is_dataclass(kind: Any) -> bool:
+    if "__dataclass_fields__" not in kind.__dict__ or not _is_harmless(kind):
+        return False
+    try:
+        object.__new__(kind)
+    except TypeError:  # abstract, or derived from a builtin with its own state
+        return False
+    return not issubclass(kind, BaseException)
+
+
+def _is_harmless(kind: Any) -> bool:
+    """Return whether deleting an object of this class runs no code."""
+    return not hasattr(kind, "__del__")
+
+
+def _state(value: Any) -> dict[str, Any]:
+    """Return all attributes of a dataclass that are set, including those in slots."""
+    slots = {name: getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)}
+    return slots | getattr(value, "__dict__", {})
+
+
+def _slots(kind: type) -> list[str]:
+    slots = [base.__dict__.get("__slots__", ()) for base in kind.__mro__]
+    names = [name for given in slots for name in ((given,) if isinstance(given, str) else given)]
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
+
+
+def _made(kind: type, state: dict[str, Any]) -> Any:
+    value: Any = object.__new__(kind)
+    slots = _slots(kind)
+    for name, item in state.items():
+        if type(name) is not str or (name.startswith("__") and name.endswith("__")):
+            raise ProtocolError("attributes are named by texts")
+        if name in slots:
+            object.__setattr__(value, name, item)
+        elif hasattr(value, "__dict__"):
+            value.__dict__[name] = item  # directly into the object, because a property could run code
+        else:
+            raise ProtocolError(f"a {kind.__name__} has no {name[:40]!r}")
+    return value
+
+
+MAX_DEPTH = 100
+"""Deepest nesting of tuples, sets and arrays in one value."""
+MAX_DIMENSIONS = 32
+"""Most dimensions of an array. Every version of NumPy supports this number."""
+INLINE_ARRAY_BYTES = 512
+"""Arrays up to this size travel inside the value tree. A separate buffer costs more than the copy."""
+MANY_BUFFERS = 2048
+"""With this many buffers or more, all arrays that would be joined into one piece anyway travel inside the tree. Their
+number therefore has no limit.
+"""
+
+DTYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128", "bfloat16"),
+)
+"""The types of array elements, by their number on the wire. ``np.dtype`` never receives text from the other side."""
+BIG_ENDIAN = 0x40
+"""Added to a type's number if its bytes are big-endian."""
+
+
+class Tag(IntEnum):
+    """The msgpack extension types."""
+
+    ARRAY = 1  # [buffer, dtype, order, *shape]
+    INLINE_ARRAY = 2  # [bytes, dtype, order, *shape]
+    SCALAR = 3  # dtype (1 byte), its bytes
+    TUPLE = 4  # array of items
+    SET = 5
+    FROZENSET = 6
+    COMPLEX = 7  # two float64, little-endian
+    INTEGER = 8  # two's complement, little-endian, for integers beyond msgpack's 64 bits
+    OBJECT = 9  # the bytes that ``code`` makes of it
+    CODE = 10  # a function: the bytes that ``code`` makes of it
+    STANDARD = 11  # [name, *fields]: a value of the standard library
+    KNOWN = 12  # [kind, module, name, content]: an object of a class that the receiver has imported itself
+    TEXT_ARRAY = 13  # [buffer or bytes, kind, size, order, *shape]: text or bytes of fixed size
+    TEXT_SCALAR = 14  # kind (1 byte), its text: np.str_ and np.bytes_
+
+
+DumpObject = Callable[[Any], tuple[Tag, bytes]]
+LoadObject = Callable[[Tag, bytes], Any]
+
+
+def refuse_objects(value: Any) -> NoReturn:
+    """Refuse an object. This is the ``dump_object`` of a worker's results: only data leaves a worker."""
+    what = f"{type(value).__module__}.{type(value).__qualname__}"
+    if what == "numpy.ndarray":
+        what += f" of {value.dtype} with {value.ndim} dimensions"
+    raise ResultNotData(
+        f"a {what} is not plain data",
+        hint="return numbers, text, dates, lists, dicts, dataclasses or arrays, or allow objects with pickle_results=True (--pickle-results)",
+    )
+
+
+def refuse_loading(tag: Tag, data: bytes) -> NoReturn:
+    """Refuse to load an object. This is the ``load_object`` of a master that does not unpickle results."""
+    raise ProtocolError("pickled payload not allowed here")
+
+
+def dumps(value: Any, dump_object: DumpObject = refuse_objects) -> list[Buffer]:
+    """Encode a value.
+
+    Args:
+        value: Any of the types above. Other objects are passed to ``dump_object``.
+        dump_object: Returns the tag and bytes that represent an object, or raises.
+
+    Returns:
+        The value tree, then the memory of each large array. Contiguous arrays are not copied.
+
+    Raises:
+        NotPicklable: The value contains itself, or is nested too deeply.
+        ResultNotData: ``refuse_objects`` refused an object. The text says where in the value it is.
+    """
+    try:
+        return _encode(value, dump_object)
+    except DDLFError as error:
+        path = _find(value, dump_object)
+        if path:
+            error.message += f" (at {path} of the value)"
+        raise
+
+
+def _encode(value: Any, dump_object: DumpObject) -> list[Buffer]:
+    """Encode a value like ``dumps``. Errors do not contain the path within the value."""
+    encoder = _Encoder(dump_object)
+    try:
+        encoder.buffers[0] = encoder.pack(value)
+    except DDLFError:
+        raise
+    except (RecursionError, ValueError) as error:
+        if isinstance(error, RecursionError) or "recursion limit" in str(error):  # the error comes from msgpack
+            raise NotPicklable("a value contains itself, or nests too deeply", hint="flatten it") from None
+        raise NotPicklable(f"a value cannot be sent: {error}") from error
+    return encoder.buffers
+
+
+class _Encoder:
+    """The state of one ``dumps``.
+
+    It is a class, because closures that call each other form a reference cycle. A cycle would keep the arrays until a
+    later garbage collection.
+    """
+
+    __slots__ = ("_depth", "_dump_object", "buffers")
+
+    def __init__(self, dump_object: DumpObject) -> None:
+        self.buffers: list[Buffer] = [b""]
+        self._dump_object = dump_object
+        self._depth = 0
+
+    def pack(self, item: Any) -> bytes:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise RecursionError
+        data = msgpack.Packer(default=self._extend, strict_types=True, unicode_errors="surrogatepass").pack(item)
+        self._depth -= 1
+        return data  # type: ignore[no-any-return]
+
+    def _extend(self, item: Any) -> msgpack.ExtType:
+        kind = type(item)
+        if kind is tuple:
+            return msgpack.ExtType(Tag.TUPLE, self.pack(list(item)))
+        if kind is set or kind is frozenset:
+            return msgpack.ExtType(Tag.SET if kind is set else Tag.FROZENSET, self.pack(list(item)))
+        if kind is complex:
+            return msgpack.ExtType(Tag.COMPLEX, struct.pack("<dd", item.real, item.imag))
+        if kind is int:
+            return msgpack.ExtType(Tag.INTEGER, item.to_bytes(item.bit_length() // 8 + 1, "little", signed=True))
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            if kind is numpy.ndarray or kind is numpy.memmap:
+                packed = _dump_array(item, self.buffers, self.pack)
+                if packed is not None:
+                    return packed
+            elif isinstance(item, numpy.generic):
+                number = _dtype_number(item.dtype)
+                if number is not None:
+                    return msgpack.ExtType(Tag.SCALAR, bytes([number]) + item.tobytes())
+                if kind is numpy.str_ or kind is numpy.bytes_:
+                    plain = str(item) if kind is numpy.str_ else bytes(item)
+                    return msgpack.ExtType(Tag.TEXT_SCALAR, self.pack(plain))
+        fields = dump_standard(item)
+        if fields is not None:
+            return msgpack.ExtType(Tag.STANDARD, self.pack(fields))
+        if self._dump_object is refuse_objects:
+            fields = dump_known(item)
+            if fields is not None:
+                return msgpack.ExtType(Tag.KNOWN, self.pack(fields))
+        tag, data = self._dump_object(item)
+        return msgpack.ExtType(tag, data)
+
+
+def loads(buffers: list[Any], load_object: LoadObject = refuse_loading) -> Any:
+    """Decode a value from its tree and the memory of its arrays. The arrays then own this memory.
+
+    Args:
+        buffers: The result of ``dumps``, in writable memory.
+        load_object: Makes an object from a tag and bytes, or raises.
+
+    Raises:
+        ProtocolError: The bytes are not an encoded value.
+    """
+    try:
+        if not buffers:
+            raise ProtocolError("message without a value")
+        return _Decoder(buffers, load_object).unpack(buffers[0])
+    except DDLFError:
+        raise
+    except Exception as error:  # msgpack's errors share no base class
+        raise ProtocolError(f"value cannot be read: {type(error).__name__}: {error}") from None
+
+
+class _Decoder:
+    """The state of one ``loads``. It is a class for the same reason as ``_Encoder``."""
+
+    __slots__ = ("_buffers", "_depth", "_load_object")
+
+    def __init__(self, buffers: list[Any], load_object: LoadObject) -> None:
+        self._buffers = buffers
+        self._load_object = load_object
+        self._depth = 0
+
+    def unpack(self, data: Any) -> Any:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise ProtocolError("value nests too deeply")
+        value = msgpack.unpackb(data, strict_map_key=False, ext_hook=self._extend, unicode_errors="surrogatepass")
+        self._depth -= 1
+        return value
+
+    def _extend(self, code: int, data: bytes) -> Any:
+        if code == Tag.TUPLE:
+            return tuple(_items(self.unpack(data)))
+        if code == Tag.ARRAY:
+            index, *rest = _items(self.unpack(data))
+            if type(index) is not int or not 1 <= index < len(self._buffers):
+                raise ProtocolError(f"array refers to buffer {index!r} of {len(self._buffers)}")
+            return _load_array(self._buffers[index], rest)
+        if code == Tag.INLINE_ARRAY:
+            memory, *rest = _items(self.unpack(data))
+            if type(memory) is not bytes:
+                raise ProtocolError("array without memory")
+            return _load_array(bytearray(memory), rest)
+        if code == Tag.SCALAR:
+            return _load_array(bytearray(data[1:]), [data[0], "C"])[()]
+        if code == Tag.SET:
+            return set(_items(self.unpack(data)))
+        if code == Tag.FROZENSET:
+            return frozenset(_items(self.unpack(data)))
+        if code == Tag.COMPLEX:
+            return complex(*struct.unpack("<dd", data))
+        if code == Tag.INTEGER:
+            return int.from_bytes(data, "little", signed=True)
+        if code == Tag.STANDARD:
+            return load_standard(_items(self.unpack(data)))
+        if code == Tag.KNOWN:
+            return load_known(_items(self.unpack(data)))
+        if code == Tag.TEXT_ARRAY:
+            memory, *rest = _items(self.unpack(data))
+            if type(memory) is int:
+                if not 1 <= memory < len(self._buffers):
+                    raise ProtocolError(f"array refers to buffer {memory!r} of {len(self._buffers)}")
+                memory = self._buffers[memory]
+            elif type(memory) is not bytes:
+                raise ProtocolError("array without memory")
+            return _load_text_array(memory, rest)
+        if code == Tag.TEXT_SCALAR:
+            return _text_scalar(self.unpack(data))
+        if code in (Tag.OBJECT, Tag.CODE):
+            return self._load_object(Tag(code), data)
+        raise ProtocolError(f"extension type {code} not allowed")
+
+
+def _items(value: Any) -> list[Any]:
+    if type(value) is not list:
+        raise ProtocolError(f"expected items, got a {type(value).__name__}")
+    return value
+
+
+_numbers: dict[np.dtype[Any], int] = {}
+
+
+def _dtype_number(dtype: np.dtype[Any]) -> int | None:
+    """Return the number of an element type on the wire; None if it has no number."""
+    number = _numbers.get(dtype)
+    if number is None and dtype.name in DTYPES:
+        # Cached, because NumPy computes a type's name again each time. That would be most of the cost of a scalar.
+        number = _numbers[dtype] = DTYPES.index(dtype.name) | (BIG_ENDIAN if _is_big_endian(dtype) else 0)
+    return number
+
+
+def _is_big_endian(dtype: np.dtype[Any]) -> bool:
+    return dtype.byteorder == ">" or (dtype.byteorder == "=" and sys.byteorder == "big")
+
+
+@cache
+def _dtype(number: int) -> np.dtype[Any]:
+    """Return the element type of a number on the wire.
+
+    Raises:
+        NotPicklable: The type is bfloat16, and this side lacks the package that defines it.
+    """
+    import numpy as np
+
+    name = DTYPES[number & ~BIG_ENDIAN]
+    if name == "bfloat16":
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise NotPicklable("a bfloat16 array cannot be read here", hint="pip install ml-dtypes") from None
+        name = ml_dtypes.bfloat16
+    dtype = np.dtype(name)
+    return dtype.newbyteorder() if bool(number & BIG_ENDIAN) != (sys.byteorder == "big") else dtype
+
+
+def _dump_array(
+    array: np.ndarray[Any, Any], buffers: list[Buffer], pack: Callable[[Any], bytes]
+) -> msgpack.ExtType | None:
+    import numpy as np
+
+    number = _dtype_number(array.dtype)
+    text = array.dtype.kind in "US" and array.dtype.itemsize > 0
+    if (number is None and not text) or array.ndim > MAX_DIMENSIONS:
+        return None
+    if text:
+        kind = "u" if array.dtype.kind == "U" and _is_big_endian(array.dtype) else array.dtype.kind
+        tag, description = Tag.TEXT_ARRAY, [kind, array.dtype.itemsize // (4 if array.dtype.kind == "U" else 1)]
+    else:
+        tag, description = Tag.ARRAY, [number]
+    order = "C"
+    if not array.flags.c_contiguous:
+        if array.flags.f_contiguous:
+            order = "F"
+        else:
+            array = np.ascontiguousarray(array)
+    if array.nbytes <= (INLINE_ARRAY_BYTES if len(buffers) < MANY_BUFFERS else JOIN_BELOW_BYTES):
+        memory = array.tobytes("A")
+        inline = Tag.INLINE_ARRAY if tag is Tag.ARRAY else tag
+        return msgpack.ExtType(inline, pack([memory, *description, order, *array.shape]))
+    flat = array.T if order == "F" else array
+    # A bfloat16 array cannot be exported as a buffer, but its bytes can.
+    buffers.append(memoryview(np.asarray(flat).reshape(-1).view(np.uint8)))  # type: ignore[arg-type]
+    return msgpack.ExtType(tag, pack([len(buffers) - 1, *description, order, *array.shape]))
+
+
+def _load_array(memory: Any, description: list[Any]) -> np.ndarray[Any, Any]:
+
+    if len(description) < 2:
+        raise ProtocolError("array without dtype")
+    number, order, *shape = description
+    if type(number) is not int or (number & ~BIG_ENDIAN) >= len(DTYPES) or number < 0:
+        raise ProtocolError(f"dtype {number!r} not allowed")
+    return _shaped(memory, DTYPES[number & ~BIG_ENDIAN], _dtype(number), order, shape)
+
+
+def _load_text_array(memory: Any, description: list[Any]) -> np.ndarray[Any, Any]:
+    import numpy as np
+
+    kind, size, order, *shape = description
+    if kind not in ("U", "u", "S") or type(size) is not int or not 1 <= size <= 2**24:
+        raise ProtocolError(f"text of kind {kind!r} and size {size!r} not allowed")
+    dtype = np.dtype(f"{'>' if kind == 'u' else '<'}{kind.upper()}{size}")
+    array = _shaped(bytearray(memory) if type(memory) is bytes else memory, f"{kind}{size}", dtype, order, shape)
+    # NumPy would notice wrong characters only when they are read.
+    if kind != "S" and array.size and np.frombuffer(memory, "<u4" if kind == "U" else ">u4").max() > sys.maxunicode:
+        raise ProtocolError("text of no characters")
+    return array
+
+
+def _text_scalar(text: Any) -> Any:
+    import numpy as np
+
+    if type(text) is str:
+        return np.str_(text)
+    if type(text) is bytes:
+        return np.bytes_(text)
+    raise ProtocolError(f"text is no {type(text).__name__}")
+
+
+def _shaped(memory: Any, name: str, dtype: np.dtype[Any], order: Any, shape: list[Any]) -> np.ndarray[Any, Any]:
+    import numpy as np
+
+    expected = dtype.itemsize
+    if len(shape) > MAX_DIMENSIONS:
+        raise ProtocolError(f"bad shape of {len(shape)} dimensions")
+    for size in shape:
+        if type(size) is not int or not 0 <= size <= 2**48:
+            raise ProtocolError(f"bad shape {shape}")
+        expected *= size
+    given = len(memory)
+    if expected != given:
+        raise ProtocolError(f"array of shape {shape} and type {name} needs {expected} bytes, has {given}")
+    if order not in ("C", "F"):
+        raise ProtocolError(f"bad order {order!r}")
+    return np.frombuffer(memory, dtype).reshape(shape, order=order)
+
+
+def _find(value: Any, dump_object: DumpObject, within: tuple[int, ...] = ()) -> str:
+    """Return the path to the first part of ``value`` that cannot be sent, or that is one of its enclosing containers.
+
+    ``within`` has the identities of the containers around it. This runs only after a failure, so it may be slow.
+    """
+    parts: list[tuple[str, Any]] = []
+    if type(value) is dict:
+        parts = [(f"[{key!r}]", item) for key, item in value.items()]
+    elif type(value) in (list, tuple):
+        parts = [(f"[{index}]", item) for index, item in enumerate(value)]
+    elif dump_object is refuse_objects and isinstance(known := dump_known(value), list) and type(known[3]) is dict:
+        parts = [(f".{name}", item) for name, item in known[3].items()]
+    within = (*within, id(value))
+    for suffix, item in parts if len(within) <= 8 else ():
+        try:
+            _encode(item, dump_object)
+        except DDLFError:
+            return suffix if id(item) in within else suffix + _find(item, dump_object, within)
+    return ""
+
 
 DOING = "doing"
 """The event of a running request: its present activity and progress."""

@@ -37,8 +37,8 @@ from ddlf.cluster.launch.launcher import Address
 from ddlf.cluster.launch.local import Local
 from ddlf.errors import ConfigError
 from ddlf.rpc.code import unpickle
-from ddlf.rpc.frame import Limits
 from ddlf.rpc.listen import answer, close_if_cancelled
+from ddlf.rpc.messages import Limits
 from ddlf.rpc.tls import TOKEN_ONLY, worker_tls
 from ddlf.testing.cluster import FaultyCluster, Machine, Part
 from ddlf.testing.network import FaultProxy

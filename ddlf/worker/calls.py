@@ -24,10 +24,20 @@ from ddlf.errors import DDLFError, LeaseError, NotPicklable, ProtocolError, Requ
 from ddlf.rpc.buffers import POOL
 from ddlf.rpc.code import CodeMissing, dump_result
 from ddlf.rpc.connection import Connection
-from ddlf.rpc.frame import Frame, Limits
 from ddlf.rpc.iworker import awaited
-from ddlf.rpc.messages import DOING, Kind, Request, Response, describe, read_arguments
-from ddlf.rpc.values import dumps, loads, refuse_objects
+from ddlf.rpc.messages import (
+    DOING,
+    Frame,
+    Kind,
+    Limits,
+    Request,
+    Response,
+    describe,
+    dumps,
+    loads,
+    read_arguments,
+    refuse_objects,
+)
 from ddlf.worker.activity import Activity
 from ddlf.worker.lease import MASTER_ID_BYTES
 from ddlf.worker.methods import Method

@@ -27,15 +27,12 @@ from typing import Any
 from ddlf.errors import AuthError, ConfigError, DDLFError, LeaseError, ProtocolError, VersionError
 from ddlf.rpc.admission import Admission
 from ddlf.rpc.connection import Connection
-from ddlf.rpc.frame import CONTROL_LIMITS, Frame
 from ddlf.rpc.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE, Role, is_http, read_preamble, short_answer
+from ddlf.rpc.heartbeats import Liveness, Timing, end_when_silent
 from ddlf.rpc.listen import HTTP_ANSWER, accepted, answer, close_if_cancelled, listening_socket, refusal_of_preamble
-from ddlf.rpc.liveness import Liveness, Timing
-from ddlf.rpc.messages import Kind, describe, read_arguments
-from ddlf.rpc.silence import end_when_silent
+from ddlf.rpc.messages import CONTROL_LIMITS, Frame, Kind, describe, dumps, loads, read_arguments
 from ddlf.rpc.stream import receive_exactly, send_all
 from ddlf.rpc.tls import make_certificate, worker_tls
-from ddlf.rpc.values import dumps, loads
 from ddlf.worker.executor_process import CANCEL_GRACE_S, ExecutorProcess, Questions
 from ddlf.worker.lease import MASTER_ID_BYTES, Holder, Lease
 from ddlf.worker.machine import addresses_of, cores, footprint, same_machine

@@ -30,9 +30,8 @@ from ddlf.extras import hooks
 from ddlf.rpc.admission import Admission
 from ddlf.rpc.buffers import POOL
 from ddlf.rpc.code import CodeCache, unpickle
-from ddlf.rpc.frame import Limits
 from ddlf.rpc.listen import answer
-from ddlf.rpc.messages import Request
+from ddlf.rpc.messages import Limits, Request
 from ddlf.rpc.tls import Security, worker_tls
 from ddlf.worker.activity import Activity
 from ddlf.worker.calls import Calls, Session

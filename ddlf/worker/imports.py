@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ddlf.errors import DDLFError
-from ddlf.rpc.values import loads
+from ddlf.rpc.messages import loads
 from ddlf.worker.executor_process import MAX_QUESTION_BYTES
 
 LENGTH = struct.Struct("<Q")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddlf.rpc.frame import MAX_BODY_BYTES
+from ddlf.rpc.messages import MAX_BODY_BYTES
 from ddlf.rpc.tls import Security
 
 

@@ -30,18 +30,12 @@ from ddlf.errors import (
     WorkerLost,
 )
 from ddlf.rpc.buffers import POOL
-from ddlf.rpc.channel import Channel
-from ddlf.rpc.connection import Connection
-from ddlf.rpc.deadline import Deadline
+from ddlf.rpc.connection import Channel, Connection, Deadline
 from ddlf.rpc.dial import dial
-from ddlf.rpc.frame import CONTROL_LIMITS, MAX_BODY_BYTES, Frame, Limits
 from ddlf.rpc.handshake import Role
-from ddlf.rpc.heartbeats import ControlChannel
-from ddlf.rpc.liveness import Timing
-from ddlf.rpc.messages import Request
-from ddlf.rpc.silence import end_when_silent
+from ddlf.rpc.heartbeats import ControlChannel, Timing, end_when_silent
+from ddlf.rpc.messages import CONTROL_LIMITS, MAX_BODY_BYTES, Frame, Limits, Request, Tag, refuse_loading
 from ddlf.rpc.tls import TOKEN_ONLY, Security
-from ddlf.rpc.values import Tag, refuse_loading
 from ddlf.worker.lease import peer_pass
 
 ADDRESS_S = 3.0

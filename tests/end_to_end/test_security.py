@@ -21,13 +21,11 @@ import pytest
 from ddlf.cluster.cluster import Cluster
 from ddlf.errors import AuthError, ConnectError
 from ddlf.rpc.dial import dial, open_socket
-from ddlf.rpc.frame import Limits, encode_frame
 from ddlf.rpc.handshake import HELLO, Hello, Role
-from ddlf.rpc.messages import Kind
+from ddlf.rpc.messages import Kind, Limits, dumps, encode_frame
 from ddlf.rpc.stream import receive_exactly
 from ddlf.rpc.tls import make_certificate
 from ddlf.rpc.tokens import new_token
-from ddlf.rpc.values import dumps
 from tests.patience import PATIENCE_S
 from tests.tls import Relay, far_apart
 

@@ -25,12 +25,10 @@ import numpy as np
 
 from ddlf.errors import DDLFError
 from ddlf.rpc.dial import EncryptionWanted, shake_hands
-from ddlf.rpc.frame import PREFIX, FrameDecoder, Limits, encode_frame
 from ddlf.rpc.handshake import HELLO, PREAMBLE, ClientHandshake, Role, Verdict, WorkerHandshake, read_preamble
 from ddlf.rpc.listen import answer
-from ddlf.rpc.messages import read_arguments, rebuild
+from ddlf.rpc.messages import PREFIX, FrameDecoder, Limits, dumps, encode_frame, loads, read_arguments, rebuild
 from ddlf.rpc.stream import receive_exactly
-from ddlf.rpc.values import dumps, loads
 
 TOKEN = b"t" * 43
 LIMITS = Limits(max_header_bytes=4096, max_body_bytes=256 * 1024, max_buffers=64)

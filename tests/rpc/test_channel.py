@@ -6,11 +6,9 @@ import itertools
 import pytest
 
 from ddlf.errors import ProtocolError, RequestTimeout, WorkerLost
-from ddlf.rpc.channel import Channel
-from ddlf.rpc.deadline import Deadline
-from ddlf.rpc.frame import Frame
-from ddlf.rpc.messages import Kind, Request, describe
-from ddlf.rpc.values import dumps, loads
+from ddlf.rpc.code import CodeSender
+from ddlf.rpc.connection import Channel, Deadline
+from ddlf.rpc.messages import Frame, Kind, Request, describe, dumps, loads
 
 
 class Line:
@@ -68,7 +66,7 @@ class Owner:
 
 @pytest.fixture
 async def channel():
-    return Channel(Owner(), Line, itertools.count(5))
+    return Channel(Owner(), Line, itertools.count(5), code=CodeSender())
 
 
 async def called(channel, *requests, deadline=None):

@@ -37,7 +37,7 @@ from ddlf.rpc.code import (
     pickle_object,
     unpickle,
 )
-from ddlf.rpc.values import Tag, dumps, loads
+from ddlf.rpc.messages import Tag, dumps, loads
 from tests.patience import PATIENCE_S
 
 LOCK = threading.Lock()

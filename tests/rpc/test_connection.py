@@ -14,8 +14,7 @@ import pytest
 from ddlf.errors import FrameTooLarge, ProtocolError
 from ddlf.rpc.admission import Budget
 from ddlf.rpc.connection import Connection
-from ddlf.rpc.frame import PREFIX, Frame, Limits, encode_frame
-from ddlf.rpc.values import dumps, loads
+from ddlf.rpc.messages import PREFIX, Frame, Limits, dumps, encode_frame, loads
 from tests.patience import PATIENCE_S
 from tests.sockets import socket_pair
 from tests.tls import encrypted_pair

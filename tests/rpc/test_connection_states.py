@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from ddlf.errors import FrameTooLarge
 from ddlf.rpc.admission import RECEIVING
 from ddlf.rpc.connection import Connection
-from ddlf.rpc.frame import Limits
+from ddlf.rpc.messages import Limits
 from tests.patience import PATIENCE_S
 from tests.sockets import socket_pair
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlf.errors import FrameTooLarge, ProtocolError
-from ddlf.rpc.frame import (
+from ddlf.rpc.messages import (
     CONTROL_LIMITS,
     JOIN_BELOW_BYTES,
     MAX_HEADER_BYTES,

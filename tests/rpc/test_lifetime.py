@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from ddlf.rpc.frame import FrameDecoder, Limits, encode_frame
-from ddlf.rpc.values import dumps, loads
+from ddlf.rpc.messages import FrameDecoder, Limits, dumps, encode_frame, loads
 
 LIMITS = Limits()
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlf.errors import ConfigError
-from ddlf.rpc.liveness import GAP_HEARTBEATS, GRACE_HEARTBEATS, MIN_LOOK_S, Liveness, Timing
+from ddlf.rpc.heartbeats import GAP_HEARTBEATS, GRACE_HEARTBEATS, MIN_LOOK_S, Liveness, Timing
 
 TIMING = Timing()
 

@@ -24,8 +24,17 @@ from ddlf.errors import (
     WorkerLost,
     tracebacks,
 )
-from ddlf.rpc.messages import MAX_CHAIN, MAX_ERROR_TEXT, Request, Response, describe, read_arguments, rebuild
-from ddlf.rpc.values import dumps, loads
+from ddlf.rpc.messages import (
+    MAX_CHAIN,
+    MAX_ERROR_TEXT,
+    Request,
+    Response,
+    describe,
+    dumps,
+    loads,
+    read_arguments,
+    rebuild,
+)
 
 
 def arrive(error: BaseException) -> DDLFError:

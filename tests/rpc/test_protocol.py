@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlf.rpc.messages import Kind
-from ddlf.rpc.values import BIG_ENDIAN, DTYPES, Tag
+from ddlf.rpc.messages import BIG_ENDIAN, DTYPES, Kind, Tag
 from ddlf.worker.executor import Executor
 
 TEXT = (Path(__file__).parents[2] / "docs/reference/protocol.md").read_text()

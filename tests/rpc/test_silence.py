@@ -3,7 +3,7 @@
 import socket
 import sys
 
-from ddlf.rpc.silence import end_when_silent
+from ddlf.rpc.heartbeats import end_when_silent
 
 
 def test_a_tcp_socket_is_watched_for_the_time_that_is_given():

@@ -22,11 +22,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-import ddlf.rpc.values as values_module
+import ddlf.rpc.messages as values_module
 from ddlf.errors import NotPicklable, ProtocolError, ResultNotData
 from ddlf.rpc.code import CodeCache, CodeSender
-from ddlf.rpc.frame import Limits, encode_frame
-from ddlf.rpc.values import DTYPES, INLINE_ARRAY_BYTES, MAX_DEPTH, Tag, dumps, loads
+from ddlf.rpc.messages import DTYPES, INLINE_ARRAY_BYTES, MAX_DEPTH, Limits, Tag, dumps, encode_frame, loads
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 TYPES = [np.dtype(name) if name != "bfloat16" else BFLOAT16 for name in DTYPES]

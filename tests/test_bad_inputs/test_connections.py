@@ -18,7 +18,6 @@ from ddlf.errors import AuthError, VersionError
 from ddlf.rpc import handshake
 from ddlf.rpc.admission import MAX_HALF_OPEN_PER_ADDRESS
 from ddlf.rpc.dial import dial, open_socket
-from ddlf.rpc.frame import CONTROL_LIMITS, FrameDecoder, encode_frame
 from ddlf.rpc.handshake import (
     FLAG_TLS,
     HELLO,
@@ -32,11 +31,10 @@ from ddlf.rpc.handshake import (
     short_answer,
 )
 from ddlf.rpc.listen import HTTP_ANSWER
-from ddlf.rpc.messages import Kind
+from ddlf.rpc.messages import CONTROL_LIMITS, FrameDecoder, Kind, dumps, encode_frame
 from ddlf.rpc.stream import receive_exactly
 from ddlf.rpc.tls import TOKEN_ONLY
 from ddlf.rpc.tokens import new_token
-from ddlf.rpc.values import dumps
 from tests.daemons import TOKEN, RunningDaemon
 from tests.patience import PATIENCE_S
 from tests.tls import far_apart

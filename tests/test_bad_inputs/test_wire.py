@@ -15,11 +15,9 @@ import pytest_asyncio
 from ddlf.errors import NotPicklable, ProtocolError, WorkerLost
 from ddlf.rpc.code import CodeSender
 from ddlf.rpc.dial import dial
-from ddlf.rpc.frame import PREFIX, FrameDecoder, Limits, encode_frame
 from ddlf.rpc.handshake import Role
 from ddlf.rpc.heartbeats import HEARTBEAT_ID
-from ddlf.rpc.messages import Kind
-from ddlf.rpc.values import Tag, dumps, loads
+from ddlf.rpc.messages import PREFIX, FrameDecoder, Kind, Limits, Tag, dumps, encode_frame, loads
 from tests.daemons import TOKEN, connected
 from tests.patience import PATIENCE_S
 from tests.rpc.test_frame import REFUSED, header, raw

@@ -8,7 +8,7 @@ import pytest
 
 from ddlf.algorithms.reading_order import Portion, portions
 from ddlf.errors import ConfigError, WorkerLost
-from ddlf.rpc.values import dumps
+from ddlf.rpc.messages import dumps
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.ledger import FileLedger
 from ddlf.training.parts import FileParts

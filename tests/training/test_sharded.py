@@ -11,7 +11,7 @@ import pytest
 from ddlf.algorithms.outer import Nesterov
 from ddlf.errors import BadUpdate, ClusterTooSmall, ConfigError, ConnectError, WorkerLost
 from ddlf.events import ExchangeChosen, ResidualDropped, UpdateClipped, Warned, WorkerGone
-from ddlf.rpc.values import dumps, loads
+from ddlf.rpc.messages import dumps, loads
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.exchanges.sharded.copies import SlotCopies

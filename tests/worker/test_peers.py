@@ -12,14 +12,12 @@ import pytest
 
 from ddlf.cluster.introduce import introduce
 from ddlf.errors import AppMissing, ConfigError, LeaseError, NotPicklable, ProtocolError, RemoteError, WorkerLost
-from ddlf.rpc import values
+from ddlf.rpc import messages
 from ddlf.rpc.code import CodeSender
 from ddlf.rpc.connection import Connection
 from ddlf.rpc.dial import dial
-from ddlf.rpc.frame import Limits
 from ddlf.rpc.handshake import Role
-from ddlf.rpc.messages import Kind, Request, rebuild
-from ddlf.rpc.values import dumps, loads
+from ddlf.rpc.messages import Kind, Limits, Request, dumps, loads, rebuild
 from ddlf.testing.in_process import in_process_cluster
 from ddlf.worker.executor import Executor
 from ddlf.worker.lease import peer_pass
@@ -198,7 +196,7 @@ async def test_only_data_goes_from_worker_to_worker_in_both_directions(peers):
 
 async def test_data_that_the_other_machine_cannot_read_is_an_answer_and_ends_nothing(peers, monkeypatch):
     piece = np.ones(4, ml_dtypes.bfloat16)
-    values._dtype.cache_clear()
+    messages._dtype.cache_clear()
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "ml_dtypes", None)
         with pytest.raises(NotPicklable, match="a bfloat16 array cannot be read here; pip install ml-dtypes") as caught:

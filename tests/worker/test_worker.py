@@ -11,9 +11,7 @@ import pytest
 from ddlf.errors import ProtocolError, RequestCancelled, RequestTimeout
 from ddlf.rpc.code import CodeSender, load_result
 from ddlf.rpc.connection import Connection
-from ddlf.rpc.frame import Limits
-from ddlf.rpc.messages import Kind, Request
-from ddlf.rpc.values import dumps, loads
+from ddlf.rpc.messages import Kind, Limits, Request, dumps, loads
 from ddlf.worker.calls import Call
 from ddlf.worker.executor import Executor
 from ddlf.worker.methods import concurrent

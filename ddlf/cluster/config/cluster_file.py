@@ -44,7 +44,7 @@ from ddlf.cluster.config.addresses import (
     same_host,
 )
 from ddlf.errors import ConfigError
-from ddlf.rpc.liveness import Timing
+from ddlf.rpc.heartbeats import Timing
 from ddlf.training.settings.checks import OneOf, Whole
 from ddlf.training.settings.setting import Setting, Use
 from ddlf.training.spec import SETTINGS

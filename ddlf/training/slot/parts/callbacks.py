@@ -12,7 +12,7 @@ import numpy as np
 
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppError, DDLFError
-from ddlf.rpc.values import dumps, loads
+from ddlf.rpc.messages import dumps, loads
 from ddlf.training.context import App
 from ddlf.training.slot.model import TrainableModel
 from ddlf.training.slot.part import Kept, Left, SlotPart, SlotPlan, SlotRound
