@@ -18,7 +18,7 @@ import yaml
 import ddlf
 from ddlf.algorithms.named import Family
 from ddlf.cli import main, worker
-from ddlf.cluster.config.models import ClusterConfig
+from ddlf.cluster.config.cluster_file import ClusterConfig
 from ddlf.training.registry import SETTINGS
 from tests.commands import several
 from tests.test_readme import environment  # noqa: F401

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddlf.cli.options import add_cluster_options, add_json, named_cluster
 from ddlf.cli.parsing import Command, Parser
-from ddlf.cluster.claim import master_name
+from ddlf.cluster.link import master_name
 from ddlf.errors import DDLFError, LeaseError, RequestTimeout
 from ddlf.rpc.messages import Request
 

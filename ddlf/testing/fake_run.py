@@ -37,7 +37,7 @@ from ddlf.training.slot.replica import Replica
 from ddlf.training.slot.task import KeptStates, Reply, Task
 from ddlf.training.slot.transfer import whole
 from ddlf.training.strategies.downpour.server import Servers
-from ddlf.worker.hosting import Hosting
+from ddlf.worker.methods import Hosting
 
 
 class FakeRun(IApp):

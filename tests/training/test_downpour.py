@@ -23,7 +23,7 @@ from ddlf.training.exchanges.peers import played_here
 from ddlf.training.slot.task import OPTIMIZER
 from ddlf.training.strategies.downpour.master import Serving
 from ddlf.training.strategies.downpour.server import Server, Servers
-from ddlf.worker.hosting import Hosting
+from ddlf.worker.methods import Hosting
 
 CHANCE = np.random.default_rng(1)
 START = {

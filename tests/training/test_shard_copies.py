@@ -16,8 +16,7 @@ from ddlf.training.crew import Crew
 from ddlf.training.exchanges.peers import played_here
 from ddlf.training.roles import SERVERS
 from ddlf.training.strategies.downpour.server import Server, Servers
-from ddlf.worker.hosting import Hosting
-from ddlf.worker.methods import offered
+from ddlf.worker.methods import Hosting, offered
 
 CHANCE = np.random.default_rng(1)
 START = {

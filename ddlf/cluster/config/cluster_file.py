@@ -45,9 +45,9 @@ from ddlf.cluster.config.addresses import (
 )
 from ddlf.errors import ConfigError
 from ddlf.rpc.heartbeats import Timing
+from ddlf.training.registry import SETTINGS
 from ddlf.training.settings.checks import OneOf, Whole
 from ddlf.training.settings.setting import Setting, Use
-from ddlf.training.spec import SETTINGS
 
 # A configuration is small. These limits keep a hostile or broken file from using much memory or time.
 MAX_FILE_BYTES = 1 << 20
