@@ -30,7 +30,7 @@ from ddlf.data.spread import send as spread
 from ddlf.data.spread import shares
 from ddlf.errors import ConfigError, DatasetError
 from ddlf.events.record import size
-from ddlf.training.settings.checks import count_of_bytes
+from ddlf.settings.checks import count_of_bytes
 from ddlf.worker.machine import memory
 
 DEFAULT_MEMORY = 2**30

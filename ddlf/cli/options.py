@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from ddlf.cli.parsing import Parser, addresses, number
 from ddlf.errors import ConfigError
+from ddlf.settings.checks import OneOf, Whole
+from ddlf.settings.setting import Setting
 from ddlf.training.registry import SETTINGS, KindOf, option
-from ddlf.training.settings.checks import OneOf, Whole
-from ddlf.training.settings.setting import Setting
 
 if TYPE_CHECKING:
     from ddlf.app import IApp

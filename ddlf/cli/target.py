@@ -24,9 +24,9 @@ from ddlf.cli.parsing import Parser
 from ddlf.cluster import background_loop
 from ddlf.errors import AppError, ConfigError, DDLFError, VersionError
 from ddlf.extras import hook_for, suffixes
+from ddlf.settings.checks import FOLDER
+from ddlf.settings.setting import Group
 from ddlf.training.registry import SETTINGS, option, spread
-from ddlf.training.settings.checks import FOLDER
-from ddlf.training.settings.setting import Group
 
 if TYPE_CHECKING:
     from ddlf.app import IApp

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from ddlf.errors import ConfigError, DatasetError
 from ddlf.events.record import size
-from ddlf.training.settings.checks import count_of_bytes
+from ddlf.settings.checks import count_of_bytes
 
 log = logging.getLogger(__name__)
 

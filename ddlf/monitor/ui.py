@@ -16,7 +16,7 @@ from ddlf.events import Event, MapBegan, MapEnded
 from ddlf.events.sinks import Sink, to_json
 from ddlf.monitor.terminal.display import Display
 from ddlf.monitor.terminal.lines import Lines
-from ddlf.training.registry import SETTINGS
+from ddlf.settings.declared import declared
 
 _drawing = threading.Lock()
 """Locked while a live picture is open: a terminal can show only one."""
@@ -51,7 +51,7 @@ def chosen(asked: str, origin: str = "ui") -> str:
     Raises:
         ConfigError: ``asked`` is invalid, or there is no terminal to draw in.
     """
-    ui: str = SETTINGS["ui"].check(origin, asked)
+    ui: str = declared()["ui"].check(origin, asked)
     if ui == "auto":
         return "rich" if can_draw() and not os.environ.get("CI") else "plain"
     if ui == "rich" and not can_draw():

@@ -16,8 +16,8 @@ from pkgutil import resolve_name
 from typing import Any, Generic, Protocol, TypeVar
 
 from ddlf.errors import ConfigError
-from ddlf.training.settings.checks import OneOf
-from ddlf.training.settings.setting import FACT, FILE, Group, Setting
+from ddlf.settings.checks import OneOf
+from ddlf.settings.setting import FACT, FILE, Group, Setting
 from ddlf.training.spec import (
     Checkpoint,
     Data,

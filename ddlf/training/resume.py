@@ -18,6 +18,7 @@ from typing import Any
 from ddlf.algorithms.named import Named
 from ddlf.errors import CheckpointCorrupt, CheckpointMismatch, ConfigError
 from ddlf.events import CheckpointDamaged
+from ddlf.settings.setting import Use
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.checkpoints.contents import Checkpoint, is_checkpoint
 from ddlf.training.context import App
@@ -32,7 +33,6 @@ from ddlf.training.registry import DEFAULTS, SETTINGS, exchanges, flat, strategi
 from ddlf.training.restoring import Restoring, names_of
 from ddlf.training.roles.build import describe_weights
 from ddlf.training.roles.describe import describe, describe_optimizer, without_numbers
-from ddlf.training.settings.setting import Use
 from ddlf.training.slot.parts import PARTS
 from ddlf.training.spec import RunSpec
 from ddlf.training.weights_ref import shapes

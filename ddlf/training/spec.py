@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from ddlf.training.context import App
-from ddlf.training.settings.checks import (
+from ddlf.settings.checks import (
     CALLBACKS,
     CLASS_WEIGHTS,
     CLIP,
@@ -36,7 +35,8 @@ from ddlf.training.settings.checks import (
     page,
     seconds,
 )
-from ddlf.training.settings.setting import FACT, FILE, Group, Setting
+from ddlf.settings.setting import FACT, FILE, Group, Setting
+from ddlf.training.context import App
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -33,10 +33,10 @@ from ddlf.events.record import RoundRecord
 from ddlf.extras.advice.report import explained
 from ddlf.extras.advice.rule import CLASSES, SEVERITIES, Rule
 from ddlf.extras.advice.rules import RULES as ADVICE
+from ddlf.settings.setting import Group, Use
 from ddlf.training import registry
 from ddlf.training.registry import KINDS_OF_GROUPS, SETTINGS, option
-from ddlf.training.settings import shared
-from ddlf.training.settings.setting import Group, Use
+from ddlf.training.strategies import shared
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,9 +10,9 @@ import pytest
 import ddlf
 from ddlf.algorithms.outer import Nesterov
 from ddlf.errors import ConfigError
+from ddlf.settings.setting import Setting
 from ddlf.training import registry
 from ddlf.training.registry import SETTINGS, spec_of, spread, strategies
-from ddlf.training.settings.setting import Setting
 from ddlf.training.strategy import Strategy
 
 

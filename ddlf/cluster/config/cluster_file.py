@@ -45,9 +45,9 @@ from ddlf.cluster.config.addresses import (
 )
 from ddlf.errors import ConfigError
 from ddlf.rpc.heartbeats import Timing
-from ddlf.training.registry import SETTINGS
-from ddlf.training.settings.checks import OneOf, Whole
-from ddlf.training.settings.setting import Setting, Use
+from ddlf.settings.checks import OneOf, Whole
+from ddlf.settings.declared import declared
+from ddlf.settings.setting import Setting, Use
 
 # A configuration is small. These limits keep a hostile or broken file from using much memory or time.
 MAX_FILE_BYTES = 1 << 20
@@ -384,7 +384,7 @@ else:
         "RunConfig",
         __base__=_OfTheCluster,
         __doc__=_OfTheCluster.__doc__,
-        **{name: _field(name, setting) for name, setting in SETTINGS.items() if Use.FILE in setting.use},
+        **{name: _field(name, setting) for name, setting in declared().items() if Use.FILE in setting.use},
     )
 
 

@@ -12,7 +12,7 @@ from ddlf.monitor.runs import folder
 from ddlf.monitor.runs.background import Behind, log, reason
 from ddlf.monitor.runs.trackers import WRITERS, check_installed
 from ddlf.monitor.runs.writer import FolderWriter
-from ddlf.training.registry import SETTINGS
+from ddlf.settings.declared import declared
 
 CLOSE_S = 20.0
 """How long the end of a run waits for a slow disk or server."""
@@ -39,7 +39,7 @@ class Recording:
         self.path = path
         self.is_over = False
         self._writer = FolderWriter(app, path, told)
-        settings = {name: getattr(app, name) for name in SETTINGS}
+        settings = {name: getattr(app, name) for name in declared()}
         self._trackers = {name: WRITERS[name][0](path, settings) for name in trackers}
         self._folder = Behind(self._writer.write, f"the run's folder {path}")
         self._behind = {name: Behind(tracker.write, f"what {name} gets") for name, tracker in self._trackers.items()}
@@ -126,7 +126,7 @@ def recorded(app: Any, told: dict[str, str] | None = None) -> Iterator[Path | No
 
 
 def _begin(app: Any, told: dict[str, str]) -> Recording | Unrecorded:
-    out, name, trackers = (SETTINGS[key].check(key, getattr(app, key)) for key in ("out", "run_name", "trackers"))
+    out, name, trackers = (declared()[key].check(key, getattr(app, key)) for key in ("out", "run_name", "trackers"))
     if trackers and not folder.is_wanted(out):
         raise ConfigError(
             f"a run without a folder cannot be logged to {' and '.join(trackers)}",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlf.events.record import RoundRecord, accuracy
-from ddlf.training.registry import SETTINGS
+from ddlf.settings.declared import declared
 from ddlf.version import __version__
 
 PACKAGES = ("keras", "tensorflow", "tensorflow-cpu", "jax", "torch", "numpy")
@@ -40,12 +40,12 @@ def settings_of(app: Any, told: dict[str, str]) -> dict[str, dict[str, Any]]:
     """
     cls = app if isinstance(app, type) else type(app)
     rows = {}
-    for name in SETTINGS:
+    for name in declared():
         home = next((part for part in cls.__mro__ if name in vars(part)), None)
         origin = "default" if home is None or home.__module__ == "ddlf.app" else f"class {home.__name__}"
         if cls is not app and name in vars(app):
             origin = told.get(name, f"{cls.__name__}.__init__")
-        value = getattr(app, name, SETTINGS[name].default)
+        value = getattr(app, name, declared()[name].default)
         rows[name] = {
             "value": value if value is None or isinstance(value, bool | int | float) else str(value),
             "origin": origin,

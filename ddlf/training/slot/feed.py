@@ -25,8 +25,8 @@ from ddlf.data.parts import batches, place_of, rows
 from ddlf.data.stream import LEAST_BATCHES, Stream, usual_memory
 from ddlf.data.trees import first_array, leaves, tree_map, tuples
 from ddlf.errors import DatasetError
+from ddlf.settings.checks import count_of_bytes
 from ddlf.training.context import App
-from ddlf.training.settings.checks import count_of_bytes
 from ddlf.training.slot.task import Task
 
 

@@ -13,8 +13,8 @@ from ddlf.events import Evaluated, ModelSaved
 from ddlf.monitor.runs import folder
 from ddlf.monitor.runs.recording import recorded
 from ddlf.monitor.runs.trackers import WRITERS
+from ddlf.settings.checks import TRACKERS
 from ddlf.testing import FakeRun
-from ddlf.training.settings.checks import TRACKERS
 from tests.patience import PATIENCE_S
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ddlf.training.settings.checks import ARRIVAL, STALENESS
-from ddlf.training.settings.setting import FACT, Setting
-from ddlf.training.settings.shared import MAX_STALENESS, OUTER, STALENESS_HELP
+from ddlf.settings.checks import ARRIVAL, STALENESS
+from ddlf.settings.setting import FACT, Setting
 from ddlf.training.spec import Refusal, RunSpec
+from ddlf.training.strategies.shared import MAX_STALENESS, OUTER, STALENESS_HELP
 from ddlf.training.strategy import CommonStep, Loop, Strategy
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from ddlf.training.settings.checks import PUSHED, STALENESS, OneOf, Whole
-from ddlf.training.settings.setting import FACT, FILE, Setting
-from ddlf.training.settings.shared import MAX_STALENESS, STALENESS_HELP
+from ddlf.settings.checks import PUSHED, STALENESS, OneOf, Whole
+from ddlf.settings.setting import FACT, FILE, Setting
 from ddlf.training.spec import Refusal, RunSpec
+from ddlf.training.strategies.shared import MAX_STALENESS, STALENESS_HELP
 from ddlf.training.strategy import Strategy
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from ddlf.training.settings.checks import MERGE, OneOf
-from ddlf.training.settings.setting import FACT, Setting
-from ddlf.training.settings.shared import OUTER
+from ddlf.settings.checks import MERGE, OneOf
+from ddlf.settings.setting import FACT, Setting
 from ddlf.training.spec import Refusal, RunSpec
+from ddlf.training.strategies.shared import OUTER
 from ddlf.training.strategy import CommonStep, Loop, Strategy, parts_of
 
 if TYPE_CHECKING:

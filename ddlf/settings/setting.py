@@ -14,7 +14,7 @@ from enum import Flag, auto
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from ddlf.errors import ConfigError
-from ddlf.training.settings.checks import Whole
+from ddlf.settings.checks import Whole
 
 Out = TypeVar("Out")
 In = TypeVar("In")

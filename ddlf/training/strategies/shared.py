@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddlf.training.settings.checks import OUTER as OUTER_CHECK
-from ddlf.training.settings.checks import Whole
-from ddlf.training.settings.setting import FACT, Setting
+from ddlf.settings.checks import OUTER as OUTER_CHECK
+from ddlf.settings.checks import Whole
+from ddlf.settings.setting import FACT, Setting
 
 if TYPE_CHECKING:
     from ddlf.algorithms.outer import OuterOptimizer

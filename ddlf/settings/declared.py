@@ -1,0 +1,19 @@
+"""The table of all settings, for packages below ``ddlf.training``. Runs everywhere; imports no heavy modules."""
+
+from collections.abc import Mapping
+from functools import cache
+from pkgutil import resolve_name
+from typing import Any
+
+from ddlf.settings.setting import Setting
+
+
+@cache
+def declared() -> Mapping[str, Setting[Any, Any]]:
+    """Return each setting by the name of the app's attribute.
+
+    Training declares the settings, and is above the packages that check or show their values. So they find the table
+    by its name, like a strategy of another package.
+    """
+    settings: Mapping[str, Setting[Any, Any]] = resolve_name("ddlf.training.registry:SETTINGS")
+    return settings
