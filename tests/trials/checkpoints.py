@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import json
 import multiprocessing
 import os
 import random
 import signal
-import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -29,11 +25,9 @@ from unittest import mock
 
 import numpy as np
 
-from benchmarks.measure import Spread, table
+from benchmarks.measure import table
 from ddlf.errors import CheckpointCorrupt, CheckpointError
-from ddlf.training.checkpoints import tensors
 from ddlf.training.checkpoints.checkpoint import REMOVING, REPLACED, WRITING, Checkpoint, CheckpointFolder
-from ddlf.training.checkpoints.durable import sync
 
 WAIT_S = 30.0  # for a child's word; it comes within milliseconds
 
@@ -274,64 +268,6 @@ def damages(path: Path, times: int, seed: int, kind: str) -> dict[str, Any]:
     return {"times": times, "files": dict(done), "named": named, "fell_back": fell_back}
 
 
-# Speed
-
-
-def speed(path: Path, megabytes: float, repeats: int) -> dict[str, Any]:
-    """Save and load a model, and each step alone.
-
-    Returns:
-        For each step its seconds, one value for each repeat; ``pause`` is the longest time another thread had to wait during a save.
-    """
-    path.mkdir()
-    folder = CheckpointFolder(path / "checkpoints")
-    folder.open("the benchmark")
-    taken: dict[str, list[float]] = {}
-
-    def timed(step: str, call: Callable[[], Any]) -> Any:
-        begin = time.perf_counter()
-        result = call()
-        taken.setdefault(step, []).append(time.perf_counter() - begin)
-        return result
-
-    for number in range(1, repeats + 1):
-        checkpoint = state(number, megabytes)
-        with Pause() as pause:
-            saved = timed("save", lambda checkpoint=checkpoint: folder.save(checkpoint))
-        taken.setdefault("pause", []).append(pause.longest_s)
-        timed("load", lambda saved=saved: folder.load(saved))
-        file = path / f"{number}.safetensors"
-        timed("write", lambda checkpoint=checkpoint, file=file: tensors.write(checkpoint.arrays["weights"], file))
-        timed("fsync", lambda file=file: sync(file))
-        data = timed("read", file.read_bytes)
-        timed("SHA-256", lambda data=data: hashlib.sha256(data).digest())
-        timed("decode", lambda data=data, file=file: tensors.read(data, file))
-        file.unlink()
-    folder.close()
-    return {"megabytes": megabytes, "seconds": taken}
-
-
-class Pause:
-    """How long another thread of this process had to wait meanwhile: what the event loop of a master would feel."""
-
-    def __enter__(self) -> Pause:
-        self.longest_s = 0.0
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        last = time.perf_counter()
-        while not self._end.wait(0.001):
-            now = time.perf_counter()
-            self.longest_s, last = max(self.longest_s, now - last - 0.001), now
-
-
 # The command
 
 
@@ -341,10 +277,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=200, help="that hit a write")
     parser.add_argument("--flips", type=int, default=2000)
     parser.add_argument("--cuts", type=int, default=200)
-    parser.add_argument(
-        "--megabytes", type=float, nargs="*", default=[2, 100], help="of the models whose speed is measured"
-    )
-    parser.add_argument("--repeats", type=int, default=7, help="of each speed")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="on the disk to try; default: where temporary files are")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -356,7 +288,6 @@ def main(arguments: list[str] | None = None) -> int:
             "every_step": every_step(path / "steps"),
             "flips": damages(path / "flips", options.flips, options.seed, "flip"),
             "cuts": damages(path / "cuts", options.cuts, options.seed, "cut"),
-            "speed": [speed(path / f"{size:g}", size, options.repeats) for size in options.megabytes],
         }
     print(report(found))
     if options.json:
@@ -389,14 +320,6 @@ def report(found: dict[str, Any]) -> str:
             ]
         ),
     ]
-    rows = [["model", "save", "load", "save", "write", "SHA-256", "fsync", "load", "read", "decode", "longest pause"]]
-    for one in found["speed"]:
-        taken, size = one["seconds"], one["megabytes"]
-        rate = [f"{size / statistics.median(taken[step]):,.0f} MB/s" for step in ("save", "load")]
-        steps = ("save", "write", "SHA-256", "fsync", "load", "read", "decode", "pause")
-        rows.append([f"{size:g} MB", *rate, *(Spread.of([1e3 * s for s in taken[step]]).text(".1f") for step in steps)])
-    if found["speed"]:
-        lines += ["", "Speed; steps in ms, median (lowest-highest):", "", table(rows)]
     return "\n".join(lines)
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import hashlib
 import io
 import os
 import random
@@ -37,6 +36,7 @@ from ddlf.events import Event, SlotStarted
 from ddlf.events.record import RoundRecord
 from ddlf.testing import FaultyStore
 from tests.training.models import Blobs, blobs
+from tests.trials.disturbed import digest
 from tests.trials.stores import FaultyBucket
 from tests.trials.workers import Workers
 
@@ -129,14 +129,6 @@ def served(store: str, folder: Path) -> Any:
 
 
 # -- training -------------------------------------------------------------------------------------------------------------
-
-
-def digest(app: Stored) -> str:
-    """SHA-256 of the weights and of all slots' optimizers."""
-    total = hashlib.sha256()
-    for array in [*app.model.get_weights(), *(array for state in app.optimizers for array in state)]:
-        total.update(np.ascontiguousarray(array).tobytes())
-    return total.hexdigest()
 
 
 async def trained(workers: Workers, ports: Sequence[int], place: str, kills: int, chance: random.Random) -> str:

@@ -1,6 +1,6 @@
 """Two machines and a cable, on one computer: network namespaces. Linux; nothing of the computer's own network is touched.
 
-Needs root. Where users may have namespaces of their own, ``enter`` makes them root in there.
+Needs root.
 """
 
 from __future__ import annotations
@@ -9,30 +9,11 @@ import contextlib
 import ctypes
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 CLONE_NEWNET = 0x40000000
-INSIDE = "DDLF_INSIDE_NAMESPACE"
-AS_ROOT = ("unshare", "-Urnm", "sh", "-c", 'mount -t tmpfs tmpfs /run && exec "$@"', "sh")
-"""Words before a command that is to be root in namespaces of its own; ``ip netns`` keeps its own in /run."""
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-def available() -> bool:
-    """Whether this machine lets this user make namespaces."""
-    try:
-        return subprocess.run([*AS_ROOT, "ip", "netns", "add", "one"], capture_output=True).returncode == 0
-    except OSError:
-        return False
-
-
-def enter(module: str) -> None:
-    """Start this script anew where it may make namespaces; return when it is in there."""
-    if INSIDE not in os.environ:
-        os.environ[INSIDE] = "1"
-        os.execvp(AS_ROOT[0], [*AS_ROOT, sys.executable, "-m", module, *sys.argv[1:]])
 
 
 def ip(*arguments: str) -> None:

@@ -260,7 +260,7 @@ def test_one_that_is_removed_while_it_is_read_gives_way_to_a_newer_one(folder, m
 def broken(tmp_path_factory):
     """The short form of the long run."""
     found = tmp_path_factory.mktemp("run") / "found.json"
-    counts = ["--kills", "5", "--flips", "30", "--cuts", "10", "--megabytes", "0.1", "--repeats", "1"]
+    counts = ["--kills", "5", "--flips", "30", "--cuts", "10"]
     done = command("tests.trials.checkpoints", *counts, "--json", found)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(found.read_text())

@@ -1,0 +1,20 @@
+"""Strangers flood a worker, the short form: it holds the bars that do not depend on the machine."""
+
+import json
+
+from tests.processes import command
+
+
+def test_strangers_do_not_keep_a_master_out_and_idle_connections_are_small():
+    ended = command(
+        "tests.trials.flood", "--drips", "100", "--garbage", "50", "--idle", "1200", "--seconds", "2", "--json"
+    )
+    found = json.loads(ended.stdout)
+    assert found["flooded"]["failed"] == 0
+    assert found["flooded"]["handshakes"] > 0
+    for how in ("plaintext", "TLS"):
+        idle = found[f"idle, {how}"]
+        assert idle["held"] + idle["refused politely"] == 1200
+        assert idle["refused politely"] > 0
+        assert idle["KiB each"] < 60
+    assert found["log"]["lines"] < 1000, "a line for each address and kind"
