@@ -22,7 +22,6 @@ from ddlf.cluster.proxy import ProxyWorker
 from ddlf.events import Event, SlotMoved
 from ddlf.training.restoring import Restoring
 from ddlf.training.roles import REPLICA
-from ddlf.training.slot.parts import PARTS
 from ddlf.training.slot.parts.fragments import changed, exchanged
 from ddlf.training.slot.task import Reply, Task
 from ddlf.training.states import SlotStates
@@ -200,11 +199,9 @@ class Exchange:
         encoded = self.weights_out.encode(task.slot, task.weights, task.round, holds=holds, tensors=fresh)
         message = dataclasses.replace(task, state=state, at=at, weights=encoded).to_message()
         answer = await worker.call(self._role, "train", message, hear=partial(self._moved, task, worker.id))
-        tensors = None if stays else exchanged(task, task.weights, exact)
+        tensors = exchanged(task, task.weights, exact) if task.merged and not stays else None
         reply = Reply.from_message(answer, task, task.weights, self._samples, worker.name, tensors, stays=stays)
-        for part in PARTS:
-            if part.name in reply.state:
-                part.check(reply.state[part.name], task.weights, worker.name)
+        self.states.check(reply, worker.name)
         return dataclasses.replace(
             reply,
             worker=worker.id,

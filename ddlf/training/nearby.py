@@ -62,11 +62,11 @@ def check_all_there(data: Any, held: Mapping[int, Files]) -> None:
 
 
 class Nearby:
-    """Locates the partition files of a run.
+    """Locates the partition files of a run on the workers' disks.
 
     Args:
         app: The user's ``IApp``; ``run_context.local_files`` has the files of each opened worker.
-        data: The data set for training; None for arrays.
+        data: The data set for training, whose files are on the workers' disks.
         crew: The workers of the run.
         cluster: The cluster of these workers.
         introduces: Whether workers must be introduced to each other before they can exchange files.
@@ -115,7 +115,7 @@ class Nearby:
         return carried
 
     def _is_spread(self, part: Any) -> bool:
-        return self._data is not None and self._data.manifest.hosts > 0 and isinstance(part, Portion)
+        return isinstance(part, Portion)
 
     def _read(self, part: Portion) -> tuple[Any, Any]:
         """Return the numbers of the files that are read, and the rows of each."""

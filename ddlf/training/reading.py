@@ -45,13 +45,7 @@ def settled(app: App, spec: RunSpec) -> RunSpec:
 
 
 def left_out(run: Run, reply: Reply) -> tuple[list[int], ...]:
-    """Return what the ledger needs to know about damaged files that a worker left out. Warns once for each file.
-
-    Returns:
-        Either nothing, or the numbers of the files.
-    """
-    if not reply.skipped:
-        return ()
+    """Return the numbers of the damaged files that a worker left out, for the ledger. Warns once for each file."""
     assert isinstance(reply.task.indices, Portion)  # the reply was checked when it was decoded
     version = reply.task.indices.version
     files = run.facts.files.at(version).manifest.files

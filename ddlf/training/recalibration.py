@@ -28,7 +28,7 @@ from ddlf.training.slot.task import Reply, Task
 
 
 async def recalibrated(run: Run, weights: Weights, replies: Sequence[Reply], merge: Rule) -> Weights:
-    """Return the weights with new moving statistics, if the setting ``batchnorm`` asks for it.
+    """Return the weights with new moving statistics, for ``batchnorm="recalibrated"``.
 
     Each slot computes the statistics over the samples of its round. The merge rule for updates merges their differences
     to the merged statistics. With the mean, the result is the statistics of all samples of the round. They depend only
@@ -44,8 +44,6 @@ async def recalibrated(run: Run, weights: Weights, replies: Sequence[Reply], mer
         BadUpdate: Statistics are unusable.
     """
     places = run.facts.statistics
-    if not places:
-        return weights
     new = list(weights)
     old = [weights[place] for place in places]
     begin = time.perf_counter()
@@ -100,8 +98,8 @@ async def _all(run: Run, tasks: Sequence[Task], measure: Callable[..., Awaitable
     """Have each task measured by some worker, and return the results in order."""
 
     async def carried(task: Task) -> Any:
-        work = run.nearby.around(task.indices, partial(measure, run, task))
-        return await run.crew.carry(task.slot, task.round, work, leaves=False, near=run.nearby.of(task.indices))
+        work = partial(measure, run, task)
+        return await run.near(task.slot, task.round, task.indices, work, leaves=False)
 
     carrying = [asyncio.ensure_future(carried(task)) for task in tasks]
     try:

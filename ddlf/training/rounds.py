@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ddlf.algorithms.local_rules import LocalRule
 from ddlf.events import UpdateArrived
 from ddlf.training.slot.task import Reply, Task
 
@@ -50,7 +49,7 @@ class Facts:
         batch_size: Samples in a batch of each worker.
         seed: Seed of the partitions and of all random numbers on the workers.
         update_policy: What to do with a suspicious update.
-        local: The local rule, which changes the gradients of local training.
+        local: The local rule, which changes the gradients of local training, as text.
         apart: Places of the weights that each slot keeps to itself.
         statistics: Places of the moving statistics that are recalibrated after each merge.
         files: The data set of partition files, as the master has opened it; None for arrays.
@@ -64,7 +63,7 @@ class Facts:
     batch_size: int
     seed: int
     update_policy: str
-    local: LocalRule
+    local: str
     grows: bool
     apart: tuple[int, ...] = ()
     statistics: tuple[int, ...] = ()

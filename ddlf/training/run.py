@@ -22,7 +22,7 @@ from ddlf.cluster.cluster import Cluster
 from ddlf.events import Converged, SlotsChanged
 from ddlf.events.record import RoundRecord
 from ddlf.training.arrivals import Arrivals, Begin, Gate, always, global_weights
-from ddlf.training.crew import Crew
+from ddlf.training.crew import Crew, Work
 from ddlf.training.exchange import Exchange
 from ddlf.training.gather import check_weights, gather
 from ddlf.training.keeper import Keeper
@@ -50,7 +50,7 @@ class Run:
         crew: The workers of the run, which may come and go.
         progress: The state of the training so far.
         exchange: Sends tasks to workers, and brings back replies and slot states.
-        nearby: Knows which workers have partition files on their disks.
+        nearby: Knows which workers have partition files on their disks; None if all workers can read all data.
         merge_metrics: Merges the metrics of several slots.
         reporter: Passes each record to the app's hooks.
         keeper: Writes checkpoints; None writes none.
@@ -67,7 +67,7 @@ class Run:
         crew: Crew,
         progress: Progress,
         exchange: Exchange,
-        nearby: Nearby,
+        nearby: Nearby | None,
         merge_metrics: MetricMerge,
         reporter: Reporter,
         keeper: Keeper | None = None,
@@ -137,11 +137,14 @@ class Run:
             self._before = (*self._bytes_moved(), self.crew.losses)
             self.crew.begin_round()
             self.grow(number)
-            await go_over(self, lambda: progress.round)
+            if self.facts.files is not None:
+                await go_over(self, lambda: progress.round)
             self.began = dict.fromkeys(range(self.slots), begin)
             speeds = speeds_in(progress, number, balance, self.facts)
             parts = await self._parts.of(progress.span(number), self.slots, speeds, self.facts.batch_size)
-            control = mean_control([state.get(CONTROL) for state in progress.states])
+            control = None
+            if CONTROL in self.exchange.states.keep:
+                control = mean_control([state.get(CONTROL) for state in progress.states])
             tasks = [self.task(slot, number, part, control) for slot, part in enumerate(parts)]
             yield Round(number=number, tasks=tasks, last=number + 1 == len(progress.epochs))
 
@@ -314,7 +317,7 @@ class Run:
             indices=indices,
             weights=shapes(progress.weights),
             version=progress.merges,
-            local=str(self.facts.local),
+            local=self.facts.local,
             control=control,
             apart=self.facts.apart,
             before=progress.preceding(slot, number),
@@ -333,10 +336,34 @@ class Run:
             make: Makes a new task for each worker that tries.
             avoid: Workers that may carry it only if there are no others.
         """
-        work = self.nearby.around(part, partial(self.exchange.send, make))
-        reply: Reply = await self.crew.carry(slot, number, work, avoid=avoid, near=self.nearby.of(part))
+        reply: Reply = await self.near(slot, number, part, partial(self.exchange.send, make), avoid=avoid)
         self.crew.emit(arrived(reply))
         return reply
+
+    async def near(
+        self,
+        slot: int,
+        number: int,
+        part: Any,
+        work: Work,
+        *,
+        avoid: frozenset[int] = frozenset(),
+        leaves: bool = True,
+    ) -> Any:
+        """Have a worker do some work on a slot's samples, if possible a worker that has them on its disks.
+
+        Args:
+            slot: The slot, from 0.
+            number: The slot's round, from 0.
+            part: The slot's samples.
+            work: The work.
+            avoid: Workers that may do it only if there are no others.
+            leaves: Whether the work leaves a slot state on its worker.
+        """
+        if self.nearby is None:
+            return await self.crew.carry(slot, number, work, avoid=avoid, leaves=leaves)
+        work, near = self.nearby.around(part, work), self.nearby.of(part)
+        return await self.crew.carry(slot, number, work, avoid=avoid, leaves=leaves, near=near)
 
     def grow(self, number: int) -> range:
         """Add a slot for each additional worker, if the run may grow. The number of slots never decreases.
@@ -372,7 +399,8 @@ class Run:
         self.exchange.count(replies, whole_round=self._arrivals is None)
         for reply in replies:
             task = reply.task
-            progress.ledger.add(task.indices, task.epochs, reply.fed, *left_out(self, reply))
+            skipped = left_out(self, reply) if reply.skipped else ()
+            progress.ledger.add(task.indices, task.epochs, reply.fed, *skipped)
             if self._arrivals is not None:
                 progress.slot_rounds[task.slot] = progress.following(task.slot, task.round + 1)
             if self._arrivals is None or (self._arrivals.paced and task.round > 0):

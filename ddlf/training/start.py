@@ -324,7 +324,7 @@ async def _run(
         batch_size=spec.data.batch_size,
         seed=spec.seed,
         update_policy=spec.exchange.update_policy,
-        local=spec.local.rule,
+        local=str(spec.local.rule),
         grows=not fixed,
         files=files_of(app),
         shuffle=str(spec.data.shuffle),
@@ -339,5 +339,7 @@ async def _run(
     carrier = Exchange(
         app.run_context.name, samples, spec.exchange.codec.name, weights_out, states, app.run_context.emit, planned
     )
-    nearby = Nearby(app, facts.files, crew, app.cluster, introduces=not weights_out.stays)
+    on_disks = facts.files is not None and facts.files.manifest.hosts > 0
+    introduces = not weights_out.stays
+    nearby = Nearby(app, facts.files, crew, app.cluster, introduces=introduces) if on_disks else None
     return Run(facts, app.cluster, crew, progress, carrier, nearby, MetricMerge(app), reporter, keeper)

@@ -27,7 +27,7 @@ from ddlf.training.roles import EXCHANGE, REPLICA
 from ddlf.training.slices import Writing
 from ddlf.training.slot.part import Kept, Left, SlotPlan
 from ddlf.training.slot.parts import PARTS, kept_parts
-from ddlf.training.slot.task import CONTROL, HELD, OPTIMIZER, Reply, SlotState
+from ddlf.training.slot.task import HELD, Reply, SlotState
 
 if TYPE_CHECKING:
     from ddlf.training.exchange import Outwards
@@ -59,9 +59,9 @@ class SlotStates:
         back: Parts that come back with each reply.
         shared: Parts that every slot begins its next round with, instead of its own.
         copied: Parts that do not come back, but that other workers keep copies of.
-        averages: Whether each round begins with the mean of the slots' optimizer states.
-        controls: Whether slots have control variates.
-        mean: Fetches the mean of the optimizer states if it is on workers. ``mean_is`` sets it.
+        parts: The argument of this name.
+        averaged: Name of the part that each round begins with the mean of; "" for none.
+        mean: Fetches that mean if it is on workers. ``mean_is`` sets it.
     """
 
     def __init__(
@@ -77,23 +77,21 @@ class SlotStates:
     ) -> None:
         self._role, self._exchange = (run, REPLICA), (run, EXCHANGE)
         self._crew = crew
-        self._parts, self._codec, self._on_workers = parts, codec, on_workers
+        self.parts, self._codec, self._on_workers = parts, codec, on_workers
         self._known = known
         self._on: dict[int, tuple[int, int, int]] = {}  # slot -> worker, its number of openings, round that left it
         self._coming: dict[int, asyncio.Future[SlotState]] = {}
         self.keep = tuple(parts)
         self.back = tuple(name for name, part in parts.items() if part.back)
-        self._averaged = tuple(name for name, part in parts.items() if part.shared)
-        self.averages, self.controls = OPTIMIZER in self._averaged, CONTROL in parts
+        self.averaged = next((name for name, part in parts.items() if part.shared), "")
         self.shared: SlotState = {}
-        self.mean: Callable[[], Weights] | None = None  # fetches the optimizers' mean if the workers have it
-        for name in self._averaged:
-            if begun := [state[name] for state in known if name in state]:
-                # After an interrupted training all are the mean already; averaging equal numbers may round them.
-                begun = begun[:1] if len(set(map(digest, begun))) == 1 else begun
-                self._share(name, begun, [1] * len(begun))
+        self.mean: Callable[[], Weights] | None = None
+        if begun := [state[self.averaged] for state in known if self.averaged in state]:
+            # After an interrupted training all are the mean already; averaging equal numbers may round them.
+            begun = begun[:1] if len(set(map(digest, begun))) == 1 else begun
+            self._share(begun, [1] * len(begun))
         if on_workers and self.shared:
-            mean, self.shared = self.shared[OPTIMIZER], {}
+            mean, self.shared = self.shared[self.averaged], {}
             self.mean_is(lambda: mean)
         # The parts behind a mean that is on the workers are not needed any more.
         self._fetched = tuple(
@@ -134,6 +132,12 @@ class SlotStates:
         self._unread.pop(slot, None)
         return True
 
+    def check(self, reply: Reply, worker: str) -> None:
+        """Check the arrays that came back from a worker; see ``SlotPart.check``."""
+        for name in self.back:
+            if (part := self.parts[name].part) is not None:
+                part.check(reply.state[name], reply.task.weights, worker)
+
     def left(self, reply: Reply) -> None:
         """Record that a slot's update was accepted, and store the slot state of that round."""
         slot = reply.slot
@@ -168,35 +172,35 @@ class SlotStates:
         )
 
     def round_over(self, replies: Sequence[Reply]) -> None:
-        """Compute the shared parts after all accepted replies of a round were stored."""
-        for name in () if self._on_workers else self._averaged:
-            self._share(name, [reply.state[name] for reply in replies], [reply.samples for reply in replies])
+        """Compute the mean that the next round begins with, after all accepted replies of a round were stored."""
+        if self.averaged and not self._on_workers:
+            self._share([reply.state[self.averaged] for reply in replies], [reply.samples for reply in replies])
 
-    def _share(self, name: str, left: Sequence[Left], samples: Sequence[int]) -> None:
-        """Make all slots, and slots that join later, begin with the mean of these parts."""
-        if (mean := self._parts[name].mean) is not None:
-            self.shared = {**self.shared, name: mean(left, samples)}
+    def _share(self, left: Sequence[Left], samples: Sequence[int]) -> None:
+        """Make all slots, and slots that join later, begin with the mean of what slots have left."""
+        if (mean := self.parts[self.averaged].mean) is not None:
+            self.shared = {self.averaged: mean(left, samples)}
         for slot, state in enumerate(self._known):
             self._known[slot] = state | self.shared
 
     def mean_is(self, mean: Callable[[], Weights] | None) -> None:
-        """Set how to fetch the mean of optimizer states from the workers; None if it cannot be fetched."""
-        if not (self.averages and self._on_workers):
+        """Set how to fetch the mean of ``averaged`` from the workers; None if it cannot be fetched."""
+        if not (self.averaged and self._on_workers):
             return
         self.mean = mean
         for slot, state in enumerate(self._known):
-            self._known[slot] = {name: group for name, group in state.items() if name != OPTIMIZER}
+            self._known[slot] = {name: group for name, group in state.items() if name != self.averaged}
 
-    def come_home(self) -> None:
-        """Fetch the mean of optimizer states, if it is on workers, as the state of every slot."""
+    def fetch_mean(self) -> None:
+        """Fetch the mean of ``averaged``, if it is on workers, as the state of every slot."""
         if self.mean is not None:
             mean = self.mean()
             for slot, state in enumerate(self._known):
-                self._known[slot] = state | {OPTIMIZER: mean}
+                self._known[slot] = state | {self.averaged: mean}
 
     async def means(self) -> SlotState:
         """Return the means that the next round begins with, for workers that get them from the master."""
-        means = {name: part for name, part in self._parts.items() if part.mean is not None}
+        means = {name: part for name, part in self.parts.items() if part.mean is not None}
         states = await self.all() if means else []
         found = SlotState()
         for name, part in means.items():
@@ -244,7 +248,7 @@ class SlotStates:
 
     def all(self) -> asyncio.Future[list[SlotState]]:
         """Return a future with the state of every slot at the time of this call, not of its await."""
-        mean = {} if self.mean is None else {OPTIMIZER: self.mean()}
+        mean = {} if self.mean is None else {self.averaged: self.mean()}
         return asyncio.ensure_future(
             _collected([(known | mean, self._coming_of(slot)) for slot, known in enumerate(self._known)])
         )

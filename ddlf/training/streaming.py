@@ -91,5 +91,7 @@ async def train(run: Run, merge: Rule, rule: Streaming, balance: str) -> None:
                 run.state["outer"], run.weights, into.result(), run.facts.trainable, fragments.tensors
             )
             fragments.were_merged(round.number)
-            await run.commit(await recalibrated(run, weights, replies, merge), replies)
+            if run.facts.statistics:
+                weights = await recalibrated(run, weights, replies, merge)
+            await run.commit(weights, replies)
     fragments.tell_late()

@@ -16,7 +16,7 @@ from ddlf.algorithms.encoding import EncodedUpdate
 from ddlf.algorithms.weights import Weights
 from ddlf.training.context import App
 from ddlf.training.slot.model import TrainableModel
-from ddlf.training.slot.task import Task
+from ddlf.training.slot.task import SlotState, Task
 from ddlf.training.spec import RunSpec
 
 Left = list[Any]
@@ -95,12 +95,14 @@ class Kept:
         mean: Computes the mean of this part over the slots, weighted by samples; receives None for a slot without the
             part. None if slots need no mean.
         shared: Whether each slot begins its next round with that mean instead of its own part.
+        part: The class of the part, which ``kept_parts`` sets.
     """
 
     back: bool = False
     copied: bool = False
     mean: Callable[[Sequence[Any], Sequence[int]], Left] | None = None
     shared: bool = False
+    part: type[SlotPart] | None = None
 
 
 class SlotPart:
@@ -113,17 +115,30 @@ class SlotPart:
     Attributes:
         name: Name of the part in tasks, replies and checkpoints.
         travels: Whether it travels. False if the master can compute it itself.
+        finite: Whether its arrays must be finite.
         kept_with: The setting that makes slots keep it, and the beginning of its value. ``BackupAndRestore`` is refused
             with it, since it stores only weights and optimizer.
     """
 
     name: ClassVar[str]
     travels: ClassVar[bool] = True
+    finite: ClassVar[bool] = False
     kept_with: ClassVar[tuple[str, str] | None] = None
 
     def __init__(self, app: App, model: TrainableModel) -> None: ...
 
     # -- on the worker ------------------------------------------------------------------------------------------------
+
+    def is_needed(self, task: Task, state: SlotState) -> bool:
+        """Return whether the part has something to do in a round; otherwise the round does not call it.
+
+        The answer may depend on the run, and on the names in ``state``, but not on the round.
+
+        Args:
+            task: The round.
+            state: State of the slot that the round begins with.
+        """
+        return self.name in task.keep or self.name in state
 
     def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
         """Begin a round, in the order of the list.
@@ -173,6 +188,17 @@ class SlotPart:
             same: Whether both merge by the same rules.
         """
         return True
+
+    @classmethod
+    def begins_with(cls, mean: Left, slots: int, like: Weights) -> dict[str, Any]:
+        """Return the fields of a task that begins with the mean of this part, by name.
+
+        Args:
+            mean: The mean, or the sum over the slots.
+            slots: Number of slots in the sum; 0 for a mean.
+            like: Arrays with the types of the model's weights.
+        """
+        return {"shared": {cls.name: mean}}
 
     @classmethod
     def check(cls, left: Left, like: Weights, worker: str) -> None:

@@ -73,7 +73,9 @@ class Replica:
         self._told = 0.0  # time of the last progress report
         self.slots = KeptStates()
         self._model: TrainableModel
-        self._parts: list[SlotPart] = []
+        self._parts: list[SlotPart] = []  # the parts that this round needs
+        self._all_parts: list[SlotPart] = []
+        self._needed: dict[tuple[frozenset[str], tuple[str, ...], str], list[SlotPart]] = {}
 
     # -- verbs --------------------------------------------------------------------------------------------------------
 
@@ -211,7 +213,7 @@ class Replica:
             samples: Its training samples; None for the app's.
         """
         self._model = model
-        self._parts = [part(self.app, model) for part in self.PARTS]
+        self._all_parts, self._needed = [part(self.app, model) for part in self.PARTS], {}
         self._samples = samples or self._samples
 
     def load_data(self, wanted: dict[str, str], held: ArrayCache) -> dict[str, Any]:
@@ -260,6 +262,10 @@ class Replica:
         self.stopping, self._task, self._fed = False, task, []
         self._told = time.monotonic()
         round, state = SlotRound(task, self._model), self.slots.begin(task)
+        key = frozenset(state), task.keep, task.local
+        if key not in self._needed:
+            self._needed[key] = [part for part in self._all_parts if part.is_needed(task, state)]
+        self._parts = self._needed[key]
         for part in self._parts:
             round.begun = part.begin(round, round.begun, state.get(part.name))
         return round
@@ -276,7 +282,7 @@ class Replica:
 
     def _end_round(self, round: SlotRound, update: Weights) -> SlotState:
         """End a slot's round, and return the arrays that each part leaves for the next one."""
-        round.stopped, state = self.stopping, SlotState()
+        round.stopped, state = self.stopping, SlotState({name: [] for name in round.task.keep})
         for part in reversed(self._parts):
             update, left = part.end(round, update)
             state[part.name] = left or []

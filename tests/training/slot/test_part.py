@@ -74,7 +74,6 @@ async def test_a_new_part_is_in_checkpoints(counted, tmp_path):
 
 
 async def test_a_new_part_is_checked_when_it_comes_back(monkeypatch, counted):
-    monkeypatch.setattr("ddlf.training.exchange.PARTS", parts.PARTS)
     monkeypatch.setattr(Rounds, "end", lambda self, round, update: (update, [np.asarray(0)]))
     if Rounds.back:
         with pytest.raises(ProtocolError, match="has counted wrongly"):

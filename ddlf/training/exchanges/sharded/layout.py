@@ -18,7 +18,7 @@ from ddlf.training.exchanges.sharded.means import MeanPlan
 from ddlf.training.recovery import LOSS
 from ddlf.training.run import Run
 from ddlf.training.slices import AT_ONCE, Writing
-from ddlf.training.slot.task import CONTROL, OPTIMIZER, Reply
+from ddlf.training.slot.task import Reply
 from ddlf.training.states import SlotStates
 
 
@@ -181,15 +181,16 @@ class HeldWeights:
 def means_of(states: SlotStates, replies: Sequence[Reply], *, slots: int, grows: bool) -> list[MeanPlan]:
     """Return plans for the means of slot states after these replies. If slots may be added, plan sums for them."""
     found = []
-    if states.averages:
-        left = [(one.slot, one.worker, one.task.round, float(one.samples)) for one in replies]
-        found.append(MeanPlan(group=OPTIMIZER, states=left, total=float(sum(one.samples for one in replies)), given=[]))
-    if states.controls:
-        now = {one.slot: (one.worker, one.task.round) for one in replies}
-        where = {slot: now.get(slot) or states.where(slot, CONTROL) for slot in range(slots)}
-        of_slots = [
-            (slot, *(at if isinstance(at, tuple) else (0, 0)), 1.0) for slot, at in where.items() if at is not None
-        ]
-        given = [(slot, at) for slot, at in where.items() if isinstance(at, list)]
-        found.append(MeanPlan(group=CONTROL, states=of_slots, total=0.0 if grows else float(slots), given=given))
+    for group, part in states.parts.items():
+        if part.shared:  # the mean over this round, weighted by samples
+            left = [(one.slot, one.worker, one.task.round, float(one.samples)) for one in replies]
+            found.append(MeanPlan(group=group, states=left, total=float(sum(one.samples for one in replies)), given=[]))
+        elif part.mean is not None:  # the mean over all slots, also those without a reply
+            now = {one.slot: (one.worker, one.task.round) for one in replies}
+            where = {slot: now.get(slot) or states.where(slot, group) for slot in range(slots)}
+            of_slots = [
+                (slot, *(at if isinstance(at, tuple) else (0, 0)), 1.0) for slot, at in where.items() if at is not None
+            ]
+            given = [(slot, at) for slot, at in where.items() if isinstance(at, list)]
+            found.append(MeanPlan(group=group, states=of_slots, total=0.0 if grows else float(slots), given=given))
     return found

@@ -41,7 +41,7 @@ from ddlf.training.recovery import LOSS, first_line
 from ddlf.training.rounds import Ended, Round
 from ddlf.training.run import Run
 from ddlf.training.slices import OnWorkers, Writing, reading_left, sliced
-from ddlf.training.slot.task import OPTIMIZER, Reply, Task
+from ddlf.training.slot.task import Reply, Task
 from ddlf.training.streaming import Fragments
 from ddlf.training.weights_ref import WeightsRef, local, shapes, slices_of
 
@@ -281,7 +281,8 @@ class Sharded:
         weights: Weights | WeightsRef
         state: Weights | WeightsRef
         slices, mean = None, None
-        averaged = OPTIMIZER in place.means
+        name = self._states.averaged
+        averaged = name in place.means
         if due and not shown:
             slices = await sliced(self._run, replies, partial(self._write, place))
         looks = due or shown
@@ -291,10 +292,10 @@ class Sharded:
         if slices is not None:
             weights, rows = remote(slices=slices), known.kept - known.coded
             state = WeightsRef(like=known.like * rows, group=OUTER, slices=slices) if rows else []
-            mean = reading_left(slices, self._mean_at, OPTIMIZER) if averaged else None
+            mean = reading_left(slices, self._mean_at, name) if averaged else None
         elif looks:
             weights, state = await known.brought(place)
-            found = await known.mean(place, OPTIMIZER) if averaged else []
+            found = await known.mean(place, name) if averaged else []
             mean = (lambda: found) if averaged else None
         else:
             weights = remote()
@@ -323,21 +324,21 @@ class Sharded:
         if self._here.generation == self._now.generation:
             progress.fetch()
             self._states.mean_is(self._here.mean)
-            self._states.come_home()
+            self._states.fetch_mean()
             return
         try:
             progress.weights, state = await self._places.brought(self._now)
             progress.keep("outer", state)
-            if OPTIMIZER in self._now.means:
-                found = await self._places.mean(self._now, OPTIMIZER)
+            if (name := self._states.averaged) in self._now.means:
+                found = await self._places.mean(self._now, name)
                 self._states.mean_is(lambda: found)
-                self._states.come_home()
+                self._states.fetch_mean()
         except DDLFError as error:
             reached = progress.round
             progress.set_back(self._home)
             self._states.set_back(progress.states)
             self._states.mean_is(self._here.mean)
-            self._states.come_home()
+            self._states.fetch_mean()
             why = f"the weights after round {reached} cannot be had ({first_line(error)}): what is left is that of round {progress.round}"
             run.crew.emit(Warned(about="model", why=why))
 
@@ -366,9 +367,9 @@ class Sharded:
         known = self._places
         there = OnWorkers(self._there, place.generation, known.like, known.kept, known.coded)
         await there.write(self._run.facts.names, partial(known.writers, place), writing)
-        if OPTIMIZER in place.means:
+        if (name := self._states.averaged) in place.means:
             self._mean_at = writing.after + self._run.slots
-            writing.mean = await known.write_mean(place, OPTIMIZER, writing, self._mean_at)
+            writing.mean = await known.write_mean(place, name, writing, self._mean_at)
 
     async def _weights_of(self, place: Layout) -> Weights:
         return (await self._places.brought(place, state=False))[0]

@@ -22,7 +22,8 @@ from ddlf.training.exchanges.sharded.copies import Shapes, SlotCopies, arrays_of
 from ddlf.training.exchanges.sharded.merging import Ask, fetch
 from ddlf.training.exchanges.sharded.pairs import limited
 from ddlf.training.exchanges.sharded.plan import Generation, Plan, size_of
-from ddlf.training.slot.task import CONTROL, OPTIMIZER, SlotState
+from ddlf.training.slot.parts import part_of
+from ddlf.training.slot.task import SlotState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +106,7 @@ def averaging(
 
 
 async def _make(wanted: MeanPlan, mean: Mean, parts: Sequence[Slice], ask: Ask) -> None:
-    given = {slot: arrays_of(group) for slot, group in wanted.given}
+    given, finite = {slot: arrays_of(group) for slot, group in wanted.given}, part_of(wanted.group).finite
 
     async def left(piece: Slice, slot: int, worker: int, number: int) -> Weights:
         if not worker:
@@ -113,8 +114,8 @@ async def _make(wanted: MeanPlan, mean: Mean, parts: Sequence[Slice], ask: Ask) 
         found: Weights = await ask(worker, "left", slot, number, wanted.group, *piece)
         if not _fits(found, take(mean.of.weights, piece)):
             raise Unreached(worker, f"what it sent of what slot {slot + 1} has left does not fit")
-        if wanted.group == CONTROL and not all(np.isfinite(one).all() for one in found):
-            raise BadUpdate(f"slot {slot + 1} (worker {worker}) left a control that is not finite")
+        if finite and not all(np.isfinite(one).all() for one in found):
+            raise BadUpdate(f"slot {slot + 1} (worker {worker}) left a {wanted.group} that is not finite")
         return found
 
     async def one(piece: Slice) -> None:
@@ -203,12 +204,6 @@ def begins_with(means: SlotState, of: Mapping[str, int], like: Weights) -> dict[
         like: Arrays with the types of the model's weights.
     """
     found: dict[str, Any] = {}
-    if OPTIMIZER in of:
-        found["shared"] = {OPTIMIZER: means[OPTIMIZER]}
-    if CONTROL in of:
-        slots, group = of[CONTROL], means[CONTROL]
-        found["control"] = [
-            np.asarray(one / slots, w.dtype) if slots and one is not None else one
-            for one, w in zip(group, like, strict=True)
-        ]
+    for group, slots in of.items():
+        found |= part_of(group).begins_with(means[group], slots, like)
     return found

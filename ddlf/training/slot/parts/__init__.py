@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ddlf.training.slot.part import Kept, SlotPart, SlotPlan
 from ddlf.training.slot.parts.batchnorm import LocalBatchNorm
 from ddlf.training.slot.parts.callbacks import WorkerCallbacks
@@ -28,4 +30,10 @@ They end it in reverse order, so ``Residual``, which encodes the update, receive
 
 def kept_parts(plan: SlotPlan) -> dict[str, Kept]:
     """Return how the slots of a run keep their parts, by name of the part."""
-    return {part.name: kept for part in PARTS if (kept := part.kept(plan)) is not None}
+    found = ((part, part.kept(plan)) for part in PARTS)
+    return {part.name: replace(kept, part=part) for part, kept in found if kept is not None}
+
+
+def part_of(name: str) -> type[SlotPart]:
+    """Return the class of a part."""
+    return next(part for part in PARTS if part.name == name)

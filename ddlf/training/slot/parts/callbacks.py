@@ -16,7 +16,7 @@ from ddlf.rpc.messages import dumps, loads
 from ddlf.training.context import App
 from ddlf.training.slot.model import TrainableModel
 from ddlf.training.slot.part import Kept, Left, SlotPart, SlotPlan, SlotRound
-from ddlf.training.slot.task import CALLBACKS
+from ddlf.training.slot.task import CALLBACKS, SlotState, Task
 
 NOT_STATE = frozenset({"model", "_model", "params", "_params"})
 
@@ -50,6 +50,9 @@ class WorkerCallbacks(SlotPart):
     def __init__(self, app: App, model: TrainableModel) -> None:
         check_of_workers(app.worker_callbacks)
         self._states = CallbackStates(app.worker_callbacks).checked()
+
+    def is_needed(self, task: Task, state: SlotState) -> bool:
+        return self._states.any or super().is_needed(task, state)
 
     def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
         self._states.begin(left)
@@ -85,6 +88,11 @@ class CallbackStates:
             self._callbacks[f"{name} {counts[name]}"] = callback
         self._first = {name: _encoded(callback) for name, callback in self._callbacks.items()}
         self._goes_on = False  # whether they have attributes from an earlier round
+
+    @property
+    def any(self) -> bool:
+        """Whether there are callbacks."""
+        return bool(self._callbacks)
 
     def checked(self) -> Self:
         """Return this object, if all attributes can move with a slot.

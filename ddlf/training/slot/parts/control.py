@@ -13,7 +13,7 @@ from ddlf.errors import ProtocolError
 from ddlf.training.context import App
 from ddlf.training.slot.model import TrainableModel
 from ddlf.training.slot.part import Kept, Left, SlotPart, SlotPlan, SlotRound
-from ddlf.training.slot.task import CONTROL
+from ddlf.training.slot.task import CONTROL, SlotState, Task
 
 
 class Controls(SlotPart):
@@ -24,11 +24,16 @@ class Controls(SlotPart):
     """
 
     name = CONTROL
+    finite = True
     kept_with = "local_rule", "scaffold"
 
     def __init__(self, app: App, model: TrainableModel) -> None:
         self._rule = model.rule
         self._control: Left | None = None
+
+    def is_needed(self, task: Task, state: SlotState) -> bool:
+        """Return whether the run has a local rule: rules without control variates are applied here, too."""
+        return task.local != "plain" or super().is_needed(task, state)
 
     def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
         self._control = left
@@ -55,6 +60,13 @@ class Controls(SlotPart):
     @classmethod
     def goes_on(cls, before: Mapping[str, Any], now: Mapping[str, Any], same: bool) -> bool:
         return bool(before.get("local_rule") == now["local_rule"])
+
+    @classmethod
+    def begins_with(cls, mean: Left, slots: int, like: Weights) -> dict[str, Any]:
+        of_slots = zip(mean, like, strict=True)
+        return {
+            "control": [np.asarray(one / slots, w.dtype) if slots and one is not None else one for one, w in of_slots]
+        }
 
     @classmethod
     def check(cls, left: Left, like: Weights, worker: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from ddlf.algorithms.weights import Weights, mean_of
 from ddlf.training.registry import strategies
 from ddlf.training.slot.part import Kept, Left, SlotPart, SlotPlan, SlotRound
-from ddlf.training.slot.task import OPTIMIZER
+from ddlf.training.slot.task import OPTIMIZER, SlotState, Task
 
 
 class OptimizerState(SlotPart):
@@ -18,6 +18,10 @@ class OptimizerState(SlotPart):
     """
 
     name = OPTIMIZER
+
+    def is_needed(self, task: Task, state: SlotState) -> bool:
+        """Return True: a slot without a state begins with a fresh optimizer."""
+        return True
 
     def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
         round.model.begin(round.task, left)

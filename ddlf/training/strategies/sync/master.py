@@ -54,4 +54,6 @@ class Synchronous:
             run.state["outer"], weights = self.outer.update(
                 run.state["outer"], run.weights, merge.result(), run.facts.trainable
             )
-            await run.commit(await recalibrated(run, weights, replies, self.merge), replies)
+            if run.facts.statistics:
+                weights = await recalibrated(run, weights, replies, self.merge)
+            await run.commit(weights, replies)
