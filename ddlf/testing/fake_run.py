@@ -33,9 +33,9 @@ from ddlf.training.roles import COPIES, EXCHANGE, REPLICA, SERVERS
 from ddlf.training.roles.statistics import moving
 from ddlf.training.slot.numpy_model import CountedSamples, NumpyModel
 from ddlf.training.slot.parts.fragments import exchanged
+from ddlf.training.slot.parts.transfer import whole
 from ddlf.training.slot.replica import Replica
 from ddlf.training.slot.task import KeptStates, Reply, Task
-from ddlf.training.slot.transfer import whole
 from ddlf.training.strategies.downpour.server import Servers
 from ddlf.worker.methods import Hosting
 

@@ -1,4 +1,4 @@
-"""Sends tasks to workers and receives their replies. Runs on the master; the worker's side is ``slot.transfer``.
+"""Sends tasks to workers and receives their replies. Runs on the master; the worker's side is ``slot.parts.transfer``.
 
 ``ddlf.algorithms.encoding`` applies the codecs. This module remembers the state of each slot between rounds. For delta
 codecs it keeps the exact weights that the slot's worker holds, so that another worker can get the same ones.

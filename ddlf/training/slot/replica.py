@@ -32,9 +32,9 @@ from ddlf.training.slot.keras_model import KerasModel
 from ddlf.training.slot.model import TrainableModel
 from ddlf.training.slot.part import SlotPart, SlotRound
 from ddlf.training.slot.parts import PARTS
+from ddlf.training.slot.parts.transfer import read_weights, travelling
 from ddlf.training.slot.peer_files import PIECE_BYTES, PeerFiles
 from ddlf.training.slot.task import MOST_FILES, KeptStates, Reply, SlotState, Task
-from ddlf.training.slot.transfer import read_weights, travelling
 from ddlf.worker.methods import concurrent, offered
 
 if TYPE_CHECKING:

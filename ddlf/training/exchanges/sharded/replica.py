@@ -13,8 +13,8 @@ from ddlf.training.exchanges.sharded.worker import ShardedWorker
 from ddlf.training.roles import COPIES, EXCHANGE, REPLICA
 from ddlf.training.roles.statistics import moving
 from ddlf.training.slot.parts.fragments import exchanged
+from ddlf.training.slot.parts.transfer import whole
 from ddlf.training.slot.task import Reply, SlotState, Task
-from ddlf.training.slot.transfer import whole
 from ddlf.worker.activity import Shard
 from ddlf.worker.methods import concurrent
 

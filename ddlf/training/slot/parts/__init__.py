@@ -10,8 +10,7 @@ from ddlf.training.slot.parts.callbacks import WorkerCallbacks
 from ddlf.training.slot.parts.control import Controls
 from ddlf.training.slot.parts.fragments import OwnFragments
 from ddlf.training.slot.parts.optimizer import OptimizerState
-from ddlf.training.slot.parts.received import ReceivedWeights
-from ddlf.training.slot.parts.residual import Residual
+from ddlf.training.slot.parts.transfer import ReceivedWeights, Residual
 
 PARTS: tuple[type[SlotPart], ...] = (
     OptimizerState,

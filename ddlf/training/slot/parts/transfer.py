@@ -1,14 +1,11 @@
-"""A worker's side of the exchange: decodes weights and encodes updates.
-
-``ddlf.training.exchange`` is the master's side.
-"""
+"""A worker's side of the exchange: decodes weights and encodes updates, and keeps what both need for the next round."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddlf.algorithms.codec import CODEC
+from ddlf.algorithms.codec import CODEC, Outward
 from ddlf.algorithms.encoding import (
     EncodedUpdate,
     apply_delta,
@@ -20,9 +17,70 @@ from ddlf.algorithms.encoding import (
 from ddlf.algorithms.streaming import put
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import ConfigError
+from ddlf.training.context import App
+from ddlf.training.slot.model import TrainableModel
+from ddlf.training.slot.part import Kept, Left, SlotPart, SlotPlan, SlotRound
+from ddlf.training.slot.task import HELD, RESIDUAL, SlotState, Task
 
-Residual = list[Any]
-"""The residual of a codec for each tensor; None for a tensor without one."""
+
+class ReceivedWeights(SlotPart):
+    """The global weights of the round.
+
+    The next weights may come as a difference to them. The master knows them, so they never travel.
+    """
+
+    name = HELD
+    travels = False
+
+    def is_needed(self, task: Task, state: SlotState) -> bool:
+        """Return True: each round decodes its weights."""
+        return True
+
+    def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
+        round.weights = read_weights(round.task.weights, left, round.model.like)
+        return round.weights
+
+    def end(self, round: SlotRound, update: Weights) -> tuple[Weights, Left | None]:
+        return update, round.weights
+
+    @classmethod
+    def kept(cls, plan: SlotPlan) -> Kept | None:
+        return Kept() if plan.differences else None
+
+    @classmethod
+    def goes_on(cls, before: Mapping[str, Any], now: Mapping[str, Any], same: bool) -> bool:
+        return Outward.read(now["weights_codec"]).delta or str(now["outer"]).startswith("streaming")
+
+
+class Residual(SlotPart):
+    """The residual: the sum of the codec's errors in the slot's updates so far, for each tensor.
+
+    It is added to the next update (error feedback).
+    """
+
+    name = RESIDUAL
+
+    def __init__(self, app: App, model: TrainableModel) -> None:
+        self._residual: Left | None = None
+
+    def is_needed(self, task: Task, state: SlotState) -> bool:
+        """Return True: each round encodes its update."""
+        return True
+
+    def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
+        self._residual = left
+        return weights
+
+    def end(self, round: SlotRound, update: Weights) -> tuple[Weights, Left | None]:
+        """Encode the update for the network. After a change to an exact codec, the old residual is sent in full."""
+        round.encoded, residual, round.codec_error = send_update(
+            round.task.codec, update, round.exact, self._residual, round.tensors
+        )
+        return update, residual
+
+    @classmethod
+    def kept(cls, plan: SlotPlan) -> Kept | None:
+        return Kept() if plan.spec.exchange.codec.biased else None
 
 
 def read_weights(message: dict[str, Any], held: Weights | None, like: Weights) -> Weights:
@@ -63,9 +121,9 @@ def send_update(
     name: str,
     update: Weights,
     lossless: Sequence[bool],
-    residual: Residual | None,
+    residual: Left | None,
     tensors: Sequence[int] | None = None,
-) -> tuple[EncodedUpdate, Residual, float]:
+) -> tuple[EncodedUpdate, Left, float]:
     """Encode an update for the network.
 
     Args:
@@ -91,6 +149,6 @@ def send_update(
     if tensors is None:
         return encoded, left, error
     groups = len(left) // max(len(tensors), 1)
-    whole: Residual = list(residual or ())[: groups * len(update)]
+    whole: Left = list(residual or ())[: groups * len(update)]
     whole += [None] * (groups * len(update) - len(whole))
     return encoded, put(whole, [group * len(update) + i for group in range(groups) for i in tensors], left), error
