@@ -7,9 +7,10 @@ import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddlf.cli.parsing import Command, Parser
+from ddlf.data.app import UserApp
 from ddlf.errors import ConfigError, ConnectError, DDLFError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def requested(options: argparse.Namespace) -> tuple[bool | int | None, str] | No
 
 @contextlib.asynccontextmanager
 async def served(
-    cluster: Cluster, app: Any, options: argparse.Namespace, display: Display, stop: Stop, described: str
+    cluster: Cluster, app: UserApp | None, options: argparse.Namespace, display: Display, stop: Stop, described: str
 ) -> AsyncIterator[None]:
     """Serve the page meanwhile, if it is wanted, and print its address. A problem is an error only if a port was given.
 

@@ -23,6 +23,7 @@ from ddlf.cluster.link import CONNECT_TIMEOUT_S
 from ddlf.cluster.mapping import Function, Map, Tally, items_of, untupled
 from ddlf.cluster.members import Members
 from ddlf.cluster.proxy import ProxyWorker, workers_table
+from ddlf.data.app import UserApp
 from ddlf.errors import ConfigError, DDLFError, NotPicklable, RemoteError
 from ddlf.events import Event
 from ddlf.events.sinks import Events, Sink
@@ -788,7 +789,12 @@ class Cluster(Group):
         return await look(self._members, reach=bool(self._options["guest"]))
 
     def dashboard(
-        self, app: Any = None, *, port: int | None = None, stop: Callable[[], bool] | None = None, **about: Any
+        self,
+        app: UserApp | None = None,
+        *,
+        port: int | None = None,
+        stop: Callable[[], bool] | None = None,
+        **about: Any,
     ) -> Dashboard:
         """Return a page that shows the work of the workers in a browser on this machine.
 

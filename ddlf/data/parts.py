@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ddlf.data.app import UserApp
 from ddlf.data.data_set import DataSet
 from ddlf.data.datasets import fingerprint
 from ddlf.data.generators import taken
@@ -42,24 +43,24 @@ MEANT = {
 """Attribute names from other libraries and near misses, with the name that DDLF reads."""
 
 
-def has(app: Any, part: str) -> bool:
+def has(app: UserApp, part: str) -> bool:
     """Return whether the app has data of a part: ``"train"``, ``"val"`` or ``"test"``."""
     return getattr(app, f"x_{part}", None) is not None or place_of(app, part) is not None
 
 
-def place_of(app: Any, part: str) -> DataSet | None:
+def place_of(app: UserApp, part: str) -> DataSet | None:
     """Return the data set of partition files for a part; None if the part is arrays, or missing."""
     found: DataSet | None = getattr(app, f"{part}_data", None)
     return found
 
 
-def samples_of(app: Any, part: str) -> int:
+def samples_of(app: UserApp, part: str) -> int:
     """Return the number of samples in a part."""
     place = place_of(app, part)
     return len(first_array(getattr(app, f"x_{part}"))) if place is None else place.manifest.samples
 
 
-def batches(app: Any, part: str) -> tuple[Any, ...]:
+def batches(app: UserApp, part: str) -> tuple[Any, ...]:
     """Return the arguments for ``fit`` or ``evaluate`` with a part: ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``.
 
     Like in Keras, class weights become weights of the training samples.
@@ -67,7 +68,7 @@ def batches(app: Any, part: str) -> tuple[Any, ...]:
     return together(app, part, *(getattr(app, f"{letter}_{part}", None) for letter in "xyw"))
 
 
-def rows(app: Any, part: str, columns: Mapping[str, Any]) -> tuple[Any, ...]:
+def rows(app: UserApp, part: str, columns: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the arguments for ``fit`` with some rows of a part's partition files.
 
     Args:
@@ -78,7 +79,7 @@ def rows(app: Any, part: str, columns: Mapping[str, Any]) -> tuple[Any, ...]:
     return together(app, part, *(grown(columns, letter) for letter in "xyw"))
 
 
-def together(app: Any, part: str, x: Any, y: Any, w: Any) -> tuple[Any, ...]:
+def together(app: UserApp, part: str, x: Any, y: Any, w: Any) -> tuple[Any, ...]:
     """Return inputs, labels and weights as the tuple that ``fit`` takes."""
     if part == "train" and getattr(app, "class_weight", None) is not None:
         w = class_weights(y, app.class_weight)
@@ -114,7 +115,7 @@ def class_weights(y: Any, weights: Any) -> np.ndarray[Any, Any]:
     return chosen
 
 
-def check_data(app: Any) -> None:
+def check_data(app: UserApp) -> None:
     """Refuse data that training or evaluation cannot use.
 
     Raises:
@@ -142,7 +143,7 @@ def check_data(app: Any) -> None:
         class_weights(getattr(app, "y_train", None), app.class_weight)
 
 
-def check_part(app: Any, part: str) -> None:
+def check_part(app: UserApp, part: str) -> None:
     """Refuse data of one part that cannot be used; ``check_data`` lists the errors."""
     if (place := place_of(app, part)) is not None:
         _check_place(app, part, place)
@@ -170,7 +171,7 @@ def check_part(app: Any, part: str) -> None:
         raise AppError(f"{first} has no rows", hint="look at how load_dataset finds its files")
 
 
-def _check_classes(app: Any) -> None:
+def _check_classes(app: UserApp) -> None:
     """Refuse parts whose labels number other classes than training does, because evaluation would be meaningless."""
     train = place_of(app, "train")
     for part in ("val", "test"):
@@ -185,7 +186,7 @@ def _check_classes(app: Any) -> None:
                 )
 
 
-def _check_place(app: Any, part: str, place: Any) -> None:
+def _check_place(app: UserApp, part: str, place: Any) -> None:
     name = f"{part}_data"
     if not isinstance(place, DataSet):
         raise AppError(
@@ -236,13 +237,13 @@ def _check_array(name: str, array: Any) -> None:
         raise DatasetError(f"{name} is a single number, not an array", hint="give it one row for each sample")
 
 
-def meant(app: Any, name: str) -> str:
+def meant(app: UserApp, name: str) -> str:
     """Return a question about a similar attribute that the user has set; empty if there is none."""
     near = next((given for given, right in MEANT.items() if right == name and hasattr(app, given)), None)
     return f"; you set self.{near}: did you mean self.{name}?" if near else ""
 
 
-def take_made(app: Any) -> None:
+def take_made(app: UserApp) -> None:
     """Convert the data sets of Keras and TensorFlow that ``load_dataset`` has set to data sets of DDLF.
 
     Raises:
@@ -253,12 +254,12 @@ def take_made(app: Any) -> None:
             setattr(app, name, found)
 
 
-def has_own_train(app: Any) -> bool:
+def has_own_train(app: UserApp) -> bool:
     """Return whether the user has written ``train``, which then decides how to train."""
     return any("train" in vars(kind) for kind in type(app).__mro__ if kind.__module__ != "ddlf.app")
 
 
-def look_alikes(app: Any) -> list[str]:
+def look_alikes(app: UserApp) -> list[str]:
     """Return a sentence for each ineffective attribute or column whose name is close to an effective one.
 
     An app with its own ``train`` may use any attribute, so it gets none.
@@ -279,7 +280,7 @@ def look_alikes(app: Any) -> list[str]:
     ]
 
 
-def contents(app: Any) -> dict[str, str]:
+def contents(app: UserApp) -> dict[str, str]:
     """Return the fingerprint of each attribute with data. Test data without a fingerprint is left out."""
     found = {name: place.manifest.identity for name in PLACES if (place := getattr(app, name, None)) is not None}
     for name in NAMES:
@@ -292,7 +293,7 @@ def contents(app: Any) -> dict[str, str]:
     return found
 
 
-def content_of(app: Any, part: str) -> dict[str, str]:
+def content_of(app: UserApp, part: str) -> dict[str, str]:
     """Return the fingerprint of each attribute with data of a part; empty if one of them has no fingerprint."""
     names = [name for name in NAMES if name.endswith(f"_{part}") and getattr(app, name, None) is not None]
     try:
@@ -311,7 +312,7 @@ def content(found: dict[str, str]) -> str:
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16]
 
 
-def rows_of(app: Any) -> dict[str, Any]:
+def rows_of(app: UserApp) -> dict[str, Any]:
     """Return the number of training samples, and the shape and type of the first input array."""
     if (place := place_of(app, "train")) is not None:
         name = next(column for column in place if column == "x" or column.startswith("x["))

@@ -138,11 +138,11 @@ def provided(name: str, needed_by: str) -> Any:
     )
 
 
-def check_settings(app: Any, defaults: Mapping[str, Any]) -> None:
+def check_settings(app: object, defaults: Mapping[str, Any]) -> None:
     """Refuse a setting that no installed part implements.
 
     Args:
-        app: The user's ``IApp``.
+        app: The user's ``IApp``, or another object with these settings.
         defaults: The default values of settings by name.
 
     Raises:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from ddlf.data.app import UserApp
 from ddlf.errors import ConfigError
 from ddlf.events import Event, MapBegan, MapEnded
 from ddlf.events.sinks import Sink, to_json
@@ -102,7 +103,7 @@ def _drawn() -> Display:
 
 
 @contextlib.contextmanager
-def shown(app: Any, cluster: Any = None) -> Iterator[Display]:
+def shown(app: UserApp, cluster: Any = None) -> Iterator[None]:
     """Open the display that the app's ``ui`` names, unless it is already open.
 
     Args:
@@ -110,13 +111,13 @@ def shown(app: Any, cluster: Any = None) -> Iterator[Display]:
         cluster: A cluster whose events the display shows, too, if there is no run that passes them to the app.
     """
     if app.run_context.display is not None:
-        yield app.run_context.display
+        yield
         return
     with opened(choice(app)) as display, attached(app, display), heard(cluster, display.tell):
-        yield display
+        yield
 
 
-def choice(app: Any) -> str:
+def choice(app: UserApp) -> str:
     """Return the display of an app. The object's attribute overrides ``$DDLF_UI``, which overrides the class's."""
     named = os.environ.get("DDLF_UI") if "ui" not in vars(app) else None
     ui = chosen(named, "DDLF_UI") if named else chosen(app.ui)
@@ -124,7 +125,7 @@ def choice(app: Any) -> str:
 
 
 @contextlib.contextmanager
-def attached(app: Any, display: Display) -> Iterator[None]:
+def attached(app: UserApp, display: Display) -> Iterator[None]:
     """Send an app's events to a display, which also decides which records get a line."""
     take_off, app.run_context.display = app.subscribe(display.tell), display
     try:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ddlf.algorithms.flat_weights import Row, Rows
 from ddlf.algorithms.push_rules import Cadence
+from ddlf.data.app import UserApp
 from ddlf.errors import WorkerLost
 from ddlf.training.exchanges.peers import Unreached
 from ddlf.training.roles.metrics import NOTHING_COUNTED
@@ -27,19 +28,19 @@ LOOK_S = 0.002
 """Seconds between two checks whether a fake worker is lost."""
 
 
-def gradient(app: Any, task: Task, samples: Any, weights: Row) -> Row:
+def gradient(app: UserApp, task: Task, samples: Any, weights: Row) -> Row:
     """Return ``0.1 w + N(0, 1)``, with noise from the task's seed and the batch's samples."""
     chance = np.random.default_rng((task.seed, task.round, int(samples.sum()), len(samples)))
     found: Row = np.float32(0.1) * weights + chance.normal(size=weights.size).astype(np.float32)
     return found * np.float32(app.learning_rate > 0)
 
 
-def rows_of(app: Any) -> Rows:
+def rows_of(app: UserApp) -> Rows:
     """Return the row layout of a fake model."""
     return Rows.of(list(app.start.values()), [path not in app.frozen for path in app.start])
 
 
-async def carried(worker: Any, app: Any, task: Task) -> Reply:
+async def carried(worker: Any, app: UserApp, task: Task) -> Reply:
     """Carry a slot's round, like ``DownpourReplica`` on a worker.
 
     Args:
@@ -102,7 +103,7 @@ async def carried(worker: Any, app: Any, task: Task) -> Reply:
     )
 
 
-async def carried_until_lost(worker: Any, app: Any, task: Task) -> dict[str, Any]:
+async def carried_until_lost(worker: Any, app: UserApp, task: Task) -> dict[str, Any]:
     """Carry a slot's round, and return the reply's message. A loss ends the wait at once, but not the work itself.
 
     Raises:

@@ -6,81 +6,26 @@ needs is in the context, so that no module uses private attributes of the object
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ddlf.data.app import Display, UserApp
 from ddlf.events import Event
-from ddlf.events.history import History
 from ddlf.events.sinks import Events
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ddlf.algorithms.weights import Weights
-    from ddlf.events.record import RoundRecord
     from ddlf.training.progress import Progress
     from ddlf.training.weights_ref import WeightsRef
 
 
-class App(Protocol):
-    """The user's object, which ``ddlf.IApp`` implements. Its settings can be read as attributes, too."""
-
-    model: Any
-    cluster: Any
-    history: History
-    ledger: Any
-    mode: Any
-    indices: Any
-    worker: Any
-    replica: Any
+class App(UserApp, Protocol):
+    """The user's object with the context of its runs."""
 
     @property
     def run_context(self) -> RunContext:
         """The context that its runs share."""
-
-    def load_dataset(self) -> Any:
-        """Set the data attributes, such as ``x_train``."""
-
-    def create_model(self) -> Any:
-        """Set ``model`` to a compiled Keras model."""
-
-    def train(self, weights: list[Any], worker_epochs: int, batch_size: int) -> Any:
-        """Train the model in one round, on a worker."""
-
-    def on_round(self, record: RoundRecord) -> Any:
-        """Receive the record of a finished round."""
-
-    def is_convergent(self, record: RoundRecord) -> Any:
-        """Return whether training can stop."""
-
-    def subscribe(self, sink: Callable[[Event], Any]) -> Callable[[], None]:
-        """Send all events to ``sink``, and return a function that ends this."""
-
-    def connect(self) -> Awaitable[None]:
-        """Connect to the workers."""
-
-    def __getattr__(self, name: str) -> Any:
-        """Return a setting, or an attribute that the user has set."""
-
-
-class Display(Protocol):
-    """Shows the progress of a run."""
-
-    prints: bool
-
-    def is_due(self, record: RoundRecord) -> bool:
-        """Return whether to print this record now."""
-
-
-class Recording(Protocol):
-    """Writes the folder of a run."""
-
-    is_over: bool
-    path: Path
-
-    def leave(self) -> None:
-        """Stop writing."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -26,6 +26,7 @@ from ddlf.extras.advice.rule import LEVELS, Advice, Edit, Level, check_rules, fi
 from ddlf.extras.advice.rules import RULES
 from ddlf.extras.advice.rules.run import watched
 from ddlf.extras.advice.source import Ignore, Sources, text_of
+from ddlf.training.context import App
 from ddlf.training.registry import spec_of
 from ddlf.training.roles import have_keras
 from ddlf.training.roles.evaluable import check_test
@@ -48,7 +49,7 @@ REMOVED = frozenset({"C15"})
 
 
 async def advise(
-    app: Any, level: Level = "batch", *, workers: int | None = None, cluster: Cluster | None = None
+    app: App, level: Level = "batch", *, workers: int | None = None, cluster: Cluster | None = None
 ) -> Report:
     """Find likely mistakes in an app.
 
@@ -118,13 +119,13 @@ async def advise(
     return replace(report, skipped=skipped)
 
 
-def _explanation(app: Any, workers: int | None, sources: Sources, ignores: Iterable[Ignore]) -> Report | None:
+def _explanation(app: App, workers: int | None, sources: Sources, ignores: Iterable[Ignore]) -> Report | None:
     """Return what the quick level finds in an app that cannot run; None if no finding explains the error."""
     report = check_facts(facts_of(app, workers=workers), sources, ignores, ("quick",))
     return report if any(one.severity == "E" for one in report.advice) else None
 
 
-def _related(app: Any, facts: Facts) -> dict[str, Any]:
+def _related(app: App, facts: Facts) -> dict[str, Any]:
     """Return how well samples predict their labels, where a loss of Keras compares them: the worst of several outputs."""
     tokens = {one.before for one in facts.layers if one.kind == "Embedding"}
     if any(head.loss in ("", "own") for head in facts.heads) or facts.own & {"step", "train"}:
@@ -185,7 +186,7 @@ def _edits(one: Advice, sources: Sources, facts: Facts) -> Iterable[Edit]:
     return () if in_text else edits_of(one.finding.changes, sources, facts)
 
 
-async def watch_run(app: Any) -> AbstractContextManager[None]:
+async def watch_run(app: App) -> AbstractContextManager[None]:
     """Check an app that has data and model before its run.
 
     Returns:
@@ -206,7 +207,7 @@ async def watch_run(app: Any) -> AbstractContextManager[None]:
     return watching()
 
 
-async def check_before_run(app: Any) -> tuple[list[Advised], str]:
+async def check_before_run(app: App) -> tuple[list[Advised], str]:
     """Return what a run reports at its beginning, and the likely cause if it fails.
 
     Raises:
@@ -243,14 +244,14 @@ def _advised(one: Advice) -> Advised:
     )
 
 
-def _quick_report(app: Any) -> Report:
+def _quick_report(app: App) -> Report:
     sources = sources_of(app)
     facts = facts_of(app)
     return check_facts(facts, sources, sources.ignores(), ("quick",), CHECKED_BY_RUNS if facts.slots > 1 else ())
 
 
 @contextlib.contextmanager
-def explained_errors(app: Any, cause: str) -> Iterator[None]:
+def explained_errors(app: App, cause: str) -> Iterator[None]:
     """Add the likely cause to the error that ends a training, and the first step that is not finite.
 
     Args:

@@ -23,6 +23,7 @@ from ddlf.extras.advice.collect import sources_of
 from ddlf.extras.advice.facts import Facts
 from ddlf.extras.advice.network import graph_of, layers_of
 from ddlf.extras.advice.rules.run import not_finite
+from ddlf.training.context import App
 from ddlf.training.exchanges.gradient.step import Gradients
 from ddlf.training.roles.build import first_rows
 from ddlf.training.roles.optimizer_state import read_optimizer, write_optimizer, write_rates
@@ -70,7 +71,7 @@ REPEAT_STEPS, REPEAT_SECONDS = 300, 10.0
 """After which it is given up."""
 
 
-def seen_in_a_batch(app: Any, facts: Facts) -> dict[str, Any]:
+def seen_in_a_batch(app: App, facts: Facts) -> dict[str, Any]:
     """What a batch shows, by name: what cannot be tried is left out.
 
     Args:
@@ -97,7 +98,7 @@ def seen_in_a_batch(app: Any, facts: Facts) -> dict[str, Any]:
     return seen
 
 
-def seconds_of_a_step(app: Any, batch_size: int) -> float | None:
+def seconds_of_a_step(app: App, batch_size: int) -> float | None:
     """What a step takes here, once it is compiled. None where it cannot be tried.
 
     Args:
@@ -119,7 +120,7 @@ def seconds_of_a_step(app: Any, batch_size: int) -> float | None:
     return (time.perf_counter() - begin) / math.ceil(count / batch_size)
 
 
-def _rows(app: Any, most: int = ROWS) -> tuple[Any, ...] | None:
+def _rows(app: App, most: int = ROWS) -> tuple[Any, ...] | None:
     """Some samples as ``fit`` takes them, from all over the data; None of files."""
     if place_of(app, "train") is not None:
         return None
@@ -459,7 +460,7 @@ def unlinked(model: Any, rows: tuple[Any, ...], facts: Facts) -> dict[str, Any]:
     return {"unlinked": bool(abs(exchanged - given_so) <= near < abs(changed - given_so))}
 
 
-def trained_by_own(app: Any) -> str:
+def trained_by_own(app: App) -> str:
     """What is wrong with an app's own ``train``, as a sentence; empty if nothing is, or it cannot be tried.
 
     The model is given other weights than ``train`` is: where those show in the update, it did not begin with what it was given. Then the weights
@@ -502,7 +503,7 @@ def trained_by_own(app: Any) -> str:
     return ""
 
 
-def _reads_others(app: Any, start: list[Any], size: int) -> bool:
+def _reads_others(app: App, start: list[Any], size: int) -> bool:
     """Whether samples show in an update that are not of ``app.indices``: they are made NaN, behind as many that are."""
     mine = len(app.indices)
     if not all(array.dtype.kind == "f" for _, array in leaves(app.x_train)):
@@ -529,7 +530,7 @@ def _length_of_difference(one: Any, other: Any) -> float:
     return float(np.sqrt(sum(((a.astype(np.float64) - b) ** 2).sum() for a, b in zip(one, other, strict=True))))
 
 
-def not_finite_advice(app: Any) -> Advised | None:
+def not_finite_advice(app: App) -> Advised | None:
     """What is to be said of a run that ended with NaN; None if that cannot be found here.
 
     Args:
@@ -555,7 +556,7 @@ def not_finite_advice(app: Any) -> Advised | None:
     )
 
 
-def _begun(app: Any) -> tuple[str, tuple[str, str]] | None:
+def _begun(app: App) -> tuple[str, tuple[str, str]] | None:
     """What is not finite first, and what that is about."""
     import keras
 
@@ -571,7 +572,7 @@ def _begun(app: Any) -> tuple[str, tuple[str, str]] | None:
             variable.assign(value)
 
 
-def _repeated(app: Any, model: Any) -> tuple[str, tuple[str, str]] | None:
+def _repeated(app: App, model: Any) -> tuple[str, tuple[str, str]] | None:
     data = first_rows(app, "train")
     count = len(next(array for _, array in leaves(data)))
     order, end = np.random.default_rng(app.seed), time.monotonic() + REPEAT_SECONDS

@@ -20,6 +20,7 @@ from ddlf.extras.advice.source import Sources, text_of
 from ddlf.rpc.code import own_modules
 from ddlf.rpc.iworker import awaited
 from ddlf.training.callback_checks import check, warnings, warnings_of_master
+from ddlf.training.context import App
 from ddlf.training.registry import flat, spec_of
 from ddlf.training.roles import have_keras
 from ddlf.training.roles.build import fresh_names, left_behind, ready_model
@@ -46,14 +47,14 @@ TAKEN_IN = 1 << 26
 """Bytes up to which data that is not in memory is read whole."""
 
 
-def twin(app: Any) -> Any:
+def twin(app: App) -> Any:
     """Another object with all that the app has, so that what is loaded and made for advice is not the app's."""
     other = object.__new__(type(app))
     vars(other).update(vars(app))
     return other
 
 
-async def load(app: Any) -> None:
+async def load(app: App) -> None:
     """Have the app load its data, unless it has. Whether it can be used is not looked at."""
     from ddlf.data import parts
 
@@ -62,7 +63,7 @@ async def load(app: Any) -> None:
         parts.take_made(app)
 
 
-def take_in(app: Any) -> bool:
+def take_in(app: App) -> bool:
     """Have small data sets of files, of a ``PyDataset`` or of a pipeline as arrays, so that they are looked at as those; returns whether it has.
 
     Args:
@@ -88,7 +89,7 @@ def _size(place: Any) -> int:
     return int(place.manifest.samples) * int(one)
 
 
-async def build(app: Any) -> None:
+async def build(app: App) -> None:
     """Have the app make its model, unless it has.
 
     Raises:
@@ -104,7 +105,7 @@ async def build(app: Any) -> None:
     ready_model(app)
 
 
-def facts_of(app: Any, *, workers: int | None = None, seen: Mapping[str, Any] | None = None) -> Facts:
+def facts_of(app: App, *, workers: int | None = None, seen: Mapping[str, Any] | None = None) -> Facts:
     """All that there is to know of an app.
 
     Args:
@@ -156,7 +157,7 @@ def _inputs(model: Any) -> tuple[tuple[str, tuple[int | None, ...], str], ...]:
     return tuple((one.name, tuple(one.shape[1:]), str(one.dtype)) for one in found)
 
 
-def _settings(app: Any) -> dict[str, Any]:
+def _settings(app: App) -> dict[str, Any]:
     try:
         values = flat(spec_of(app))
     except DDLFError:  # a run will say so
@@ -168,7 +169,7 @@ def _settings(app: Any) -> dict[str, Any]:
     return found
 
 
-def _refused(app: Any, model: Any) -> tuple[str, ...]:
+def _refused(app: App, model: Any) -> tuple[str, ...]:
     """Why a run will not begin with these callbacks."""
     try:
         if model is not None:
@@ -178,14 +179,14 @@ def _refused(app: Any, model: Any) -> tuple[str, ...]:
     return ()
 
 
-def _own(app: Any, model: Any) -> frozenset[str]:
+def _own(app: App, model: Any) -> frozenset[str]:
     found = {"train"} if has_own_train(app) else set()
     if model is not None:
         found |= {name for name, own in (("loss", is_own(model)), ("step", has_own_step(model))) if own}
     return frozenset(found)
 
 
-def sources_of(app: Any) -> Sources:
+def sources_of(app: App) -> Sources:
     """The user's files: that of the app's class, the modules beside it, and the text of its model."""
     paths: list[Path] = []
     for kind in type(app).__mro__:

@@ -24,6 +24,7 @@ from ddlf.data.trees import tree_map, tuples
 from ddlf.errors import DDLFError, NotPicklable
 from ddlf.extras.advice.facts import Facts, Head
 from ddlf.rpc.code import is_installed, pickle_object, unpickle
+from ddlf.training.context import App
 from ddlf.training.roles.build import describe_weights
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ SECONDS = 300.0
 SHOWN = 5
 
 
-def pickled_app(app: Any, seen: dict[str, Any]) -> bytes | None:
+def pickled_app(app: App, seen: dict[str, Any]) -> bytes | None:
     """Return the app as it travels to workers, before it has loaded anything; None if it cannot, which is noted in ``seen``."""
     try:
         return pickle_object(app)
@@ -49,7 +50,7 @@ def pickled_app(app: Any, seen: dict[str, Any]) -> bytes | None:
         return None
 
 
-async def seen_by_second_process(app: Any, pickled: bytes) -> dict[str, Any]:
+async def seen_by_second_process(app: App, pickled: bytes) -> dict[str, Any]:
     """Return sentences about what a second process made differently, by subject.
 
     Args:
@@ -99,7 +100,7 @@ def differences(mine: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _made(app: Any) -> dict[str, Any]:
+def _made(app: App) -> dict[str, Any]:
     return {"data": contents(app), "weights": describe_weights(app.model), "files": []}
 
 
@@ -188,7 +189,7 @@ async def held_out(pickled: bytes, fold: int) -> tuple[Any, Any, Any]:
     from ddlf.extras.advice.collect import build, load
     from ddlf.rpc.code import unpickle
 
-    app: Any = unpickle(pickled)
+    app: App = unpickle(pickled)
     await load(app)
     await build(app)
     data = batches(app, "train")

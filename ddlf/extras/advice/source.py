@@ -13,6 +13,7 @@ from typing import Any
 
 from ddlf.extras.advice.facts import Facts, Layer
 from ddlf.extras.advice.rule import Advice, Position
+from ddlf.training.context import App
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 POSITIONS = {
@@ -359,7 +360,7 @@ class ModelText:
         return self._line_of(at)
 
 
-def text_of(app: Any) -> ModelText | None:
+def text_of(app: App) -> ModelText | None:
     """The text of an app's model; None if it has none."""
     model = vars(app).get("model")
     texts = (

@@ -9,13 +9,14 @@ from ddlf.algorithms.clipping import CLIP
 from ddlf.algorithms.multipliers import MULTIPLIERS, ByName
 from ddlf.algorithms.schedules import SCHEDULE
 from ddlf.errors import AppError, ConfigError
+from ddlf.training.context import App
 from ddlf.training.roles.optimizers import chain, innermost, unwrapped
 
 MARK = "_ddlf_stabilised"
 """Where a model has the settings that are in its optimizer."""
 
 
-def ready_model(app: Any, model: Any) -> None:
+def ready_model(app: App, model: Any) -> None:
     """Have the optimizer of an app's model follow the app's settings; see ``stabilised``."""
     stabilised(model, *(getattr(app, name, None) for name in ("schedule", "clip", "multipliers")))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
+from ddlf.data.app import UserApp
 from ddlf.errors import ConfigError
 from ddlf.monitor.runs import folder
 from ddlf.monitor.runs.background import Behind, log, reason
@@ -35,7 +35,7 @@ class Recording:
         OSError: The folder cannot be written to.
     """
 
-    def __init__(self, app: Any, path: Path, told: dict[str, str], trackers: Sequence[str] = ()) -> None:
+    def __init__(self, app: UserApp, path: Path, told: dict[str, str], trackers: Sequence[str] = ()) -> None:
         self.path = path
         self.is_over = False
         self._writer = FolderWriter(app, path, told)
@@ -96,7 +96,7 @@ class Unrecorded:
 
 
 @contextlib.contextmanager
-def recorded(app: Any, told: dict[str, str] | None = None) -> Iterator[Path | None]:
+def recorded(app: UserApp, told: dict[str, str] | None = None) -> Iterator[Path | None]:
     """Record the app's run in a new folder below ``app.out``, if that names one, and in the app's trackers.
 
     Later tests and model files go to the same folder until the next run begins. A nested call does nothing.
@@ -125,7 +125,7 @@ def recorded(app: Any, told: dict[str, str] | None = None) -> Iterator[Path | No
     recording.close()
 
 
-def _begin(app: Any, told: dict[str, str]) -> Recording | Unrecorded:
+def _begin(app: UserApp, told: dict[str, str]) -> Recording | Unrecorded:
     out, name, trackers = (declared()[key].check(key, getattr(app, key)) for key in ("out", "run_name", "trackers"))
     if trackers and not folder.is_wanted(out):
         raise ConfigError(

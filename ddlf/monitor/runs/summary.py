@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ddlf.data.app import UserApp
 from ddlf.events.record import RoundRecord, accuracy
 from ddlf.settings.declared import declared
 from ddlf.version import __version__
@@ -31,7 +32,7 @@ GIT_S = 5.0
 """Maximum seconds for git to examine the sources."""
 
 
-def settings_of(app: Any, told: dict[str, str]) -> dict[str, dict[str, Any]]:
+def settings_of(app: UserApp, told: dict[str, str]) -> dict[str, dict[str, Any]]:
     """Return each setting of an app with its value and origin.
 
     Args:
@@ -77,7 +78,7 @@ def without_secrets(word: str) -> str:
     return word
 
 
-def source_of(app: Any) -> str:
+def source_of(app: UserApp) -> str:
     """Return the file of the app's class or model text; empty for a class from a notebook cell."""
     if getattr(app, "takes_data", False):
         return str(app.notation.file)
@@ -109,7 +110,7 @@ def git(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def ledger_of(app: Any) -> dict[str, Any] | None:
+def ledger_of(app: UserApp) -> dict[str, Any] | None:
     """Return how often samples were trained on: minimum, maximum and hash of all counts; None before training."""
     ledger = getattr(app, "ledger", None)
     return ledger.summary() if ledger is not None and ledger.samples else None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlf import events as e
+from ddlf.data.app import UserApp
 from ddlf.events.facts import to_data
 from ddlf.events.history import row
 from ddlf.events.record import RoundRecord
@@ -48,7 +49,7 @@ class FolderWriter:
         OSError: The folder cannot be written to.
     """
 
-    def __init__(self, app: Any, path: Path, told: dict[str, str]) -> None:
+    def __init__(self, app: UserApp, path: Path, told: dict[str, str]) -> None:
         self.ended: tuple[folder.How, str] | None = None
         self.is_over = False
         self._app = app

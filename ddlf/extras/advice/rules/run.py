@@ -12,6 +12,7 @@ from typing import Any
 from ddlf.events import Advised, Committed, Event
 from ddlf.extras.advice.facts import Facts
 from ddlf.extras.advice.rule import Finding, rule
+from ddlf.training.context import App
 
 log = logging.getLogger(__name__)
 MOST_RECORDS = 1_000
@@ -144,7 +145,7 @@ RUN_RULES = (not_finite, _diverging, _oscillating, _stuck, _overfitting, _stale)
 
 
 @contextlib.contextmanager
-def watched(app: Any) -> Iterator[None]:
+def watched(app: App) -> Iterator[None]:
     """Report what the records of the app's run show, as long as this is open.
 
     A plain round calls nothing of the adviser outside of this file.

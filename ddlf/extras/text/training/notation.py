@@ -37,6 +37,7 @@ from ddlf.extras.text.training.deciding import OF_RUNS, Decision, Output, decide
 from ddlf.extras.text.training.found import by_name, facts, inputs_of, last_activation, outputs_of
 from ddlf.extras.text.training.given import by_names, check_rows, check_shapes, held_out
 from ddlf.extras.text.training.shipped import WEIGHTS, place_of, text_of
+from ddlf.training.context import App
 from ddlf.training.registry import DEFAULTS, SETTINGS
 from ddlf.training.roles.run_position import followers
 
@@ -329,7 +330,7 @@ class Notation:
         value = self.own("patience")
         return getattr(value, "value", None)
 
-    def ready(self, app: Any) -> Any:
+    def ready(self, app: App) -> Any:
         """The model of Keras that an app trains, compiled by the text and the app's data; what a program has compiled stays as it is.
 
         Args:
@@ -430,13 +431,13 @@ class Notation:
         return tuple(next(iter(each.values())) if len(each) == 1 else each for each in (x, y))  # type: ignore[return-value]
 
 
-async def check_app(app: Any) -> None:
+async def check_app(app: App) -> None:
     """Read the text that an app names in ``notation``; see ``take_notation``."""
     if app.notation is not None:
         take_notation(app)
 
 
-def take_notation(app: Any) -> None:
+def take_notation(app: App) -> None:
     """Read the text that an app names in ``notation``, and take the settings in it that the app does not set itself.
 
     Raises:
@@ -455,12 +456,12 @@ def take_notation(app: Any) -> None:
             setattr(app, name, value)
 
 
-def _says(app: Any, name: str) -> bool:
+def _says(app: App, name: str) -> bool:
     """Whether an app has a value of its own for a setting."""
     return name in vars(app) or any(name in vars(kind) for kind in type(app).__mro__ if kind.__module__ != "ddlf.app")
 
 
-def not_open(app: Any) -> list[str]:
+def not_open(app: App) -> list[str]:
     """The settings of a run that no rule is to decide for an app: those that it sets itself, and those that would not go with what it sets."""
     found = [name for name in OF_RUNS if _says(app, name)]
     if SETTINGS["rate_decay"].check("rate_decay", app.rate_decay) != SETTINGS["rate_decay"].check(
@@ -474,14 +475,14 @@ def not_open(app: Any) -> list[str]:
     return found
 
 
-def take_decided(app: Any, notation: Notation) -> None:
+def take_decided(app: App, notation: Notation) -> None:
     """Set on an app the settings of a run that were decided."""
     for each in notation.decisions:
         if each.block == "train" and each.key in OF_RUNS:
             setattr(app, each.key, notation.settings[each.key])
 
 
-def _ready(notation: Notation, app: Any) -> Any:
+def _ready(notation: Notation, app: App) -> Any:
     """The model of Keras that an app trains; see ``Notation.ready``."""
     before = notation.made
     if before is not None and before.compiled:
@@ -505,7 +506,7 @@ def _ready(notation: Notation, app: Any) -> Any:
     return model
 
 
-def _tell(notation: Notation, app: Any) -> None:
+def _tell(notation: Notation, app: App) -> None:
     """Say what was decided, and what of the text has no effect in this app."""
     for each in notation.decisions:
         app.run_context.emit(Decided(key=f"{each.block}:{each.key}", value=each.value, rule=each.rule, why=each.reason))

@@ -30,8 +30,10 @@ def changed(task: Task, since: int, like: Weights, lossless: Sequence[bool]) -> 
     return tensors_of(parts, like, [not exact for exact in lossless], len(task.merged))
 
 
-def exchanged(task: Task, like: Weights, lossless: Sequence[bool]) -> list[int]:
-    """Return the numbers of the tensors whose updates come back, for a task that exchanges fragments."""
+def exchanged(task: Task, like: Weights, lossless: Sequence[bool]) -> list[int] | None:
+    """Return the numbers of the tensors whose updates come back; None for all."""
+    if not task.merged:
+        return None
     return tensors_of(task.wanted, like, [not exact for exact in lossless], len(task.merged))
 
 

@@ -1,0 +1,105 @@
+"""The user's object as every room sees it: ``UserApp``. Runs everywhere; imports no heavy modules."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ddlf.events import Event
+from ddlf.events.history import History
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ddlf.events.record import RoundRecord
+
+
+class Display(Protocol):
+    """Shows the progress of a run."""
+
+    prints: bool
+
+    def is_due(self, record: RoundRecord) -> bool:
+        """Return whether to print this record now."""
+
+
+class Recording(Protocol):
+    """Writes the folder of a run."""
+
+    is_over: bool
+    path: Path
+
+    def leave(self) -> None:
+        """Stop writing."""
+
+
+class Context(Protocol):
+    """State that all runs of one app share on one node, as far as rooms below ``ddlf.training`` use it.
+
+    ``ddlf.training.context.RunContext`` implements it.
+
+    Attributes:
+        arrays_only: Whether ``load_dataset`` sets only arrays.
+        display: The active display; None while the app is not displayed.
+        recording: The writer of a run's folder.
+        progress: The final state of the last run.
+    """
+
+    arrays_only: bool
+    display: Display | None
+    recording: Any
+
+    @property
+    def progress(self) -> Any: ...
+
+    @property
+    def emit(self) -> Callable[[Event], None]:
+        """Sends an event to all subscribers."""
+
+    @property
+    def check_written(self) -> Callable[[], Coroutine[Any, Any, None]]:
+        """Raises an error if the app lacks a method."""
+
+
+class UserApp(Protocol):
+    """The user's object, which ``ddlf.IApp`` implements. Its settings can be read as attributes, too."""
+
+    model: Any
+    cluster: Any
+    history: History
+    ledger: Any
+    mode: Any
+    indices: Any
+    worker: Any
+    replica: Any
+
+    @property
+    def run_context(self) -> Context:
+        """The context that its runs share."""
+
+    def load_dataset(self) -> Any:
+        """Set the data attributes, such as ``x_train``."""
+
+    def create_model(self) -> Any:
+        """Set ``model`` to a compiled Keras model."""
+
+    def train(self, weights: list[Any], worker_epochs: int, batch_size: int) -> Any:
+        """Train the model in one round, on a worker."""
+
+    def on_round(self, record: RoundRecord) -> Any:
+        """Receive the record of a finished round."""
+
+    def is_convergent(self, record: RoundRecord) -> Any:
+        """Return whether training can stop."""
+
+    def subscribe(self, sink: Callable[[Event], Any]) -> Callable[[], None]:
+        """Send all events to ``sink``, and return a function that ends this."""
+
+    def connect(self) -> Awaitable[None]:
+        """Connect to the workers."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a setting, or an attribute that the user has set."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a setting, or another attribute."""
