@@ -29,7 +29,8 @@ from ddlf.errors import ConfigError
 from ddlf.training.context import App
 from ddlf.training.crew import Crew
 from ddlf.training.early import check_app, check_backend
-from ddlf.training.exchange import Exchange, WeightsOut
+from ddlf.training.exchanges.carrier import Carrier
+from ddlf.training.exchanges.star.master import StarWeights
 from ddlf.training.opening import crew_of
 from ddlf.training.refusals import check_spec
 from ddlf.training.registry import spec_of
@@ -156,8 +157,8 @@ class Both:
         self._model = KerasModel(app)
         codec = CODEC.read("float32")
         states = SlotStates(app.run_context.name, crew, [{}], {})
-        weights_out = WeightsOut("float32", [True] * len(self._start))
-        self._exchange = Exchange(app.run_context.name, samples, codec.name, weights_out, states)
+        weights_out = StarWeights("float32", [True] * len(self._start))
+        self._exchange = Carrier(app.run_context.name, samples, codec.name, weights_out, states)
         self._last: Reply | None = None
 
     async def compared(self, batches: int) -> Compared:

@@ -47,8 +47,10 @@ async def recalibrated(run: Run, weights: Weights, replies: Sequence[Reply], mer
     new = list(weights)
     old = [weights[place] for place in places]
     begin = time.perf_counter()
-    told = run.exchange.whole(weights)
-    found: list[Weights] = await _all(run, [_measuring(told, reply) for reply in replies], _measure)
+    whole = run.exchange.weights_out.whole
+    assert whole is not None  # the master has merged the weights
+    message = whole(weights)
+    found: list[Weights] = await _all(run, [_measuring(message, reply) for reply in replies], _measure)
     names = [run.facts.names[place] for place in places]
     into = merge.start(len(found), old, names)
     for number, (reply, mine) in enumerate(zip(replies, found, strict=True)):

@@ -23,7 +23,7 @@ from ddlf.events import Converged, SlotsChanged
 from ddlf.events.record import RoundRecord
 from ddlf.training.arrivals import Arrivals, Begin, Gate, always, global_weights
 from ddlf.training.crew import Crew, Work
-from ddlf.training.exchange import Exchange
+from ddlf.training.exchanges.carrier import Carrier
 from ddlf.training.gather import check_weights, gather
 from ddlf.training.keeper import Keeper
 from ddlf.training.nearby import Nearby
@@ -66,7 +66,7 @@ class Run:
         cluster: Cluster,
         crew: Crew,
         progress: Progress,
-        exchange: Exchange,
+        exchange: Carrier,
         nearby: Nearby | None,
         merge_metrics: MetricMerge,
         reporter: Reporter,

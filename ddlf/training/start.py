@@ -29,7 +29,7 @@ from ddlf.training.crew import Crew
 from ddlf.training.early import check_app, check_backend
 from ddlf.training.evaluation import check_test_data, to_its_end
 from ddlf.training.evaluation_there import EvaluationThere
-from ddlf.training.exchange import Exchange
+from ddlf.training.exchanges.carrier import Carrier
 from ddlf.training.nearby import Nearby
 from ddlf.training.opening import crew_of
 from ddlf.training.parts import partitioned
@@ -336,7 +336,7 @@ async def _run(
         spec.local.optimizer_state == "fresh" and restarts(app.model.optimizer)
     )
     planned = PlannedSteps(progress, spec.data.batch_size) if follows else None
-    carrier = Exchange(
+    carrier = Carrier(
         app.run_context.name, samples, spec.exchange.codec.name, weights_out, states, app.run_context.emit, planned
     )
     on_disks = facts.files is not None and facts.files.manifest.hosts > 0

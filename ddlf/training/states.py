@@ -30,7 +30,7 @@ from ddlf.training.slot.parts import PARTS, kept_parts
 from ddlf.training.slot.task import HELD, Reply, SlotState
 
 if TYPE_CHECKING:
-    from ddlf.training.exchange import Outwards
+    from ddlf.training.exchanges.carrier import WeightSource
     from ddlf.training.progress import Progress
     from ddlf.training.spec import RunSpec
 
@@ -351,7 +351,7 @@ async def _collected(parts: list[tuple[SlotState, asyncio.Future[SlotState] | No
     return [{**known, **(await asyncio.shield(coming) if coming else {})} for known, coming in parts]
 
 
-def states_of(app: App, crew: Crew, progress: Progress, spec: RunSpec, how: Outwards) -> SlotStates:
+def states_of(app: App, crew: Crew, progress: Progress, spec: RunSpec, how: WeightSource) -> SlotStates:
     """Return the states of the slots of a run.
 
     Args:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ddlf.cluster.cluster import Cluster
     from ddlf.training.context import App
     from ddlf.training.crew import Crew
-    from ddlf.training.exchange import Outwards
+    from ddlf.training.exchanges.carrier import WeightSource
     from ddlf.training.run import Run
 
 
@@ -81,7 +81,7 @@ class Strategy(StrategySettings):
         """
         raise NotImplementedError
 
-    def weights(self, place: Place) -> Outwards | None:
+    def weights(self, place: Place) -> WeightSource | None:
         """Return the source of the weights for tasks; None leaves this to the exchange."""
         return None
 
@@ -105,11 +105,11 @@ class Exchange(ExchangeSettings):
         """Return the factory of the common step; None if slots train locally."""
         return None
 
-    def weights(self, place: Place) -> Outwards:
+    def weights(self, place: Place) -> WeightSource:
         """Return the source of the weights for tasks: the master."""
-        from ddlf.training.exchange import WeightsOut
+        from ddlf.training.exchanges.star.master import StarWeights
 
-        return WeightsOut(str(self.weights_codec), place.lossless, fragments=place.fragments)
+        return StarWeights(str(self.weights_codec), place.lossless, fragments=place.fragments)
 
 
 def parts_of(spec: RunSpec) -> tuple[Strategy, Exchange]:

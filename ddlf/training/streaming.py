@@ -1,23 +1,21 @@
-"""Synchronous training that exchanges one fragment of the weights in each round. Runs on the master.
+"""The fragments of a run that exchanges one fragment of the weights in each round. Runs on the master.
 
-``Synchronous`` uses it for the outer optimizer ``streaming``. ``ddlf.algorithms.streaming`` has the rule.
+The loops of synchronous training use it for the outer optimizer ``streaming``. ``ddlf.algorithms.streaming`` has the rule.
 ``ddlf.training.slot.parts.fragments`` has the slot's side, which keeps its own weights.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
-from ddlf.algorithms.merge import Rule
+from ddlf.algorithms.outer import OuterOptimizer
 from ddlf.algorithms.streaming import Streaming, deal, tensors_of
 from ddlf.algorithms.weights import Weights
 from ddlf.events import Warned
-from ddlf.training.recalibration import recalibrated
-from ddlf.training.rounds import Ended, Round
+from ddlf.training.rounds import Round
 from ddlf.training.run import Run
 from ddlf.training.slot.task import Task
 
@@ -53,6 +51,14 @@ class Fragments:
         known, wanted = tuple(run.state["merged"][0].tolist()), tuple(self._parts)
         return [dataclasses.replace(task, merged=known, wanted=wanted, alpha=rule.alpha) for task in round.tasks]
 
+    def update(self, merged: Weights) -> Weights:
+        """Apply the merged update of the round's fragments, and return the new weights."""
+        run = self._run
+        run.state["outer"], weights = self._rule.update(
+            run.state["outer"], run.weights, merged, run.facts.trainable, self.tensors
+        )
+        return weights
+
     def were_merged(self, number: int) -> None:
         """Record that the fragments of a round, from 0, are merged."""
         merged = self._run.state["merged"][0]
@@ -69,29 +75,15 @@ class Fragments:
             self._run.crew.emit(Warned(about="streaming", why=why))
 
 
-async def train(run: Run, merge: Rule, rule: Streaming, balance: str) -> None:
-    """Train until all rounds are done or the run has to end.
+def fragments_of(run: Run, outer: OuterOptimizer, like: Weights) -> Fragments | None:
+    """Return the fragments of a run; None if its outer optimizer exchanges whole weights.
 
     Args:
         run: The run.
-        merge: The merge rule for the updates of a round.
-        rule: Defines the fragments, and changes them with their merged update.
-        balance: ``"equal"`` partitions, or partitions in proportion to each slot's measured ``"speed"``.
+        outer: The outer optimizer.
+        like: Arrays with the shapes and types of the weights.
 
     Raises:
         ConfigError: There are more fragments than tensors.
     """
-    fragments = Fragments(run, rule, run.weights)
-    with contextlib.suppress(Ended):
-        async for round in run.rounds(balance):
-            tasks = fragments.tasks(round)
-            into = merge.start(len(tasks), run.weights, run.facts.names)
-            replies = await run.all(tasks, into=into)
-            run.state["outer"], weights = rule.update(
-                run.state["outer"], run.weights, into.result(), run.facts.trainable, fragments.tensors
-            )
-            fragments.were_merged(round.number)
-            if run.facts.statistics:
-                weights = await recalibrated(run, weights, replies, merge)
-            await run.commit(weights, replies)
-    fragments.tell_late()
+    return Fragments(run, outer, like) if isinstance(outer, Streaming) else None

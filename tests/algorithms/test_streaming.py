@@ -11,7 +11,7 @@ from ddlf.algorithms.streaming import deal, tensors_of
 from ddlf.errors import ConfigError
 from ddlf.events import Warned
 from ddlf.testing import FakeCluster, FakeRun
-from ddlf.training.exchange import WeightsOut
+from ddlf.training.exchanges.star.master import StarWeights
 from ddlf.training.slot.part import SlotRound
 from ddlf.training.slot.parts.fragments import OwnFragments
 
@@ -134,7 +134,7 @@ async def test_a_round_changes_its_fragment_alone_and_the_last_one_all():
 def test_only_a_fragment_travels_either_way():
     weights = list(START.values())
     whole = sum(w.nbytes for w in weights)
-    out = WeightsOut("float32", [False] * 8, fragments=True)
+    out = StarWeights("float32", [False] * 8, fragments=True)
     assert not out.encode(0, weights, 0)["delta"]
     for part in range(4):
         tensors = tensors_of([part], weights, [True] * 8, 4)

@@ -5,7 +5,7 @@ import pytest
 
 from ddlf.algorithms.encoding import decode_update
 from ddlf.errors import ConfigError
-from ddlf.training.exchange import WeightsOut
+from ddlf.training.exchanges.star.master import StarWeights
 from ddlf.training.slot.parts.transfer import read_weights, send_update
 
 
@@ -16,21 +16,21 @@ def tensors(seed):
 
 @pytest.mark.parametrize("name", ["float32", "delta:float32"])
 def test_exact_codecs_bring_the_same_bits(name):
-    out, held = WeightsOut(name, [False, False]), None
+    out, held = StarWeights(name, [False, False]), None
     for round in range(3):
         held = read_weights(out.encode(0, tensors(round), round), held, tensors(0))
         assert all(np.array_equal(a, b) for a, b in zip(held, tensors(round), strict=True))
 
 
 def test_weights_for_all_workers_are_encoded_once():
-    out = WeightsOut("float16", [False, False])
+    out = StarWeights("float16", [False, False])
     weights = tensors(0)
     assert out.encode(0, weights, 0) is out.encode(1, weights, 0)
     assert out.encode(0, tensors(1), 1) is not out.encode(0, weights, 1)
 
 
 def test_a_delta_is_against_what_that_worker_holds_and_its_error_does_not_add_up():
-    out, held = WeightsOut("delta:int8", [False, False]), {}
+    out, held = StarWeights("delta:int8", [False, False]), {}
     random = np.random.default_rng(0)
     weights = tensors(0)
     for round in range(30):
@@ -43,7 +43,7 @@ def test_a_delta_is_against_what_that_worker_holds_and_its_error_does_not_add_up
 
 
 def test_another_worker_gets_exactly_what_the_slots_own_one_holds():
-    out, held = WeightsOut("delta:int8", [False, False]), None
+    out, held = StarWeights("delta:int8", [False, False]), None
     for round in range(3):
         weights = tensors(round)
         held = read_weights(out.encode(0, weights, round), held, weights)
@@ -56,7 +56,7 @@ def test_another_worker_gets_exactly_what_the_slots_own_one_holds():
 
 @pytest.mark.parametrize("codec", ["float16", "int8"])
 def test_a_round_before_which_nothing_was_merged_brings_no_difference_for_the_second_time(codec):
-    out, held = WeightsOut(f"delta:{codec}", [False, False]), None
+    out, held = StarWeights(f"delta:{codec}", [False, False]), None
     for round, weights in enumerate([tensors(0), *[tensors(1)] * 3]):  # the same list
         held = read_weights(out.encode(0, weights, round), held, weights)
     assert max(np.abs(a - b).max() for a, b in zip(held, weights, strict=True)) < 0.001

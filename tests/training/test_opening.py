@@ -12,7 +12,6 @@ import pytest
 from ddlf.errors import AppError, LeaseError, NotPicklable
 from ddlf.events import PhaseBegan, PhaseEnded, WorkerReady
 from ddlf.testing import FakeRun, in_process_cluster
-from ddlf.training.exchange import Exchange
 from ddlf.training.opening import Opening, _check_models
 from ddlf.training.roles.build import describe_weights
 from ddlf.training.run import Run
@@ -243,7 +242,7 @@ async def test_a_run_does_not_wait_at_its_end_for_a_worker_that_does_not_answer(
     async with in_process_cluster(2, proxied=True, dead_after_s=10_000) as cluster:
         run = Run.__new__(Run)
         run._cluster = cluster
-        run.exchange = Exchange("run", 1, "float32", None, None)
+        run.exchange = Carrier("run", 1, "float32", None, None)
         cluster.machine(2).cut_off()
         await asyncio.wait_for(run.stop_workers(), PATIENCE_S)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from ddlf.algorithms.update_check import Verdict
 from ddlf.algorithms.weights import Weights
@@ -40,13 +40,13 @@ HINT = (
 
 
 class Members:
-    """The workers of one run that hold its weights. Tasks use it instead of ``WeightsOut``.
+    """The workers of one run that hold its weights. Tasks use it instead of ``StarWeights``.
 
     Args:
         run: Name of the run on the workers.
         crew: Workers.
         cluster: The cluster of these workers.
-        lossless: For each tensor, whether it travels without loss, as in ``WeightsOut``.
+        lossless: For each tensor, whether it travels without loss, as in ``StarWeights``.
         holder: Name of the role that holds the weights on workers.
         codec: Codec of weights between workers, as text.
 
@@ -56,11 +56,12 @@ class Members:
         begin: Makes sure that some workers have the weights.
         says: Returns the task's entry about weights, for a slot and the number of its round.
         restoring: Brings slices of checkpoints to the workers.
-        compares: Judges the updates of replies by slot, as in ``Outwards``; None until the exchange sets it.
+        compares: Judges the updates of replies by slot, as in ``WeightSource``; None until the exchange sets it.
     """
 
     differences = False
     stays = True
+    whole: Callable[[Weights], dict[str, Any]] | None = None
 
     def __init__(
         self,
@@ -106,10 +107,6 @@ class Members:
     ) -> dict[str, Any]:
         """Return the task's entry about weights: where the worker finds them."""
         return self.says(slot, number)
-
-    def whole(self, weights: Weights) -> NoReturn:
-        """Raise ``NotImplementedError``. Runs that need whole weights refuse this kind of exchange."""
-        raise NotImplementedError
 
     async def evaluated(
         self,

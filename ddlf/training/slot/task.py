@@ -59,7 +59,7 @@ class Task:
         batch_size: Samples in a batch.
         seed: Seed of the run.
         indices: Numbers of the slot's samples, shape (n_j,), or its portion of the partition files.
-        weights: The weights to begin with; in a message, the result of ``WeightsOut.encode``.
+        weights: The weights to begin with; in a message, the result of ``StarWeights.encode``.
         version: Number of merges that led to these weights.
         codec: Name of the codec of the update.
         rates: For each local epoch, the learning rates of the optimizer, or of each of several optimizers. Empty if

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.algorithms.merge import Rule, WholeRule
-from ddlf.algorithms.outer import OuterOptimizer, Streaming, Subtract
+from ddlf.algorithms.outer import OuterOptimizer, Subtract
 from ddlf.algorithms.ranges import PIECE, cut
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
@@ -42,7 +42,7 @@ from ddlf.training.rounds import Ended, Round
 from ddlf.training.run import Run
 from ddlf.training.slices import OnWorkers, Writing, reading_left, sliced
 from ddlf.training.slot.task import Reply, Task
-from ddlf.training.streaming import Fragments
+from ddlf.training.streaming import fragments_of
 from ddlf.training.weights_ref import WeightsRef, local, shapes, slices_of
 
 HOLDERS = 2
@@ -402,7 +402,7 @@ class ShardedRounds:
 
 async def _train(run: Run, there: Members, merge: Rule, outer: OuterOptimizer, balance: str) -> None:
     shards = Sharded(run, there, merge, outer)
-    fragments = Fragments(run, outer, shards.like) if isinstance(outer, Streaming) else None
+    fragments = fragments_of(run, outer, shards.like)
     try:
         with contextlib.suppress(Ended):
             async for round in run.rounds(balance):

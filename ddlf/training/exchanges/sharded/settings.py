@@ -12,7 +12,7 @@ from ddlf.training.strategy import Exchange, Loop, Place
 if TYPE_CHECKING:
     from ddlf.algorithms.merge import Rule
     from ddlf.algorithms.outer import OuterOptimizer
-    from ddlf.training.exchange import Outwards
+    from ddlf.training.exchanges.carrier import WeightSource
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Sharded(Exchange):
 
         return ShardedRounds(merge=merge, outer=outer, balance=balance)
 
-    def weights(self, place: Place) -> Outwards:
+    def weights(self, place: Place) -> WeightSource:
         """Return the source of the weights: the workers, each with a slice."""
         from ddlf.training.exchanges.members import Members
 

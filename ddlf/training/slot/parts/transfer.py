@@ -87,7 +87,7 @@ def read_weights(message: dict[str, Any], held: Weights | None, like: Weights) -
     """Return the weights in a message for a slot, which has whole weights or a difference to the last ones.
 
     Args:
-        message: The result of ``WeightsOut.encode``.
+        message: The result of ``StarWeights.encode``.
         held: The weights that the slot holds here, if any.
         like: The model's weights, for shapes and types.
     """

@@ -10,7 +10,7 @@ from ddlf.training.strategies.downpour.settings import DownpourSettings
 from ddlf.training.strategy import CommonStep, Loop, Place
 
 if TYPE_CHECKING:
-    from ddlf.training.exchange import Outwards
+    from ddlf.training.exchanges.carrier import WeightSource
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Downpour(DownpourSettings):
 
         return Replicas(self, spec.exchange.weights_codec)
 
-    def weights(self, place: Place) -> Outwards:
+    def weights(self, place: Place) -> WeightSource:
         """Return the source of the weights: the servers."""
         from ddlf.training.exchanges.members import Members
         from ddlf.training.roles import SERVERS

@@ -14,13 +14,15 @@ optimizer state and seeds.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 
 from ddlf.algorithms.merge import Mean, Rule
-from ddlf.algorithms.outer import OuterOptimizer, Streaming, Subtract
-from ddlf.training import streaming
+from ddlf.algorithms.outer import OuterOptimizer, Subtract
 from ddlf.training.recalibration import recalibrated
+from ddlf.training.rounds import Ended
 from ddlf.training.run import Run
+from ddlf.training.streaming import fragments_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +46,22 @@ class Synchronous:
 
     async def train(self, run: Run) -> None:
         """Train until all rounds are done or the run has to end."""
-        if isinstance(self.outer, Streaming):
-            await streaming.train(run, self.merge, self.outer, self.balance)
-            return
-        run.state.setdefault("outer", self.outer.init(run.weights))
-        async for round in run.rounds(self.balance):
-            merge = self.merge.start(len(round.tasks), run.weights, run.facts.names)
-            replies = await run.all(round.tasks, into=merge)
-            run.state["outer"], weights = self.outer.update(
-                run.state["outer"], run.weights, merge.result(), run.facts.trainable
-            )
-            if run.facts.statistics:
-                weights = await recalibrated(run, weights, replies, self.merge)
-            await run.commit(weights, replies)
+        self.begin(run)
+        fragments = fragments_of(run, self.outer, run.weights)
+        with contextlib.suppress(Ended):
+            async for round in run.rounds(self.balance):
+                tasks = round.tasks if fragments is None else fragments.tasks(round)
+                merge = self.merge.start(len(tasks), run.weights, run.facts.names)
+                replies = await run.all(tasks, into=merge)
+                if fragments is None:
+                    run.state["outer"], weights = self.outer.update(
+                        run.state["outer"], run.weights, merge.result(), run.facts.trainable
+                    )
+                else:
+                    weights = fragments.update(merge.result())
+                    fragments.were_merged(round.number)
+                if run.facts.statistics:
+                    weights = await recalibrated(run, weights, replies, self.merge)
+                await run.commit(weights, replies)
+        if fragments is not None:
+            fragments.tell_late()

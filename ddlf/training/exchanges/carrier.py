@@ -1,8 +1,4 @@
-"""Sends tasks to workers and receives their replies. Runs on the master; the worker's side is ``slot.parts.transfer``.
-
-``ddlf.algorithms.encoding`` applies the codecs. This module remembers the state of each slot between rounds. For delta
-codecs it keeps the exact weights that the slot's worker holds, so that another worker can get the same ones.
-"""
+"""Sends tasks to workers and receives their replies, for every exchange. Runs on the master."""
 
 from __future__ import annotations
 
@@ -13,9 +9,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from ddlf.algorithms.codec import Float32, Outward
-from ddlf.algorithms.encoding import encode_delta, encode_update
-from ddlf.algorithms.streaming import put
 from ddlf.algorithms.update_check import Verdict
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
@@ -28,96 +21,15 @@ from ddlf.training.states import SlotStates
 from ddlf.training.steps import PlannedSteps
 
 
-class WeightsOut:
-    """The master's side of sending weights.
-
-    Args:
-        name: A codec that ``Outward`` can read, optionally with the prefix ``delta:``.
-        lossless: For each tensor, whether it must arrive exactly.
-        fragments: Whether only some tensors travel at a time; the slot keeps the others.
-
-    Attributes:
-        differences: Whether weights travel as differences.
-        held: The weights that each slot holds, if they travel as differences.
-        stays, restoring, compares, evaluation: The attributes of ``Outwards``.
-    """
-
-    stays = False
-    restoring: Restoring | None = None
-    evaluation: Any = None
-    compares: Callable[[dict[int, Reply]], Awaitable[dict[int, Verdict]]] | None = None
-
-    def __init__(self, name: str, lossless: Sequence[bool], *, fragments: bool = False) -> None:
-        how = Outward.read(name)
-        self._codec, self.differences = how.codec, how.delta or fragments
-        self.lossless = lossless
-        self.held: dict[int, Weights] = {}
-        self._last: tuple[Weights, dict[str, Any]] | None = None
-        self._sent: dict[int, tuple[int, Weights, dict[str, Any] | None]] = {}
-
-    def encode(
-        self, slot: int, weights: Weights, number: int, *, holds: bool = True, tensors: Sequence[int] | None = None
-    ) -> dict[str, Any]:
-        """Return the message with the weights for a slot's worker. Without deltas, all slots share one encoding.
-
-        Args:
-            slot: The slot, from 0.
-            weights: The global weights.
-            number: The slot's round. Within one round, the same list of weights gives the same message, so another
-                worker gets what the first one got. In a later round, the same list (if no update was merged) gives a
-                new difference, to the weights that the first message produced.
-            holds: Whether the worker still has the last weights of this slot.
-            tensors: Numbers of the tensors that may have changed; None for all.
-        """
-        if not self.differences:
-            if self._last is None or self._last[0] is not weights:
-                encoded, _ = encode_update(self._codec, weights, self.lossless)
-                self._last = weights, {"delta": False, "encoded": encoded}
-            return self._last[1]
-        before = self._sent.get(slot)
-        if before is None or before[0] != number or before[1] is not weights:
-            self._sent[slot] = number, weights, self._difference(slot, weights, tensors)
-        difference = self._sent[slot][2]
-        if difference is not None and holds:
-            return difference
-        # Send exactly what the slot's own worker would have now, so that another one computes the same bits.
-        encoded, _ = encode_update(Float32(), self.held[slot], self.lossless)
-        return {"delta": False, "encoded": encoded}
-
-    def whole(self, weights: Weights) -> dict[str, Any]:
-        """Return the message with whole weights, for workers that may hold nothing.
-
-        The weights are exact if they usually travel as differences, and encoded with the codec otherwise.
-        """
-        codec = Float32() if self.differences else self._codec
-        return {"delta": False, "encoded": encode_update(codec, weights, self.lossless)[0]}
-
-    async def reach(self, worker: ProxyWorker) -> None:
-        """Prepare a worker to get weights. The master needs no preparation."""
-
-    def silent(self, worker: int, other: int, why: str) -> None:
-        """Handle the report that two workers cannot reach each other. The master reaches both, so it ignores this."""
-
-    def _difference(self, slot: int, weights: Weights, tensors: Sequence[int] | None) -> dict[str, Any] | None:
-        """Return the message that brings a slot to new weights; None if the slot holds nothing yet."""
-        if slot not in self.held:
-            self.held[slot] = weights
-            return None
-        chosen, held = range(len(weights)) if tensors is None else tensors, self.held[slot]
-        new, old, exact = ([whole[i] for i in chosen] for whole in (weights, held, self.lossless))
-        encoded, after = encode_delta(new, old, self._codec, exact)  # type: ignore[arg-type]
-        self.held[slot] = put(held, chosen, after)
-        return {"delta": True, "encoded": encoded} | ({} if tensors is None else {"tensors": list(tensors)})
-
-
-class Outwards(Protocol):
-    """The source of the weights for tasks: ``WeightsOut``, or ``Members`` of the sharded exchange.
+class WeightSource(Protocol):
+    """The source of the weights for tasks: each exchange has one.
 
     Attributes:
         stays: Whether updates stay on the workers.
         restoring: Lets workers read slices of checkpoints, if the workers hold the weights.
         compares: Returns the verdicts on updates that stay on workers, by slot; None if the master has the updates.
         evaluation: An ``EvaluationThere``, if workers share evaluations.
+        whole: Returns the message with whole weights, for workers that may hold nothing; None if workers have them.
     """
 
     differences: bool
@@ -138,10 +50,11 @@ class Outwards(Protocol):
         self, slot: int, weights: Weights, number: int, *, holds: bool = True, tensors: Sequence[int] | None = None
     ) -> dict[str, Any]: ...
 
-    def whole(self, weights: Weights) -> dict[str, Any]: ...
+    @property
+    def whole(self) -> Callable[[Weights], dict[str, Any]] | None: ...
 
 
-class Exchange:
+class Carrier:
     """Carries tasks and replies between a run and its workers.
 
     Args:
@@ -159,7 +72,7 @@ class Exchange:
         name: str,
         samples: int,
         codec: str,
-        weights_out: Outwards,
+        weights_out: WeightSource,
         states: SlotStates,
         emit: Callable[[Event], None] = lambda event: None,
         steps: PlannedSteps | None = None,
@@ -213,14 +126,10 @@ class Exchange:
     async def measure(self, task: Task, worker: ProxyWorker) -> Any:
         """Have a worker compute the moving statistics for a task's weights again, over the task's samples.
 
-        The weights must have the form that ``whole`` returns. ``Replica.measure`` is the worker's side.
+        ``Replica.measure`` is the worker's side.
         """
         await self.weights_out.reach(worker)
         return await worker.call(self._role, "measure", task.to_message())
-
-    def whole(self, weights: Weights) -> dict[str, Any]:
-        """Return the message with whole weights, for workers that may hold nothing."""
-        return self.weights_out.whole(weights)
 
     def _moved(self, task: Task, worker: int, facts: dict[str, Any]) -> None:
         """Handle a worker's progress report on a task: emit it as an event."""
