@@ -4,6 +4,7 @@
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ddlf.algorithms.named import Family, Named
 from ddlf.algorithms.payload import Codec, Float32s, Payload, added
@@ -26,6 +27,7 @@ __all__ = [
     "PowerSGD",
     "TopK",
     "added",
+    "codec_named",
 ]
 
 CODEC: Family[Codec] = Family(
@@ -40,6 +42,12 @@ CODEC: Family[Codec] = Family(
     powersgd=PowerSGD,
 )
 """Every codec by name."""
+
+
+@lru_cache(maxsize=64)
+def codec_named(text: str) -> Codec:
+    """Return ``CODEC.read(text)``, which each update of a run names again."""
+    return CODEC.read(text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from typing import Any, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from ddlf.algorithms.codec import CODEC, Codec, Float32, Float32s, Payload, added
+from ddlf.algorithms.codec import Codec, Float32, Float32s, Payload, added, codec_named
 from ddlf.algorithms.weights import Tensor, is_float
 from ddlf.errors import ConfigError
 
@@ -106,7 +106,7 @@ def decode_update(
         ConfigError: The update does not fit ``like``, or is malformed.
     """
     try:
-        used, payloads = CODEC.read(encoded["codec"]), list(encoded["payloads"])
+        used, payloads = codec_named(encoded["codec"]), list(encoded["payloads"])
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"not an encoded update: {type(encoded).__name__}") from error
     _check_lengths(len(like), payloads)

@@ -11,6 +11,7 @@ finite number.
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cache
 from math import prod
 from typing import ClassVar
 
@@ -47,7 +48,7 @@ class Codec(Named, ABC):
     @property
     def name(self) -> str:
         """This codec as it is named in messages: its text without the names of parameters."""
-        return re.sub(r"\w+=", "", str(self))
+        return _name_of(self)
 
     @abstractmethod
     def pack(self, tensor: Float32s) -> Payload:
@@ -111,6 +112,11 @@ class Codec(Named, ABC):
         if not np.isfinite(lost).all():
             lost[~np.isfinite(lost)] = 0
         return payload, lost
+
+
+@cache
+def _name_of(codec: Codec) -> str:
+    return re.sub(r"\w+=", "", str(codec))
 
 
 def added(x: Float32s, y: Float32s) -> Float32s:

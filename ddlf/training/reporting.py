@@ -16,6 +16,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from ddlf.algorithms.convergence import Convergence
 from ddlf.algorithms.weights import Weights
 from ddlf.data.parts import has
 from ddlf.errors import AppError, ConfigError
@@ -27,18 +28,17 @@ from ddlf.training.callbacks import Callbacks
 from ddlf.training.context import App
 from ddlf.training.evaluation import measured, validate
 from ddlf.training.evaluation_there import EvaluationThere
-from ddlf.training.registry import SETTINGS
 from ddlf.training.roles.evaluation import evaluate
+from ddlf.training.spec import RunSpec
 from ddlf.training.weights_ref import WeightsRef
 
 
-def check_convergence(app: App) -> None:
+def check_convergence(app: App, rule: Convergence) -> None:
     """Refuse a ``converge`` target on validation data that does not exist.
 
     Raises:
         AppError: Names the metric.
     """
-    rule = SETTINGS["converge"].check("converge", app.converge)
     if rule.metric.startswith("val_") and not has(app, "val"):
         raise AppError(
             f"converge={str(rule)!r} looks at {rule.metric!r}, but there is no x_val",
@@ -52,7 +52,7 @@ class Reporter:
     Args:
         app: The user's ``IApp``.
         records: Records of the run. They contain the reported record, which gets its evaluation there.
-        batch_size: Batch size for the evaluation of validation data, as in ``fit``.
+        spec: The run.
         callbacks: The user's Keras callbacks on the master, if any.
         there: Evaluates on the workers, if they share evaluations.
 
@@ -65,13 +65,15 @@ class Reporter:
         self,
         app: App,
         records: list[RoundRecord],
-        batch_size: int,
+        spec: RunSpec,
         callbacks: Callbacks | None = None,
         there: EvaluationThere | None = None,
     ) -> None:
         self._app, self._there = app, there
         self._records = records
-        self._batch_size = batch_size
+        self._batch_size = spec.data.batch_size
+        self._every, self._rule = spec.evaluation.every, spec.evaluation.converge
+        self._validates = has(app, "val")
         self._callbacks = callbacks
         self._turn = asyncio.Lock()  # fair: first come, first served
         self._tasks: set[asyncio.Task[bool]] = set()
@@ -102,9 +104,8 @@ class Reporter:
 
     def due(self, *, validate: bool, last: bool) -> tuple[bool, bool]:
         """Return whether to evaluate test data and validation data for the newest record; arguments: see ``report``."""
-        every = self._app.evaluate_every
-        tested = bool(every) and (last or self._records[-1].version % every == 0)
-        return tested, validate and has(self._app, "val")
+        tested = bool(self._every) and (last or self._records[-1].version % self._every == 0)
+        return tested, validate and self._validates
 
     @property
     def shows(self) -> bool:
@@ -144,7 +145,9 @@ class Reporter:
             app.run_context.emit(Committed(record=record))
             await awaited(app.on_round(record))
             self.converged = (
-                self.converged or bool(await awaited(app.is_convergent(record))) or self._is_reached(record)
+                self.converged
+                or bool(await awaited(app.is_convergent(record)))
+                or (bool(self._rule.metric) and self._is_reached(record))
             )
             self.converged = self.converged or (callbacks is not None and callbacks.stopped)
             is_over = self.converged or bool(app.run_context.stop)
@@ -154,10 +157,10 @@ class Reporter:
 
     def _is_reached(self, record: RoundRecord) -> bool:
         """Return whether the setting ``converge`` ends the training, given the history up to this record."""
-        rule = SETTINGS["converge"].check("converge", self._app.converge)
+        rule = self._rule
         kind = next((prefix for prefix in ("val_", "test_") if rule.metric.startswith(prefix)), "")
         now = metrics(record)
-        if not rule.metric or (kind and not any(name.startswith(kind) for name in now)):
+        if kind and not any(name.startswith(kind) for name in now):
             return False  # this round has no such evaluation
         if rule.metric not in now:
             raise ConfigError(

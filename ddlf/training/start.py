@@ -144,7 +144,7 @@ async def train(app: App, mode: str, *given: int | None, fresh: bool = False, cr
             app.run_context.emit(Warned(about="model", why=sentence))
         strategy.check_model(app.model)
         check_test_data(app)
-        check_convergence(app)
+        check_convergence(app, spec.evaluation.converge)
         run = await _run(app, samples, crew, spec, fresh, callbacks)
         progress = app.run_context.progress = run.progress
         if step is not None:
@@ -331,7 +331,7 @@ async def _run(
         **norms,
     )
     states = states_of(app, crew, progress, spec, weights_out)
-    reporter = Reporter(app, progress.records, spec.data.batch_size, callbacks, weights_out.evaluation)
+    reporter = Reporter(app, progress.records, spec, callbacks, weights_out.evaluation)
     follows = followers(app.model.optimizer) or (
         spec.local.optimizer_state == "fresh" and restarts(app.model.optimizer)
     )

@@ -12,6 +12,7 @@ import pytest
 from ddlf.errors import AppError, LeaseError, NotPicklable
 from ddlf.events import PhaseBegan, PhaseEnded, WorkerReady
 from ddlf.testing import FakeRun, in_process_cluster
+from ddlf.training.exchanges.carrier import Carrier
 from ddlf.training.opening import Opening, _check_models
 from ddlf.training.roles.build import describe_weights
 from ddlf.training.run import Run

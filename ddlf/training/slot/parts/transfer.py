@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddlf.algorithms.codec import CODEC, Outward
+from ddlf.algorithms.codec import Outward, codec_named
 from ddlf.algorithms.encoding import (
     EncodedUpdate,
     apply_delta,
@@ -144,7 +144,7 @@ def send_update(
     )  # arrays per tensor: a residual, and for some codecs a start value
     places = [group * len(update) + i for group in range(groups) for i in chosen]
     owed = [residual[place] for place in places] if residual else None
-    encoded, left = encode_update(CODEC.read(name), sent, [lossless[i] for i in chosen], owed)
+    encoded, left = encode_update(codec_named(name), sent, [lossless[i] for i in chosen], owed)
     error = 0.0 if name == "float32" else relative_error(sent, decode_update(encoded, sent))
     if tensors is None:
         return encoded, left, error
