@@ -1,4 +1,4 @@
-"""Slots that each train in their own loop, and their replies one by one. Runs on the master; use ``Run.arrivals``.
+"""Slots that each train in their own loop, and their replies one by one. Runs on the master; use ``arrivals``.
 
 Each slot has its own asyncio task. The task has a round carried, hands over the reply, and continues once the strategy
 has handled it. So the strategy handles one reply at a time while all other slots train.
@@ -11,19 +11,14 @@ import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddlf.algorithms.partition import steps_by_speed
 from ddlf.algorithms.reading_order import Samples
 from ddlf.algorithms.weights import Weights
 from ddlf.events import PartsChanged
-from ddlf.training.gather import judged_alone
+from ddlf.training.run import Run, judged_alone
 from ddlf.training.slot.task import Reply, Task
-from ddlf.training.versions import go_over
-
-if TYPE_CHECKING:
-    from ddlf.training.run import Run
-
 
 Begin = Callable[[dict[str, Weights], Weights, int], Weights]
 """Returns a slot's initial weights for a round; arguments: the loop's state, the global weights and the slot."""
@@ -41,6 +36,31 @@ def always(slot: int, number: int) -> bool:
 def global_weights(state: dict[str, Weights], weights: Weights, slot: int) -> Weights:
     """Return the global weights: the default ``Begin``."""
     return weights
+
+
+def arrivals(
+    run: Run,
+    begin: Begin = global_weights,
+    bound: int | None = None,
+    *,
+    paced: bool = False,
+    gate: Gate = always,
+) -> AsyncIterator[Reply]:
+    """Yield the replies of all slots with accepted updates, in the order of arrival.
+
+    Every slot begins its next round as soon as the loop has handled its reply.
+
+    Args:
+        run: The run.
+        begin: Computes a slot's initial weights for a round from the loop's state, the global weights and the slot.
+        bound: Rounds that a slot may be ahead of the slowest one; None for no limit.
+        paced: Whether faster slots get more steps in a round.
+        gate: Whether a slot may begin a round, both numbered from 0. It is called again after each reply and after
+            ``turn``.
+    """
+    run.progress.begin_async()
+    run.loops = loops = Arrivals(run, begin, bound, paced, gate)
+    return loops.replies()
 
 
 MEASURED = 2
@@ -78,7 +98,7 @@ class Arrivals:
         self._news: asyncio.Queue[asyncio.Task[None] | tuple[Reply, asyncio.Future[None]]] = asyncio.Queue()
 
     async def replies(self) -> AsyncIterator[Reply]:
-        """Yield the accepted replies of all slots in order of arrival, for ``Run.arrivals``.
+        """Yield the accepted replies of all slots in order of arrival, for ``arrivals``.
 
         Ends when all slots have done their rounds, or the run is ending, and all hooks have returned.
         """
@@ -181,7 +201,7 @@ class Arrivals:
         self._run.crew.meet_new_workers()
         self._grow()
         if number >= max(self._begun):
-            await go_over(self._run, self._first)
+            await self._run.use_newest_files(self._first)
         self._pace(number)
         self._begun[slot] = number + 1
 

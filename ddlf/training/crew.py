@@ -17,8 +17,7 @@ from ddlf import events
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import DDLFError, ExecutorCrashed, LeaseError
-from ddlf.training.recovery import LOSS, Recovery, first_line, too_small, why_nobody
-from ddlf.training.rounds import end_all
+from ddlf.training.recovery import LOSS, Recovery, end_all, first_line, too_small, why_nobody
 from ddlf.training.schedule import Ended, Finished, GiveUp, Lost, Ready, RoundBegan, Schedule, Start, Stop, Wanted
 
 WAIT_FOR_WORKERS_S = 60.0

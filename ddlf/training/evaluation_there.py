@@ -22,10 +22,9 @@ from ddlf.events import Warned
 from ddlf.events.phases import Phase
 from ddlf.training.context import App
 from ddlf.training.crew import Crew
-from ddlf.training.recovery import LOSS
+from ddlf.training.recovery import LOSS, end_all
 from ddlf.training.roles.evaluation import fitting
 from ddlf.training.roles.metrics import MetricMerge
-from ddlf.training.rounds import end_all
 
 NAMES = {"test": "test data", "val": "validation data"}
 

@@ -14,8 +14,7 @@ from ddlf.algorithms.reading_order import SHUFFLE, Global, Numbers, Portion, pie
 from ddlf.errors import ConfigError
 from ddlf.events import DataPartitioned
 from ddlf.training.context import App
-from ddlf.training.progress import Progress, Span
-from ddlf.training.rounds import Facts
+from ddlf.training.progress import Span
 
 LEAST_SHARE = 8
 """The smallest part of a slot is an equal share divided by this number, if an epoch of files has several rounds.
@@ -146,35 +145,6 @@ def parts_of(samples: int, seed: int, owners: Owners | None, data: Any, shuffle:
         shuffle: The shuffle rule for rows of files, as text.
     """
     return Parts(samples, seed, owners) if data is None else FileParts(data.manifest.sizes, seed, shuffle, data.at)
-
-
-def speeds_in(progress: Progress, number: int, balance: str, facts: Facts) -> Sequence[float | None]:
-    """Return the speeds, or sizes, that determine the proportions of the parts in a round of synchronous training.
-
-    An epoch of files is shared out as a whole. So if rounds are parts of it, they use the speeds that were measured
-    before the epoch began.
-
-    Args:
-        progress: Has the speeds; receives the sizes when an epoch begins.
-        number: The round, from 0.
-        balance: ``"equal"`` or ``"speed"``.
-        facts: The facts of the run.
-
-    Returns:
-        One number for each slot; empty if parts are equal.
-    """
-    by_speed = balance == "speed"
-    whole = facts.files is None or isinstance(SHUFFLE.read(facts.shuffle), Global)
-    if whole or not (progress.together or progress.parts_from):
-        return progress.speeds if by_speed else ()
-    if progress.begins_epoch(number):
-        speeds, slots = [speed for speed in progress.speeds if speed is not None], len(progress.speeds)
-        parts: tuple[int, ...] = ()
-        if by_speed and len(speeds) == slots:
-            parts = tuple(sizes_by_speed(facts.samples, speeds, max(facts.samples // slots // LEAST_SHARE, 1)))
-        if parts != progress.parts_in(number):
-            progress.parts_from.append((number, parts))
-    return progress.parts_in(number)
 
 
 def owners_of(app: App, rule: Partition, samples: int, slots: int, seed: int) -> Owners | None:

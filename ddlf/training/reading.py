@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddlf.algorithms.reading_order import SHUFFLE, Portion
-from ddlf.events import Warned
+from ddlf.events import Event, Warned
 from ddlf.training.context import App
 from ddlf.training.refusals import USUAL_SHUFFLE, check_arrays, check_files
 
 if TYPE_CHECKING:
     from ddlf.data.data_set import DataSet
-    from ddlf.training.run import Run
     from ddlf.training.slot.task import Reply
     from ddlf.training.spec import RunSpec
 
@@ -44,16 +44,25 @@ def settled(app: App, spec: RunSpec) -> RunSpec:
     return spec
 
 
-def left_out(run: Run, reply: Reply) -> tuple[list[int], ...]:
-    """Return the numbers of the damaged files that a worker left out, for the ledger. Warns once for each file."""
+def left_out(
+    reply: Reply, data: DataSet, warned: set[tuple[int, int]], emit: Callable[[Event], None]
+) -> tuple[list[int], ...]:
+    """Return the numbers of the damaged files that a worker left out, for the ledger.
+
+    Args:
+        reply: The worker's reply, which names them.
+        data: The data set.
+        warned: Version and number of the files that a warning has named; receives those of the reply.
+        emit: Receives a warning for each other file.
+    """
     assert isinstance(reply.task.indices, Portion)  # the reply was checked when it was decoded
     version = reply.task.indices.version
-    files = run.facts.files.at(version).manifest.files
+    files = data.at(version).manifest.files
     for number, _ in reply.skipped:
-        if (version, number) not in run.left_out:
-            run.left_out.add((version, number))
+        if (version, number) not in warned:
+            warned.add((version, number))
             file = files[number]
             ids = f"{file.first:,} to {file.first + file.samples - 1:,}"
             why = f"{file.name} cannot be used, and is left out (on_bad='skip'): samples {ids}; the ledger is not exact"
-            run.crew.emit(Warned(about="data", why=why))
+            emit(Warned(about="data", why=why))
     return ([number for number, _ in reply.skipped],)

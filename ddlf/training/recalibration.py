@@ -20,8 +20,8 @@ from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ConfigError
 from ddlf.training.context import App
+from ddlf.training.recovery import end_all
 from ddlf.training.roles.statistics import moving
-from ddlf.training.rounds import end_all
 from ddlf.training.run import Run
 from ddlf.training.slot.parts.batchnorm import batch_norms
 from ddlf.training.slot.task import Reply, Task

@@ -32,6 +32,13 @@ _left: set[asyncio.Future[Any]] = set()
 """Openings that continue although their run is over."""
 
 
+async def end_all(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    """Cancel the remaining tasks and wait for them, so that nothing continues after an error."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class Host(Protocol):
     """The owner of the workers: a crew."""
 

@@ -3,6 +3,10 @@
 The loop sends tasks to slots and commits new weights. It sees tasks and replies, never workers. The run does the rest
 for every loop alike: it chooses workers, replaces lost, slow or distrusted ones, counts samples, records, stores,
 evaluates and displays.
+
+With the update policy ``"stop"``, each update is merged when it arrives, and an unusable one ends the run. The other
+policies compare all updates of a round. Another worker recomputes a rejected update, and gives the right bits if the
+first worker was broken. The update is left out if it is rejected again, or if there is no other worker.
 """
 
 from __future__ import annotations
@@ -10,35 +14,123 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from ddlf.algorithms.local_rules import Control, mean_control
 from ddlf.algorithms.merge import Merge
-from ddlf.algorithms.partition import smooth_speed
+from ddlf.algorithms.partition import sizes_by_speed, smooth_speed
+from ddlf.algorithms.reading_order import SHUFFLE, Global
+from ddlf.algorithms.update_check import Fault, Verdict, fault, judge, scaled
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.cluster import Cluster
-from ddlf.events import Converged, SlotsChanged
+from ddlf.errors import BadUpdate
+from ddlf.events import Converged, SlotsChanged, UpdateArrived, UpdateClipped
 from ddlf.events.record import RoundRecord
-from ddlf.training.arrivals import Arrivals, Begin, Gate, always, global_weights
 from ddlf.training.crew import Crew, Work
 from ddlf.training.exchanges.carrier import Carrier
-from ddlf.training.gather import check_weights, gather
 from ddlf.training.keeper import Keeper
 from ddlf.training.nearby import Nearby
-from ddlf.training.parts import parts_of, speeds_in
+from ddlf.training.parts import LEAST_SHARE, parts_of
 from ddlf.training.progress import Progress
 from ddlf.training.reading import left_out
+from ddlf.training.recovery import end_all
 from ddlf.training.reporting import Reporter
 from ddlf.training.roles.metrics import MetricMerge
-from ddlf.training.rounds import Ended, Facts, Round, arrived, end_all
 from ddlf.training.slot.task import CONTROL, Reply, Task
 from ddlf.training.versions import go_over
 from ddlf.training.weights_ref import WeightsRef, local, shapes
 
 STOP_S = 2.0
 """Longest wait for workers to answer STOP at the end of a run. A worker that does not answer holds nothing useful."""
+
+
+class Ended(Exception):
+    """``Run.all`` raises it if the run has to end for a reason that was found after the round began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """The facts that do not change in a run.
+
+    Args:
+        samples: n, the number of samples in every node's data set.
+        names: Paths of the weights.
+        trainable: For each weight, whether it is trained; the others are simply averaged.
+        batch_size: Samples in a batch of each worker.
+        seed: Seed of the partitions and of all random numbers on the workers.
+        update_policy: What to do with a suspicious update.
+        local: The local rule, which changes the gradients of local training, as text.
+        apart: Places of the weights that each slot keeps to itself.
+        statistics: Places of the moving statistics that are recalibrated after each merge.
+        files: The data set of partition files, as the master has opened it; None for arrays.
+        shuffle: The shuffle rule for rows of partition files, as text.
+        grows: Whether workers that join later get their own slots.
+    """
+
+    samples: int
+    names: list[str]
+    trainable: list[bool]
+    batch_size: int
+    seed: int
+    update_policy: str
+    local: str
+    grows: bool
+    apart: tuple[int, ...] = ()
+    statistics: tuple[int, ...] = ()
+    files: Any = None
+    shuffle: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One round of all slots.
+
+    Args:
+        number: The round, from 0.
+        tasks: The task of each slot, in slot order, with its samples and the current weights. At the end of an epoch
+            that is cut into rounds (``worker_steps``), fewer samples than slots may remain; then only the first slots
+            have a task.
+        last: Whether no further round is planned.
+    """
+
+    number: int
+    tasks: list[Task]
+    last: bool
+
+
+class SlotLoops(Protocol):
+    """Slots that are each in their own round, for strategies without common rounds. ``Arrivals`` implements it.
+
+    Attributes:
+        paced: Whether faster slots get more steps in a round.
+    """
+
+    paced: bool
+
+    def ends_epoch(self, number: int) -> bool:
+        """Return whether the commit of a slot's round completes one more epoch over all samples by all slots."""
+
+    def will_end_epoch(self, number: int) -> bool:
+        """Return what ``ends_epoch`` will return when a slot's round is committed. Not for paced slots."""
+
+    def committed(
+        self,
+        replies: Sequence[Reply],
+        reporting: asyncio.Task[bool],
+        keeping: asyncio.Future[None] | None,
+        *,
+        remote: bool = False,
+    ) -> None:
+        """Make the slots of a commit wait for its consequences."""
+
+    def turn(self) -> None:
+        """Let slots that wait look again whether they may begin."""
+
+    async def close(self) -> None:
+        """Cancel all slots and wait until they have ended."""
 
 
 class Run:
@@ -87,7 +179,7 @@ class Run:
         self.reporter, self.keeper = reporter, keeper
         self._before: tuple[int, int, int] | None = None  # bytes out, bytes back and losses before the round
         self._reporting: asyncio.Task[bool] | None = None
-        self._arrivals: Arrivals | None = None
+        self.loops: SlotLoops | None = None  # None in synchronous training
         self.left_out: set[tuple[int, int]] = set()  # (version, number) of the damaged files already reported
 
     # -- for loops ---------------------------------------------------------------------------------------------------
@@ -138,7 +230,7 @@ class Run:
             self.crew.begin_round()
             self.grow(number)
             if self.facts.files is not None:
-                await go_over(self, lambda: progress.round)
+                await go_over(self.facts.files, progress, self.crew.emit, lambda: progress.round)
             self.began = dict.fromkeys(range(self.slots), begin)
             speeds = speeds_in(progress, number, balance, self.facts)
             parts = await self._parts.of(progress.span(number), self.slots, speeds, self.facts.batch_size)
@@ -175,34 +267,6 @@ class Run:
             await end_all(carrying)
             raise
 
-    def arrivals(
-        self,
-        begin: Begin = global_weights,
-        bound: int | None = None,
-        *,
-        paced: bool = False,
-        gate: Gate = always,
-    ) -> AsyncIterator[Reply]:
-        """Yield the replies of all slots with accepted updates, in the order of arrival.
-
-        Every slot begins its next round as soon as the loop has handled its reply.
-
-        Args:
-            begin: Computes a slot's initial weights for a round from the loop's state, the global weights and the slot.
-            bound: Rounds that a slot may be ahead of the slowest one; None for no limit.
-            paced: Whether faster slots get more steps in a round.
-            gate: Whether a slot may begin a round, both numbered from 0. The run calls it again after each reply and
-                after ``look_again``.
-        """
-        self.progress.begin_async()
-        self._arrivals = Arrivals(self, begin, bound, paced, gate)
-        return self._arrivals.replies()
-
-    @property
-    def loops(self) -> Arrivals | None:
-        """The slots of ``arrivals``, each in its own round; None before ``arrivals`` was called."""
-        return self._arrivals
-
     def is_last(self, reply: Reply) -> bool:
         """Return whether no slot has a remaining round after the commit of this reply of ``arrivals``."""
         rounds, ends = self.progress.slot_rounds, len(self.progress.epochs)
@@ -235,14 +299,14 @@ class Run:
         self.verdicts = []
         # Each time all samples were trained on, the validation data is evaluated.
         last = replies[0].task.round
-        validate = (self._arrivals or progress).ends_epoch(last)
+        validate = (self.loops or progress).ends_epoch(last)
         remote = isinstance(weights, WeightsRef) and any(
             self.reporter.due(validate=validate, last=progress.is_complete)
         )
         reporting = await self.reporter.report(weights, validate=validate, last=progress.is_complete)
         keeping = self.keeper.keep(progress, self.exchange.states) if self.keeper is not None else None
-        if self._arrivals is not None:
-            self._arrivals.committed(replies, reporting, keeping, remote=remote)
+        if self.loops is not None:
+            self.loops.committed(replies, reporting, keeping, remote=remote)
             return self.stopping
         self._reporting = reporting
         if keeping is not None:
@@ -262,7 +326,7 @@ class Run:
         """Wait for the last evaluation, and stop the training that still runs on workers."""
         if self._reporting is not None:
             await self._reporting
-        if self._arrivals is None or not self.stopping:
+        if self.loops is None or not self.stopping:
             await self.stop_workers()
         if self.converged and not self.progress.is_complete:
             self.crew.emit(Converged(version=self.progress.version, epochs=self.progress.asked))
@@ -270,8 +334,8 @@ class Run:
     async def close(self) -> None:
         """Stop everything that still runs, whether the run succeeded or failed."""
         try:
-            if self._arrivals is not None:
-                await self._arrivals.close()
+            if self.loops is not None:
+                await self.loops.close()
         finally:
             await self.reporter.close()
 
@@ -365,6 +429,11 @@ class Run:
         work, near = self.nearby.around(part, work), self.nearby.of(part)
         return await self.crew.carry(slot, number, work, avoid=avoid, leaves=leaves, near=near)
 
+    async def use_newest_files(self, first: Callable[[], int]) -> None:
+        """Use the newest partition files from the beginning of an epoch on; see ``go_over``."""
+        if self.facts.files is not None:
+            await go_over(self.facts.files, self.progress, self.crew.emit, first)
+
     def grow(self, number: int) -> range:
         """Add a slot for each additional worker, if the run may grow. The number of slots never decreases.
 
@@ -396,17 +465,17 @@ class Run:
     def _note(self, replies: Sequence[Reply]) -> None:
         """Store the slot states, sample counts and speeds of the slots whose updates count."""
         progress = self.progress
-        self.exchange.count(replies, whole_round=self._arrivals is None)
+        self.exchange.count(replies, whole_round=self.loops is None)
         for reply in replies:
             task = reply.task
-            skipped = left_out(self, reply) if reply.skipped else ()
+            skipped = left_out(reply, self.facts.files, self.left_out, self.crew.emit) if reply.skipped else ()
             progress.ledger.add(task.indices, task.epochs, reply.fed, *skipped)
-            if self._arrivals is not None:
+            if self.loops is not None:
                 progress.slot_rounds[task.slot] = progress.following(task.slot, task.round + 1)
-            if self._arrivals is None or (self._arrivals.paced and task.round > 0):
+            if self.loops is None or (self.loops.paced and task.round > 0):
                 speed = reply.samples * task.epochs / max(reply.compute_s, 1e-9)
                 progress.speeds[task.slot] = smooth_speed(progress.speeds[task.slot], speed)
-        progress.round += self._arrivals is None
+        progress.round += self.loops is None
 
     def _record(self, replies: Sequence[Reply], staleness: int, shown: dict[str, float]) -> RoundRecord:
         end = time.perf_counter()
@@ -421,11 +490,11 @@ class Run:
         return RoundRecord(
             round=first.round + 1,
             rounds=len(self.progress.epochs),
-            slot=None if self._arrivals is None else first.slot + 1,
+            slot=None if self.loops is None else first.slot + 1,
             version=self.version,
             staleness=staleness,
-            base=None if self._arrivals is None else first.version,
-            rates=() if self._arrivals is None else tuple(map(tuple, first.rates)),
+            base=None if self.loops is None else first.version,
+            rates=() if self.loops is None else tuple(map(tuple, first.rates)),
             epochs=first.epochs,
             samples=sum(reply.samples for reply in replies),
             seconds=end - min(self.began[reply.slot] for reply in replies),
@@ -449,3 +518,221 @@ class Run:
         """Return the bytes sent to and received from all workers so far."""
         workers = self._cluster.workers
         return sum(worker.bytes_sent for worker in workers), sum(worker.bytes_received for worker in workers)
+
+
+def arrived(reply: Reply) -> UpdateArrived:
+    """Return the event that reports a reply."""
+    return UpdateArrived(
+        round=reply.task.round + 1,
+        slot=reply.slot + 1,
+        worker=reply.worker,
+        samples=reply.samples,
+        epochs=reply.task.epochs,
+        compute_s=reply.compute_s,
+        transfer_s=reply.elapsed_s - reply.compute_s,
+        bytes_out=reply.bytes_out,
+        bytes_back=reply.bytes_back,
+        files=tuple(file + 1 for file in reply.files),
+    )
+
+
+def speeds_in(progress: Progress, number: int, balance: str, facts: Facts) -> Sequence[float | None]:
+    """Return the speeds, or sizes, that determine the proportions of the parts in a round of synchronous training.
+
+    An epoch of files is shared out as a whole. So if rounds are parts of it, they use the speeds that were measured
+    before the epoch began.
+
+    Args:
+        progress: Has the speeds; receives the sizes when an epoch begins.
+        number: The round, from 0.
+        balance: ``"equal"`` or ``"speed"``.
+        facts: The facts of the run.
+
+    Returns:
+        One number for each slot; empty if parts are equal.
+    """
+    by_speed = balance == "speed"
+    whole = facts.files is None or isinstance(SHUFFLE.read(facts.shuffle), Global)
+    if whole or not (progress.together or progress.parts_from):
+        return progress.speeds if by_speed else ()
+    if progress.begins_epoch(number):
+        speeds, slots = [speed for speed in progress.speeds if speed is not None], len(progress.speeds)
+        parts: tuple[int, ...] = ()
+        if by_speed and len(speeds) == slots:
+            parts = tuple(sizes_by_speed(facts.samples, speeds, max(facts.samples // slots // LEAST_SHARE, 1)))
+        if parts != progress.parts_in(number):
+            progress.parts_from.append((number, parts))
+    return progress.parts_in(number)
+
+
+Again = Callable[[Task, frozenset[int]], Coroutine[Any, Any, Reply]]
+
+
+async def gather(
+    run: Run, tasks: Sequence[Task], carrying: Sequence[asyncio.Task[Reply]], again: Again, into: Merge | None = None
+) -> list[Reply]:
+    """Wait for all updates of a round, and return the replies that count.
+
+    Args:
+        run: The run.
+        tasks: The tasks of the round.
+        carrying: For each task, the asyncio task that returns its reply.
+        again: Has a task carried again, by a worker that is not in the given set.
+        into: Receives the accepted updates, under the places of their tasks.
+
+    Returns:
+        The replies with accepted updates, in the order of the tasks.
+
+    Raises:
+        BadUpdate: An update is unusable and the policy is ``"stop"``, or all updates are unusable.
+    """
+    if run.facts.update_policy == "stop":
+        return await _as_they_come(run, carrying, into)
+    return await _compared(run, tasks, carrying, again, into)
+
+
+async def _as_they_come(run: Run, carrying: Sequence[asyncio.Task[Reply]], into: Merge | None) -> list[Reply]:
+    places = {one: place for place, one in enumerate(carrying)}
+    waiting = set(carrying)
+    while waiting:
+        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        run.arrived = time.perf_counter()
+        for one in sorted(done, key=places.__getitem__):
+            reply = one.result()
+            check(run, reply)
+            if into is not None:
+                into.add(places[one], reply.update, reply.weight, checked=True)
+    return [one.result() for one in carrying]
+
+
+async def _compared(
+    run: Run, tasks: Sequence[Task], carrying: Sequence[asyncio.Task[Reply]], again: Again, into: Merge | None
+) -> list[Reply]:
+    replies = {reply.slot: reply for reply in await asyncio.gather(*carrying)}
+    refused: dict[int, frozenset[int]] = {}
+    said: dict[int, tuple[Reply, str]] = {}  # slot -> the reply that was judged last, and the verdict
+    while True:
+        compares = run.exchange.weights_out.compares if any(map(stays, replies.values())) else None
+        verdicts = verdicts_on(run, replies) if compares is None else await compares(replies)
+        retried = []
+        for task in tasks:
+            slot, reply, verdict = task.slot, replies[task.slot], verdicts[task.slot]
+            if verdict.action == "accept":
+                run.crew.trust(reply.worker)
+                continue
+            before, action = said.get(slot, (None, ""))
+            said[slot] = reply, verdict.action
+            if before is reply and action == verdict.action:
+                continue  # judged again only because other updates were recomputed, with the same verdict
+            run.verdicts.append(f"{verdict} (worker {reply.worker})")
+            if verdict.action == "clip":
+                tell_clipped(run, reply, verdict)
+            if verdict.action == "reject":
+                refused[slot] = refused.get(slot, frozenset()) | {reply.worker}
+                run.crew.distrust(slot, reply.worker, str(verdict))
+                if len(refused[slot]) == 1 and run.crew.others_than(refused[slot]):
+                    retried.append(task)
+        if not retried:
+            break
+        computed = await asyncio.gather(*(again(task, refused[task.slot]) for task in retried))
+        replies.update({reply.slot: reply for reply in computed})
+    run.arrived = time.perf_counter()
+    fit = []
+    for place, task in enumerate(tasks):
+        if verdicts[task.slot].action != "reject":
+            fit.append(as_it_counts(replies[task.slot], verdicts[task.slot]))
+            if into is not None:
+                into.add(place, fit[-1].update, fit[-1].weight, checked=True)
+        elif into is not None:
+            into.leave_out(place)
+    if not fit:
+        raise BadUpdate("no update of this round can be used: " + "; ".join(run.verdicts))
+    return fit
+
+
+def check(run: Run, reply: Reply) -> None:
+    """Refuse an update that is unusable by itself, whatever the other updates are.
+
+    Raises:
+        BadUpdate: Names the worker, the tensor and the number of wrong values.
+    """
+    found = reply.update if stays(reply) else fault(reply.update, reply.samples, run.weights, run.facts.names)
+    if found is not None:
+        raise found.error(reply.slot + 1, f"worker {reply.worker}")
+
+
+def stays(reply: Reply) -> bool:
+    """Return whether an update stays on its worker, which has checked it and reported any fault."""
+    return reply.update is None or isinstance(reply.update, Fault)
+
+
+def check_weights(run: Run, weights: Weights | WeightsRef, replies: Sequence[Reply]) -> None:
+    """Refuse new global weights that contain NaN or infinity. The updates were usable, so the rule went too far.
+
+    Raises:
+        BadUpdate: Names the round, the tensor and the number of wrong values.
+    """
+    if isinstance(weights, WeightsRef) or weights is run.progress.weights:  # the workers have checked remote weights
+        return
+    if (found := fault(weights, 1, weights, run.facts.names)) is not None:
+        raise unfit(found, replies[0].task.round)
+
+
+def unfit(found: Fault, number: int) -> BadUpdate:
+    """Return the error for unusable weights after a round, numbered from 0."""
+    return BadUpdate(
+        f"the weights after round {number + 1} cannot be used: {found.reason}, and no update was",
+        hint="lower the learning rate of the rule that applies updates: that of outer, or of the model's optimizer",
+        tensor=found.tensor,
+        count=found.count,
+    )
+
+
+def judged_alone(run: Run, reply: Reply, latest: dict[int, Reply]) -> Reply | None:
+    """Judge one update against the last one of each other slot.
+
+    Returns:
+        The reply, with its update scaled if it was too long; None if the update is rejected.
+
+    Raises:
+        BadUpdate: The update is unusable, and the policy is ``"stop"``.
+    """
+    if run.facts.update_policy == "stop" or run.exchange.weights_out.stays:
+        check(run, reply)
+        return reply
+    verdict = verdicts_on(run, {**latest, reply.slot: reply})[reply.slot]
+    if verdict.action == "reject":
+        run.crew.distrust(reply.slot, reply.worker, str(verdict))
+        return None
+    run.crew.trust(reply.worker)
+    if verdict.action == "clip":
+        run.verdicts.append(str(verdict))
+        tell_clipped(run, reply, verdict)
+    return as_it_counts(reply, verdict)
+
+
+def as_it_counts(reply: Reply, verdict: Verdict) -> Reply:
+    """Return the reply with its update scaled, if the update was too long."""
+    if verdict.factor == 1:
+        return reply
+    if stays(reply):
+        return dataclasses.replace(reply, factor=verdict.factor)
+    return dataclasses.replace(reply, update=scaled(reply.update, verdict.factor))
+
+
+def tell_clipped(run: Run, reply: Reply, verdict: Verdict) -> None:
+    """Emit the event that an update was scaled down."""
+    facts = {"round": reply.task.round + 1, "slot": reply.slot + 1, "worker": reply.worker}
+    run.crew.emit(UpdateClipped(**facts, factor=verdict.factor, why=str(verdict)))
+
+
+def verdicts_on(run: Run, replies: dict[int, Reply]) -> dict[int, Verdict]:
+    """Return the verdicts on the updates of some slots, by slot. Their texts number slots from 1."""
+    found = judge(
+        {slot + 1: (reply.update, reply.weight) for slot, reply in replies.items()},
+        run.weights,
+        run.facts.update_policy,
+        names=run.facts.names,
+        trainable=run.facts.trainable,
+    )
+    return {number - 1: verdict for number, verdict in found.items()}

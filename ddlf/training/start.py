@@ -45,8 +45,7 @@ from ddlf.training.roles.metrics import MetricMerge
 from ddlf.training.roles.optimizer_state import final_weights, keeps_averages
 from ddlf.training.roles.optimizers import restarts
 from ddlf.training.roles.run_position import followers
-from ddlf.training.rounds import Ended, Facts
-from ddlf.training.run import Run
+from ddlf.training.run import Ended, Facts, Run
 from ddlf.training.slot.parts.batchnorm import batch_norms, warning
 from ddlf.training.slot.task import HELD
 from ddlf.training.spec import RunSpec

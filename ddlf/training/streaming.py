@@ -15,8 +15,7 @@ from ddlf.algorithms.outer import OuterOptimizer
 from ddlf.algorithms.streaming import Streaming, deal, tensors_of
 from ddlf.algorithms.weights import Weights
 from ddlf.events import Warned
-from ddlf.training.rounds import Round
-from ddlf.training.run import Run
+from ddlf.training.run import Round, Run
 from ddlf.training.slot.task import Task
 
 

@@ -20,11 +20,10 @@ from ddlf.data.parts import content_of
 from ddlf.errors import ConnectError, DDLFError
 from ddlf.training.context import App
 from ddlf.training.crew import Crew
-from ddlf.training.recovery import LOSS
+from ddlf.training.recovery import LOSS, end_all
 from ddlf.training.restoring import Restoring
 from ddlf.training.roles import EXCHANGE, REPLICA
 from ddlf.training.roles.evaluation import EVALUATION_BATCH
-from ddlf.training.rounds import end_all
 from ddlf.training.slot.task import Reply
 
 Member = tuple[int, int]

@@ -38,8 +38,7 @@ from ddlf.training.exchanges.sharded.plan import Plan
 from ddlf.training.exchanges.sharded.updates import Gone, Together, verdicts, weighed
 from ddlf.training.recalibration import measured_there
 from ddlf.training.recovery import LOSS, first_line
-from ddlf.training.rounds import Ended, Round
-from ddlf.training.run import Run
+from ddlf.training.run import Ended, Round, Run
 from ddlf.training.slices import OnWorkers, Writing, reading_left, sliced
 from ddlf.training.slot.task import Reply, Task
 from ddlf.training.streaming import fragments_of

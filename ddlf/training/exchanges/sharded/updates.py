@@ -23,10 +23,8 @@ from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import BadUpdate, ClusterTooSmall, ConnectError, DDLFError
 from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.exchanges.sharded.pairs import Pairs
-from ddlf.training.gather import check, unfit
-from ddlf.training.recovery import LOSS
-from ddlf.training.rounds import end_all
-from ddlf.training.run import Run
+from ddlf.training.recovery import LOSS, end_all
+from ddlf.training.run import Run, check, unfit
 from ddlf.training.slot.task import Reply, Task
 
 NOTICED_S = 10.0

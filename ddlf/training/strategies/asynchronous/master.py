@@ -27,6 +27,7 @@ from ddlf.algorithms.outer import OuterOptimizer, Subtract
 from ddlf.algorithms.staleness import Constant, Staleness
 from ddlf.events import Warned
 from ddlf.events.record import accuracy
+from ddlf.training.arrivals import arrivals
 from ddlf.training.run import Run
 from ddlf.training.slot.task import Reply
 
@@ -66,7 +67,7 @@ class Asynchronous:
                 "as a small step; take a smaller size"
             )
             run.crew.emit(Warned(about="arrival", why=why))
-        async for reply in run.arrivals(self.arrival.begin, self.max_staleness, paced=self.balance == "speed"):
+        async for reply in arrivals(run, self.arrival.begin, self.max_staleness, paced=self.balance == "speed"):
             changed, weights = self.arrival.arrive(run.state, run.weights, self._arrived(run, reply))
             run.state.update(changed)
             await run.commit(weights, [reply])

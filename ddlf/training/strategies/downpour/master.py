@@ -27,14 +27,14 @@ from ddlf.algorithms.flat_weights import Row, Rows
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import ClusterTooSmall, ConfigError, ConnectError, DDLFError
 from ddlf.events import UpdateRejected, Warned
+from ddlf.training.arrivals import arrivals
 from ddlf.training.checkpoints.slices import PUSHED, WEIGHTS
 from ddlf.training.context import App
 from ddlf.training.evaluation import to_its_end
 from ddlf.training.exchanges.members import Members
-from ddlf.training.recovery import first_line
+from ddlf.training.recovery import end_all, first_line
 from ddlf.training.refusals import check
 from ddlf.training.roles.evaluation import EVALUATION_BATCH
-from ddlf.training.rounds import end_all
 from ddlf.training.run import Run
 from ddlf.training.slices import Writing, sliced
 from ddlf.training.slot.task import Reply
@@ -71,7 +71,7 @@ class Replicas:
         serving = Serving(run, there, self.how, self.weights_codec)
         watching = asyncio.ensure_future(serving.watch())
         try:
-            async for reply in run.arrivals(bound=self.how.max_staleness, gate=serving.may_begin):
+            async for reply in arrivals(run, bound=self.how.max_staleness, gate=serving.may_begin):
                 await serving.committed(reply)
         finally:
             await end_all([watching])

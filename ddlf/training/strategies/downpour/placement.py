@@ -17,9 +17,8 @@ from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ClusterTooSmall, ConnectError, RequestTimeout
 from ddlf.events import Warned
 from ddlf.training.exchanges.members import Member, Members
-from ddlf.training.recovery import LOSS, first_line
+from ddlf.training.recovery import LOSS, end_all, first_line
 from ddlf.training.refusals import check
-from ddlf.training.rounds import end_all
 from ddlf.training.run import Run
 from ddlf.training.strategies.downpour.client import name_of
 

@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from ddlf.algorithms.merge import Mean, Rule
 from ddlf.algorithms.outer import OuterOptimizer, Subtract
 from ddlf.training.recalibration import recalibrated
-from ddlf.training.rounds import Ended
-from ddlf.training.run import Run
+from ddlf.training.run import Ended, Run
 from ddlf.training.streaming import fragments_of
 
 
