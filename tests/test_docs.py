@@ -261,10 +261,29 @@ def test_a_cluster_of_three_machines_does_what_it_says(tmp_path, monkeypatch, st
             assert "lab" in said or command[1] != "run"
 
 
-def test_contributing_names_files_that_exist():
-    page = (ROOT / "CONTRIBUTING.md").read_text()
-    named = re.findall(r"`((?:ddlf|tests|apps|scripts|docs|benchmarks|\.ci)/[\w/.-]*)", page)
-    assert len(named) > 40
-    assert [
-        name for name in named if "NAME" not in name and "_build" not in name and not (ROOT / name.rstrip("/")).exists()
-    ] == []
+ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
+
+
+def test_architecture_and_contributing_name_files_that_exist():
+    page = ARCHITECTURE + (ROOT / "CONTRIBUTING.md").read_text()
+    top = r"(?:ddlf|tests|apps|scripts|docs|benchmarks|\.ci)/[\w/.-]*"
+    named = re.findall(rf"`({top}|[\w/]+/\w+\.py)`", page)
+    assert len(named) > 80
+    missing = [name for name in named if not (ROOT / name).exists() and not (ROOT / "ddlf" / name).exists()]
+    assert [name for name in missing if "_build" not in name] == []
+
+
+def test_architecture_names_a_registry_that_is_in_one_of_its_files():
+    rows = [line for line in ARCHITECTURE.splitlines() if re.search(r"`[A-Z]{3,}`", line)]
+    assert len(rows) > 8
+    for row in rows:
+        for registry in re.findall(r"`([A-Z]{3,})`", row):
+            files = [ROOT / name for name in re.findall(r"`(ddlf/[\w/]+\.py)`", row)]
+            assert any(re.search(rf"^{registry}\b", file.read_text(), re.M) for file in files), (registry, files)
+
+
+def test_diagrams_have_at_most_eight_boxes_and_are_drawn_from_their_source():
+    made = runpy.run_path(str(ROOT / "docs/pictures/diagrams.py"))
+    for name, diagram in made["DIAGRAMS"].items():
+        assert len(diagram.boxes) <= 8
+        assert (ROOT / f"docs/pictures/{name}.svg").read_text() == made["drawn"](diagram), name

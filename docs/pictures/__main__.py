@@ -1,4 +1,7 @@
-"""Makes the pictures of the page of a run, and of its report: ``python docs/pictures``, with Debian's Chromium. The run in them is made up."""
+"""Make the screenshots of the page of a run and of its report: ``python docs/pictures``, with Debian's Chromium.
+
+The run on them is made up.
+"""
 
 import asyncio
 import sys
@@ -35,7 +38,7 @@ REPORTS = (
 
 
 class MnistCNN(IApp):
-    """What the report is of."""
+    """The app of the report."""
 
     batch_size = 64
 
@@ -45,7 +48,7 @@ async def look() -> list[dict]:
 
 
 async def picture(browser, name: str, options: dict) -> None:
-    """Take one, in the middle of a round."""
+    """Take a screenshot in the middle of a round."""
     about = dict(title="lab", cluster="lab, cluster.yaml (4 workers)")
     async with Dashboard(look, port=0, stop=lambda: True, **about) as dashboard:
         began = time.time() - DONE - 2
@@ -64,20 +67,20 @@ async def picture(browser, name: str, options: dict) -> None:
 
 
 def shrink(name: str) -> None:
-    """Leave a picture as many colours as it needs."""
+    """Reduce a picture to 128 colours."""
     path = HERE / f"{name}.png"
     Image.open(path).quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 async def happen(dashboard: Dashboard, events: list) -> None:
-    """Let events happen when they do."""
+    """Send each event to the page at its time."""
     for at, event in events:
         await asyncio.sleep(max(0.0, at - time.time()))
         dashboard.tell(event, at)
 
 
 def said(began: float) -> list:
-    """What the log shows beside the beginning."""
+    """Return further events for the log."""
     lines = ("60000 images, 938 steps in each epoch",)
     wrote = [e.WorkerWrote(worker=w, name=made_up.name(w), stream="stdout", lines=lines) for w in range(1, WORKERS + 1)]
     return [
@@ -88,7 +91,7 @@ def said(began: float) -> list:
 
 
 async def pictures_of_report(browser) -> None:
-    """Of a run that has ended well, though a worker was lost meanwhile."""
+    """Take screenshots of the report of a complete run that lost a worker."""
     began = time.mktime((2026, 11, 20, 15, 3, 1, 0, 0, -1))
     events = [*made_up.beginning(rounds=ROUNDS, workers=WORKERS, at=began), *said(began)]
     for number in range(1, ROUNDS + 1):

@@ -44,9 +44,9 @@ CALL = Diagram(
         Box(0, 0, "Cluster.run_method", "one request for each worker"),
         Box(0, 1, "ProxyWorker, Link", "one worker, two connections"),
         Box(0, 2, "Channel", "open requests, deadlines"),
-        Box(1, 0, "Daemon", "admits, grants the lease"),
+        Box(1, 0, "Daemon", "admits masters, grants the lease"),
         Box(2, 2, "Session", "decodes requests"),
-        Box(2, 1, "Calls", "runs now, or queues"),
+        Box(2, 1, "Calls", "runs a call now, or queues it"),
         Box(2, 0, "your function", "on the event loop or a thread"),
     ),
     (
@@ -70,7 +70,7 @@ ROUND = Diagram(
         Box(1, 2, "model.fit", "the partition of this slot"),
         Box(1, 3, "slot parts end", "update and slot state"),
         Box(0, 2, "Gather", "checks and merges updates"),
-        Box(0, 3, "commit", "outer optimizer, checkpoint"),
+        Box(0, 3, "commit", "ledger, record, checkpoint"),
     ),
     (
         Arrow(0, 1, "tasks"),
@@ -79,7 +79,7 @@ ROUND = Diagram(
         Arrow(3, 4),
         Arrow(4, 5),
         Arrow(5, 6, "Reply"),
-        Arrow(6, 7, "merged update"),
+        Arrow(6, 7, "outer optimizer"),
     ),
 )
 PUSH = Diagram(
@@ -89,15 +89,15 @@ PUSH = Diagram(
         Box(0, 1, "client", "pushes and fetches"),
         Box(1, 1, "server", "owns a part of the weights"),
         Box(1, 2, "push rule", "scales by staleness, applies"),
-        Box(2, 2, "backup", "a copy of the server"),
+        Box(2, 2, "backup", "takes over if the server is lost"),
         Box(2, 0, "master", "assigns servers and backups"),
     ),
     (
         Arrow(0, 1, "gradient"),
         Arrow(1, 2, "push"),
         Arrow(2, 1, "weights"),
-        Arrow(2, 3),
-        Arrow(2, 4, "copies"),
+        Arrow(2, 3, "gradient"),
+        Arrow(2, 4, "snapshots"),
         Arrow(5, 2, "owner, term"),
     ),
 )
@@ -124,13 +124,14 @@ def drawn(diagram: Diagram) -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:g}" width="{width}">',
             "<style>text{font:13px sans-serif;text-anchor:middle;fill:#222}.title{font-weight:bold;font-size:15px}"
-            ".lane{font-size:15px;fill:#666}.label{fill:#1f5fa8}rect{fill:#eef4fb;stroke:#4a7fb5}"
+            ".lane{font-size:15px;fill:#666}.label{fill:#1f5fa8;stroke:#fff;stroke-width:5px;paint-order:stroke}rect{fill:#eef4fb;stroke:#4a7fb5}"
             "path{stroke:#444;fill:none;marker-end:url(#a)}</style>",
             '<defs><marker id="a" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
             '<path d="M0 0L8 4L0 8z" style="fill:#444;stroke:none;marker-end:none"/></marker></defs>',
             f'<rect width="{width}" height="{height:g}" style="fill:#fff;stroke:none"/>',
             *lanes,
-            *arrows,
+            *(line for line, _ in arrows),
+            *(label for _, label in arrows),  # above all lines, on a white ground
             *boxes,
             "</svg>\n",
         ]
@@ -145,8 +146,11 @@ def _y(row: float) -> float:
     return MARGIN + TITLE + row * (HEIGHT + GAP_Y)
 
 
-def _arrow(diagram: Diagram, arrow: Arrow) -> str:
-    """Return a straight arrow between the nearest sides of two boxes; a way back is drawn beside the way there."""
+def _arrow(diagram: Diagram, arrow: Arrow) -> tuple[str, str]:
+    """Return a straight arrow between the nearest sides of two boxes, and its label.
+
+    Two arrows in opposite directions are drawn beside each other.
+    """
     begin, end = diagram.boxes[arrow.begin], diagram.boxes[arrow.end]
     back = Arrow(arrow.end, arrow.begin) in [one._replace(label="") for one in diagram.arrows]
     beside = 12 * (back if arrow.begin < arrow.end else -back)
@@ -155,13 +159,13 @@ def _arrow(diagram: Diagram, arrow: Arrow) -> str:
         x = _x(begin.lane) + WIDTH / 2
         y1, y2 = _y(begin.row) + HEIGHT * down, _y(end.row) + HEIGHT * (not down)
         label = f'<text x="{x + 8}" y="{(y1 + y2) / 2 + 4}" class="label" style="text-anchor:start">'
-        return f'<path d="M{x} {y1}L{x} {y2}"/>{label}{escape(arrow.label)}</text>'
+        return f'<path d="M{x} {y1}L{x} {y2}"/>', f"{label}{escape(arrow.label)}</text>"
     right = begin.lane < end.lane
     x1, x2 = _x(begin.lane) + WIDTH * right, _x(end.lane) + WIDTH * (not right)
     y1, y2 = _y(begin.row) + HEIGHT / 2 - beside, _y(end.row) + HEIGHT / 2 - beside
-    above = -6 if beside >= 0 else 16
+    above = 4 if y1 != y2 else -6 if beside >= 0 else 16
     label = f'<text x="{(x1 + x2) / 2}" y="{(y1 + y2) / 2 + above}" class="label">{escape(arrow.label)}</text>'
-    return f'<path d="M{x1} {y1}L{x2} {y2}"/>{label}'
+    return f'<path d="M{x1} {y1}L{x2} {y2}"/>', label
 
 
 if __name__ == "__main__":

@@ -147,7 +147,7 @@ def _family(name: str, text: str, found: "Family | dict[str, object]") -> Iterat
     seen: dict[object, str] = {}
     for written, kind in found.items():
         if first := seen.get(kind):
-            yield f"### `{written}`\n\nAs `{first}`, with these parameters.\n"
+            yield f"### `{written}`\n\nThe same rule as `{first}`, with these parameters.\n"
             continue
         seen[kind] = written
         sections = dict(_sections(kind))
@@ -158,7 +158,7 @@ def _family(name: str, text: str, found: "Family | dict[str, object]") -> Iterat
             parts.append(f"*Source: {sections['Source']}*")
         yield "\n\n".join(parts) + "\n"
     for rule, written in other_names:
-        yield f"### `{rule}`\n\nAnother name of `{written}`, which is what is stored and compared.\n"
+        yield f"### `{rule}`\n\nAnother name of `{written}`, which checkpoints store and compare.\n"
 
 
 def advice() -> str:
@@ -216,22 +216,34 @@ HEAD = """\
 
 Made from `ddlf/training/spec.py` and the packages of the strategies by `python docs/reference`.
 
-Settings are attributes of an app. Those of the object override those of its class. `run:` in cluster.yaml overrides
-both, and options of `ddlf run` and arguments of `train_sync` override all; `-p NAME=VALUE` sets any of them.
-`ddlf config show app.py --origin` shows which values a run would use, and where they come from. All settings are
-checked before anything is connected or started, and a setting without effect is refused. The groups are those of
-`ddlf run --help-all`; `ddlf run --help downpour` shows one of them.
+Settings are attributes of an app. Later rows of this table override earlier ones:
+
+| place | example |
+|---|---|
+| the class of the app | `batch_size = 128` |
+| the object | `app.batch_size = 128` |
+| `run:` in cluster.yaml | `run: {batch_size: 128}` |
+| options of `ddlf run`, arguments of `train_sync` | `--batch-size 128`, `-p batch_size=128` |
+
+`ddlf config show app.py --origin` shows the values of a run and their origins. DDLF checks all settings before it
+connects or starts anything, and refuses a setting without effect. The groups are the same as in `ddlf run --help-all`;
+`ddlf run --help downpour` shows one of them.
 """
 EVENTS = """\
 # Events
 
 Made from `ddlf/events/` by `python docs/reference`.
 
-What happens in a run is told as values, to all that `app.subscribe(sink)` was called with, in the order in which it happens, on the master. Those on
-workers as such, from `WorkerConnected` on, go to all that `cluster.subscribe(sink)` was called with, and to the app's during its run. Rounds, slots
-and workers count from 1. `ddlf.events.sinks.to_json` and `from_json` turn each into JSON data and back; numbers that JSON lacks are the
-texts `"NaN"`,
-`"Infinity"` and `"-Infinity"`. An event tells no time: who wants it takes it when the event comes.
+An event is a value that reports something that has happened. The master emits events in the order in which they happen:
+
+| subscribe with | receives |
+|---|---|
+| `app.subscribe(sink)` | all events of the app's runs |
+| `cluster.subscribe(sink)` | events of the cluster and its workers, from `WorkerConnected` on, also without a run |
+
+Rounds, slots and workers count from 1. Events have no time, so take the time when a sink receives one.
+`ddlf.events.sinks.to_json` and `from_json` convert events to JSON data and back. NaN and the infinities become the
+texts `"NaN"`, `"Infinity"` and `"-Infinity"`.
 """
 
 
@@ -240,16 +252,19 @@ ERRORS = """\
 
 Made from `ddlf/errors` by `python docs/reference`. `ddlf help WorkerLost` prints the same in the terminal.
 
-All errors of DDLF are in one tree; each is also of a class of Python that people would catch, which is in brackets:
+All errors of DDLF form one tree. The class in brackets is the Python class that each of them also belongs to:
 
 ```text
 {tree}
 ```
 
-The text of each says what happened, where, and what to do next; `.message`, `.hint` and `.worker` are its parts. What a method or an app raised on a
-worker can be caught as what it is (`except ValueError`); what several workers raised is told once, and `.others` has the errors of the others.
+The text of an error says what happened, where, and what to do next. Its parts are `.message`, `.hint` and `.worker`.
 
-`ddlf run` shows your own lines, those of the worker last; with `-v` also those of DDLF, Keras and other libraries. What it ends with:
+If a method or an app raises an error on a worker, you can catch the original class (`except ValueError`). If several
+workers raise, you catch the first error, and `.others` has the remaining ones.
+
+`ddlf run` shows only your own lines, the lines of the worker last. With `-v` it also shows the lines of DDLF, Keras and
+other libraries. Its exit codes are:
 
 {codes}
 """
@@ -257,13 +272,13 @@ EXIT_CODES = {
     0: "finished",
     1: "the app raised, or training failed",
     2: "wrong usage or configuration",
-    3: "could not start: cannot listen, or workers cannot be reached or are used by others",
+    3: "could not start: the port is taken, or workers cannot be reached or belong to another run",
     4: "refused: another token or version",
     5: "workers were lost",
     6: "out of time",
     7: "a checkpoint or a data set was refused",
     130: "Ctrl-C",
-    141: "nobody reads the output any more",
+    141: "the reader of the output has closed it",
     143: "SIGTERM",
 }
 RULES = """\
@@ -271,42 +286,44 @@ RULES = """\
 
 Made from `ddlf/algorithms` by `python docs/reference`.
 
-How updates travel, are merged and change the weights is said by rules. Each is a text, as it is given to a setting, an option or `run:` of
-cluster.yaml, stored in checkpoints and compared: `trimmed:beta=0.2`, for short `trimmed:0.2`; parameters that are left out have the values that are
-shown here. In a program a rule can be an object, too: `merge = ddlf.algorithms.merge.TrimmedMean(beta=0.2)`.
+Rules decide how updates travel, how they are merged, and how they change the weights. A rule is a text, such as
+`trimmed:beta=0.2`, or `trimmed:0.2` for short. You give it to a setting, to an option, or to `run:` of cluster.yaml.
+Missing parameters have the values on this page. Checkpoints store the text and compare it. In a program, a rule can
+also be an object: `merge = ddlf.algorithms.merge.TrimmedMean(beta=0.2)`.
 
-Words: an *update* is the weights before local training minus those after it; *g* is the merged one; a *slot* is one of the parts of a round.
+An *update* is the weights before local training minus the weights after it. *g* is the merged update. A *slot* is one
+part of a round.
 """
 FAMILIES: dict[str, tuple[str, Family | dict[str, object]]] = {
     "merge": ("Many updates become one. For synchronous training.", MERGE),
     "outer": ("The merged update changes the weights. By default it is subtracted.", OUTER),
     "arrival": ("One update that has arrived changes the weights. For asynchronous training.", ARRIVAL),
     "staleness": (
-        "How much an update counts whose weights others have changed meanwhile. For asynchronous training.",
+        "How much an update counts if the weights have changed since its slot read them. For asynchronous training.",
         STALENESS,
     ),
-    "push_rule": ("A gradient that was pushed to a shard changes its values. For Downpour SGD.", PUSHED),
-    "local_rule": ("What local training adds to its gradients, so that slots do not drift apart.", LOCAL),
-    "codec": ("Updates are made smaller on their way to the master.", CODEC),
+    "push_rule": ("A pushed gradient changes the values of a server. For Downpour SGD.", PUSHED),
+    "local_rule": ("A correction that local training adds to its gradients, so that slots do not drift apart.", LOCAL),
+    "codec": ("Makes updates smaller on their way to the master.", CODEC),
     "weights_codec": (
-        "So are weights on their way to the workers: by a codec that is not biased, or by any after `delta:`.",
+        "Makes weights smaller on their way to the workers: an unbiased codec, or any codec after `delta:`.",
         {"delta:float32": Outward},
     ),
     "partition": (
-        "Whose each sample is. All but `equal` say it for the whole run, for studies of data that differ.",
+        "Assigns samples to slots: `equal` again in each round, the others once for the whole run, for studies of data that differ.",
         PARTITION,
     ),
-    "converge": ("When training has come far enough to stop.", CONVERGE),
+    "converge": ("When training stops before its last epoch.", CONVERGE),
     "schedule": (
-        "How the learning rate goes over the run, in fractions of it: one course, also behind a warm-up.",
+        "How the learning rate changes over the run, in fractions of the run, with or without a warm-up.",
         PARTS,
     ),
-    "clip": ("How gradients are clipped, beside what Keras's optimizers do.", CLIP),
+    "clip": ("How gradients are clipped, in addition to Keras's optimizers.", CLIP),
     "multipliers": (
-        "How long the steps of weights are: of the first layers none, or by the names of layers, as in `body=0.1,head/bias=2`.",
+        "Factors of the steps: zero for the first layers, or by the names of layers, such as `body=0.1,head/bias=2`.",
         {"freeze:0.75": Freeze},
     ),
-    "rate_decay": ("How the learning rate falls with what epochs have come to.", RATE_DECAY),
+    "rate_decay": ("How the learning rate falls, by the results of the epochs.", RATE_DECAY),
     "balance": ("How many samples each slot gets.", {"equal": equal_sizes, "speed": sizes_by_speed}),
 }
 ADVICE_HEAD = """\

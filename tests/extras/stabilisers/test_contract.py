@@ -235,7 +235,7 @@ def test_the_table_of_what_keras_has_and_what_was_added_names_what_there_is():
 
     from ddlf.extras import stabilisers
 
-    text = (Path(__file__).parents[3] / "docs/howto/advice.md").read_text().partition("| Keras has it |")[2]
+    text = (Path(__file__).parents[3] / "docs/explanation/advice.md").read_text().partition("| Keras has it |")[2]
     rows = [line.split("|")[1:3] for line in text.splitlines()[2:] if line.startswith("|")]
     assert len(rows) > 10
     theirs = (keras.optimizers, keras.optimizers.schedules, keras.losses, keras.callbacks, keras)
