@@ -1,4 +1,4 @@
-"""What travels on a connection, and how it becomes bytes: frames, values, requests, responses and errors.
+"""Frames, values, requests, responses and errors: everything that travels on a connection, and its bytes.
 
 Pure; runs on both sides. A message is a frame of a header and raw buffers:
 

@@ -146,7 +146,7 @@ class OuterOf(RuleOf):
         return family.same(value) if _is_of(family, value) else value
 
     def __str__(self) -> str:
-        return f"{super().__str__()}, or an object of your own"
+        return f"{super().__str__()}, or your own object"
 
 
 class CodecOf(RuleOf):

@@ -4,7 +4,7 @@ An app can name groups: ``mode = ddlf.Downpour(replicas=16, fetch=2)``. Or it ca
 ``run:`` and ``-p`` do: ``mode = "downpour"; replicas = 16; n_fetch = 2``. ``spec_of`` makes a ``RunSpec`` from both.
 
 Strategies and exchanges are found by the names of their classes. Nothing else names them, so a package from outside
-brings one like those of this package.
+brings one in the same way.
 """
 
 from __future__ import annotations
