@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from ddlf.errors import CheckpointError, LeaseError
-from ddlf.events import CheckpointFailed, CheckpointWritten, Event
+from ddlf.events import CheckpointFailed, CheckpointWritten, Event, Warned
 from ddlf.events.phases import Phase
 from ddlf.events.record import RoundRecord
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.checkpoints.contents import Checkpoint
 from ddlf.training.checkpoints.slices import Slices
 from ddlf.training.progress import Progress
-from ddlf.training.slot.task import SlotState
+from ddlf.training.slices import Writing
+from ddlf.training.slot.task import Reply, SlotState
 from ddlf.training.states import SlotStates
 from ddlf.training.stored import with_states
 
@@ -51,7 +52,7 @@ class Keeper:
         self._recent: dict[int, RoundRecord] = {}  # place -> record as written, for the recent ones
         self._failures = 0
         self._begun: Slices | None = None
-        self.warned: set[int] = set()  # workers already reported as unable to see the folder
+        self._warned: set[int] = set()  # workers already reported as unable to see the folder
 
     def begin(self, version: int, training: str) -> Slices:
         """Begin the checkpoint after a number of merges. Workers write its slices, and ``keep`` completes it.
@@ -64,6 +65,57 @@ class Keeper:
         self._begun = self._folder.begin(version, training)
         self._begun.began = began
         return self._begun
+
+    async def sliced(
+        self,
+        progress: Progress,
+        states: SlotStates,
+        replies: Sequence[Reply],
+        work: Callable[[Writing], Awaitable[None]],
+    ) -> Slices | None:
+        """Write the slices of the checkpoint that belongs to the next commit.
+
+        Args:
+            progress: The progress before this commit.
+            states: The states of the slots.
+            replies: The replies of this commit.
+            work: Writes the slices of the weights and of the loop's state.
+
+        Returns:
+            The slices. None if they cannot be written: then the master writes the checkpoint, or reports the obstacle.
+        """
+        try:
+            slices = await asyncio.to_thread(self.begin, progress.version + 1, progress.training)
+            writing = Writing(slices)
+            await work(writing)
+            slices.left = await states.written(writing, replies)
+            slices.left[0] = slices.left[0] | writing.mean  # a new dict, since states.written uses these lengths, too
+        except CheckpointError:
+            self.drop()
+            return None
+        except BaseException:
+            self.drop()
+            raise
+        self._warn(slices)
+        return slices
+
+    def _warn(self, slices: Slices) -> None:
+        """Warn once for each worker whose slices go through the master, with the reason."""
+        new = {worker: why for worker, why in sorted(slices.through.items()) if worker not in self._warned}
+        self._warned.update(new)
+        sentences = [
+            f"worker {worker} could not write its slice of a checkpoint, which the master has written: {why}"
+            for worker, why in new.items()
+            if why
+        ]
+        if unseen := [str(worker) for worker, why in new.items() if not why]:
+            who = f"worker{'s' * (len(unseen) > 1)} {', '.join(unseen)} do{'es' * (len(unseen) == 1)} not see the folder of the checkpoints"
+            sentences.append(
+                f"{who}, {slices.root}, so what checkpoints have of it goes through the master; "
+                "a network disk, at the same path everywhere, spares that"
+            )
+        for sentence in sentences:
+            self._emit(Warned(about="checkpoint", why=sentence))
 
     def drop(self) -> None:
         """Remove a checkpoint that was begun but not completed."""

@@ -14,16 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from ddlf.algorithms.ranges import PIECE, Slice, pieces
 from ddlf.algorithms.weights import Weights
-from ddlf.errors import CheckpointError
-from ddlf.events import Warned
 from ddlf.training.checkpoints.slices import OUTER, WEIGHTS, Slices, parts_of, write
 from ddlf.training.exchanges.sharded.copies import left_of
 from ddlf.training.recovery import LOSS
 
 if TYPE_CHECKING:
     from ddlf.training.exchanges.members import Member, Members
-    from ddlf.training.run import Run
-    from ddlf.training.slot.task import Reply
 
 There = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 """Has a worker write its slice at a place. Returns the answer of ``write_if_seen``, ``by`` (the worker), and more."""
@@ -78,53 +74,6 @@ class Writing:
             told = {**more, **await asyncio.to_thread(write, place, arrays)}
         await asyncio.to_thread(self.slices.add, number, place, told, by)
         return told
-
-
-def _warn(run: Run, slices: Slices, warned: set[int]) -> None:
-    """Warn once for each worker whose slices go through the master, with the reason."""
-    new = {worker: why for worker, why in sorted(slices.through.items()) if worker not in warned}
-    warned.update(new)
-    found = [
-        f"worker {worker} could not write its slice of a checkpoint, which the master has written: {why}"
-        for worker, why in new.items()
-        if why
-    ]
-    if unseen := [str(worker) for worker, why in new.items() if not why]:
-        who = f"worker{'s' * (len(unseen) > 1)} {', '.join(unseen)} do{'es' * (len(unseen) == 1)} not see the folder of the checkpoints"
-        found.append(
-            f"{who}, {slices.root}, so what checkpoints have of it goes through the master; a network disk, at the same path everywhere, spares that"
-        )
-    for why in found:
-        run.crew.emit(Warned(about="checkpoint", why=why))
-
-
-async def sliced(run: Run, replies: Sequence[Reply], work: Callable[[Writing], Awaitable[None]]) -> Slices | None:
-    """Write the slices of the checkpoint that belongs to the next commit.
-
-    Args:
-        run: The run.
-        replies: The replies of this commit.
-        work: Writes the slices of the weights and of the loop's state.
-
-    Returns:
-        The slices. None if they cannot be written: then the master writes the checkpoint, or reports the obstacle.
-    """
-    keeper = run.keeper
-    assert keeper is not None
-    try:
-        slices = await asyncio.to_thread(keeper.begin, run.version + 1, run.progress.training)
-        writing = Writing(slices)
-        await work(writing)
-        slices.left = await run.exchange.states.written(writing, replies)
-        slices.left[0] = slices.left[0] | writing.mean  # a new dict, since states.written uses these lengths, too
-    except CheckpointError:
-        keeper.drop()
-        return None
-    except BaseException:
-        keeper.drop()
-        raise
-    _warn(run, slices, keeper.warned)
-    return slices
 
 
 @dataclass(frozen=True, slots=True)

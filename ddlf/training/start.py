@@ -329,7 +329,7 @@ async def _run(
         shuffle=str(spec.data.shuffle),
         **norms,
     )
-    states = states_of(app, crew, progress, spec, weights_out)
+    states = states_of(app, crew, progress, spec, differences=weights_out.differences, restoring=weights_out.restoring)
     reporter = Reporter(app, progress.records, spec, callbacks, weights_out.evaluation)
     follows = followers(app.model.optimizer) or (
         spec.local.optimizer_state == "fresh" and restarts(app.model.optimizer)

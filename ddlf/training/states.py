@@ -30,7 +30,6 @@ from ddlf.training.slot.parts import PARTS, kept_parts
 from ddlf.training.slot.task import HELD, Reply, SlotState
 
 if TYPE_CHECKING:
-    from ddlf.training.exchanges.carrier import WeightSource
     from ddlf.training.progress import Progress
     from ddlf.training.spec import RunSpec
 
@@ -351,7 +350,9 @@ async def _collected(parts: list[tuple[SlotState, asyncio.Future[SlotState] | No
     return [{**known, **(await asyncio.shield(coming) if coming else {})} for known, coming in parts]
 
 
-def states_of(app: App, crew: Crew, progress: Progress, spec: RunSpec, how: WeightSource) -> SlotStates:
+def states_of(
+    app: App, crew: Crew, progress: Progress, spec: RunSpec, *, differences: bool, restoring: Restoring | None
+) -> SlotStates:
     """Return the states of the slots of a run.
 
     Args:
@@ -359,12 +360,13 @@ def states_of(app: App, crew: Crew, progress: Progress, spec: RunSpec, how: Weig
         crew: The workers.
         progress: The progress that the run continues from.
         spec: The run.
-        how: The source of the weights.
+        differences: Whether weights travel as differences.
+        restoring: Lets workers read slices of a checkpoint, if they hold the weights.
     """
     plan = SlotPlan(
         spec=spec,
         optimizer=app.run_context.optimizer,
-        differences=how.differences,
+        differences=differences,
         callbacks=bool(app.worker_callbacks),
     )
     codec = spec.exchange.codec.name
@@ -375,5 +377,5 @@ def states_of(app: App, crew: Crew, progress: Progress, spec: RunSpec, how: Weig
         kept_parts(plan),
         codec,
         on_workers=plan.sharded,
-        restoring=how.restoring,
+        restoring=restoring,
     )

@@ -10,7 +10,7 @@ from ddlf.errors import CheckpointError, WorkerLost
 from ddlf.events import CheckpointFailed, CheckpointWritten, Warned
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
-from ddlf.training.slices import sliced
+from ddlf.training.keeper import Keeper
 
 CHANCE = np.random.default_rng(2)
 START = {
@@ -175,7 +175,7 @@ async def test_a_hook_that_looks_at_the_model_reads_it_from_the_checkpoint(tmp_p
 async def test_a_mean_that_lies_beside_what_a_slot_has_left_is_not_looked_for_in_there():
     lengths = [{"control": 3}]
     slices = SimpleNamespace(left=[], through={})
-    keeper = SimpleNamespace(begin=lambda *_: slices, warned=set())
+    folder = SimpleNamespace(begin=lambda *_: slices)
 
     async def written(*_):
         return list(lengths)
@@ -184,10 +184,7 @@ async def test_a_mean_that_lies_beside_what_a_slot_has_left_is_not_looked_for_in
         writing.mean = {"optimizer": 3}
 
     states = SimpleNamespace(written=written)
-    progress = SimpleNamespace(training="t")
-    run = SimpleNamespace(
-        keeper=keeper, version=0, progress=progress, exchange=SimpleNamespace(states=states), crew=None
-    )
-    found = await sliced(run, [], work)
+    progress = SimpleNamespace(training="t", version=0)
+    found = await Keeper(folder, 1, [], None).sliced(progress, states, [], work)
     assert found.left == [{"control": 3, "optimizer": 3}]
     assert lengths == [{"control": 3}]  # by which a slot's slice is read again when its worker is lost

@@ -39,7 +39,7 @@ from ddlf.training.exchanges.sharded.updates import Gone, Together, verdicts, we
 from ddlf.training.recalibration import measured_there
 from ddlf.training.recovery import LOSS, first_line
 from ddlf.training.run import Ended, Round, Run
-from ddlf.training.slices import OnWorkers, Writing, reading_left, sliced
+from ddlf.training.slices import OnWorkers, Writing, reading_left
 from ddlf.training.slot.task import Reply, Task
 from ddlf.training.streaming import fragments_of
 from ddlf.training.weights_ref import WeightsRef, local, shapes, slices_of
@@ -282,8 +282,9 @@ class Sharded:
         slices, mean = None, None
         name = self._states.averaged
         averaged = name in place.means
-        if due and not shown:
-            slices = await sliced(self._run, replies, partial(self._write, place))
+        keeper, progress = self._run.keeper, self._run.progress
+        if keeper is not None and due and not shown:
+            slices = await keeper.sliced(progress, self._states, replies, partial(self._write, place))
         looks = due or shown
         remote = partial(
             WeightsRef, like=known.like, group=WEIGHTS, from_workers=bring, evaluate=evaluated, unread=UNREAD

@@ -36,7 +36,7 @@ from ddlf.training.recovery import end_all, first_line
 from ddlf.training.refusals import check
 from ddlf.training.roles.evaluation import EVALUATION_BATCH
 from ddlf.training.run import Run
-from ddlf.training.slices import Writing, sliced
+from ddlf.training.slices import Writing
 from ddlf.training.slot.task import Reply
 from ddlf.training.strategies.downpour.placement import Placement
 from ddlf.training.strategies.downpour.replica import shares
@@ -231,7 +231,9 @@ class Serving:
             evaluate=evaluated,
             unread=UNREAD,
         )
-        slices = await sliced(run, [reply], self._written) if due and not shown else None
+        slices = None
+        if run.keeper is not None and due and not shown:
+            slices = await run.keeper.sliced(run.progress, run.exchange.states, [reply], self._written)
         weights: Weights | WeightsRef
         if slices is not None:
             weights, like = remote(slices=slices), np.broadcast_to(np.float32(0), self._rows.sizes[0])
