@@ -1,0 +1,144 @@
+"""Each benchmark runs with its smallest settings and prints a table. Figures are not tested, unless they are bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import runpy
+import sys
+
+import pytest
+
+from benchmarks import against, bulk, distbelief, downpour, footprint, learning, measure, network, stable, training
+from ddlf import IApp
+from ddlf.training.registry import spec_of
+from tests.mnist import folder_with_mnist
+from tests.patience import PATIENCE_S
+
+TINY = "--data digits --samples 64 --batch-size 16 --repeats 1"
+SHORT = [
+    ("arrivals", "--data digits --rules published,fedasync --samples 400 --epochs 3 --batch-size 4 --seeds 1"),
+    ("call", "--calls 100 --repeats 2"),
+    ("compressors", "--data digits --samples 64 --repeats 1"),
+    ("downpour", "xor --seeds 1 --samples 2000 --orders turns --rules plain,aware"),
+    ("honest", "--rounds 1 --samples 300 --only digits-sgd"),
+    ("language", "--epochs 1 --sequences 128 --width 32 --blocks 1 --steps 8 --only int8"),
+    ("learning", "--data digits --rules average,gradient --epochs 2 --batch-size 16 --samples 400 --seeds 1 --looks 4"),
+    ("load", "--seconds 0.2 --data digits --samples 64"),
+    ("map", "--only ddlf,process --items 20 --repeats 1"),
+    ("overlap", "--workers 2 --parameters 2e5 --rate 20mbit --steps 8 --repeats 1"),
+    ("paper", f"{TINY} --epochs 1 --worker-epochs 1 --systems plain"),
+    ("peer_merges", "--slots 2 --samples 3000 --steps 2 --looks 2 --epochs 2 --repeats 1 --rules average"),
+    ("reading", "--repeats 1 --arrays 640 --pictures 0"),
+    ("replicas", "--seeds 1 --replicas 2 --samples 1000 --ways default --orders turns"),
+    ("rpc", "--quick --repeats 1"),
+    ("scale", "--workers 2 --simulated 3,5 --rounds 1"),
+    ("shard_copies", "kills --kills 1 --workers 3 --parameters 3e4 --cycles 20"),
+    *(("stable", f"--quick --sizes 1e20 --workers 1 --parts {part}") for part in stable.PARTS),
+    ("start", "--workers 1 --memory 1 --modules numpy --samples 600 --repeats 1"),
+    ("step", "--data digits --samples 320 --batch-size 16 --epochs 1 --repeats 1 --ways gradients"),
+    ("training", f"{TINY} --workers 1 --rounds 1 --only limit,sync,published-sync"),
+    ("uneven", "--samples 1000 --rounds 1 --seeds 1 --rules mean,krum"),
+    ("windows", "--epochs 1 --seeds 1 --files 4 --samples 640"),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
+@pytest.mark.usefixtures("one_template")
+@pytest.mark.parametrize(("name", "arguments"), SHORT, ids=" ".join)
+def test_benchmark_prints_table_with_smallest_settings(name, arguments, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("DDLF_DATA", str(folder_with_mnist(tmp_path / "data")))
+    monkeypatch.setenv("DDLF_TOKEN", "")  # one sets it; this brings back what was there
+    monkeypatch.setattr("ddlf.rpc.tokens._FROM_ENVIRONMENT", {})
+    monkeypatch.setattr(sys, "argv", [name, *arguments.split()])
+    with contextlib.suppress(SystemExit) if name == "shard_copies" else contextlib.nullcontext():  # which always exits
+        runpy.run_module(f"benchmarks.{name}", run_name="__main__", alter_sys=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(any(character.isdigit() for character in line) for line in lines) >= 1
+    assert len(lines) >= 2
+
+
+def test_contender_that_fails_is_reported_with_its_output():
+    with pytest.raises(RuntimeError, match="KeyError: 'nobody'"):
+        measure.run_child("benchmarks.contender", "nobody", "{}", timeout_s=PATIENCE_S)
+
+
+def test_ratios_compare_runs_of_one_repeat():
+    runs = [("limit", 0, 2.0), ("sync", 0, 3.0), ("sync", 1, 9.0)]
+    found = [{"name": name, "repeat": repeat, "seconds": seconds} for name, repeat, seconds in runs]
+    assert training.ratios(found, "sync", "limit") == [1.5]
+
+
+def test_tree_is_measured_with_its_own_code(tmp_path, monkeypatch):
+    found = against.run(against.ROOT, "rpc")
+    assert len(found) == 8
+    assert all(seconds > 0 for seconds in found.values())
+    with monkeypatch.context() as patch:
+        patch.setattr(against.subprocess, "run", lambda *_, **__: Ran)
+        with pytest.raises(AssertionError, match="the other tree's code was measured"):
+            against.run(tmp_path, "rpc")
+
+
+class Ran:
+    """A process that has measured this tree."""
+
+    returncode, stdout = 0, f'{{"2.06 MB": 0.1, "code": "{against.ROOT}/ddlf/__init__.py"}}\n'
+
+
+@pytest.mark.parametrize("base", [IApp, learning.Text])
+@pytest.mark.parametrize("rule", learning.RULES.values(), ids=learning.RULES)
+def test_rule_of_learning_study_is_one_that_a_run_takes(rule, base):
+    spec_of(type("App", (base,), rule)())
+
+
+def test_16_replicas_learn_with_default_and_not_with_fixed_rate(monkeypatch, tmp_path):
+    monkeypatch.setenv("DDLF_DATA", str(folder_with_mnist(tmp_path / "data")))
+    found = downpour.main(
+        downpour.parser().parse_args(["mnist", "--seeds", "1", "--samples", "20000", "--hidden", "16"])
+    )
+    assert {pair: accuracies[0] < 50 for pair, accuracies in found.items()} == {
+        (rule, order): rule == "plain" for rule in ("plain", "default") for order in ("random", "turns")
+    }
+
+
+# Memory and bytes
+
+
+def test_large_array_needs_its_memory_once_and_none_for_its_sender(tmp_path):
+    file = tmp_path / "bulk.json"
+    bulk.main(["--megabytes", "100", "--no-large", "--json", str(file)])
+    found = json.loads(file.read_text())
+    allowed = 32 * 2**20 / found["bytes"]
+    for side in ("worker", "master"):
+        assert found[f"receiving_{side}"] < 1.1 + allowed
+        assert found[f"sending_{side}"] < allowed
+
+
+def test_broadcast_needs_no_memory_and_gathering_one_copy_for_each_worker():
+    size, workers = 50_000_000, 4
+    found = asyncio.run(bulk.broadcast(size, workers))
+    allowed = 32 * 2**20 / size
+    assert found["broadcasting_master"] < allowed
+    assert found["gathering_master"] < workers + allowed
+
+
+def test_master_of_sharded_run_needs_no_memory_for_updates():
+    found = footprint.main(["--parameters", "4e6", "--workers", "2", "--ways", "star,sharded"])
+    assert found["sharded"]["until the end"] < found["star"]["until the end"]
+    assert found["sharded"]["worker"] > 3  # its weights, those of the round, and its update, at least
+
+
+def test_sharded_round_moves_its_bytes_over_limited_links_and_past_the_master(tmp_path):
+    assert network.available(), "needs root on Linux, with ip, tc and network namespaces"
+    file = tmp_path / "found.json"
+    settings = "--workers 3 --parameters 3e5 --rate 100mbit --tls no --rounds 1"
+    distbelief.main([*settings.split(), "--json", str(file)])
+    found = {row["way"]: distbelief.Row(**row) for row in json.loads(file.read_text())["rows"]}
+    sharded, star = found["sharded"], found["star"]
+    assert sharded.seconds[0] > sharded.bound_s
+    assert star.seconds[0] > star.bound_s / 2  # what was sent to one worker may come back while others still get theirs
+    assert sharded.least < sharded.busiest[0] < 1.05 * sharded.least
+    assert sharded.uneven[0] < 0.01
+    assert sharded.master[0] < 64_000
+    assert star.master[0] > 2 * 4 * 3e5
