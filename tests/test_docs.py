@@ -6,7 +6,6 @@ import inspect
 import itertools
 import json
 import re
-import runpy
 import shlex
 import subprocess
 import sys
@@ -16,7 +15,6 @@ import pytest
 import yaml
 
 import ddlf
-from ddlf.algorithms.named import Family
 from ddlf.cli import main, worker
 from ddlf.cluster.config.cluster_file import ClusterConfig
 from ddlf.training.registry import SETTINGS
@@ -87,44 +85,6 @@ def test_the_page_of_the_api_has_every_public_name_method_and_setting():
     }
     wanted = {name for name in (*ddlf.__all__, *methods, *SETTINGS, "model") if not name.startswith("_")}
     assert wanted - named == set()
-
-
-def rows(page, heading):
-    """The names in the first column of the tables below a heading."""
-    part = page.partition(f"## {heading}\n")[2].partition("\n## ")[0]
-    return {name for cell in re.findall(r"^\| (`.*?) \|", part, re.M) for name in re.findall(r"`([\w-]+)`", cell)}
-
-
-def test_the_page_of_the_algorithms_has_every_rule_and_its_files_and_tests():
-    page = (ROOT / "docs/explanation/algorithms.md").read_text()
-    families = runpy.run_path(str(ROOT / "docs/reference"))["FAMILIES"]
-    wanted = {name: set(family.names) for name, (_, family) in families.items() if isinstance(family, Family)}
-    assert {name: rows(page, name) for name in wanted} == wanted
-    below = {path.name for path in [*(ROOT / "ddlf").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]}
-    assert {file.rpartition("/")[2] for file in re.findall(r"`([\w/]+\.py)`", page)} <= below
-    for name, (_, family) in families.items():
-        if isinstance(family, Family):
-            part = page.partition(f"## {name}\n")[2].partition("\n## ")[0]
-            kinds = {type(family.read(rule)) for rule in family.names}
-            homes = {kind.__module__.rpartition(".")[2] + ".py" for kind in kinds}
-            assert homes <= {file.rpartition("/")[2] for file in re.findall(r"`([\w/]+\.py)`", part)}, name
-
-
-def test_each_rule_of_learning_has_a_formula_a_source_a_figure_and_what_it_is_good_for_and_its_table_a_file_and_a_test():
-    page = (ROOT / "docs/explanation/algorithms.md").read_text()
-    parts = [part for part in page.split("\n## ") if "| wins |" in part]
-    assert len(parts) == 9
-    for part in parts:
-        header, _, *lines = [line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("|")]
-        assert header in (
-            [["rule", what, "source", "figure", "wins", "loses"] for what in ("formula", "bytes a value")]
-        )
-        assert re.search(r"Files?:\s`.+`", part), part[:20]
-        assert re.search(r"Tests?:\s`tests/.+`", part), part[:20]
-        for cells in lines:
-            assert len(cells) == len(header), cells
-            assert all(cells), cells
-            assert re.search(r"\d", cells[3]) or cells[0] == "`never`", cells
 
 
 CELLS = """

@@ -104,11 +104,6 @@ def test_a_tree_imports_only_what_it_rests_on(tree):
             assert {name.split(".")[0] for name in imports(path)} & TREES <= RESTS_ON[tree], path
 
 
-def test_what_measures_and_what_tries_to_break_have_names_of_their_own():
-    names = [path.stem for tree in ("benchmarks", "tests/trials") for path in (ROOT / tree).rglob("[!_]*.py")]
-    assert len(names) == len(set(names))
-
-
 def test_no_module_of_tests_imports_keras_at_its_top():
     """All processes that run tests import all modules, and most need no Keras."""
     kinds = "keras|tensorflow|jax"

@@ -22,10 +22,6 @@ def test_linter_finds_the_left_column_of_the_style_page_and_accepts_the_right(be
     assert rules_broken(after) == []
 
 
-def test_style_page_has_thirty_pairs():
-    assert len(PAIRS) == 30
-
-
 def test_no_area_has_more_findings_than_the_baseline_allows():
     counts = Counter(PROSE["area"](one.path) for path in PROSE["files"]() for one in PROSE["findings"](path))
     allowed = PROSE["allowed"]()

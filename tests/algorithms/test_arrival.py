@@ -113,15 +113,6 @@ def test_fedasync_mixes_the_weights_with_a_rate_that_never_decays(staleness):
     close(seen, expected)
 
 
-def test_fedasync_of_one_slot_with_a_rate_of_1_is_the_slot_itself():
-    seen, made = ran("fedasync:1", order=[0] * 10)
-    w = W
-    for g, (start, tau, _), after in zip(UPDATES, made, seen, strict=True):
-        assert (tau, np.array_equal(start, w)) == (0, True)
-        w = w - g
-        assert np.array_equal(after, w)
-
-
 def test_fedasync_keeps_a_variance_positive():
     """What is not trained is mixed like the rest, which no rate can turn negative."""
     variance = np.array([1e-3, 1.0])
@@ -156,11 +147,6 @@ def test_fedbuff_merges_when_its_buffer_is_full_and_at_the_end_what_is_left(oute
     close(seen, expected)
 
 
-def test_fedbuff_of_one_update_is_that_update():
-    for got, wanted in zip(ran("fedbuff:1", order=[0] * 10)[0], W - np.cumsum(UPDATES, axis=0), strict=True):
-        close(got, wanted)
-
-
 @pytest.mark.parametrize("outer", [Subtract(), Nesterov()])
 def test_dcasgd_corrects_each_update_for_what_others_have_changed(outer):
     seen, made = ran("dcasgd:strength=5", "inverse", outer=outer)
@@ -171,10 +157,6 @@ def test_dcasgd_corrects_each_update_for_what_others_have_changed(outer):
         expected.append(w[0])
     close(seen, expected)
     assert np.abs(np.array(expected) - ran("published", "inverse", outer=outer)[0]).max() > 1e-4
-
-
-def test_dcasgd_without_strength_is_published():
-    assert np.array_equal(ran("dcasgd:0")[0], ran("published")[0])
 
 
 @pytest.mark.parametrize("c", [0.0, 0.3])
@@ -193,10 +175,6 @@ def test_delayed_nesterov_moves_its_velocity_once_for_as_many_updates_as_there_a
     close(seen, expected)
 
 
-def test_delayed_nesterov_without_momentum_is_published_with_a_rate():
-    close(ran("delayed:rate=0.7,momentum=0")[0], ran("published", outer=Subtract(learning_rate=0.7))[0])
-
-
 def test_elastic_averaging_pulls_both_sides_and_each_slot_goes_on_with_its_own_weights():
     seen, made = ran("elastic:alpha=0.2")
     centre, own, expected = W, [W, W, W], []
@@ -207,17 +185,6 @@ def test_elastic_averaging_pulls_both_sides_and_each_slot_goes_on_with_its_own_w
         own[slot], centre = local - e, centre + e
         expected.append(centre)
     close(seen, expected)
-
-
-def test_elastic_averaging_with_a_half_is_the_average_merge_on_both_sides():
-    mine, theirs = np.array([1.0, 3.0]), np.array([2.0, -1.0])
-    arrived = Arrived(
-        update=[mine - theirs], start=[mine], before={}, slot=0, slots=1, factor=1, trainable=[True], outer=Subtract()
-    )
-    rule = ARRIVAL.read("elastic:0.5")
-    state, (centre,) = rule.arrive({}, [mine], arrived)
-    assert np.array_equal(centre, (mine + theirs) / 2)
-    assert np.array_equal(rule.begin(state, [centre], 0)[0], (mine + theirs) / 2)
 
 
 # -- peers -----------------------------------------------------------------------------------------------------------

@@ -58,29 +58,6 @@ def test_scaffold_is_its_algorithm_over_ten_rounds():
         assert max(np.abs(a - b).max() for a, b in zip(controls, c_i, strict=True)) < 1e-12
 
 
-def test_scaffold_comes_to_the_minimum_of_all_slots_where_plain_local_training_does_not():
-    """Different curvatures: the mean of local minima is not the common one."""
-    curves, targets, rate, steps = np.array([1.0, 0.2]), np.array([1.0, -1.0]), 0.5, 20
-    best = (curves * targets).sum() / curves.sum()
-    ends = {}
-    for rule in (Plain(), Scaffold()):
-        w, controls, mean = np.zeros(()), [np.zeros(()), np.zeros(())], np.zeros(())
-        for _ in range(200):
-            held = [rule.held(w, own, mean) for own in controls]
-            y = [w, w]
-            for _ in range(steps):
-                y = [
-                    v - rate * (k * (v - b) + rule.correction(v, h))
-                    for v, k, b, h in zip(y, curves, targets, held, strict=True)
-                ]
-            controls = [rule.left(own, mean, w - v, steps, rate) for own, v in zip(controls, y, strict=True)]
-            mean = mean_control([[control] for control in controls])[0]
-            w = np.mean(y, axis=0)
-        ends[type(rule)] = abs(float(w) - best)
-    assert ends[Scaffold] < 1e-6
-    assert ends[Plain] > 0.1
-
-
 def test_with_a_rate_of_0_a_control_stays():
     control = np.ones(2)
     assert np.array_equal(Scaffold().left(control, np.zeros(2), np.zeros(2), 3, 0.0), control)

@@ -95,32 +95,6 @@ def test_over_ten_rounds_each_rule_is_the_formula_of_its_source(name, other):
         np.testing.assert_allclose(after, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_fedadagrad_gives_the_numbers_computed_by_hand():
-    """v1 = 1e-6 + 0.01, step 0.1 x 0.1 / (0.10000500 + 0.001) = 0.0990050;
-    v2 = v1 + 0.04 = 0.050001, step 0.1 x 0.2 / (0.22360903 + 0.001) = 0.0890436."""
-    history = run(FedAdagrad(), [np.array([1.0])], [[np.array([0.1])], [np.array([0.2])]])
-    assert [float(weights[0][0]) for weights in history] == pytest.approx([0.9009950, 0.8119514], abs=1e-7)
-
-
-def test_fedyogi_gives_the_numbers_computed_by_hand():
-    """v1 = 1e-6 + 1e-4 = 1.01e-4, m1 = 0.01, step 0.01 x 0.01 / (0.01004988 + 0.001) = 0.0090499;
-    then g = 0.001 is smaller than v1: v2 = 1.01e-4 - 1e-8, m2 = 0.0091, step 0.0091 x 0.01 / (0.01004938 + 0.001) = 0.0082358."""
-    history = run(FedYogi(), [np.array([1.0])], [[np.array([0.1])], [np.array([0.001])]])
-    assert [float(weights[0][0]) for weights in history] == pytest.approx([0.9909501, 0.9827143], abs=1e-7)
-
-
-def test_when_updates_become_small_fedyogi_takes_smaller_steps_than_fedadam():
-    updates = [[np.array([1.0])]] * 50 + [[np.array([0.01])]] * 150
-    yogi, adam = (run(rule, [np.array([0.0])], updates) for rule in (FedYogi(learning_rate=0.1), FedAdam()))
-    assert abs(yogi[-1][0] - yogi[-2][0]) < 0.5 * abs(adam[-1][0] - adam[-2][0])
-
-
-def test_nesterov_gives_the_numbers_computed_by_hand():
-    """v1 = 0.1, step 0.7 (0.1 + 0.09) = 0.133; v2 = 0.19, step 0.7 (0.1 + 0.171) = 0.1897."""
-    history = run(Nesterov(learning_rate=0.7, momentum=0.9), [np.array([1.0])], [[np.array([0.1])]] * 2)
-    assert [float(weights[0][0]) for weights in history] == pytest.approx([0.867, 0.6773], abs=1e-12)
-
-
 @given(w=values, updates=st.lists(values, min_size=1, max_size=6), rate=st.floats(0.01, 2), momentum=st.floats(0, 0.99))
 def test_nesterov_equals_the_form_with_the_learning_rate_inside_the_velocity(w, updates, rate, momentum):
     """Keras's SGD(nesterov=True): v <- m v - lr g, w <- w + m v - lr g; the same as long as the rate is constant."""
@@ -132,33 +106,12 @@ def test_nesterov_equals_the_form_with_the_learning_rate_inside_the_velocity(w, 
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-2)
 
 
-@given(w=values, g=values)
-def test_nesterov_without_momentum_is_subtraction(w, g):
-    plain = run(Subtract(), [w], [[g]] * 3)
-    for found, expected in zip(run(Nesterov(learning_rate=1, momentum=0), [w], [[g]] * 3), plain, strict=True):
-        assert np.array_equal(found[0], expected[0])
-
-
-def test_fedavgm_gives_the_numbers_computed_by_hand():
-    """v1 = 0.1, step 0.5 x 0.1; v2 = 0.8 x 0.1 + 0.2 = 0.28, step 0.14; v3 = 0.224, step 0.112."""
-    updates = [[np.array([0.1])], [np.array([0.2])], [np.array([0.0])]]
-    history = run(FedAvgM(learning_rate=0.5, momentum=0.8), [np.array([1.0])], updates)
-    assert [float(weights[0][0]) for weights in history] == pytest.approx([0.95, 0.81, 0.698], abs=1e-12)
-
-
 @given(w=values, updates=st.lists(values, min_size=1, max_size=6), momentum=st.floats(0, 0.99))
 def test_fedavgm_takes_the_sum_of_all_updates_each_the_less_the_older_it_is(w, updates, momentum):
     expected = w.astype(np.float64)
     for t, (found,) in enumerate(run(FedAvgM(momentum=momentum), [w], [[g] for g in updates])):
         expected = expected - sum(momentum ** (t - s) * updates[s].astype(np.float64) for s in range(t + 1))
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-2)
-
-
-def test_fedadam_gives_the_numbers_computed_by_hand():
-    """m1 = 0.01, v1 = 0.99e-6 + 1e-4 = 1.0099e-4, step 0.1 x 0.01 / (0.01004938 + 0.001) = 0.0905028;
-    m2 = 0.029, v2 = 0.99 v1 + 4e-4 = 4.999801e-4, step 0.1 x 0.029 / (0.02236023 + 0.001) = 0.1241426."""
-    history = run(FedAdam(), [np.array([1.0])], [[np.array([0.1])], [np.array([0.2])]])
-    assert [float(weights[0][0]) for weights in history] == pytest.approx([0.9094972, 0.7853546], abs=1e-7)
 
 
 @given(w=values, updates=st.lists(values, min_size=1, max_size=6), beta1=st.floats(0, 0.99), beta2=st.floats(0, 0.99))
@@ -173,12 +126,6 @@ def test_fedadam_divides_the_mean_of_updates_by_the_root_of_the_mean_of_their_sq
         )
         expected = expected - 0.1 * m / (np.sqrt(v) + 1e-3)
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
-
-
-def test_fedadam_steps_by_its_rate_when_updates_stay_the_same_however_large_they_are():
-    for size in (1.0, 1e4):
-        history = run(FedAdam(), [np.array([0.0])], [[np.array([size])]] * 1000)
-        assert float(history[-2][0][0] - history[-1][0][0]) == pytest.approx(0.1, rel=0.002)
 
 
 @given(w=values, g=values)

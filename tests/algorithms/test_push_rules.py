@@ -72,47 +72,6 @@ def test_over_ten_stale_pushes_each_rule_is_the_formula_of_its_source(name, othe
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_adam_and_momentum_are_those_of_scikit_learn():
-    from sklearn.neural_network._stochastic_optimizers import AdamOptimizer, SGDOptimizer
-
-    chance = np.random.default_rng(5)
-    gradients, w = chance.normal(size=(10, 6)), chance.normal(size=6)
-    for rule, theirs in [
-        (Adam(rate=0.02, epsilon=1e-6), AdamOptimizer([w.copy()], learning_rate_init=0.02, epsilon=1e-6)),
-        (Momentum(rate=0.1), SGDOptimizer([w.copy()], learning_rate_init=0.1, momentum=0.9, nesterov=False)),
-    ]:
-        other = w.copy()
-        for found, g in zip(applied(rule, w, gradients, [1.0] * 10), gradients, strict=True):
-            theirs.update_params([other], [g])
-            np.testing.assert_allclose(found, other, rtol=1e-12, atol=1e-12)
-
-
-def test_the_published_shard_steps_as_published():
-    weights = np.array([0.2, 0.4, 0.5, 0.2], np.float32)
-    Sgd(rate=0.5).apply(weights, [], np.full(4, -0.1, np.float32))
-    np.testing.assert_allclose(weights, [0.25, 0.45, 0.55, 0.25], rtol=1e-6)
-
-
-def test_the_published_step_of_a_network_is_that_of_sgd_on_its_gradient():
-    """XOR of (1, 0, 0), target 0, rate 0.1, squared error; column 0 is the bias."""
-    hidden = np.array([[0.341232, 0.129952, -0.923123], [-0.115223, 0.570345, -0.328932]])
-    out, x, target = np.array([-0.993423, 0.164732, 0.752621]), np.array([1.0, 0, 0]), 0.0
-    units = 1 / (1 + np.exp(-hidden @ x))
-    y = 1 / (1 + np.exp(-out @ [1, *units]))
-    delta = (y - target) * y * (1 - y)
-    gradient = np.concatenate(
-        [np.outer(delta * out[1:] * units * (1 - units), x).ravel(), delta * np.array([1, *units])]
-    )
-    weights = np.concatenate([hidden.ravel(), out])
-    Sgd(rate=0.1).apply(weights, [], gradient)
-    assert y == pytest.approx(0.3676098854895219, abs=1e-15)
-    np.testing.assert_allclose(weights[[0, 3]], [0.3408901024055906, -0.11682563680703478], rtol=0, atol=1e-15)
-    assert weights[[1, 2, 4, 5]].tolist() == hidden[:, 1:].ravel().tolist()
-    np.testing.assert_allclose(
-        weights[6:], [-1.001968932055437, 0.15973699022915824, 0.7485939339604513], rtol=0, atol=1e-15
-    )
-
-
 @pytest.mark.parametrize("name", PUSHED.names)
 def test_shards_of_any_cut_have_the_bits_of_one(name):
     rule, size = PUSHED.read(name), BLOCK + 10

@@ -1,6 +1,5 @@
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,41 +66,3 @@ def test_a_rule_is_a_value_that_is_written_as_text(rule):
     assert STALENESS.read(str(rule)) == rule
     assert str(Hinge()) == "hinge:a=10.0,b=4"
     assert STALENESS.read("polynomial") == Polynomial(a=0.5)
-
-
-def learned(seeds, rate, factor, replicas=25, examples=50_000):
-    """Of runs that learn XOR with 4 hidden units, batch size 1, in strict turns of replicas: whether all outputs are within 0.1.
-
-    Each replica reads the weights when its own update was applied, so all others come in between: staleness 24. All runs and replicas of
-    a turn are computed together.
-    """
-    chances = [np.random.default_rng(seed) for seed in seeds]
-    inputs, targets = np.array([[1, 0, 0], [1, 0, 1], [1, 1, 0], [1, 1, 1.0]]), np.array([0.0, 1, 1, 0])
-    hidden = np.stack([chance.normal(0, 0.2, (1, 4, 3)) for chance in chances])
-    out = np.stack([chance.normal(0, 0.2, (1, 5)) for chance in chances])
-
-    def forward(hidden, out, x):
-        units = 1 / (1 + np.exp(-np.einsum("...ij,...j->...i", hidden, x)))
-        with_bias = np.concatenate([np.ones((*units.shape[:-1], 1)), units], -1)
-        return units, with_bias, 1 / (1 + np.exp(-(out * with_bias).sum(-1)))
-
-    read_hidden, read_out = np.repeat(hidden, replicas, 1), np.repeat(out, replicas, 1)
-    for turn in range(examples // replicas):
-        which = np.stack([chance.integers(0, 4, replicas) for chance in chances])
-        x = inputs[which]
-        units, with_bias, y = forward(read_hidden, read_out, x)
-        delta = (y - targets[which]) * y * (1 - y)
-        inner = delta[..., None] * read_out[..., 1:] * units * (1 - units)
-        scale = rate * np.array([factor(place if turn == 0 else replicas - 1) for place in range(replicas)])
-        # One after the other, each by its own factor.
-        read_hidden = hidden - np.cumsum(scale[:, None, None] * inner[..., None] * x[..., None, :], 1)
-        read_out = out - np.cumsum(scale[:, None] * delta[..., None] * with_bias, 1)
-        hidden, out = read_hidden[:, -1:], read_out[:, -1:]
-    y = forward(hidden, out, np.broadcast_to(inputs, (len(seeds), 4, 3)))[2]
-    return np.abs(y - targets).max(1) < 0.1
-
-
-def test_where_a_fixed_rate_diverges_one_over_the_staleness_learns():
-    """Zhang et al. 2016: 25 replicas in strict turns; of 20 seeds none learned with a fixed rate, and all with this one."""
-    assert not learned(range(5), 12, STALENESS.read("constant")).any()
-    assert learned(range(5), 12, STALENESS.read("inverse")).sum() >= 4

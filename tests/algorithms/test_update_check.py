@@ -3,7 +3,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlf.algorithms.merge import MERGE, merged
 from ddlf.algorithms.pairwise import cosines, norm
 from ddlf.algorithms.update_check import Limits, fault, judge, scaled
 from ddlf.errors import BadUpdate, ConfigError
@@ -204,23 +203,6 @@ def test_a_scaled_update_is_new_and_keeps_its_type():
     half = scaled(update, 0.5)
     assert half[0].dtype == np.float32
     np.testing.assert_array_equal(half[0], update[0] * np.float32(0.5))
-
-
-@pytest.mark.parametrize("policy", ["reject", "clip"])
-@pytest.mark.parametrize("change", [one_nan, lambda t: t * 0, lambda t: t * 1000, lambda t: -t])
-def test_a_merge_of_what_was_accepted_is_near_the_merge_without_the_bad_slot(policy, change):
-    updates = with_update(honest(4, agreement=5), 0, change)
-    verdicts = judge(updates, LIKE, policy)
-    kept = [slot for slot in verdicts if verdicts[slot].action != "reject"]
-    mean = merged(
-        MERGE.read("mean"),
-        [scaled(updates[slot][0], verdicts[slot].factor) for slot in kept],
-        [updates[slot][1] for slot in kept],
-        checked=True,
-    )
-    without = merged(MERGE.read("mean"), [updates[slot][0] for slot in (1, 2, 3)], [100] * 3)
-    assert cosines([mean, without])[0, 1] > 0.97
-    assert norm(mean) == pytest.approx(norm(without), rel=0.1)
 
 
 def test_an_unknown_policy_is_refused_with_those_there_are():

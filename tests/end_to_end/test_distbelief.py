@@ -2,16 +2,12 @@
 
 import os
 import re
-import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import ddlf
-from ddlf.errors import ConfigError
 from ddlf.training.evaluation import compute
 from tests.commands import several
 from tests.mnist import folder_with_mnist
@@ -31,14 +27,6 @@ def run(tmp_path, standing_template):
         return several([words], tmp_path, standing_template, environment, with_errors=True)[0]
 
     return run
-
-
-def refused(tmp_path, app, *options):
-    """What an app says that ends with code 2."""
-    command = [sys.executable, ROOT / "apps" / app, "--local", "2", *options]
-    ended = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True)
-    assert ended.returncode == 2, ended.stdout + ended.stderr
-    return ended.stdout + ended.stderr
 
 
 def test_the_classic_demo_logs_what_many_replicas_read_and_update(run):
@@ -90,11 +78,6 @@ def test_an_lstm_is_trained_by_downpour_too(run):
         "replicas=2",
     )
     assert re.search(r"^default +\S+ +\S+ +\S+ +\d+\.\d\d%", said, re.M)
-
-
-def test_a_way_that_is_not_there_is_named(tmp_path):
-    said = refused(tmp_path, "mnist_distbelief.py", "-p", "ways=sync,snyc")
-    assert "there is no 'snyc' here: choose of sync, downpour, adagrad, default" in said
 
 
 class Fitted(Blobs):
@@ -149,15 +132,3 @@ async def test_downpour_is_evaluated_on_a_worker_converges_by_it_and_early_stopp
         assert losses.index(min(losses)) == 0
         best.x_test, best.y_test = best.x_val, best.y_val
         assert (await best.evaluate_model())["loss"] == pytest.approx(min(losses), rel=1e-5)
-
-
-async def test_samples_that_are_all_for_validation_are_refused():
-    main = runpy.run_path(str(ROOT / "apps/mnist_distbelief.py"))["main"]
-    with pytest.raises(ConfigError, match="samples=1000 leave nothing to train on"):
-        await main(None, samples=1000)
-
-
-def test_no_hidden_units_are_refused_in_a_sentence(tmp_path):
-    for given in ("0", "-1", "2.5"):
-        said = refused(tmp_path, "xor.py", f"--hidden={given}")
-        assert f"xor.py: argument --hidden: must be a whole number of 1 or more, got '{given}'\n" in said

@@ -115,9 +115,7 @@ def test_modules_beside_the_script_are_imported_wherever_the_import_stands(folde
         command = ["-m", "ddlf.cli.main", "run", str(folder / "script.py"), "--hosts", f"127.0.0.1:{worker.port}"]
         command += ["--token-file", str(worker.token_file)]
         where = tmp_path
-    ended = subprocess.run(
-        [sys.executable, *command, *(["--quiet"] if way != "x" else [])], cwd=where, capture_output=True, text=True
-    )
+    ended = subprocess.run([sys.executable, *command, "--quiet"], cwd=where, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     imports, top, data, outside, thread, beside, paths, fails, missing = ended.stdout.splitlines()[-9:]
     assert imports == '["flat", "late and flat", "pk.two pk.sub", "ns.tool", "ns.deep.er", "pk.sub"]'

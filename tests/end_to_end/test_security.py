@@ -1,6 +1,5 @@
 """What strangers cannot do, against real workers in processes of their own."""
 
-import ast
 import asyncio
 import contextlib
 import json
@@ -21,7 +20,7 @@ import pytest
 from ddlf.cluster.cluster import Cluster
 from ddlf.errors import AuthError, ConnectError
 from ddlf.rpc.dial import dial, open_socket
-from ddlf.rpc.handshake import HELLO, Hello, Role
+from ddlf.rpc.handshake import Hello, Role
 from ddlf.rpc.messages import Kind, Limits, dumps, encode_frame
 from ddlf.rpc.stream import receive_exactly
 from ddlf.rpc.tls import make_certificate
@@ -180,22 +179,6 @@ async def test_what_a_worker_keeps_can_be_read_by_its_owner_only(start_worker):
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
 
 
-async def test_sixty_who_drip_bytes_are_cut_and_a_master_gets_in_meanwhile(start_worker, token_file):
-    worker = start_worker()
-    slow = [await asyncio.open_connection("127.0.0.1", worker.port) for _ in range(60)]
-    for _, writer in slow:
-        writer.write(b"D")
-    begin = asyncio.get_running_loop().time()
-    async with Cluster(["127.0.0.1"], worker.port, token_file=token_file) as cluster:
-        assert await cluster.run_code("1 + 1") == [2]
-    assert asyncio.get_running_loop().time() - begin < 4
-    async with asyncio.timeout(PATIENCE_S):
-        for reader, writer in slow:
-            with contextlib.suppress(ConnectionError):
-                assert await reader.read() == b""
-            writer.close()
-
-
 def comes_into(log: Path, text: str, timeout_s: float = PATIENCE_S) -> bool:
     """Whether a text appears in a file within a time."""
     deadline = time.monotonic() + timeout_s
@@ -265,23 +248,7 @@ async def test_a_connection_above_the_limit_is_refused_with_a_sentence(worker_wi
                     first_free.append(await connect())
 
 
-def test_proofs_are_compared_in_constant_time_wherever_they_are():
-    tree = ast.parse((ROOT / "ddlf" / "rpc" / "handshake.py").read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Compare):
-            names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-            assert not names & {"proof", "given", "token", "wanted", "key"} - {"key"}, ast.unparse(node)
-    calls = [
-        node for node in ast.walk(tree) if isinstance(node, ast.Call) and "compare_digest" in ast.unparse(node.func)
-    ]
-    assert len(calls) == 2, "the worker's proof, and the client's"
-
-
 def test_libraries_with_known_holes_cannot_be_installed_with_it():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["tensorflow"]]
     assert {"msgpack>=1.2.3", "keras>=3.14.1", "cryptography>=44.0.1"} <= set(wanted)
-
-
-def test_the_hello_is_all_that_a_stranger_can_make_a_worker_read():
-    assert HELLO.size + 32 == 96

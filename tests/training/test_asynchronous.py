@@ -2,29 +2,9 @@
 
 import pytest
 
-from tests.training.models import Quick, app, equal
+from tests.training.models import Quick, app
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-
-async def test_one_slot_alone_equals_synchronous_training(two_workers):
-    one = two_workers.options(workers=[1])
-    runs = []
-    for mode in ("sync", "async"):
-        trained = app(one, Quick, mode=mode, master_epochs=3)
-        await trained.train_model()
-        runs.append(trained.model.get_weights())
-    assert equal(*runs)
-
-
-async def test_every_slot_does_its_rounds_and_every_update_is_applied_once(two_workers):
-    trained = app(two_workers, Quick)
-    records = await trained.train_async(master_epochs=6, worker_epochs=2)
-    assert sorted((record.slot, record.round) for record in records) == [(s, r) for s in (1, 2) for r in (1, 2, 3)]
-    assert [record.version for record in records] == [1, 2, 3, 4, 5, 6]
-    assert sum(record.samples for record in records) == 3 * 203
-    assert records[0].staleness == 0
-    assert all(0 <= record.staleness < 6 for record in records)
 
 
 async def test_it_learns(two_workers):

@@ -21,7 +21,6 @@ from ddlf.training import resume
 from ddlf.training.callback_checks import warnings_of_master
 from ddlf.training.exchanges.peers import played_here
 from ddlf.training.slot.task import OPTIMIZER
-from ddlf.training.strategies.downpour.master import Serving
 from ddlf.training.strategies.downpour.server import Server, Servers
 from ddlf.worker.methods import Hosting
 
@@ -385,19 +384,6 @@ async def test_a_shard_goes_on_elsewhere_where_it_was():
     assert (one.version, one.last) == (other.version, other.last)
 
 
-async def test_fewer_replicas_than_slots_are_refused_before_a_worker_has_the_app():
-    run = run_of(replicas=2, slots=3)
-    run.cluster.workers[0].open = pytest.fail
-    with pytest.raises(ConfigError, match="replicas=2 are fewer than the 3 slots"):
-        await run.train_model()
-
-
-async def test_more_shards_than_values_are_refused_before_a_worker_has_a_task(monkeypatch):
-    monkeypatch.setattr(Serving, "_begin", pytest.fail)
-    with pytest.raises(ConfigError, match="1,208 values cannot be cut into 1,209 shards"):
-        await run_of(shards=1209).train_model()
-
-
 async def test_a_model_of_which_nothing_is_trained_is_refused():
     with pytest.raises(ConfigError, match="this model has none that are trained"):
         await run_of(frozen=frozenset(START)).train_model()
@@ -476,16 +462,11 @@ async def test_of_a_shard_other_workers_ask_no_more_than_it_offers():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"n_push": 0}, "n_push must be a whole number of 1 or more, got 0"),
-        ({"n_fetch": 1.5}, "n_fetch must be a whole number of 1 or more, got 1.5"),
-        ({"shards": 0}, "shards must be a whole number of 1 or more"),
-        ({"copies": -1}, "copies must be a whole number of 0 or more"),
         ({"copies": 3}, "copies=3 of each shard and the shard itself need 4 workers, and there are 3"),
         ({"mode": "async", "copies": 0}, "copies=0 is for Downpour training: asynchronous training has no use for it"),
         ({"shards": 1209}, "1,208 values cannot be cut into 1,209 shards"),
         ({"replicas": 2}, "replicas=2 are fewer than the 3 slots"),
         ({"softsync": 4}, "softsync must be from 1 to the 3 replicas, got 4"),
-        ({"push_rule": "adagrat"}, "unknown push rule 'adagrat', did you mean 'adagrad'?"),
         ({"merge": "median"}, "merge='median' is for synchronous training: Downpour training has no use for it"),
         ({"exchange": "sharded"}, "exchange='sharded' is for synchronous training"),
         ({"arrival": "fedasync"}, "arrival='fedasync' is for asynchronous training"),
@@ -495,8 +476,6 @@ async def test_of_a_shard_other_workers_ask_no_more_than_it_offers():
         ({"codec": "int8"}, "codec='int8' has no effect in Downpour training"),
         ({"optimizer_state": "averaged"}, "optimizer_state='averaged' has no effect .* train in mode 'sync'"),
         ({"update_policy": "clip"}, "update_policy='clip' compares updates of whole rounds"),
-        ({"mode": "async", "n_push": 2}, "n_push=2 is for Downpour training: asynchronous training has no use for it"),
-        ({"mode": "sync", "max_staleness": 2}, "max_staleness=2 is for asynchronous and Downpour training"),
     ],
     ids=str,
 )

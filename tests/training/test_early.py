@@ -78,8 +78,6 @@ def test_a_train_that_cannot_be_called_is_told_what_to_write():
 @pytest.mark.parametrize(
     ("attributes", "sentence"),
     [
-        (dict(codec="int9"), "unknown codec 'int9'"),
-        (dict(merge="avg"), "avg"),
         (dict(resume="auto"), r"needs a folder of checkpoints; set checkpoint, too \(--checkpoint DIR\)"),
         (dict(checkpoint=__file__), "checkpoint must be a folder, but .* is a file"),
         (dict(resume=__file__), "resume must be a folder, but .* is a file"),
@@ -137,16 +135,6 @@ def test_a_path_that_no_model_can_be_saved_to_is_refused(tmp_path):
             check_path(tmp_path / name)
     check_path(tmp_path / "model.keras")
     assert [path.name for path in tmp_path.iterdir()] == ["folder.keras"]
-
-
-async def test_the_methods_that_must_be_written_are_missed_first():
-    class Half(ddlf.IApp):
-        master_epoch = 3
-
-        async def load_dataset(self): ...
-
-    with pytest.raises(AppError, match="Half has no create_model; write one that sets"):
-        await Half()._check()
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_the_first_weight_that_differs():

@@ -14,10 +14,9 @@ import pytest_asyncio
 
 from ddlf import Cluster
 from ddlf.errors import BadUpdate
-from ddlf.testing.in_process import in_process_cluster
 from tests.daemons import DaemonWithoutProcesses
 from tests.patience import PATIENCE_S
-from tests.training.models import WIDE, Quick, app, equal
+from tests.training.models import Quick, app, equal
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -78,54 +77,6 @@ async def undisturbed(cluster, **options):
     trained = app(cluster, **options)
     await trained.train_model()
     return trained
-
-
-async def test_differences_of_weights_are_the_same_bits_on_another_worker(two_workers):
-    options = {"app_class": Quick, "width": WIDE, "master_epochs": 4}
-    exact = await undisturbed(two_workers, **options)
-    options.update(codec="float16", weights_codec="delta:float16")
-    plain = await undisturbed(two_workers, **options)
-    assert not equal(plain.model.get_weights(), exact.model.get_weights()), (
-        "float16 is lossy, or this test shows nothing"
-    )
-    assert all(record.error > 0 for record in plain.history)
-    async with in_process_cluster(2) as cluster:
-        killed = with_faults(app(cluster, **options), {(3, 2): cluster.machine(2).kill})
-        await killed.train_model()
-    assert equal(killed.model.get_weights(), plain.model.get_weights())
-    assert "lost" in kinds(killed)
-
-
-@pytest.mark.slow
-async def test_fresh_optimizers_are_the_same_everywhere_and_cost_no_bytes(two_workers, no_backups):
-    options = dict(HARD, optimizer_state="fresh", width=1000)
-    plain = await undisturbed(two_workers, **options)
-    killed = with_faults(app(two_workers, **options), {(2, 1): kill_executor(two_workers, 1)})
-    await killed.train_model()
-    assert equal(killed.model.get_weights(), plain.model.get_weights())
-    assert "lost" in kinds(killed)
-    weights = sum(array.nbytes for array in killed.model.get_weights())
-    # Adam's state would be twice as much again, in each direction.
-    for record in plain.history[1:]:  # the first one also carries the code
-        assert 2 * weights < record.bytes_out < 2.2 * weights
-    for record in (
-        *plain.history[1:],
-        *killed.history[2:],
-    ):  # a worker that comes back gets the code again, in any round
-        assert 2 * weights < record.bytes_back < 2.2 * weights
-    assert plain.optimizers == [None, None]
-
-
-async def test_asynchronous_training_applies_every_update_once_though_workers_die():
-    async with in_process_cluster(2) as cluster:
-        trained = with_faults(
-            app(cluster, Quick, mode="async", master_epochs=4),
-            {(2, 2): cluster.machine(2).kill, (3, 1): cluster.machine(1).kill},
-        )
-        records = await trained.train_model()
-    assert sorted((record.slot, record.round) for record in records) == [(s, r) for s in (1, 2) for r in (1, 2, 3, 4)]
-    assert [record.version for record in records] == list(range(1, 9))
-    assert "lost" in kinds(trained)
 
 
 @quick_and_hard

@@ -8,11 +8,8 @@ import pytest
 
 from ddlf.algorithms.reading_order import Portion, portions
 from ddlf.errors import ConfigError, WorkerLost
-from ddlf.rpc.messages import dumps
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.ledger import FileLedger
-from ddlf.training.parts import FileParts
-from ddlf.training.progress import Progress, Span
 
 SEVEN = (31, 17, 40, 29, 28, 29, 29)
 """203 samples, as the arrays of a made-up run have."""
@@ -117,22 +114,6 @@ async def test_slots_of_files_come_with_workers_where_an_epoch_begins():
     assert run.ledger.is_exact(3)
 
 
-@pytest.mark.parametrize("n", [10**9])
-async def test_a_thousand_million_samples_are_some_numbers_everywhere(n):
-    files, slots = 100_000, 8
-    sizes = np.full(files, n // files)
-    parts, ledger = FileParts(sizes, 0, "window:8"), FileLedger(n, sizes)
-    for number in range(3):
-        for begin in range(0, n, n // 4):
-            portions = await parts.of(Span(number, begin, begin + n // 4), slots)
-            for portion in portions:
-                assert sum(map(len, dumps(portion.to_message()))) < 1000
-                ledger.add(portion, 1)
-            progress = Progress(weights=[], ledger=ledger, states=[{}] * slots)
-            assert len(json.dumps(progress.to_checkpoint([]).facts)) < 10_000
-    assert ledger.is_exact(3)
-
-
 async def test_parts_by_speed_are_kept_for_an_epoch_that_is_cut_into_rounds_also_when_it_is_gone_on_with(tmp_path):
     def made(**more):
         settings = {"slots": 3, "files": SEVEN, "master_epochs": 4, "round_samples": 70, "balance": "speed"}
@@ -226,10 +207,6 @@ def test_what_was_left_out_is_in_the_ledger_and_stays_there():
         ({"round_samples": 4}, "round_samples=4 cuts 203 samples into 51 rounds, too short for 3 slots"),
         ({"round_samples": 50, "worker_steps": 2}, "both say how long a round is"),
         ({"round_samples": 50, "worker_epochs": 2}, "both say how long a round is"),
-        ({"shuffle": "windows"}, "unknown shuffle 'windows', did you mean 'window'"),
-        ({"data_memory": "-1"}, "data_memory must be a size such as"),
-        ({"data_memory": 0}, "data_memory must be a size such as"),
-        ({"data_memory": "much"}, "data_memory must be a size such as"),
     ],
 )
 async def test_what_would_have_no_effect_or_cannot_be_is_refused_by_name(settings, said):

@@ -174,17 +174,6 @@ async def test_a_weight_that_is_trainable_and_no_float_is_refused_by_name(cluste
 # -- settings that both modes use or refuse ------------------------------------------------------------------------------
 
 
-async def test_an_outer_optimizer_of_asynchronous_training_keeps_its_state(cluster):
-    outer = Nesterov(learning_rate=0.7, momentum=0.9)
-    one = cluster.options(workers=[1])
-    runs = []
-    for mode in ("sync", "async"):  # with one slot they are the same
-        trained = app(one, Quick, mode=mode, outer=outer, master_epochs=3)
-        await trained.train_model()
-        runs.append(trained.model.get_weights())
-    assert equal(*runs)
-
-
 async def test_each_asynchronous_update_moves_the_velocity_by_its_share(cluster):
     seen = []
 

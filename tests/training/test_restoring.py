@@ -18,6 +18,7 @@ from ddlf.training.checkpoints.restored import found_at, place_of
 from ddlf.training.checkpoints.slices import Slices
 from ddlf.training.strategies.downpour.server import Server
 
+pytestmark = pytest.mark.usefixtures("short_waits")
 CHANCE = np.random.default_rng(2)
 START = {
     "dense/kernel": CHANCE.normal(size=(50, 40)).astype("f4"),
@@ -31,17 +32,6 @@ SYNC = {"exchange": "sharded", "outer": "nesterov", "master_epochs": 4}
 PLAIN = {"exchange": "sharded", "outer": "subtract", "codec": "int8", "optimizer_state": "stays", "master_epochs": 4}
 DOWNPOUR = {"mode": "downpour", "master_epochs": 2, "push_rule": "adagrad", "shards": 3, "softsync": 1}
 BOTH = pytest.mark.parametrize("settings", [SYNC, DOWNPOUR], ids=["sharded", "downpour"])
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Nobody waits long between two attempts."""
-    for name in (
-        "training.strategies.downpour.client.RETRY_S",
-        "training.strategies.downpour.server.RETRY_S",
-        "training.strategies.downpour.master.LOOK_S",
-    ):
-        monkeypatch.setattr(f"ddlf.{name}", 0.005)
 
 
 @pytest.fixture

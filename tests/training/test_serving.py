@@ -11,6 +11,7 @@ from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.testing.fake_downpour import mean_of
 from ddlf.training.strategies.downpour.server import Server
 from ddlf.training.weights_ref import WeightsRef
+from tests.training.doubles import Doubles
 
 CHANCE = np.random.default_rng(1)
 START = {
@@ -24,8 +25,8 @@ PLAIN = {"push_rule": "sgd:rate=0.01", "staleness": "constant"}
 
 
 @pytest.fixture(autouse=True)
-def on_the_master(monkeypatch):
-    """What the master evaluates itself, which has no model here; and nobody waits long."""
+def on_the_master(monkeypatch, short_waits):
+    """What the master evaluates itself, which has no model here."""
     found = []
 
     async def compute(function, app, weights, *rest, **more):
@@ -34,12 +35,6 @@ def on_the_master(monkeypatch):
 
     monkeypatch.setattr("ddlf.training.evaluation.compute", compute)
     monkeypatch.setattr("ddlf.training.start.check_test_data", lambda app: None)
-    for name in (
-        "training.strategies.downpour.client.RETRY_S",
-        "training.strategies.downpour.server.RETRY_S",
-        "training.strategies.downpour.master.LOOK_S",
-    ):
-        monkeypatch.setattr(f"ddlf.{name}", 0.005)
     return found
 
 
@@ -158,31 +153,7 @@ async def test_a_run_converges_by_what_workers_have_measured():
 
 
 async def test_callbacks_that_set_weights_are_told_that_shards_keep_theirs(monkeypatch):
-    class Doubles:
-        final, stopped, need_weights = None, False, True
-
-        def __init__(self, app, settings):
-            pass
-
-        async def begin(self, progress):
-            self._progress = progress
-
-        async def end_epoch(self):
-            self._progress.weights = [np.asarray(w * 2, w.dtype) for w in self._progress.weights]
-            return self._progress.records[-1]
-
-        async def nothing(self, **_):
-            pass
-
-        show = begin_epoch = end = nothing
-
-        def for_tests(self):
-            return None
-
-        @property
-        def weights(self):
-            return self._progress.weights
-
+    monkeypatch.setattr(Doubles, "after", range(100))  # each epoch
     monkeypatch.setattr("ddlf.training.start.Callbacks", Doubles)
     run = run_of(callbacks=[1])
     await run.train_model()

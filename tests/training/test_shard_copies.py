@@ -1,14 +1,12 @@
 """Copies of shards of Downpour: whoever is lost, whenever, each push counts once. Shards, pushes and the master are real. No process, no Keras."""
 
 import asyncio
-import contextvars
 import random
 
 import numpy as np
 import pytest
 
 from ddlf.algorithms.flat_weights import Rows
-from ddlf.algorithms.ranges import cut
 from ddlf.errors import AppMissing, ClusterTooSmall, ConfigError, ConnectError
 from ddlf.events import Warned
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
@@ -16,8 +14,9 @@ from ddlf.training.crew import Crew
 from ddlf.training.exchanges.peers import played_here
 from ddlf.training.roles import SERVERS
 from ddlf.training.strategies.downpour.server import Server, Servers
-from ddlf.worker.methods import Hosting, offered
+from ddlf.worker.methods import Hosting
 
+pytestmark = pytest.mark.usefixtures("short_waits")
 CHANCE = np.random.default_rng(1)
 START = {
     "dense/kernel": CHANCE.normal(size=(30, 7)).astype("f4"),
@@ -29,22 +28,11 @@ PLAIN = {"push_rule": "sgd:rate=0.01", "staleness": "constant"}
 NONE = np.zeros(0, "f4")
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Nobody waits long between two attempts."""
-    for name in (
-        "training.strategies.downpour.client.RETRY_S",
-        "training.strategies.downpour.server.RETRY_S",
-        "training.strategies.downpour.server.LONGEST_S",
-        "training.strategies.downpour.master.LOOK_S",
-    ):
-        monkeypatch.setattr(f"ddlf.{name}", 0.005)
-    monkeypatch.setattr("ddlf.training.recovery.RETRY_S", (0.02, 0.1))
-
-
 def run_of(workers=3, **settings):
     settings = {"slots": workers, "start": START, "frozen": FROZEN, "master_epochs": 2, **settings}
     run = FakeRun(FakeCluster(workers), mode="downpour", **settings)
+    for worker in run.cluster.workers:
+        worker.gradient = lambda app, task, samples, weights: whole_numbers(samples, weights.size)
     run.told, run.dead = [], []
     run.subscribe(run.told.append)
     return run
@@ -54,56 +42,23 @@ def warned(run):
     return [event.why for event in run.told if isinstance(event, Warned) and event.about == "shards"]
 
 
-@pytest.fixture
-def logs(monkeypatch):
-    """Of each shard what was pushed to it, in order, with whose it was: copies have the log of what they are copies of."""
-    found = {}
-    whose = contextvars.ContextVar("whose")
-    push, stepped, snapshot, made = Server.push, Server._stepped, Server._snapshot, Server.made.__func__
-
-    @offered
-    async def pushed(self, replica, life, round, number, *rest, **named):
-        whose.set((replica, round, number))
-        return await push(self, replica, life, round, number, *rest, **named)
-
-    async def logged(self, gradient, *rest):
-        found[id(self)][1].append((whose.get(), gradient.copy()))
-        await stepped(self, gradient, *rest)
-
-    def copied(self):
-        return {**snapshot(self), "log": list(found[id(self)][1])}
-
-    def from_copy(cls, facts, *rest):
-        one = made(cls, facts, *rest)
-        found[id(one)] = one, list(facts.get("log", ()))
-        return one
-
-    for name, new in (("push", pushed), ("_stepped", logged), ("_snapshot", copied), ("made", classmethod(from_copy))):
-        monkeypatch.setattr(Server, name, new)
-    return found
+WHOLE = {path: np.zeros_like(array) for path, array in START.items()}
+EXACT = {"push_rule": "sgd:rate=1", "staleness": "constant", "start": WHOLE}
+"""Settings in which weights are minus the sum of all gradients, without any rounding."""
 
 
-def check_each_push_counts_once(run, logs, *, pushes):
-    """Compare each shard with its log, applied here, and the log with what was to be pushed."""
-    rows = [w for path, w in START.items() if path not in FROZEN]
-    start = np.concatenate([np.ravel(w) for w in rows])
-    weights = np.concatenate(
-        [np.ravel(w) for w, path in zip(run.model.get_weights(), START, strict=True) if path not in FROZEN]
-    )
-    found = [(shard.weights, log) for shard, log in logs.values() if len(log) == pushes]
-    for shard, (begin, end) in enumerate(cut(len(start), len(run.run_context.progress.state["shards"][0]))):
-        fits = [log for mine, log in found if mine.shape == (end - begin,) and (mine == weights[begin:end]).all()]
-        assert fits, f"shard {shard + 1} is what no shard with {pushes} pushes is"
-        (log,) = fits[:1]
-        keys = [key for key, _ in log]
-        assert len(set(keys)) == len(keys) == pushes
-        applied = start[begin:end].copy()
-        for _, gradient in log:
-            applied -= np.float32(0.01) * gradient
-        assert np.allclose(applied, weights[begin:end], rtol=0, atol=1e-6)
-    assert run.run_context.progress.state["shards"][0][:, 1].tolist() == [pushes] * len(
-        run.run_context.progress.state["shards"][0]
-    )
+def whole_numbers(samples, size):
+    """A gradient of whole numbers, which adds up to the same however samples are cut into batches."""
+    return np.float32((np.asarray(samples, np.int64) ** 2 % 97 + 1).sum()) * (1 + np.arange(size, dtype="f4") % 3)
+
+
+def check_each_push_counts_once(run, pushes):
+    """Compare the weights with the sum of all gradients, and what each shard has received with the number of pushes."""
+    weights = [np.ravel(w) for w, path in zip(run.model.get_weights(), START, strict=True) if path not in FROZEN]
+    found = np.concatenate(weights)
+    assert found.tolist() == (-run.master_epochs * whole_numbers(np.arange(run.samples), found.size)).tolist()
+    assert set(run.run_context.progress.state["shards"][0][:, 1].tolist()) == {pushes}
+    assert run.ledger.is_exact(run.master_epochs)
 
 
 def killed(run, chance, kills, every):
@@ -145,7 +100,7 @@ def have_copies(run):
 
 
 @pytest.mark.parametrize("seed", [1, 3, 5])
-async def test_whoever_is_lost_between_any_two_messages_each_push_counts_once(seed, logs):
+async def test_each_push_counts_once_whoever_is_lost_between_messages(seed):
     chance = random.Random(seed)
     workers = chance.choice([2, 3, 4])
     settings = {
@@ -153,20 +108,19 @@ async def test_whoever_is_lost_between_any_two_messages_each_push_counts_once(se
         "n_fetch": chance.choice([1, 3]),
         "shards": chance.choice([None, 1, 6]),
     }
-    run = run_of(workers, replicas=workers + chance.randrange(3), master_epochs=4, **settings, **PLAIN)
+    run = run_of(workers, replicas=workers + chance.randrange(3), master_epochs=4, **settings, **EXACT)
     run.calm = lambda: have_copies(run)
     left = killed(run, chance, 4, 60)
     await run.train_model()
-    assert run.ledger.is_exact(4)
     assert left[0] < 4
-    alone = run_of(workers, replicas=run.replicas, master_epochs=4, **settings, **PLAIN)
+    alone = run_of(workers, replicas=run.replicas, master_epochs=4, **settings, **EXACT)
     await alone.train_model()
-    check_each_push_counts_once(run, logs, pushes=int(alone.run_context.progress.state["shards"][0][0, 1]))
+    check_each_push_counts_once(run, int(alone.run_context.progress.state["shards"][0][0, 1]))
     assert not [why for why in warned(run) if "are lost" in why]
 
 
-async def test_one_that_joins_takes_a_shard_and_nothing_is_sent_again(logs):
-    run = run_of(2, shards=4, master_epochs=6, **PLAIN)
+async def test_worker_that_joins_takes_a_shard_and_nothing_is_sent_again():
+    run = run_of(2, shards=4, master_epochs=6, **EXACT)
     second = run.cluster.workers.pop()
     joined = []
 
@@ -180,14 +134,13 @@ async def test_one_that_joins_takes_a_shard_and_nothing_is_sent_again(logs):
     assert joined[0] == 4
     assert joined[-1] == 2
     assert [why for why in warned(run) if "which had fewer" in why]
-    check_each_push_counts_once(run, logs, pushes=int(run.run_context.progress.state["shards"][0][0, 1]))
-    assert run.ledger.is_exact(6)
+    check_each_push_counts_once(run, int(run.run_context.progress.state["shards"][0][0, 1]))
     places = sorted(push[6] for record in run.history for push in record.pushes)
     assert places == list(range(len(places)))
 
 
-async def test_one_that_takes_no_part_any_more_hands_its_shard_on_though_there_is_no_copy(logs, monkeypatch):
-    run, crews, ready = run_of(3, copies=0, master_epochs=6, **PLAIN), [], Crew.ready
+async def test_excluded_worker_hands_its_shard_on_without_a_copy(monkeypatch):
+    run, crews, ready = run_of(3, copies=0, master_epochs=6, **EXACT), [], Crew.ready
 
     async def caught(crew):
         crews.append(crew)
@@ -202,14 +155,11 @@ async def test_one_that_takes_no_part_any_more_hands_its_shard_on_though_there_i
     run.on_round = out
     await run.train_model()
     assert any("went from worker 2, which takes no part any more" in why for why in warned(run))
-    check_each_push_counts_once(run, logs, pushes=int(run.run_context.progress.state["shards"][0][0, 1]))
-    assert run.ledger.is_exact(6)
+    check_each_push_counts_once(run, int(run.run_context.progress.state["shards"][0][0, 1]))
 
 
 @pytest.mark.parametrize(("copies", "both"), [(0, False), (1, True)], ids=["no copy", "with its copy"])
-async def test_a_shard_that_is_lost_goes_on_from_the_last_checkpoint_and_the_record_says_what_is_lost(
-    copies, both, tmp_path
-):
+async def test_lost_shard_resumes_from_the_last_checkpoint(copies, both, tmp_path):
     run = run_of(4, copies=copies, checkpoint=tmp_path, checkpoint_every=4, master_epochs=5, **PLAIN)
 
     def lose(record):
@@ -230,7 +180,7 @@ async def test_a_shard_that_is_lost_goes_on_from_the_last_checkpoint_and_the_rec
     assert lost[1] < received or not any(" 0 pushes" not in one for one in said)
 
 
-async def test_without_a_checkpoint_two_neighbours_that_are_lost_end_the_run_with_one_sentence():
+async def test_run_ends_when_a_shard_and_its_copy_are_lost():
     run = run_of(4, **PLAIN)
 
     def lose(record):
@@ -244,7 +194,7 @@ async def test_without_a_checkpoint_two_neighbours_that_are_lost_end_the_run_wit
         await run.train_model()
 
 
-async def test_one_worker_alone_has_no_copies_and_asking_for_one_is_refused():
+async def test_one_worker_has_no_copies_and_refuses_them():
     with pytest.raises(ConfigError, match="copies=1 of each shard and the shard itself need 2 workers, and there is 1"):
         await run_of(1, copies=1).train_model()
     for copies in (0, None):
@@ -253,8 +203,8 @@ async def test_one_worker_alone_has_no_copies_and_asking_for_one_is_refused():
         assert run.ledger.is_exact(1)
 
 
-async def test_with_two_copies_two_neighbours_may_be_lost(logs):
-    run = run_of(4, copies=2, master_epochs=5, **PLAIN)
+async def test_two_neighbours_may_be_lost_with_two_copies():
+    run = run_of(4, copies=2, master_epochs=5, **EXACT)
 
     def lose(record):
         if record.version == 7:
@@ -262,7 +212,7 @@ async def test_with_two_copies_two_neighbours_may_be_lost(logs):
 
     run.on_round = lose
     await run.train_model()
-    check_each_push_counts_once(run, logs, pushes=int(run.run_context.progress.state["shards"][0][0, 1]))
+    check_each_push_counts_once(run, int(run.run_context.progress.state["shards"][0][0, 1]))
     assert run.run_context.progress.state["shards"][0][0, 1] == 5 * 4 * 4
     assert not any("are lost" in why for why in warned(run))
 
@@ -275,7 +225,7 @@ def facts(size=4, **more):
     return {**how, "weights": np.zeros(size, "f4"), "rest": NONE, **more}
 
 
-async def test_a_push_is_safe_when_the_copy_has_it_and_the_copy_goes_on_with_the_same_bits():
+async def test_copy_has_each_safe_push_and_continues_with_the_same_bits():
     ends, roles, rows = {}, {}, Rows.of([np.zeros(4, "f4")], [True])
 
     async def ask(worker, role, verb, *arguments):
@@ -303,12 +253,12 @@ async def test_a_push_is_safe_when_the_copy_has_it_and_the_copy_goes_on_with_the
     await asyncio.gather(*(end.close() for end in ends.values()))
 
 
-async def test_a_push_from_weights_that_were_undone_is_not_refused():
+async def test_push_from_undone_weights_is_not_refused():
     taken = Server.made(facts(), 2, [[2, 0]])
     assert await taken.push(0, 1, 0, 0, 7, np.ones(4, "f4"), NONE) == (0, 0)
 
 
-async def test_a_shard_that_was_handed_on_takes_nothing_any_more():
+async def test_shard_that_was_handed_on_refuses_everything():
     one = Server.made(facts())
     await one.shut()
     for asked in (one.fetch(0, 1), one.push(0, 1, 0, 0, 0, np.ones(4, "f4"), NONE), one.begin([0], 1, 0), one.safe(0)):

@@ -12,6 +12,7 @@ from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.keeper import Keeper
 
+pytestmark = pytest.mark.usefixtures("short_waits")
 CHANCE = np.random.default_rng(2)
 START = {
     "dense/kernel": CHANCE.normal(size=(50, 40)).astype("f4"),
@@ -25,17 +26,6 @@ SYNC = {"exchange": "sharded", "outer": "nesterov", "master_epochs": 4}
 DOWNPOUR = {"mode": "downpour", "master_epochs": 2, "push_rule": "adagrad", "shards": 3, "softsync": 2}
 BRINGS = {"values", "kept", "snapshot", "give"}
 """What brings something of the model's size to the master."""
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Nobody waits long between two attempts."""
-    for name in (
-        "training.strategies.downpour.client.RETRY_S",
-        "training.strategies.downpour.server.RETRY_S",
-        "training.strategies.downpour.master.LOOK_S",
-    ):
-        monkeypatch.setattr(f"ddlf.{name}", 0.005)
 
 
 def run_of(settings, workers=3, **more):

@@ -12,7 +12,6 @@ from ddlf.errors import CheckpointMismatch, ConfigError
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.ledger import Ledger
 from ddlf.training.progress import Progress, Span
-from ddlf.training.start import check
 
 BOTH = pytest.mark.parametrize("mode", ["sync", "async"])
 
@@ -234,20 +233,6 @@ async def test_validation_data_is_evaluated_once_an_epoch(mode, monkeypatch):
 
 
 # --- what is refused
-
-
-@pytest.mark.parametrize("value", [0, -1, "5", True, 2.5])
-def test_a_number_of_batches_that_cannot_be_is_refused(value):
-    with pytest.raises(
-        ConfigError, match=f"worker_steps must be a whole number of 1 or more, or None .*, got {value!r}"
-    ):
-        check(FakeRun(worker_steps=value), "sync")
-
-
-def test_two_lengths_of_a_round_are_refused():
-    with pytest.raises(ConfigError, match="worker_steps=5 and worker_epochs=2 both say how long a round is; leave out"):
-        check(FakeRun(worker_steps=5), "sync", None, 2)
-    check(FakeRun(worker_steps=5), "sync", None, 1)
 
 
 async def test_fewer_samples_than_slots_are_refused_as_without():

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from ddlf.algorithms.outer import Nesterov
 from ddlf.algorithms.partition import equal_sizes, partition, shuffled
 from tests.training.models import Quick, app, blobs, distance, equal, small_model
 
@@ -79,13 +78,6 @@ async def test_the_same_seed_gives_the_same_bits_whichever_worker_carries_which_
     assert not equal(runs[0], runs[2])
 
 
-async def test_the_last_round_is_shorter_when_the_epochs_are_no_multiple(two_workers):
-    trained = app(two_workers, Quick)
-    records = await trained.train_sync(master_epochs=5, worker_epochs=2)
-    assert [record.epochs for record in records] == [2, 2, 1]
-    assert [(record.round, record.rounds) for record in records] == [(1, 3), (2, 3), (3, 3)]
-
-
 async def test_every_round_trains_on_all_samples_and_its_record_says_what_it_cost(one_worker):
     trained = app(one_worker, slots=2)
     for record in await trained.train_model():
@@ -108,26 +100,6 @@ async def test_only_the_own_partition_and_the_weights_travel(two_workers):
         indices = 50_000 * 2  # uint16, all partitions together
         assert indices + 2 * weights < record.bytes_out < indices + 2 * weights + 4000
         assert 2 * weights < record.bytes_back < 2 * weights + 4000
-
-
-async def test_convergence_stops_training(two_workers):
-    trained = app(two_workers, Quick)
-    trained.is_convergent = lambda record: record.round == 2
-    assert len(await trained.train_sync(master_epochs=50)) == 2
-
-
-@pytest.mark.slow
-async def test_batch_norm_statistics_are_averaged_plainly_also_under_an_outer_momentum(one_worker):
-    plain, momentum = (app(one_worker, slots=2, norm=True, master_epochs=1) for _ in range(2))
-    momentum.outer = Nesterov(learning_rate=0.7, momentum=0.9)
-    await plain.train_model()
-    await momentum.train_model()
-    statistics = [not weight.trainable for weight in plain.model.weights]
-    assert sum(statistics) == 2
-    for one, other, is_statistic in zip(
-        plain.model.get_weights(), momentum.model.get_weights(), statistics, strict=True
-    ):
-        assert np.array_equal(one, other) == is_statistic
 
 
 async def test_speed_balance_gives_the_faster_worker_more_and_all_samples_are_trained_on(two_workers):

@@ -539,16 +539,6 @@ def test_nobody_writes_without_opening_but_everybody_reads(folder):
         reader.save(state(2, 0.01))
 
 
-def test_two_jobs_cannot_write_into_one_folder(folder):
-    with pytest.raises(LeaseError, match=rf"in use by pid {os.getpid()} on \S+ \(the test\)") as caught:
-        CheckpointFolder(folder.path).open("another")
-    assert caught.value.exit_code == 3
-    folder.close()
-    other = CheckpointFolder(folder.path)
-    other.open("another")
-    assert other.epoch == 2
-
-
 def test_a_master_that_lost_the_job_writes_nothing_however_far_its_save_had_come(folder, monkeypatch):
     folder.save(state(1, 0.01))
     new = CheckpointFolder(folder.path)
@@ -569,18 +559,6 @@ def test_a_master_that_lost_the_job_writes_nothing_however_far_its_save_had_come
             folder.save(state(2, 0.01))
         assert listed(folder) == ["round-000001"]
     new.save(state(2, 0.01))
-
-
-def test_the_epoch_never_goes_back_even_when_the_owner_file_is_removed(folder):
-    for number in range(3):
-        folder.close()
-        folder.open("again")
-        folder.save(state(number, 0.01))
-    assert folder.epoch == 4
-    (folder.path / "owner.json").unlink()
-    other = CheckpointFolder(folder.path)
-    other.open("after that")
-    assert other.epoch == 5
 
 
 def test_a_reader_always_finds_a_checkpoint_while_a_writer_replaces_them(folder):
