@@ -21,7 +21,7 @@ async def test_the_designs_example_runs(two_workers):
     assert (await made.evaluate_model())["accuracy"] > 0.5
 
 
-async def test_arguments_win_over_attributes_of_the_object_and_these_over_the_class(two_workers):
+async def test_arguments_win_over_attributes_of_object_and_class(two_workers):
     made = app(two_workers, Quick, worker_epochs=3)
     assert [record.epochs for record in await made.train_model()] == [2]
     assert [record.epochs for record in await made.train_sync(master_epochs=3)] == [3]
@@ -62,7 +62,7 @@ async def test_different_models_are_refused(two_workers):
         await Different(two_workers).train_model()
 
 
-async def test_train_can_be_overridden_plain_and_async_with_and_without_metrics(two_workers):
+async def test_train_can_be_overridden_plain_and_async(two_workers):
     class Plain(Blobs):
         def train(self, weights, worker_epochs, batch_size):
             return [np.full_like(array, 0.25) for array in weights]
@@ -80,7 +80,7 @@ async def test_train_can_be_overridden_plain_and_async_with_and_without_metrics(
     assert records[0].loss == (102 * 102 + 101 * 101) / 203
 
 
-async def test_an_error_in_the_app_on_the_workers_comes_once_with_its_file_and_line_and_the_cluster_stays_usable(
+async def test_error_of_the_app_on_workers_comes_once_with_file_and_line(
     two_workers,
 ):
     class Failing(Blobs):
@@ -97,7 +97,7 @@ async def test_an_error_in_the_app_on_the_workers_comes_once_with_its_file_and_l
     assert len(await app(two_workers, Quick).train_model()) == 2
 
 
-async def test_a_saved_model_loads_again_and_the_file_appears_complete_or_not_at_all(two_workers, tmp_path):
+async def test_saved_model_loads_again(two_workers, tmp_path):
     import keras
 
     made = app(two_workers)

@@ -6,6 +6,7 @@ import inspect
 import itertools
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys

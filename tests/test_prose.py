@@ -17,7 +17,7 @@ def rules_broken(text):
 
 
 @pytest.mark.parametrize(("before", "after"), [pair[1:] for pair in PAIRS], ids=[pair[0] for pair in PAIRS])
-def test_linter_finds_the_left_column_of_the_style_page_and_accepts_the_right(before, after):
+def test_linter_finds_the_left_column_of_the_style_page_only(before, after):
     assert rules_broken(before)
     assert rules_broken(after) == []
 

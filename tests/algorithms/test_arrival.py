@@ -73,7 +73,7 @@ def test_published_subtracts_a_share_of_a_round():
 
 
 @pytest.mark.parametrize("staleness", STALENESS.names)
-def test_published_weighs_each_update_by_its_staleness_and_never_the_next_ones(staleness):
+def test_published_weighs_each_update_by_its_own_staleness(staleness):
     s = {
         "constant": lambda tau: 1,
         "inverse": lambda tau: 1 / max(1, tau),
@@ -131,7 +131,7 @@ def test_fedasync_keeps_a_variance_positive():
 
 
 @pytest.mark.parametrize("outer", [Subtract(), Subtract(learning_rate=0.5), Nesterov()])
-def test_fedbuff_merges_when_its_buffer_is_full_and_at_the_end_what_is_left(outer):
+def test_fedbuff_merges_full_buffers_and_the_rest_at_the_end(outer):
     seen, made = ran("fedbuff:size=4", "polynomial:0.5", outer=outer)
     merges = [0, 0, 0, 1, 1, 1, 1, 2, 2, 3]  # after each update
     read = [0] * K
@@ -160,7 +160,7 @@ def test_dcasgd_corrects_each_update_for_what_others_have_changed(outer):
 
 
 @pytest.mark.parametrize("c", [0.0, 0.3])
-def test_delayed_nesterov_moves_its_velocity_once_for_as_many_updates_as_there_are_slots(c):
+def test_delayed_nesterov_moves_its_velocity_once_for_all_slots(c):
     seen, _ = ran(f"delayed:rate=0.7,momentum=0.9,c={c}")
     w, m, buffer, expected = W, 0, 0, []
     for t, g in enumerate(UPDATES):
@@ -175,7 +175,7 @@ def test_delayed_nesterov_moves_its_velocity_once_for_as_many_updates_as_there_a
     close(seen, expected)
 
 
-def test_elastic_averaging_pulls_both_sides_and_each_slot_goes_on_with_its_own_weights():
+def test_elastic_averaging_pulls_both_sides():
     seen, made = ran("elastic:alpha=0.2")
     centre, own, expected = W, [W, W, W], []
     for slot, g, (start, _, _) in zip(ORDER, UPDATES, made, strict=True):

@@ -309,7 +309,7 @@ def test_int4_takes_half_a_byte_for_a_value_and_four_for_a_block(size):
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
-def test_powersgd_is_a_step_of_power_iteration_from_what_was_sent_before(rank):
+def test_powersgd_is_a_power_iteration_from_the_last_payload(rank):
     """Written out in float64: of a matrix and a start, the product on the base that spans what the matrix makes of the start."""
     chance = np.random.default_rng(0)
     tensor, start = chance.normal(size=(3, 10, 20)), chance.normal(size=(20, rank))
@@ -331,7 +331,7 @@ def test_powersgd_keeps_a_matrix_of_its_rank():
     assert relative_error([tensor], [there_and_back(PowerSGD(rank=1), tensor)]) > 0.1
 
 
-def test_powersgd_turns_towards_the_directions_in_which_updates_are_largest():
+def test_powersgd_turns_towards_the_largest_directions():
     """It loses no more than the best product of its rank then, by the singular values."""
     chance = np.random.default_rng(2)
     tensor = np.float32(chance.normal(size=(60, 2)) @ chance.normal(size=(2, 40)) + 0.3 * chance.normal(size=(60, 40)))
@@ -374,7 +374,7 @@ def test_powersgd_sends_what_would_not_become_smaller_as_it_is(shape):
 @biased_codec
 @settings(max_examples=40)
 @given(tensors=hnp.arrays(np.float32, (8, 30), elements=st.floats(-10, 10, width=32)))
-def test_the_sum_of_what_arrives_is_the_sum_of_what_was_sent_up_to_the_last_error(code, tensors):
+def test_arrived_sum_equals_sent_sum_up_to_the_last_error(code, tensors):
     error, arrived = None, np.zeros(30)
     for tensor in tensors:
         payload, error = code.encode(tensor, error)
@@ -384,7 +384,7 @@ def test_the_sum_of_what_arrives_is_the_sum_of_what_was_sent_up_to_the_last_erro
 
 @biased_codec
 @pytest.mark.parametrize("shape", [(8, 90), (3, 3, 5, 20)])
-def test_the_same_holds_for_matrices_when_the_codec_goes_on_from_what_it_sent(code, shape):
+def test_arrived_sum_of_matrices_equals_sent_sum(code, shape):
     chance = np.random.default_rng(5)
     tensors = chance.normal(size=(8, *shape)).astype(np.float32)
     error, last, arrived = None, None, np.zeros(shape)

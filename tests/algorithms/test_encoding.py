@@ -220,7 +220,7 @@ def weights_in_training(rounds):
 
 
 @lossy_codec
-def test_master_and_worker_hold_the_same_bits_and_do_not_drift_from_the_weights(code):
+def test_master_and_worker_hold_the_same_bits_without_drift(code):
     history = weights_in_training(50)
     start, _ = next(history)
     on_master = on_worker = start

@@ -103,7 +103,7 @@ def test_a_rule_that_cannot_be_is_refused(text, sentence):
         (SGD | {"optimizer learning_rate": "CosineDecay(...)"}, "SGD with a schedule"),
     ],
 )
-def test_scaffold_refuses_an_optimizer_whose_steps_are_not_its_gradients(optimizer, what):
+def test_scaffold_refuses_optimizers_with_other_steps_than_gradients(optimizer, what):
     with pytest.raises(ConfigError, match=rf"needs plain SGD .*, but the model is compiled with {what};"):
         Scaffold().check_optimizer(optimizer)
     FedProx().check_optimizer(optimizer)

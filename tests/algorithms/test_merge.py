@@ -108,7 +108,7 @@ def test_a_lost_worker_does_not_shrink_the_merge():
     assert weighted_mean([update] * 3, [10] * 3)[0] == weighted_mean([update] * 4, [10] * 4)[0] == 4.0
 
 
-def test_one_non_finite_value_is_refused_with_its_place_and_the_slot_can_be_sent_again():
+def test_non_finite_value_is_refused_and_the_slot_can_be_sent_again():
     updates = updates_of(2)
     broken = [tensor.copy() for tensor in updates[0]]
     broken[1][2:4] = np.nan, np.inf
@@ -122,7 +122,7 @@ def test_one_non_finite_value_is_refused_with_its_place_and_the_slot_can_be_sent
 
 @pytest.mark.parametrize("name", ["mean", "median", "trimmed:0.25", "krum:keep=2", "geometric", "clipped"])
 @pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (4, 3, 2, 1, 0), (2, 0, 4, 1, 3)])
-def test_slots_that_are_left_out_change_no_bit_of_the_merge_of_the_others(name, order):
+def test_slots_left_out_change_no_bit_of_the_merge(name, order):
     updates, counts = updates_of(5), [1, 20, 300, 7, 9]
     merge = MERGE.read(name).start(5, like=updates[0])
     for slot in order:
@@ -140,7 +140,7 @@ def test_missing_slots_are_named():
 
 
 @pytest.mark.parametrize(("first", "again"), [(0, 0), (1, 1)])
-def test_a_second_update_of_a_slot_is_refused_whether_or_not_the_first_is_summed(first, again):
+def test_second_update_of_a_slot_is_refused(first, again):
     merge = RunningMerge(2, like=updates_of(1)[0])
     merge.add(first, updates_of(1)[0], 1)
     with pytest.raises(ConfigError, match=f"slot {again} was merged already"):
@@ -228,7 +228,7 @@ def test_a_robust_merge_counts_each_slot_once_whatever_its_samples(name):
 
 @pytest.mark.parametrize("name", ["median", "trimmed:0.2"])
 @given(bad=floats, slot=st.integers(0, 4))
-def test_a_robust_merge_stays_within_the_honest_values_whatever_one_slot_of_five_sends(name, bad, slot):
+def test_robust_merge_stays_within_the_honest_values(name, bad, slot):
     updates = [[np.float32([value])] for value in (1, 2, 3, 4, 5)]
     honest = [updates[j][0] for j in range(5) if j != slot]
     updates[slot] = [np.float32([bad])]
@@ -237,7 +237,7 @@ def test_a_robust_merge_stays_within_the_honest_values_whatever_one_slot_of_five
 
 
 @pytest.mark.parametrize("name", ["mean", "median", "trimmed:0.2", "krum"])
-def test_every_rule_refuses_what_does_not_fit_and_names_what_is_missing(name):
+def test_each_rule_refuses_wrong_updates_and_names_missing_slots(name):
     update = [np.float32([1, 2, 3]), np.array(7)]
     merge = MERGE.read(name).start(2, like=update, names=["dense/bias", "counter"])
     with pytest.raises(BadUpdate, match="slot 1: 1 of 3 values of dense/bias are NaN or infinite"):

@@ -50,12 +50,12 @@ def test_two_names_of_one_rule_are_the_same_value_and_the_same_text():
     # Not the family's: that has an address, and processes that share the tests must name them alike.
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_parameters_are_read_with_and_without_their_names_and_written_with_them(family, texts, rule):
+def test_parameters_are_read_without_names_and_written_with_them(family, texts, rule):
     assert [family.read(text) for text in texts] == [rule] * len(texts)
     assert str(rule) == texts[0]
 
 
-def test_a_rule_that_was_made_with_numbers_of_another_type_is_the_one_that_its_text_says():
+def test_rule_made_with_other_number_types_equals_its_text():
     """So that a checkpoint of one is gone on from with the other."""
     assert str(OUTER.same(Nesterov(learning_rate=1))) == "nesterov:learning_rate=1.0,momentum=0.9"
     assert type(MERGE.same(Krum(bad=np.int64(2))).bad) is int

@@ -96,7 +96,7 @@ def test_over_ten_rounds_each_rule_is_the_formula_of_its_source(name, other):
 
 
 @given(w=values, updates=st.lists(values, min_size=1, max_size=6), rate=st.floats(0.01, 2), momentum=st.floats(0, 0.99))
-def test_nesterov_equals_the_form_with_the_learning_rate_inside_the_velocity(w, updates, rate, momentum):
+def test_nesterov_equals_the_form_with_the_rate_in_the_velocity(w, updates, rate, momentum):
     """Keras's SGD(nesterov=True): v <- m v - lr g, w <- w + m v - lr g; the same as long as the rate is constant."""
     history = run(Nesterov(learning_rate=rate, momentum=momentum), [w], [[g] for g in updates])
     expected, v = w.astype(np.float64), np.zeros(4)
@@ -107,7 +107,7 @@ def test_nesterov_equals_the_form_with_the_learning_rate_inside_the_velocity(w, 
 
 
 @given(w=values, updates=st.lists(values, min_size=1, max_size=6), momentum=st.floats(0, 0.99))
-def test_fedavgm_takes_the_sum_of_all_updates_each_the_less_the_older_it_is(w, updates, momentum):
+def test_fedavgm_sums_updates_discounted_by_age(w, updates, momentum):
     expected = w.astype(np.float64)
     for t, (found,) in enumerate(run(FedAvgM(momentum=momentum), [w], [[g] for g in updates])):
         expected = expected - sum(momentum ** (t - s) * updates[s].astype(np.float64) for s in range(t + 1))
@@ -115,7 +115,7 @@ def test_fedavgm_takes_the_sum_of_all_updates_each_the_less_the_older_it_is(w, u
 
 
 @given(w=values, updates=st.lists(values, min_size=1, max_size=6), beta1=st.floats(0, 0.99), beta2=st.floats(0, 0.99))
-def test_fedadam_divides_the_mean_of_updates_by_the_root_of_the_mean_of_their_squares(w, updates, beta1, beta2):
+def test_fedadam_divides_mean_by_root_mean_square(w, updates, beta1, beta2):
     """The source's recursions, written out."""
     outer, expected = FedAdam(beta1=beta1, beta2=beta2), w.astype(np.float64)
     for t, (found,) in enumerate(run(outer, [w.astype(np.float64)], [[g.astype(np.float64)] for g in updates])):
@@ -135,7 +135,7 @@ def test_subtract_takes_the_step_times_the_learning_rate(w, g):
 
 
 @optimizers
-def test_batchnorm_statistics_become_the_plain_mean_and_get_no_momentum(outer):
+def test_batchnorm_statistics_get_the_plain_mean_without_momentum(outer):
     """Public implementations push moving variances through momentum, so that they turn negative."""
     weights = [np.float32([1.0]), np.float32([1.0])]
     history = run(

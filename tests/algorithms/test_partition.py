@@ -144,7 +144,7 @@ def test_a_minimum_that_cannot_be_kept_is_refused(n, minimum):
         sizes_by_speed(n, [1.0, 1.0], minimum)
 
 
-def test_speed_is_an_exponential_moving_average_that_starts_at_the_first_measurement():
+def test_speed_is_an_exponential_moving_average():
     assert smooth_speed(None, 80.0) == 80.0
     assert smooth_speed(80.0, 40.0) == 60.0
     assert smooth_speed(80.0, 40.0, alpha=0.25) == 70.0

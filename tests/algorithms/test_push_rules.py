@@ -97,7 +97,7 @@ def test_staleness_scales_the_step_and_leaves_the_state_as_it_is(name):
     assert g.tolist() == [0.5, -3.0]
 
 
-def test_adagrad_from_zero_steps_by_its_rate_and_then_by_its_rate_over_root_2():
+def test_adagrad_from_zero_steps_by_rate_then_rate_over_root_2():
     gradients = np.array([[1e-3, -5.0, 0.0]] * 2)
     first, second = applied(Adagrad(rate=0.1, first=0), np.zeros(3), gradients, [1.0, 1.0])
     np.testing.assert_allclose(first, [-0.1, 0.1, 0.0], rtol=1e-12)
@@ -106,7 +106,7 @@ def test_adagrad_from_zero_steps_by_its_rate_and_then_by_its_rate_over_root_2():
 
 @pytest.mark.parametrize("name", PUSHED.names)
 @pytest.mark.parametrize("wrong", [np.zeros(3, np.float32), np.zeros(1, np.float32), np.zeros(4), [0.0] * 4])
-def test_what_is_no_gradient_for_a_shard_is_refused_and_changes_nothing(name, wrong):
+def test_wrong_gradient_for_a_shard_is_refused_and_changes_nothing(name, wrong):
     rule = PUSHED.read(name)
     weights, state = np.ones(4, np.float32), rule.start(4)
     before = [kept.copy() for kept in state]
@@ -131,7 +131,7 @@ def test_a_rule_that_would_not_learn_is_refused(text):
         PUSHED.read(text)
 
 
-def test_softsync_steps_along_the_mean_of_pushes_each_by_its_own_factor():
+def test_softsync_steps_along_the_weighted_mean_of_pushes():
     """8 replicas, n = 2: c = 4."""
     chance = np.random.default_rng(11)
     pushed, factors = chance.normal(size=(8, 5)).astype(np.float32), [1, 1 / 2, 1 / 3, 1, 1 / 5, 1, 1, 1 / 2]

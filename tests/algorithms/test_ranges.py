@@ -71,7 +71,7 @@ def test_ten_values_on_three_shards_are_4_3_and_3():
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 8, 997])
-def test_slices_differ_by_at_most_one_value_whatever_the_tensors_and_cover_all(shards):
+def test_slices_cover_all_and_differ_by_at_most_one_value(shards):
     slices = cut(SIZE, shards)
     assert [begin for begin, _ in slices[1:]] == [end for _, end in slices[:-1]]
     assert (slices[0][0], slices[-1][1]) == (0, SIZE)
@@ -85,7 +85,7 @@ def test_no_shards_or_more_than_values_are_refused(shards):
         cut(10, shards)
 
 
-def test_by_layer_no_layer_is_on_two_shards_and_slices_are_as_equal_as_that_allows():
+def test_cuts_by_layer_are_as_equal_as_layers_allow():
     sizes, layers = [100, 10, 50, 5, 60, 6, 0], ["a", "a", "b", "b", "c", "c", "d"]
     assert cut_by_layer(sizes, layers, 1) == [(0, 231)]
     assert cut_by_layer(sizes, layers, 2) == [(0, 110), (110, 231)]
@@ -108,7 +108,7 @@ def test_pieces_of_a_slice_cover_it():
     assert pieces((3, 3), 3) == []
 
 
-def test_what_lies_within_a_slice_is_found_in_order_also_where_slices_are_there_twice():
+def test_parts_within_a_slice_come_in_order_despite_copies():
     parts = [((5, 9), "b"), ((0, 5), "a"), ((9, 12), "c"), ((5, 9), "copy of b")]
     assert within((3, 10), parts) == [((3, 5), "a"), ((5, 9), "b"), ((9, 10), "c")]
     with pytest.raises(ConfigError, match="no range has the values 12 to 13"):
@@ -119,7 +119,7 @@ def test_what_lies_within_a_slice_is_found_in_order_also_where_slices_are_there_
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 8, 997])
-def test_slices_that_are_taken_are_views_and_put_back_they_are_the_whole(shards):
+def test_taken_slices_are_views_and_make_up_the_whole(shards):
     whole = empty()
     for part in cut(SIZE, shards):
         values = take(MODEL, part)
@@ -138,7 +138,7 @@ def test_slices_that_are_taken_are_views_and_put_back_they_are_the_whole(shards)
         lambda values: [values[0].tolist(), *values[1:]],
     ],
 )
-def test_a_slice_of_wrong_length_or_type_is_refused_and_changes_nothing(wrong):
+def test_slice_of_wrong_length_or_type_is_refused(wrong):
     whole = empty()
     with pytest.raises(ConfigError, match=r"values 3,680 to 3,700 should be .*float32 \(10,\)"):
         put(whole, (3680, 3700), wrong(take(MODEL, (3680, 3700))))
@@ -147,7 +147,7 @@ def test_a_slice_of_wrong_length_or_type_is_refused_and_changes_nothing(wrong):
 
 @pytest.mark.parametrize("name", [*CODEC.names, "int8-block:100", "int4-block:7", "topk:0.3", "powersgd:rank=20"])
 @pytest.mark.parametrize("shards", [1, 7, 50])
-def test_a_slice_of_what_was_encoded_decodes_to_the_slice_of_what_it_decodes_to(name, shards):
+def test_slice_of_encoded_values_decodes_to_the_slice_of_decoded_ones(name, shards):
     encoded, _ = encode_update(CODEC.read(name), MODEL, [False] * len(MODEL))
     whole = decode_update(encoded, MODEL)
     for part in cut(SIZE, shards):
@@ -158,7 +158,7 @@ LARGE = np.linspace(-1, 1, 700, dtype="f4")
 
 
 @pytest.mark.parametrize("scale", [1.0, 65504.0, 1e-7, 3e-39, 1e30, 3.3e38, 3.4028e38, 0.0], ids=str)
-def test_weights_of_which_each_has_a_part_are_encoded_by_their_largest_magnitude_as_in_the_whole(scale):
+def test_parts_are_encoded_with_the_peak_of_the_whole(scale):
     """Also where that is in the part of another one, below the smallest normal number, and above what the codec keeps."""
     codec, model = CODEC.read("float16"), [np.float32(scale) * LARGE, np.float32(7) * LARGE[:3], LARGE.astype("f2")]
     exact = [False] * len(model)
@@ -173,7 +173,7 @@ def test_weights_of_which_each_has_a_part_are_encoded_by_their_largest_magnitude
         assert same(decode_slice(found, model, part), take(decode_update(whole, model), part))
 
 
-def test_arrays_that_follow_each_other_are_one_slice_and_what_slices_have_in_common_is_in_order():
+def test_adjacent_arrays_are_one_slice_and_crossings_are_in_order():
     assert runs(MODEL, {0, 1, 3, 5}) == [(0, 3708), (3713, 3734)]
     assert runs(MODEL, range(len(MODEL))) == [(0, SIZE)]
     assert runs(MODEL, {2}) == runs(MODEL, ()) == []
@@ -181,7 +181,7 @@ def test_arrays_that_follow_each_other_are_one_slice_and_what_slices_have_in_com
 
 
 @pytest.mark.parametrize("name", ["int8", "int8-block", "int4-block", "topk:0.1", "powersgd"])
-def test_slices_of_what_was_encoded_are_together_hardly_more_than_the_whole(name):
+def test_slices_of_encoded_values_are_hardly_more_than_the_whole(name):
     codec = CODEC.read(name)
     encoded, _ = encode_update(codec, MODEL, [False] * len(MODEL))
 
@@ -271,7 +271,7 @@ def test_slices_come_to_the_bits_of_the_whole(merge, outer, shards):
 
 
 @pytest.mark.parametrize("merge", ["mean", "median", "trimmed:0.05"])
-def test_one_value_that_is_cut_off_a_row_comes_to_the_same_bits_with_many_slots(merge):
+def test_slice_of_one_value_has_the_bits_of_the_row(merge):
     """NumPy sums one column of 9 values and more in another order than several columns."""
     merge, outer = MERGE.read(merge), OUTER.read("nesterov")
     updates = [[CHANCE.normal(size=20).astype("f4") * np.float32(10) ** (slot % 5)] for slot in range(33)]

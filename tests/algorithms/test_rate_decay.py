@@ -21,7 +21,7 @@ def test_the_rate_after_each_of_ten_validations_is_that_of_the_formula(power, la
         assert rule.rate(0.3, ACCURACIES[:n], LOSSES[:n]) == pytest.approx(wanted, abs=1e-12)
 
 
-def test_the_first_validation_changes_nothing_nor_does_one_without_any_error():
+def test_first_or_perfect_validation_changes_no_rate():
     assert WebNN().rate(0.3, [0.5], [1.0]) == 0
     assert WebNN().rate(0.3, [1.0] * 7, [0.0] * 7) == 0
     assert not WebNN().rate(0.3, [0.5, 0.5], [1.0, math.nan]) > 0

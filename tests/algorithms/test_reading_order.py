@@ -55,7 +55,7 @@ def test_slots_get_their_shares_but_for_what_leaves_a_file_whole(sizes, slots, e
 
 @pytest.mark.parametrize("shuffle", ["none", "window:8"])
 @pytest.mark.parametrize("sizes", [[20_000] * 3, [20_001, 20_000, 19_999], [4, 3, 3]])
-def test_with_as_many_files_as_slots_each_slot_reads_one_whole_file_and_they_rotate(sizes, shuffle):
+def test_slots_read_one_whole_file_each_and_rotate(sizes, shuffle):
     for cycle in (0, 1, 7):
         seen = []
         for epoch in range(3 * cycle, 3 * cycle + 3):
@@ -117,9 +117,7 @@ def test_orders_differ_from_epoch_to_epoch_and_from_slot_to_slot(seed, epoch):
 
 
 @given(data=st.data(), sizes=files, shuffle=rules, seed=seeds)
-def test_pieces_that_are_read_in_turn_are_their_batches_in_that_order_and_no_more_windows_are_open(
-    data, sizes, shuffle, seed
-):
+def test_pieces_read_in_turn_are_their_batches_in_that_order(data, sizes, shuffle, seed):
     (whole,) = portions(sizes, [sum(sizes)], shuffle, seed=seed, epoch=0)
     batch = data.draw(st.integers(1, 9))
     cuts = sorted(data.draw(st.lists(st.integers(0, -(-len(whole) // batch) - 1), max_size=3)))
@@ -145,7 +143,7 @@ def test_the_order_is_written_down():
     assert samples_of(portion, [3, 3, 3]).tolist() == [7, 2, 6, 1, 0, 8, 4, 5, 3]
 
 
-def test_a_billion_samples_in_a_hundred_thousand_files_are_planned_in_no_time_and_a_task_is_small():
+def test_billion_samples_are_planned_quickly_in_small_tasks():
     sizes = np.full(100_000, 10_000)
     shares = equal_sizes(10**9, 3)
     began = time.process_time()

@@ -27,7 +27,7 @@ def whole(update):
 
 
 @pytest.mark.parametrize("steps", range(11))
-def test_the_geometric_median_is_the_formula_of_its_source_after_each_step(steps):
+def test_geometric_median_follows_the_formula_of_its_source(steps):
     """Smoothed Weiszfeld, written out: v is moved step by step, and distances are taken from it."""
     chance = np.random.default_rng(5)
     points, counts = chance.normal(size=(7, 5)) + 3, np.array([5, 1, 8, 2, 9, 3, 4])
@@ -53,7 +53,7 @@ def test_the_geometric_median_has_the_least_sum_of_distances():
 
 
 @given(some)
-def test_the_geometric_median_is_among_the_updates_and_copes_with_equal_ones(points):
+def test_geometric_median_lies_among_the_updates(points):
     found = whole(merged(GeometricMedian(), in_two(points), [1] * len(points)))
     assert np.isfinite(found).all()
     assert (points.min(axis=0) - 1e-9 <= found).all()
@@ -138,7 +138,7 @@ async def test_krum_is_refused_when_training_goes_on_with_too_few_slots():
 
 
 @pytest.mark.parametrize("text", ["median", "trimmed", "trimmed:0.3", "geometric", "clipped:2"])
-def test_from_as_many_slots_as_a_rule_says_one_bad_update_cannot_do_what_it_likes(text):
+def test_rule_bounds_one_bad_update_from_its_useful_number_of_slots(text):
     rule = MERGE.read(text)
     honest, far = np.ones((rule.useful, 5)), 1e9
 

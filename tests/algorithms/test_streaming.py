@@ -74,7 +74,7 @@ def test_over_ten_rounds_it_is_the_formula_of_its_source(alpha):
         np.testing.assert_allclose(weights, expected[r], rtol=0, atol=1e-12)
 
 
-def test_fragments_have_each_trained_tensor_once_and_are_about_equally_large():
+def test_fragments_have_each_trained_tensor_once_and_similar_sizes():
     chance = np.random.default_rng(1)
     weights = [np.zeros(size, np.float32) for size in chance.integers(1, 1000, size=40)]
     trainable = [bool(flag) for flag in chance.integers(0, 2, size=40)]
@@ -105,7 +105,7 @@ def test_what_it_cannot_do_is_refused(text, sentence):
         OUTER.read(text)
 
 
-def test_the_text_of_an_earlier_version_is_read_if_its_overlap_had_no_effect():
+def test_text_of_an_earlier_version_without_overlap_is_read():
     assert OUTER.read("streaming:fragments=3,overlap=0") == Streaming(fragments=3)
 
 
@@ -148,7 +148,7 @@ def test_only_a_fragment_travels_either_way():
 @pytest.mark.parametrize(
     "settings", [{}, {"codec": "int4-block", "weights_codec": "delta:int4-block"}, {"codec": "powersgd"}]
 )
-async def test_rounds_of_some_steps_are_gone_on_with_in_the_middle_of_an_epoch_with_the_same_bits(settings, tmp_path):
+async def test_streaming_run_resumes_within_an_epoch_with_the_same_bits(settings, tmp_path):
     """Of 194 samples the last round of an epoch has 2: two slots train in it, of three."""
     settings |= {
         "outer": "streaming:3,alpha=0.1",
@@ -168,7 +168,7 @@ async def test_rounds_of_some_steps_are_gone_on_with_in_the_middle_of_an_epoch_w
         assert bits(again) == bits(whole)
 
 
-async def test_without_a_checkpoint_what_a_slot_has_of_its_own_is_lost_with_its_worker_and_an_event_says_so():
+async def test_local_weights_lost_with_a_worker_are_reported():
     run = FakeRun(FakeCluster(2), start=START, outer="streaming:3")
     one = run.cluster.workers[1]
     usual = one.rpc

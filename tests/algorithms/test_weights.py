@@ -64,7 +64,7 @@ def test_integers_and_booleans_never_differ():
     assert [array.tolist() for array in difference(before, [~before[0], before[1] + 1])] == [[False, False], [0, 0]]
 
 
-def test_a_mean_of_lists_is_weighted_in_their_order_and_of_what_is_no_float_the_largest():
+def test_mean_of_lists_is_weighted_and_takes_the_largest_integer():
     chance = np.random.default_rng(0)
     lists = [
         [chance.normal(size=(3, 2)), np.asarray(chance.integers(9), "i8"), chance.normal(size=4).astype("f4")]

@@ -8,7 +8,7 @@ from benchmarks.advice.corpus import DEFECTS
 from ddlf.extras.advice.rules import RULES
 
 
-def test_each_defect_is_another_program_and_is_named_by_rules_that_there_are():
+def test_each_defect_is_another_program_with_known_rules():
     texts = [one.text() for one in DEFECTS]
     assert len(set(texts)) == len(texts) >= 90
     assert len({one.kind for one in DEFECTS}) >= 60

@@ -132,7 +132,7 @@ def test_large_array_needs_its_memory_once_and_none_for_its_sender(tmp_path):
         assert found[f"sending_{side}"] < allowed
 
 
-def test_broadcast_needs_no_memory_and_gathering_one_copy_for_each_worker():
+def test_broadcast_needs_no_memory_and_gathering_one_copy_a_worker():
     size, workers = 50_000_000, 4
     found = asyncio.run(bulk.broadcast(size, workers))
     allowed = 32 * 2**20 / size
@@ -146,7 +146,7 @@ def test_master_of_sharded_run_needs_no_memory_for_updates():
     assert found["sharded"]["worker"] > 3  # its weights, those of the round, and its update, at least
 
 
-def test_sharded_round_moves_its_bytes_over_limited_links_and_past_the_master(tmp_path):
+def test_sharded_round_moves_few_bytes_through_the_master(tmp_path):
     assert network.available(), "needs root on Linux, with ip, tc and network namespaces"
     file = tmp_path / "found.json"
     settings = "--workers 3 --parameters 3e5 --rate 100mbit --tls no --rounds 1"

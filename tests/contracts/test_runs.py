@@ -200,7 +200,7 @@ async def test_every_loop_and_every_rule_has_a_row():
 
 @pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS)
 class TestEach:
-    async def test_again_it_is_the_same_bits_whoever_carries_what_and_in_whatever_order(self, settings, undisturbed):
+    async def test_run_has_the_same_bits_whoever_carries_a_slot(self, settings, undisturbed):
         """In asynchronous training the order of updates matters, which is given; each slot is carried by another worker."""
         other = run_of(settings, workers=K if settings["mode"] == "async" else 1)
         other.cluster.workers.reverse()
@@ -219,9 +219,7 @@ class TestEach:
         for got, wanted in zip(run.model.get_weights(), START.values(), strict=True):
             assert np.array_equal(got, wanted)
 
-    async def test_lost_workers_and_replies_that_are_computed_again_change_no_bit(
-        self, settings, undisturbed, tmp_path
-    ):
+    async def test_lost_workers_change_no_bit(self, settings, undisturbed, tmp_path):
         # What does not come back with an update goes with its worker, but for what is in a checkpoint.
         owed = (
             CODEC.read(settings.get("codec", "float32")).biased
@@ -237,13 +235,13 @@ class TestEach:
         assert len(lost) == 2
         assert bits(run) == bits(await undisturbed(settings))
 
-    async def test_resumed_at_any_commit_a_run_ends_with_the_same_bits_and_an_exact_ledger(self, settings, tmp_path):
+    async def test_run_resumed_at_any_commit_has_the_same_bits(self, settings, tmp_path):
         asynchronous = settings["mode"] == "async"
         settings = {**settings, "slots": 1 if asynchronous else K, "arrivals": [1] * ROUNDS}
         async for whole, resumed in resumed_at_any_commit(settings, tmp_path, ROUNDS):
             assert bits(resumed) == bits(whole)
 
-    async def test_what_is_no_float_stays_and_what_is_not_trained_is_merged_plainly(self, settings, undisturbed):
+    async def test_integers_stay_and_untrained_weights_are_merged_plainly(self, settings, undisturbed):
         run = await undisturbed(settings)
         after = dict(zip(START, run.model.get_weights(), strict=True))
         for name, before in START.items():
@@ -255,7 +253,7 @@ class TestEach:
 
 
 @pytest.mark.parametrize("name", ["usual", "int8", "fedadam"])
-async def test_asynchronous_training_of_several_slots_is_resumed_at_any_commit_with_an_exact_ledger(name, tmp_path):
+async def test_asynchronous_run_of_several_slots_resumes_at_any_commit(name, tmp_path):
     """With other bits, since all slots then begin with the weights of the checkpoint."""
     settings = {**RUNS[f"async, {name}"], "slots": 2, "arrivals": [2, 1, 1, 2, 1, 2]}
     async for whole, resumed in resumed_at_any_commit(settings, tmp_path, 6):

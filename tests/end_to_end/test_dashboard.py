@@ -34,7 +34,7 @@ class App(ddlf.IApp):
 
 
 @pytest.mark.slow
-async def test_a_run_is_watched_by_all_means_and_ended_by_the_button_of_its_page(tmp_path):
+async def test_run_is_watched_and_ended_by_the_button_of_its_page(tmp_path):
     (tmp_path / "app.py").write_text(APP)
     arguments = ("run", "app.py", "--local", "1", "--dashboard", "--save", "m.keras")
     environment = {name: value for name, value in os.environ.items() if name != "SSH_CONNECTION"}

@@ -102,7 +102,7 @@ class Best(Fitted):
         self.callbacks = [keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True)]
 
 
-async def test_downpour_is_evaluated_on_a_worker_converges_by_it_and_early_stopping_brings_back_the_best_weights(
+async def test_downpour_is_evaluated_converges_and_restores_the_best_weights(
     monkeypatch,
 ):
     """The weights come to the master where a callback looks at them, which then has them anyway; and at the end."""

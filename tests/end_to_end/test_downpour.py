@@ -54,7 +54,7 @@ def app_of(kind, cluster, **settings):
     return app
 
 
-async def test_counts_are_exact_with_one_replica_in_each_slot_and_with_several():
+async def test_counts_are_exact_with_one_and_several_replicas_in_a_slot():
     async with Cluster.local(2) as cluster:
         for replicas in (None, 3):
             app = app_of(Pushing, cluster, replicas=replicas)
@@ -64,7 +64,7 @@ async def test_counts_are_exact_with_one_replica_in_each_slot_and_with_several()
                 assert [(len(one.fetches), len(one.pushes)) for one in app.history] == [(5, 6), (5, 6)]
 
 
-async def test_workers_with_shards_are_killed_and_one_sends_nan_and_the_others_end_and_training_stops_early():
+async def test_downpour_survives_kills_and_nan_and_stops_early():
     async with Cluster.local(3) as cluster:
         plain = app_of(Pushing, cluster, slots=3, master_epochs=6, norm=False)
         await plain.train_model()

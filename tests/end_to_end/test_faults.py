@@ -91,7 +91,7 @@ def cluster_of(workers, *ports, **options):
 # -- killed -------------------------------------------------------------------------------------------------------------
 
 
-async def test_an_executor_killed_at_any_moment_is_named_and_harms_nobody_else(workers):
+async def test_executor_killed_at_any_moment_harms_nobody_else(workers):
     """F1."""
     ports = [workers.start()[1] for _ in range(2)]
     async with cluster_of(workers, *ports, dead_after_s=RARELY_S) as cluster:
@@ -111,7 +111,7 @@ async def test_an_executor_killed_at_any_moment_is_named_and_harms_nobody_else(w
         assert await second.run_method(os.getpid) == pid
 
 
-async def test_an_executor_that_ends_between_two_turns_has_begun_none_of_those_that_wait(workers, tmp_path):
+async def test_executor_that_ends_between_turns_has_begun_no_waiting_call(workers, tmp_path):
     _, port = workers.start()
     async with cluster_of(workers, port) as cluster, asyncio.timeout(PATIENCE_S):
         worker, pipe = cluster.workers[0], tmp_path / "pipe"
@@ -127,7 +127,7 @@ async def test_an_executor_that_ends_between_two_turns_has_begun_none_of_those_t
     assert [(type(error), error.may_have_run) for error in others] == [(ExecutorCrashed, False)] * 3
 
 
-async def test_a_daemon_killed_in_mid_frame_hands_out_no_array_and_leaves_no_process_and_no_memory(workers):
+async def test_daemon_killed_in_mid_frame_leaves_no_process_or_memory(workers):
     """F2."""
     process, port = workers.start()
     async with cluster_of(workers, port, dead_after_s=RARELY_S) as cluster:
@@ -177,7 +177,7 @@ async def test_a_master_killed_while_it_sends_a_value_leaves_the_old_value(worke
 # -- frozen, or only busy -----------------------------------------------------------------------------------------------
 
 
-async def test_a_frozen_worker_is_suspect_then_dead_and_usable_again_after_it_wakes(workers, tmp_path):
+async def test_frozen_worker_is_suspect_then_dead_then_usable(workers, tmp_path):
     """F4."""
     process, port = workers.start()
     async with cluster_of(workers, port, dead_after_s=1) as cluster:
@@ -264,7 +264,7 @@ async def lines_of(process):
 
 
 @pytest.mark.parametrize("first", ["master", "worker"])
-async def test_a_pause_of_master_and_worker_longer_than_dead_after_ends_nothing(workers, first):
+async def test_pause_of_master_and_worker_ends_nothing(workers, first):
     """F56."""
     process, port = workers.start()
     async with another_master(workers, port, 1, 1.5) as master:
@@ -278,7 +278,7 @@ async def test_a_pause_of_master_and_worker_longer_than_dead_after_ends_nothing(
         assert await lines_of(master) == ["['ended']", "['ended']", "None"]
 
 
-async def test_a_master_that_sleeps_through_a_takeover_is_told_so_and_gets_nothing_any_more(workers):
+async def test_master_that_slept_through_a_takeover_gets_lease_errors(workers):
     """F13."""
     _, port = workers.start()
     async with another_master(workers, port, 0.5, 3600) as old:
@@ -309,7 +309,7 @@ async def test_a_master_that_sleeps_through_a_takeover_is_told_so_and_gets_nothi
 # -- two masters --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_second_master_is_told_who_has_the_worker_and_disturbs_nothing(workers):
+async def test_second_master_learns_the_owner_and_disturbs_nothing(workers):
     """F36."""
     _, port = workers.start()
     async with cluster_of(workers, port) as first:
@@ -341,7 +341,7 @@ def open_gate(self):
 open_gate.concurrent = True
 
 
-async def test_a_takeover_ends_the_requests_of_the_master_before_and_starts_none_of_its_queue(workers, tmp_path):
+async def test_takeover_ends_requests_of_the_previous_master(workers, tmp_path):
     _, port = workers.start()
     async with cluster_of(workers, port) as old:
         running = asyncio.ensure_future(old.run_method(spin))
@@ -405,7 +405,7 @@ async def test_the_same_master_may_come_back_after_its_connection_was_reset(work
 # -- tried again, or not ------------------------------------------------------------------------------------------------
 
 
-async def test_an_idempotent_request_survives_crashes_and_says_how_often_it_was_tried(workers, tmp_path):
+async def test_idempotent_request_survives_crashes_and_counts_attempts(workers, tmp_path):
     _, port = workers.start()
     async with cluster_of(workers, port) as cluster:
         again = cluster.options(idempotent=True)
@@ -426,7 +426,7 @@ async def test_a_request_that_is_not_marked_starts_at_most_once(workers, tmp_pat
         assert (starts(tmp_path / "ran"), caught.value.attempts, caught.value.may_have_run) == (1, 1, True)
 
 
-async def test_a_method_that_raises_the_error_of_missing_code_is_not_sent_again(workers, tmp_path):
+async def test_method_that_raises_code_missing_is_not_sent_again(workers, tmp_path):
     _, port = workers.start()
 
     def miss(path):
@@ -491,7 +491,7 @@ async def test_who_closes_while_it_reconnects_stays_closed(workers):
 # -- a master that does not read ----------------------------------------------------------------------------------------
 
 
-async def test_a_master_that_sends_and_never_reads_costs_the_worker_no_more_than_a_bounded_queue(workers):
+async def test_master_that_never_reads_costs_a_bounded_queue(workers):
     """F23."""
     _, port = workers.start()
     async with cluster_of(workers, port) as cluster:

@@ -40,7 +40,7 @@ class OfFiles(Blobs):
         self.test_data = ddlf.data.open(self.place)
 
 
-async def test_three_workers_open_one_of_three_files_in_each_round_and_another_one_in_the_next(place):
+async def test_each_worker_opens_one_file_a_round_in_turn(place):
     found = {}
     async with local_cluster(3) as cluster:
         app = OfFiles(cluster)
@@ -72,7 +72,7 @@ async def test_three_workers_open_one_of_three_files_in_each_round_and_another_o
     assert all(len({opened[slot] for opened in rounds}) == 3 for slot in range(3))
 
 
-async def test_other_files_that_are_made_in_mid_run_are_read_from_the_next_epoch_on_also_by_a_worker_that_comes_back(
+async def test_repartitioned_files_are_read_from_the_next_epoch_on(
     place,
 ):
     told = []
@@ -108,7 +108,7 @@ class Machine:
         return await self.worker.run_method(function, f"{path}-{self.worker.id}", *arguments)
 
 
-async def test_workers_read_what_is_on_their_own_disks_and_what_they_lack_from_each_other(place):
+async def test_workers_read_local_files_and_fetch_others_from_peers(place):
     async with local_cluster(3) as cluster:
         assert await spread.send(Folder(place), [Machine(worker) for worker in cluster.workers], 2) == [2, 2, 2]
         mine, found = spread.shares(Folder(place).manifest(), 3, 2), []
@@ -148,7 +148,7 @@ class OfParquet(OfFiles):
         self.test_data = ddlf.data.open(f"{self.place}/*.parquet", **columns)
 
 
-async def test_parquet_files_give_the_bits_of_partition_files_also_after_a_loss_and_resumed(place, tmp_path):
+async def test_parquet_has_the_bits_of_partition_files_after_a_loss(place, tmp_path):
     (tmp_path / "parquet").mkdir()
     data = ddlf.data.open(place)
     width = data.columns["x"].shape[0]

@@ -106,7 +106,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("way", ["local", "from elsewhere", "ddlf run, remote"])
-def test_modules_beside_the_script_are_imported_wherever_the_import_stands(folder, tmp_path, start_worker, way):
+def test_modules_beside_the_script_are_imported(folder, tmp_path, start_worker, way):
     command, where = ["script.py", "--local", "1"], folder
     if way == "from elsewhere":
         command, where = [str(folder / "script.py"), "--local", "1"], tmp_path

@@ -31,7 +31,7 @@ async def trained(cluster, exchange, **settings):
     return app, digest([*app.model.get_weights(), *app.run_context.progress.state["outer"]])
 
 
-async def test_with_1_2_and_3_workers_it_has_the_bits_of_the_star_also_when_one_is_killed_in_between():
+async def test_sharded_run_has_the_bits_of_the_star_also_after_a_kill():
     async with Cluster.local(3) as cluster:
         star, wanted = await trained(cluster, "star")
         model = sum(w.nbytes for w in star.model.get_weights())
@@ -50,7 +50,7 @@ async def test_with_1_2_and_3_workers_it_has_the_bits_of_the_star_also_when_one_
         assert sum(record.recomputed for record in app.history) == 1
 
 
-async def test_one_of_two_workers_is_left_out_and_no_bit_changes_when_their_link_is_cut():
+async def test_worker_with_a_cut_link_is_left_out_without_changing_a_bit():
     async with local_cluster(3) as cluster:
         _, wanted = await trained(cluster, "star", master_epochs=4)
         ways, told = [await cluster.between(1, 2), await cluster.between(2, 1)], []

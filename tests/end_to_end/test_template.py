@@ -33,7 +33,7 @@ def origin():
 
 
 @pytest.mark.slow
-async def test_an_executor_that_is_killed_in_training_is_back_without_an_import_and_the_bits_are_the_same(two_workers):
+async def test_killed_executor_returns_without_an_import_and_the_same_bits(two_workers):
     def kill(record):
         if record.round == 1:
             os.kill(two_workers.workers[1].facts["pid"], signal.SIGKILL)

@@ -71,7 +71,7 @@ def accuracy(output: str) -> float:
 
 
 @pytest.mark.slow
-def test_mnist_trains_on_two_worker_commands_in_both_modes_and_loads_once(environment, start_workers, tmp_path):
+def test_mnist_trains_on_two_workers_in_both_modes_and_loads_once(environment, start_workers, tmp_path):
     part = tmp_path / "part"
     part.mkdir()
     with np.load(Path(environment["DDLF_DATA"]) / "mnist.npz") as whole:
@@ -96,7 +96,7 @@ def test_mnist_trains_on_two_worker_commands_in_both_modes_and_loads_once(enviro
 
 
 @pytest.mark.slow
-def test_sigterm_in_the_middle_of_training_writes_a_checkpoint_and_ends_everything_with_its_code(environment, tmp_path):
+def test_sigterm_writes_a_checkpoint_and_ends_everything(environment, tmp_path):
     number = signal.SIGTERM  # Ctrl-C: tests/cli/test_stopping.py
     process = subprocess.Popen(
         (
@@ -124,7 +124,7 @@ def test_sigterm_in_the_middle_of_training_writes_a_checkpoint_and_ends_everythi
 
 
 @pytest.mark.slow
-def test_workers_may_run_another_keras_backend_than_the_master_and_than_each_other(environment, start_workers):
+def test_master_and_workers_may_have_different_backends(environment, start_workers):
     config = start_workers({"KERAS_BACKEND": "jax"}, {"KERAS_BACKEND": "tensorflow"})
     for backend in ("tensorflow", "jax"):
         result = run(

@@ -34,7 +34,7 @@ def test_an_example_does_what_it_says(tmp_path, number, request):
     assert says in said
 
 
-def test_every_public_name_is_there_and_nothing_is_imported_before_it_is_named():
+def test_public_names_are_imported_when_they_are_used():
     for name in ddlf.testing.__all__:
         assert getattr(ddlf.testing, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):

@@ -58,7 +58,7 @@ async def test_values_travel_as_bytes_so_nothing_is_shared(cluster):
     assert given == {"list": [1, 2]}
 
 
-async def test_classes_of_the_test_stay_as_they_are_and_each_worker_has_its_own(cluster):
+async def test_each_worker_has_its_own_classes(cluster):
     seen = []
 
     class Counted:

@@ -60,7 +60,7 @@ async def test_a_killed_executor_is_a_crash_of_that_worker_alone(cluster):
     assert after[1] != before[1]
 
 
-async def test_a_killed_daemon_takes_its_executor_along_and_can_be_started_again_on_its_port(cluster):
+async def test_killed_daemon_ends_its_executor_and_can_be_restarted(cluster):
     machine = cluster.machine(1)
     port, pids = cluster.workers[0].port, (machine.daemon.pid, machine.executor.pid)
     assert machine.kill("daemon")
@@ -142,7 +142,7 @@ async def test_a_way_without_a_proxy_cannot_be_cut_off():
             cluster.machine(1).kill("worker")
 
 
-async def test_after_the_end_nothing_is_left_whatever_was_done_to_the_workers(own_folders, descendants):
+async def test_nothing_is_left_after_the_end_of_a_cluster(own_folders, descendants):
     before = set((own_folders / "tmp").iterdir())
     async with local_cluster(2, proxied=True) as cluster:
         cluster.machine(1).freeze()

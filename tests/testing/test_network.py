@@ -170,7 +170,7 @@ async def test_a_partition_hides_the_end_of_a_connection_too(line):
         assert (await line.rest(worker))[0] == b""
 
 
-async def test_a_new_connection_through_a_partition_hears_nothing_until_it_heals(line):
+async def test_new_connection_hears_nothing_until_a_partition_heals(line):
     line.proxy.partition()
     master = await open_socket("127.0.0.1", line.proxy.port)
     line.sockets.append(master)

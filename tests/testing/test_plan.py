@@ -101,7 +101,7 @@ async def test_a_plan_prints_the_python_that_makes_it_again():
     assert str(FaultPlan().kill(worker=2, at_round=3)) == "FaultPlan().kill(worker=2, at_round=3)"
 
 
-async def test_a_random_plan_is_the_same_for_the_same_seed_and_can_be_replayed():
+async def test_random_plan_follows_its_seed_and_can_be_replayed():
     options = dict(workers=3, rounds=20, faults=50, kinds=tuple(NAMES.values()))
     plans = [FaultPlan.random(seed, **options) for seed in (1, 1, 2)]
     assert plans[0] == plans[1] != plans[2]
@@ -159,7 +159,7 @@ def is_over(pid):
         return True
 
 
-async def test_a_dead_worker_comes_back_when_the_plan_says_so_and_at_the_end_at_the_latest(app):
+async def test_dead_worker_returns_as_planned_or_at_the_end(app):
     for back_after_s in (0.1, 60):
         pids = app.cluster.machine(1).daemon.pid, app.cluster.machine(1).executor.pid
         plan = FaultPlan().kill(worker=1, at_round=1, part="daemon", back_after_s=back_after_s)
@@ -255,7 +255,7 @@ async def test_whoever_has_a_shard_then_is_killed(shard, killed):
         await FaultPlan().kill_shard(shard=3, at_round=1).faults[0].act(cluster)
 
 
-async def test_a_link_between_two_workers_is_cut_slow_and_reset_while_the_master_reaches_both():
+async def test_link_between_workers_is_cut_slowed_and_reset():
     async with in_process_cluster(3) as cluster:
         made, role = App(cluster), ("run", "ways")
         plan = (
@@ -342,7 +342,7 @@ async def test_a_cluster_that_cannot_do_it_is_refused_before_training(app):
     [{"app_class": Quick}, pytest.param({"optimizer": "adam", "dropout": 0.3}, marks=pytest.mark.slow)],
     ids=["quick", "states"],
 )
-async def test_training_with_killed_in_process_workers_ends_with_the_same_bits(options):
+async def test_training_with_killed_workers_ends_with_the_same_bits(options):
     runs = []
     for plan in (FaultPlan(), FaultPlan().kill(worker=2, at_round=1).kill(worker=1, at_round=3)):
         async with in_process_cluster(2) as cluster:

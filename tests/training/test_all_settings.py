@@ -35,7 +35,7 @@ def test_an_app_has_every_setting_and_its_default():
     assert all(setting.help for setting in SETTINGS.values())
 
 
-def test_the_command_line_has_every_setting_that_has_an_option_and_its_help():
+def test_command_line_has_each_setting_with_an_option_and_its_help():
     options = {each.dest: each for each in RUN.parser("ddlf run").options}
     with_option = {name for name, setting in SETTINGS.items() if setting.flag is not None}
     others = {*OF_A_CLUSTER, "help", "app", "data", "target", "save", "parameters", "dry_run", "quiet", "debug"}
@@ -49,7 +49,7 @@ def test_help_groups_have_every_setting_once():
     assert sorted(name for names in GROUPS.values() for name in names) == sorted(SETTINGS)
 
 
-def test_the_cluster_file_and_its_schema_have_every_setting_that_can_stand_there():
+def test_cluster_file_and_schema_have_each_setting_of_a_file():
     in_the_file = {name for name, setting in SETTINGS.items() if Use.FILE in setting.use} | OF_THE_CLUSTER
     assert set(RunConfig.model_fields) == set(schema()["$defs"]["RunConfig"]["properties"]) == in_the_file
 
@@ -76,7 +76,7 @@ def test_what_is_said_of_a_rule_names_all_that_exist():
         assert [rule for rule in family.names if rule not in said[name]] == []
 
 
-def test_a_checkpoint_has_every_setting_that_the_result_depends_on_as_plain_data():
+def test_checkpoint_has_each_setting_that_decides_the_result():
     app = FakeRun()
     facts = settings_of(app, 1, spec_of(ddlf.IApp()))
     decide = {name for name, setting in SETTINGS.items() if Use.FACT in setting.use}

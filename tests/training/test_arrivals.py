@@ -48,13 +48,13 @@ async def test_with_a_bound_of_0_it_is_synchronous_training():
     assert np.abs(weights(free)[0] - weights(sync)[0]).max() > 1e-6
 
 
-async def test_with_a_bound_of_0_and_one_slot_it_is_synchronous_training_to_the_bit():
+async def test_one_slot_with_bound_0_has_the_bits_of_synchronous_training():
     single = {"slots": 1, "start": {name: array.astype("f4") for name, array in EXACT.items()}}
     runs = [await trained(mode="sync", **single), await trained(max_staleness=0, **single)]
     assert all(np.array_equal(a, b) for a, b in zip(*map(weights, runs), strict=True))
 
 
-async def test_with_a_bound_of_0_a_slot_that_was_lost_begins_again_with_the_weights_of_its_round():
+async def test_lost_slot_with_bound_0_restarts_with_weights_of_its_round():
     sync = await trained(mode="sync", slots=3)
     cluster = FakeCluster(4)
     lose_once(cluster, slot=1, round=2)
@@ -119,7 +119,7 @@ async def test_an_order_that_the_bound_does_not_allow_is_refused():
         FakeRun(mode="async", slots=2, arrivals=[1, 1, 1, 2, 2, 2], max_staleness=1, master_epochs=3)
 
 
-async def test_an_order_in_which_a_slot_goes_on_before_all_are_measured_is_refused():
+async def test_arrivals_before_all_slots_are_measured_are_refused():
     pace = dict(balance="speed", worker_steps=13)
     with pytest.raises(ConfigError, match="2 rounds of all that are measured first slot 1 cannot be so far ahead"):
         FakeRun(mode="async", slots=2, arrivals=[1, 1, 1, 2, 2, 2], master_epochs=3, **pace)
@@ -136,7 +136,7 @@ async def test_how_stale_updates_were_is_told_at_the_end(capsys):
     assert "staleness 0 in 3, 2 in 1 of 4 updates" in capsys.readouterr().out
 
 
-async def test_how_stale_updates_were_stands_behind_the_last_record_where_that_was_held_back(capsys):
+async def test_staleness_line_follows_the_last_record(capsys):
     run = FakeRun(mode="async", slots=2, verbose=True)
     run.run_context.display = Lines()
     run.subscribe(run.run_context.display.tell)
@@ -149,7 +149,7 @@ async def test_how_stale_updates_were_stands_behind_the_last_record_where_that_w
     assert lines[-1] == "staleness 0 in 4, 1 in 4 of 8 updates"
 
 
-async def test_of_synchronous_training_after_asynchronous_no_staleness_is_told(capsys):
+async def test_synchronous_training_after_asynchronous_tells_no_staleness(capsys):
     run = FakeRun(mode="async", slots=2, verbose=True)
     await run.train_model()
     assert "staleness" in capsys.readouterr().out
@@ -163,7 +163,7 @@ async def test_of_synchronous_training_after_asynchronous_no_staleness_is_told(c
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-async def test_training_ends_when_the_mean_of_the_last_values_has_reached_the_target(mode):
+async def test_training_ends_when_the_mean_metric_reaches_the_target(mode):
     whole = await trained(mode=mode, slots=1, master_epochs=12)
     found = [record.accuracy for record in whole.history]
     means = [sum(found[n - 3 : n]) / 3 for n in range(3, 13)]
@@ -193,7 +193,7 @@ def warnings(run):
     return [event.why for event in run.told if isinstance(event, Warned)]
 
 
-async def test_a_buffer_that_is_never_full_is_warned_of_and_what_is_left_in_it_is_told():
+async def test_buffer_that_is_never_full_is_warned_of():
     assert not warnings(await trained(arrival="fedbuff:3", slots=3, cluster=FakeCluster(3)))
     (never,) = warnings(await trained(arrival="fedbuff:13", slots=3, cluster=FakeCluster(3)))
     assert never == (

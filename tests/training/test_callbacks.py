@@ -286,7 +286,7 @@ async def test_each_epoch_of_a_longer_round_has_its_own_learning_rate(one_worker
 
 
 @pytest.mark.slow
-async def test_callbacks_that_cannot_run_on_the_master_are_refused_by_name_before_the_first_round(one_worker, tmp_path):
+async def test_callbacks_that_cannot_run_on_the_master_are_refused(one_worker, tmp_path):
     import keras
 
     made = keras.callbacks
@@ -351,7 +351,7 @@ async def test_what_looks_for_a_metric_that_is_not_there_is_told_of(one_worker, 
 
 
 @pytest.mark.slow
-async def test_a_callback_that_raises_ends_the_run_and_one_that_takes_long_can_be_interrupted(one_worker):
+async def test_callback_that_raises_ends_the_run_and_a_long_one_is_interrupted(one_worker):
     import keras
 
     def fails(epoch, logs):
@@ -382,7 +382,7 @@ async def test_a_callback_that_raises_ends_the_run_and_one_that_takes_long_can_b
 
 
 @pytest.mark.slow
-async def test_a_learning_rate_is_that_of_the_masters_steps_when_gradients_are_exchanged(two_workers):
+async def test_learning_rate_applies_to_the_masters_steps_with_gradients(two_workers):
     import keras
 
     def halved(epoch, rate):

@@ -119,7 +119,7 @@ async def test_a_worker_that_comes_back_is_opened_before_it_carries_again():
     assert story.kinds() == [("lost", 1), ("back", 1)]
 
 
-async def test_a_worker_is_said_to_hold_a_slot_only_while_it_is_the_one_that_carried_it_last():
+async def test_worker_holds_a_slot_only_if_it_carried_it_last():
     story = Story(1)
     story.cluster.workers[0].back.set()
     async with story.ready() as crew:
@@ -140,7 +140,7 @@ async def test_an_error_of_the_app_is_raised_at_once_and_nobody_is_lost():
     assert story.kinds() == []
 
 
-async def test_a_slot_that_ends_three_executors_raises_how_the_last_one_ended():
+async def test_slot_that_ends_three_executors_raises_the_last_error():
     story = Story(1)
     story.answers[1] = [ExecutorCrashed(f"number {n}") for n in range(3)]
     story.cluster.workers[0].back.set()
@@ -196,7 +196,7 @@ async def test_a_worker_that_joins_takes_part_from_the_next_round():
     assert story.opened == [1, 2]
 
 
-async def test_a_late_slot_is_carried_by_a_free_worker_too_and_the_first_answer_counts(monkeypatch):
+async def test_late_slot_gets_a_backup_and_the_first_answer_counts(monkeypatch):
     monkeypatch.setattr("ddlf.training.schedule.STRAGGLER_LEAST_S", 0.02)
     story = Story(2)
     never = asyncio.Event()
@@ -208,7 +208,7 @@ async def test_a_late_slot_is_carried_by_a_free_worker_too_and_the_first_answer_
         assert sorted(await asyncio.gather(crew.carry(0, 0, story.work), crew.carry(1, 0, story.work))) == [1, 2]
 
 
-async def test_a_worker_whose_updates_are_rejected_three_times_in_a_row_is_out():
+async def test_worker_with_three_rejected_updates_in_a_row_is_excluded():
     story = Story(2)
     async with story.ready() as crew:
         await crew.carry(0, 0, story.work)
@@ -238,7 +238,7 @@ async def test_nothing_runs_after_the_end():
     assert asyncio.all_tasks() == before
 
 
-async def test_training_begins_when_all_workers_are_open_in_the_order_of_the_cluster():
+async def test_training_begins_when_all_workers_are_open():
     story = Story(3)
     first = asyncio.Event()
     story.openings[1] = [first]
@@ -254,7 +254,7 @@ async def test_training_begins_when_all_workers_are_open_in_the_order_of_the_clu
 
 
 @pytest.mark.parametrize("loss", [ExecutorCrashed("ended"), WorkerLost("cut"), AppMissing("new executor")])
-async def test_a_worker_that_is_lost_while_it_is_opened_costs_the_run_nothing_and_is_opened_again(loss):
+async def test_worker_lost_while_it_opens_is_opened_again(loss):
     story = Story(2)
     story.openings[2] = [loss]
     async with story.ready() as crew:
@@ -295,7 +295,7 @@ async def test_nobody_loses_patience_with_a_worker_that_loads_its_data(monkeypat
         await beginning
 
 
-async def test_a_worker_on_which_the_app_fails_is_put_out_with_the_reason_if_others_can():
+async def test_worker_on_which_the_app_fails_is_excluded_with_the_reason():
     story = Story(2)
     story.openings[1] = [RemoteError("FileNotFoundError", "train.npz", "Traceback ...", worker="worker 1")]
     async with story.ready() as crew:
@@ -317,7 +317,7 @@ async def test_an_app_that_fails_on_all_workers_is_one_error_and_no_event():
     assert story.events == []
 
 
-async def test_different_reasons_on_all_workers_are_told_together_those_of_the_app_alone():
+async def test_different_errors_of_the_app_are_raised_together():
     story = Story(3)
     story.openings = {
         1: [RemoteError("KeyError", "layers", "")],
@@ -354,7 +354,7 @@ async def test_a_worker_that_loses_the_app_again_and_again_is_put_out():
     assert story.opened == [1] * 5
 
 
-async def test_a_second_run_on_the_same_workers_is_refused_before_it_touches_one():
+async def test_second_run_on_the_same_workers_is_refused():
     story, other = Story(2), Story(1)
     other.cluster.workers = story.cluster.workers[1:]
     async with story.ready() as crew:
@@ -367,7 +367,7 @@ async def test_a_second_run_on_the_same_workers_is_refused_before_it_touches_one
         assert await crew.carry(0, 0, other.work) == 2
 
 
-async def test_a_run_ends_though_a_worker_is_still_being_opened_which_goes_on_for_the_next_run():
+async def test_run_ends_while_a_worker_is_still_opening():
     story = Story(2)
     opening = asyncio.Event()
     story.openings[2] = [ExecutorCrashed("ended"), opening]
@@ -382,7 +382,7 @@ async def test_a_run_ends_though_a_worker_is_still_being_opened_which_goes_on_fo
 
 @pytest.mark.parametrize("kind", ["start", "finish", "lost", "back", "joined", "gone", "waiting", "backup"])
 @pytest.mark.parametrize("is_async", [False, True])
-async def test_an_error_in_on_event_ends_the_run_with_that_error_wherever_it_comes(kind, is_async, monkeypatch):
+async def test_error_in_on_event_ends_the_run(kind, is_async, monkeypatch):
     monkeypatch.setattr("ddlf.training.schedule.STRAGGLER_LEAST_S", 0.02)
     story = Story(2)
     usual = story.app.on_event

@@ -88,7 +88,7 @@ def delayed(run, seed):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-async def test_22_steps_are_5_fetches_and_6_pushes_which_add_up_to_the_gradients(workers):
+async def test_22_steps_are_5_fetches_and_6_pushes_of_all_gradients(workers):
     run = run_of(workers, slots=1, samples=22 * 16, n_fetch=5, n_push=4, master_epochs=1, **PLAIN)
     total = summed(run)
     await run.train_model()
@@ -99,7 +99,7 @@ async def test_22_steps_are_5_fetches_and_6_pushes_which_add_up_to_the_gradients
     assert np.allclose(row(run.model.get_weights()), row(START.values()) - 0.01 * total, rtol=0, atol=1e-5)
 
 
-async def test_of_several_replicas_on_several_workers_each_push_counts_once_at_each_shard():
+async def test_each_push_of_several_replicas_counts_once_at_each_shard():
     run = run_of(replicas=7, n_fetch=3, n_push=2, **PLAIN)
     total = summed(run)
     delayed(run, 1)
@@ -172,7 +172,7 @@ async def test_partition_files_travel_as_ranges(settings):
     assert {(task.indices.epoch, task.slot) for task in tasks} >= {(0, 0), (1, 2)}
 
 
-async def test_of_partition_files_a_replica_that_is_lost_leaves_the_ledger_exact(monkeypatch, tmp_path):
+async def test_ledger_of_files_is_exact_after_a_replica_is_lost(monkeypatch, tmp_path):
     monkeypatch.setattr("ddlf.training.strategies.downpour.client.NOTICED_S", 0.1)
     run = run_of(4, slots=4, shards=1, n_push=2, checkpoint=tmp_path, checkpoint_keep=99, **FILES, **PLAIN)
     worker, count = run.cluster.workers[2], itertools.count(1)
@@ -215,7 +215,7 @@ async def test_resumed_after_any_commit_each_push_counts_once(tmp_path):
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_replica_that_is_lost_is_carried_by_another_worker_from_its_last_push_on(monkeypatch):
+async def test_lost_replica_continues_on_another_worker_after_its_last_push(monkeypatch):
     monkeypatch.setattr("ddlf.training.strategies.downpour.client.NOTICED_S", 0.1)
     run = run_of(4, slots=4, shards=1, n_push=2, master_epochs=3, **PLAIN)
     worker, count = run.cluster.workers[2], itertools.count(1)
@@ -265,7 +265,7 @@ async def test_without_any_worker_a_run_waits_as_long_as_it_was_told():
         await run.train_model()
 
 
-async def test_a_shard_without_a_copy_and_without_a_checkpoint_ends_the_run_with_a_sentence():
+async def test_lost_shard_without_copy_and_checkpoint_ends_the_run():
     run = run_of(copies=0, master_epochs=3, **PLAIN)
 
     def lose(record):
@@ -320,7 +320,7 @@ async def test_what_was_fetched_does_not_change_and_stale_pushes_step_less():
     assert (after["version"], after["received"], after["round"], after["number"]) == (3, 3, 0, 2)
 
 
-async def test_with_a_codec_all_replicas_fetch_the_same_smaller_values_and_shards_keep_theirs():
+async def test_replicas_fetch_encoded_values_and_shards_keep_exact_ones():
     values = CHANCE.normal(size=400).astype("f4")
     one = shard(weights=values, codec="float16")
     for _ in range(2):
@@ -365,7 +365,7 @@ async def test_a_push_counts_once_and_an_answer_that_was_lost_is_given_again():
     ],
     ids=["length", "type", "list", "nan", "infinity", "version"],
 )
-async def test_a_push_that_does_not_fit_is_refused_in_a_sentence_and_changes_nothing(read, gradient, said):
+async def test_push_that_does_not_fit_is_refused_and_changes_nothing(read, gradient, said):
     one = shard()
     with pytest.raises(BadUpdate, match=said):
         await one.push(0, 1, 0, 0, read, gradient, NONE)
@@ -389,7 +389,7 @@ async def test_a_model_of_which_nothing_is_trained_is_refused():
         await run_of(frozen=frozenset(START)).train_model()
 
 
-async def test_training_goes_on_with_another_rule_of_the_shards_or_as_many_others():
+async def test_training_continues_with_another_push_rule_and_number_of_shards():
     run = run_of(master_epochs=1)
     await run.train_model()
     run.push_rule, run.shards = "adam", 2
@@ -426,7 +426,7 @@ async def test_weights_that_lose_digits_on_the_shards_are_told():
         assert all("the first is 'scale'" in why for why in whys)
 
 
-async def test_an_app_whose_class_has_longer_rounds_of_another_mode_trains_as_many_epochs():
+async def test_worker_epochs_of_another_mode_change_no_number_of_epochs():
     class Long(FakeRun):
         worker_epochs = 2
 
@@ -486,7 +486,7 @@ async def test_what_cannot_be_is_refused_by_name(settings, said):
         ).train_model()
 
 
-def test_a_callback_that_sets_the_learning_rate_is_named_with_what_it_sets():
+def test_callback_that_sets_the_learning_rate_is_warned_of():
     app = SimpleNamespace(callbacks=[type("ReduceLROnPlateau", (), {})()], checkpoint=None, resume=None)
     assert warnings_of_master(app, "sync") == []
     assert warnings_of_master(app, "downpour") == [

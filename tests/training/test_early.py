@@ -88,7 +88,7 @@ def test_a_setting_that_cannot_be_used_is_refused(attributes, sentence):
         check(made(**attributes), "sync")
 
 
-def test_a_folder_with_checkpoints_of_another_run_is_refused_and_only_looked_at(tmp_path):
+def test_folder_with_checkpoints_of_another_run_is_refused(tmp_path):
     for number in (7, 12):
         (tmp_path / f"round-{number:06d}").mkdir()
     before = sorted(tmp_path.iterdir())
@@ -101,7 +101,7 @@ def test_a_folder_with_checkpoints_of_another_run_is_refused_and_only_looked_at(
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_backend_of_keras_that_there_is_not_is_refused_with_those_there_are(monkeypatch):
+def test_unknown_backend_is_refused_with_the_known_ones(monkeypatch):
     for name, guess in (("jx", ", did you mean 'jax'"), ("xyz", "")):
         monkeypatch.setenv("KERAS_BACKEND", name)
         with pytest.raises(ConfigError) as refused:
@@ -137,7 +137,7 @@ def test_a_path_that_no_model_can_be_saved_to_is_refused(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["folder.keras"]
 
 
-def test_a_checkpoint_of_another_model_is_refused_by_the_first_weight_that_differs():
+def test_checkpoint_of_another_model_is_refused_by_its_first_weight():
     stored = {"0000 dense/kernel": np.zeros((8, 16)), "0001 dense/bias": np.zeros(16)}
     rows = [["dense_7/kernel", [8, 16], "float32"], ["dense_7/bias", [16], "float32"]]
     check_same_model(stored, rows)
@@ -215,6 +215,6 @@ def test_a_codec_that_changes_nothing_in_this_model_is_told(settings, weights, t
 
 
 @pytest.mark.parametrize("rule", ["scaffold", "fedprox:0.1"])
-def test_a_local_rule_of_a_model_of_which_nothing_is_trained_is_refused(rule):
+def test_local_rule_of_an_untrained_model_is_refused(rule):
     with pytest.raises(ConfigError, match=r"^local_rule='.*' changes gradients, and nothing in this model is trained"):
         check_effect(used(local_rule=rule), [LARGE], [False])

@@ -29,7 +29,7 @@ def with_data(shape=(8,), **data):
         (dict(x_test={"a": np.zeros((9, 8)), "b": np.zeros((8, 8))}, y_test=np.zeros(9)), "x_test has 8 or 9 rows"),
     ],
 )
-def test_test_data_that_cannot_be_evaluated_is_told_and_refused_if_it_is_to_be(data, sentence):
+def test_unusable_test_data_is_warned_of_or_refused(data, sentence):
     app = with_data(**data)
     check_test_data(app)
     assert len(app.said) == 1
@@ -55,7 +55,7 @@ def test_test_data_that_can_be_evaluated_passes_without_a_word(data):
     assert not app.said
 
 
-def test_without_test_data_nothing_is_said_unless_it_is_to_be_evaluated():
+def test_missing_test_data_is_refused_only_for_an_evaluation():
     app = with_data()
     check_test_data(app)
     assert not app.said
@@ -64,7 +64,7 @@ def test_without_test_data_nothing_is_said_unless_it_is_to_be_evaluated():
         check_test_data(app)
 
 
-async def test_what_the_model_cannot_take_of_the_test_is_said_in_a_sentence_also_after_training(monkeypatch):
+async def test_test_data_the_model_refuses_is_named_after_training(monkeypatch):
     async def refused(*args):
         raise ValueError("expected axis -1 of input shape to have value 8")
 

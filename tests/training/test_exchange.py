@@ -29,7 +29,7 @@ def test_weights_for_all_workers_are_encoded_once():
     assert out.encode(0, tensors(1), 1) is not out.encode(0, weights, 1)
 
 
-def test_a_delta_is_against_what_that_worker_holds_and_its_error_does_not_add_up():
+def test_error_of_deltas_does_not_add_up():
     out, held = StarWeights("delta:int8", [False, False]), {}
     random = np.random.default_rng(0)
     weights = tensors(0)
@@ -55,14 +55,14 @@ def test_another_worker_gets_exactly_what_the_slots_own_one_holds():
 
 
 @pytest.mark.parametrize("codec", ["float16", "int8"])
-def test_a_round_before_which_nothing_was_merged_brings_no_difference_for_the_second_time(codec):
+def test_unchanged_weights_bring_the_same_difference_once(codec):
     out, held = StarWeights(f"delta:{codec}", [False, False]), None
     for round, weights in enumerate([tensors(0), *[tensors(1)] * 3]):  # the same list
         held = read_weights(out.encode(0, weights, round), held, weights)
     assert max(np.abs(a - b).max() for a, b in zip(held, weights, strict=True)) < 0.001
 
 
-def test_what_a_codec_loses_of_a_slots_updates_comes_back_in_its_next_ones():
+def test_lost_part_of_an_update_is_sent_later():
     residual, update = None, [np.full((40, 30), 1e-4, "float32"), np.zeros(2000, "float32")]
     update[0][0, 0] = 1.0  # so large that int8 rounds the others to zero
     total = np.zeros((40, 30))

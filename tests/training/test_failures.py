@@ -149,7 +149,7 @@ def poisoned(cluster, kind, **options):
     return app(cluster, Poisoned, kind=kind, **options)
 
 
-async def test_by_default_nan_ends_training_with_the_worker_the_tensor_and_the_count(two_workers):
+async def test_nan_ends_training_and_names_worker_tensor_and_count(two_workers):
     trained = poisoned(two_workers, "nan")
     with pytest.raises(BadUpdate, match=r"worker 2: slot 2: 3 of 128 values of .*kernel are NaN") as caught:
         await trained.train_model()
@@ -158,7 +158,7 @@ async def test_by_default_nan_ends_training_with_the_worker_the_tensor_and_the_c
 
 
 @pytest.mark.parametrize("kind", ["nan", "flip"])
-async def test_a_rejected_update_is_computed_again_elsewhere_and_changes_no_bit(two_workers, kind):
+async def test_rejected_update_is_recomputed_elsewhere_with_the_same_bits(two_workers, kind):
     options = {"update_policy": "reject", "slots": 4, "samples": 800, "master_epochs": 3}
     plain = await undisturbed(two_workers, app_class=Quick, **options)
     trained = with_faults(poisoned(two_workers, kind, only_one=True, **options), {})
@@ -169,7 +169,7 @@ async def test_a_rejected_update_is_computed_again_elsewhere_and_changes_no_bit(
     assert trained.ledger.is_exact(3)
 
 
-async def test_what_cannot_be_computed_elsewhere_is_left_out_and_not_in_the_ledger(two_workers):
+async def test_update_nobody_can_recompute_is_left_out_of_the_ledger(two_workers):
     only_bad = two_workers.options(workers=[2])
     trained = with_faults(poisoned(only_bad, "nan", update_policy="reject"), {})
     with pytest.raises(BadUpdate, match="no update of this round can be used"):

@@ -77,7 +77,7 @@ def test_a_piece_of_a_portion_is_that_part_of_its_samples():
 
 @pytest.mark.parametrize("files", [SEVEN, ()], ids=["files", "arrays"])
 @pytest.mark.parametrize("mode", ["sync", "async"])
-async def test_from_any_checkpoint_within_an_epoch_a_run_goes_on_to_the_same_bits(files, mode, tmp_path):
+async def test_run_resumes_within_an_epoch_with_the_same_bits(files, mode, tmp_path):
     settings = {"files": files, "mode": mode, "round_samples": 70, "master_epochs": 2, "workers": 1}
     settings |= {"slots": 3 if mode == "sync" else 1}
     whole = await trained(**settings, checkpoint=tmp_path / "whole", checkpoint_keep=100)
@@ -114,7 +114,7 @@ async def test_slots_of_files_come_with_workers_where_an_epoch_begins():
     assert run.ledger.is_exact(3)
 
 
-async def test_parts_by_speed_are_kept_for_an_epoch_that_is_cut_into_rounds_also_when_it_is_gone_on_with(tmp_path):
+async def test_parts_by_speed_last_an_epoch_and_survive_a_resume(tmp_path):
     def made(**more):
         settings = {"slots": 3, "files": SEVEN, "master_epochs": 4, "round_samples": 70, "balance": "speed"}
         run = FakeRun(FakeCluster(3), **settings, **more)

@@ -14,7 +14,7 @@ from ddlf.testing import FakeRun
 from ddlf.training import gather
 
 
-async def test_what_is_judged_again_because_others_were_computed_again_is_told_once(monkeypatch):
+async def test_update_judged_twice_is_reported_once(monkeypatch):
     told, distrusted = [], []
     crew = SimpleNamespace(
         emit=told.append,
@@ -51,7 +51,7 @@ async def test_what_is_judged_again_because_others_were_computed_again_is_told_o
 
 @pytest.mark.filterwarnings("ignore:overflow")
 @pytest.mark.parametrize("settings", [{"outer": "subtract:1e200"}, {"mode": "async", "outer": "fedavgm:1e200"}])
-async def test_weights_that_a_rule_took_too_far_are_the_rules_fault_and_never_the_runs_result(settings):
+async def test_infinite_weights_after_a_step_are_refused_as_fault_of_the_rule(settings):
     """Also in the last round, behind which no worker would have noticed."""
     run = FakeRun(master_epochs=1, **settings)
     before = run.model.get_weights()

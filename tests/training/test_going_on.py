@@ -82,7 +82,7 @@ async def test_asynchronous_training_goes_on_with_every_slots_next_round():
     assert app.ledger.is_exact(6)
 
 
-async def test_the_mode_and_the_length_of_rounds_may_change_between_two_trainings():
+async def test_mode_and_length_of_rounds_may_change_between_trainings():
     app = FakeRun()
     await app.train_sync(3)
     await app.train_async(2)
@@ -154,7 +154,7 @@ async def test_another_outer_optimizer_begins_with_its_own_state():
     assert len(app.run_context.progress.state["outer"]) == 2
 
 
-async def test_after_an_interruption_training_goes_on_with_the_round_that_was_not_done():
+async def test_training_continues_with_the_interrupted_round():
     app = FakeRun()
     usual = app.on_round
 
@@ -214,7 +214,7 @@ async def test_a_fresh_training_does_not_write_over_the_one_before(tmp_path):
     assert content(tmp_path) == before
 
 
-async def test_a_folder_that_another_app_wrote_to_meanwhile_is_not_written_to(tmp_path):
+async def test_folder_that_another_app_wrote_to_is_refused(tmp_path):
     app = FakeRun(checkpoint=tmp_path)
     await app.train_sync(2)
     await FakeRun(resume=tmp_path, master_epochs=3).train_model()
@@ -240,14 +240,14 @@ async def test_a_run_goes_on_from_one_certain_checkpoint_into_another_folder(tmp
     assert equal(weights(app), weights(whole))
 
 
-async def test_a_checkpoint_that_is_the_newest_of_its_folder_is_gone_on_from_there(tmp_path):
+async def test_newest_checkpoint_is_resumed_in_its_folder(tmp_path):
     await FakeRun(checkpoint=tmp_path).train_sync(3)
     app = FakeRun(resume=tmp_path / "round-000003", master_epochs=5)
     assert [record.round for record in await app.train_model()] == [4, 5]
     assert CheckpointFolder(tmp_path).newest().round == 5
 
 
-async def test_one_that_has_later_ones_beside_it_is_only_gone_on_from_in_another_folder(tmp_path):
+async def test_older_checkpoint_is_resumed_only_in_another_folder(tmp_path):
     await FakeRun(checkpoint=tmp_path).train_sync(3)
     before = content(tmp_path)
     with pytest.raises(
@@ -330,7 +330,7 @@ async def test_a_longer_run_after_a_shorter_last_round_loses_no_epoch(tmp_path):
 
 
 @pytest.mark.parametrize("version", range(1, 6))
-async def test_slots_that_were_interrupted_at_different_rounds_end_with_the_same_ones(tmp_path, version):
+async def test_slots_interrupted_at_different_rounds_end_together(tmp_path, version):
     class Interrupted(Exception):
         pass
 
@@ -384,7 +384,7 @@ async def test_a_run_that_was_ended_by_its_user_has_not_converged(tmp_path):
     assert len(await FakeRun(checkpoint=tmp_path, resume="auto").train_model()) == 2
 
 
-async def test_another_learning_rate_is_refused_by_name_and_an_older_checkpoint_that_did_not_store_it_is_not(tmp_path):
+async def test_another_learning_rate_is_refused_unless_the_checkpoint_has_none(tmp_path):
     await FakeRun(checkpoint=tmp_path).train_sync(1)
     with pytest.raises(CheckpointMismatch, match=r"optimizer learning_rate: 0.1 in the checkpoint, 1e-06 now"):
         await FakeRun(resume=tmp_path, learning_rate=1e-6).train_model()
@@ -411,7 +411,7 @@ class Called(PlainOuter):
         return f"<Called at {hex(id(self))}>"
 
 
-async def test_a_run_with_an_own_outer_optimizer_is_resumed_and_another_one_refused(tmp_path):
+async def test_custom_outer_optimizer_is_resumed_and_another_refused(tmp_path):
     for kind in (PlainOuter, Called):
         folder = tmp_path / kind.__name__
         await FakeRun(checkpoint=folder, outer=kind(0.5)).train_sync(2)
@@ -523,7 +523,7 @@ async def test_rules_as_0_1_stored_them_are_known_again(tmp_path, options, store
     assert len(app.history) == 3
 
 
-async def test_what_0_1_stored_and_asynchronous_training_never_used_is_not_compared(tmp_path):
+async def test_settings_0_1_stored_without_effect_are_not_compared(tmp_path):
     await FakeRun(mode="async", checkpoint=tmp_path, slots=1).train_async(2)
     file = tmp_path / "round-000002" / "manifest.json"
     manifest = unseal(file.read_bytes(), file)
@@ -552,7 +552,7 @@ async def test_a_shorter_last_round_of_0_1_is_known_by_its_ledger(tmp_path):
 # Snapshots, and what they cost
 
 
-async def test_each_asynchronous_checkpoint_has_one_moment_and_can_be_resumed(tmp_path):
+async def test_each_asynchronous_checkpoint_has_one_moment_and_resumes(tmp_path):
     """Each update adds 1 to every weight, so weights say how many updates they have."""
 
     def counting(**settings):
@@ -580,7 +580,7 @@ async def test_each_asynchronous_checkpoint_has_one_moment_and_can_be_resumed(tm
             assert resumed.model.get_weights()[0].flat[0] == len(resumed.history) == 2 * epochs
 
 
-async def test_a_checkpoint_is_of_the_moment_it_was_due_however_long_the_disk_takes(tmp_path):
+async def test_checkpoint_has_its_moment_however_slow_the_disk_is(tmp_path):
     went_on = threading.Event()
     usual, left = checkpoints.seal, SlotStates.left
 
@@ -601,7 +601,7 @@ async def test_a_checkpoint_is_of_the_moment_it_was_due_however_long_the_disk_ta
         assert sum(folder.load(f"round-{number:06d}").facts["slot_rounds"]) == number
 
 
-async def test_manifest_and_what_is_taken_on_the_event_loop_do_not_grow_with_the_number_of_rounds(tmp_path):
+async def test_cost_of_a_checkpoint_does_not_grow_with_rounds(tmp_path):
     app = FakeRun(checkpoint=tmp_path)
     lines, sizes = [], []
     usual = CheckpointFolder.save
@@ -664,7 +664,7 @@ async def trained_to(epochs):
     return app
 
 
-async def test_records_that_could_not_be_written_are_written_with_the_next_checkpoint(tmp_path):
+async def test_unwritten_records_are_written_with_the_next_checkpoint(tmp_path):
     usual, failures = CheckpointFolder.save, iter([0, 1, 1, 0, 0])
 
     def save(self, checkpoint):

@@ -47,7 +47,7 @@ async def test_two_slots_take_the_steps_of_one_process_with_the_double_batch(two
 
 
 @pytest.mark.slow
-async def test_lost_workers_and_a_resume_in_the_middle_of_an_epoch_change_no_bit(two_workers, tmp_path):
+async def test_losses_and_a_resume_within_an_epoch_change_no_bit(two_workers, tmp_path):
     options = dict(app_class=Clipped, norm=True, dropout=0.3, width=WIDE, codec="float16", slots=3, master_epochs=3)
     whole = app(two_workers, **options)
     await whole.train_model()

@@ -15,7 +15,7 @@ def one_worker(two_workers):
     return two_workers.options(workers=[1])
 
 
-async def test_what_load_dataset_sets_is_that_of_this_app_also_when_the_data_is_there_already(one_worker, capsys):
+async def test_attributes_of_load_dataset_belong_to_this_app(one_worker, capsys):
     class Scaled(Blobs):
         verbose = True
         samples = 50
@@ -89,7 +89,7 @@ async def test_metrics_of_several_slots_are_those_over_all_of_their_samples(two_
     assert record.metrics == pytest.approx({**whole, **{f"f1_score_{i}": f1[i] for i in range(4)}}, abs=1e-6)
 
 
-async def test_callbacks_that_mean_something_else_on_a_worker_are_warned_of_by_name(one_worker, capsys):
+async def test_callbacks_with_another_meaning_on_a_worker_are_warned_of(one_worker, capsys):
     class Stops(Blobs):
         verbose = True
         samples = 20

@@ -3,7 +3,7 @@ import numpy as np
 from ddlf.training.ledger import Ledger
 
 
-def test_a_ledger_is_exact_when_every_sample_was_trained_on_once_in_each_epoch():
+def test_ledger_is_exact_when_each_sample_counts_once_an_epoch():
     ledger = Ledger(10)
     ledger.add(np.array([3, 1, 5], np.uint8), 2)
     assert not ledger.is_exact(2)

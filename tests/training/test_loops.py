@@ -58,7 +58,7 @@ async def test_weights_of_bfloat16_are_trained(cluster, mode):
 
 
 @both_modes
-async def test_schedule_of_keras_goes_on_over_the_run_where_optimizers_begin_anew(cluster, mode):
+async def test_schedule_of_keras_continues_with_fresh_optimizers(cluster, mode):
     """SGD keeps nothing but its number of steps: the same weights, unless the schedule begins again in each round."""
 
     class App(Blobs):
@@ -80,7 +80,7 @@ async def test_schedule_of_keras_goes_on_over_the_run_where_optimizers_begin_ane
     assert equal(*trained)
 
 
-async def test_run_with_two_wrappers_around_its_optimizer_is_resumed_in_the_same_process(cluster, tmp_path):
+async def test_run_with_two_optimizer_wrappers_is_resumed_in_its_process(cluster, tmp_path):
     def app():
         made = Blobs(cluster.options(workers=[1]))
         made.clip, made.multipliers, made.checkpoint, made.resume = "rolling", "freeze:0.5", tmp_path, "auto"
@@ -92,7 +92,7 @@ async def test_run_with_two_wrappers_around_its_optimizer_is_resumed_in_the_same
     assert [record.round for record in resumed.history] == [1, 2]
 
 
-async def test_names_that_keras_numbered_in_older_checkpoints_make_no_difference():
+async def test_numbered_names_in_older_checkpoints_make_no_difference():
     older = {"optimizer inner_optimizer": "{'config': {'name': 'rolling_clip_3', 'rate': 0.1}}"}
     now = {"optimizer inner_optimizer": "{'config': {'name': 'rolling_clip', 'rate': 0.1}}"}
     check_settings(older, now, "in the checkpoint", "")
@@ -137,7 +137,7 @@ async def test_boolean_weights_stay_what_they_are_and_the_others_train(cluster, 
     assert np.all(trained.model.layers[0].mask.numpy())
 
 
-async def test_weights_of_integers_which_every_round_sets_back_are_warned_of_by_name():
+async def test_integer_weights_that_each_round_resets_are_warned_of():
     kinds = {"steps": "int32", "mask": "bool", "mean": "float32"}
     run = FakeRun(start={name: np.zeros(3, kind) for name, kind in kinds.items()}, frozen=frozenset(["steps", "mask"]))
     told = []
@@ -197,7 +197,7 @@ async def test_each_asynchronous_update_moves_the_velocity_by_its_share(cluster)
     assert equal(seen[-1][2], trained.model.get_weights())
 
 
-async def test_evaluating_what_is_not_there_is_refused_before_anything_is_trained(cluster):
+async def test_evaluation_without_test_data_is_refused_before_training(cluster):
     class App(Blobs):
         evaluate_every = 1
 
@@ -275,7 +275,7 @@ async def test_the_test_in_a_record_is_of_its_own_weights_also_in_the_last(clust
     assert trained.history[-1].test == pytest.approx(await trained.evaluate_model())
 
 
-async def test_convergence_of_the_test_ends_with_the_weights_that_were_tested(cluster):
+async def test_convergence_by_test_ends_with_the_tested_weights(cluster):
     trained = app(cluster, Quick, evaluate_every=1, master_epochs=50)
     trained.is_convergent = lambda record: record.version == 2 and record.test["loss"] > 0
     records = await trained.train_sync()
@@ -286,7 +286,7 @@ async def test_convergence_of_the_test_ends_with_the_weights_that_were_tested(cl
 
 
 @both_modes
-async def test_an_error_in_a_hook_ends_the_run_as_itself_and_the_rounds_done_are_there(cluster, mode):
+async def test_error_in_a_hook_ends_the_run_and_keeps_its_rounds(cluster, mode):
     async def on_round(record):
         if record.version == 2:
             raise LookupError("no such thing")
@@ -301,7 +301,7 @@ async def test_an_error_in_a_hook_ends_the_run_as_itself_and_the_rounds_done_are
     assert len(await trained.train_sync(1)) >= 1
 
 
-async def test_a_cancelled_evaluation_ends_after_a_batch_and_holds_nothing_up():
+async def test_cancelled_evaluation_ends_after_a_batch():
     begun, asked = threading.Event(), threading.Event()
 
     def work():
@@ -324,7 +324,7 @@ class Interrupted(Exception):
 
 
 @both_modes
-async def test_a_worker_that_joins_gets_a_slot_of_its_own_and_every_sample_is_trained_on_as_often(
+async def test_joining_worker_gets_a_slot_and_the_ledger_stays_exact(
     token_file,
     start_here,  # noqa: F811
     tmp_path,
@@ -370,7 +370,7 @@ async def test_a_worker_that_joins_gets_a_slot_of_its_own_and_every_sample_is_tr
         assert all(record.slots == 2 for record in records[-2:])
 
 
-async def test_a_run_resumed_on_more_workers_uses_them_unless_slots_are_given(cluster, tmp_path, capsys):
+async def test_run_resumed_on_more_workers_uses_them_unless_slots_are_set(cluster, tmp_path, capsys):
     alone = app(cluster.options(workers=[1]), Quick, checkpoint=tmp_path, checkpoint_keep=99)
     await alone.train_sync(2)
     for slots in (1, None):
@@ -442,7 +442,7 @@ class Validated(Quick):
 
 
 @pytest.mark.parametrize("kind", [Quick, pytest.param(Blobs, marks=pytest.mark.slow)])
-async def test_the_sharded_exchange_of_a_keras_model_has_the_bits_of_the_star(cluster, kind):
+async def test_sharded_keras_model_has_the_bits_of_the_star(cluster, kind):
     found = []
     for exchange in ("star", "sharded"):
         trained = app(cluster, kind, exchange=exchange, slots=3, master_epochs=3, outer="nesterov", width=WIDE)
@@ -461,9 +461,7 @@ async def test_the_sharded_exchange_of_a_keras_model_has_the_bits_of_the_star(cl
     ],
     ids=["averaged", "scaffold", "streaming"],
 )
-async def test_what_slots_share_and_what_each_has_of_its_own_has_the_bits_of_the_star_with_a_keras_model(
-    cluster, settings
-):
+async def test_slot_states_of_a_sharded_keras_model_have_the_bits_of_the_star(cluster, settings):
     found = []
     for exchange in ("star", "sharded"):
         trained = app(cluster, Blobs, exchange=exchange, slots=3, master_epochs=3, width=WIDE, **settings)
@@ -474,7 +472,7 @@ async def test_what_slots_share_and_what_each_has_of_its_own_has_the_bits_of_the
 
 
 @pytest.mark.slow
-async def test_averages_of_the_optimizer_become_the_weights_at_the_end_as_in_the_star(cluster):
+async def test_optimizer_averages_become_the_weights_at_the_end_as_in_the_star(cluster):
     """Of slots whose optimizers are on the workers until then."""
 
     class Averaging(Blobs):
@@ -495,7 +493,7 @@ async def test_averages_of_the_optimizer_become_the_weights_at_the_end_as_in_the
 
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", ["float32", "bfloat16"])
-async def test_the_sharded_exchange_evaluates_on_a_worker_to_the_same_metrics(cluster, monkeypatch, codec):
+async def test_sharded_run_evaluates_on_a_worker_to_the_same_metrics(cluster, monkeypatch, codec):
     here = []
     monkeypatch.setattr(
         "ddlf.training.evaluation.compute", lambda *args, **more: here.append(args[1]) or compute(*args, **more)

@@ -35,7 +35,7 @@ class Proxy:
         return self.answer
 
 
-async def test_the_first_that_is_there_evaluates_with_the_masters_data_named_by_content():
+async def test_first_reachable_worker_evaluates_the_masters_data():
     asked = []
     there = there_of(Proxy(WorkerLost("gone"), asked), Proxy({"loss": 2.0}, asked), Proxy({"loss": 3.0}, asked))
     app = SimpleNamespace(precision="float32", **DATA)
@@ -62,7 +62,7 @@ async def test_workers_that_compute_with_fewer_bits_are_not_asked(precision):
     assert asked == []
 
 
-async def test_the_model_of_a_worker_that_comes_back_is_compared_while_the_weights_are_on_workers():
+async def test_model_of_a_returning_worker_is_compared_without_the_weights():
     run = FakeRun()
     facts = [(name, list(array.shape), str(array.dtype)) for name, array in run.start.items()]
     run.run_context.weights = WeightsRef(like=[], group="weights")
@@ -157,7 +157,7 @@ async def test_the_worker_with_the_most_failed_links_is_left_out():
 
 
 @pytest.mark.parametrize("answers", [True, False])
-async def test_silence_between_two_workers_is_their_link_only_if_the_master_reaches_both(answers):
+async def test_silence_is_a_failed_link_only_if_the_master_reaches_both(answers):
     crew = Crew(3)
     crew.there[2].answers = answers
     crew.members.silent(1, 2, "no heartbeat for 4.0 s")

@@ -39,7 +39,7 @@ def bits(run):
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("copies", [1, 2])
-async def test_with_as_many_slots_as_workers_all_bytes_are_read_where_they_are(mode, copies):
+async def test_each_slot_reads_local_files_when_slots_equal_workers(mode, copies):
     run, far = made(copies, mode=mode)
     await run.train_model()
     assert run.ledger.is_exact(5)
@@ -47,7 +47,7 @@ async def test_with_as_many_slots_as_workers_all_bytes_are_read_where_they_are(m
     assert not any(missing for missing, _ in far)
 
 
-async def test_a_worker_that_is_lost_for_ever_changes_no_bit_and_its_slot_goes_to_who_has_the_copy():
+async def test_slot_of_a_lost_worker_goes_to_the_copy_with_the_same_bits():
     whole, _ = made(2)
     await whole.train_model()
     run, far = made(2)
@@ -70,7 +70,7 @@ async def test_a_worker_that_is_lost_for_ever_changes_no_bit_and_its_slot_goes_t
     assert sum(missing for missing, _ in before) <= 0.05 * sum(rows for _, rows in before)
 
 
-async def test_without_a_copy_the_error_names_the_files_that_went_with_a_worker():
+async def test_error_names_files_lost_with_a_worker():
     run, _ = made(1, wait_for_workers_s=0.2)
     gone = run.cluster.workers[1]
 
@@ -126,7 +126,7 @@ def test_what_nobody_has_is_named_before_round_one():
     check_all_there(MadeUp(SIZES), some)
 
 
-async def test_rows_of_all_files_cannot_be_mixed_where_each_worker_has_some_of_them():
+async def test_global_shuffle_is_refused_when_workers_have_some_files():
     run, _ = made(1, shuffle="global")
     with pytest.raises(ConfigError, match=r"shuffle='global' does not go with .*each worker has some of the files"):
         await run.train_model()

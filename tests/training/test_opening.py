@@ -61,7 +61,7 @@ async def test_create_model_may_use_on_every_node_what_load_dataset_set(small):
     await Sized(small).train_sync(1)
 
 
-async def test_what_load_dataset_sets_here_never_travels_and_what_init_sets_does(small, tmp_path):
+async def test_attributes_of_init_travel_and_those_of_load_dataset_do_not(small, tmp_path):
     class Holder(Story):
         def __init__(self, cluster, log):
             super().__init__(cluster)
@@ -168,7 +168,7 @@ async def test_executors_that_die_while_they_load_or_build_change_no_bit(two_wor
     assert equal(*weights)
 
 
-async def test_an_app_that_fails_on_one_worker_trains_on_the_others_and_says_why(two_workers):
+async def test_app_that_fails_on_one_worker_trains_on_the_others(two_workers):
     class Failing(Quick):
         async def load_dataset(self):
             await super().load_dataset()
@@ -187,7 +187,7 @@ async def test_an_app_that_fails_on_one_worker_trains_on_the_others_and_says_why
     assert "in load_dataset" in gone.text
 
 
-async def test_two_runs_at_once_on_one_cluster_are_refused_in_one_sentence_and_on_its_parts_both_train(two_workers):
+async def test_two_runs_at_once_need_separate_workers(two_workers):
     first, second = Quick(two_workers), Quick(two_workers)
     outcomes = await asyncio.gather(first.train_sync(2), second.train_sync(2), return_exceptions=True)
     assert len(outcomes[0]) == 2
@@ -199,7 +199,7 @@ async def test_two_runs_at_once_on_one_cluster_are_refused_in_one_sentence_and_o
     await second.train_sync(1)
 
 
-async def test_an_app_that_trains_and_is_asked_to_train_refuses_and_trains_on(small):
+async def test_training_app_refuses_a_second_training_and_continues(small):
     app, alone = Quick(small), Quick(small)
     outcomes = await asyncio.gather(app.train_sync(2), app.train_sync(2), return_exceptions=True)
     assert isinstance(outcomes[1], LeaseError)
@@ -207,7 +207,7 @@ async def test_an_app_that_trains_and_is_asked_to_train_refuses_and_trains_on(sm
     assert equal(app.model.get_weights(), alone.model.get_weights())
 
 
-async def test_what_takes_time_before_training_and_after_it_is_told_of_every_node(two_workers):
+async def test_phases_before_and_after_training_are_told_of_each_node(two_workers):
     app, told = Quick(two_workers), []
     app.subscribe(told.append)
     await app.train_sync(1)
@@ -238,7 +238,7 @@ async def test_data_without_labels_or_with_too_few_is_one_sentence(small):
             await kind(small).train_sync(1)
 
 
-async def test_a_run_does_not_wait_at_its_end_for_a_worker_that_does_not_answer(monkeypatch):
+async def test_run_does_not_wait_at_its_end_for_a_silent_worker(monkeypatch):
     monkeypatch.setattr("ddlf.training.run.STOP_S", 0.1)
     async with in_process_cluster(2, proxied=True, dead_after_s=10_000) as cluster:
         run = Run.__new__(Run)
@@ -261,7 +261,7 @@ def replicas():
     return sum(type(one).__name__ == "Replica" for one in gc.get_objects())
 
 
-async def test_a_worker_that_comes_back_gets_the_app_as_it_was_when_the_run_began():
+async def test_returning_worker_gets_the_app_of_the_beginning():
     app = Blobs(None)
     opening = Opening(app, "a run")
     sent = opening._pickle(app)
@@ -269,7 +269,7 @@ async def test_a_worker_that_comes_back_gets_the_app_as_it_was_when_the_run_bega
     assert opening._pickle(app) is sent
 
 
-async def test_a_worker_that_comes_back_is_compared_with_the_model_also_while_its_weights_are_on_the_workers():
+async def test_returning_worker_is_compared_while_weights_are_on_workers():
     app = FakeRun()
     app.run_context.weights = WeightsRef(like=[], group="weights")
     _check_models(app, {1: {"weights": describe_weights(vars(app)["model"])}})

@@ -50,7 +50,7 @@ def samples_of(run, number):
     return [record.samples for record in sorted(run.history, key=lambda one: one.slot) if record.round == number]
 
 
-async def test_after_two_rounds_that_measure_each_slot_has_as_many_steps_as_it_is_fast():
+async def test_steps_follow_speed_after_two_measured_rounds():
     run = await paced()
     assert samples_of(run, 1) == [64, 64, 64]
     assert samples_of(run, 2) == [64, 64, 64]  # in the first a worker compiles
@@ -66,7 +66,7 @@ async def test_every_epoch_has_every_sample_once_and_is_told_of_once():
     assert len(ends) == 7
 
 
-async def test_rounds_of_all_slots_take_as_long_so_that_updates_are_hardly_stale():
+async def test_paced_slots_make_updates_hardly_stale():
     async def stalest(**settings):
         run = await paced(master_epochs=12, **settings)
         return max(record.staleness for record in run.history if 3 < record.round < record.rounds - 2)
@@ -75,7 +75,7 @@ async def test_rounds_of_all_slots_take_as_long_so_that_updates_are_hardly_stale
     assert await stalest(balance="equal") >= 8
 
 
-async def test_a_run_that_goes_on_from_a_checkpoint_has_every_sample_once_and_goes_on_as_fast(tmp_path):
+async def test_resumed_run_keeps_its_pace_and_an_exact_ledger(tmp_path):
     await paced(checkpoint=tmp_path, master_epochs=3)
     run = await paced(checkpoint=tmp_path, resume=tmp_path)
     assert run.ledger.is_exact(6)

@@ -31,7 +31,7 @@ def given(run):
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("partition", ["dirichlet:0.5", "classes:2", "power:1"])
-async def test_a_slot_keeps_its_samples_and_has_them_in_another_order_in_each_round(mode, partition):
+async def test_slot_keeps_its_samples_in_another_order_each_round(mode, partition):
     run = await trained(mode=mode, partition=partition)
     assert run.ledger.is_exact(run.master_epochs)
     for rounds in given(run).values():
@@ -52,7 +52,7 @@ async def test_what_each_slot_has_is_told_once_at_the_beginning():
     assert not [event for event in (await trained(partition="equal")).told if isinstance(event, DataPartitioned)]
 
 
-async def test_a_worker_that_joins_gets_no_slot_since_all_samples_are_somebodys():
+async def test_joining_worker_gets_no_slot_when_all_samples_have_owners():
     class Growing(FakeRun):
         def on_round(self, record):
             if record.round == 1:
@@ -88,9 +88,7 @@ async def test_a_worker_that_joins_gets_no_slot_since_all_samples_are_somebodys(
         (dict(partition="classes:100"), "partition 'classes:per_slot=100': 203 samples cannot be cut into 300 shares"),
     ],
 )
-async def test_what_cannot_be_cut_into_rounds_and_parts_is_refused_before_a_folder_is_taken(
-    settings, sentence, tmp_path
-):
+async def test_impossible_rounds_and_parts_are_refused_before_a_folder_is_made(settings, sentence, tmp_path):
     with pytest.raises(ConfigError) as refused:
         await trained(**settings, checkpoint=tmp_path / "checkpoints")
     assert sentence in str(refused.value)
@@ -103,7 +101,7 @@ async def test_a_training_goes_on_only_with_the_partition_that_it_had(tmp_path):
         await trained(checkpoint=tmp_path, resume="auto", partition="equal")
 
 
-async def test_averaged_optimizers_are_the_mean_by_samples_of_what_each_slot_ended_with():
+async def test_averaged_optimizers_are_the_mean_by_samples_of_all_slots():
     facts = dict(partition="power:1", y_train=None, master_epochs=1)
     own = (await trained(**facts)).optimizers
     sizes = [len(rounds[0]) for _, rounds in sorted(given(await trained(**facts)).items())]
@@ -123,7 +121,7 @@ async def test_averaged_optimizers_of_float64_are_resumed_with_the_same_bits(tmp
     assert np.array_equal(resumed.model.get_weights()[0], whole.model.get_weights()[0])
 
 
-async def test_a_slot_that_joins_begins_with_the_mean_also_when_that_is_resumed(tmp_path):
+async def test_joining_slot_begins_with_the_mean_after_a_resume(tmp_path):
     async def grown(**settings):
         run = FakeRun(FakeCluster(3), optimizer_state="averaged", checkpoint=tmp_path, **settings)
         await run.train_model()

@@ -88,9 +88,7 @@ def blind(run, *workers):
 @pytest.mark.parametrize(
     "settings", [SYNC, PLAIN, {**SYNC, "weights_codec": "bfloat16"}], ids=["kept", "stays", "codec"]
 )
-async def test_workers_read_what_they_hold_and_the_bits_are_those_of_a_run_that_was_not_broken_off(
-    settings, workers, here, tmp_path
-):
+async def test_workers_read_their_slices_and_resume_with_the_same_bits(settings, workers, here, tmp_path):
     whole = await trained(settings, checkpoint=tmp_path, checkpoint_keep=99)
     run = run_of(settings, workers, resume=tmp_path / "round-000002", checkpoint=tmp_path / "there")
     seen = []
@@ -103,7 +101,7 @@ async def test_workers_read_what_they_hold_and_the_bits_are_those_of_a_run_that_
     assert not [event for event in of(run, Warned) if event.about == "checkpoint"]
 
 
-async def test_each_owner_of_a_shard_reads_its_slice_and_has_the_bits_that_were_written(here, tmp_path, monkeypatch):
+async def test_shard_owners_read_the_bits_that_were_written(here, tmp_path, monkeypatch):
     await trained(DOWNPOUR, checkpoint=tmp_path, checkpoint_keep=99)
     found = CheckpointFolder(tmp_path).load("round-000003").arrays
     weights, push = list(found["weights"].values()), list(found["state_push"].values())
@@ -198,9 +196,7 @@ WRONG = {
 @BOTH
 @pytest.mark.parametrize("sees", [True, False], ids=["a worker reads", "the master reads"])
 @pytest.mark.parametrize("harm", WRONG, ids=lambda one: one.__name__)
-async def test_a_slice_that_cannot_be_used_is_named_by_whoever_reads_it_and_the_checkpoint_before_is_used(
-    harm, sees, settings, tmp_path
-):
+async def test_unusable_slice_is_named_and_the_previous_checkpoint_used(harm, sees, settings, tmp_path):
     await trained(settings, checkpoint=tmp_path, checkpoint_keep=99)
     for folder in sorted(tmp_path.glob("round-*"))[2:]:
         shutil.rmtree(folder)
@@ -254,7 +250,7 @@ async def test_a_worker_that_is_lost_while_it_reads_ends_nothing(settings, tmp_p
             assert bits(run) == bits(whole)
 
 
-async def test_with_all_lost_at_once_workers_read_the_last_checkpoint_of_the_run_itself(here, tmp_path):
+async def test_workers_read_the_last_checkpoint_after_all_were_lost(here, tmp_path):
     run = run_of(SYNC, checkpoint=tmp_path, checkpoint_keep=99, wait_for_workers_s=5)
     lost = []
 
@@ -274,7 +270,7 @@ async def test_with_all_lost_at_once_workers_read_the_last_checkpoint_of_the_run
     assert bits(run) == bits(await trained(SYNC))
 
 
-async def test_the_other_manifest_at_that_path_on_a_worker_is_another_checkpoint(tmp_path):
+async def test_another_manifest_at_that_path_is_another_checkpoint(tmp_path):
     """Two machines, each with a folder of this name: what is there is not read for ours."""
     await trained(SYNC, checkpoint=tmp_path, checkpoint_keep=99)
     found = CheckpointFolder(tmp_path).load("round-000002", apart=True).slices
@@ -285,9 +281,7 @@ async def test_the_other_manifest_at_that_path_on_a_worker_is_another_checkpoint
     json.dumps(place_of(found, 0))
 
 
-async def test_a_checkpoint_that_is_completed_while_a_slice_of_it_is_looked_for_is_read_all_the_same(
-    tmp_path, monkeypatch
-):
+async def test_checkpoint_completed_meanwhile_is_read(tmp_path, monkeypatch):
     await trained(SYNC, checkpoint=tmp_path, checkpoint_keep=99)
     found = CheckpointFolder(tmp_path).load("round-000002", apart=True).slices
     writing = tmp_path / ".writing-round-000002"

@@ -110,7 +110,7 @@ def test_a_worker_lost_by_the_network_does_not_count_against_its_slot():
     assert schedule.plan(0) == [Start(0, 1)]
 
 
-def test_a_straggler_is_given_to_a_free_worker_and_the_slower_copy_is_stopped():
+def test_straggler_gets_a_backup_and_the_slower_copy_is_stopped():
     schedule = schedule_of(1, 2, slots=[0, 1])
     schedule.plan(0)
     schedule.apply(Finished(1, 2))
@@ -176,7 +176,7 @@ EVENTS = st.lists(
 
 @settings(max_examples=3 * settings.default.max_examples)
 @given(EVENTS)
-def test_in_any_order_of_events_every_slot_has_one_result_and_every_worker_one_slot(events):
+def test_each_slot_has_one_result_in_any_order_of_events(events):
     schedule = Schedule()
     now = 0.0
     carried: dict[int, int] = {}  # as a driver sees it: what each worker was told

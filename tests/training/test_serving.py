@@ -51,7 +51,7 @@ def verbs(run):
     return [[what[0] for what in worker.asked] for worker in run.cluster.workers]
 
 
-async def test_a_worker_evaluates_the_weights_of_the_shards_and_none_come_to_the_master_before_the_end(on_the_master):
+async def test_worker_evaluates_weights_of_shards_without_the_master(on_the_master):
     run, seen = run_of(evaluate_every=1), []
 
     def looked(record):
@@ -67,7 +67,7 @@ async def test_a_worker_evaluates_the_weights_of_the_shards_and_none_come_to_the
     assert {brought for there, brought in seen if there} == {0}
 
 
-async def test_the_test_is_of_the_weights_of_that_moment_with_what_is_on_no_shard():
+async def test_evaluation_uses_the_weights_of_its_commit():
     run, marked = run_of(1, slots=1, evaluate_every=1), []
     mark = Server.mark
 
@@ -84,7 +84,7 @@ async def test_the_test_is_of_the_weights_of_that_moment_with_what_is_on_no_shar
     assert len(marked) == 2
 
 
-async def test_the_worker_whose_round_is_over_is_asked_and_it_gets_no_task_before():
+async def test_worker_whose_round_is_over_evaluates_before_its_next_task():
     run = run_of(evaluate_every=1, master_epochs=4)
     await run.train_model()
     for worker in run.cluster.workers:
@@ -132,7 +132,7 @@ async def test_when_the_worker_is_lost_another_one_evaluates(at, on_the_master):
     assert len(on_the_master) == 1
 
 
-async def test_while_a_shard_changes_hands_it_is_tried_again_and_then_done_here(on_the_master, monkeypatch):
+async def test_evaluation_is_retried_and_then_done_on_the_master(on_the_master, monkeypatch):
     run, answers = run_of(evaluate_every=3), []
 
     async def none(worker, which, part, *rest):

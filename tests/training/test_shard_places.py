@@ -58,7 +58,7 @@ def test_cut_by_layers_what_is_not_trained_is_with_its_layer():
 
 
 @pytest.mark.parametrize("shards", [None, 2])
-async def test_shards_end_where_layers_do_and_the_result_is_that_of_equal_slices(shards):
+async def test_shards_by_layer_have_the_result_of_equal_slices(shards):
     run = run_of(1, slots=1, shards=shards, shard_cut="layers", master_epochs=2)
     run.on_round = lambda record: parts.append([tuple(own) for own, _ in run.cluster.workers[0].end.owners.parts])
     parts = []
@@ -77,7 +77,7 @@ async def test_without_a_number_there_are_as_many_shards_as_layers_at_most():
     assert found[0] == 3
 
 
-async def test_more_shards_than_layers_are_refused_before_a_worker_has_a_task():
+async def test_more_shards_than_layers_are_refused_before_any_task():
     run = run_of(2, shard_cut="layers", shards=4)
     with pytest.raises(ConfigError, match="3 layers cannot be cut into 4 shards; take 1 shard or more, and no more"):
         await run.train_model()
@@ -206,7 +206,7 @@ async def test_what_cannot_be_is_refused_by_name(settings, said):
     assert all(worker.asked == [] for worker in run.cluster.workers)
 
 
-async def test_fewer_workers_that_answer_than_were_listed_are_too_few_with_the_same_sentence(monkeypatch):
+async def test_too_few_workers_that_answer_are_refused_with_that_sentence(monkeypatch):
     def crew_of(app, *arguments, **named):
         del app.cluster.workers[2:]
         return connected(app, *arguments, **named)
@@ -240,7 +240,7 @@ def crashing(monkeypatch, run, crashes):
         monkeypatch.setattr(worker, "rpc", rpc)
 
 
-async def test_a_slot_whose_executors_end_goes_on_as_long_as_it_comes_further(monkeypatch):
+async def test_slot_whose_executors_end_continues_while_it_progresses(monkeypatch):
     run, further, ended = run_of(3, shard_workers=1, slots=1, batch_size=1, master_epochs=1), [0], []
 
     really = Crew.progressed

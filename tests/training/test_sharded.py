@@ -148,7 +148,7 @@ async def test_sharded_run_has_the_bits_of_the_star(settings, workers):
     ],
     ids=str,
 )
-async def test_updates_that_look_wrong_are_left_out_or_made_shorter_as_by_the_star(settings, bad):
+async def test_suspicious_updates_are_rejected_or_scaled_as_by_the_star(settings, bad):
     """One slot's update is wrong wherever it is computed, and the others agree."""
 
     async def come_to(exchange):
@@ -175,7 +175,7 @@ async def test_updates_that_look_wrong_are_left_out_or_made_shorter_as_by_the_st
     assert star[1]
 
 
-async def test_a_worker_that_is_lost_while_updates_are_compared_changes_no_bit():
+async def test_worker_lost_while_updates_are_compared_changes_no_bit():
     for verb, number in itertools.product(("lengths", "compare", "update"), (1, 2)):
         settings = {"merge": "krum:bad=1,keep=2", "update_policy": "reject", "slots": 6}
         run = run_of(workers=4, **settings)
@@ -195,7 +195,7 @@ async def test_a_model_of_fewer_values_than_workers_has_the_bits_of_the_star(sta
 
 
 @pytest.mark.parametrize("state", ["kept", "averaged"])
-async def test_slots_that_are_added_begin_with_the_means_that_they_begin_with_in_the_star(state):
+async def test_added_slots_begin_with_the_means_of_the_star(state):
     """Of all slots, those of before: with the mean of the optimizers, and a share of their controls that is less."""
 
     async def come_to(exchange):
@@ -212,7 +212,7 @@ async def test_slots_that_are_added_begin_with_the_means_that_they_begin_with_in
     assert await come_to("sharded") == await come_to("star")
 
 
-async def test_controls_of_slots_that_do_not_train_in_a_round_count_also_where_only_the_master_has_them(tmp_path):
+async def test_controls_of_idle_slots_count(tmp_path):
     """Of a run that goes on in the middle of an epoch, whose last round has fewer samples than slots."""
     settings = {"local_rule": "scaffold", "samples": 19, "worker_steps": 1, "batch_size": 3, "slots": 5, "workers": 3}
     star = await trained("star", **settings, checkpoint=tmp_path, checkpoint_keep=99)
@@ -322,7 +322,7 @@ async def test_each_worker_says_which_slice_it_keeps_and_of_what_version():
     assert shards[-1][1] == size
 
 
-async def test_between_workers_weights_travel_as_the_codec_makes_them_and_a_test_sees_them_as_they_are_stepped():
+async def test_encoded_weights_travel_and_exact_ones_are_evaluated():
     """Two bytes for each value of a large tensor that is trained; what a worker evaluates are the weights that the run comes to."""
     run = run_of(weights_codec="bfloat16", outer="nesterov", workers=3)
     sizes, found = [], []
@@ -357,14 +357,14 @@ async def test_between_workers_weights_travel_as_the_codec_makes_them_and_a_test
 # --- what goes through the master ---------------------------------------------------------------------------------------
 
 
-async def test_only_two_workers_get_the_weights_from_the_master_and_it_asks_for_slices_once_at_the_end():
+async def test_master_sends_weights_twice_and_reads_slices_once():
     run = await trained(outer="nesterov", workers=3)
     asked = [[what[0] for what in worker.asked] for worker in run.cluster.workers]
     rounds = ["train", "merge"] * ROUNDS
     assert asked == [[*["hold"] * (number < 2), *rounds, "values", "kept"] for number in range(3)]
 
 
-async def test_the_master_has_the_weights_of_the_rounds_of_which_there_is_a_checkpoint(tmp_path):
+async def test_master_has_weights_of_rounds_with_a_checkpoint(tmp_path):
     run = run_of(checkpoint=tmp_path, checkpoint_every=2, checkpoint_keep=9, master_epochs=5)
     await run.train_model()
     star = run_of("star", checkpoint=tmp_path / "star", checkpoint_every=2, checkpoint_keep=9, master_epochs=5)
@@ -406,7 +406,7 @@ async def test_stopped_by_the_app_a_run_ends_with_the_weights_of_then():
     assert bits(run) == bits(star)
 
 
-async def test_callbacks_on_the_master_have_the_weights_and_what_they_set_is_what_workers_go_on_with(monkeypatch):
+async def test_workers_continue_with_weights_that_a_callback_set(monkeypatch):
     monkeypatch.setattr("ddlf.training.start.Callbacks", Doubles)
     runs = [
         await trained(exchange, outer="nesterov", callbacks=[1], master_epochs=4) for exchange in ("star", "sharded")
@@ -416,7 +416,7 @@ async def test_callbacks_on_the_master_have_the_weights_and_what_they_set_is_wha
     assert runs[1].seen == [False] * 4
 
 
-async def test_callbacks_that_look_at_metrics_alone_bring_no_weights_to_the_master(monkeypatch):
+async def test_callbacks_of_metrics_bring_no_weights_to_the_master(monkeypatch):
     monkeypatch.setattr("ddlf.training.start.Callbacks", Doubles)
     monkeypatch.setattr(Doubles, "need_weights", False)
     run = await trained(callbacks=[1], workers=3)
@@ -434,7 +434,7 @@ async def test_callbacks_that_look_at_metrics_alone_bring_no_weights_to_the_mast
     [{"outer": "fedadam"}, {"weights_codec": "bfloat16", "batchnorm": "recalibrated", "norms": ("norm/variance",)}],
     ids=["state", "codec"],
 )
-async def test_a_worker_that_is_lost_while_slices_are_exchanged_changes_no_bit(verb, number, settings):
+async def test_worker_lost_in_the_exchange_of_slices_changes_no_bit(verb, number, settings):
     """Without a checkpoint: the others have the weights, and a copy of its part of the state, and of weights that have not travelled as they are."""
     run = run_of(workers=4, **settings)
     when_opened(run, 2, lambda worker: lose_at(worker, verb, number))
@@ -451,7 +451,7 @@ async def test_a_worker_that_is_lost_while_slices_are_exchanged_changes_no_bit(v
     ],
 )
 @pytest.mark.parametrize("number", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 5))])
-async def test_a_worker_that_is_lost_while_what_slots_share_is_made_changes_no_bit(name, verb, number):
+async def test_worker_lost_while_shared_states_are_made_changes_no_bit(name, verb, number):
     run = run_of(workers=4, **LATELY[name])
     when_opened(run, 2, lambda worker: lose_at(worker, verb, number, copies=verb == "left"))
     await run.train_model()
@@ -460,7 +460,7 @@ async def test_a_worker_that_is_lost_while_what_slots_share_is_made_changes_no_b
     assert bits(run) == bits(await trained("star", **LATELY[name]))
 
 
-async def test_when_the_workers_are_lost_that_got_the_first_weights_others_get_them_and_no_bit_changes():
+async def test_loss_of_the_first_holders_of_weights_changes_no_bit():
     run = run_of(workers=4, slots=4, outer="fedadam")
     for number in (1, 2):
         when_opened(run, number, lambda worker: lose_at(worker, "update", 1))
@@ -469,7 +469,7 @@ async def test_when_the_workers_are_lost_that_got_the_first_weights_others_get_t
     assert bits(run) == bits(await trained("star", workers=4, slots=4, outer="fedadam"))
 
 
-async def test_twenty_losses_one_in_each_round_at_random_moments_change_no_bit():
+async def test_twenty_losses_at_random_moments_change_no_bit():
     """What the outer optimizer keeps of a slice is with two workers, and with two again when a round is over."""
     chance, rounds = np.random.default_rng(1), 21
     run = run_of(outer="fedadam", workers=4, slots=4, master_epochs=rounds, learning_rate=0.01)
@@ -522,7 +522,7 @@ def cut_links(run, *pairs, after=0):
 
 
 @pytest.mark.parametrize("after", [0, 3, 10])
-async def test_one_of_two_workers_is_left_out_and_no_bit_changes_when_their_link_fails(after):
+async def test_worker_with_a_failed_link_is_left_out_without_changing_a_bit(after):
     run = run_of(outer="nesterov")
     told = cut_links(run, {2, 3}, after=after)
     await run.train_model()
@@ -535,7 +535,7 @@ async def test_one_of_two_workers_is_left_out_and_no_bit_changes_when_their_link
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8])
-async def test_a_worker_that_reaches_no_other_one_is_left_out_and_no_bit_changes(workers):
+async def test_worker_that_reaches_nobody_is_left_out_without_changing_a_bit(workers):
     run = run_of(outer="nesterov", workers=workers, slots=workers)
     told = cut_links(run, *({workers, other} for other in range(1, workers)), after=5)
     await run.train_model()
@@ -545,7 +545,7 @@ async def test_a_worker_that_reaches_no_other_one_is_left_out_and_no_bit_changes
     assert bits(run) == bits(await trained("star", outer="nesterov", workers=workers, slots=workers))
 
 
-async def test_when_all_are_lost_at_once_what_is_left_is_the_last_checkpoint_and_it_is_said(tmp_path):
+async def test_last_checkpoint_is_left_when_all_workers_are_lost(tmp_path):
     run = run_of(outer="nesterov", workers=2, checkpoint=tmp_path, checkpoint_every=2, master_epochs=6, slots=2)
 
     def lose_all(record):
@@ -606,7 +606,7 @@ async def test_an_update_with_nan_ends_the_run_and_is_named_as_with_the_star():
 
 
 @pytest.mark.parametrize("wrong", ["short", "type", "nan", "nothing"])
-async def test_a_slice_that_does_not_fit_is_not_merged_and_the_worker_that_sent_it_is_named(wrong):
+async def test_slice_that_does_not_fit_is_refused_with_its_worker(wrong):
     run = run_of()
 
     def spoil(worker):
@@ -738,7 +738,7 @@ def test_it_is_known_which_optimizers_keep_as_much_as_the_weights(optimizer):
 
 @pytest.mark.usefixtures("keeps_much")
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
-async def test_states_of_optimizers_stay_on_workers_and_are_the_stars_at_the_end(workers):
+async def test_optimizer_states_stay_on_workers_until_the_end(workers):
     run = run_of(workers=workers, slots=5, codec="topk:0.2")
     brought = []
     for worker in run.cluster.workers:
@@ -758,7 +758,7 @@ async def test_states_of_optimizers_stay_on_workers_and_are_the_stars_at_the_end
 
 @pytest.mark.usefixtures("keeps_much")
 @pytest.mark.parametrize("verb", ["train", "update", "left", "merge"])
-async def test_without_a_checkpoint_a_lost_worker_costs_nothing_of_what_slots_have_left(verb):
+async def test_lost_worker_costs_no_slot_state_without_a_checkpoint(verb):
     """Of another worker that has a copy, whoever carries the slot next gets it."""
     settings = {"slots": 4, "codec": "int8", "master_epochs": 4}
     run = run_of(workers=4, **settings)
@@ -787,7 +787,7 @@ async def test_without_a_checkpoint_a_lost_worker_costs_nothing_of_what_slots_ha
 
 
 @pytest.mark.usefixtures("keeps_much")
-async def test_a_checkpoint_and_the_end_have_what_slots_left_also_when_their_worker_is_lost_then(tmp_path):
+async def test_checkpoint_has_slot_states_of_a_worker_lost_meanwhile(tmp_path):
     settings = {"slots": 3, "master_epochs": 3, "outer": "nesterov"}
     run = run_of(workers=3, **settings)
 

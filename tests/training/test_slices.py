@@ -63,9 +63,7 @@ def answering(worker, verb, answer):
 
 
 @pytest.mark.parametrize("settings", [SYNC, DOWNPOUR], ids=["sharded", "downpour"])
-async def test_with_a_checkpoint_of_each_commit_nothing_of_the_model_comes_to_the_master_before_the_end(
-    settings, tmp_path
-):
+async def test_checkpoints_bring_no_weights_to_the_master(settings, tmp_path):
     run = run_of(settings, checkpoint=tmp_path, checkpoint_keep=99)
     brought = []
     run.on_round = lambda record: brought.append(
@@ -80,7 +78,7 @@ async def test_with_a_checkpoint_of_each_commit_nothing_of_the_model_comes_to_th
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-async def test_slices_are_gone_on_from_by_any_number_of_workers_to_the_same_bits(workers, tmp_path):
+async def test_any_number_of_workers_resumes_slices_with_the_same_bits(workers, tmp_path):
     whole = await trained(SYNC, checkpoint=tmp_path, checkpoint_keep=99)
     more = {"checkpoint": tmp_path / "there", "workers": workers}
     run = await trained(SYNC, resume=tmp_path / "round-000002", **more)
@@ -89,9 +87,7 @@ async def test_slices_are_gone_on_from_by_any_number_of_workers_to_the_same_bits
 
 @pytest.mark.parametrize("settings", [SYNC, DOWNPOUR], ids=["sharded", "downpour"])
 @pytest.mark.parametrize("seen", [False, True], ids=["sees no folder", "cannot write"])
-async def test_the_slices_of_a_worker_that_cannot_write_go_through_the_master_and_the_record_says_so(
-    settings, seen, tmp_path
-):
+async def test_slices_of_a_worker_that_cannot_write_pass_the_master(settings, seen, tmp_path):
     run = run_of(settings, checkpoint=tmp_path, checkpoint_keep=99)
     answering(run.cluster.workers[1], "write", lambda: {"by": 2, "why": "no such folder", "seen": seen})
     await run.train_model()
@@ -162,7 +158,7 @@ async def test_a_hook_that_looks_at_the_model_reads_it_from_the_checkpoint(tmp_p
     assert asked.count("snapshot") <= 2  # for the last commit, and at the end
 
 
-async def test_a_mean_that_lies_beside_what_a_slot_has_left_is_not_looked_for_in_there():
+async def test_mean_beside_the_state_of_a_slot_is_no_part_of_it():
     lengths = [{"control": 3}]
     slices = SimpleNamespace(left=[], through={})
     folder = SimpleNamespace(begin=lambda *_: slices)

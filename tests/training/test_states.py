@@ -47,7 +47,7 @@ def kinds(app):
 
 @pytest.mark.parametrize("options", LOSSY, ids=IDS)
 @pytest.mark.parametrize("state", ["kept", "fresh"])
-async def test_a_run_interrupted_between_two_checkpoints_ends_with_the_same_bits(tmp_path, options, state):
+async def test_run_interrupted_between_checkpoints_ends_with_the_same_bits(tmp_path, options, state):
     options = {**options, "optimizer_state": state}
     plain = await trained(**options)
     first = FakeRun(master_epochs=6, checkpoint=tmp_path, checkpoint_every=4, **options)
@@ -58,7 +58,7 @@ async def test_a_run_interrupted_between_two_checkpoints_ends_with_the_same_bits
     assert kinds(first) == kinds(resumed) == []
 
 
-async def test_a_run_that_is_cancelled_while_workers_train_ends_with_the_same_bits_when_it_is_resumed(tmp_path):
+async def test_run_cancelled_in_a_round_resumes_with_the_same_bits(tmp_path):
     options = LOSSY[2]
     plain = await trained(**options)
     first = FakeRun(master_epochs=6, checkpoint=tmp_path, checkpoint_every=4, **options)
@@ -126,7 +126,7 @@ async def test_when_it_is_lost_with_its_worker_an_event_says_so_once():
     assert events[0].text.startswith("lost with worker 2 (it was lost): the residual of int8 in slot 2;")
 
 
-async def test_with_a_checkpoint_of_the_round_before_nothing_is_lost_with_a_worker(tmp_path):
+async def test_checkpoint_of_the_round_before_saves_residuals_of_a_lost_worker(tmp_path):
     plain = await trained(codec="int8")
     app = losing(FakeRun(codec="int8", master_epochs=6, checkpoint=tmp_path), worker=2, round=3)
     await app.train_model()
@@ -134,7 +134,7 @@ async def test_with_a_checkpoint_of_the_round_before_nothing_is_lost_with_a_work
     assert equal(app.model.get_weights(), plain.model.get_weights())
 
 
-async def test_a_rejected_update_is_computed_again_from_what_its_worker_still_has_of_before():
+async def test_rejected_update_is_recomputed_from_the_state_before():
     options = {"codec": "topk:0.05", "update_policy": "reject", "slots": 4}
     plain = await trained(**options)
     app = FakeRun(master_epochs=6, **options)
@@ -167,7 +167,7 @@ async def test_residuals_travel_only_when_they_must(tmp_path):
 
 
 @pytest.mark.parametrize("every", [1, 3])
-async def test_asynchronous_checkpoints_have_what_is_owed_of_each_slots_last_update(tmp_path, every):
+async def test_asynchronous_checkpoints_have_the_residual_of_each_slot(tmp_path, every):
     app = FakeRun(mode="async", codec="topk:0.05", checkpoint=tmp_path, checkpoint_every=every, checkpoint_keep=100)
     left = {}
     for worker in app.cluster.workers:
@@ -218,7 +218,7 @@ def asked_for(number, state=None):
     )  # fmt: skip
 
 
-def test_a_worker_keeps_what_the_last_two_rounds_of_a_slot_left_and_of_the_first_only_what_the_master_lacks():
+def test_worker_keeps_states_of_the_last_two_rounds_of_a_slot():
     kept = KeptStates()
     left = []
     for number in range(3):

@@ -48,7 +48,7 @@ async def trained(workers=3, **settings):
 # --- the plan
 
 
-def test_rounds_cut_each_epoch_into_parts_that_are_disjoint_and_complete():
+def test_rounds_cut_epochs_into_disjoint_and_complete_parts():
     for samples, slots, portion in itertools.product((12, 13, 203), (1, 3, 4), (1, 16, 48, 500)):
         progress = planned(samples, slots, portion=portion)
         size = slots * portion
@@ -67,7 +67,7 @@ def test_rounds_of_whole_epochs_are_cut_as_ever():
     assert [progress.span(number) for number in range(3)] == [Span(number, 0, 203) for number in range(3)]
 
 
-def test_an_epoch_that_has_begun_is_ended_before_others_begin_however_rounds_are_cut_then():
+def test_begun_epoch_ends_before_others_begin():
     begun = planned(100, 2, portion=10, done=3)
     begun.plan(2, 1, more=False, portion=10)
     assert len(begun.epochs) == 10
@@ -85,7 +85,7 @@ def test_an_epoch_that_has_begun_is_ended_before_others_begin_however_rounds_are
     assert complete.is_complete
 
 
-def test_more_slots_cut_the_epochs_to_come_anew_and_the_run_has_as_many():
+def test_added_slots_cut_later_epochs_anew():
     progress = planned(100, 2, epochs=3, portion=10)
     progress.add_slots(5, 5)
     spans = [progress.span(number) for number in range(len(progress.epochs))]
@@ -131,7 +131,7 @@ async def test_rounds_as_long_as_an_epoch_are_the_same_bits_as_without(mode):
 
 @BOTH
 @pytest.mark.parametrize("more", [{}, {"codec": "topk:0.1", "weights_codec": "delta:int8"}], ids=["plain", "coded"])
-async def test_when_fewer_samples_than_slots_are_left_the_first_slots_have_one_each(mode, more):
+async def test_first_slots_have_one_sample_each_when_few_are_left(mode, more):
     """What a slot left before it had no task is still there when it has one again, also where it has moved."""
     settings = {"mode": mode, "samples": 3 * 16 * 2 + 2, "master_epochs": 3, "slots": 3, "optimizer_state": "kept"}
     if mode == "async":
@@ -147,7 +147,7 @@ async def test_when_fewer_samples_than_slots_are_left_the_first_slots_have_one_e
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-async def test_a_run_that_is_resumed_after_any_commit_ends_with_the_same_bits(mode, tmp_path):
+async def test_run_resumed_after_any_commit_ends_with_the_same_bits(mode, tmp_path):
     slots = 3 if mode == "sync" else 1
     settings = {"mode": mode, "slots": slots, "samples": 98, "codec": "int8"}
     count = {"sync": 6, "async": 14}[mode]
@@ -163,7 +163,7 @@ async def test_a_run_that_is_resumed_after_any_commit_ends_with_the_same_bits(mo
 
 
 @BOTH
-async def test_a_training_that_was_stopped_in_the_middle_of_an_epoch_ends_that_and_goes_on(mode):
+async def test_training_stopped_within_an_epoch_ends_it_when_it_continues(mode):
     run = FakeRun(FakeCluster(2 if mode == "sync" else 1), mode=mode, worker_steps=1, master_epochs=2)
     run.on_round = lambda record: record.version == 3 and run.stop_training()
     await run.train_model()
@@ -247,7 +247,7 @@ async def test_a_run_is_not_resumed_with_rounds_of_another_length(tmp_path):
 
 
 @pytest.mark.parametrize(("samples", "refused"), [(82, True), (85, False), (80, False)])
-async def test_a_merge_that_needs_more_slots_than_train_at_the_end_of_an_epoch_is_refused(samples, refused):
+async def test_merge_is_refused_when_an_epoch_ends_with_too_few_slots(samples, refused):
     """Of five slots with a batch of 16 each, those that are left of an epoch have one sample each."""
     run = FakeRun(slots=5, worker_steps=1, batch_size=16, samples=samples, merge="krum", master_epochs=2)
     if refused:

@@ -20,7 +20,7 @@ class Stopping(Quick):
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-async def test_stop_training_ends_after_the_round_and_the_next_run_is_not_stopped(two_workers, mode):
+async def test_stop_training_ends_after_the_round_and_stops_no_later_run(two_workers, mode):
     app = Stopping(two_workers)
     app.mode = mode
     assert not app.stop_training()

@@ -45,7 +45,7 @@ async def test_one_slot_equals_plain_fit(one_worker, fitted):
     assert distance(trained.model.get_weights(), weights) < 1e-6
 
 
-async def test_two_slots_of_one_batch_each_equal_one_process_with_the_double_batch(one_worker, fitted):
+async def test_two_slots_of_one_batch_equal_one_process_with_double_batch(one_worker, fitted):
     trained = app(one_worker, slots=2, master_epochs=4, samples=64, batch_size=32)
     await trained.train_model()
     weights = await initial_weights()
@@ -65,7 +65,7 @@ async def test_each_round_is_the_mean_of_local_training_weighted_by_samples(one_
     assert distance(trained.model.get_weights(), total) < 1e-6
 
 
-async def test_the_same_seed_gives_the_same_bits_whichever_worker_carries_which_slot_and_another_one_others(
+async def test_same_seed_gives_the_same_bits_whoever_carries_a_slot(
     two_workers,
 ):
     swapped, alone = two_workers.options(workers=[2, 1]), two_workers.options(workers=[1])
@@ -78,7 +78,7 @@ async def test_the_same_seed_gives_the_same_bits_whichever_worker_carries_which_
     assert not equal(runs[0], runs[2])
 
 
-async def test_every_round_trains_on_all_samples_and_its_record_says_what_it_cost(one_worker):
+async def test_record_of_each_round_has_all_samples_and_its_cost(one_worker):
     trained = app(one_worker, slots=2)
     for record in await trained.train_model():
         assert record.samples == 203
@@ -102,7 +102,7 @@ async def test_only_the_own_partition_and_the_weights_travel(two_workers):
         assert 2 * weights < record.bytes_back < 2 * weights + 4000
 
 
-async def test_speed_balance_gives_the_faster_worker_more_and_all_samples_are_trained_on(two_workers):
+async def test_speed_balance_gives_the_faster_worker_more_samples(two_workers):
     class Uneven(Quick):
         balance = "speed"
         samples = 4000

@@ -142,7 +142,7 @@ async def weights_of(cluster, warned=None, **settings):
     return app.model.get_weights(), {worker.facts["threads"] for worker in cluster.workers}
 
 
-async def test_the_bits_of_two_slots_are_those_of_any_number_of_workers_and_follow_the_threads():
+async def test_bits_depend_on_threads_and_not_on_the_number_of_workers():
     warned = []
     async with ddlf.Cluster.local(1) as one, ddlf.Cluster.local(2) as two:
         cores = min(worker.facts["cores"] for worker in one.workers)

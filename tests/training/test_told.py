@@ -101,7 +101,7 @@ async def test_how_a_run_has_ended_is_the_last_thing_told(how):
     assert told[-1].why == ("in on_round" if how == "failed" else "")
 
 
-async def test_a_training_of_an_app_that_trains_is_refused_and_tells_nothing_among_what_the_first_one_tells():
+async def test_refused_second_training_tells_nothing():
     app, told = followed()
     outcomes = await asyncio.gather(app.train_model(), app.train_model(), return_exceptions=True)
     assert len(outcomes[0]) == 4
@@ -113,7 +113,7 @@ async def test_a_training_of_an_app_that_trains_is_refused_and_tells_nothing_amo
     assert len(set(runs)) == 2
 
 
-async def test_a_run_that_fails_before_its_training_began_has_come_to_nothing_whatever_the_one_before_came_to(tmp_path):
+async def test_run_that_fails_before_training_has_version_0(tmp_path):
     app, told = followed()
     await app.train_model()
     app.slots = 3
@@ -131,7 +131,7 @@ async def test_a_sink_sees_the_weights_of_the_round_that_was_committed():
     assert seen[-1] == app.model.get_weights()[0].sum()
 
 
-async def test_a_sink_that_raises_changes_nothing_and_a_hook_that_raises_ends_the_run(caplog):
+async def test_sink_that_raises_changes_nothing_and_a_hook_ends_the_run(caplog):
     def broken(event):
         raise ValueError("in the sink")
 

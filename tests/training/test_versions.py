@@ -52,7 +52,7 @@ def repartitioned(run, rounds=ROUNDS):
 
 @pytest.mark.parametrize("length", [{}, {"round_samples": 70}], ids=["epochs", "rounds within"])
 @pytest.mark.parametrize("mode", ["sync", "async"])
-async def test_three_files_become_five_and_seven_in_mid_run_and_each_epoch_is_of_one_version(mode, length):
+async def test_each_epoch_reads_one_version_of_repartitioned_files(mode, length):
     run = made(mode=mode, **length)
     told, seen = repartitioned(run)
     await run.train_model()
@@ -69,7 +69,7 @@ async def test_three_files_become_five_and_seven_in_mid_run_and_each_epoch_is_of
 
 
 @pytest.mark.parametrize("length", [{}, {"round_samples": 70}], ids=["epochs", "rounds within"])
-async def test_a_change_of_files_survives_losses_and_any_resume_with_the_same_bits(length, tmp_path):
+async def test_change_of_files_survives_losses_and_resumes(length, tmp_path):
     whole = made(checkpoint=tmp_path / "whole", checkpoint_keep=100, **length)
     told, _ = repartitioned(whole)
     await whole.train_model()
@@ -100,7 +100,7 @@ async def test_a_change_of_files_survives_losses_and_any_resume_with_the_same_bi
         assert resumed.ledger.is_exact(6)
 
 
-async def test_a_run_that_is_resumed_within_an_epoch_ends_it_with_the_files_that_it_was_begun_with(tmp_path):
+async def test_epoch_ends_with_the_files_it_began_with_after_a_resume(tmp_path):
     first = made(round_samples=70, checkpoint=tmp_path / "a", checkpoint_keep=100)
     _, seen = repartitioned(first, {1: 5})
     await first.train_model()

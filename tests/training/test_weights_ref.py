@@ -35,7 +35,7 @@ async def test_fetch_reads_the_checkpoint_once_if_only_it_has_the_weights():
     assert slices.reads == 1
 
 
-def test_read_fails_with_the_given_reason_if_only_workers_have_the_weights():
+def test_read_fails_with_its_reason_if_only_workers_have_weights():
     ref = WeightsRef(like=LIKE, group="weights", unread=("they are on workers", "use a checkpoint"))
     with pytest.raises(ConfigError, match="they are on workers") as error:
         local(ref)

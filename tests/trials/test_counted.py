@@ -3,7 +3,7 @@
 from tests.trials.counted import is_well, trial
 
 
-def test_workers_with_shards_and_their_master_are_killed_and_each_push_counts_once():
+def test_each_push_counts_once_when_workers_and_master_are_killed():
     result = trial(kills=3, masters=2, workers=3, parameters=3e4, seed=1, pause_s=0.05)
     assert result["masters"] == 2, result
     assert result["kills"] >= 2, result

@@ -27,7 +27,7 @@ def test_losses_are_noticed_in_about_the_time_that_is_promised(tmp_path):
     assert json.loads((tmp_path / "rows.json").read_text()) == rows
 
 
-def test_workers_that_share_too_few_cores_and_a_master_that_is_held_up_are_not_dead(monkeypatch):
+def test_busy_workers_and_blocked_master_are_not_dead(monkeypatch):
     monkeypatch.setattr(false_deaths, "HOLD_UP_EVERY_S", 1.5)
     (found,) = false_deaths.main(["--minutes", "0.1", "--dead-after", "1"])
     assert (found["deaths"], found["lost_requests"], found["leases_granted_anew"]) == (0, [], 0)

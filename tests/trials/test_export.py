@@ -8,7 +8,7 @@ from tests.trials import export
 
 
 @pytest.mark.slow
-def test_a_model_of_two_inputs_and_outputs_is_within_the_tolerance_of_keras_in_what_is_installed():
+def test_model_of_two_inputs_is_within_tolerance_in_installed_formats():
     formats = [name for name in ("saved_model", "stablehlo") if not FORMATS[name].lacks("jax")]
     short = ["--models", "two", "--backends", "jax", "--batches", "1,7"]
     rows = export.main([*short, "--formats", ",".join(formats)])

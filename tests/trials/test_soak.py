@@ -11,7 +11,7 @@ from tests.trials import soak
 SHORT = ["--calls", "200", "--cycles", "10", "--minutes", "0", "--warm-up", "5", "--transfers", "10", "--rounds", "4"]
 
 
-def test_each_part_is_measured_and_calls_and_transfers_leave_no_descriptor_thread_or_task():
+def test_calls_and_transfers_leave_no_descriptor_thread_or_task():
     lines = command(
         "tests.trials.soak", *SHORT
     ).stdout.splitlines()  # in this process other tests' libraries have threads
@@ -22,7 +22,7 @@ def test_each_part_is_measured_and_calls_and_transfers_leave_no_descriptor_threa
         assert part == "rounds" or all(row.endswith(" - |") for row in rows), "\n".join(lines)
 
 
-def test_the_slope_is_that_of_another_library_and_one_step_does_not_decide():
+def test_slope_equals_that_of_scipy_and_ignores_one_step():
     from scipy.stats import theilslopes  # its import takes a second of every process that collects this file
 
     watch = soak.Watch(os.getpid(), 40)

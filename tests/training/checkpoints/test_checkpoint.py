@@ -93,7 +93,7 @@ def test_facts_come_back_the_same_also_nan_large_numbers_and_the_order(folder):
         ({"n": 10**5000}, "cannot be written as JSON"),
     ],
 )
-def test_facts_that_json_would_change_are_refused_by_name_and_leave_nothing(folder, facts, sentence):
+def test_facts_that_json_would_change_are_refused_by_name(folder, facts, sentence):
     with pytest.raises(CheckpointError, match=sentence):
         folder.save(of(1, facts))
     assert listed(folder) == []
@@ -136,7 +136,7 @@ def test_only_the_owner_may_read_a_checkpoint(folder):
 # Which one
 
 
-def test_the_last_three_are_kept_and_the_newest_is_that_of_the_highest_round(folder):
+def test_last_three_are_kept_and_the_newest_has_the_highest_round(folder):
     for number in (1, 2, 5, 9, 10, 1_000_000):
         folder.save(state(number, 0.01))
     assert listed(folder) == ["round-000009", "round-000010", "round-1000000"]
@@ -151,7 +151,7 @@ def test_keep_below_one_is_refused(tmp_path):
         CheckpointFolder(tmp_path, keep=0)
 
 
-def test_a_folder_that_is_missing_or_empty_has_no_newest_checkpoint_and_reading_makes_nothing(tmp_path):
+def test_missing_or_empty_folder_has_no_checkpoint(tmp_path):
     missing = CheckpointFolder(tmp_path / "none")
     assert missing.newest() is None
     assert missing.entries() == []
@@ -160,7 +160,7 @@ def test_a_folder_that_is_missing_or_empty_has_no_newest_checkpoint_and_reading_
         missing.newest(required=True)
 
 
-def test_leftovers_of_killed_writers_are_no_checkpoints_and_the_next_writer_removes_them(folder):
+def test_leftovers_of_killed_writers_are_removed_and_never_read(folder):
     folder.save(state(1, 0.01))
     shutil.move(folder.path / "round-000001", folder.path / f"{module.WRITING}round-000001-ab")
     shutil.copytree(folder.path / f"{module.WRITING}round-000001-ab", folder.path / f"{module.REMOVING}round-000000-cd")
@@ -192,7 +192,7 @@ def test_a_round_that_is_saved_again_takes_the_place_of_the_first(folder):
     assert folder.newest().facts == {"attempt": 2}
 
 
-def test_a_writer_killed_between_the_two_renames_of_a_replacement_loses_nothing(folder):
+def test_writer_killed_between_two_renames_loses_nothing(folder):
     folder.save(of(4, {"attempt": 1}))
     os.rename(folder.path / "round-000004", folder.path / "round-000004.replaced")
     assert folder.newest().facts == {"attempt": 1}
@@ -228,7 +228,7 @@ def test_a_round_before_the_newest_is_not_saved_unseen(folder):
     assert listed(folder) == ["round-000005"]
 
 
-def test_training_goes_on_from_before_a_damaged_checkpoint_and_replaces_it(folder):
+def test_training_continues_before_a_damaged_checkpoint_and_replaces_it(folder):
     for number in (1, 2, 5):
         saved = folder.save(of(number))
     (saved / "weights.safetensors").write_bytes(b"")
@@ -266,19 +266,19 @@ def broken(tmp_path_factory):
     return json.loads(found.read_text())
 
 
-def test_every_flipped_bit_is_detected_the_file_named_and_the_one_before_used(broken):
+def test_each_flipped_bit_is_named_and_the_previous_one_used(broken):
     assert broken["flips"].items() >= {"times": 30, "named": 30, "fell_back": 30}.items()
 
 
-def test_every_truncation_is_detected_the_file_named_and_the_one_before_used(broken):
+def test_each_truncation_is_named_and_the_previous_one_used(broken):
     assert broken["cuts"].items() >= {"times": 10, "named": 10, "fell_back": 10}.items()
 
 
-def test_a_writer_killed_in_mid_write_always_leaves_a_complete_checkpoint(broken):
+def test_writer_killed_in_mid_write_leaves_a_complete_checkpoint(broken):
     assert broken["kills"].items() >= {"in_mid_write": 5, "wrong": []}.items()
 
 
-def test_a_writer_killed_before_any_step_leaves_a_complete_checkpoint_and_nothing_for_good(broken):
+def test_writer_killed_before_any_step_leaves_a_complete_checkpoint(broken):
     assert broken["every_step"]["steps"] > 50
     assert broken["every_step"]["wrong"] == []
 
@@ -376,7 +376,7 @@ def test_a_newer_format_names_both_versions_and_is_never_passed_over(folder):
         folder.newest()
 
 
-def test_a_named_checkpoint_that_does_not_exist_is_an_error_and_a_renamed_one_is_not(folder):
+def test_missing_checkpoint_is_an_error_and_a_renamed_one_is_not(folder):
     saved = folder.save(state(1, 0.01))
     with pytest.raises(CheckpointError, match=r"no checkpoint .*/round-000002"):
         folder.load("round-000002")
@@ -387,7 +387,7 @@ def test_a_named_checkpoint_that_does_not_exist_is_an_error_and_a_renamed_one_is
 # Killed, full, forbidden
 
 
-def test_everything_is_on_the_disk_before_a_checkpoint_gets_its_name_and_an_old_one_goes(folder, monkeypatch):
+def test_files_are_synced_before_a_checkpoint_gets_its_name(folder, monkeypatch):
     folder.keep = 1
     folder.save(state(1, 0.01))
     done = []
@@ -474,7 +474,7 @@ def test_a_limit_on_the_size_of_files_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EDQUOT, errno.ESTALE, errno.EIO])
-def test_any_refusal_of_the_system_leaves_the_one_before_and_nothing_else(folder, monkeypatch, number):
+def test_refusal_of_the_system_leaves_the_previous_checkpoint(folder, monkeypatch, number):
     folder.save(state(1, 0.01))
 
     def refuse(*_):
@@ -539,7 +539,7 @@ def test_nobody_writes_without_opening_but_everybody_reads(folder):
         reader.save(state(2, 0.01))
 
 
-def test_a_master_that_lost_the_job_writes_nothing_however_far_its_save_had_come(folder, monkeypatch):
+def test_master_that_lost_the_folder_writes_nothing(folder, monkeypatch):
     folder.save(state(1, 0.01))
     new = CheckpointFolder(folder.path)
     for step in ("free_bytes", "write_new", "seal"):
@@ -561,7 +561,7 @@ def test_a_master_that_lost_the_job_writes_nothing_however_far_its_save_had_come
     new.save(state(2, 0.01))
 
 
-def test_a_reader_always_finds_a_checkpoint_while_a_writer_replaces_them(folder):
+def test_reader_finds_a_checkpoint_while_a_writer_replaces_them(folder):
     folder.keep = 1
     folder.save(state(1, 0.01))
     stop, wrong = threading.Event(), []

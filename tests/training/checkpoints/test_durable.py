@@ -91,7 +91,7 @@ def test_too_much_json_is_not_sealed(monkeypatch):
         durable.seal({"text": "x" * 100})
 
 
-def test_a_file_is_replaced_completely_or_not_at_all_and_leaves_nothing_behind(tmp_path, monkeypatch):
+def test_file_is_replaced_completely_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "owner.json"
     durable.replace(path, b"old")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

@@ -44,7 +44,7 @@ def test_a_living_writer_is_named_and_not_replaced(tmp_path):
         Ownership(tmp_path).claim("another")
 
 
-def test_a_takeover_replaces_a_living_writer_which_can_then_write_nothing(tmp_path):
+def test_takeover_stops_a_living_writer(tmp_path):
     old, new = Ownership(tmp_path), Ownership(tmp_path)
     old.claim("old")
     new.claim("new", takeover=True)
@@ -67,7 +67,7 @@ def test_a_takeover_replaces_a_living_writer_which_can_then_write_nothing(tmp_pa
     ],
     ids=["closed", "closed elsewhere", "its number is another process's now", "machine restarted", "gone"],
 )
-def test_a_writer_that_cannot_be_there_any_more_is_replaced_without_a_word(tmp_path, changes):
+def test_dead_writer_is_replaced(tmp_path, changes):
     put_owner(tmp_path, **changes)
     assert Ownership(tmp_path).claim("new").epoch == 5
 

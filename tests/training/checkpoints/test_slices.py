@@ -49,7 +49,7 @@ def bits(arrays):
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 40])
-def test_whatever_the_number_of_slices_what_is_read_is_what_was_written(folder, count):
+def test_slices_are_read_as_they_were_written(folder, count):
     saved(folder, count=count)
     found = folder.newest()
     assert list(found.arrays) == ["ledger", WEIGHTS, OUTER]
@@ -58,7 +58,7 @@ def test_whatever_the_number_of_slices_what_is_read_is_what_was_written(folder, 
     assert [entry.complete for entry in folder.entries()] == [True]
 
 
-def test_the_manifest_names_each_slice_with_its_bytes_its_sha256_and_who_wrote_it(folder):
+def test_manifest_names_each_slice_with_size_hash_and_writer(folder):
     path = saved(folder)
     manifest = json.loads((path / "manifest.json").read_text())
     assert manifest["format"] == 3
@@ -94,9 +94,7 @@ def flip(path):
     ],
     ids=["missing", "damaged", "cut short", "of another run", "of another round"],
 )
-def test_a_slice_that_is_not_what_it_should_be_has_its_own_sentence_and_the_one_before_is_used(
-    folder, tmp_path, harm, sentence
-):
+def test_wrong_slice_is_named_and_the_previous_checkpoint_used(folder, tmp_path, harm, sentence):
     other = CheckpointFolder(tmp_path / "another")
     other.open("a test")
     theirs = saved(other, 2, run="xyz")
@@ -154,7 +152,7 @@ def test_a_master_that_lost_the_folder_has_nothing_written_there(folder):
         folder.begin(2, "abc")
 
 
-def test_slices_go_with_their_checkpoint_and_with_a_writer_that_was_killed(folder):
+def test_slices_are_removed_with_their_checkpoint_or_killed_writer(folder):
     folder.keep = 2
     for number in range(1, 5):
         saved(folder, number)
@@ -168,7 +166,7 @@ def test_slices_go_with_their_checkpoint_and_with_a_writer_that_was_killed(folde
     again.close()
 
 
-def test_what_is_being_written_can_be_read_before_and_after_it_is_complete(folder):
+def test_slices_can_be_read_before_and_after_they_are_complete(folder):
     seen = []
     saved(folder, harm=lambda begun: seen.append((begun, bits(begun.read()[WEIGHTS]))))
     begun, before = seen[0]
@@ -187,7 +185,7 @@ def test_of_two_attempts_the_one_counts_that_the_master_took(folder):
     assert folder.newest().arrays[WEIGHTS]["0000 a"].tolist() == [2.0] * 3
 
 
-def test_a_slice_that_the_master_does_not_find_as_it_was_written_does_not_count(folder):
+def test_slice_that_differs_from_what_was_written_does_not_count(folder):
     begun = folder.begin(1, "abc")
     place = begun.place()
     told = write(place, {part_name(WEIGHTS, 0, "0000 a"): np.zeros(3)})

@@ -89,7 +89,7 @@ def test_what_cannot_be_stored_exactly_is_refused_by_name(name, value, sentence)
         tensors.plain({name: value})
 
 
-def test_more_names_than_the_header_may_hold_are_refused_before_anything_is_written():
+def test_too_many_names_are_refused_before_anything_is_written():
     with pytest.raises(CheckpointError, match="60,000 arrays are too many for one file"):
         tensors.plain(dict.fromkeys(map(str, range(60_000)), np.ones(1)))
 

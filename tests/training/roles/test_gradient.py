@@ -87,7 +87,7 @@ def worker(float64):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in OPTIMIZERS]
 )
-def test_parts_of_a_batch_make_the_step_of_the_whole_with_every_optimizer(worker, name):
+def test_parts_of_a_batch_make_the_step_of_the_whole(worker, name):
     plain, model = model_of(optimizer_of(name)), model_of(optimizer_of(name))
     plain.run_eagerly = True
     found = list(steps(worker, model, 3))
@@ -110,7 +110,7 @@ def test_of_an_embedding_the_rows_that_were_not_used_have_no_gradient():
         assert distance(weights, plain.get_weights()) < 1e-12
 
 
-def test_an_own_loss_and_an_own_step_that_gives_the_optimizer_its_gradients_can_stay():
+def test_custom_loss_and_step_that_use_the_optimizer_are_allowed():
     import keras
     import tensorflow as tf
 
@@ -143,7 +143,7 @@ def test_an_own_loss_and_an_own_step_that_gives_the_optimizer_its_gradients_can_
         next(steps(Gradients(own(moves=True)), model, 2))
 
 
-def test_a_layer_that_changes_a_trained_weight_when_it_is_called_is_refused_by_name():
+def test_layer_that_changes_a_trained_weight_is_refused_by_name():
     import keras
 
     model = keras.Sequential([keras.Input((8,)), keras.layers.SpectralNormalization(keras.layers.Dense(4))])

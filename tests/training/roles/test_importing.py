@@ -39,7 +39,7 @@ def test_what_was_imported_is_not_looked_at_by_the_next_collection(imported):
     assert any(object_ is young for object_ in gc.get_objects(generation=2)), "but it can still be collected"
 
 
-def test_a_collector_that_was_off_stays_off_and_what_was_frozen_stays_frozen(imported):
+def test_disabled_collector_and_frozen_objects_stay_so(imported):
     gc.freeze()
     try:
         frozen = gc.get_freeze_count()

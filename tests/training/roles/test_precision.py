@@ -25,13 +25,13 @@ class Machine:
         return times_as_fast(self.work("bfloat16"), self.work("float32"), lambda: self.now)
 
 
-def test_the_first_turns_in_which_threads_begin_and_kernels_are_chosen_count_for_nothing():
+def test_first_turns_of_the_probe_do_not_count():
     """188 times, it said once: the first product in float32 had taken longer than the whole probe, and there was no second."""
     assert Machine(float32=[0.188, 0.002], bfloat16=[0.001]).measured() == pytest.approx(2)
     assert Machine(float32=[0.002], bfloat16=[0.5, 0.001]).measured() == pytest.approx(2)
 
 
-def test_other_programs_that_take_the_processor_for_most_turns_change_nothing():
+def test_other_programs_do_not_change_the_probe():
     machine = Machine(float32=[0.1, 0.05, 0.004, 0.03, 0.0041, 0.02], bfloat16=[0.03, 0.002, 0.01, 0.0022, 0.05])
     assert machine.measured() == pytest.approx(2)
     assert machine.turns["float32"] == machine.turns["bfloat16"] > LEAST_TURNS

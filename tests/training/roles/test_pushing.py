@@ -57,7 +57,7 @@ async def stepped(shard: Shard, waited_s: float) -> ModelReplica:
     return replica
 
 
-async def test_a_large_push_lets_the_fetch_go_first_that_the_next_step_waits_for() -> None:
+async def test_large_push_waits_for_the_fetch_of_the_next_step() -> None:
     shard = Shard(LARGE + 1)
     replica = await stepped(shard, 0.0)
     for _ in range(20):  # all that waits for no answer is done by then

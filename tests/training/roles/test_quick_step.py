@@ -27,7 +27,7 @@ def made(kind, units=5):
 
 
 @pytest.mark.parametrize("kind", ["dense", "lstm"])
-def test_it_trains_to_the_bits_of_kerass_own_step_and_says_the_same_metrics(kind):
+def test_quick_step_has_the_bits_and_metrics_of_keras(kind):
     """An LSTM has a loop, which threads compute to other bits than one: its step goes to them as ever."""
     found = []
     for quick in (False, True):

@@ -40,7 +40,7 @@ def run_of(kind, workers=3, **settings):
     return FakeRun(cluster, **{**NORMAL, **settings})
 
 
-async def test_they_become_one_by_samples_and_are_those_of_all_samples_of_the_round():
+async def test_statistics_are_merged_by_samples_over_the_round():
     run = run_of(Known)
     await run.train_model()
     asked = [task for worker in run.cluster.workers for verb, task, *_ in worker.asked if verb == "measure"]
@@ -84,7 +84,7 @@ async def test_a_worker_that_is_lost_while_it_measures_changes_no_bit():
     assert bits[0] == bits[1]
 
 
-async def test_statistics_that_are_no_numbers_end_the_run_and_name_worker_and_weight():
+async def test_statistics_with_nan_end_the_run_and_name_the_weight():
     class Broken(Known):
         def measure(self, task, weights):
             mean, variance = super().measure(task, weights)
@@ -146,7 +146,7 @@ def no_keras(monkeypatch):
     monkeypatch.setitem(sys.modules, "keras", SimpleNamespace(ops=ops))
 
 
-def test_they_are_the_means_of_those_of_batches_by_samples_and_the_momentum_is_what_it_was(no_keras):
+def test_statistics_are_means_of_batches_and_keep_the_momentum(no_keras):
     random, model = np.random.default_rng(3), Model()
     batches = [random.normal(size=(n, 2)) for n in (8, 8, 3)]
     found = measured(model, [np.full(2, 9.0) for _ in range(4)], [(x, len(x)) for x in batches])

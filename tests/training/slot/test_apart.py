@@ -24,7 +24,7 @@ def tasks_of(run, number):
     return {task.slot: task for task in asked if task.round == number}
 
 
-async def test_the_global_weights_are_the_mean_by_samples_of_what_slots_have_and_each_slot_goes_on_with_its_own():
+async def test_global_weights_are_the_mean_by_samples_of_local_ones():
     run = await trained(partition="power:1", master_epochs=3)
     counts = [len(task.indices) for _, task in sorted(tasks_of(run, 0).items())]
     own = [state["apart"][1] for state in run.run_context.progress.states]
@@ -34,7 +34,7 @@ async def test_the_global_weights_are_the_mean_by_samples_of_what_slots_have_and
     assert all(state["apart"][0] is None for state in run.run_context.progress.states)
 
 
-async def test_momentum_of_the_outer_optimizer_does_not_move_what_is_kept_apart():
+async def test_outer_momentum_does_not_move_local_weights():
     plain, moved = await trained(learning_rate=0.01), await trained(learning_rate=0.01, outer="nesterov")
     own = [state["apart"][1] for state in moved.run_context.progress.states]
     assert np.allclose(moved.model.get_weights()[1], np.mean(own, axis=0), rtol=0, atol=1e-3)
@@ -68,14 +68,14 @@ LABELS = np.arange(203) % 7
     ],
     ids=str,
 )
-async def test_batch_normalization_is_warned_of_where_batches_are_small_or_labels_differ(settings, said):
+async def test_batch_norm_is_warned_of_for_small_batches_or_uneven_labels(settings, said):
     run = await trained(**{"batchnorm": "averaged", "master_epochs": 1, **settings})
     warned = [event.why for event in run.told if isinstance(event, Warned) and event.about == "model"]
     assert len(warned) == bool(said)
     assert said in "".join(warned)
 
 
-def test_the_weights_of_a_layer_are_found_by_what_it_is_called_also_of_a_subclass():
+def test_weights_of_a_layer_are_found_by_class_name_or_subclass():
     class BatchNormalization:
         def __init__(self, *weights):
             self.weights = weights

@@ -43,7 +43,7 @@ def test_what_has_changed_is_put_into_equal_callbacks_with_its_types():
     assert there.write(moved(here.read())) == []
 
 
-def test_nothing_travels_of_what_stays_as_it_was_and_reset_brings_that_back():
+def test_unchanged_state_does_not_travel_and_reset_restores_it():
     callback = Counts(large=np.zeros(10**6))
     states = CallbackStates([callback])
     assert sum(part.nbytes for part in states.read()) < 100

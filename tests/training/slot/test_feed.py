@@ -63,7 +63,7 @@ def test_the_first_array_of_a_tree_is_found():
 
 
 @pytest.mark.parametrize("steps", [1, 16])
-def test_fit_on_a_feed_gives_the_same_weights_as_fit_on_arrays_in_that_order(steps):
+def test_fit_on_a_feed_has_the_weights_of_fit_on_arrays(steps):
     x, y = blobs(203)
     order = np.random.default_rng(3).permutation(203)
     plain, fed = small_model(), small_model()

@@ -61,7 +61,7 @@ def made(kind=Blobs, **attributes):
 
 
 @pytest.mark.parametrize(("shuffle", "memory"), [("global", None), ("window:2", None), ("window:2", 10_000)])
-def test_a_round_on_files_is_the_bits_of_one_on_arrays_in_the_same_order(place, shuffle, memory):
+def test_round_on_files_has_the_bits_of_arrays_in_that_order(place, shuffle, memory):
     files, plain = of_files(place(), data_memory=memory), made()
     start, opened = plain.app.model.get_weights(), []
     for round, portion in enumerate(portions(SIZES, [103, 100], shuffle, seed=3, epoch=1)):
@@ -75,7 +75,7 @@ def test_a_round_on_files_is_the_bits_of_one_on_arrays_in_the_same_order(place, 
     assert set(opened) == {0, 1, 2}
 
 
-def test_several_epochs_of_a_round_go_through_the_same_samples_in_other_orders(place):
+def test_epochs_of_a_round_have_the_same_samples_in_other_orders(place):
     files, plain = of_files(place()), made()
     start = plain.app.model.get_weights()
     (portion,) = portions(SIZES, [203], "global", seed=3, epoch=1)
@@ -217,7 +217,7 @@ class Measured(Blobs):
 
 
 @pytest.mark.parametrize("cuts", [(0, 203), (0, 16, 32, 192, 203)])
-def test_metrics_that_are_counted_batch_by_batch_are_those_of_one_evaluation_to_the_bit(cuts):
+def test_metrics_counted_by_batches_have_the_bits_of_one_evaluation(cuts):
     replica, other = made(Measured, samples=203), made(Measured)
     weights = replica.app.model.get_weights()
     expected = evaluate(other.app, weights, batch_size=16)
@@ -239,7 +239,7 @@ def test_metrics_that_need_not_add_up_are_not_counted_batch_by_batch(own, said):
     assert said in counts(replica.app, replica.app.model.get_weights(), "test", 16, 0, 203)["why"]
 
 
-def test_test_data_whose_usual_batches_do_not_fit_into_the_memory_is_evaluated_in_smaller_ones(place):
+def test_evaluation_takes_smaller_batches_that_fit_the_memory(place):
     app = of_files(place(), data_memory=8 * 4 * 64 * 30).app
     assert fitting(app, "test", 512) < 512
     plain = made().app
@@ -381,7 +381,7 @@ def test_a_pydataset_that_cannot_be_shared_is_refused_in_one_sentence():
             of_source(lambda endless=endless: of_no_length(endless))
 
 
-def test_damaged_files_are_left_out_if_that_is_wanted_and_the_rest_is_the_bits_of_arrays(place):
+def test_damaged_files_are_skipped_when_allowed(place):
     where = place()
     (where / "v0001" / "00001.safetensors").write_bytes(b"")
     files, plain = of_files(where, on_bad="skip"), made()

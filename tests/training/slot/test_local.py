@@ -77,7 +77,7 @@ def pull(mu, anchor=BEGIN):
     return lambda now: [mu * (w - a) for w, a in zip(now, anchor, strict=True)]
 
 
-def test_fedprox_pulls_towards_the_weights_of_its_round_and_without_strength_is_plain_to_the_bit():
+def test_fedprox_pulls_towards_the_weights_of_its_round():
     replica = replica_of()
     plain, _ = carried(replica, "plain")
     found, _ = carried(replica_of(), "fedprox:2")
@@ -86,7 +86,7 @@ def test_fedprox_pulls_towards_the_weights_of_its_round_and_without_strength_is_
     assert equal(carried(replica_of(), "fedprox:0")[0], plain)
 
 
-def test_another_round_has_other_weights_to_pull_to_and_nothing_is_compiled_again():
+def test_fedprox_of_the_next_round_compiles_nothing_again():
     import keras
 
     replica, other = replica_of(), [BEGIN[0] + 1, BEGIN[1] - 1]
@@ -158,7 +158,7 @@ def test_the_optimizer_takes_the_corrected_gradient_as_any_other(kind):
     assert equal([a.shape for a in reply.state["optimizer"]], [v.shape for v in read_optimizer(model)])
 
 
-def test_a_train_that_makes_no_step_with_the_optimizer_is_told_that_the_rule_has_no_effect():
+def test_local_rule_without_an_optimizer_step_is_refused():
     class ByHand(Linear):
         def train(self, weights, worker_epochs, batch_size):
             return [0.1 * w for w in weights]

@@ -107,7 +107,7 @@ def test_rounds_trace_the_model_once(make_replica):
     assert _traces(replica.app.model) == first
 
 
-def test_with_exchange_gradient_a_round_gives_the_gradient_of_its_samples_whatever_was_done_before(make_replica):
+def test_gradient_depends_on_weights_and_samples_only(make_replica):
     fresh, used = (make_replica(exchange="gradient", dropout=0.3, norm=True) for _ in range(2))
     weights, rows = fresh.app.model.get_weights(), np.arange(5, 15)
     from tests.training.slot.test_feed import _traces
@@ -130,7 +130,7 @@ def test_with_exchange_gradient_a_round_gives_the_gradient_of_its_samples_whatev
     assert distance(arrays(reply, weights), stepped) < 1e-6
 
 
-def test_later_local_epochs_have_an_own_order_that_depends_on_seed_round_and_slot_only(make_replica):
+def test_order_of_later_epochs_depends_on_seed_round_and_slot(make_replica):
     one, other = make_replica(), make_replica()
     indices = np.arange(50)
     one._task, other._task = task(one), task(other)
@@ -142,7 +142,7 @@ def test_later_local_epochs_have_an_own_order_that_depends_on_seed_round_and_slo
     assert not np.array_equal(one.order(indices, 1), other.order(indices, 1))
 
 
-def test_a_slots_result_does_not_depend_on_what_its_worker_did_before_even_with_dropout(make_replica):
+def test_slot_does_not_depend_on_the_history_of_its_worker(make_replica):
     fresh, used = make_replica(dropout=0.5), make_replica(dropout=0.5)
     weights = fresh.app.model.get_weights()
     used.carry(task(used, weights=weights, round=7, slot=3))
@@ -225,7 +225,7 @@ def test_callbacks_of_the_app_see_every_batch(make_replica):
     assert count.batches == 13
 
 
-def test_callbacks_on_a_worker_keep_what_is_the_slots_over_rounds_and_moves(make_replica):
+def test_worker_callbacks_keep_the_state_of_their_slot(make_replica):
     import keras
 
     class Counts(keras.callbacks.Callback):
@@ -248,7 +248,7 @@ def test_callbacks_on_a_worker_keep_what_is_the_slots_over_rounds_and_moves(make
     assert told == [(0, 1), (1, 2), (0, 1), (2, 3), (3, 4), (2, 3), (3, 4)]
 
 
-def test_learning_rates_that_the_master_has_set_are_those_of_the_epochs(make_replica):
+def test_learning_rates_of_the_master_apply_to_their_epochs(make_replica):
     replica = make_replica()
     weights = replica.app.model.get_weights()
 
@@ -317,7 +317,7 @@ def test_a_model_that_is_not_there_not_built_or_without_data_is_named():
         check_data(app)
 
 
-def test_epochs_are_counted_over_the_whole_run_so_that_a_schedule_of_the_rate_is_that_of_one_fit(make_replica):
+def test_epochs_are_counted_over_the_run_for_schedules(make_replica):
     import keras
 
     seen = []
@@ -350,7 +350,7 @@ def test_callbacks_that_an_own_train_gives_to_fit_see_every_batch(make_replica):
     assert batches == list(range(13))
 
 
-def test_averages_of_the_optimizer_take_the_place_of_the_weights_at_the_end_of_the_run_only(make_replica):
+def test_optimizer_averages_replace_the_weights_at_the_end_only(make_replica):
     class Averaged(Blobs):
         async def create_model(self):
             import keras
@@ -377,9 +377,7 @@ def test_averages_of_the_optimizer_take_the_place_of_the_weights_at_the_end_of_t
 
 @pytest.mark.parametrize("exchange", ["star", "gradient"])
 @pytest.mark.parametrize("library", ["keras", "tensorflow"])
-def test_random_numbers_without_a_seed_of_their_own_do_not_depend_on_who_carries_the_slot(
-    make_replica, library, exchange
-):
+def test_unseeded_random_numbers_do_not_depend_on_the_worker(make_replica, library, exchange):
     class Noisy(Blobs):
         async def create_model(self):
             import keras
@@ -451,7 +449,7 @@ def test_what_train_cannot_return_is_told_in_a_sentence(make_replica, outcome, s
         replica.carry(task(replica))
 
 
-def test_numbers_of_any_library_are_metrics_and_a_tuple_of_arrays_is_an_update(make_replica):
+def test_numbers_of_any_library_are_metrics(make_replica):
     class Own(Blobs):
         def train(self, weights, worker_epochs, batch_size):
             return tuple(weights), {"loss": np.float32(0.5), "steps": 3}
@@ -553,7 +551,7 @@ def test_an_update_of_float64_becomes_one_of_the_weights_type():
     assert [array.dtype for array in update] == [np.float32, np.int64]
 
 
-def test_moving_statistics_are_those_of_the_samples_by_the_formula_and_training_goes_on_as_if_nothing_had_been(
+def test_moving_statistics_follow_the_formula_and_change_no_training(
     make_replica,
 ):
     """Against the layer before, computed by hand: two batches of 16 and one of 8."""
