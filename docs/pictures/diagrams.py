@@ -69,8 +69,8 @@ ROUND = Diagram(
         Box(1, 1, "slot parts begin", "optimizer, residual, callbacks"),
         Box(1, 2, "model.fit", "the partition of this slot"),
         Box(1, 3, "slot parts end", "update and slot state"),
-        Box(0, 2, "Gather", "checks and merges updates"),
-        Box(0, 3, "commit", "ledger, record, checkpoint"),
+        Box(0, 2, "Run.all", "checks and merges updates"),
+        Box(0, 3, "Run.commit", "ledger, record, checkpoint"),
     ),
     (
         Arrow(0, 1, "tasks"),
