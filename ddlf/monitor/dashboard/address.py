@@ -75,7 +75,7 @@ def page_url(port: int, token: str, environment: Mapping[str, str]) -> str:
     try:
         url = template.format_map({**environment, "port": port})
     except (KeyError, ValueError, IndexError, AttributeError) as error:
-        missing = f"{{{error.args[0]}}} is no variable of the environment" if isinstance(error, KeyError) else error
+        missing = f"{{{error.args[0]}}} is not an environment variable" if isinstance(error, KeyError) else error
         raise ConfigError(
             f"{TEMPLATE}={template} cannot be used: {missing}", hint="give {port} where it goes"
         ) from None

@@ -173,6 +173,7 @@ class Board:
     """Collects events, and returns what to show.
 
     Args:
+        most_points: Maximum number of points of a curve.
         about: Constant facts, for viewers.
 
     Attributes:
@@ -182,14 +183,15 @@ class Board:
         workers: The workers' last answers, a dict for each.
     """
 
-    def __init__(self, **about: Any) -> None:
+    def __init__(self, most_points: int = MOST_POINTS, **about: Any) -> None:
         self.about = about
+        self._most_points = most_points
         self.state = State()
         self.header = Header()
         self.total = Sums()
         self.sums: dict[int, Sums] = {}
         self.workers: list[dict[str, Any]] = []
-        self.series = Series()
+        self.series = Series(most_points)
         self.spans = Tail(MOST_SPANS)
         self.log = Tail(MOST_LINES)
         self._runs = 0
@@ -244,7 +246,7 @@ class Board:
     def _begin(self, event: e.RunBegan) -> None:
         facts = {name: getattr(event, name) for name in OF_A_RUN}
         self.header, self.total, self.sums = Header(**facts), Sums(), {}
-        self.series, self.spans = Series(), Tail(MOST_SPANS)
+        self.series, self.spans = Series(self._most_points), Tail(MOST_SPANS)
         self._pace.clear()
         self._newest_rate = 0.0
         self._runs += 1
@@ -283,6 +285,9 @@ class Board:
         times = dict(compute=record.compute_s, transfer=record.transfer_s, merge=record.merge_s, wait=record.wait_s)
         self._newest_rate = self._rate(record, at)
         values |= {"#rate": self._newest_rate, **{f"#{name}_s": value for name, value in times.items()}}
+        values |= {"#sent": record.bytes_out, "#received": record.bytes_back}
+        if record.error:
+            values["#error"] = record.error
         if record.slot is not None:
             values["#staleness"] = record.staleness
         self.series.add(record.version, values)

@@ -15,7 +15,7 @@ from ddlf.version import __version__
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 OF_UPDATES = (
     ("updates", "updates", "Updates that have arrived"),
-    ("trained", "samples", "Samples that they were trained on, those of each local epoch counted"),
+    ("trained", "samples", "Samples that they were trained on, counted in each local epoch"),
     ("compute_s", "compute_seconds", "Seconds of local training"),
     ("transfer_s", "transfer_seconds", "Seconds from sending weights to having updates, without local training"),
     ("bytes_out", "sent_bytes", "Bytes sent for them"),
@@ -41,7 +41,7 @@ class _Board(Collector):
         yield InfoMetricFamily("ddlf", "Release of DDLF on the master", {"version": __version__})
         if state.app:
             about = dict(run=header.run, app=header.app, mode=header.mode, model=header.model, how=state.how)
-            yield InfoMetricFamily("ddlf_run", "The run; how it has ended is empty while it goes on", about)
+            yield InfoMetricFamily("ddlf_run", "The run; how is empty until it has ended", about)
             yield _gauge("ddlf_run_training", "Whether rounds are being computed", float(state.is_training))
             yield _gauge("ddlf_run_start_timestamp_seconds", "When the run began, since 1970", state.began)
             yield _gauge("ddlf_run_done_ratio", "Share of the run that is done", state.done)

@@ -50,14 +50,7 @@ END_S = 2.0
 SUBPROTOCOL = "ddlf"
 STATIC = Path(__file__).parent / "page"
 SHARED = Path(__file__).parents[1] / "static"
-FILES = {
-    "/": (STATIC / "index.html", "text/html"),
-    **{f"/{name}": (STATIC / name, "text/javascript") for name in ("page.js", "charts.js", "timeline.js", "format.js")},
-    "/page.css": (STATIC / "page.css", "text/css"),
-    "/icon.svg": (STATIC / "icon.svg", "image/svg+xml"),
-    "/uPlot.iife.min.js": (SHARED / "uPlot.iife.min.js", "text/javascript"),
-    "/uPlot.min.css": (SHARED / "uPlot.min.css", "text/css"),
-}
+KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 HEADERS = {
     "Cache-Control": "no-cache",
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -105,8 +98,9 @@ class Dashboard:
         self._stop = stop
         self._follow = follow
         self._take_off: list[Callable[[], None]] = []
-        facts = dict(version=__version__, host=platform.node(), pid=os.getpid(), began=time.time())
-        self._board = Board(**{"title": "", "cluster": "", **about, **facts, "can_stop": stop is not None})
+        facts: dict[str, Any] = dict(version=__version__, host=platform.node(), pid=os.getpid(), began=time.time())
+        about = {"title": "", "cluster": "", **about, **facts, "can_stop": stop is not None}
+        self._board = Board(**about)
         self._inbox: deque[tuple[float, Event | None]] = deque()
         self._newest: Event | None = None
         self._viewers: set[ServerConnection] = set()
@@ -122,10 +116,10 @@ class Dashboard:
     # -- on the master's event loop -----------------------------------------------------------------------------------
 
     async def open(self) -> Dashboard:
-        """Serve the page. Return after it has answered a request.
+        """Serve the page. Return when it answers requests.
 
         Raises:
-            ListenError: No port is free, or the page does not answer.
+            ListenError: No port is free, or the page cannot be served.
             AuthError: The token cannot be stored.
             ConfigError: ``DDLF_DASHBOARD_URL`` is not a URL.
         """
@@ -207,7 +201,13 @@ class Dashboard:
         from websockets.asyncio.server import serve
 
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        self._files = {name: (path.read_bytes(), kind) for name, (path, kind) in FILES.items()}
+        files = {
+            f"/{path.name}": (path.read_bytes(), KINDS[path.suffix])
+            for folder in (STATIC, SHARED)
+            for path in folder.iterdir()
+            if path.suffix in KINDS
+        }
+        self._files = {**files, "/": files["/index.html"]}
         silent = logging.getLogger("ddlf.monitor.dashboard.websockets")
         silent.disabled = True  # requests by strangers should not appear in the user's terminal
         async with serve(
@@ -221,7 +221,6 @@ class Dashboard:
             logger=silent,
             server_header=None,
         ):
-            await self._request_myself()
             file = address.announce(self.port, {"url": self.url, **self._board.about})
             ready()
             try:
@@ -229,14 +228,6 @@ class Dashboard:
             finally:
                 with contextlib.suppress(OSError):
                     file.unlink()
-
-    async def _request_myself(self) -> None:
-        reader, writer = await asyncio.open_connection(address.HOST, self.port)
-        writer.write(b"GET / HTTP/1.1\r\nHost: %b:%d\r\n\r\n" % (address.HOST.encode(), self.port))
-        line = await reader.readline()
-        writer.close()
-        if b" 200 " not in line:
-            raise OSError(f"it answered {line!r}")
 
     async def _keep_up(self) -> None:
         assert self._end is not None

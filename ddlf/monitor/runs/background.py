@@ -78,4 +78,4 @@ class Behind:
         """Log the first error only."""
         if not self._told:
             self._told = True
-            log.warning("%s cannot be written: %s; the run goes on", self._what, reason(error))
+            log.warning("%s cannot be written: %s; the run continues", self._what, reason(error))

@@ -47,8 +47,8 @@ How = Literal["running", "finished", "failed", "stopped"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
-    """The state of a run.
+class Status:
+    """The status of a run.
 
     Args:
         state: ``"running"``, ``"finished"``, ``"failed"`` or ``"stopped"`` (by the user, or killed).
@@ -81,10 +81,10 @@ def is_wanted(out: str | Path | None) -> bool:
     return out is not None and str(out) != NONE
 
 
-def begun(app: str) -> State:
+def begun(app: str) -> Status:
     """Return the state of a run that this process starts now."""
     pid = os.getpid()
-    return State(
+    return Status(
         state="running",
         app=app,
         began=time.time(),
@@ -164,13 +164,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def read_state(path: Path) -> State:
+def read_state(path: Path) -> Status:
     """Return the current state of a run. A run whose process is gone is stopped, whatever its folder says."""
     try:
-        state = facts.from_data(State, read_json(path / STATE))
+        state = facts.from_data(Status, read_json(path / STATE))
     except (TypeError, ValueError):
         began = path.stat().st_mtime
-        return State(
+        return Status(
             state="stopped", app="", began=began, host="", pid=0, why="the folder does not say what became of it"
         )
     if state.state != "running" or state.host != socket.gethostname():

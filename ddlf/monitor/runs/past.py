@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import isfinite
@@ -11,9 +12,9 @@ from typing import Any
 
 from ddlf import events as e
 from ddlf.errors import ConfigError
-from ddlf.events.facts import from_data
 from ddlf.events.record import RoundRecord
 from ddlf.events.sinks import from_json
+from ddlf.monitor.dashboard.board import Board
 from ddlf.monitor.runs import folder
 from ddlf.monitor.state import Sums
 from ddlf.monitor.terminal.lines import training_event
@@ -66,7 +67,7 @@ class Past:
 
     Args:
         path: Folder.
-        state: State of the run, or how it ended.
+        status: Status of the run, or how it ended.
         summary: Content of ``summary.json``; empty if there is none.
         records: Records of its rounds, or in asynchronous training of its updates.
         times: Time of each record, in seconds since 1970.
@@ -75,10 +76,11 @@ class Past:
         facts: The last event of some kinds, by name: ``RunBegan``, ``ModelBuilt``, ``DataLoaded``, ``TrainingBegan``.
         test: Newest metrics of the test data.
         ended: Time of the last event, in seconds since 1970.
+        board: The state that the dashboard would show.
     """
 
     path: Path
-    state: folder.State
+    status: folder.Status
     summary: dict[str, Any]
     records: list[RoundRecord] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
@@ -87,11 +89,12 @@ class Past:
     facts: dict[str, Any] = field(default_factory=dict)
     test: dict[str, float] = field(default_factory=dict)
     ended: float = 0.0
+    board: Board = field(default_factory=lambda: Board(most_points=sys.maxsize))
 
     @property
     def seconds(self) -> float:
         """Seconds from the beginning of the run to its end, or to its last event."""
-        return max((self.state.ended or self.ended or self.state.began) - self.state.began, 0.0)
+        return max((self.status.ended or self.ended or self.status.began) - self.status.began, 0.0)
 
     def setting(self, name: str) -> Any:
         """Return a setting's value; None if it is unknown."""
@@ -106,7 +109,7 @@ def read(path: Path) -> Past:
     """
     if not (path / folder.STATE).exists() and not (path / folder.EVENTS).exists():
         raise ConfigError(f"{str(path)!r} is not the folder of a run", hint="list the runs with: ddlf runs")
-    past = Past(path=path, state=folder.read_state(path), summary=folder.read_json(path / folder.SUMMARY))
+    past = Past(path=path, status=folder.read_state(path), summary=folder.read_json(path / folder.SUMMARY))
     for worker in past.summary.get("workers", ()):
         _share(past, worker["worker"]).name = worker["name"]
     for data in lines(path / folder.EVENTS):
@@ -168,12 +171,12 @@ def _share(past: Past, worker: int) -> Share:
 def _take(past: Past, data: dict[str, Any]) -> None:
     now, kind = float(data["time"]), data["event"]
     past.ended = now
-    if kind == "Committed":
-        past.records.append(from_data(RoundRecord, data["record"]))
-        past.times.append(now)
-        return
     event = from_json(data)
+    past.board.tell(event, now)
     match event:
+        case e.Committed():
+            past.records.append(event.record)
+            past.times.append(now)
         case e.RunBegan() | e.ModelBuilt() | e.DataLoaded() | e.TrainingBegan():
             past.facts[kind] = event
         case e.Evaluated():
@@ -218,6 +221,6 @@ def _finish(past: Past) -> None:
             text = f"{' and '.join(wrong)} of training {'is' if len(wrong) == 1 else 'are'} not finite from here on, or for a while"
             past.faults.append(Fault(time=when, round=record.round, kind="not finite", text=text))
             break
-    if past.state.state == "failed" or (past.state.why and past.state.state == "stopped"):
-        past.faults.append(Fault(time=past.ended, round=0, kind=past.state.state, text=past.state.why))
+    if past.status.state == "failed" or (past.status.why and past.status.state == "stopped"):
+        past.faults.append(Fault(time=past.ended, round=0, kind=past.status.state, text=past.status.why))
     past.faults.sort(key=lambda fault: fault.time)

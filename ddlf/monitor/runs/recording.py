@@ -138,5 +138,5 @@ def _begin(app: UserApp, told: dict[str, str]) -> Recording | Unrecorded:
     try:
         return Recording(app, folder.make(Path(out), name or type(app).__name__), told, trackers)
     except OSError as error:
-        log.warning("there is no folder for this run: %s; it goes on without one", reason(error))
+        log.warning("there is no folder for this run: %s; it continues without one", reason(error))
         return Unrecorded()

@@ -34,8 +34,8 @@ def _quantities(past: Past) -> dict[str, str]:
         past.facts.get(name) for name in ("RunBegan", "ModelBuilt", "DataLoaded", "TrainingBegan")
     )
     facts = {
-        "application": past.state.app,
-        "state": past.state.state,
+        "application": past.status.app,
+        "state": past.status.state,
         "mode": began.mode if began else "",
         "model": built.name if built else "",
         "parameters": f"{built.parameters}" if built else "",

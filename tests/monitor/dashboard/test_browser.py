@@ -54,9 +54,9 @@ async def test_charts_grow_during_a_run_on_a_phone_and_on_a_wide_screen(browser,
             for done in (3, 7):
                 train(dashboard, done - 2, done)
                 await has_points(page, done if done == 3 else 6)
-                reach = "(n) => JSON.stringify(ddlf.reach()) === JSON.stringify([n, n, n, n])"
+                reach = "(n) => JSON.stringify(ddlf.reach()) === JSON.stringify([n, n, n, n, n])"
                 await page.wait_for_function(reach, arg=done, timeout=PATIENCE_MS)
-            assert await page.locator("#charts figure").count() == 4
+            assert await page.locator("#charts figure").count() == 5
             assert "Round 7 of 40" in await page.inner_text("#where")
             assert await page.locator(".worker").count() == 4
             sizes = await page.evaluate("[document.documentElement.scrollWidth, innerWidth]")

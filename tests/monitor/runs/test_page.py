@@ -45,13 +45,13 @@ async def test_a_report_shows_values_under_the_pointer_hides_curves_and_copies_t
     path = run(tmp_path, "a", events_of(20))
     async with chromium() as browser, opened(browser, (path / folder.REPORT).as_uri()) as page:
         chart = page.locator(".chart").first
-        assert (await chart.locator(".keys").inner_text()).split() == ["loss", "0.05"]
+        assert (await chart.locator(".key").all_inner_texts()) == ["train\n0.0500"]
         await chart.locator(".u-over").hover(position={"x": 2, "y": 20})
         assert "round 1" in await chart.locator(".at").inner_text()
         await chart.locator("label").first.click()
         assert not await chart.locator("input").first.is_checked()
         await page.get_by_role("button", name="LaTeX").first.click()
         assert await page.get_by_role("button", name="copied").count() == 1
-        await page.get_by_text("Settings, and where each comes from").click()
+        await page.get_by_text("Settings and their origins").click()
         assert await page.get_by_text("batch_size", exact=True).is_visible()
         assert page.wrong == []

@@ -167,7 +167,7 @@ async def test_a_run_that_goes_on_says_from_where(tmp_path):
     source = str(tmp_path / "c")
     assert folder.read_json(path / folder.SUMMARY)["goes_on_from"] == {"version": 2, "checkpoints": source}
     assert [record.round for record in past.read(path).records] == [3, 4]
-    assert "goes on after round 2, from" in (path / folder.REPORT).read_text()
+    assert "resumed after round 2, from" in (path / folder.REPORT).read_text()
 
 
 async def test_where_no_folder_can_be_made_the_run_goes_on_without_and_says_so_once(tmp_path, caplog):
@@ -193,7 +193,7 @@ async def test_a_full_disk_never_ends_a_run_and_is_told_once(tmp_path, caplog):
     assert len(app.history) == 6
     (said,) = caplog.messages
     assert os.strerror(errno.EFBIG) in said
-    assert said.endswith("the run goes on")
+    assert said.endswith("the run continues")
     assert folder.read_state(path).state == "finished"
     assert folder.read_json(path / folder.SUMMARY)["events_lost"] > 0
 
@@ -289,7 +289,7 @@ def test_the_folder_of_a_run_that_was_killed_can_be_read_and_reported(tmp_path):
     from ddlf.monitor.runs.report import write
 
     found = write(path)
-    assert found.state.state == "stopped"
+    assert found.status.state == "stopped"
     assert len(found.records) > 0
     assert [record.round for record in found.records] == list(range(1, len(found.records) + 1))
     assert "was killed" in (path / folder.REPORT).read_text()

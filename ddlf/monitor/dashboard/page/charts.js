@@ -1,6 +1,6 @@
 // Curves over the rounds: one chart for each metric, with its training, validation and test values; then speed and times.
 
-import { metric, rate, seconds, secondsTick, tick, whole } from "./format.js";
+import { bytes, metric, rate, seconds, secondsTick, tick, whole } from "./format.js";
 
 const COLORS = { train: "--blue", val: "--green", test: "--orange", compute: "--blue", transfer: "--orange", merge: "--purple", wait: "--quiet" };
 const KINDS = ["train", "val", "test"];
@@ -29,27 +29,39 @@ function plan(columns, mode) {
     title: `Seconds in each ${one}`, show: seconds, tick: secondsTick, zero: true,
     lines: ["compute", "transfer", "merge", "wait"].map((part) => ({ column: `#${part}_s`, label: part, color: COLORS[part] })),
   });
+  charts.push({
+    title: `Bytes in each ${one}`, show: bytes, tick: bytes, zero: true,
+    lines: [["sent", "--blue"], ["received", "--orange"]].map(([part, color]) => ({ column: `#${part}`, label: part, color })),
+  });
+  if (columns["#error"]) charts.push({ title: "Error of the codec", show: metric, zero: true, lines: [{ column: "#error", label: "relative", color: "--red" }] });
   if (columns["#staleness"]) charts.push({ title: "Staleness", show: tick, zero: true, lines: [{ column: "#staleness", label: "merges in between", color: "--pink" }] });
-  return charts;
+  return charts.map((chart) => ({ ...chart, one }));
 }
 
 class Chart {
-  constructor(home, what, xName) {
+  constructor(home, what, marks) {
     this.what = what;
+    this.marks = marks;
     this.card = document.createElement("figure");
     this.card.className = "card chart";
     this.card.innerHTML = "<figcaption><h2></h2></figcaption><div class='plot'></div>";
     this.card.querySelector("h2").textContent = what.title;
-    this.keys = what.lines.map((line) => {
-      const key = document.createElement("span");
+    const caption = this.card.querySelector("figcaption");
+    this.boxes = what.lines.map(() => Object.assign(document.createElement("input"), { type: "checkbox", checked: true, title: "show or hide" }));
+    this.keys = what.lines.map((line, n) => {
+      const key = document.createElement("label");
       key.className = "key";
       key.style.setProperty("--of", `var(${line.color})`);
-      key.append(`${line.label} `, document.createElement("b"));
-      this.card.querySelector("figcaption").append(key);
+      key.append(this.boxes[n], `${line.label} `, document.createElement("b"));
+      this.boxes[n].onchange = () => this.chart.setSeries(n + 1, { show: this.boxes[n].checked });
+      caption.append(key);
       return key.lastChild;
     });
+    this.at = document.createElement("span");
+    this.at.className = "quiet at";
+    caption.append(this.at);
     this.plot = this.card.querySelector(".plot");
-    this.xName = xName;
+    this.plot.title = "drag to look closer, double-click to see all";
     home.append(this.card);
     this.data = null;
   }
@@ -70,13 +82,30 @@ class Chart {
                 y: { range: (_, low, high) => span(low, high, what.zero) } },
       axes: [{ ...axis, size: 22, space: 60, incrs: WHOLE_STEPS, values: (_, ticks) => ticks.map((t) => (Number.isInteger(t) ? whole(t) : "")) },
              { ...axis, size: 54, space: 34, values: (_, ticks) => ticks.map(what.tick ?? tick) }],
-      series: [{}, ...what.lines.map((line) => {
+      series: [{}, ...what.lines.map((line, n) => {
         const color = token(line.color);
-        return { label: line.label, stroke: color, width: 2, spanGaps: true, points: { show: (u) => u.data[0].length < 30, size: 5, fill: color },
+        return { show: this.boxes[n].checked, label: line.label, stroke: color, width: 2, spanGaps: true, points: { show: (u) => u.data[0].length < 30, size: 5, fill: color },
                  fill: what.fill ? `${color}22` : undefined };
       })],
-      hooks: { setCursor: [(u) => this.tell(u.cursor.idx)] },
+      hooks: { setCursor: [(u) => this.tell(u.cursor.idx)], drawAxes: [(u) => this.mark(u)] },
     }, this.data ?? [[], ...what.lines.map(() => [])], this.plot);
+  }
+
+  // Dashed lines where workers were lost (red) or came (green).
+  mark({ ctx, bbox, valToPos }) {
+    ctx.save();
+    ctx.setLineDash([3, 4]);
+    ctx.lineWidth = devicePixelRatio;
+    for (const [x, kind] of this.marks) {
+      const left = Math.round(valToPos(x, "x", true)) + 0.5;
+      if (left < bbox.left || left > bbox.left + bbox.width) continue;
+      ctx.strokeStyle = token(kind === "back" || kind === "joined" ? "--green" : "--red");
+      ctx.beginPath();
+      ctx.moveTo(left, bbox.top);
+      ctx.lineTo(left, bbox.top + bbox.height);
+      ctx.stroke();
+    }
+    ctx.restore();
   }
 
   height() {
@@ -105,6 +134,8 @@ class Chart {
 
   // The values at the cursor, else the newest.
   tell(index) {
+    const x = this.data?.[0][index ?? -1];
+    this.at.textContent = x === undefined ? "" : `${this.what.one} ${whole(x)}`;
     this.data?.slice(1).forEach((values, number) => {
       let at = index ?? values.length - 1;
       while (index === null || index === undefined ? at > 0 && values[at] === null : false) at -= 1;
@@ -139,12 +170,12 @@ export class Charts {
     new ResizeObserver(() => this.charts.forEach((chart) => chart.resize())).observe(home);
   }
 
-  show(series, mode, newest) {
+  show(series, mode, newest, marks = []) {
     const names = `${mode} ${Object.keys(series.columns).sort().join(" ")}`;
     if (names !== this.names) {
       this.names = names;
       this.charts.forEach((chart) => chart.remove());
-      this.charts = plan(series.columns, mode).map((what) => new Chart(this.home, what));
+      this.charts = plan(series.columns, mode).map((what) => new Chart(this.home, what, marks));
     }
     this.charts.forEach((chart) => chart.show(series, newest));
   }

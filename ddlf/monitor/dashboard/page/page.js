@@ -2,6 +2,7 @@
 
 import { Charts } from "./charts.js";
 import { bytes, clock, duration, metric, rate, scaled, seconds, whole } from "./format.js";
+import { showRecord } from "./record.js";
 import { Timeline } from "./timeline.js";
 
 const MOST_SPANS = 800, MOST_LINES = 500, LONGEST_PAUSE_S = 10;
@@ -121,16 +122,19 @@ setInterval(redraw, 1000);
 const set = (id, text) => { if ($(id).textContent !== text) $(id).textContent = text; };
 
 function draw() {
-  const { run, about } = known, now = Date.now() / 1000 + ahead;
+  const { run, about } = known, now = record ? inlined.now : Date.now() / 1000 + ahead;
   if (socket && answered) notice(known.held ? `The master has been busy for ${known.held.toFixed(0)} s and does not answer; what is shown of the workers is older.` : "");
-  const phase = !socket && !known.over ? "lost" : run ? (run.stopping && run.phase === "training" ? "stopping" : run.phase) : answered ? "connected" : "connecting";
+  const phase = record ? record.state : !socket && !known.over ? "lost" : run ? (run.stopping && run.phase === "training" ? "stopping" : run.phase) : answered ? "connected" : "connecting";
   set("phase", phase === "lost" ? "no connection" : phase);
   $("phase").className = `pill ${phase}`;
-  set("title", run?.app || about.title || "DDLF");
+  set("title", record?.name || run?.app || about.title || "DDLF");
   const facts = run ? [run.mode, run.model && `${run.model}, ${whole(run.parameters)} parameters`, run.keras && `Keras ${run.keras}`,
     run.samples && `${whole(run.samples)} samples`, `batch ${run.batch_size}`, `seed ${run.seed}`] : [about.host && `master on ${about.host}`];
-  set("subtitle", facts.filter(Boolean).join(" · ") || "a cluster without a run");
-  document.title = run ? `${Math.floor(run.done * 100)} % ${run.app}` : "DDLF";
+  set("subtitle", [...(record?.about ?? []), ...facts].filter(Boolean).join(" · ") || "a cluster without a run");
+  document.title = record ? record.name : run ? `${Math.floor(run.done * 100)} % ${run.app}` : "DDLF";
+  const why = record?.why || run?.why || "";
+  $("why").hidden = !(record ? why : why.includes("\n"));
+  set("why", why);
   $("run").hidden = !run;
   if (run) drawRun(run, now);
   drawWorkers(run, now);
@@ -155,7 +159,7 @@ function drawRun(run, now) {
   }
   const spent = run.compute_s + run.transfer_s;
   if (run.trained) {
-    tiles.push([ended ? "samples in all" : "samples in a second", ended ? scaled(run.trained) : rate(run.rate), ""]);
+    tiles.push([ended ? "samples in all" : "samples in a second", ended ? scaled(run.trained) : rate(run.rate), ended ? rate(run.trained / Math.max(run.ended - run.began, 0.001)) : ""]);
     tiles.push(["sent", bytes(run.bytes_out), ""], ["received", bytes(run.bytes_back), ""]);
   }
   if (spent) tiles.push(["time computing", `${Math.round((100 * run.compute_s) / spent)} %`, `transfer ${Math.round((100 * run.transfer_s) / spent)} %`]);
@@ -175,7 +179,7 @@ function drawRun(run, now) {
   });
   const some = known.series.x.length > 0;
   $("charts").hidden = !some;
-  if (some) charts.show(known.series, run.mode, run.metrics);
+  if (some) charts.show(known.series, run.mode, run.metrics, record?.marks);
   $("timeline-card").hidden = !known.lanes.length || !(training || known.spans.length);
   if (!$("timeline-card").hidden) timeline.show(known.spans, known.lanes, now, training);
 }
@@ -282,4 +286,12 @@ function drawLog() {
   if (atEnd) list.scrollTop = list.scrollHeight;
 }
 
-addEventListener("load", connect);
+// -- a report: the state of a run that is over is in the page itself, and there is nobody to ask ----------------------------
+
+const inlined = JSON.parse($("state")?.textContent ?? "null"), record = inlined?.record;
+if (record) {
+  take(inlined);
+  showRecord($("record"), record);
+  $("cluster").hidden = true;
+  document.body.className = "report";
+} else addEventListener("load", connect);
