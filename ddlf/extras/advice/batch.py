@@ -20,8 +20,8 @@ from ddlf.data.trees import leaves, tree_map, tuples
 from ddlf.events import Advised
 from ddlf.extras.advice.arrays import chosen
 from ddlf.extras.advice.collect import sources_of
-from ddlf.extras.advice.facts import Facts
-from ddlf.extras.advice.network import graph_of, layers_of
+from ddlf.extras.advice.facts import DROPOUT, Facts
+from ddlf.extras.advice.network import graph_of, has_own_train_step, layers_of
 from ddlf.extras.advice.rules.run import not_finite
 from ddlf.training.context import App
 from ddlf.training.exchanges.gradient.step import Gradients
@@ -52,15 +52,7 @@ SECONDS = 15.0
 """After which steps are given up, and nothing is said of them."""
 UNLINKED = 1e-5
 """Share by which a loss may change by rounding alone."""
-RANDOM = (
-    "Dropout",
-    "SpatialDropout1D",
-    "SpatialDropout2D",
-    "SpatialDropout3D",
-    "GaussianDropout",
-    "AlphaDropout",
-    "GaussianNoise",
-)
+RANDOM = DROPOUT | {"GaussianNoise"}
 log = logging.getLogger(__name__)
 OWN_BATCHES = 4
 """Of the samples that it is tried on."""
@@ -127,7 +119,7 @@ def _rows(app: App, most: int = ROWS) -> tuple[Any, ...] | None:
     data = first_rows(app, "train")
     count = len(next(array for _, array in leaves(data)))
     numbers = chosen(count, most)
-    return tuple(tree_map(lambda array: array[numbers].astype(keras_type(array)), tuples(part)) for part in data)
+    return tuple(_chosen(part, numbers) for part in data)
 
 
 def _outputs(model: Any, rows: tuple[Any, ...], facts: Facts) -> dict[str, Any]:
@@ -167,7 +159,7 @@ def _apart(a: Any, b: Any) -> float:
 
 
 def _losses(model: Any, rows: tuple[Any, ...]) -> dict[str, Any]:
-    if type(model).train_step is not plain_step():
+    if has_own_train_step(model):
         return {}
     told = model.evaluate(*rows[:2], batch_size=ROWS, verbose=0, return_dict=True)
     apart = {name.removesuffix("_loss"): float(value) for name, value in told.items() if name.endswith("_loss")}
@@ -251,7 +243,7 @@ def _activations(model: Any, rows: tuple[Any, ...], facts: Facts) -> dict[str, A
 
 def _gradients(model: Any, rows: tuple[Any, ...], facts: Facts) -> dict[str, Any]:
     """Norms of the gradients of kernels, from the first to the last."""
-    if type(model).train_step is not plain_step():
+    if has_own_train_step(model):
         return {}
     update, _ = Gradients(model).of(rows, model.get_weights())
     norms = {
@@ -273,13 +265,6 @@ def predicted(model: Any, x: Any) -> list[Any]:
 
     found = model(tree_map(keras.ops.convert_to_tensor, x), training=False)
     return [keras.ops.convert_to_numpy(one).astype(np.float64) for one in keras.tree.flatten(found)]
-
-
-def plain_step() -> Any:
-    """Keras's own ``train_step``."""
-    import keras
-
-    return keras.Model.train_step
 
 
 @contextlib.contextmanager
@@ -313,7 +298,7 @@ def learnt(model: Any, rows: tuple[Any, ...], facts: Facts) -> dict[str, Any]:
     """How far the loss of a small batch comes down, and which weights have no gradient after some steps, and which inputs change nothing."""
     import keras
 
-    if type(model).train_step is not plain_step():
+    if has_own_train_step(model):
         return {}
     some = tuple(first_of(part, BY_HEART) for part in rows)
     start: Weights = model.get_weights()
@@ -406,7 +391,7 @@ def plain(error: Exception) -> str:
 
 def stepped(model: Any, rows: tuple[Any, ...], facts: Facts) -> dict[str, Any]:
     """Weights that stay the same in some steps of the user's own, while others move."""
-    if type(model).train_step is plain_step():
+    if not has_own_train_step(model):
         return {}
     before = {one.path: np.array(one.value) for one in model.trainable_variables}
     _fitted(model, tuple(first_of(part, BY_HEART) for part in rows), OWN_STEPS)
@@ -539,7 +524,7 @@ def not_finite_advice(app: App) -> Advised | None:
     if place_of(app, "train") is not None or not hasattr(app, "x_train"):
         return None
     try:
-        found = _begun(app)
+        found = _first_not_finite(app)
     except Exception as error:  # what the user's own layers do not like says nothing of them
         log.info("where NaN begins was not found: %s", error)
         return None
@@ -556,12 +541,10 @@ def not_finite_advice(app: App) -> Advised | None:
     )
 
 
-def _begun(app: App) -> tuple[str, tuple[str, str]] | None:
-    """What is not finite first, and what that is about."""
-    import keras
-
+def _first_not_finite(app: App) -> tuple[str, tuple[str, str]] | None:
+    """Return a sentence about the first value that is not finite, and its subject."""
     model, optimizer = app.model, app.model.optimizer
-    if type(model).train_step is not keras.Model.train_step:
+    if has_own_train_step(model):
         return None
     start, kept = model.get_weights(), [np.array(one) for one in optimizer.variables]
     try:
@@ -586,7 +569,7 @@ def _repeated(app: App, model: Any) -> tuple[str, tuple[str, str]] | None:
         before = [*before[-1:], (model.get_weights(), rows)]
         loss = float(model.train_on_batch(*rows, return_dict=True)["loss"])
         if not math.isfinite(loss):
-            return _first_not_finite_in(model, before, step)
+            return _culprit(model, before, step)
         if time.monotonic() > end:
             return None
     return None
@@ -596,7 +579,7 @@ def _chosen(part: Any, numbers: Any) -> Any:
     return tree_map(lambda array: array[numbers].astype(keras_type(array)), tuples(part))
 
 
-def _first_not_finite_in(model: Any, before: list[tuple[Any, Any]], step: int) -> tuple[str, tuple[str, str]] | None:
+def _culprit(model: Any, before: list[tuple[Any, Any]], step: int) -> tuple[str, tuple[str, str]] | None:
     """What is not finite in the step whose loss is not, or in the gradients of the one before it."""
     weights, rows = before[-1]
     after = f"in step {step} of the same once more"

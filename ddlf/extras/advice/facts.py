@@ -350,3 +350,7 @@ WEIGHTED = frozenset(
     | {"SeparableConv1D", "SeparableConv2D", "DepthwiseConv1D", "DepthwiseConv2D"}
 )
 """Layers that sum products with a kernel."""
+DROPOUT = frozenset(
+    {"Dropout", "SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D", "AlphaDropout", "GaussianDropout"}
+)
+"""Layers that set random values to 0."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.data.trees import leaves
-from ddlf.extras.advice.facts import USUAL_CUT, Head, Layer, Optimizer
+from ddlf.extras.advice.facts import USUAL_CUT, WEIGHTED, Head, Layer, Optimizer
 
 ARGUMENTS = frozenset(
     {"units", "filters", "kernel_size", "strides", "padding", "rate", "use_bias", "data_format", "groups", "input_dim"}
@@ -28,20 +28,7 @@ ACTIVATIONS = {"Softmax": "softmax", "ReLU": "relu", "LeakyReLU": "leaky_relu", 
     "Silu": "silu",
 }
 """Layers and operations that are an activation."""
-LINEAR = frozenset(
-    {
-        "Dense",
-        "Bias",
-        "EinsumDense",
-        "Conv1D",
-        "Conv2D",
-        "Conv3D",
-        "Conv1DTranspose",
-        "Conv2DTranspose",
-        "Conv3DTranspose",
-    }
-    | {"SeparableConv1D", "SeparableConv2D", "DepthwiseConv1D", "DepthwiseConv2D"}
-)
+LINEAR = WEIGHTED | {"Bias"}
 SCALING = {
     f"{name}{ends.title()}": (scale, mode, ends)
     for name, scale, mode in (("Glorot", 1.0, "avg"), ("He", 2.0, "in"), ("Lecun", 1.0, "in"))
@@ -357,13 +344,18 @@ def heads_of(model: Any, layers: tuple[Layer, ...], y: Any) -> tuple[Head, ...]:
     return tuple(found)
 
 
-def has_own_step(model: Any) -> bool:
-    """Whether a step is the user's own, or the loss that Keras's step takes."""
+def has_own_train_step(model: Any) -> bool:
+    """Return whether the model overrides ``train_step``."""
     import keras
 
-    return (
-        type(model).train_step is not keras.Model.train_step or type(model).compute_loss is not keras.Model.compute_loss
-    )
+    return type(model).train_step is not keras.Model.train_step
+
+
+def has_own_step(model: Any) -> bool:
+    """Return whether the model overrides ``train_step`` or ``compute_loss``."""
+    import keras
+
+    return has_own_train_step(model) or type(model).compute_loss is not keras.Model.compute_loss
 
 
 def is_own(model: Any) -> bool:

@@ -59,9 +59,7 @@ def _not_finite(facts: Facts) -> Iterator[Finding]:
     """
     for array in facts.arrays:
         if array.bad:
-            size = 1
-            for length in array.shape:
-                size *= length
+            size = math.prod(array.shape)
             changes: tuple[Change, ...] = ()
             x, y = f"x_{array.part}", f"y_{array.part}"
             if array.name in (x, y) and array.bad < 0.1 * size and facts.array(x) and facts.array(y):
@@ -101,6 +99,13 @@ def _goes_into_products(facts: Facts, array: Array) -> bool:
     return known and array.has_numbers and not array.bad and not array.padded > 0.3
 
 
+def _unusual_scale(array: Array) -> str:
+    return (
+        f"values of {array.name} reach from {array.low:g} to {array.high:g} (root of the mean square {array.loudest:.3g}), "
+        "and no layer of the model scales them"
+    )
+
+
 @rule("D03", "W", "unscaled inputs")
 def _unscaled(facts: Facts) -> Iterator[Finding]:
     """Initial weights and usual learning rates assume inputs of about 1. With larger inputs, steps overshoot and units
@@ -114,18 +119,15 @@ def _unscaled(facts: Facts) -> Iterator[Finding]:
         if not _goes_into_products(facts, array) or array.loudest <= UNSCALED or _is_apart(array):
             continue
         whole = array.low >= 0 and array.whole and array.high <= 255
-        names = [one.name for one in facts.of("x") if one.name.partition("[")[2] == array.name.partition("[")[2]]
-        if "[" in array.name:
-            lines: tuple[str, ...] = ()
-        elif whole:
+        changes = _standardizing(facts, array)
+        if whole and changes:
+            names = [one.name for one in facts.of("x") if "[" not in one.name]
             lines = tuple(f'self.{name} = self.{name}.astype("float32") / 255' for name in names)
-        else:
-            lines = _standardized(names, array)
+            changes = (Change("data", lines),)
         yield Finding(
-            f"values of {array.name} reach from {array.low:g} to {array.high:g} (root of the mean square {array.loudest:.3g}), "
-            "and no layer of the model brings them to a usual scale",
+            _unusual_scale(array),
             ("data", array.name),
-            changes=(Change("data", lines),) if lines else (),
+            changes=changes,
             fix="divide by 255 in load_dataset, or begin the model with layers.Rescaling(1 / 255)" if whole else "",
         )
 
@@ -140,12 +142,10 @@ def _nearly_nothing(facts: Facts) -> Iterator[Finding]:
     """
     for array in facts.of("x", "train"):
         if _goes_into_products(facts, array) and 0 < array.loudest < NOTHING and not _is_apart(array):
-            names = [one.name for one in facts.of("x") if "[" not in one.name]
             yield Finding(
-                f"values of {array.name} reach from {array.low:g} to {array.high:g} (root of the mean square {array.loudest:.3g}), "
-                "and no layer of the model brings them to a usual scale",
+                _unusual_scale(array),
                 ("data", array.name),
-                changes=(Change("data", _standardized(names, array)),) if "[" not in array.name else (),
+                changes=_standardizing(facts, array),
             )
 
 
@@ -183,11 +183,18 @@ def _all_the_same(facts: Facts) -> Iterator[Finding]:
             yield Finding(f"all values of {array.name} are {array.low:g}", ("data", array.name))
 
 
-def _standardized(names: list[str], array: Array) -> tuple[str, ...]:
-    """Lines that give each feature, or each channel of pictures and sequences, mean 0 and spread 1."""
+def _standardizing(facts: Facts, array: Array) -> tuple[Change, ...]:
+    """Return lines that give each feature, or each channel of pictures and sequences, mean 0 and spread 1; none for one array of several."""
+    if "[" in array.name:
+        return ()
     axis = 0 if len(array.sample) < 2 else tuple(range(len(array.sample)))
+    names = [one.name for one in facts.of("x") if "[" not in one.name]
     scaled = [f'self.{name} = ((self.{name} - mean) / spread).astype("float32")' for name in names]
-    return (f"mean, spread = self.x_train.mean(axis={axis}), self.x_train.std(axis={axis}) + 1e-7", *scaled)
+    return (
+        Change(
+            "data", (f"mean, spread = self.x_train.mean(axis={axis}), self.x_train.std(axis={axis}) + 1e-7", *scaled)
+        ),
+    )
 
 
 def _is_apart(array: Array) -> bool:
@@ -205,12 +212,11 @@ def _apart(facts: Facts) -> Iterator[Finding]:
     for array in facts.of("x", "train"):
         if _goes_into_products(facts, array) and _is_apart(array) and array.loudest > 1:
             low, high = array.scales
-            names = [one.name for one in facts.of("x") if "[" not in one.name]
             yield Finding(
                 f"features of {array.name} differ {high / low:,.0f} times in scale: standard deviations from {low:.3g} to {high:.3g}, "
                 "and no layer of the model normalizes them",
                 ("data", array.name),
-                changes=(Change("data", _standardized(names, array)),) if "[" not in array.name else (),
+                changes=_standardizing(facts, array),
             )
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ddlf.extras.advice.facts import NORMALIZING, WEIGHTED, Facts, Layer
+from ddlf.extras.advice.facts import DROPOUT, NORMALIZING, WEIGHTED, Facts, Layer
 from ddlf.extras.advice.rule import Change, Finding, plural, rule
 from ddlf.extras.advice.rules.labels import LEARNT
 
@@ -23,9 +23,6 @@ PASSING = frozenset(
 """What mixes no places of a picture, as long as it has places."""
 Field = tuple[float, float, bool]
 """Pixels that a value depends on along a side, pixels between neighbours, and whether places were put together."""
-DROPOUT = frozenset(
-    {"Dropout", "SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D", "AlphaDropout", "GaussianDropout"}
-)
 JOINING = frozenset({"Add", "Concatenate", "Average", "Multiply", "Subtract", "Maximum"})
 DROPPED = 0.8
 PENALTY, PENALIZED = 0.1, 0.5

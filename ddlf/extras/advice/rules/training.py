@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from ddlf.extras.advice.facts import Facts, Layer
+from ddlf.extras.advice.facts import DROPOUT, Facts, Layer
 from ddlf.extras.advice.rule import Change, Finding, plural, rule
-from ddlf.extras.advice.rules.model import DROPOUT
 
 MUCH = 0.8
 """Share of all memory that a step may take."""
@@ -307,36 +306,38 @@ def _callbacks(facts: Facts) -> Iterator[Finding]:
     yield from (Finding(sentence, ("setting", "callbacks")) for sentence in facts.callbacks)
 
 
+def _class_weights(facts: Facts) -> tuple[Mapping[int, float], dict[int, int]]:
+    """Return the weights and the sizes of classes; nothing if there are no weights, or no classes."""
+    given = facts.settings.get("class_weight")
+    labels = next((one.labels for one in facts.of("y", "train")), None)
+    if not given or labels is None or labels.kind not in ("numbers", "one_hot"):
+        return {}, {}
+    return given, {number: count for number, count in labels.counts.items() if count}
+
+
 @rule("T11", "W", "class weights for missing classes")
-def _class_weights(facts: Facts) -> Iterator[Finding]:
+def _missing_classes(facts: Facts) -> Iterator[Finding]:
     """The intended class keeps the weight 1.
 
     Fix: Use the class numbers of y_train, from 0.
     Source: Keras, Model.fit
     """
-    given = facts.settings.get("class_weight")
-    labels = next((one.labels for one in facts.of("y", "train")), None)
-    if not given or labels is None or labels.kind not in ("numbers", "one_hot"):
-        return
-    known = {number for number, count in labels.counts.items() if count}
-    if unknown := sorted(set(given) - known):
+    given, counts = _class_weights(facts)
+    if unknown := sorted(set(given) - set(counts)):
         yield Finding(
-            f"class_weight has {', '.join(map(str, unknown[:5]))}, and no label is that", ("setting", "class_weight")
+            f"class_weight has {', '.join(map(str, unknown[:5]))}, and no label has that number",
+            ("setting", "class_weight"),
         )
 
 
 @rule("T13", "W", "reversed class weights")
-def _wrong_way(facts: Facts) -> Iterator[Finding]:
+def _reversed_weights(facts: Facts) -> Iterator[Finding]:
     """The frequent class counts even more, and the model does not learn the rare one.
 
     Fix: Give classes with fewer samples larger weights.
     Source: Keras, Model.fit; Lin et al., Focal Loss, arXiv:1708.02002
     """
-    given = facts.settings.get("class_weight")
-    labels = next((one.labels for one in facts.of("y", "train")), None)
-    if not given or labels is None or labels.kind not in ("numbers", "one_hot"):
-        return
-    counts = {number: count for number, count in labels.counts.items() if count}
+    given, counts = _class_weights(facts)
     if len(counts) < 2:
         return
     most, least = max(counts, key=lambda n: counts[n]), min(counts, key=lambda n: counts[n])
