@@ -18,11 +18,11 @@ from ddlf.algorithms.flat_weights import Rows
 from ddlf.algorithms.push_rules import Cadence
 from ddlf.testing import FakeRun
 from ddlf.training import start
-from ddlf.training.crew import Crew
+from ddlf.training.crew.crew import Crew
+from ddlf.training.evaluation.metrics import NOTHING_COUNTED
 from ddlf.training.exchanges.sharded.replica import ShardedReplica
 from ddlf.training.reporting import hooked
 from ddlf.training.roles import REPLICA
-from ddlf.training.roles.metrics import NOTHING_COUNTED
 from ddlf.training.slot.parts.transfer import read_weights, send_update
 from ddlf.training.slot.task import Reply, Task
 from ddlf.training.strategies.downpour.client import record, replicas_of
@@ -175,7 +175,7 @@ class StandInRun(FakeRun):
 
 @asynccontextmanager
 async def _crew_of(app: StandInRun, seed: int, *, run: str, **how: Any) -> AsyncIterator[tuple[Crew, int]]:
-    """As ``ddlf.training.opening.crew_of``; a slot is never given to a second worker."""
+    """As ``ddlf.training.crew.opening.crew_of``; a slot is never given to a second worker."""
 
     async def open_worker(worker: Any) -> None:
         kind, *told = app.stand_in

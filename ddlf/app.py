@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ddlf.cluster.cluster import Cluster
     from ddlf.extras import AdviceReport
-    from ddlf.training.ledger import Ledger
+    from ddlf.training.samples.ledger import Ledger
     from ddlf.training.slot.replica import Replica
     from ddlf.worker.worker import Worker
 
@@ -378,7 +378,7 @@ class IApp:
         Returns:
             The number of training samples.
         """
-        from ddlf.training.opening import prepare
+        from ddlf.training.crew.opening import prepare
 
         await self.run_context.check_written()
         with shown(self):
@@ -406,7 +406,7 @@ class IApp:
 
     async def evaluate_model(self) -> dict[str, float]:
         """Evaluate ``model`` on the test data, on the master; returns Keras's metrics by name, ``"loss"`` among them."""
-        from ddlf.training.evaluation import evaluated
+        from ddlf.training.evaluation.master import evaluated
 
         with shown(self):
             return await evaluated(self)
@@ -417,7 +417,7 @@ class IApp:
         Args:
             path: Ends with ``.keras``.
         """
-        from ddlf.training.evaluation import save
+        from ddlf.training.evaluation.master import save
 
         with shown(self):
             await save(self, path)
@@ -428,12 +428,12 @@ class IApp:
         Args:
             path: A ``.keras`` file.
         """
-        from ddlf.training.evaluation import load
+        from ddlf.training.evaluation.master import load
 
         with shown(self):
             await load(self, path)
 
     def __getstate__(self) -> dict[str, Any]:
-        from ddlf.training.roles.travels import travels
+        from ddlf.training.context import travels
 
         return travels(self)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ddlf.algorithms.partition import shuffled
-from ddlf.training.roles.randomness import reseed
+from ddlf.training.slot.keras_model import reseed
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -24,7 +24,7 @@ from ddlf.cli.options import add_cluster_options, add_json, named_cluster
 from ddlf.cli.parsing import Command, Parser, number
 from ddlf.errors import ConfigError, ConnectError, DDLFError
 from ddlf.rpc.messages import Request
-from ddlf.training.roles.ways import WAYS, Ways
+from ddlf.training.crew.link_speed import WAYS, Ways
 
 if TYPE_CHECKING:
     from ddlf.cluster.proxy import ProxyWorker

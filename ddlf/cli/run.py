@@ -189,7 +189,7 @@ async def _run_app(
     check_values(app, options)
     check_app_options(options, app)
     if options.save:
-        from ddlf.training.evaluation import check_path
+        from ddlf.training.evaluation.master import check_path
 
         check_path(options.save)
     await app.run_context.check()
@@ -230,7 +230,7 @@ async def _train(app: IApp, asked: Path | None, run: Path | None, stop: Stop) ->
         stop: How it is asked to end.
     """
     from ddlf.data.parts import has
-    from ddlf.training.evaluation import to_its_end
+    from ddlf.training.evaluation.master import to_its_end
 
     path = asked if asked is not None or run is None else run / MODEL
     stop.gently = app.stop_training
@@ -270,7 +270,7 @@ async def _train(app: IApp, asked: Path | None, run: Path | None, stop: Stop) ->
 
 
 async def _save_what_there_is(app: IApp, path: Path | None) -> None:
-    from ddlf.training.evaluation import to_its_end
+    from ddlf.training.evaluation.master import to_its_end
 
     if not app.history:
         return

@@ -15,8 +15,8 @@ from ddlf.algorithms.flat_weights import Row, Rows
 from ddlf.algorithms.push_rules import Cadence
 from ddlf.data.app import UserApp
 from ddlf.errors import WorkerLost
+from ddlf.training.evaluation.metrics import NOTHING_COUNTED
 from ddlf.training.exchanges.peers import Unreached
-from ddlf.training.roles.metrics import NOTHING_COUNTED
 from ddlf.training.slot.task import Reply, Task
 from ddlf.training.strategies.downpour.client import record, replicas_of
 from ddlf.training.strategies.downpour.replica import planned, shares

@@ -24,18 +24,18 @@ from ddlf.rpc.messages import Request
 from ddlf.testing.fake_downpour import RUN, answered, carried_until_lost, gradient, leave, rows_of
 from ddlf.testing.files import MadeUp
 from ddlf.training import start
-from ddlf.training.arrivals import MEASURED
-from ddlf.training.crew import Crew
+from ddlf.training.crew.crew import Crew
 from ddlf.training.exchanges.peers import Unreached, played_here
 from ddlf.training.exchanges.sharded.worker import ShardedWorker
 from ddlf.training.reporting import hooked
 from ddlf.training.roles import COPIES, EXCHANGE, REPLICA, SERVERS
-from ddlf.training.roles.statistics import moving
 from ddlf.training.slot.numpy_model import CountedSamples, NumpyModel
 from ddlf.training.slot.parts.fragments import exchanged
 from ddlf.training.slot.parts.transfer import whole
 from ddlf.training.slot.replica import Replica
+from ddlf.training.slot.statistics import moving
 from ddlf.training.slot.task import KeptStates, Reply, Task
+from ddlf.training.strategies.arrivals import MEASURED
 from ddlf.training.strategies.downpour.server import Servers
 from ddlf.worker.methods import Hosting
 

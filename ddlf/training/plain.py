@@ -27,23 +27,21 @@ from ddlf.data.stream import Stream, usual_memory
 from ddlf.data.trees import tree_map
 from ddlf.errors import ConfigError
 from ddlf.training.context import App
-from ddlf.training.crew import Crew
+from ddlf.training.crew.crew import Crew
+from ddlf.training.crew.opening import crew_of
 from ddlf.training.early import check_app, check_backend
 from ddlf.training.exchanges.carrier import Carrier
 from ddlf.training.exchanges.star.master import StarWeights
-from ddlf.training.opening import crew_of
+from ddlf.training.exchanges.states import SlotStates
 from ddlf.training.refusals import check_spec
 from ddlf.training.registry import spec_of
 from ddlf.training.roles import have_keras
-from ddlf.training.roles.build import describe_weights
-from ddlf.training.roles.describe import describe_optimizer
-from ddlf.training.roles.optimizer_state import no_final_averages
-from ddlf.training.roles.precision import set_precision
-from ddlf.training.roles.randomness import keeps_a_seed
-from ddlf.training.slot.keras_model import KerasModel
+from ddlf.training.slot.build import describe_optimizer, describe_weights
+from ddlf.training.slot.keras_model import KerasModel, keeps_a_seed
+from ddlf.training.slot.optimizers import no_final_averages
+from ddlf.training.slot.precision import set_precision
 from ddlf.training.slot.task import Reply, Task
 from ddlf.training.spec import RunSpec
-from ddlf.training.states import SlotStates
 
 Update = Callable[[int], Awaitable[Weights]]
 """Trains again from the start on a number of batches, and returns the update."""

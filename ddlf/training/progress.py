@@ -27,9 +27,9 @@ from ddlf.events.facts import from_data
 from ddlf.events.record import RoundRecord
 from ddlf.training.checkpoints.contents import Checkpoint
 from ddlf.training.checkpoints.slices import Slices
-from ddlf.training.ledger import FileLedger, Ledger
+from ddlf.training.checkpoints.stored import KEPT, SLOTS, as_of_now, numbered, with_states
+from ddlf.training.samples.ledger import FileLedger, Ledger
 from ddlf.training.slot.task import OPTIMIZER, SlotState
-from ddlf.training.stored import KEPT, SLOTS, as_of_now, numbered, with_states
 from ddlf.training.weights_ref import WeightsRef, local
 
 MOST_ROUNDS = 5_000_000

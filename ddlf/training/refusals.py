@@ -21,7 +21,7 @@ from ddlf.algorithms.outer import Streaming
 from ddlf.algorithms.reading_order import MAX_GLOBAL, NEAR, Global
 from ddlf.algorithms.weights import Tensor
 from ddlf.errors import ConfigError
-from ddlf.training.parts import LEAST_SHARE
+from ddlf.training.samples.parts import LEAST_SHARE
 from ddlf.training.spec import Refusal, RunSpec
 
 if TYPE_CHECKING:

@@ -24,11 +24,11 @@ from ddlf.events import Committed, Event
 from ddlf.events.history import metrics
 from ddlf.events.record import RoundRecord
 from ddlf.rpc.iworker import awaited
-from ddlf.training.callbacks import Callbacks
+from ddlf.training.callbacks.master import Callbacks
 from ddlf.training.context import App
-from ddlf.training.evaluation import measured, validate
-from ddlf.training.evaluation_there import EvaluationThere
-from ddlf.training.roles.evaluation import evaluate
+from ddlf.training.evaluation.master import measured, validate
+from ddlf.training.evaluation.model import evaluate
+from ddlf.training.evaluation.workers import EvaluationThere
 from ddlf.training.spec import RunSpec
 from ddlf.training.weights_ref import WeightsRef
 

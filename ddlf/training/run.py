@@ -29,18 +29,16 @@ from ddlf.cluster.cluster import Cluster
 from ddlf.errors import BadUpdate
 from ddlf.events import Converged, SlotsChanged, UpdateArrived, UpdateClipped
 from ddlf.events.record import RoundRecord
-from ddlf.training.crew import Crew, Work
+from ddlf.training.checkpoints.keeper import Keeper
+from ddlf.training.crew.crew import Crew, Work
+from ddlf.training.crew.recovery import end_all
+from ddlf.training.evaluation.metrics import MetricMerge
 from ddlf.training.exchanges.carrier import Carrier
-from ddlf.training.keeper import Keeper
-from ddlf.training.nearby import Nearby
-from ddlf.training.parts import LEAST_SHARE, parts_of
 from ddlf.training.progress import Progress
-from ddlf.training.reading import left_out
-from ddlf.training.recovery import end_all
 from ddlf.training.reporting import Reporter
-from ddlf.training.roles.metrics import MetricMerge
+from ddlf.training.samples.files import Nearby, go_over, left_out
+from ddlf.training.samples.parts import LEAST_SHARE, parts_of
 from ddlf.training.slot.task import CONTROL, Reply, Task
-from ddlf.training.versions import go_over
 from ddlf.training.weights_ref import WeightsRef, local, shapes
 
 STOP_S = 2.0

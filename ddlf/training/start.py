@@ -22,37 +22,35 @@ from ddlf.algorithms.weights import digest, is_float_type
 from ddlf.errors import AppError, BadUpdate, LeaseError
 from ddlf.events import ExchangeChosen, How, NothingToTrain, RunBegan, RunEnded, TrainingBegan, Warned
 from ddlf.events.history import History
-from ddlf.training.callback_checks import warnings
-from ddlf.training.callbacks import Callbacks
+from ddlf.training.callbacks.checks import warnings
+from ddlf.training.callbacks.master import Callbacks
+from ddlf.training.checkpoints.resume import begin, check_folders
 from ddlf.training.context import App
-from ddlf.training.crew import Crew
+from ddlf.training.crew.crew import Crew
+from ddlf.training.crew.opening import crew_of
+from ddlf.training.crew.threads import given_threads
 from ddlf.training.early import check_app, check_backend
-from ddlf.training.evaluation import check_test_data, to_its_end
-from ddlf.training.evaluation_there import EvaluationThere
+from ddlf.training.evaluation.master import check_test_data, to_its_end
+from ddlf.training.evaluation.metrics import MetricMerge
+from ddlf.training.evaluation.workers import EvaluationThere
 from ddlf.training.exchanges.carrier import Carrier
-from ddlf.training.nearby import Nearby
-from ddlf.training.opening import crew_of
-from ddlf.training.parts import partitioned
-from ddlf.training.reading import files_of, settled
-from ddlf.training.recalibration import norms_of
+from ddlf.training.exchanges.recalibration import norms_of
+from ddlf.training.exchanges.states import states_of
 from ddlf.training.refusals import check_averages, check_effect, check_rounds, check_slots, check_spec, check_workers
 from ddlf.training.registry import spec_of
 from ddlf.training.reporting import Reporter, check_convergence
-from ddlf.training.resume import begin, check_folders
 from ddlf.training.roles import REPLICA
-from ddlf.training.roles.build import left_behind
-from ddlf.training.roles.metrics import MetricMerge
-from ddlf.training.roles.optimizer_state import final_weights, keeps_averages
-from ddlf.training.roles.optimizers import restarts
-from ddlf.training.roles.run_position import followers
 from ddlf.training.run import Ended, Facts, Run
+from ddlf.training.samples.files import Nearby, files_of, settled
+from ddlf.training.samples.parts import partitioned
+from ddlf.training.samples.steps import PlannedSteps
+from ddlf.training.slot.build import left_behind
+from ddlf.training.slot.optimizers import final_weights, keeps_averages, restarts
 from ddlf.training.slot.parts.batchnorm import batch_norms, warning
+from ddlf.training.slot.run_position import followers
 from ddlf.training.slot.task import HELD
 from ddlf.training.spec import RunSpec
-from ddlf.training.states import states_of
-from ddlf.training.steps import PlannedSteps
 from ddlf.training.strategy import Loop, Place, parts_of
-from ddlf.training.threads import given_threads
 from ddlf.training.weights_ref import local
 
 NUMBERS = ("master_epochs", "worker_epochs", "batch_size", "seed")

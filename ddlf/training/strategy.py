@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ddlf.algorithms.weights import Tensor
     from ddlf.cluster.cluster import Cluster
     from ddlf.training.context import App
-    from ddlf.training.crew import Crew
+    from ddlf.training.crew.crew import Crew
     from ddlf.training.exchanges.carrier import WeightSource
     from ddlf.training.run import Run
 

@@ -211,7 +211,7 @@ def test_earlier_data_leaves_at_once_when_all_is_more_than_a_part_of_the_memory(
 
 
 def test_evaluations_of_the_same_data_share_one_feed():
-    from ddlf.training.roles.evaluation import _feed
+    from ddlf.training.evaluation.model import _feed
 
     app = made(x_test=np.zeros((3, 2)), y_test=np.zeros(3))
     first = _feed(app, "test", 2)

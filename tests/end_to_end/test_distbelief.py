@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ddlf
-from ddlf.training.evaluation import compute
+from ddlf.training.evaluation.master import compute
 from tests.commands import several
 from tests.mnist import folder_with_mnist
 from tests.training.models import Blobs, app
@@ -108,7 +108,8 @@ async def test_downpour_is_evaluated_converges_and_restores_the_best_weights(
     """The weights come to the master where a callback looks at them, which then has them anyway; and at the end."""
     here, how = [], {"mode": "downpour", "slots": 2, "push_rule": "sgd:rate=0.05", "staleness": "constant"}
     monkeypatch.setattr(
-        "ddlf.training.evaluation.compute", lambda *args, **more: here.extend(args[1:2]) or compute(*args, **more)
+        "ddlf.training.evaluation.master.compute",
+        lambda *args, **more: here.extend(args[1:2]) or compute(*args, **more),
     )
     async with ddlf.Cluster.local(2) as cluster:
         trained = app(cluster, Fitted, master_epochs=3, evaluate_every=1, **how)

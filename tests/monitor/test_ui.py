@@ -88,16 +88,18 @@ def test_with_json_standard_output_has_events_alone(capsys):
 def test_with_none_nothing_is_said(capsys):
     app = IApp()
     app.ui = "none"
-    with shown(app) as display:
-        assert type(display) is Display
+    with shown(app):
+        assert type(app.run_context.display) is Display
         app.run_context.emit(SAVED)
     assert capsys.readouterr().out == ""
 
 
 def test_what_is_shown_already_is_not_shown_twice(capsys):
     app = IApp()
-    with shown(app) as outer, shown(app) as inner:
-        assert inner is outer
+    with shown(app):
+        outer = app.run_context.display
+        with shown(app):
+            assert app.run_context.display is outer
     assert app.run_context.display is None
 
 

@@ -18,8 +18,8 @@ from ddlf.cli.run import RUN
 from ddlf.cluster.config.cluster_file import RunConfig, schema
 from ddlf.settings.setting import Use
 from ddlf.testing import FakeRun
+from ddlf.training.checkpoints.resume import settings_of
 from ddlf.training.registry import KINDS_OF_GROUPS, SETTINGS, flat, option, spec_of
-from ddlf.training.resume import settings_of
 
 ROOT = Path(__file__).parents[2]
 MADE = runpy.run_path(str(ROOT / "docs/reference"))["PAGES"]

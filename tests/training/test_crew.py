@@ -16,8 +16,8 @@ from ddlf.errors import (
     WorkerLost,
 )
 from ddlf.testing import FakeCluster, FakeWorker
-from ddlf.training.crew import Crew
-from ddlf.training.recovery import LOSS
+from ddlf.training.crew.crew import Crew
+from ddlf.training.crew.recovery import LOSS
 from ddlf.training.reporting import hooked
 from tests.patience import PATIENCE_S
 
@@ -197,7 +197,7 @@ async def test_a_worker_that_joins_takes_part_from_the_next_round():
 
 
 async def test_late_slot_gets_a_backup_and_the_first_answer_counts(monkeypatch):
-    monkeypatch.setattr("ddlf.training.schedule.STRAGGLER_LEAST_S", 0.02)
+    monkeypatch.setattr("ddlf.training.crew.schedule.STRAGGLER_LEAST_S", 0.02)
     story = Story(2)
     never = asyncio.Event()
     story.answers = {1: [1, "first"], 2: [never]}
@@ -282,7 +282,7 @@ async def test_when_all_are_lost_while_they_are_opened_the_run_waits_for_one():
 
 
 async def test_nobody_loses_patience_with_a_worker_that_loads_its_data(monkeypatch):
-    monkeypatch.setattr("ddlf.training.recovery.RETRY_S", (0.0, 0.0))
+    monkeypatch.setattr("ddlf.training.crew.recovery.RETRY_S", (0.0, 0.0))
     story = Story(1, wait_s=0.1)
     loading = asyncio.Event()
     story.openings[1] = [ExecutorCrashed("ended"), loading]
@@ -383,7 +383,7 @@ async def test_run_ends_while_a_worker_is_still_opening():
 @pytest.mark.parametrize("kind", ["start", "finish", "lost", "back", "joined", "gone", "waiting", "backup"])
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_error_in_on_event_ends_the_run(kind, is_async, monkeypatch):
-    monkeypatch.setattr("ddlf.training.schedule.STRAGGLER_LEAST_S", 0.02)
+    monkeypatch.setattr("ddlf.training.crew.schedule.STRAGGLER_LEAST_S", 0.02)
     story = Story(2)
     usual = story.app.on_event
 

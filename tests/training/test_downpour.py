@@ -17,8 +17,8 @@ from ddlf.events import Warned
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.testing.fake_downpour import gradient
 from ddlf.testing.files import MadeUp
-from ddlf.training import resume
-from ddlf.training.callback_checks import warnings_of_master
+from ddlf.training.callbacks.checks import warnings_of_master
+from ddlf.training.checkpoints import resume
 from ddlf.training.exchanges.peers import played_here
 from ddlf.training.slot.task import OPTIMIZER
 from ddlf.training.strategies.downpour.server import Server, Servers

@@ -6,7 +6,7 @@ import pytest
 import ddlf
 from ddlf.errors import AppError, CheckpointMismatch, ConfigError
 from ddlf.training.early import check_backend, check_same_model
-from ddlf.training.evaluation import check_path
+from ddlf.training.evaluation.master import check_path
 from ddlf.training.refusals import check_effect
 from ddlf.training.registry import spec_of
 from ddlf.training.start import check

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ddlf.errors import AppError
-from ddlf.training.evaluation import check_test_data, evaluated
+from ddlf.training.evaluation.master import check_test_data, evaluated
 
 
 def with_data(shape=(8,), **data):
@@ -68,7 +68,7 @@ async def test_test_data_the_model_refuses_is_named_after_training(monkeypatch):
     async def refused(*args):
         raise ValueError("expected axis -1 of input shape to have value 8")
 
-    monkeypatch.setattr("ddlf.training.evaluation.measured", refused)
+    monkeypatch.setattr("ddlf.training.evaluation.master.measured", refused)
     with pytest.raises(AppError, match=r"samples of x_test are of shape \(7,\), .*: it cannot be evaluated"):
         await evaluated(with_data(x_test=np.zeros((9, 7)), y_test=np.zeros(9)))
     with pytest.raises(ValueError, match="expected axis"):  # what is not known to be the data's fault stays what it is

@@ -66,7 +66,7 @@ async def start_here(token_file):
 @pytest.fixture
 def no_backups(monkeypatch):
     """However late a slot is, nobody else gets it."""
-    monkeypatch.setattr("ddlf.training.schedule.STRAGGLER_LEAST_S", 1000)
+    monkeypatch.setattr("ddlf.training.crew.schedule.STRAGGLER_LEAST_S", 1000)
 
 
 def kinds(trained):

@@ -11,7 +11,7 @@ from ddlf.algorithms.update_check import Verdict
 from ddlf.errors import BadUpdate
 from ddlf.events import UpdateClipped
 from ddlf.testing import FakeRun
-from ddlf.training import gather
+from ddlf.training import run as training_run
 
 
 async def test_update_judged_twice_is_reported_once(monkeypatch):
@@ -38,10 +38,10 @@ async def test_update_judged_twice_is_reported_once(monkeypatch):
             task=task, slot=task.slot, update=[np.full(2, worker, "f4")], samples=1, weight=1, worker=worker
         )
 
-    monkeypatch.setattr(gather, "verdicts_on", judged)
+    monkeypatch.setattr(training_run, "verdicts_on", judged)
     carrying = [asyncio.ensure_future(reply(task, worker)) for worker, task in enumerate(tasks, 1)]
     merge = MERGE.read("mean").start(3, like)
-    fit = await gather.gather(run, tasks, carrying, lambda task, avoid: reply(task, 7 + task.slot), merge)
+    fit = await training_run.gather(run, tasks, carrying, lambda task, avoid: reply(task, 7 + task.slot), merge)
     assert told == [UpdateClipped(round=4, slot=2, worker=2, factor=1.0, why="slot 2 scaled by 1: why")]
     assert distrusted == [(0, 1), (2, 3), (0, 7)]
     assert [reply.slot for reply in fit] == [1, 2]

@@ -20,11 +20,11 @@ from ddlf.training.checkpoints import tensors
 from ddlf.training.checkpoints.checkpoint import Checkpoint, CheckpointFolder
 from ddlf.training.checkpoints.durable import seal, unseal
 from ddlf.training.checkpoints.journal import JOURNAL
-from ddlf.training.keeper import Keeper
-from ddlf.training.ledger import Ledger
+from ddlf.training.checkpoints.keeper import Keeper
+from ddlf.training.exchanges.states import SlotStates
 from ddlf.training.progress import Progress
-from ddlf.training.roles.describe import describe
-from ddlf.training.states import SlotStates
+from ddlf.training.samples.ledger import Ledger
+from ddlf.training.slot.build import describe
 from tests.patience import PATIENCE_S
 from tests.training.models import equal
 
@@ -737,7 +737,7 @@ async def test_a_keeper_that_is_interrupted_lets_the_folder_go(tmp_path):
     progress = Progress(weights=[np.zeros(2)], ledger=Ledger(1), version=1)
     with (
         mock.patch.object(CheckpointFolder, "save", side_effect=CheckpointError("no space")),
-        mock.patch("ddlf.training.keeper.MAX_FAILURES", 1),
+        mock.patch("ddlf.training.checkpoints.keeper.MAX_FAILURES", 1),
         pytest.raises(CheckpointError),
     ):
         await keeper.last(progress)

@@ -13,9 +13,9 @@ from ddlf.algorithms.outer import Nesterov
 from ddlf.errors import AppError, CheckpointMismatch, RemoteError
 from ddlf.events import Warned
 from ddlf.testing import FakeRun, in_process_cluster
-from ddlf.training.evaluation import compute
-from ddlf.training.resume import check_settings
-from ddlf.training.roles.build import may_count
+from ddlf.training.checkpoints.resume import check_settings
+from ddlf.training.evaluation.master import compute
+from ddlf.training.slot.build import may_count
 from tests.training.models import WIDE, Blobs, Quick, app, distance, equal
 from tests.training.test_failures import start_here  # noqa: F401  the same fixture
 
@@ -496,7 +496,7 @@ async def test_optimizer_averages_become_the_weights_at_the_end_as_in_the_star(c
 async def test_sharded_run_evaluates_on_a_worker_to_the_same_metrics(cluster, monkeypatch, codec):
     here = []
     monkeypatch.setattr(
-        "ddlf.training.evaluation.compute", lambda *args, **more: here.append(args[1]) or compute(*args, **more)
+        "ddlf.training.evaluation.master.compute", lambda *args, **more: here.append(args[1]) or compute(*args, **more)
     )
     found, tested_here = [], []
     for exchange in ("star", "sharded"):

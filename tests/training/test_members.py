@@ -9,8 +9,8 @@ import pytest
 from ddlf.data.parts import content_of
 from ddlf.errors import AppError, ConnectError, WorkerLost
 from ddlf.testing import FakeRun
+from ddlf.training.crew.opening import _check_models
 from ddlf.training.exchanges.members import Members
-from ddlf.training.opening import _check_models
 from ddlf.training.weights_ref import WeightsRef
 
 DATA = {"x_test": np.arange(6.0), "y_test": np.arange(6), "x_val": np.ones(3)}

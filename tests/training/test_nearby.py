@@ -7,8 +7,8 @@ from ddlf.data.spread import shares
 from ddlf.errors import ConfigError, ConnectError, DatasetError, WorkerLost
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.testing.files import MadeUp
-from ddlf.training.nearby import check_all_there, held
-from ddlf.training.schedule import Finished, Lost, Ready, Schedule, Start, Wanted
+from ddlf.training.crew.schedule import Finished, Lost, Ready, Schedule, Start, Wanted
+from ddlf.training.samples.files import check_all_there, held
 
 SIZES = (26, 25) * 4
 """204 samples."""

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddlf.training.schedule import (
+from ddlf.training.crew.schedule import (
     Ended,
     Finished,
     GiveUp,

@@ -33,7 +33,7 @@ def on_the_master(monkeypatch, short_waits):
         found.append(weights)
         return {"loss": mean_of(weights)}
 
-    monkeypatch.setattr("ddlf.training.evaluation.compute", compute)
+    monkeypatch.setattr("ddlf.training.evaluation.master.compute", compute)
     monkeypatch.setattr("ddlf.training.start.check_test_data", lambda app: None)
     return found
 

@@ -10,7 +10,7 @@ from ddlf.algorithms.flat_weights import Rows
 from ddlf.errors import AppMissing, ClusterTooSmall, ConfigError, ConnectError
 from ddlf.events import Warned
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
-from ddlf.training.crew import Crew
+from ddlf.training.crew.crew import Crew
 from ddlf.training.exchanges.peers import played_here
 from ddlf.training.roles import SERVERS
 from ddlf.training.strategies.downpour.server import Server, Servers

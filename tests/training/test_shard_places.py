@@ -10,7 +10,7 @@ from ddlf.errors import CheckpointMismatch, ConfigError, ExecutorCrashed, Worker
 from ddlf.events import SlotStarted, Warned, WorkerReturned
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker, fake_run
 from ddlf.testing.fake_downpour import gradient
-from ddlf.training.crew import Crew
+from ddlf.training.crew.crew import Crew
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 CHANCE = np.random.default_rng(1)

@@ -10,7 +10,7 @@ from ddlf.errors import CheckpointError, WorkerLost
 from ddlf.events import CheckpointFailed, CheckpointWritten, Warned
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
-from ddlf.training.keeper import Keeper
+from ddlf.training.checkpoints.keeper import Keeper
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 CHANCE = np.random.default_rng(2)

@@ -9,7 +9,7 @@ from ddlf.errors import CheckpointMismatch, ConfigError
 from ddlf.events import Warned
 from ddlf.testing import FakeRun
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
-from ddlf.training.threads import chosen_threads, given_threads, unused_cores
+from ddlf.training.crew.threads import chosen_threads, given_threads, unused_cores
 from tests.training.models import equal
 
 

@@ -27,9 +27,9 @@ from ddlf.extras.advice.rules import RULES
 from ddlf.extras.advice.rules.run import watched
 from ddlf.extras.advice.source import Ignore, Sources, text_of
 from ddlf.training.context import App
+from ddlf.training.evaluation.master import check_test
 from ddlf.training.registry import spec_of
 from ddlf.training.roles import have_keras
-from ddlf.training.roles.evaluable import check_test
 
 if TYPE_CHECKING:
     from ddlf.cluster.cluster import Cluster

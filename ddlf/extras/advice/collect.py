@@ -19,11 +19,11 @@ from ddlf.extras.advice.network import has_own_step, heads_of, is_own, layers_of
 from ddlf.extras.advice.source import Sources, text_of
 from ddlf.rpc.code import own_modules
 from ddlf.rpc.iworker import awaited
-from ddlf.training.callback_checks import check, warnings, warnings_of_master
+from ddlf.training.callbacks.checks import check, warnings, warnings_of_master
 from ddlf.training.context import App
 from ddlf.training.registry import flat, spec_of
 from ddlf.training.roles import have_keras
-from ddlf.training.roles.build import fresh_names, left_behind, ready_model
+from ddlf.training.slot.build import fresh_names, left_behind, ready_model
 from ddlf.worker import machine
 
 SETTINGS = (

@@ -25,7 +25,7 @@ from ddlf.errors import DDLFError, NotPicklable
 from ddlf.extras.advice.facts import Facts, Head
 from ddlf.rpc.code import is_installed, pickle_object, unpickle
 from ddlf.training.context import App
-from ddlf.training.roles.build import describe_weights
+from ddlf.training.slot.build import describe_weights
 
 if TYPE_CHECKING:
     from ddlf.cluster.cluster import Cluster

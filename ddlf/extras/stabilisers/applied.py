@@ -10,7 +10,7 @@ from ddlf.algorithms.multipliers import MULTIPLIERS, ByName
 from ddlf.algorithms.schedules import SCHEDULE
 from ddlf.errors import AppError, ConfigError
 from ddlf.training.context import App
-from ddlf.training.roles.optimizers import chain, innermost, unwrapped
+from ddlf.training.slot.optimizers import chain, innermost, unwrapped
 
 MARK = "_ddlf_stabilised"
 """Where a model has the settings that are in its optimizer."""

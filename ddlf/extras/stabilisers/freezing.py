@@ -14,7 +14,7 @@ from ddlf.algorithms.multipliers import factors
 from ddlf.errors import ConfigError
 from ddlf.extras.stabilisers.multipliers import Multipliers, factor_of
 from ddlf.extras.stabilisers.wrapper import Wrapper
-from ddlf.training.roles.run_position import read
+from ddlf.training.slot.run_position import read
 
 
 def depths(model: Any) -> dict[str, tuple[int, int]]:

@@ -10,7 +10,7 @@ import keras
 
 from ddlf.errors import ConfigError
 from ddlf.extras.stabilisers.wrapper import Wrapper
-from ddlf.training.roles.optimizers import chain
+from ddlf.training.slot.optimizers import chain
 
 FACTORS = "_ddlf_factors"
 """Where a model has the factors that each optimizer of it is to have."""

@@ -8,7 +8,7 @@ import keras
 
 from ddlf.algorithms.schedules import SCHEDULE
 from ddlf.errors import ConfigError
-from ddlf.training.roles.run_position import read
+from ddlf.training.slot.run_position import read
 
 
 @keras.saving.register_keras_serializable(package="ddlf")

@@ -11,7 +11,7 @@ import keras
 from ddlf.errors import ConfigError
 from ddlf.extras.stabilisers.multipliers import with_factors_of
 from ddlf.extras.stabilisers.wrapper import SPARED
-from ddlf.training.roles.optimizers import innermost
+from ddlf.training.slot.optimizers import innermost
 
 
 def weighed(losses: Any, log_variances: Any, ops: Any) -> Any:
@@ -68,7 +68,7 @@ class Uncertain(keras.Model):  # type: ignore[misc]
 
     @property
     def wrapped_model(self) -> Any:
-        """See ``ddlf.training.roles.optimizers.unwrapped``."""
+        """See ``ddlf.training.slot.optimizers.unwrapped``."""
         return self.inner
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:

@@ -9,7 +9,7 @@ import keras
 from keras.src.utils import tracking
 
 from ddlf.errors import ConfigError
-from ddlf.training.roles.optimizers import chain
+from ddlf.training.slot.optimizers import chain
 
 SPARED = "uncertainty_log_variance"
 """In the paths of weights that nothing clips: ``uncertainty`` trains them beside those of the model."""

@@ -13,12 +13,12 @@ from ddlf.algorithms.update_check import Verdict
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.events import Event, SlotMoved
-from ddlf.training.restoring import Restoring
+from ddlf.training.checkpoints.restoring import Restoring
+from ddlf.training.exchanges.states import SlotStates
 from ddlf.training.roles import REPLICA
+from ddlf.training.samples.steps import PlannedSteps
 from ddlf.training.slot.parts.fragments import changed, exchanged
 from ddlf.training.slot.task import Reply, Task
-from ddlf.training.states import SlotStates
-from ddlf.training.steps import PlannedSteps
 
 
 class WeightSource(Protocol):

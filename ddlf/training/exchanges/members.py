@@ -18,12 +18,12 @@ from ddlf.cluster.introduce import no_way
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.data.parts import content_of
 from ddlf.errors import ConnectError, DDLFError
+from ddlf.training.checkpoints.restoring import Restoring
 from ddlf.training.context import App
-from ddlf.training.crew import Crew
-from ddlf.training.recovery import LOSS, end_all
-from ddlf.training.restoring import Restoring
+from ddlf.training.crew.crew import Crew
+from ddlf.training.crew.recovery import LOSS, end_all
+from ddlf.training.evaluation.model import EVALUATION_BATCH
 from ddlf.training.roles import EXCHANGE, REPLICA
-from ddlf.training.roles.evaluation import EVALUATION_BATCH
 from ddlf.training.slot.task import Reply
 
 Member = tuple[int, int]

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddlf.training.context import App
-from ddlf.training.roles.evaluation import beside, evaluate
+from ddlf.training.evaluation.model import beside, evaluate
 from ddlf.training.slot.replica import Replica
 from ddlf.worker.methods import concurrent
 

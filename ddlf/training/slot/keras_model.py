@@ -5,6 +5,8 @@ Runs in the executor, on the thread of Keras.
 
 from __future__ import annotations
 
+import contextlib
+import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -14,18 +16,22 @@ from ddlf.algorithms.local_rules import LOCAL, Control, LocalRule, Plain
 from ddlf.algorithms.weights import Weights
 from ddlf.data.parts import place_of
 from ddlf.errors import AppError, ConfigError
-from ddlf.training.callback_checks import look_at_batches
+from ddlf.training.callbacks.checks import look_at_batches
 from ddlf.training.context import App
+from ddlf.training.evaluation.metrics import NOTHING_COUNTED, counted_names, read_state, scalars
 from ddlf.training.exchanges.gradient.step import Gradients
-from ddlf.training.roles.build import describe_weights
-from ddlf.training.roles.describe import describe_optimizer
-from ddlf.training.roles.metrics import NOTHING_COUNTED, counted_names, read_state, scalars
-from ddlf.training.roles.optimizer_state import no_final_averages, read_optimizer, write_optimizer, write_rates
-from ddlf.training.roles.optimizers import HELD_PATH, innermost
-from ddlf.training.roles.quick_step import quick_step
-from ddlf.training.roles.randomness import keeps_a_seed, reseed
-from ddlf.training.roles.run_position import RunPosition
-from ddlf.training.roles.statistics import measured
+from ddlf.training.slot.build import describe_optimizer, describe_weights
+from ddlf.training.slot.optimizers import (
+    HELD_PATH,
+    innermost,
+    no_final_averages,
+    read_optimizer,
+    write_optimizer,
+    write_rates,
+)
+from ddlf.training.slot.quick_step import quick_step
+from ddlf.training.slot.run_position import RunPosition
+from ddlf.training.slot.statistics import measured
 from ddlf.training.slot.task import Task
 
 STEPS_PER_EXECUTION = 16
@@ -79,7 +85,7 @@ class KerasModel:
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         if app.optimizer_state == "fresh":
-            from ddlf.training.roles.continued_schedule import continue_schedule
+            from ddlf.training.slot.continued_schedule import continue_schedule
 
             continue_schedule(model.optimizer)
         self._position = RunPosition.of(model.optimizer)
@@ -392,3 +398,89 @@ def masked_loss(model: Any) -> Any:
             hint="give the weights of samples (w_train) in the place of Masked",
         )
     return found[0] if found else None
+
+
+FROM_TRACING = (
+    "RandomStandardNormal",
+    "RandomUniform",
+    "TruncatedNormal",
+    "RandomShuffle",
+    "RandomGamma",
+    "RandomPoisson",
+    "Multinomial",
+)
+"""Prefixes of TensorFlow operations that keep the seed that was set when the step was compiled."""
+
+_functions: dict[str, bool] = {}
+"""TensorFlow functions by name, and whether they keep a seed. Each operation that runs by itself has one, too."""
+
+
+def set_seed(seed: int) -> None:
+    """Set all seeds like ``keras.utils.set_random_seed``, but faster with TensorFlow.
+
+    ``tf.random.set_seed`` also discards all prepared functions, so that functions with a seed restart. To prepare the
+    training step again took 0.06 to 0.15 s in each round of a small model. So this happens only if a function does keep
+    a seed.
+    """
+    import keras
+    from keras.src.backend.common import global_state
+    from keras.src.utils import rng_utils
+
+    if keras.backend.backend() != "tensorflow":
+        keras.utils.set_random_seed(seed)
+        return
+    from tensorflow import errors
+    from tensorflow.python.eager.context import context
+
+    names = context().list_function_names()
+    for name in names - _functions.keys():
+        with contextlib.suppress(errors.NotFoundError):  # another thread has just released it
+            _functions[name] = any(map(draws, context().get_function_def(name).node_def))
+    if any(map(_functions.get, names)):
+        keras.utils.set_random_seed(seed)
+    else:
+        global_state.set_global_attribute(rng_utils.GLOBAL_RANDOM_SEED, seed)
+        random.seed(seed)
+        np.random.seed(seed)
+        context()._seed, context()._rng = seed, random.Random(seed)
+
+
+def draws(node: Any) -> bool:
+    """Return whether an operation of a TensorFlow graph keeps a seed."""
+    return bool(node.op.startswith(FROM_TRACING))
+
+
+def reseed(model: Any, seed: tuple[int, ...]) -> None:
+    """Set every random state of Keras from a slot's seed, so that the result does not depend on the worker.
+
+    Layers such as Dropout have seed generators. Their variables are not weights, so they do not travel with them.
+    ``keras.random`` without a seed has one global generator, which compiled steps keep using: this function sets its
+    state instead of replacing it. ``tf.random`` without a seed has no such variable; see ``keeps_a_seed``.
+    """
+    from keras.src.backend.common import global_state
+    from keras.src.random import seed_generator
+
+    common = seed_generator.global_seed_generator()
+    words = np.random.SeedSequence(seed).generate_state(2)
+    set_seed(int(words[0]))
+    global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, common)
+    states = [v for v in model.non_trainable_variables if v.path.endswith("seed_generator_state")]
+    for number, state in enumerate([*states, common.state]):
+        # 31 bits fit every type of state in all backends.
+        words = np.random.SeedSequence([*seed, number]).generate_state(2) >> np.uint32(1)
+        state.assign(words.astype(str(state.dtype)))
+
+
+def keeps_a_seed(model: Any) -> bool:
+    """Return whether the compiled TensorFlow training step draws random numbers from its seed at compilation."""
+    for cell in getattr(getattr(model, "train_function", None), "__closure__", None) or ():
+        try:
+            compiled: list[Any] = getattr(cell.cell_contents, "_list_all_concrete_functions", list)()
+        except ValueError:  # an empty cell
+            continue
+        for concrete in compiled:
+            graph = concrete.graph.as_graph_def()
+            nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+            if any(map(draws, nodes)):
+                return True
+    return False

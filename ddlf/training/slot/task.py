@@ -21,7 +21,7 @@ from ddlf.algorithms.streaming import put
 from ddlf.algorithms.update_check import Fault
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppMissing, ProtocolError
-from ddlf.training.roles.run_position import Steps
+from ddlf.training.slot.run_position import Steps
 
 SlotState = dict[str, list[Any]]
 """Groups of arrays by name. An array is None if the slot has no value for this tensor."""

@@ -17,7 +17,7 @@ from ddlf.extras.advice.processes import differences, is_of_this_machine
 from ddlf.extras.advice.report import as_json, as_sarif, explained, lines
 from ddlf.extras.advice.rules import RULES
 from ddlf.extras.advice.source import Sources
-from ddlf.training.roles.build import ready_model
+from ddlf.training.slot.build import ready_model
 from tests.extras.advice.cases import CASES, FACTS
 from tests.extras.advice.test_source import TEXT
 from tests.later import Later

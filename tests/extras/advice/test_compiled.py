@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from ddlf.extras.advice.network import heads_of, layers_of, optimizer_of
-from ddlf.training.callback_checks import warnings_of_master
+from ddlf.training.callbacks.checks import warnings_of_master
 
 
 def compiled(loss="binary_crossentropy", optimizer="adam", metrics=()):

@@ -5,7 +5,7 @@ import pytest
 
 from ddlf.errors import AppError, ConfigError
 from ddlf.extras.stabilisers.applied import stabilised
-from ddlf.training.roles.optimizers import chain
+from ddlf.training.slot.optimizers import chain
 from tests.training.models import Blobs, app, distance, small_model
 
 pytestmark = pytest.mark.slow
@@ -26,7 +26,7 @@ def named(model):
     ],
 )
 def test_multipliers_are_around_the_optimizer(rule, kinds):
-    from ddlf.training.roles.build import fresh_names
+    from ddlf.training.slot.build import fresh_names
 
     with fresh_names():
         model = small_model()

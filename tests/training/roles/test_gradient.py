@@ -12,7 +12,7 @@ from ddlf.algorithms.merge import Mean, merged
 from ddlf.algorithms.partition import equal_sizes, partition
 from ddlf.errors import AppError, ConfigError
 from ddlf.training.exchanges.gradient.step import Gradients, Step, check_model
-from ddlf.training.roles.optimizer_state import final_weights, read_optimizer
+from ddlf.training.slot.optimizers import final_weights, read_optimizer
 from tests.training.models import Blobs, blobs, distance
 
 X, Y = (array.astype("f8") for array in blobs(203))

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ddlf.training.roles.quick_step import SMALL, quick_step
 from ddlf.training.slot.feed import make_feed
+from ddlf.training.slot.quick_step import SMALL, quick_step
 
 pytestmark = pytest.mark.slow  # each model is compiled twice
 

@@ -15,9 +15,9 @@ from ddlf.data.sources import open_source
 from ddlf.data.split import split
 from ddlf.errors import AppError, DatasetError
 from ddlf.testing import FakeWorker
-from ddlf.training.evaluation_there import added
-from ddlf.training.roles.evaluation import counts, evaluate, fitting
-from ddlf.training.roles.metrics import MetricMerge
+from ddlf.training.evaluation.metrics import MetricMerge
+from ddlf.training.evaluation.model import counts, evaluate, fitting
+from ddlf.training.evaluation.workers import added
 from ddlf.training.slot.feed import FileFeed
 from ddlf.training.slot.replica import Replica
 from tests.patience import PATIENCE_S

@@ -12,7 +12,7 @@ from ddlf.algorithms.encoding import decode_update
 from ddlf.data.array_cache import ArrayCache
 from ddlf.errors import AppError
 from ddlf.testing import FakeWorker
-from ddlf.training.roles.optimizer_state import read_optimizer
+from ddlf.training.slot.optimizers import read_optimizer
 from ddlf.training.slot.replica import Replica
 from ddlf.training.slot.task import CONTROL
 from tests.training.models import Blobs, distance, equal

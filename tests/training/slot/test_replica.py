@@ -13,9 +13,9 @@ from ddlf.data.parts import check_data
 from ddlf.errors import AppError, AppMissing
 from ddlf.testing import FakeWorker
 from ddlf.training.roles import randomness
-from ddlf.training.roles.build import describe_weights
-from ddlf.training.roles.optimizer_state import final_weights, read_optimizer
-from ddlf.training.roles.randomness import reseed
+from ddlf.training.slot.build import describe_weights
+from ddlf.training.slot.keras_model import reseed
+from ddlf.training.slot.optimizers import final_weights, read_optimizer
 from ddlf.training.slot.replica import Replica, run_train
 from ddlf.training.slot.task import Task
 from tests.training.models import Blobs, blobs, distance, equal, small_model

@@ -93,7 +93,7 @@ def save_with_text(model: Any, path: Path) -> None:
         ConfigError: No text can describe the model; it is saved as a ``.keras`` file beside the path instead.
     """
     from ddlf.extras.text.conversion.describe import describe
-    from ddlf.training.roles.optimizers import unwrapped
+    from ddlf.training.slot.optimizers import unwrapped
 
     notation = getattr(model, "notation", None)
     try:

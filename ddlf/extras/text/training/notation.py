@@ -39,7 +39,7 @@ from ddlf.extras.text.training.given import by_names, check_rows, check_shapes, 
 from ddlf.extras.text.training.shipped import WEIGHTS, place_of, text_of
 from ddlf.training.context import App
 from ddlf.training.registry import DEFAULTS, SETTINGS
-from ddlf.training.roles.run_position import followers
+from ddlf.training.slot.run_position import followers
 
 SET_RATES = ("LearningRateScheduler", "ReduceLROnPlateau")
 """Callbacks of Keras that need a rate that can be set."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ddlf.errors import ConfigError
 from ddlf.training.context import App
-from ddlf.training.crew import Crew
+from ddlf.training.crew.crew import Crew
+from ddlf.training.crew.recovery import LOSS
 from ddlf.training.exchanges.members import cannot_reach
 from ddlf.training.exchanges.sharded.settings import Sharded
 from ddlf.training.exchanges.star.settings import Star
-from ddlf.training.recovery import LOSS
 from ddlf.training.refusals import check
 from ddlf.training.spec import RunSpec
 

@@ -11,7 +11,7 @@ from ddlf.training.strategy import Exchange
 
 if TYPE_CHECKING:
     from ddlf.training.context import App
-    from ddlf.training.crew import Crew
+    from ddlf.training.crew.crew import Crew
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,10 @@ from ddlf.algorithms.weights import Tensor, Weights, difference, is_float
 from ddlf.data.trees import tree_map
 from ddlf.errors import AppError, ConfigError
 from ddlf.training.context import App
-from ddlf.training.roles.build import first_rows
-from ddlf.training.roles.metrics import scalars
-from ddlf.training.roles.optimizer_state import read_optimizer, write_optimizer
-from ddlf.training.roles.optimizers import chain
-from ddlf.training.roles.run_position import followers
+from ddlf.training.evaluation.metrics import scalars
+from ddlf.training.slot.build import first_rows
+from ddlf.training.slot.optimizers import chain, read_optimizer, write_optimizer
+from ddlf.training.slot.run_position import followers
 
 AT_FIRST = "_ddlf_at_first"
 """Attribute of an optimizer with its initial state, because Keras cannot reset it."""

@@ -12,14 +12,14 @@ import numpy as np
 from ddlf.algorithms.ranges import Slice, cut, pieces, put, within
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import ClusterTooSmall, ConfigError
+from ddlf.training.checkpoints.writing import AT_ONCE, Writing
+from ddlf.training.crew.recovery import LOSS
 from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.exchanges.sharded.copies import arrays_of, empty_of, left_parts
 from ddlf.training.exchanges.sharded.means import MeanPlan
-from ddlf.training.recovery import LOSS
+from ddlf.training.exchanges.states import SlotStates
 from ddlf.training.run import Run
-from ddlf.training.slices import AT_ONCE, Writing
 from ddlf.training.slot.task import Reply
-from ddlf.training.states import SlotStates
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -30,18 +30,18 @@ from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import BadUpdate, ConfigError, DDLFError
 from ddlf.events import Warned
 from ddlf.training.checkpoints.slices import OUTER, WEIGHTS
-from ddlf.training.evaluation import to_its_end
+from ddlf.training.checkpoints.writing import OnWorkers, Writing, reading_left
+from ddlf.training.crew.recovery import LOSS, first_line
+from ddlf.training.evaluation.master import to_its_end
 from ddlf.training.exchanges.members import Member, Members
+from ddlf.training.exchanges.recalibration import measured_there
 from ddlf.training.exchanges.sharded.layout import HeldWeights, Layout, means_of
 from ddlf.training.exchanges.sharded.means import MeanPlan
 from ddlf.training.exchanges.sharded.plan import Plan
 from ddlf.training.exchanges.sharded.updates import Gone, Together, verdicts, weighed
-from ddlf.training.recalibration import measured_there
-from ddlf.training.recovery import LOSS, first_line
+from ddlf.training.exchanges.streaming import fragments_of
 from ddlf.training.run import Ended, Round, Run
-from ddlf.training.slices import OnWorkers, Writing, reading_left
 from ddlf.training.slot.task import Reply, Task
-from ddlf.training.streaming import fragments_of
 from ddlf.training.weights_ref import WeightsRef, local, shapes, slices_of
 
 HOLDERS = 2

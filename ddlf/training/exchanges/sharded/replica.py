@@ -11,9 +11,9 @@ from ddlf.training.exchanges.peers import Unreached, calls_of
 from ddlf.training.exchanges.replica import HoldingReplica
 from ddlf.training.exchanges.sharded.worker import ShardedWorker
 from ddlf.training.roles import COPIES, EXCHANGE, REPLICA
-from ddlf.training.roles.statistics import moving
 from ddlf.training.slot.parts.fragments import exchanged
 from ddlf.training.slot.parts.transfer import whole
+from ddlf.training.slot.statistics import moving
 from ddlf.training.slot.task import Reply, SlotState, Task
 from ddlf.worker.activity import Shard
 from ddlf.worker.methods import concurrent

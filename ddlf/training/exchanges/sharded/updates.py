@@ -21,9 +21,9 @@ from ddlf.algorithms.update_check import Comparison, Fault, Limits, Verdict, com
 from ddlf.algorithms.weights import Weights, is_float
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import BadUpdate, ClusterTooSmall, ConnectError, DDLFError
+from ddlf.training.crew.recovery import LOSS, end_all
 from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.exchanges.sharded.pairs import Pairs
-from ddlf.training.recovery import LOSS, end_all
 from ddlf.training.run import Run, check, unfit
 from ddlf.training.slot.task import Reply, Task
 

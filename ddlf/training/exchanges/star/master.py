@@ -15,7 +15,7 @@ from ddlf.algorithms.streaming import put
 from ddlf.algorithms.update_check import Verdict
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.training.restoring import Restoring
+from ddlf.training.checkpoints.restoring import Restoring
 from ddlf.training.slot.task import Reply
 
 

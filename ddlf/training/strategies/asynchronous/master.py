@@ -27,9 +27,9 @@ from ddlf.algorithms.outer import OuterOptimizer, Subtract
 from ddlf.algorithms.staleness import Constant, Staleness
 from ddlf.events import Warned
 from ddlf.events.record import accuracy
-from ddlf.training.arrivals import arrivals
 from ddlf.training.run import Run
 from ddlf.training.slot.task import Reply
+from ddlf.training.strategies.arrivals import arrivals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

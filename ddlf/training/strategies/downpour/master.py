@@ -27,17 +27,17 @@ from ddlf.algorithms.flat_weights import Row, Rows
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import ClusterTooSmall, ConfigError, ConnectError, DDLFError
 from ddlf.events import UpdateRejected, Warned
-from ddlf.training.arrivals import arrivals
 from ddlf.training.checkpoints.slices import PUSHED, WEIGHTS
+from ddlf.training.checkpoints.writing import Writing
 from ddlf.training.context import App
-from ddlf.training.evaluation import to_its_end
+from ddlf.training.crew.recovery import end_all, first_line
+from ddlf.training.evaluation.master import to_its_end
+from ddlf.training.evaluation.model import EVALUATION_BATCH
 from ddlf.training.exchanges.members import Members
-from ddlf.training.recovery import end_all, first_line
 from ddlf.training.refusals import check
-from ddlf.training.roles.evaluation import EVALUATION_BATCH
 from ddlf.training.run import Run
-from ddlf.training.slices import Writing
 from ddlf.training.slot.task import Reply
+from ddlf.training.strategies.arrivals import arrivals
 from ddlf.training.strategies.downpour.placement import Placement
 from ddlf.training.strategies.downpour.replica import shares
 from ddlf.training.strategies.downpour.server import shard_parts

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ClusterTooSmall, ConnectError, RequestTimeout
 from ddlf.events import Warned
+from ddlf.training.crew.recovery import LOSS, end_all, first_line
 from ddlf.training.exchanges.members import Member, Members
-from ddlf.training.recovery import LOSS, end_all, first_line
 from ddlf.training.refusals import check
 from ddlf.training.run import Run
 from ddlf.training.strategies.downpour.client import name_of

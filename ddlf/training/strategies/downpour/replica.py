@@ -25,11 +25,10 @@ from ddlf.training.context import App
 from ddlf.training.exchanges.peers import Unreached, calls_of
 from ddlf.training.exchanges.replica import HoldingReplica
 from ddlf.training.roles import REPLICA, SERVERS
-from ddlf.training.slot.app import run_train
 from ddlf.training.slot.keras_model import KerasModel
 from ddlf.training.slot.parts.callbacks import WorkerCallbacks
 from ddlf.training.slot.parts.optimizer import OptimizerState
-from ddlf.training.slot.replica import MOVED_EVERY_S
+from ddlf.training.slot.replica import MOVED_EVERY_S, run_train
 from ddlf.training.slot.task import MOST_FILES, Reply, Task
 from ddlf.training.strategies.downpour.client import ModelReplica, record, replicas_of
 from ddlf.training.strategies.downpour.server import Servers

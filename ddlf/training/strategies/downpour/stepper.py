@@ -15,9 +15,9 @@ import numpy as np
 
 from ddlf.algorithms.flat_weights import Row, Rows
 from ddlf.errors import AppError, ConfigError
-from ddlf.training.roles.optimizers import chain, innermost
-from ddlf.training.roles.quick_step import SMALL
-from ddlf.training.roles.run_position import RunPosition, Steps
+from ddlf.training.slot.optimizers import chain, innermost
+from ddlf.training.slot.quick_step import SMALL
+from ddlf.training.slot.run_position import RunPosition, Steps
 
 
 class Stepper:

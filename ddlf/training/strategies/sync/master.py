@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 
 from ddlf.algorithms.merge import Mean, Rule
 from ddlf.algorithms.outer import OuterOptimizer, Subtract
-from ddlf.training.recalibration import recalibrated
+from ddlf.training.exchanges.recalibration import recalibrated
+from ddlf.training.exchanges.streaming import fragments_of
 from ddlf.training.run import Ended, Run
-from ddlf.training.streaming import fragments_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,7 @@ def test_a_sample_that_is_an_outlier_is_noticed_and_bytes_have_none():
 
 def test_training_alone_goes_by_what_is_said_and_decided_of_a_run():
     """The last step of all has the rate of the end, also when training goes on; rare classes count more."""
-    from ddlf.training.roles.optimizers import chain, innermost
+    from ddlf.training.slot.optimizers import chain, innermost
 
     text = DIGITS + 'train:schedule "warmup:0.5,linear"; train:clip rolling; train:batch 16;'
     found = Notation(text)
@@ -120,7 +120,7 @@ TASKS = (
 def test_losses_of_different_size_are_weighed_by_uncertainty(tmp_path):
     """Decided, trained, written down, saved with the weights of the model alone, and read again."""
     from ddlf.extras.stabilisers import Uncertain
-    from ddlf.training.roles.optimizers import chain, unwrapped
+    from ddlf.training.slot.optimizers import chain, unwrapped
 
     x = RANDOM.normal(size=(64, 2)).astype("float32")
     y = {"near": x[:, :1], "far": 100 * x[:, 1:]}

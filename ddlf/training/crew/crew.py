@@ -17,8 +17,8 @@ from ddlf import events
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import DDLFError, ExecutorCrashed, LeaseError
-from ddlf.training.recovery import LOSS, Recovery, end_all, first_line, too_small, why_nobody
-from ddlf.training.schedule import Ended, Finished, GiveUp, Lost, Ready, RoundBegan, Schedule, Start, Stop, Wanted
+from ddlf.training.crew.recovery import LOSS, Recovery, end_all, first_line, too_small, why_nobody
+from ddlf.training.crew.schedule import Ended, Finished, GiveUp, Lost, Ready, RoundBegan, Schedule, Start, Stop, Wanted
 
 WAIT_FOR_WORKERS_S = 60.0
 MAX_REJECTED = 3

@@ -15,11 +15,11 @@ from ddlf.events.record import RoundRecord
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.checkpoints.contents import Checkpoint
 from ddlf.training.checkpoints.slices import Slices
+from ddlf.training.checkpoints.stored import with_states
+from ddlf.training.checkpoints.writing import Writing
+from ddlf.training.exchanges.states import SlotStates
 from ddlf.training.progress import Progress
-from ddlf.training.slices import Writing
 from ddlf.training.slot.task import Reply, SlotState
-from ddlf.training.states import SlotStates
-from ddlf.training.stored import with_states
 
 RECENT = 256
 """Number of recent records that are checked for a late evaluation; at most as many as slots can be late."""

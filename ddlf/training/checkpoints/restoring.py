@@ -21,10 +21,10 @@ from ddlf.training.checkpoints import tensors
 from ddlf.training.checkpoints.contents import Checkpoint
 from ddlf.training.checkpoints.restored import numbers_of, place_of, raised
 from ddlf.training.checkpoints.slices import WEIGHTS, Slices
-from ddlf.training.crew import Crew
+from ddlf.training.checkpoints.stored import KEPT, SLOTS
+from ddlf.training.crew.crew import Crew
+from ddlf.training.crew.recovery import LOSS
 from ddlf.training.progress import Progress
-from ddlf.training.recovery import LOSS
-from ddlf.training.stored import KEPT, SLOTS
 from ddlf.training.weights_ref import WeightsRef
 
 

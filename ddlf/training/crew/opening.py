@@ -26,17 +26,14 @@ from ddlf.events.phases import Phase, PhasesInTurn
 from ddlf.extras import hooks
 from ddlf.rpc.code import PickleOnce
 from ddlf.rpc.iworker import awaited
-from ddlf.training.context import App
-from ddlf.training.crew import Crew
-from ddlf.training.nearby import check_all_there, held
-from ddlf.training.reading import files_of
+from ddlf.training.context import App, travels
+from ddlf.training.crew.crew import Crew
+from ddlf.training.crew.threads import chosen_threads, given_threads, unused_cores
 from ddlf.training.reporting import hooked
 from ddlf.training.roles import PRELOADED, REPLICA, have_keras
-from ddlf.training.roles.build import describe_weights, fresh_names, ready_model
-from ddlf.training.roles.travels import travels
-from ddlf.training.slot.app import no_exit
-from ddlf.training.slot.replica import Replica
-from ddlf.training.threads import chosen_threads, given_threads, unused_cores
+from ddlf.training.samples.files import check_all_there, files_of, held
+from ddlf.training.slot.build import describe_weights, fresh_names, ready_model
+from ddlf.training.slot.replica import Replica, no_exit
 
 ASKED_S = 10.0
 """How long the master delays its own loading until workers confirm that they have the app, in seconds."""

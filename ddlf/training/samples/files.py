@@ -1,26 +1,83 @@
-"""Partition files on the workers' own disks: which worker has the data of a slot. Runs on the master.
-
-The bits of a result belong to the slot, so any worker may carry it. A slot goes to the worker that has most of its
-bytes (``schedule.py``). That worker gets the missing files from other workers, never from the master. For
-this the master introduces the workers to each other.
-"""
+"""Decides whether a run can train on partition files, and how it reads them. Runs on the master."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ddlf.algorithms.reading_order import Portion
+from ddlf.algorithms.reading_order import SHUFFLE, Portion
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
+from ddlf.data.data_set import DataSet
 from ddlf.errors import DatasetError
+from ddlf.events import Event, FilesChanged, Warned
 from ddlf.training.context import App
-from ddlf.training.crew import Crew, Work
-from ddlf.training.recovery import LOSS
+from ddlf.training.crew.crew import Crew, Work
+from ddlf.training.crew.recovery import LOSS
+from ddlf.training.progress import Progress
+from ddlf.training.refusals import USUAL_SHUFFLE, check_arrays, check_files
+
+if TYPE_CHECKING:
+    from ddlf.data.data_set import DataSet
+    from ddlf.training.slot.task import Reply
+    from ddlf.training.spec import RunSpec
+
+
+def files_of(app: App) -> DataSet | None:
+    """Return the data set at a place that an app trains on; None for arrays."""
+    found: DataSet | None = getattr(app, "train_data", None)
+    return found
+
+
+def settled(app: App, spec: RunSpec) -> RunSpec:
+    """Return the spec with the shuffle rule for partition files; refuse settings that do not fit the kind of data.
+
+    Args:
+        app: The user's ``IApp``, with its data.
+        spec: The run.
+
+    Raises:
+        ConfigError: Names the setting.
+    """
+    data = files_of(app)
+    if data is None:
+        some = any(getattr(app, f"{part}_data", None) is not None for part in ("val", "test"))
+        check_arrays(spec, other_files=some)
+        return spec
+    rule = spec.data.shuffle or SHUFFLE.read("none" if data.in_order else USUAL_SHUFFLE)
+    spec = replace(spec, data=replace(spec.data, shuffle=rule))
+    check_files(spec, data)
+    return spec
+
+
+def left_out(
+    reply: Reply, data: DataSet, warned: set[tuple[int, int]], emit: Callable[[Event], None]
+) -> tuple[list[int], ...]:
+    """Return the numbers of the damaged files that a worker left out, for the ledger.
+
+    Args:
+        reply: The worker's reply, which names them.
+        data: The data set.
+        warned: Version and number of the files that a warning has named; receives those of the reply.
+        emit: Receives a warning for each other file.
+    """
+    assert isinstance(reply.task.indices, Portion)  # the reply was checked when it was decoded
+    version = reply.task.indices.version
+    files = data.at(version).manifest.files
+    for number, _ in reply.skipped:
+        if (version, number) not in warned:
+            warned.add((version, number))
+            file = files[number]
+            ids = f"{file.first:,} to {file.first + file.samples - 1:,}"
+            why = f"{file.name} cannot be used, and is left out (on_bad='skip'): samples {ids}; the ledger is not exact"
+            emit(Warned(about="data", why=why))
+    return ([number for number, _ in reply.skipped],)
+
 
 Files = npt.NDArray[np.bool_]
 SHOWN = 5
@@ -179,3 +236,35 @@ def _named(data: Any, files: Any) -> str:
     return f"{len(files):,} {what} of {data} ({', '.join(names)}{more}) {'are' if len(files) > 1 else 'is'}".replace(
         "1 a partition", "a partition"
     )
+
+
+async def go_over(data: DataSet, progress: Progress, emit: Callable[[Event], None], first: Callable[[], int]) -> None:
+    """Use the newest partition files from the beginning of an epoch on.
+
+    The version stays the same if the place cannot be read now, or no longer has these samples: the current files are
+    known. It also stays for files on the workers' own disks, which differ between workers.
+
+    Args:
+        data: The data set, as the master has opened it.
+        progress: The progress of the run, which receives the version.
+        emit: Receives the event of a change.
+        first: Returns the earliest round, from 0, that no slot has begun. Nothing happens in the middle of an epoch.
+    """
+    if data.manifest.hosts or not progress.begins_epoch(first()):
+        return
+    try:
+        newer = await asyncio.to_thread(data.newer, _known(data, progress))
+    except DatasetError:
+        return
+    number, before = first(), _known(data, progress)
+    if newer is None or newer.manifest.version <= before or number >= len(progress.epochs):
+        return
+    kept = [(since, version) for since, version in progress.versions_from if since < number]
+    progress.versions_from = [*kept, (number, newer.manifest.version)]
+    emit(FilesChanged(round=number + 1, before=before, version=newer.manifest.version, files=len(newer.manifest.files)))
+
+
+def _known(data: DataSet, progress: Progress) -> int:
+    """Return the newest version that the run knows."""
+    versions = [version for _, version in progress.versions_from if version]
+    return max(versions, default=data.manifest.version)

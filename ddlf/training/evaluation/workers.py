@@ -21,10 +21,10 @@ from ddlf.errors import ConfigError
 from ddlf.events import Warned
 from ddlf.events.phases import Phase
 from ddlf.training.context import App
-from ddlf.training.crew import Crew
-from ddlf.training.recovery import LOSS, end_all
-from ddlf.training.roles.evaluation import fitting
-from ddlf.training.roles.metrics import MetricMerge
+from ddlf.training.crew.crew import Crew
+from ddlf.training.crew.recovery import LOSS, end_all
+from ddlf.training.evaluation.metrics import MetricMerge
+from ddlf.training.evaluation.model import fitting
 
 NAMES = {"test": "test data", "val": "validation data"}
 

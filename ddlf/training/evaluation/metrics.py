@@ -9,7 +9,7 @@ import numpy as np
 
 from ddlf.errors import AppError
 from ddlf.training.context import App
-from ddlf.training.roles.build import first_rows, sample
+from ddlf.training.slot.build import first_rows, sample
 
 MAX_STATE_BYTES = 1 << 20
 """Maximum size of the metrics' state that travels. Larger metrics are averaged by value. An AUC has 3 kB."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ddlf.training.roles.optimizers import HELD_PATH, chain, innermost
+from ddlf.training.slot.optimizers import HELD_PATH, chain, innermost
 
 
 class Steps(NamedTuple):

@@ -126,7 +126,7 @@ def check_rates(model: Any, name: str) -> None:
     Raises:
         AppError: The model has no optimizer, or one with a learning rate schedule.
     """
-    from ddlf.training.roles.optimizer_state import rate_variables
+    from ddlf.training.slot.optimizers import rate_variables
 
     if model.optimizer is None:
         raise AppError(

@@ -15,7 +15,7 @@ from ddlf.data.parts import batches, place_of, samples_of
 from ddlf.data.stream import LEAST_BATCHES
 from ddlf.errors import ConfigError
 from ddlf.training.context import App
-from ddlf.training.roles.metrics import scalars
+from ddlf.training.evaluation.metrics import scalars
 from ddlf.training.slot.feed import Feed, FileFeed, make_feed, memory_of
 
 if TYPE_CHECKING:

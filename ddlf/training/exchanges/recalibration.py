@@ -1,6 +1,6 @@
 """Moving statistics of the merged weights, which the workers compute after each merge. Runs on the master.
 
-``ddlf.training.roles.statistics`` has the method.
+``ddlf.training.slot.statistics`` has the method.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ConfigError
 from ddlf.training.context import App
-from ddlf.training.recovery import end_all
-from ddlf.training.roles.statistics import moving
+from ddlf.training.crew.recovery import end_all
 from ddlf.training.run import Run
 from ddlf.training.slot.parts.batchnorm import batch_norms
+from ddlf.training.slot.statistics import moving
 from ddlf.training.slot.task import Reply, Task
 
 

@@ -24,13 +24,13 @@ from ddlf.data.parts import has
 from ddlf.errors import AppError, BadUpdate
 from ddlf.events import Warned
 from ddlf.events.record import RoundRecord, accuracy
-from ddlf.training.callback_checks import check, check_rates, look_at_tests, warnings_of_master
+from ddlf.training.callbacks.checks import check, check_rates, look_at_tests, warnings_of_master
 from ddlf.training.context import App
-from ddlf.training.evaluation import compute
+from ddlf.training.evaluation.master import compute
+from ddlf.training.evaluation.metrics import scalars
 from ddlf.training.progress import Progress
-from ddlf.training.roles.describe import describe_optimizer
-from ddlf.training.roles.metrics import scalars
-from ddlf.training.roles.optimizer_state import (
+from ddlf.training.slot.build import describe_optimizer
+from ddlf.training.slot.optimizers import (
     final_weights,
     rate_variables,
     read_optimizer,

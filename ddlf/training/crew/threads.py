@@ -16,8 +16,8 @@ from typing import Any
 from ddlf.errors import CheckpointError, ConfigError
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.checkpoints.contents import is_checkpoint, read_manifest
+from ddlf.training.checkpoints.resume import checkpoint_folders
 from ddlf.training.context import App
-from ddlf.training.resume import checkpoint_folders
 
 Facts = Mapping[str, Any]
 """Facts that a worker reports about itself: ``host``, ``cores``."""

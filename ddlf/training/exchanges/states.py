@@ -17,14 +17,14 @@ from ddlf.algorithms.weights import Weights, digest
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import CheckpointError, DDLFError
 from ddlf.events import ResidualDropped
+from ddlf.training.checkpoints.restoring import Restoring
 from ddlf.training.checkpoints.slices import Slices
+from ddlf.training.checkpoints.writing import Writing
 from ddlf.training.context import App
-from ddlf.training.crew import Crew
+from ddlf.training.crew.crew import Crew
+from ddlf.training.crew.recovery import LOSS
 from ddlf.training.exchanges.sharded.copies import left_of, left_parts
-from ddlf.training.recovery import LOSS
-from ddlf.training.restoring import Restoring
 from ddlf.training.roles import EXCHANGE, REPLICA
-from ddlf.training.slices import Writing
 from ddlf.training.slot.part import Kept, Left, SlotPlan
 from ddlf.training.slot.parts import PARTS, kept_parts
 from ddlf.training.slot.task import HELD, Reply, SlotState

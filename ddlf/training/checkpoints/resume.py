@@ -21,18 +21,17 @@ from ddlf.events import CheckpointDamaged
 from ddlf.settings.setting import Use
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.checkpoints.contents import Checkpoint, is_checkpoint
+from ddlf.training.checkpoints.keeper import Keeper
+from ddlf.training.checkpoints.restoring import Restoring, names_of
 from ddlf.training.context import App
 from ddlf.training.early import check_same_model
-from ddlf.training.keeper import Keeper
-from ddlf.training.ledger import FileLedger, Ledger
-from ddlf.training.parts import owners_of
 from ddlf.training.progress import Progress
-from ddlf.training.reading import files_of
 from ddlf.training.refusals import check_slots
 from ddlf.training.registry import DEFAULTS, SETTINGS, exchanges, flat, strategies
-from ddlf.training.restoring import Restoring, names_of
-from ddlf.training.roles.build import describe_weights
-from ddlf.training.roles.describe import describe, describe_optimizer, without_numbers
+from ddlf.training.samples.files import files_of
+from ddlf.training.samples.ledger import FileLedger, Ledger
+from ddlf.training.samples.parts import owners_of
+from ddlf.training.slot.build import describe, describe_optimizer, describe_weights, without_numbers
 from ddlf.training.slot.parts import PARTS
 from ddlf.training.spec import RunSpec
 from ddlf.training.weights_ref import shapes

@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 
-from ddlf.training.roles.optimizers import innermost, restarts
-from ddlf.training.roles.run_position import read
+from ddlf.training.slot.optimizers import innermost, restarts
+from ddlf.training.slot.run_position import read
 
 
 class ContinuedSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]

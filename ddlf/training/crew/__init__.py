@@ -1,0 +1,1 @@
+"""The workers of a run: they are brought in, get slots, and may come and go."""
