@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.advice.defects import Defect, healthy
 from ddlf.extras.advice.advise import advise
 from ddlf.extras.advice.changes import changed, diff
-from ddlf.extras.advice.report import Report
+from ddlf.extras.advice.report import AdviserReport
 
 SEEDS = (1, 2, 3)
 POINT = 0.01
@@ -73,7 +73,7 @@ def inside(folder: Path) -> Iterator[None]:
         os.chdir(before)
 
 
-def asked(app: Any, level: Any, labels: bool = False) -> Report:
+def asked(app: Any, level: Any, labels: bool = False) -> AdviserReport:
     """What advice says, of two workers.
 
     Args:
@@ -87,7 +87,7 @@ def asked(app: Any, level: Any, labels: bool = False) -> Report:
     return asyncio.run(advise(app, level, workers=2, cluster=cluster))
 
 
-def found_in(answer: Report) -> list[list[str]]:
+def found_in(answer: AdviserReport) -> list[list[str]]:
     """Findings as lists of rule, severity, level and sentence."""
     return [[one.rule.id, one.severity, one.rule.level, one.finding.message] for one in answer.advice] + [
         [one.rule.id, "failed", one.rule.level, one.why] for one in answer.failed
@@ -217,7 +217,7 @@ def of_defect(
             answer = asked(app_of(path), defect.level, labels="D18" in defect.rules)
             found = found_in(answer)
         except Exception as error:  # said in a sentence, before any training
-            answer, found = Report(), [["refused", "E", "quick", str(error)]]
+            answer, found = AdviserReport(), [["refused", "E", "quick", str(error)]]
         facts |= {"seconds": time.monotonic() - begin}
         facts["found"] = [one for one in found if (one[0], one[1]) not in before]
         if defect.nature:
@@ -245,7 +245,7 @@ def _trained(path: Path, base: str, truth: Any, before: list[float]) -> dict[str
 def _mended(
     path: Path,
     defect: Defect,
-    answer: Report,
+    answer: AdviserReport,
     truth: Any,
     before: list[float],
     mutant: dict[str, Any],

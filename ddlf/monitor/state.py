@@ -16,7 +16,7 @@ RATE_S = 0.5
 
 
 @dataclass(slots=True)
-class Phase:
+class RunningPhase:
     """A running phase: something other than training that takes time.
 
     Args:
@@ -39,7 +39,7 @@ class Phase:
 
 
 @dataclass(slots=True)
-class Lane:
+class WorkerLane:
     """One worker.
 
     Args:
@@ -119,8 +119,8 @@ class State:
     why: str = ""
     record: RoundRecord | None = None
     metrics: dict[str, float] = field(default_factory=dict)
-    lanes: dict[int, Lane] = field(default_factory=dict)
-    phases: dict[int, Phase] = field(default_factory=dict)
+    lanes: dict[int, WorkerLane] = field(default_factory=dict)
+    phases: dict[int, RunningPhase] = field(default_factory=dict)
     waiting_until: float | None = None
     _base: float = 0.0  # rounds that each slot had completed when training began
     _reached: dict[int, float] = field(
@@ -222,7 +222,7 @@ class State:
             lane = self._lane(event.worker, now)
             lane.heard, lane.name = now, event.name or lane.name
         if isinstance(event, e.PhaseBegan):
-            self.phases[event.phase] = Phase(
+            self.phases[event.phase] = RunningPhase(
                 event.what, event.worker, now, event.total, event.unit, address=event.address
             )
         elif isinstance(event, e.PhaseEnded):
@@ -235,7 +235,7 @@ class State:
         phase = self.phases.get(-event.map)
         match event:
             case e.MapBegan():
-                self.phases[-event.map] = Phase(f"mapping {event.function}", 0, now, event.items or 0, "items")
+                self.phases[-event.map] = RunningPhase(f"mapping {event.function}", 0, now, event.items or 0, "items")
             case e.MapMoved() if phase is not None and phase.total:
                 phase.done = event.done + event.failed
             case e.MapEnded():
@@ -302,9 +302,9 @@ class State:
                 if not lane.is_there or lane.is_gone:
                     lane.became(now)
 
-    def _lane(self, worker: int, now: float) -> Lane:
+    def _lane(self, worker: int, now: float) -> WorkerLane:
         if worker not in self.lanes:
-            self.lanes[worker] = Lane(worker, f"worker {worker}", now, now)
+            self.lanes[worker] = WorkerLane(worker, f"worker {worker}", now, now)
         return self.lanes[worker]
 
 

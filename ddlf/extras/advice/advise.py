@@ -18,14 +18,14 @@ from ddlf.extras.advice.arrays import near_duplicates, related
 from ddlf.extras.advice.batch import not_finite_advice, seconds_of_a_step, seen_in_a_batch, trained_by_own
 from ddlf.extras.advice.changes import edits_of
 from ddlf.extras.advice.collect import build, facts_of, load, sources_of, take_in, twin
-from ddlf.extras.advice.facts import Facts
+from ddlf.extras.advice.facts import AppFacts
 from ddlf.extras.advice.limits import doing
 from ddlf.extras.advice.processes import pickled_app, seen_by_second_process, wrong_labels
-from ddlf.extras.advice.report import Report
+from ddlf.extras.advice.report import AdviserReport
 from ddlf.extras.advice.rule import LEVELS, Advice, Edit, Level, check_rules, find_rule
 from ddlf.extras.advice.rules import RULES
 from ddlf.extras.advice.rules.run import watched
-from ddlf.extras.advice.source import Ignore, Sources, text_of
+from ddlf.extras.advice.source import Ignore, UserSources, text_of
 from ddlf.training.context import App
 from ddlf.training.evaluation.master import check_test
 from ddlf.training.registry import spec_of
@@ -50,7 +50,7 @@ REMOVED = frozenset({"C15"})
 
 async def advise(
     app: App, level: Level = "batch", *, workers: int | None = None, cluster: Cluster | None = None
-) -> Report:
+) -> AdviserReport:
     """Find likely mistakes in an app.
 
     Args:
@@ -119,13 +119,15 @@ async def advise(
     return replace(report, skipped=skipped)
 
 
-def _explanation(app: App, workers: int | None, sources: Sources, ignores: Iterable[Ignore]) -> Report | None:
+def _explanation(
+    app: App, workers: int | None, sources: UserSources, ignores: Iterable[Ignore]
+) -> AdviserReport | None:
     """Return what the quick level finds in an app that cannot run; None if no finding explains the error."""
     report = check_facts(facts_of(app, workers=workers), sources, ignores, ("quick",))
     return report if any(one.severity == "E" for one in report.advice) else None
 
 
-def _related(app: App, facts: Facts) -> dict[str, Any]:
+def _related(app: App, facts: AppFacts) -> dict[str, Any]:
     """Return how well samples predict their labels, where a loss of Keras compares them: the worst of several outputs."""
     tokens = {one.before for one in facts.layers if one.kind == "Embedding"}
     if any(head.loss in ("", "own") for head in facts.heads) or facts.own & {"step", "train"}:
@@ -141,7 +143,7 @@ def _related(app: App, facts: Facts) -> dict[str, Any]:
     return min(results, key=lambda result: result["train"][0], default={})
 
 
-def known_ignores(sources: Sources) -> list[Ignore]:
+def known_ignores(sources: UserSources) -> list[Ignore]:
     """Return the user's comments that ignore findings.
 
     Raises:
@@ -160,8 +162,8 @@ def known_ignores(sources: Sources) -> list[Ignore]:
 
 
 def check_facts(
-    facts: Facts, sources: Sources, ignores: Iterable[Ignore], levels: Iterable[str], more: Collection[str] = ()
-) -> Report:
+    facts: AppFacts, sources: UserSources, ignores: Iterable[Ignore], levels: Iterable[str], more: Collection[str] = ()
+) -> AdviserReport:
     """Check the rules of some levels, and more by their ids. Leave out what comments ignore."""
     wanted = set(levels)
     rules = [rule for rule in RULES if rule.level in wanted or rule.id in more]
@@ -177,10 +179,10 @@ def check_facts(
             advice.append(replace(located, edits=tuple(_edits(located, sources, facts))))
     ids = {rule.id for rule in rules} | REMOVED
     unused = tuple(one for one in ignores if one not in used and one.id.upper() in ids)
-    return Report(tuple(advice), tuple(failed), len(findings) - len(advice), unused)
+    return AdviserReport(tuple(advice), tuple(failed), len(findings) - len(advice), unused)
 
 
-def _edits(one: Advice, sources: Sources, facts: Facts) -> Iterable[Edit]:
+def _edits(one: Advice, sources: UserSources, facts: AppFacts) -> Iterable[Edit]:
     """Return the edits that fix a finding; none in a model text, which has another syntax."""
     in_text = sources.text is not None and one.position is not None and one.position.path == sources.text.path
     return () if in_text else edits_of(one.finding.changes, sources, facts)
@@ -244,7 +246,7 @@ def _advised(one: Advice) -> Advised:
     )
 
 
-def _quick_report(app: App) -> Report:
+def _quick_report(app: App) -> AdviserReport:
     sources = sources_of(app)
     facts = facts_of(app)
     return check_facts(facts, sources, sources.ignores(), ("quick",), CHECKED_BY_RUNS if facts.slots > 1 else ())

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.data.trees import leaves
-from ddlf.extras.advice.facts import Array, Labels, Rows, Shared
+from ddlf.extras.advice.facts import ArrayFacts, LabelFacts, SampleFacts, Shared
 
 SAMPLED = 5_000
 """So many samples are looked at feature by feature at most; which follows from a fixed seed."""
@@ -58,7 +58,7 @@ PENALTIES = (0.1, 10.0)
 EXCHANGES = 60
 
 
-def described(name: str, part: str, array: Any) -> Array:
+def described(name: str, part: str, array: Any) -> ArrayFacts:
     """What there is to say of one array.
 
     Args:
@@ -69,13 +69,13 @@ def described(name: str, part: str, array: Any) -> Array:
     letter = name[0]
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub" or not array.ndim or not array.size:
         kind = str(array.dtype) if isinstance(array, np.ndarray) else type(array).__name__
-        return Array(name=name, part=part, letter=letter, shape=getattr(array, "shape", ()), dtype=kind)
+        return ArrayFacts(name=name, part=part, letter=letter, shape=getattr(array, "shape", ()), dtype=kind)
     facts: dict[str, Any] = _range(array)
     if letter == "x":
         facts |= _features(array)
     if letter == "y":
         facts["labels"] = _labels(array, facts)
-    return Array(name=name, part=part, letter=letter, shape=array.shape, dtype=str(array.dtype), **facts)
+    return ArrayFacts(name=name, part=part, letter=letter, shape=array.shape, dtype=str(array.dtype), **facts)
 
 
 def chosen(samples: int, most: int) -> Any:
@@ -158,31 +158,31 @@ def _features(array: np.ndarray[Any, Any]) -> dict[str, Any]:
     return facts
 
 
-def _labels(array: np.ndarray[Any, Any], facts: dict[str, Any]) -> Labels:
+def _labels(array: np.ndarray[Any, Any], facts: dict[str, Any]) -> LabelFacts:
     """What kind of labels these are."""
     rows = array.reshape(len(array), -1)
     width = rows.shape[1]
     if width == 1 and array.ndim <= 2:
         if not facts["whole"] or facts["bad"] or not -MOST_CLASSES < facts["low"] <= facts["high"] < MOST_CLASSES:
-            return Labels()
+            return LabelFacts()
         flat = rows[:, 0].astype(np.int64)
         values, counts = np.unique(flat, return_counts=True)
         found = {int(value): int(count) for value, count in zip(values, counts, strict=True)}
-        return Labels(kind="numbers", counts=found, is_sorted=_is_sorted(flat, len(values)))
+        return LabelFacts(kind="numbers", counts=found, is_sorted=_is_sorted(flat, len(values)))
     if facts["bad"] or facts["low"] < 0 or array.ndim != 2:
-        return Labels()
+        return LabelFacts()
     sums = rows.sum(axis=1, dtype=np.float64)
     ends = float(sums.min()), float(sums.max())
     in_rows = max(abs(ends[0] - 1), abs(ends[1] - 1)) < 1e-3
     if facts["whole"] and facts["high"] <= 1 and ((rows == 0) | (rows == 1)).all():
         if not in_rows:
             kinds, codes = np.unique(rows, axis=0, return_inverse=True)
-            return Labels(kind="many_hot", sums=ends, is_sorted=_is_sorted(codes.reshape(-1), len(kinds)))
+            return LabelFacts(kind="many_hot", sums=ends, is_sorted=_is_sorted(codes.reshape(-1), len(kinds)))
         flat = rows.argmax(axis=1)
         counts = np.bincount(flat, minlength=width)
         found = {number: int(count) for number, count in enumerate(counts)}
-        return Labels(kind="one_hot", counts=found, sums=ends, is_sorted=_is_sorted(flat, int((counts > 0).sum())))
-    return Labels(kind="shares" if in_rows else "real", sums=ends)
+        return LabelFacts(kind="one_hot", counts=found, sums=ends, is_sorted=_is_sorted(flat, int((counts > 0).sum())))
+    return LabelFacts(kind="shares" if in_rows else "real", sums=ends)
 
 
 def _is_sorted(flat: np.ndarray[Any, Any], classes: int) -> bool:
@@ -190,7 +190,7 @@ def _is_sorted(flat: np.ndarray[Any, Any], classes: int) -> bool:
     return bool(classes > 1 and len(flat) >= 5 * classes and np.count_nonzero(np.diff(flat)) == classes - 1)
 
 
-def compared(data: dict[str, Any]) -> Rows:
+def compared(data: dict[str, Any]) -> SampleFacts:
     """Compare samples with each other, and over parts.
 
     Args:
@@ -198,7 +198,7 @@ def compared(data: dict[str, Any]) -> Rows:
     """
     x = _arrays(data.get("x_train"), "x_train")
     if not x or len(x[0][1]) < 2:
-        return Rows()
+        return SampleFacts()
     bytes_of_one = sum(array[0].nbytes for _, array in x) or 1
     most = max(1, COMPARED_BYTES // bytes_of_one)
     numbers = np.arange(len(x[0][1]))[chosen(len(x[0][1]), most)]
@@ -228,7 +228,7 @@ def compared(data: dict[str, Any]) -> Rows:
         if (found := _overlapping(x, _arrays(data.get(f"x_{part}"), f"x_{part}"))) is not None
     )
     facts["copied"] = len(x) == len(y) == 1 and x[0][1].shape == y[0][1].shape and np.array_equal(x[0][1], y[0][1])
-    return Rows(**facts)
+    return SampleFacts(**facts)
 
 
 def _arrays(tree: Any, name: str) -> list[tuple[str, np.ndarray[Any, Any]]]:
@@ -444,8 +444,8 @@ def related(data: dict[str, Any], *, are_tokens: bool) -> dict[str, tuple[float,
     chance = np.random.default_rng(29)
     best: dict[str, tuple[float, int]] = {}
     for rows, again in _views(x[some], other if theirs is not None else None, are_tokens):
-        for told, of_others in _predicted(rows, mine, again):
-            for part, labels, one in (("train", mine, told), ("test", theirs, of_others)):
+        for predictions, other_predictions in _predicted(rows, mine, again):
+            for part, labels, one in (("train", mine, predictions), ("test", theirs, other_predictions)):
                 if labels is not None and one is not None:
                     best[part] = max(
                         best.get(part, (0.0, len(labels))), (_deviations(labels, one, chance), len(labels))
@@ -546,9 +546,9 @@ def _of_nearest(nearness: Numbers, labels: Numbers) -> Numbers:
     return found
 
 
-def _deviations(labels: Numbers, told: Numbers, chance: np.random.Generator) -> float:
+def _deviations(labels: Numbers, predictions: Numbers, chance: np.random.Generator) -> float:
     """By how many standard deviations what is told fits labels better than exchanged ones."""
-    told = told - told.mean(axis=0)
-    fits = float((labels * told).sum())
-    exchanged = [float((labels[chance.permutation(len(labels))] * told).sum()) for _ in range(EXCHANGES)]
+    predictions = predictions - predictions.mean(axis=0)
+    fits = float((labels * predictions).sum())
+    exchanged = [float((labels[chance.permutation(len(labels))] * predictions).sum()) for _ in range(EXCHANGES)]
     return (fits - float(np.mean(exchanged))) / max(float(np.std(exchanged)), 1e-9)

@@ -20,7 +20,7 @@ from ddlf.data.trees import leaves, tree_map, tuples
 from ddlf.events import Advised
 from ddlf.extras.advice.arrays import chosen
 from ddlf.extras.advice.collect import sources_of
-from ddlf.extras.advice.facts import DROPOUT, Facts
+from ddlf.extras.advice.facts import DROPOUT, AppFacts
 from ddlf.extras.advice.network import graph_of, has_own_train_step, layers_of
 from ddlf.extras.advice.rules.run import not_finite
 from ddlf.training.context import App
@@ -63,7 +63,7 @@ REPEAT_STEPS, REPEAT_SECONDS = 300, 10.0
 """After which it is given up."""
 
 
-def seen_in_a_batch(app: App, facts: Facts) -> dict[str, Any]:
+def seen_in_a_batch(app: App, facts: AppFacts) -> dict[str, Any]:
     """What a batch shows, by name: what cannot be tried is left out.
 
     Args:
@@ -122,7 +122,7 @@ def _rows(app: App, most: int = ROWS) -> tuple[Any, ...] | None:
     return tuple(_chosen(part, numbers) for part in data)
 
 
-def _outputs(model: Any, rows: tuple[Any, ...], facts: Facts) -> dict[str, Any]:
+def _outputs(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
     """The first loss, and whether outputs depend on what they must not."""
     x, count = rows[0], len(next(array for _, array in leaves(rows[0])))
     whole = predicted(model, x)
@@ -161,11 +161,11 @@ def _apart(a: Any, b: Any) -> float:
 def _losses(model: Any, rows: tuple[Any, ...]) -> dict[str, Any]:
     if has_own_train_step(model):
         return {}
-    told = model.evaluate(*rows[:2], batch_size=ROWS, verbose=0, return_dict=True)
-    apart = {name.removesuffix("_loss"): float(value) for name, value in told.items() if name.endswith("_loss")}
+    evaluated = model.evaluate(*rows[:2], batch_size=ROWS, verbose=0, return_dict=True)
+    apart = {name.removesuffix("_loss"): float(value) for name, value in evaluated.items() if name.endswith("_loss")}
     weights = _loss_weights(model)
     return {
-        "loss": float(told["loss"]),
+        "loss": float(evaluated["loss"]),
         "penalties": float(sum(float(one) for one in model.losses)),
         "losses": {name: weights.get(name, 1.0) * value for name, value in apart.items()},
     }
@@ -225,7 +225,7 @@ def _values(model: Any, x: Any) -> Iterator[tuple[str, Any]]:
         yield layer.name, keras.ops.convert_to_numpy(output)
 
 
-def _activations(model: Any, rows: tuple[Any, ...], facts: Facts) -> dict[str, Any]:
+def _activations(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
     """Share of units that are dead (0 for all samples) or saturated, of each layer with such an activation."""
     dead, saturated = {}, {}
     for name, output in _values(model, rows[0]):
@@ -241,7 +241,7 @@ def _activations(model: Any, rows: tuple[Any, ...], facts: Facts) -> dict[str, A
     return {"dead": dead, "saturated": saturated}
 
 
-def _gradients(model: Any, rows: tuple[Any, ...], facts: Facts) -> dict[str, Any]:
+def _gradients(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
     """Norms of the gradients of kernels, from the first to the last."""
     if has_own_train_step(model):
         return {}
@@ -294,7 +294,7 @@ def _without_chance(model: Any) -> Iterator[None]:
                 setattr(layer, name, value)
 
 
-def learnt(model: Any, rows: tuple[Any, ...], facts: Facts) -> dict[str, Any]:
+def learnt(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
     """How far the loss of a small batch comes down, and which weights have no gradient after some steps, and which inputs change nothing."""
     import keras
 
@@ -337,7 +337,7 @@ def learnt(model: Any, rows: tuple[Any, ...], facts: Facts) -> dict[str, Any]:
     return seen
 
 
-def _agreement(model: Any, some: tuple[Any, ...], facts: Facts) -> float | None:
+def _agreement(model: Any, some: tuple[Any, ...], facts: AppFacts) -> float | None:
     """The correlation of what outputs say of classes, or of yes and no, with labels; None where that is not known."""
     head = facts.heads[0] if len(facts.heads) == 1 else None
     labels = [array for _, array in leaves(some[1])] if len(some) > 1 else []
@@ -389,7 +389,7 @@ def plain(error: Exception) -> str:
     return " ".join(said)[:MOST_SAID] or type(error).__name__
 
 
-def stepped(model: Any, rows: tuple[Any, ...], facts: Facts) -> dict[str, Any]:
+def stepped(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
     """Weights that stay the same in some steps of the user's own, while others move."""
     if not has_own_train_step(model):
         return {}
@@ -417,7 +417,7 @@ def _ignored(model: Any, x: Any) -> list[str]:
     return found
 
 
-def unlinked(model: Any, rows: tuple[Any, ...], facts: Facts) -> dict[str, Any]:
+def unlinked(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
     """Whether the loss of the user's own is the same when labels are exchanged among samples, and another one when they are changed."""
     y = rows[1] if len(rows) > 1 else None
     if not facts.own & {"loss", "step"} or not isinstance(y, np.ndarray) or not (y != y[0]).any():
@@ -467,16 +467,16 @@ def trained_by_own(app: App) -> str:
         after = model.get_weights()
         if [one.shape for one in update] != [one.shape for one in start]:
             return ""
-        told = [a - b for a, b in zip(start, update, strict=True)]
-        moved = _length_of_difference(after, other)  # 0 of who trains without the model
-        if 0 < moved < MOVED * _length_of_difference(start, other) and moved < _length_of_difference(after, start):
+        implied = [a - b for a, b in zip(start, update, strict=True)]
+        moved = _distance(after, other)  # 0 of who trains without the model
+        if 0 < moved < MOVED * _distance(start, other) and moved < _distance(after, start):
             return "train goes on from the weights that the model has, not from those that it is given"
-        if _length_of_difference(told, other) < MOVED * _length_of_difference(start, other) and _length_of_difference(
-            told, other
-        ) < _length_of_difference(told, start):
+        if _distance(implied, other) < MOVED * _distance(start, other) and _distance(implied, other) < _distance(
+            implied, start
+        ):
             return "train goes on from the weights that the model has, not from those that it is given"
-        less = _length_of_difference(told, after)
-        more = _length_of_difference([a + b for a, b in zip(start, update, strict=True)], after)
+        less = _distance(implied, after)
+        more = _distance([a + b for a, b in zip(start, update, strict=True)], after)
         if more < 1e-3 * less:
             return "the update of train is weights after minus weights before: subtracted, as it is, it leads away from what was learnt"
         if _reads_others(app, start, size):
@@ -510,7 +510,7 @@ def _reads_others(app: App, start: list[Any], size: int) -> bool:
     return any(one.dtype.kind == "f" and not np.isfinite(one).all() for one in update)
 
 
-def _length_of_difference(one: Any, other: Any) -> float:
+def _distance(one: Any, other: Any) -> float:
     """Length of the difference of two sets of weights."""
     return float(np.sqrt(sum(((a.astype(np.float64) - b) ** 2).sum() for a, b in zip(one, other, strict=True))))
 
@@ -531,7 +531,7 @@ def not_finite_advice(app: App) -> Advised | None:
     if found is None:
         return None
     message, subject = found
-    position = sources_of(app).position(subject, Facts(layers=layers_of(app.model)))
+    position = sources_of(app).position(subject, AppFacts(layers=layers_of(app.model)))
     return Advised(
         rule=not_finite.id,
         severity=not_finite.severity,

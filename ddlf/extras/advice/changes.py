@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ddlf.extras.advice.facts import Facts
+from ddlf.extras.advice.facts import AppFacts
 from ddlf.extras.advice.rule import Change, Edit
-from ddlf.extras.advice.source import FUNCTIONS, POSITIONS, File, Sources, argument
+from ddlf.extras.advice.source import FUNCTIONS, POSITIONS, PythonFile, UserSources, argument
 from ddlf.training.registry import SETTINGS
 
 
-def edits_of(changes: Iterable[Change], sources: Sources, facts: Facts) -> list[Edit]:
+def edits_of(changes: Iterable[Change], sources: UserSources, facts: AppFacts) -> list[Edit]:
     """The edits that make all of some changes; none if one of them cannot be made."""
     found: list[Edit] = []
     for change in changes:
@@ -68,7 +68,7 @@ def changed(edits: Iterable[Edit]) -> dict[Path, str]:
     return result
 
 
-def _edits(change: Change, sources: Sources, facts: Facts) -> list[Edit]:
+def _edits(change: Change, sources: UserSources, facts: AppFacts) -> list[Edit]:
     match change.kind:
         case "loss":
             found = sources.compiled("loss")
@@ -102,7 +102,7 @@ def _is_simple(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) or (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute))
 
 
-def _replaced(found: tuple[File, ast.expr] | None, value: Any) -> list[Edit]:
+def _replaced(found: tuple[PythonFile, ast.expr] | None, value: Any) -> list[Edit]:
     if found is None:
         return []
     file, node = found
@@ -114,7 +114,7 @@ def _written(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
-def span(file: File, node: ast.AST) -> tuple[int, int]:
+def span(file: PythonFile, node: ast.AST) -> tuple[int, int]:
     """First and last character of a node, in the whole text."""
     lines = _lines(file.text)
     starts = [0]
@@ -127,12 +127,12 @@ def span(file: File, node: ast.AST) -> tuple[int, int]:
     return at(node.lineno, node.col_offset), at(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
 
 
-def _indent(file: File, node: ast.stmt) -> str:
+def _indent(file: PythonFile, node: ast.stmt) -> str:
     """What stands before a statement: blanks, or tabs."""
     return _lines(file.text)[node.lineno - 1][: node.col_offset]
 
 
-def _optimizer(sources: Sources, name: str, value: Any) -> list[Edit]:
+def _optimizer(sources: UserSources, name: str, value: Any) -> list[Edit]:
     """Another number for an argument of the optimizer; one that has its default is added, but for the learning rate."""
     found = sources.compiled("optimizer")
     if found is None:
@@ -147,7 +147,7 @@ def _optimizer(sources: Sources, name: str, value: Any) -> list[Edit]:
     return [] if name == "learning_rate" else _added(file, node, name, value)
 
 
-def _added(file: File, call: ast.Call, name: str, value: Any) -> list[Edit]:
+def _added(file: PythonFile, call: ast.Call, name: str, value: Any) -> list[Edit]:
     """An argument behind the others of a call; nothing where ``**`` may have it already."""
     if any(one.arg is None for one in call.keywords):
         return []
@@ -156,7 +156,7 @@ def _added(file: File, call: ast.Call, name: str, value: Any) -> list[Edit]:
     return [Edit(file.path, begin, begin, f"{'' if last is None else ', '}{name}={_written(value)}")]
 
 
-def _number(found: tuple[File, ast.expr] | None, sources: Sources, value: Any) -> list[Edit]:
+def _number(found: tuple[PythonFile, ast.expr] | None, sources: UserSources, value: Any) -> list[Edit]:
     """Another number in the place of one that is written there, or of what a name has."""
     if found is None:
         return []
@@ -172,7 +172,7 @@ def _number(found: tuple[File, ast.expr] | None, sources: Sources, value: Any) -
     return _replaced((file, node), value) if isinstance(node_value, ast.Constant) else []
 
 
-def _argument(change: Change, sources: Sources, facts: Facts) -> list[Edit]:
+def _argument(change: Change, sources: UserSources, facts: AppFacts) -> list[Edit]:
     layer = facts.layer(change.target)
     found = sources.layer(layer, facts) if layer is not None else None
     if layer is None or found is None:
@@ -186,7 +186,7 @@ def _argument(change: Change, sources: Sources, facts: Facts) -> list[Edit]:
     return _added(file, call, change.argument, change.value)
 
 
-def _removed(change: Change, sources: Sources, facts: Facts) -> list[Edit]:
+def _removed(change: Change, sources: UserSources, facts: AppFacts) -> list[Edit]:
     layer = facts.layer(change.target)
     found = sources.layer(layer, facts) if layer is not None else None
     if found is None:
@@ -221,7 +221,7 @@ def _removed(change: Change, sources: Sources, facts: Facts) -> list[Edit]:
     return [Edit(file.path, begin, end, "")]
 
 
-def _setting(change: Change, sources: Sources, facts: Facts) -> list[Edit]:
+def _setting(change: Change, sources: UserSources, facts: AppFacts) -> list[Edit]:
     own = sources.class_()
     if own is None or _is_said_elsewhere(change.target, sources, facts):
         return []
@@ -241,7 +241,7 @@ def _setting(change: Change, sources: Sources, facts: Facts) -> list[Edit]:
     return [Edit(file.path, after, after, f"\n\n{indent}{change.target} = {_written(change.value)}")]
 
 
-def _is_said_elsewhere(name: str, sources: Sources, facts: Facts) -> bool:
+def _is_said_elsewhere(name: str, sources: UserSources, facts: AppFacts) -> bool:
     """Whether a setting has another value than the class gives it: what wins over it, as cluster.yaml, is not changed by changing the class."""
     if name not in facts.settings:
         return False
@@ -251,7 +251,7 @@ def _is_said_elsewhere(name: str, sources: Sources, facts: Facts) -> bool:
     return isinstance(given[1], ast.Constant) and bool(facts.settings[name] != given[1].value)
 
 
-def _at_the_end(change: Change, sources: Sources) -> list[Edit]:
+def _at_the_end(change: Change, sources: UserSources) -> list[Edit]:
     found = sources.method("load_dataset")
     if found is None:
         return []

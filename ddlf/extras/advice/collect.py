@@ -14,9 +14,9 @@ from ddlf.data.parts import NAMES, has_own_train, place_of
 from ddlf.data.trees import first_array, grown, leaves
 from ddlf.errors import AppError, DDLFError
 from ddlf.extras.advice.arrays import compared, described
-from ddlf.extras.advice.facts import Facts
+from ddlf.extras.advice.facts import AppFacts
 from ddlf.extras.advice.network import has_own_step, heads_of, is_own, layers_of, optimizer_of
-from ddlf.extras.advice.source import Sources, text_of
+from ddlf.extras.advice.source import UserSources, text_of
 from ddlf.rpc.code import own_modules
 from ddlf.rpc.iworker import awaited
 from ddlf.training.callbacks.checks import check, warnings, warnings_of_master
@@ -69,24 +69,24 @@ def take_in(app: App) -> bool:
     Args:
         app: The adviser's own; of the user's nothing changes.
     """
-    places = {part: place for part in PARTS if (place := place_of(app, part)) is not None}
-    if "train" not in places or any(
-        getattr(place, "endless", False) or not all(place.here()) or _size(place) > TAKEN_IN
-        for place in places.values()
+    data_sets = {part: data_set for part in PARTS if (data_set := place_of(app, part)) is not None}
+    if "train" not in data_sets or any(
+        getattr(data_set, "endless", False) or not all(data_set.here()) or _size(data_set) > TAKEN_IN
+        for data_set in data_sets.values()
     ):
         return False
-    for part, place in places.items():
-        columns = {name: place[name] for name in place}
+    for part, data_set in data_sets.items():
+        columns = {name: data_set[name] for name in data_set}
         for letter in "xyw":
             setattr(app, f"{letter}_{part}", grown(columns, letter))
         setattr(app, f"{part}_data", None)
     return True
 
 
-def _size(place: Any) -> int:
+def _size(data_set: Any) -> int:
     """Bytes of a data set."""
-    one = sum(math.prod(each.shape) * np.dtype(each.dtype).itemsize for each in place.columns.values())
-    return int(place.manifest.samples) * int(one)
+    one = sum(math.prod(each.shape) * np.dtype(each.dtype).itemsize for each in data_set.columns.values())
+    return int(data_set.manifest.samples) * int(one)
 
 
 async def build(app: App) -> None:
@@ -105,7 +105,7 @@ async def build(app: App) -> None:
     ready_model(app)
 
 
-def facts_of(app: App, *, workers: int | None = None, seen: Mapping[str, Any] | None = None) -> Facts:
+def facts_of(app: App, *, workers: int | None = None, seen: Mapping[str, Any] | None = None) -> AppFacts:
     """All that there is to know of an app.
 
     Args:
@@ -117,11 +117,11 @@ def facts_of(app: App, *, workers: int | None = None, seen: Mapping[str, Any] | 
     arrays = tuple(
         described(leaf, name[2:], array) for name, tree in data.items() for leaf, array in leaves(tree, name)
     )
-    place = place_of(app, "train")
-    samples = place.manifest.samples if place is not None else _count(data.get("x_train"))
+    data_set = place_of(app, "train")
+    samples = data_set.manifest.samples if data_set is not None else _count(data.get("x_train"))
     model = vars(app).get("model")
     layers = layers_of(model) if model is not None else ()
-    return Facts(
+    return AppFacts(
         app=type(app).__name__,
         samples=samples,
         arrays=arrays,
@@ -136,7 +136,7 @@ def facts_of(app: App, *, workers: int | None = None, seen: Mapping[str, Any] | 
         worker_callbacks=tuple(warnings(app.worker_callbacks)),
         own=_own(app, model),
         left_behind=tuple(left_behind(model)) if model is not None else (),
-        from_files=place is not None,
+        from_files=data_set is not None,
         memory=machine.memory()[0],
         seen=dict(seen or {}),
     )
@@ -186,7 +186,7 @@ def _own(app: App, model: Any) -> frozenset[str]:
     return frozenset(found)
 
 
-def sources_of(app: App) -> Sources:
+def sources_of(app: App) -> UserSources:
     """The user's files: that of the app's class, the modules beside it, and the text of its model."""
     paths: list[Path] = []
     for kind in type(app).__mro__:
@@ -201,4 +201,4 @@ def sources_of(app: App) -> Sources:
         path = Path(module.__file__)
         if beside is not None and beside in path.resolve().parents and path.suffix == ".py":
             paths.append(path)
-    return Sources(paths, type(app).__name__, text_of(app))
+    return UserSources(paths, type(app).__name__, text_of(app))

@@ -14,7 +14,7 @@ USUAL_CUT = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Array:
+class ArrayFacts:
     """One array of an app's data.
 
     Args:
@@ -55,7 +55,7 @@ class Array:
     padded: float = 0.0
     pierced: float = 0.0
     commonest: tuple[int, float] | None = None
-    labels: Labels | None = None
+    labels: LabelFacts | None = None
 
     @property
     def sample(self) -> tuple[int, ...]:
@@ -75,7 +75,7 @@ class Array:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Labels:
+class LabelFacts:
     """What an array of labels says.
 
     Args:
@@ -109,7 +109,7 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class SampleFacts:
     """What comparing samples has shown.
 
     Args:
@@ -143,7 +143,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+class LayerFacts:
     """One layer, or one operation, of the model.
 
     Args:
@@ -184,7 +184,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class OutputFacts:
     """One output of the model, with what it is compared to.
 
     Args:
@@ -216,7 +216,7 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Optimizer:
+class OptimizerFacts:
     """What steps the weights.
 
     Args:
@@ -245,7 +245,7 @@ class Optimizer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class AppFacts:
     """All that rules look at. What is not known is left at its default, and rules that need it are silent.
 
     Args:
@@ -271,12 +271,12 @@ class Facts:
 
     app: str = "App"
     samples: int = 1000
-    arrays: tuple[Array, ...] = ()
-    rows: Rows = field(default_factory=Rows)
-    layers: tuple[Layer, ...] = ()
+    arrays: tuple[ArrayFacts, ...] = ()
+    rows: SampleFacts = field(default_factory=SampleFacts)
+    layers: tuple[LayerFacts, ...] = ()
     inputs: tuple[tuple[str, tuple[int | None, ...], str], ...] = ()
-    heads: tuple[Head, ...] = ()
-    optimizer: Optimizer | None = None
+    heads: tuple[OutputFacts, ...] = ()
+    optimizer: OptimizerFacts | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     workers: int | None = None
     callbacks: tuple[str, ...] = ()
@@ -288,19 +288,19 @@ class Facts:
     seen: Mapping[str, Any] = field(default_factory=dict)
     records: Sequence[RoundRecord] = ()
 
-    def of(self, letter: str, part: str | None = None) -> Iterator[Array]:
+    def of(self, letter: str, part: str | None = None) -> Iterator[ArrayFacts]:
         """Arrays of a letter, of one part or all."""
         yield from (one for one in self.arrays if one.letter == letter and part in (None, one.part))
 
-    def array(self, name: str) -> Array | None:
+    def array(self, name: str) -> ArrayFacts | None:
         """The array of that name."""
         return next((one for one in self.arrays if one.name == name), None)
 
-    def layer(self, name: str) -> Layer | None:
+    def layer(self, name: str) -> LayerFacts | None:
         """The layer of that name."""
         return next((one for one in self.layers if one.name == name), None)
 
-    def readers(self, name: str) -> list[Layer]:
+    def readers(self, name: str) -> list[LayerFacts]:
         """Layers that take the output of this one."""
         return [one for one in self.layers if name in one.reads]
 

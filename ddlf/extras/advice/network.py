@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.data.trees import leaves
-from ddlf.extras.advice.facts import USUAL_CUT, WEIGHTED, Head, Layer, Optimizer
+from ddlf.extras.advice.facts import USUAL_CUT, WEIGHTED, LayerFacts, OptimizerFacts, OutputFacts
 
 ARGUMENTS = frozenset(
     {"units", "filters", "kernel_size", "strides", "padding", "rate", "use_bias", "data_format", "groups", "input_dim"}
@@ -121,9 +121,9 @@ OF_TWO = {"add": "Add", "sub": "Subtract", "mul": "Multiply", "max": "Maximum"}
 LEARNED = ("Dense", "Conv2D", "Conv2DTranspose")
 
 
-def layers_of(model: Any) -> tuple[Layer, ...]:
+def layers_of(model: Any) -> tuple[LayerFacts, ...]:
     """Layers and operations in the order in which they compute, those of nested models among them; of a subclassed model without what they read."""
-    found: list[Layer] = []
+    found: list[LayerFacts] = []
     if (graph := graph_of(model)) is None:
         return tuple(
             _layer(layer, (), None, None) for layer in model._flatten_layers(include_self=False) if not _below(layer)
@@ -143,7 +143,7 @@ def _below(layer: Any) -> bool:
     return bool(list(layer._flatten_layers(include_self=False, recursive=False)))
 
 
-def _walk(graph: Any, made_by: dict[int, str], found: list[Layer]) -> dict[int, str]:
+def _walk(graph: Any, made_by: dict[int, str], found: list[LayerFacts]) -> dict[int, str]:
     """Note each operation of a graph; returns by whom each of its tensors was made.
 
     Args:
@@ -177,14 +177,14 @@ def _walk(graph: Any, made_by: dict[int, str], found: list[Layer]) -> dict[int, 
     return made_by
 
 
-def _layer(operation: Any, reads: tuple[str, ...], before: Any, after: Any) -> Layer:
+def _layer(operation: Any, reads: tuple[str, ...], before: Any, after: Any) -> LayerFacts:
     config, kind = config_of(operation), type(operation).__name__
     if config.keys() >= {"operator", "operands", "types"}:  # of a model as text
         kind, config = as_layer(config)
     weights = list(getattr(operation, "weights", ()))
     kernel: Any = _kernel(operation, kind)
     spread, initializer = _initializer(config.get("kernel_initializer"))
-    return Layer(
+    return LayerFacts(
         name=operation.name,
         kind=kind,
         reads=reads,
@@ -309,7 +309,7 @@ def shape_of(tensor: Any) -> tuple[int | None, ...]:
     return () if shape is None else tuple(None if size is None else int(size) for size in shape[1:])
 
 
-def heads_of(model: Any, layers: tuple[Layer, ...], y: Any) -> tuple[Head, ...]:
+def heads_of(model: Any, layers: tuple[LayerFacts, ...], y: Any) -> tuple[OutputFacts, ...]:
     """The model's outputs, each with its loss, its metrics and its target.
 
     Args:
@@ -329,7 +329,7 @@ def heads_of(model: Any, layers: tuple[Layer, ...], y: Any) -> tuple[Head, ...]:
         last, activation = _origin(tensor._keras_history.operation, layers)
         loss, logits = _loss(losses.get(key))
         found.append(
-            Head(
+            OutputFacts(
                 name=name,
                 layer=last,
                 shape=shape_of(tensor),
@@ -447,7 +447,7 @@ def _loss(given: Any) -> tuple[str, bool]:
     return LOSSES.get(name, "own"), bool(getattr(given, "from_logits", kwargs.get("from_logits", False)))
 
 
-def _origin(operation: Any, layers: tuple[Layer, ...]) -> tuple[str, str]:
+def _origin(operation: Any, layers: tuple[LayerFacts, ...]) -> tuple[str, str]:
     """The layer that makes an output's values, and its activation; the activation is empty where that is not known."""
     by_name = {layer.name: layer for layer in layers}
     name = operation.name
@@ -462,7 +462,7 @@ def _origin(operation: Any, layers: tuple[Layer, ...]) -> tuple[str, str]:
     return name, ""
 
 
-def optimizer_of(model: Any) -> Optimizer | None:
+def optimizer_of(model: Any) -> OptimizerFacts | None:
     """What steps the model's weights."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
@@ -475,7 +475,7 @@ def optimizer_of(model: Any) -> Optimizer | None:
     clips = [getattr(inside, name, None) for name in ("clipnorm", "global_clipnorm", "clipvalue")]
     decay = getattr(inside, "weight_decay", None)
     momentum = getattr(inside, "momentum", 0.0)
-    return Optimizer(
+    return OptimizerFacts(
         kind=type(inside).__name__,
         rate=rate,
         schedule=schedule,

@@ -22,7 +22,7 @@ import numpy as np
 from ddlf.data.parts import contents
 from ddlf.data.trees import tree_map, tuples
 from ddlf.errors import DDLFError, NotPicklable
-from ddlf.extras.advice.facts import Facts, Head
+from ddlf.extras.advice.facts import AppFacts, OutputFacts
 from ddlf.rpc.code import is_installed, pickle_object, unpickle
 from ddlf.training.context import App
 from ddlf.training.slot.build import describe_weights
@@ -129,7 +129,7 @@ def is_of_this_machine(path: str, script: str) -> bool:
     return not (is_code or is_installed(real) or real.startswith(tuple(known))) and os.path.isfile(real)
 
 
-async def wrong_labels(cluster: Cluster, pickled: bytes, facts: Facts) -> dict[str, Any]:
+async def wrong_labels(cluster: Cluster, pickled: bytes, facts: AppFacts) -> dict[str, Any]:
     """Labels that are likely wrong (confident learning, Northcutt et al., arXiv:1911.00068).
 
     The samples are dealt into 5 folds, each with its share of each class. A worker trains the app's model on four, for as long as the app says, and
@@ -163,7 +163,7 @@ async def wrong_labels(cluster: Cluster, pickled: bytes, facts: Facts) -> dict[s
     return {"doubted": await asyncio.to_thread(_compared, labels[order], _shares(values[order], head))}
 
 
-def _classes(facts: Facts) -> Head | None:
+def _classes(facts: AppFacts) -> OutputFacts | None:
     """The one output that tells classes apart, if there is one and enough samples."""
     if len(facts.heads) != 1 or facts.heads[0].loss not in ("cce", "sce", "bce") or facts.from_files:
         return None
@@ -229,7 +229,7 @@ def folds_of(labels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return folds
 
 
-def _shares(values: np.ndarray[Any, Any], head: Head) -> np.ndarray[Any, Any]:
+def _shares(values: np.ndarray[Any, Any], head: OutputFacts) -> np.ndarray[Any, Any]:
     """What comes out as probabilities of classes, rows that sum to 1."""
     if head.loss == "bce" and values.shape[1] == 1:
         one = 1 / (1 + np.exp(-values)) if head.logits else values

@@ -18,7 +18,7 @@ SARIF_LEVELS = {"E": "error", "W": "warning", "I": "note"}
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class AdviserReport:
     """The report of the adviser. As text it is what ``ddlf advise`` prints.
 
     Args:
@@ -43,7 +43,7 @@ class Report:
         printer.text(str(self))
 
 
-def lines(report: Report, rules: int | None = None) -> Iterator[str]:
+def lines(report: AdviserReport, rules: int | None = None) -> Iterator[str]:
     """Yield the lines for people.
 
     Args:
@@ -79,7 +79,7 @@ def _short(path: Path) -> str:
     return str(path) if relative.startswith("..") else relative
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(report: AdviserReport) -> dict[str, Any]:
     """An report as data for programs."""
     return {
         "findings": [
@@ -108,7 +108,7 @@ def as_json(report: Report) -> dict[str, Any]:
     }
 
 
-def as_sarif(report: Report) -> dict[str, Any]:
+def as_sarif(report: AdviserReport) -> dict[str, Any]:
     """An report in the Static Analysis Results Interchange Format, version 2.1.0."""
     used = {one.rule.id: one.rule for one in report.advice}
     return {

@@ -4,7 +4,7 @@ A rule is one function under ``@rule``. Its docstring explains it: why it matter
 begins with ``Source:``::
 
     @rule("D20", "E", "identical inputs")
-    def _identical_inputs(facts: Facts) -> Iterator[Finding]:
+    def _identical_inputs(facts: AppFacts) -> Iterator[Finding]:
         '''The model cannot tell samples apart.
 
         Fix: Check load_dataset.
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ddlf.errors import ConfigError
-from ddlf.extras.advice.facts import Facts
+from ddlf.extras.advice.facts import AppFacts
 
 Severity = Literal["E", "W", "I"]
 Level = Literal["quick", "batch", "cluster", "run"]
@@ -133,7 +133,7 @@ class Rule:
     severity: Severity
     title: str
     level: Level
-    check: Callable[[Facts], Iterable[Finding]]
+    check: Callable[[AppFacts], Iterable[Finding]]
 
     @property
     def why(self) -> str:
@@ -201,12 +201,12 @@ class Failed:
 
 def rule(
     id: str, severity: Severity, title: str, *, level: Level = "quick"
-) -> Callable[[Callable[[Facts], Iterable[Finding]]], Rule]:
+) -> Callable[[Callable[[AppFacts], Iterable[Finding]]], Rule]:
     """Make a function a rule. See the top of this file."""
     return lambda check: Rule(id, severity, title, level, check)
 
 
-def check_rules(rules: Iterable[Rule], facts: Facts) -> tuple[list[Advice], list[Failed]]:
+def check_rules(rules: Iterable[Rule], facts: AppFacts) -> tuple[list[Advice], list[Failed]]:
     """Return the findings of rules, the worst first, and the rules that raised."""
     findings: list[Advice] = []
     failed: list[Failed] = []

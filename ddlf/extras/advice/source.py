@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddlf.extras.advice.facts import Facts, Layer
+from ddlf.extras.advice.facts import AppFacts, LayerFacts
 from ddlf.extras.advice.rule import Advice, Position
 from ddlf.training.context import App
 
@@ -57,7 +57,7 @@ class Ignore:
         return self.lines is None or (at is not None and at.path == self.position.path and at.line in self.lines)
 
 
-class File:
+class PythonFile:
     """One Python file: its text and its tree."""
 
     def __init__(self, path: Path) -> None:
@@ -83,7 +83,7 @@ class File:
                 yield Ignore(Position(self.path, line), id.strip(), found[2].strip(), None if whole else lines)
 
 
-class Sources:
+class UserSources:
     """The files of an app.
 
     Args:
@@ -93,10 +93,10 @@ class Sources:
     """
 
     def __init__(self, paths: Iterable[Path], app: str, text: ModelText | None = None) -> None:
-        self.files: list[File] = []
+        self.files: list[PythonFile] = []
         for path in dict.fromkeys(paths):
             try:
-                self.files.append(File(path))
+                self.files.append(PythonFile(path))
             except (OSError, SyntaxError, UnicodeDecodeError, ValueError):  # a notebook's, or one that has gone
                 continue
         self.app, self.text = app, text
@@ -111,7 +111,7 @@ class Sources:
         wanted = set(of)
         return any(_name(call.func) in wanted for file in self.files for call in file.calls)
 
-    def position(self, subject: tuple[str, str], facts: Facts) -> Position | None:
+    def position(self, subject: tuple[str, str], facts: AppFacts) -> Position | None:
         """Where something is written; where that is not found, the method or the class that it is of."""
         what, name = subject
         if self.text is not None:
@@ -120,7 +120,7 @@ class Sources:
             in_text = self.text.model(what, name) if what == "layer" or self.compile_call() is None else None
             if in_text is not None:
                 return in_text
-        found: tuple[File, Any] | None = None
+        found: tuple[PythonFile, Any] | None = None
         if what == "layer" and (layer := facts.layer(name)) is not None:
             found = self.layer(layer, facts) or self.method("create_model")
         elif what in ("loss", "metric", "optimizer"):
@@ -134,11 +134,11 @@ class Sources:
         found = found or self.class_()
         return None if found is None else Position(found[0].path, found[1].lineno)
 
-    def class_(self) -> tuple[File, ast.ClassDef] | None:
+    def class_(self) -> tuple[PythonFile, ast.ClassDef] | None:
         """The app's class."""
         return self._first(lambda node: isinstance(node, ast.ClassDef) and node.name == self.app)
 
-    def method(self, name: str) -> tuple[File, Any] | None:
+    def method(self, name: str) -> tuple[PythonFile, Any] | None:
         """A method of the app's class, or else of another class there."""
         if (own := self.class_()) is not None:
             for node in own[1].body:
@@ -146,7 +146,7 @@ class Sources:
                     return own[0], node
         return self._first(lambda node: isinstance(node, FUNCTIONS) and node.name == name)
 
-    def setting(self, name: str) -> tuple[File, Any] | None:
+    def setting(self, name: str) -> tuple[PythonFile, Any] | None:
         """Where the class says a setting."""
         own = self.class_()
         for node in own[1].body if own is not None else []:
@@ -154,7 +154,7 @@ class Sources:
                 return own[0], node
         return None
 
-    def value(self, name: str) -> tuple[File, ast.expr] | None:
+    def value(self, name: str) -> tuple[PythonFile, ast.expr] | None:
         """The value that a name has, if it is given once, in a class or a module."""
         found = [
             (file, value)
@@ -166,7 +166,7 @@ class Sources:
         ]
         return found[0] if len(found) == 1 else None
 
-    def compile_call(self) -> tuple[File, ast.Call] | None:
+    def compile_call(self) -> tuple[PythonFile, ast.Call] | None:
         """The call of ``compile``."""
         found = [
             (file, call)
@@ -179,7 +179,7 @@ class Sources:
         ]
         return found[0] if found else None
 
-    def compiled(self, name: str) -> tuple[File, ast.expr] | None:
+    def compiled(self, name: str) -> tuple[PythonFile, ast.expr] | None:
         """What ``compile`` is given."""
         if (found := self.compile_call()) is None:
             return None
@@ -187,10 +187,10 @@ class Sources:
         value = argument(call, ("optimizer", "loss", "loss_weights", "metrics"), name)
         return None if value is None else (file, value)
 
-    def _compiled(self, name: str) -> tuple[File, Any] | None:
+    def _compiled(self, name: str) -> tuple[PythonFile, Any] | None:
         return self.compiled(name) or self.compile_call()
 
-    def _set(self, name: str) -> tuple[File, Any] | None:
+    def _set(self, name: str) -> tuple[PythonFile, Any] | None:
         found = [
             (file, node)
             for file in self.files
@@ -202,10 +202,10 @@ class Sources:
         ]
         return found[-1] if found else None
 
-    def _first(self, wanted: Callable[[ast.AST], bool]) -> tuple[File, Any] | None:
+    def _first(self, wanted: Callable[[ast.AST], bool]) -> tuple[PythonFile, Any] | None:
         return next(((file, node) for file in self.files for node in ast.walk(file.tree) if wanted(node)), None)
 
-    def layer(self, layer: Layer, facts: Facts) -> tuple[File, ast.Call] | None:
+    def layer(self, layer: LayerFacts, facts: AppFacts) -> tuple[PythonFile, ast.Call] | None:
         """The call that makes a layer: by its name, by its arguments, by its turn among those that are alike."""
         calls = [(file, call) for file in self.files for call in file.calls if _name(call.func) == layer.kind]
         named = [one for one in calls if _constant(argument(one[1], (), "name")) == layer.name]
@@ -243,7 +243,7 @@ def _constant(node: ast.expr | None) -> Any:
         return None
 
 
-def _fits(call: ast.Call, layer: Layer) -> bool:
+def _fits(call: ast.Call, layer: LayerFacts) -> bool:
     """Whether a call may have made a layer: what it says in numbers and texts is the layer's."""
     positions = POSITIONS.get(layer.kind, ())
     given = [(name, value) for name, value in zip(positions, call.args, strict=False)]

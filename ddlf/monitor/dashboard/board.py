@@ -14,7 +14,7 @@ from typing import Any
 
 from ddlf import events as e
 from ddlf.events.record import RoundRecord
-from ddlf.monitor.state import Lane, State, Sums
+from ddlf.monitor.state import State, Sums, WorkerLane
 from ddlf.monitor.terminal.echo import harmless
 from ddlf.monitor.terminal.lines import line
 from ddlf.monitor.terminal.phrases import doing
@@ -354,7 +354,7 @@ class Board:
             "waiting_until": state.waiting_until,
         }
 
-    def _lane(self, lane: Lane) -> dict[str, Any]:
+    def _lane(self, lane: WorkerLane) -> dict[str, Any]:
         phases = [doing(phase) for phase in self.state.phases.values() if phase.worker == lane.worker]
         how = "gone" if lane.is_gone else "lost" if not lane.is_there else "busy" if lane.slot or phases else "idle"
         facts = {name: getattr(lane, name) for name in LANE}

@@ -45,7 +45,7 @@ class Share(Sums):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault:
+class UnusualEvent:
     """An unusual event.
 
     Args:
@@ -85,7 +85,7 @@ class Past:
     records: list[RoundRecord] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     shares: dict[int, Share] = field(default_factory=dict)
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[UnusualEvent] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     test: dict[str, float] = field(default_factory=dict)
     ended: float = 0.0
@@ -197,14 +197,14 @@ def _take(past: Past, data: dict[str, Any]) -> None:
         case e.WorkerReady():
             _share(past, event.worker).name = event.name
         case e.Warned():
-            past.faults.append(Fault(time=now, round=0, kind="warning", text=event.why))
+            past.faults.append(UnusualEvent(time=now, round=0, kind="warning", text=event.why))
         case e.Advised():
-            past.faults.append(Fault(time=now, round=0, kind="advice", text=f"{event.rule}: {event.what}"))
+            past.faults.append(UnusualEvent(time=now, round=0, kind="advice", text=f"{event.rule}: {event.what}"))
         case e.CheckpointDamaged():
-            past.faults.append(Fault(time=now, round=0, kind="damaged", text=event.why))
-    told = training_event(event)
-    if told is not None and told.kind not in ("start", "finish"):
-        past.faults.append(Fault(time=now, round=told.round, kind=told.kind, text=told.text))
+            past.faults.append(UnusualEvent(time=now, round=0, kind="damaged", text=event.why))
+    shown = training_event(event)
+    if shown is not None and shown.kind not in ("start", "finish"):
+        past.faults.append(UnusualEvent(time=now, round=shown.round, kind=shown.kind, text=shown.text))
 
 
 def _finish(past: Past) -> None:
@@ -219,8 +219,8 @@ def _finish(past: Past) -> None:
     for when, record in zip(past.times, past.records, strict=True):
         if wrong := [name for name, value in record.metrics.items() if not isfinite(value)]:
             text = f"{' and '.join(wrong)} of training {'is' if len(wrong) == 1 else 'are'} not finite from here on, or for a while"
-            past.faults.append(Fault(time=when, round=record.round, kind="not finite", text=text))
+            past.faults.append(UnusualEvent(time=when, round=record.round, kind="not finite", text=text))
             break
     if past.status.state == "failed" or (past.status.why and past.status.state == "stopped"):
-        past.faults.append(Fault(time=past.ended, round=0, kind=past.status.state, text=past.status.why))
+        past.faults.append(UnusualEvent(time=past.ended, round=0, kind=past.status.state, text=past.status.why))
     past.faults.sort(key=lambda fault: fault.time)

@@ -24,7 +24,7 @@ class Recording:
     Args:
         app: The user's ``IApp``.
         path: Existing folder of the run.
-        told: Origins of settings from outside of the app, by name.
+        origins: Origins of settings from outside of the app, by name.
         trackers: Names of trackers.
 
     Attributes:
@@ -35,10 +35,10 @@ class Recording:
         OSError: The folder cannot be written to.
     """
 
-    def __init__(self, app: UserApp, path: Path, told: dict[str, str], trackers: Sequence[str] = ()) -> None:
+    def __init__(self, app: UserApp, path: Path, origins: dict[str, str], trackers: Sequence[str] = ()) -> None:
         self.path = path
         self.is_over = False
-        self._writer = FolderWriter(app, path, told)
+        self._writer = FolderWriter(app, path, origins)
         settings = {name: getattr(app, name) for name in declared()}
         self._trackers = {name: WRITERS[name][0](path, settings) for name in trackers}
         self._folder = Behind(self._writer.write, f"the run's folder {path}")
@@ -96,14 +96,14 @@ class Unrecorded:
 
 
 @contextlib.contextmanager
-def recorded(app: UserApp, told: dict[str, str] | None = None) -> Iterator[Path | None]:
+def recorded(app: UserApp, origins: dict[str, str] | None = None) -> Iterator[Path | None]:
     """Record the app's run in a new folder below ``app.out``, if that names one, and in the app's trackers.
 
     Later tests and model files go to the same folder until the next run begins. A nested call does nothing.
 
     Args:
         app: The user's ``IApp``.
-        told: Origins of settings from outside of the app, by name.
+        origins: Origins of settings from outside of the app, by name.
 
     Yields:
         The folder; None if the app wants none, or none can be created.
@@ -116,7 +116,7 @@ def recorded(app: UserApp, told: dict[str, str] | None = None) -> Iterator[Path 
             yield app.run_context.recording.path
             return
         app.run_context.recording.leave()
-    recording = app.run_context.recording = _begin(app, told or {})
+    recording = app.run_context.recording = _begin(app, origins or {})
     try:
         yield recording.path
     except BaseException as error:
@@ -125,7 +125,7 @@ def recorded(app: UserApp, told: dict[str, str] | None = None) -> Iterator[Path 
     recording.close()
 
 
-def _begin(app: UserApp, told: dict[str, str]) -> Recording | Unrecorded:
+def _begin(app: UserApp, origins: dict[str, str]) -> Recording | Unrecorded:
     out, name, trackers = (declared()[key].check(key, getattr(app, key)) for key in ("out", "run_name", "trackers"))
     if trackers and not folder.is_wanted(out):
         raise ConfigError(
@@ -136,7 +136,7 @@ def _begin(app: UserApp, told: dict[str, str]) -> Recording | Unrecorded:
     if not folder.is_wanted(out):
         return Unrecorded()
     try:
-        return Recording(app, folder.make(Path(out), name or type(app).__name__), told, trackers)
+        return Recording(app, folder.make(Path(out), name or type(app).__name__), origins, trackers)
     except OSError as error:
         log.warning("there is no folder for this run: %s; it continues without one", reason(error))
         return Unrecorded()

@@ -32,12 +32,12 @@ GIT_S = 5.0
 """Maximum seconds for git to examine the sources."""
 
 
-def settings_of(app: UserApp, told: dict[str, str]) -> dict[str, dict[str, Any]]:
+def settings_of(app: UserApp, origins: dict[str, str]) -> dict[str, dict[str, Any]]:
     """Return each setting of an app with its value and origin.
 
     Args:
         app: A class or an object.
-        told: Origins of settings from outside of the app, by name.
+        origins: Origins of settings from outside of the app, by name.
     """
     cls = app if isinstance(app, type) else type(app)
     rows = {}
@@ -45,7 +45,7 @@ def settings_of(app: UserApp, told: dict[str, str]) -> dict[str, dict[str, Any]]
         home = next((part for part in cls.__mro__ if name in vars(part)), None)
         origin = "default" if home is None or home.__module__ == "ddlf.app" else f"class {home.__name__}"
         if cls is not app and name in vars(app):
-            origin = told.get(name, f"{cls.__name__}.__init__")
+            origin = origins.get(name, f"{cls.__name__}.__init__")
         value = getattr(app, name, declared()[name].default)
         rows[name] = {
             "value": value if value is None or isinstance(value, bool | int | float) else str(value),

@@ -39,7 +39,7 @@ class FolderWriter:
     Args:
         app: The user's ``IApp``, or an object with its attributes.
         path: Existing folder.
-        told: Origins of settings from outside of the app, by name.
+        origins: Origins of settings from outside of the app, by name.
 
     Attributes:
         ended: How and why training ended, as the run reported it; None before.
@@ -49,12 +49,12 @@ class FolderWriter:
         OSError: The folder cannot be written to.
     """
 
-    def __init__(self, app: UserApp, path: Path, told: dict[str, str]) -> None:
+    def __init__(self, app: UserApp, path: Path, origins: dict[str, str]) -> None:
         self.ended: tuple[folder.How, str] | None = None
         self.is_over = False
         self._app = app
         self._path = path
-        self._told = told
+        self._origins = origins
         self._state = folder.begun(type(app).__name__)
         self._summary: dict[str, Any] = {"run": path.name, "app": self._state.app}
         self._test: dict[str, float] = {}
@@ -185,7 +185,7 @@ class FolderWriter:
     def _write_summary(self) -> None:
         app, facts = self._app, self._summary
         if "git" not in facts:  # the first time: record the settings at the beginning of the run
-            facts["settings"] = summary.settings_of(app, self._told)
+            facts["settings"] = summary.settings_of(app, self._origins)
             facts["source"] = summary.source_of(app)
             facts["git"] = summary.git(Path(facts["source"]).parent if facts["source"] else Path.cwd())
         cluster = getattr(app, "cluster", None)

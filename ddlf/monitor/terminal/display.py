@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from ddlf import events as e
 from ddlf.events.record import RoundRecord, put
-from ddlf.monitor.state import Phase, State
+from ddlf.monitor.state import RunningPhase, State
 
 
 class Display:
@@ -54,7 +54,7 @@ class Display:
         Args:
             what: A phrase such as ``"importing app.py"``.
         """
-        self.state.phases[0] = Phase(what, 0, time.monotonic())
+        self.state.phases[0] = RunningPhase(what, 0, time.monotonic())
         try:
             yield
         finally:

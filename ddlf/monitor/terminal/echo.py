@@ -63,11 +63,11 @@ def lines(event: e.WorkerWrote) -> list[Line]:
     return [(event.name, text) for text in ([missing] * bool(event.dropped) + list(event.lines))]
 
 
-def collapsed(held: Sequence[Line]) -> list[str]:
+def collapsed(waiting: Sequence[Line]) -> list[str]:
     """Return lines with names. Equal lines of several workers become one. Each worker's lines keep number and order."""
     times: Counter[Line] = Counter()
     writers: dict[tuple[str, int], list[str]] = {}
-    for name, text in held:
+    for name, text in waiting:
         times[name, text] += 1
         writers.setdefault((text, times[name, text]), []).append(name)
     return [
@@ -75,10 +75,10 @@ def collapsed(held: Sequence[Line]) -> list[str]:
     ]
 
 
-def show(held: list[Line]) -> None:
+def show(waiting: list[Line]) -> None:
     """Print the waiting lines and clear them."""
-    shown = collapsed(held)
-    held.clear()
+    shown = collapsed(waiting)
+    waiting.clear()
     if shown and sys.stderr is not None:
         colours = sys.stderr.isatty()
         with contextlib.suppress(OSError):  # a full disk, or no reader: other sinks get the lines all the same

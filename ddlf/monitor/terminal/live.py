@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from ddlf import events as e
-from ddlf.monitor.state import Lane, Phase, State
+from ddlf.monitor.state import RunningPhase, State, WorkerLane
 from ddlf.monitor.terminal.display import Display
 from ddlf.monitor.terminal.phrases import SILENT_S, doing, duration, number, place, rate, trouble
 
@@ -187,7 +187,9 @@ def draw(state: State, now: float, width: int, height: int, *, ascii_only: bool 
     return Text("\n").join(rows)
 
 
-def _lanes(pen: _Pen, lanes: list[Lane], phases: dict[int, Phase], most: int, *, rounds: bool) -> list[Text]:
+def _lanes(
+    pen: _Pen, lanes: list[WorkerLane], phases: dict[int, RunningPhase], most: int, *, rounds: bool
+) -> list[Text]:
     """Return a row for each worker. If there are too many, workers in trouble come first."""
     shown = lanes
     if len(lanes) > most:
@@ -234,13 +236,13 @@ class _Pen:
         total = rate(state.rate, "samples") if state.rate else ""
         return [first, self.row("", *metrics, total)] if metrics or total else [first]
 
-    def phase(self, name: str, phase: Phase) -> Text:
+    def phase(self, name: str, phase: RunningPhase) -> Text:
         since = f"{self.now - phase.since:.0f} s"
         if not phase.done:
             return self.row(name, doing(phase), since)
         return self.row(name, doing(phase, amount=False), self.bar(phase.done / phase.total, 10), since)
 
-    def lane(self, lane: Lane, phase: Phase | None, *, rounds: bool) -> Text:
+    def lane(self, lane: WorkerLane, phase: RunningPhase | None, *, rounds: bool) -> Text:
         if wrong := trouble(lane, self.now):
             return self.row(lane.name, wrong, style="dim" if lane.is_gone else "red")
         if phase is not None:

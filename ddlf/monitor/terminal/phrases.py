@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 
 from ddlf.events.record import size
-from ddlf.monitor.state import Lane, Phase, State
+from ddlf.monitor.state import RunningPhase, State, WorkerLane
 
 DOING = {
     "starting": "starting",
@@ -45,7 +45,7 @@ def rate(samples: float, unit: str = "") -> str:
     return f"{samples:,.{0 if samples >= 10 else 1}f}{' ' * bool(unit)}{unit}/s"
 
 
-def doing(phase: Phase, *, amount: bool = True) -> str:
+def doing(phase: RunningPhase, *, amount: bool = True) -> str:
     """Return the work of a phase, and its finished amount if known and wanted."""
     words = DOING.get(phase.what, phase.what) + f" to {phase.address}" * bool(phase.address and amount)
     if not phase.total or not amount:
@@ -69,7 +69,7 @@ def place(state: State) -> str:
     return f"update {state.record.version if state.record else 0}/{state.rounds * state.slots}"
 
 
-def trouble(lane: Lane, now: float) -> str:
+def trouble(lane: WorkerLane, now: float) -> str:
     """Return the trouble of a worker; "" if it has none."""
     why = re.sub(rf"^{re.escape(lane.name)}( \(\S*\))?: ", "", lane.why.partition("\n")[0])
     if lane.is_gone:
@@ -87,7 +87,7 @@ def waiting(state: State, now: float) -> str:
         parts.append(
             f"{place(state)}, {state.done:.0%} done" + (f", {duration(left)} left" if left is not None else "")
         )
-    groups: dict[str, list[Phase]] = {}
+    groups: dict[str, list[RunningPhase]] = {}
     for phase in list(state.phases.values()):
         groups.setdefault(doing(phase, amount=not phase.address), []).append(phase)
     for words, phases in groups.items():

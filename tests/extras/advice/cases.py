@@ -3,7 +3,16 @@
 from dataclasses import replace
 
 from ddlf.events.record import RoundRecord
-from ddlf.extras.advice.facts import Array, Facts, Head, Labels, Layer, Optimizer, Rows, Shared
+from ddlf.extras.advice.facts import (
+    AppFacts,
+    ArrayFacts,
+    LabelFacts,
+    LayerFacts,
+    OptimizerFacts,
+    OutputFacts,
+    SampleFacts,
+    Shared,
+)
 
 SETTINGS = {
     "batch_size": 32,
@@ -23,14 +32,14 @@ ROUNDS = {
         "worker_steps": None,
     }
 }
-X = Array(name="x_train", shape=(1000, 20))
-ONE_HOT = Labels(kind="one_hot", counts={0: 250, 1: 250, 2: 250, 3: 250}, sums=(1.0, 1.0))
-NUMBERS = Labels(kind="numbers", counts={0: 250, 1: 250, 2: 250, 3: 250})
-Y = Array(name="y_train", letter="y", shape=(1000, 4), low=0, high=1, whole=True, labels=ONE_HOT)
-CLASSES = Array(name="y_train", letter="y", shape=(1000,), low=0, high=3, whole=True, labels=NUMBERS)
-REAL = Array(name="y_train", letter="y", shape=(1000, 4), low=-3, high=3, labels=Labels(sums=(-4.0, 4.0)))
-TEST_X = Array(name="x_test", part="test", shape=(200, 20))
-HIDDEN = Layer(
+X = ArrayFacts(name="x_train", shape=(1000, 20))
+ONE_HOT = LabelFacts(kind="one_hot", counts={0: 250, 1: 250, 2: 250, 3: 250}, sums=(1.0, 1.0))
+NUMBERS = LabelFacts(kind="numbers", counts={0: 250, 1: 250, 2: 250, 3: 250})
+Y = ArrayFacts(name="y_train", letter="y", shape=(1000, 4), low=0, high=1, whole=True, labels=ONE_HOT)
+CLASSES = ArrayFacts(name="y_train", letter="y", shape=(1000,), low=0, high=3, whole=True, labels=NUMBERS)
+REAL = ArrayFacts(name="y_train", letter="y", shape=(1000, 4), low=-3, high=3, labels=LabelFacts(sums=(-4.0, 4.0)))
+TEST_X = ArrayFacts(name="x_test", part="test", shape=(200, 20))
+HIDDEN = LayerFacts(
     name="hidden", kind="Dense", reads=("input",), config={"units": 32}, activation="relu", before=(20,), shape=(32,),
     parameters=672, trained=672, fan_in=20, initializer="GlorotUniform",
 )  # fmt: skip
@@ -44,10 +53,10 @@ LAST = replace(
     shape=(4,),
     fan_in=32,
 )
-HEAD = Head(shape=(4,), activation="softmax", loss="cce", metrics=("accuracy",), target="y_train")
-FACTS = Facts(
-    arrays=(X, Y), rows=Rows(looked=1000, distinct=1000), layers=(HIDDEN, LAST), inputs=(("input", (20,), "float32"),), heads=(HEAD,),
-    optimizer=Optimizer(), settings=SETTINGS,
+HEAD = OutputFacts(shape=(4,), activation="softmax", loss="cce", metrics=("accuracy",), target="y_train")
+FACTS = AppFacts(
+    arrays=(X, Y), rows=SampleFacts(looked=1000, distinct=1000), layers=(HIDDEN, LAST), inputs=(("input", (20,), "float32"),), heads=(HEAD,),
+    optimizer=OptimizerFacts(), settings=SETTINGS,
 )  # fmt: skip
 
 
@@ -86,11 +95,11 @@ def dense(activation="relu", width=32, before=32, **more):
 
 
 def layer(kind, **more):
-    return Layer(name="", kind=kind, **more)
+    return LayerFacts(name="", kind=kind, **more)
 
 
 def optimizer(**changes):
-    return replace(FACTS, optimizer=replace(Optimizer(), **changes))
+    return replace(FACTS, optimizer=replace(OptimizerFacts(), **changes))
 
 
 def settings(**changes):
@@ -123,16 +132,16 @@ def record(number, loss, **more):
 
 
 def records(*losses):
-    return Facts(records=[record(number, loss) for number, loss in enumerate(losses, 1)])
+    return AppFacts(records=[record(number, loss) for number, loss in enumerate(losses, 1)])
 
 
 def validated(*pairs):
-    return Facts(records=[record(number, loss, val_loss=val) for number, (loss, val) in enumerate(pairs, 1)])
+    return AppFacts(records=[record(number, loss, val_loss=val) for number, (loss, val) in enumerate(pairs, 1)])
 
 
 def stale(*ages):
     rows = [record(number, 1 / number, slot=number % 2 + 1, staleness=age) for number, age in enumerate(ages, 1)]
-    return Facts(records=rows)
+    return AppFacts(records=rows)
 
 
 NORM = layer("BatchNormalization", trained=64, config={"axis": -1})
@@ -228,13 +237,13 @@ CASES = {
     "L06": (head(loss="sce"), FACTS),
     "L07": (head(REAL, loss="mse", activation="sigmoid"), head(REAL, loss="mse", activation="linear")),
     "L08": (
-        head(replace(REAL, low=0, labels=Labels(sums=(0.5, 7.0))), loss="kld"),
-        head(replace(REAL, low=0, labels=Labels(kind="shares", sums=(1.0, 1.0))), loss="kld"),
+        head(replace(REAL, low=0, labels=LabelFacts(sums=(0.5, 7.0))), loss="kld"),
+        head(replace(REAL, low=0, labels=LabelFacts(kind="shares", sums=(1.0, 1.0))), loss="kld"),
     ),
     "L09": (head(activation="sigmoid"), head(activation="sigmoid", loss="bce", metrics=())),
     "L10": (
         head(activation="softmax", loss="bce"),
-        head(replace(Y, labels=Labels(kind="many_hot", sums=(0.0, 3.0))), activation="sigmoid", loss="bce"),
+        head(replace(Y, labels=LabelFacts(kind="many_hot", sums=(0.0, 3.0))), activation="sigmoid", loss="bce"),
     ),
     "L11": (head(loss="mse"), head(REAL, loss="mse", activation="linear", metrics=())),
     "L12": (head(REAL, loss="mse", activation="linear"), head(REAL, loss="mse", activation="linear", metrics=("mae",))),
@@ -323,7 +332,7 @@ CASES = {
     "M37": (replace(layers(dense(), NORM), settings={**SETTINGS, "batch_size": 1}), layers(dense(), NORM)),
     "M38": (layers(replace(layer("Normalization"), untouched=True)), layers(layer("Normalization"))),
     "T01": (optimizer(rate=3.0), optimizer(rate=0.01)),
-    "T02": (HALF, replace(HALF, optimizer=replace(Optimizer(), scales_loss=True))),
+    "T02": (HALF, replace(HALF, optimizer=replace(OptimizerFacts(), scales_loss=True))),
     "T03": (replace(FACTS, layers=(HIDDEN, replace(LAST, precision="float16"))), HALF),
     "T04": (replace(hidden(trained=90_000_000), samples=1000), replace(layers(dense(trained=90_000_000), DROP), samples=1000)),
     "T05": (optimizer(steps=5000, **SCHEDULE), optimizer(steps=320, **SCHEDULE)),
@@ -346,13 +355,13 @@ CASES = {
     "C05": (replace(FACTS, seen={"failed": ("create_model raised NameError",)}), FACTS),
     "C06": (replace(optimizer(steps=320, **SCHEDULE), workers=2), replace(optimizer(steps=160, **SCHEDULE), workers=2)),
     "C07": (
-        replace(settings(optimizer_state="fresh"), optimizer=Optimizer(kind="Adam", rate=0.001, keeps=2)),
-        replace(settings(optimizer_state="kept"), optimizer=Optimizer(kind="Adam", rate=0.001, keeps=2)),
+        replace(settings(optimizer_state="fresh"), optimizer=OptimizerFacts(kind="Adam", rate=0.001, keeps=2)),
+        replace(settings(optimizer_state="kept"), optimizer=OptimizerFacts(kind="Adam", rate=0.001, keeps=2)),
     ),
     "C08": (replace(settings(batch_size=128), workers=2), replace(settings(batch_size=32), workers=2)),
     "C09": (replace(layers(dense(), NORM), settings={**SETTINGS, "batch_size": 8}), layers(dense(), NORM)),
     "C10": (replace(FACTS, worker_callbacks=("EarlyStopping sees one worker's part only",)), FACTS),
-    "C11": (hidden(parameters=9_000_000), replace(hidden(parameters=9_000_000), optimizer=Optimizer(kind="SGD", rate=0.01, keeps=1))),
+    "C11": (hidden(parameters=9_000_000), replace(hidden(parameters=9_000_000), optimizer=OptimizerFacts(kind="SGD", rate=0.01, keeps=1))),
     "C12": (
         replace(hidden(trained=30_000_000), **ROUNDS, workers=2, seen={"step_s": 0.05}),
         replace(hidden(trained=3_000_000), **ROUNDS, workers=2, seen={"step_s": 0.05}),

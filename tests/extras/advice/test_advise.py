@@ -16,7 +16,7 @@ from ddlf.extras.advice.collect import take_in
 from ddlf.extras.advice.processes import differences, is_of_this_machine
 from ddlf.extras.advice.report import as_json, as_sarif, explained, lines
 from ddlf.extras.advice.rules import RULES
-from ddlf.extras.advice.source import Sources
+from ddlf.extras.advice.source import UserSources
 from ddlf.training.slot.build import ready_model
 from tests.extras.advice.cases import CASES, FACTS
 from tests.extras.advice.test_source import TEXT
@@ -30,7 +30,7 @@ NAN = CASES["D01"][0]
 def answer(text, facts, folder, *levels):
     path = folder / "app.py"
     path.write_text(text)
-    sources = Sources([path], "App")
+    sources = UserSources([path], "App")
     return check_facts(facts, sources, known_ignores(sources), levels or ("quick",))
 
 
@@ -92,7 +92,7 @@ def test_a_comment_that_names_no_rule_is_refused(tmp_path):
 @pytest.mark.parametrize(("workers", "told"), [(1, []), (2, ["C06"])])
 async def test_a_run_on_several_slots_says_that_a_schedule_is_counted_for_one_process(workers, told, monkeypatch):
     monkeypatch.setattr("ddlf.extras.advice.advise.facts_of", lambda app: replace(CASES["C06"][0], workers=workers))
-    monkeypatch.setattr("ddlf.extras.advice.advise.sources_of", lambda app: Sources([], "App"))
+    monkeypatch.setattr("ddlf.extras.advice.advise.sources_of", lambda app: UserSources([], "App"))
     assert [one.rule for one in (await check_before_run(SimpleNamespace(advice="quick")))[0]] == told
 
 
@@ -100,7 +100,7 @@ async def test_a_rule_that_raises_is_told_and_ends_no_run(monkeypatch, caplog):
     broken = replace(RULES[0], check=lambda facts: 1 / 0)
     monkeypatch.setattr("ddlf.extras.advice.advise.RULES", (broken, *RULES[1:]))
     monkeypatch.setattr("ddlf.extras.advice.advise.facts_of", lambda app: FACTS)
-    monkeypatch.setattr("ddlf.extras.advice.advise.sources_of", lambda app: Sources([], "App"))
+    monkeypatch.setattr("ddlf.extras.advice.advise.sources_of", lambda app: UserSources([], "App"))
     assert await check_before_run(SimpleNamespace(advice="strict")) == ([], "")
     assert f"the rule {broken.id} failed: ZeroDivisionError" in caplog.text
 

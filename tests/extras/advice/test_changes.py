@@ -7,14 +7,14 @@ import pytest
 
 from ddlf.extras.advice.changes import changed, diff, edits_of
 from ddlf.extras.advice.rule import Change
-from ddlf.extras.advice.source import Sources
+from ddlf.extras.advice.source import UserSources
 from tests.extras.advice.test_source import FACTS, TEXT
 
 
 def after(text, *changes, folder):
     path = folder / "app.py"
     path.write_text(text)
-    edits = edits_of(changes, Sources([path], "App"), FACTS)
+    edits = edits_of(changes, UserSources([path], "App"), FACTS)
     return changed(edits).get(path)
 
 
@@ -64,7 +64,7 @@ def test_a_setting_that_is_said_elsewhere_is_not_changed_in_the_class(value, men
     path.write_text(TEXT)
     facts = replace(FACTS, settings={"batch_size": value, "slots": 2})
     for change, made in ((Change("setting", 32, "batch_size"), mended), (Change("setting", 4, "slots"), False)):
-        assert bool(edits_of([change], Sources([path], "App"), facts)) == made
+        assert bool(edits_of([change], UserSources([path], "App"), facts)) == made
 
 
 def test_an_element_of_a_list_goes_with_its_comma(tmp_path):
@@ -82,7 +82,7 @@ def test_of_two_edits_that_overlap_the_first_is_made_and_the_diff_names_the_file
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "app.py"
     path.write_text(TEXT + "# ü")
-    sources = Sources([path], "App")
+    sources = UserSources([path], "App")
     edits = [*edits_of([Change("loss", "huber")], sources, FACTS), *edits_of([Change("loss", "mae")], sources, FACTS)]
     assert changed(edits) == {path: TEXT.replace('"mse"', '"huber"') + "# ü"}
     shown = diff(edits)
@@ -97,7 +97,7 @@ def test_a_file_keeps_its_ends_of_lines_and_its_mark(start, end, tmp_path, monke
     path = tmp_path / "app.py"
     there = start + TEXT.replace("\n", end)
     path.write_bytes(there.encode())
-    edits = edits_of([Change("data", ("a = 1",)), Change("rate", 0.01)], Sources([path], "App"), FACTS)
+    edits = edits_of([Change("data", ("a = 1",)), Change("rate", 0.01)], UserSources([path], "App"), FACTS)
     wanted = there.replace("_ = load()", f"_ = load(){end}        a = 1").replace("RATE = 0.1", "RATE = 0.01")
     assert changed(edits)[path] == wanted
     patched = subprocess.run(["patch", "-p0"], input=diff(edits).encode(), capture_output=True)

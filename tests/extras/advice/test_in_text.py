@@ -7,7 +7,7 @@ import pytest
 from ddlf.extras.advice.advise import check_facts, known_ignores
 from ddlf.extras.advice.network import as_layer
 from ddlf.extras.advice.report import lines
-from ddlf.extras.advice.source import Sources, text_of
+from ddlf.extras.advice.source import UserSources, text_of
 from ddlf.extras.text.training.notation import Notation
 from tests.extras.advice.cases import CASES, FACTS
 
@@ -52,7 +52,7 @@ def written(text=TEXT, name="m.nnm"):
     ],
 )
 def test_what_is_found_has_the_line_of_the_text_that_says_it(at, line):
-    place = Sources([], "App", written()).position(at, FACTS)
+    place = UserSources([], "App", written()).position(at, FACTS)
     assert (str(place.path), place.line) == ("m.nnm", line)
 
 
@@ -64,17 +64,17 @@ def test_data_that_the_text_does_not_name_is_where_it_says_what_it_takes():
 
 def test_an_app_in_python_with_a_text_has_lines_of_both(tmp_path):
     (tmp_path / "app.py").write_text("class App:\n    def load_dataset(self):\n        self.x_train = 1\n")
-    sources = Sources([tmp_path / "app.py"], "App", written())
+    sources = UserSources([tmp_path / "app.py"], "App", written())
     places = [sources.position(at, FACTS) for at in (("layer", "dropout"), ("data", "x_train"), ("optimizer", "rate"))]
     assert [(place.path.name, place.line) for place in places] == [("m.nnm", 5), ("app.py", 3), ("m.nnm", 10)]
 
 
 def test_a_comment_in_a_text_takes_a_finding_away_and_one_that_is_not_needed_is_said():
-    sources = Sources([], "App", written())
+    sources = UserSources([], "App", written())
     found = check_facts(CASES["D01"][0], sources, known_ignores(sources), ("quick",))
     assert (found.advice, found.ignored) == ((), 1)
     assert [one.id for one in found.unused] == ["T01"]
-    sources = Sources([], "App", written(TEXT.replace("D01", "D02")))
+    sources = UserSources([], "App", written(TEXT.replace("D01", "D02")))
     (one,) = check_facts(CASES["D01"][0], sources, known_ignores(sources), ("quick",)).advice
     assert one.edits == ()
     found = check_facts(CASES["D01"][0], sources, [], ("quick",))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ddlf.errors import ConfigError
-from ddlf.extras.advice.facts import Array, Labels, Shared
+from ddlf.extras.advice.facts import ArrayFacts, LabelFacts, Shared
 from ddlf.extras.advice.rule import Finding, Rule, check_rules, find_rule
 from ddlf.extras.advice.rules import RULES
 from tests.extras.advice.cases import (
@@ -58,10 +58,10 @@ def test_rule_docstring_explains_reason_fix_and_source(rule):
 
 
 def test_nothing_is_found_in_facts_that_are_well_and_in_facts_of_which_nothing_is_known():
-    from ddlf.extras.advice.facts import Facts
+    from ddlf.extras.advice.facts import AppFacts
 
     assert check_rules(RULES, FACTS) == ([], [])
-    assert check_rules(RULES, Facts()) == ([], [])
+    assert check_rules(RULES, AppFacts()) == ([], [])
 
 
 def test_the_four_samples_of_xor_bear_a_high_rate_however_often_they_are_repeated():
@@ -75,7 +75,7 @@ def test_the_four_samples_of_xor_bear_a_high_rate_however_often_they_are_repeate
 def test_a_loss_that_has_a_floor_and_a_frozen_backbone_need_not_be_learnt_by_heart():
     stuck = CASES["M21"][0]
     by_heart = [rule for rule in RULES if rule.id == "M21"]
-    soft = replace(stuck, arrays=(X, replace(Y, labels=Labels(kind="shares", sums=(1.0, 1.0)))))
+    soft = replace(stuck, arrays=(X, replace(Y, labels=LabelFacts(kind="shares", sums=(1.0, 1.0)))))
     frozen = replace(stuck, layers=(replace(HIDDEN, trained=0), LAST, replace(HIDDEN, name="more", trained=0)))
     assert len(check_rules(by_heart, stuck)[0]) == 1
     assert check_rules(by_heart, soft) == check_rules(by_heart, frozen) == ([], [])
@@ -255,7 +255,7 @@ def test_labels_of_the_output_that_they_are_of_are_find_rule():
     ("samples", "tested", "found"), [(5, 173, True), (40, 63, False), (40, 121, True), (150, 1189, False)]
 )
 def test_less_training_than_test_is_found(samples, tested, found):
-    other = Array(name="x_test", part="test", shape=(tested, 20))
+    other = ArrayFacts(name="x_test", part="test", shape=(tested, 20))
     facts = replace(data(replace(X, shape=(samples, 20)), REAL, other), samples=samples)
     assert bool(check_rules([rule for rule in RULES if rule.id == "D22"], facts)[0]) == found
 

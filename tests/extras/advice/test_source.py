@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from ddlf.extras.advice.facts import Facts, Layer
-from ddlf.extras.advice.source import Sources
+from ddlf.extras.advice.facts import AppFacts, LayerFacts
+from ddlf.extras.advice.source import UserSources
 
 TEXT = """\
 import keras
@@ -41,14 +41,14 @@ class App(ddlf.IApp):  # ddlf: ignore[D11] rare on purpose
 
 
 def dense(name, units, activation):
-    return Layer(name=name, kind="Dense", config={"units": units, "name": name}, activation=activation)
+    return LayerFacts(name=name, kind="Dense", config={"units": units, "name": name}, activation=activation)
 
 
-FACTS = Facts(
+FACTS = AppFacts(
     layers=(
         dense("dense", 64, "relu"),
         dense("dense_1", 32, "relu"),
-        Layer(name="dropout", kind="Dropout", config={"rate": 0.3}),
+        LayerFacts(name="dropout", kind="Dropout", config={"rate": 0.3}),
         dense("last", 10, "softmax"),
         dense("dense_2", 10, "linear"),
     )
@@ -58,7 +58,7 @@ FACTS = Facts(
 @pytest.fixture
 def sources(tmp_path):
     (tmp_path / "app.py").write_text(TEXT)
-    return Sources([tmp_path / "app.py", tmp_path / "gone.py"], "App")
+    return UserSources([tmp_path / "app.py", tmp_path / "gone.py"], "App")
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_what_a_finding_is_about_has_its_line(sources, at, line):
 
 def test_a_layer_is_found_by_its_turn_among_those_that_are_written_alike(tmp_path):
     (tmp_path / "app.py").write_text("a = Dense(8)\nb = Dense(9)\nc = Dense(8)\n")
-    sources = Sources([tmp_path / "app.py"], "App")
-    facts = Facts(layers=(dense("a", 8, "linear"), dense("b", 9, "linear"), dense("c", 8, "linear")))
+    sources = UserSources([tmp_path / "app.py"], "App")
+    facts = AppFacts(layers=(dense("a", 8, "linear"), dense("b", 9, "linear"), dense("c", 8, "linear")))
     assert [sources.position(("layer", name), facts).line for name in "abc"] == [1, 2, 3]
     assert sources.position(("layer", "d"), replace(facts, layers=())) is None
 
@@ -105,4 +105,4 @@ def test_comments_that_ignore_a_rule_are_for_a_line_or_for_a_class(sources):
 
 def test_a_file_that_cannot_be_read_is_left_out(tmp_path):
     (tmp_path / "broken.py").write_text("def (:\n")
-    assert Sources([tmp_path / "broken.py"], "App").position(("app", ""), FACTS) is None
+    assert UserSources([tmp_path / "broken.py"], "App").position(("app", ""), FACTS) is None

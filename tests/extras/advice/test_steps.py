@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from ddlf.extras.advice.batch import learnt, unlinked
-from ddlf.extras.advice.facts import Facts
+from ddlf.extras.advice.facts import AppFacts
 from tests.extras.advice.cases import HEAD, Y, data
 
-OWN = Facts(own=frozenset({"loss"}))
+OWN = AppFacts(own=frozenset({"loss"}))
 
 
 def compiled(loss, units=1, activation=None, *, named=False):

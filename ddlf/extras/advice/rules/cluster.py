@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddlf.extras.advice.facts import Facts
+from ddlf.extras.advice.facts import AppFacts
 from ddlf.extras.advice.rule import Change, Finding, rule
 
 USUAL_WORKERS = 2
@@ -19,12 +19,12 @@ LINK = 125e6
 """Bytes a second on a wire of 1 Gbit/s, which most machines have."""
 
 
-def _slots(facts: Facts) -> int:
+def _slots(facts: AppFacts) -> int:
     return int(facts.settings.get("slots") or facts.workers or USUAL_WORKERS)
 
 
 @rule("C06", "W", "a schedule planned for one process", level="cluster")
-def _one_process(facts: Facts) -> Iterator[Finding]:
+def _one_process(facts: AppFacts) -> Iterator[Finding]:
     """Each of K slots makes 1/K of the steps, so the learning rate stays high until the end.
 
     Fix: Divide decay_steps by the number of slots: epochs * samples // (slots * batch_size).
@@ -43,7 +43,7 @@ def _one_process(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("C07", "I", "an optimizer that is reset in each round", level="cluster")
-def _restarted(facts: Facts) -> Iterator[Finding]:
+def _restarted(facts: AppFacts) -> Iterator[Finding]:
     """The averages of the gradients that such an optimizer divides by are noise when they are of one round only.
 
     Fix: Take optimizer_state='kept', or an optimizer without such averages, as SGD.
@@ -59,7 +59,7 @@ def _restarted(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("C08", "W", "few batches per slot", level="cluster")
-def _few_batches(facts: Facts) -> Iterator[Finding]:
+def _few_batches(facts: AppFacts) -> Iterator[Finding]:
     """An exchange takes as long after two batches as after two hundred, so these rounds are mostly communication.
 
     Fix: Use a smaller batch_size, fewer slots, or several worker_epochs per round.
@@ -75,7 +75,7 @@ def _few_batches(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("C09", "W", "batch normalization of small batches", level="cluster")
-def _small_batches(facts: Facts) -> Iterator[Finding]:
+def _small_batches(facts: AppFacts) -> Iterator[Finding]:
     """Mean and variance of a few samples are noise, and each slot has its own.
 
     Fix: Take batches of 32 or more, or GroupNormalization.
@@ -93,7 +93,7 @@ def _small_batches(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("C10", "W", "worker callbacks that stop or slow training", level="cluster")
-def _callbacks(facts: Facts) -> Iterator[Finding]:
+def _callbacks(facts: AppFacts) -> Iterator[Finding]:
     """A worker sees only its own samples, so it stops, saves or slows down when others do not.
 
     Fix: Move them to callbacks, which run on the master with the merged metrics.
@@ -103,7 +103,7 @@ def _callbacks(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("C14", "W", "state that slots lose", level="cluster")
-def _left_behind(facts: Facts) -> Iterator[Finding]:
+def _left_behind(facts: AppFacts) -> Iterator[Finding]:
     """Only the model's weights and the optimizer of compile move with a slot. Other state differs between workers or is
     lost.
 
@@ -114,7 +114,7 @@ def _left_behind(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("C11", "I", "optimizer state on the network", level="cluster")
-def _heavy(facts: Facts) -> Iterator[Finding]:
+def _heavy(facts: AppFacts) -> Iterator[Finding]:
     """The optimizer state of a slot is sent back with each update.
 
     Fix: Take optimizer_state='stays', which leaves it on its worker, or SGD with momentum.
@@ -136,7 +136,7 @@ def _heavy(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("C12", "W", "workers slower than one machine", level="cluster")
-def _does_not_pay(facts: Facts) -> Iterator[Finding]:
+def _does_not_pay(facts: AppFacts) -> Iterator[Finding]:
     """Sending the weights takes longer than the workers save in computing.
 
     Fix: Let rounds be longer (worker_epochs), take codec='int8' or optimizer_state='stays', or train it on one machine.
@@ -159,7 +159,7 @@ def _does_not_pay(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("C16", "W", "slots merged only once", level="cluster")
-def _meets_once(facts: Facts) -> Iterator[Finding]:
+def _meets_once(facts: AppFacts) -> Iterator[Finding]:
     """The mean of weights that were trained apart for long is a bad model: matching units are at different positions.
 
     Fix: Use rounds of one or a few epochs: worker_epochs=1.
@@ -176,7 +176,7 @@ def _meets_once(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("C13", "E", "a train method with a wrong update", level="batch")
-def _own_train(facts: Facts) -> Iterator[Finding]:
+def _own_train(facts: AppFacts) -> Iterator[Finding]:
     """An own train must return the weights before minus those after training on the slot's samples. Any other update is
     wrong.
 
@@ -188,12 +188,12 @@ def _own_train(facts: Facts) -> Iterator[Finding]:
         yield Finding(sentence, ("method", "train"), fix=fix)
 
 
-def _observed(facts: Facts, name: str, subject: tuple[str, str]) -> Iterator[Finding]:
+def _observed(facts: AppFacts, name: str, subject: tuple[str, str]) -> Iterator[Finding]:
     yield from (Finding(sentence, subject) for sentence in facts.seen.get(name, ()))
 
 
 @rule("C01", "E", "data that differs between processes", level="cluster")
-def _different_data(facts: Facts) -> Iterator[Finding]:
+def _different_data(facts: AppFacts) -> Iterator[Finding]:
     """A slot is a list of sample numbers. If a number is a different sample on a worker, the slot trains on wrong data.
 
     Fix: Give each random choice in load_dataset a fixed seed, and sort what you read from a folder or a set.
@@ -203,7 +203,7 @@ def _different_data(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("C02", "E", "a model that differs between processes", level="cluster")
-def _different_model(facts: Facts) -> Iterator[Finding]:
+def _different_model(facts: AppFacts) -> Iterator[Finding]:
     """Weights are sent as a list, so every worker needs the same number of weights with the same shapes.
 
     Fix: Make create_model depend only on the app's attributes and data.
@@ -213,7 +213,7 @@ def _different_model(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("C03", "E", "an app that cannot be pickled", level="cluster")
-def _not_picklable(facts: Facts) -> Iterator[Finding]:
+def _not_picklable(facts: AppFacts) -> Iterator[Finding]:
     """The app is pickled and sent to the workers before load_dataset runs there.
 
     Fix: Create objects that cannot be pickled in load_dataset or create_model, not in __init__.
@@ -223,7 +223,7 @@ def _not_picklable(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("C04", "W", "files that only this machine has", level="cluster")
-def _local_files(facts: Facts) -> Iterator[Finding]:
+def _local_files(facts: AppFacts) -> Iterator[Finding]:
     """Workers on other machines look for the same path on their own disks.
 
     Fix: Put the files where all machines can read them, for example below $DDLF_DATA or in a bucket, and read the path
@@ -234,7 +234,7 @@ def _local_files(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("C05", "E", "code that fails in a new process", level="cluster")
-def _fails_in_new_process(facts: Facts) -> Iterator[Finding]:
+def _fails_in_new_process(facts: AppFacts) -> Iterator[Finding]:
     """Each worker is a new process without earlier imports or settings.
 
     Fix: Make load_dataset and create_model set up everything they need.

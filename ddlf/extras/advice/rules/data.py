@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from ddlf.data.parts import ONE_BY_ONE
-from ddlf.extras.advice.facts import Array, Facts
+from ddlf.extras.advice.facts import AppFacts, ArrayFacts
 from ddlf.extras.advice.rule import Change, Finding, plural, rule
 from ddlf.extras.advice.rules.labels import DISTANCES
 
@@ -51,7 +51,7 @@ NEAR_DUPLICATES = 0.01
 
 
 @rule("D01", "E", "NaN or infinite values")
-def _not_finite(facts: Facts) -> Iterator[Finding]:
+def _not_finite(facts: AppFacts) -> Iterator[Finding]:
     """One NaN makes the loss NaN, then all gradients, then all weights.
 
     Fix: Drop or fill these samples in load_dataset.
@@ -81,7 +81,7 @@ def _some(numbers: tuple[int, ...]) -> str:
 
 
 @rule("D02", "E", "text or objects instead of numbers")
-def _no_numbers(facts: Facts) -> Iterator[Finding]:
+def _no_numbers(facts: AppFacts) -> Iterator[Finding]:
     """Layers multiply numbers; text and Python objects have none.
 
     Fix: Turn them into numbers in load_dataset, as labels with numpy.unique(y, return_inverse=True)[1].
@@ -93,13 +93,13 @@ def _no_numbers(facts: Facts) -> Iterator[Finding]:
             yield Finding(f"{array.name} {what}", ("data", array.name), fix="" if array.is_numpy else NO_ARRAY)
 
 
-def _goes_into_products(facts: Facts, array: Array) -> bool:
+def _goes_into_products(facts: AppFacts, array: ArrayFacts) -> bool:
     """Whether the model takes it as numbers that are multiplied, and has nothing that normalizes."""
     known = bool(facts.layers) and not facts.weights_scale and "own" not in {one.kind for one in facts.layers}
     return known and array.has_numbers and not array.bad and not array.padded > 0.3
 
 
-def _unusual_scale(array: Array) -> str:
+def _unusual_scale(array: ArrayFacts) -> str:
     return (
         f"values of {array.name} reach from {array.low:g} to {array.high:g} (root of the mean square {array.loudest:.3g}), "
         "and no layer of the model scales them"
@@ -107,7 +107,7 @@ def _unusual_scale(array: Array) -> str:
 
 
 @rule("D03", "W", "unscaled inputs")
-def _unscaled(facts: Facts) -> Iterator[Finding]:
+def _unscaled(facts: AppFacts) -> Iterator[Finding]:
     """Initial weights and usual learning rates assume inputs of about 1. With larger inputs, steps overshoot and units
     saturate or die.
 
@@ -133,7 +133,7 @@ def _unscaled(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("D21", "W", "inputs close to 0")
-def _nearly_nothing(facts: Facts) -> Iterator[Finding]:
+def _nearly_nothing(facts: AppFacts) -> Iterator[Finding]:
     """Initial weights assume inputs of about 1. With tiny inputs the model first learns the average, and everything else
     slowly.
 
@@ -150,7 +150,7 @@ def _nearly_nothing(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("D19", "W", "test data on a different scale")
-def _other_scale(facts: Facts) -> Iterator[Finding]:
+def _other_scale(facts: AppFacts) -> Iterator[Finding]:
     """The model has never seen such inputs, so the measured values say nothing about it.
 
     Fix: Scale every part with the mean and deviation of the training part.
@@ -172,7 +172,7 @@ def _other_scale(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("D20", "E", "identical inputs")
-def _all_the_same(facts: Facts) -> Iterator[Finding]:
+def _all_the_same(facts: AppFacts) -> Iterator[Finding]:
     """The model cannot tell samples apart. A cast to integers after scaling causes this.
 
     Fix: Check load_dataset: scale floats, not integers.
@@ -183,7 +183,7 @@ def _all_the_same(facts: Facts) -> Iterator[Finding]:
             yield Finding(f"all values of {array.name} are {array.low:g}", ("data", array.name))
 
 
-def _standardizing(facts: Facts, array: Array) -> tuple[Change, ...]:
+def _standardizing(facts: AppFacts, array: ArrayFacts) -> tuple[Change, ...]:
     """Return lines that give each feature, or each channel of pictures and sequences, mean 0 and spread 1; none for one array of several."""
     if "[" in array.name:
         return ()
@@ -197,12 +197,12 @@ def _standardizing(facts: Facts, array: Array) -> tuple[Change, ...]:
     )
 
 
-def _is_apart(array: Array) -> bool:
+def _is_apart(array: ArrayFacts) -> bool:
     return len(array.sample) == 1 and array.scales[0] > 0 and array.scales[1] > SCALES_APART * array.scales[0]
 
 
 @rule("D04", "W", "features of very different scales")
-def _apart(facts: Facts) -> Iterator[Finding]:
+def _apart(facts: AppFacts) -> Iterator[Finding]:
     """The largest feature dominates the loss and the steps. The model learns from the small ones last or never.
 
     Fix: Bring each feature to mean 0 and standard deviation 1 in load_dataset, or begin the model with
@@ -221,7 +221,7 @@ def _apart(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("D11", "W", "strongly imbalanced classes")
-def _majority(facts: Facts) -> Iterator[Finding]:
+def _majority(facts: AppFacts) -> Iterator[Finding]:
     """The model may learn to predict only that class, which is rarely wrong but useless.
 
     Fix: Set class_weight, use a focal loss, and measure AUC or recall instead of accuracy.
@@ -247,7 +247,7 @@ def _majority(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("D13", "E", "labels of one class only")
-def _one_class(facts: Facts) -> Iterator[Finding]:
+def _one_class(facts: AppFacts) -> Iterator[Finding]:
     """The model learns to predict that class for every sample.
 
     Fix: Check how load_dataset reads the labels. The first part of a sorted file has only one class.
@@ -261,7 +261,7 @@ def _one_class(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("D12", "W", "large targets")
-def _large_targets(facts: Facts) -> Iterator[Finding]:
+def _large_targets(facts: AppFacts) -> Iterator[Finding]:
     """Squared errors of large targets give gradients that overshoot, up to NaN. Adam has bounded steps and needs very many
     of them.
 
@@ -278,7 +278,7 @@ def _large_targets(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _out_of_steps(facts: Facts) -> Iterator[Finding]:
+def _out_of_steps(facts: AppFacts) -> Iterator[Finding]:
     """Targets further off than the last layer can come in all steps: with Adam and its like no weight moves by more than the rate in one."""
     optimizer = facts.optimizer
     if optimizer is None or optimizer.kind not in ADAPTIVE or not optimizer.rate > 0 or facts.from_files:
@@ -304,7 +304,7 @@ def _out_of_steps(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("D14", "W", "images with channels first")
-def _channels_first(facts: Facts) -> Iterator[Finding]:
+def _channels_first(facts: AppFacts) -> Iterator[Finding]:
     """Convolutions expect channels on the last axis. Here they slide over colors and rows.
 
     Fix: Move the channels to the end: numpy.moveaxis(x, 1, -1).
@@ -327,12 +327,12 @@ def _channels_first(facts: Facts) -> Iterator[Finding]:
                 )
 
 
-def _are_tokens(facts: Facts, array: Array) -> bool:
+def _are_tokens(facts: AppFacts, array: ArrayFacts) -> bool:
     return array.whole and any(one.kind == "Embedding" and one.before == array.sample for one in facts.layers)
 
 
 @rule("D15", "I", "constant features")
-def _constant(facts: Facts) -> Iterator[Finding]:
+def _constant(facts: AppFacts) -> Iterator[Finding]:
     """They carry no information, and division by their standard deviation gives NaN.
 
     Fix: Drop them: x[:, x.std(axis=0) > 0].
@@ -347,7 +347,7 @@ def _constant(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("D16", "I", "very many features without a penalty")
-def _many_features(facts: Facts) -> Iterator[Finding]:
+def _many_features(facts: AppFacts) -> Iterator[Finding]:
     """With more features than samples a model finds some that fit by chance.
 
     Fix: Give the first layer kernel_regularizer='l1', so that what does not help goes to 0.
@@ -364,17 +364,17 @@ def _many_features(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _is_trivial(facts: Facts) -> bool:
+def _is_trivial(facts: AppFacts) -> bool:
     return facts.rows.repeats_by_nature or facts.rows.looked < 20
 
 
-def _is_counted(facts: Facts) -> bool:
+def _is_counted(facts: AppFacts) -> bool:
     """Whether inputs are whole numbers, as tokens and categories, of which there are only so many combinations."""
     return all(one.whole and len(one.sample) == 1 for one in facts.of("x", "train"))
 
 
 @rule("D05", "W", "training samples in the test")
-def _shared(facts: Facts) -> Iterator[Finding]:
+def _shared(facts: AppFacts) -> Iterator[Finding]:
     """The model has memorized these samples, so the measured accuracy is too high.
 
     Fix: Remove these samples from the test.
@@ -410,7 +410,7 @@ def _shared(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("D06", "I", "duplicate training samples")
-def _doubled(facts: Facts) -> Iterator[Finding]:
+def _doubled(facts: AppFacts) -> Iterator[Finding]:
     """A duplicate counts twice, and a random split can put its copies into training and test.
 
     Fix: Remove duplicates before you split the data: numpy.unique(x, axis=0, return_index=True).
@@ -436,7 +436,7 @@ def _doubled(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("D07", "W", "equal samples with different labels")
-def _contradicting(facts: Facts) -> Iterator[Finding]:
+def _contradicting(facts: AppFacts) -> Iterator[Finding]:
     """No model can be right on both; what it learns from one, the other undoes.
 
     Fix: Check how you match labels with samples. Typical causes are an index off by one and a file that was shuffled
@@ -457,7 +457,7 @@ def _contradicting(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("D08", "W", "a feature that reveals the label")
-def _leaks(facts: Facts) -> Iterator[Finding]:
+def _leaks(facts: AppFacts) -> Iterator[Finding]:
     """The model learns only that column, which is unknown when you use the model.
 
     Fix: Drop the column in load_dataset.
@@ -478,7 +478,7 @@ def _leaks(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("D09", "I", "samples sorted by label")
-def _sorted(facts: Facts) -> Iterator[Finding]:
+def _sorted(facts: AppFacts) -> Iterator[Finding]:
     """DDLF mixes the samples, but a split by position or your own loop would miss classes.
 
     Fix: Shuffle once, with a fixed seed, before data is split.
@@ -499,7 +499,7 @@ def _sorted(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("D23", "W", "test windows that overlap training windows")
-def _overlapping(facts: Facts) -> Iterator[Finding]:
+def _overlapping(facts: AppFacts) -> Iterator[Finding]:
     """When windows are shuffled before the split, training has seen nearly every step of the test.
 
     Fix: Split the series by time first, then make windows of each part.
@@ -514,7 +514,7 @@ def _overlapping(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("D24", "W", "labels unrelated to their samples", level="batch")
-def _unrelated(facts: Facts) -> Iterator[Finding]:
+def _unrelated(facts: AppFacts) -> Iterator[Finding]:
     """When samples or labels were shuffled alone, or an index is off, the model can only memorize.
 
     Fix: Look at some samples with their labels. Shuffle both with the same permutation, or not at all.
@@ -542,11 +542,11 @@ def _unrelated(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def classes(array: Array) -> set[int]:
+def classes(array: ArrayFacts) -> set[int]:
     return {number for number, count in array.labels.counts.items() if count} if array.labels is not None else set()
 
 
-def is_of_classes(facts: Facts, array: Array) -> bool:
+def is_of_classes(facts: AppFacts, array: ArrayFacts) -> bool:
     """Whether labels are numbers of classes, rather than other whole numbers."""
     if array.labels is None or array.labels.kind not in ("numbers", "one_hot"):
         return False
@@ -556,7 +556,7 @@ def is_of_classes(facts: Facts, array: Array) -> bool:
 
 
 @rule("D10", "W", "a class missing from training or test")
-def _missing(facts: Facts) -> Iterator[Finding]:
+def _missing(facts: AppFacts) -> Iterator[Finding]:
     """The model cannot learn a class without training samples, and the test does not measure a class without test samples.
 
     Fix: Shuffle before the data is split, or split each class by itself (train_test_split(..., stratify=y)).
@@ -589,7 +589,7 @@ def first(numbers: list[int]) -> str:
 
 
 @rule("D22", "W", "few samples of each class")
-def _few_samples(facts: Facts) -> Iterator[Finding]:
+def _few_samples(facts: AppFacts) -> Iterator[Finding]:
     """The model memorizes a handful of samples, which say little about others.
 
     Fix: Check whether load_dataset drops most of the data. Otherwise use more data, augmentation or a pretrained model.
@@ -613,7 +613,7 @@ def _few_samples(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("D18", "W", "labels that are probably wrong", level="cluster")
-def _doubted(facts: Facts) -> Iterator[Finding]:
+def _doubted(facts: AppFacts) -> Iterator[Finding]:
     """A wrong training label teaches a mistake, and a wrong test label counts a right prediction as wrong.
 
     Fix: Look at these samples, and correct or drop the wrong ones. --format json lists all of them.
@@ -632,7 +632,7 @@ def _doubted(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("D17", "W", "near-duplicate images in training and test", level="batch")
-def _near(facts: Facts) -> Iterator[Finding]:
+def _near(facts: AppFacts) -> Iterator[Finding]:
     """The model memorizes an image that was cropped, shifted or saved again like the image itself, so the measured
     accuracy is too high.
 

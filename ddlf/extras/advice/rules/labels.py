@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ddlf.extras.advice.facts import USUAL_CUT, Array, Facts, Head, Labels
+from ddlf.extras.advice.facts import USUAL_CUT, AppFacts, ArrayFacts, LabelFacts, OutputFacts
 from ddlf.extras.advice.rule import Change, Finding, rule
 
 LEARNT = 0.7
@@ -59,26 +59,26 @@ AGAINST = -0.2
 LOSSES_APART = 10.0
 
 
-def targets(facts: Facts) -> Iterator[tuple[Head, Array, Labels]]:
+def targets(facts: AppFacts) -> Iterator[tuple[OutputFacts, ArrayFacts, LabelFacts]]:
     """Heads with the loss of Keras's, and what they are compared with."""
     for head in facts.heads:
         array = facts.array(head.target)
         if array is not None and array.has_numbers and not array.bad and head.loss not in ("", "own"):
-            yield head, array, array.labels or Labels()
+            yield head, array, array.labels or LabelFacts()
 
 
-def are_classes(head: Head, array: Array, labels: Labels) -> bool:
+def are_classes(head: OutputFacts, array: ArrayFacts, labels: LabelFacts) -> bool:
     """Whether labels are numbers of classes of which the output has a unit each."""
     fits = array.sample in ((), (1,)) and len(head.shape) == 1 and head.units > 2
     return fits and labels.kind == "numbers" and array.low >= 0 and array.high < head.units
 
 
-def said(head: Head, facts: Facts) -> str:
+def said(head: OutputFacts, facts: AppFacts) -> str:
     return f"the output {head.name!r}" if len(facts.heads) > 1 else "the output"
 
 
 @rule("L01", "E", "softmax over one unit")
-def _one_unit(facts: Facts) -> Iterator[Finding]:
+def _one_unit(facts: AppFacts) -> Iterator[Finding]:
     """The softmax of a single unit is always 1, so there are no gradients.
 
     Fix: Use a sigmoid with binary_crossentropy for one unit.
@@ -97,7 +97,7 @@ def _one_unit(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("L15", "E", "a multi-class loss for one unit")
-def _of_one(facts: Facts) -> Iterator[Finding]:
+def _of_one(facts: AppFacts) -> Iterator[Finding]:
     """The probability of a single unit is always 1, so the loss is constant and there are no gradients.
 
     Fix: Use binary_crossentropy with a sigmoid, or one unit per class.
@@ -116,7 +116,7 @@ def _of_one(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("L02", "E", "logits and probabilities confused")
-def _logits(facts: Facts) -> Iterator[Finding]:
+def _logits(facts: AppFacts) -> Iterator[Finding]:
     """The logarithm of a value that is no probability is NaN or meaningless; a softmax of a softmax is nearly flat.
 
     Fix: Match the output to the loss: probabilities, or logits (no activation) with from_logits=True.
@@ -158,7 +158,7 @@ def _logits(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("L07", "E", "an output that cannot reach its targets")
-def _out_of_reach(facts: Facts) -> Iterator[Finding]:
+def _out_of_reach(facts: AppFacts) -> Iterator[Finding]:
     """The activation cannot produce these targets. The output saturates, where gradients are 0.
 
     Fix: Use a linear output, or scale the targets to the range of the output.
@@ -197,7 +197,7 @@ def _out_of_reach(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("L09", "W", "sigmoid with a single-label loss")
-def _each_alone(facts: Facts) -> Iterator[Finding]:
+def _each_alone(facts: AppFacts) -> Iterator[Finding]:
     """All units can be near 1 at the same time, and the loss does not penalize it.
 
     Fix: Use a softmax if each sample has one class, or binary_crossentropy if it may have several.
@@ -219,7 +219,7 @@ def _each_alone(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("L19", "E", "softmax over the wrong axis")
-def _other_axis(facts: Facts) -> Iterator[Finding]:
+def _other_axis(facts: AppFacts) -> Iterator[Finding]:
     """Positions or samples compete with each other, and the values at one position are not class probabilities.
 
     Fix: Omit axis: the default, the last axis, is that of the classes.
@@ -240,7 +240,7 @@ def _other_axis(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("L03", "E", "labels that the loss cannot take")
-def _out_of_range(facts: Facts) -> Iterator[Finding]:
+def _out_of_range(facts: AppFacts) -> Iterator[Finding]:
     """A class without a unit or a probability above 1 is invalid: the loss becomes negative or NaN, or the step fails.
 
     Fix: Bring labels into the range of the loss in load_dataset.
@@ -307,7 +307,7 @@ def _squeezed(
 
 
 @rule("L04", "E", "labels and output of different shapes")
-def _broadcast(facts: Facts) -> Iterator[Finding]:
+def _broadcast(facts: AppFacts) -> Iterator[Finding]:
     """Broadcasting compares each output with the wrong target, or the run fails.
 
     Fix: Give the last layer the shape of a label, or labels that of the output.
@@ -337,7 +337,7 @@ def _broadcast(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("L05", "E", "class numbers where one-hot rows are expected")
-def _numbers_for_rows(facts: Facts) -> Iterator[Finding]:
+def _numbers_for_rows(facts: AppFacts) -> Iterator[Finding]:
     """categorical_crossentropy compares rows with rows: Keras refuses a number, or compares it with all classes.
 
     Fix: Use sparse_categorical_crossentropy, or one-hot labels: keras.utils.to_categorical(y).
@@ -354,7 +354,7 @@ def _numbers_for_rows(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("L06", "E", "one-hot rows where class numbers are expected")
-def _rows_for_numbers(facts: Facts) -> Iterator[Finding]:
+def _rows_for_numbers(facts: AppFacts) -> Iterator[Finding]:
     """sparse_categorical_crossentropy takes the number of a class for each sample, and Keras refuses a row in the first
     step.
 
@@ -376,7 +376,7 @@ def _rows_for_numbers(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("L08", "E", "targets that do not sum to 1")
-def _no_distribution(facts: Facts) -> Iterator[Finding]:
+def _no_distribution(facts: AppFacts) -> Iterator[Finding]:
     """When rows do not sum to 1, divergence and cross-entropy are not smallest at the right answer.
 
     Fix: Divide each row by its sum.
@@ -418,7 +418,7 @@ def _no_distribution(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("L10", "W", "binary cross-entropy for single-label classes")
-def _exclusive(facts: Facts) -> Iterator[Finding]:
+def _exclusive(facts: AppFacts) -> Iterator[Finding]:
     """With many classes nearly every target is 0, which makes the loss small and its gradients weak.
 
     Fix: Take a softmax and categorical_crossentropy.
@@ -446,7 +446,7 @@ def _exclusive(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("L11", "W", "a regression loss for classes")
-def _distance_of_classes(facts: Facts) -> Iterator[Finding]:
+def _distance_of_classes(facts: AppFacts) -> Iterator[Finding]:
     """When an output is confidently wrong, a squared error has almost no gradient through a softmax or sigmoid. Training
     is slow.
 
@@ -472,7 +472,7 @@ def _distance_of_classes(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("L12", "W", "accuracy for regression")
-def _accuracy_of_numbers(facts: Facts) -> Iterator[Finding]:
+def _accuracy_of_numbers(facts: AppFacts) -> Iterator[Finding]:
     """Outputs almost never equal a real number exactly, so the metric stays at 0.
 
     Fix: Measure the mean absolute error, or R2Score.
@@ -499,7 +499,7 @@ def _accuracy_of_numbers(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("L17", "W", "a metric that does not fit labels and output")
-def _other_metric(facts: Facts) -> Iterator[Finding]:
+def _other_metric(facts: AppFacts) -> Iterator[Finding]:
     """The metric does not measure the model, or it fails in the first step.
 
     Fix: Use 'accuracy'; Keras then chooses the variant that fits.
@@ -524,7 +524,7 @@ def _other_metric(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _threshold_out_of_range(facts: Facts) -> Iterator[Finding]:
+def _threshold_out_of_range(facts: AppFacts) -> Iterator[Finding]:
     for head in facts.heads:
         for name, cut in head.cuts:
             if head.activation in ("sigmoid", "softmax") and not 0 < cut < 1:
@@ -537,7 +537,7 @@ def _threshold_out_of_range(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("L20", "I", "a metric of probabilities for logits")
-def _threshold_for_logits(facts: Facts) -> Iterator[Finding]:
+def _threshold_for_logits(facts: AppFacts) -> Iterator[Finding]:
     """A probability below 62 % counts as a negative prediction, so the metric is too low.
 
     Fix: Set the threshold of the metric to 0.
@@ -554,7 +554,7 @@ def _threshold_for_logits(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("L18", "W", "labels that are the inputs")
-def _copied(facts: Facts) -> Iterator[Finding]:
+def _copied(facts: AppFacts) -> Iterator[Finding]:
     """The model only has to copy its input. A language model then learns nothing about the next token.
 
     Fix: Shift the labels by one position: x[:, :-1] and x[:, 1:].
@@ -566,7 +566,7 @@ def _copied(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("L14", "I", "long one-hot rows")
-def _long_rows(facts: Facts) -> Iterator[Finding]:
+def _long_rows(facts: AppFacts) -> Iterator[Finding]:
     """Rows of so many classes take memory and time, and say no more than a number.
 
     Fix: Give labels as numbers, with sparse_categorical_crossentropy.
@@ -581,7 +581,7 @@ def _long_rows(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("L16", "E", "a loss without a minimum", level="batch")
-def _endless(facts: Facts) -> Iterator[Finding]:
+def _endless(facts: AppFacts) -> Iterator[Finding]:
     """The loss has no smallest value, so outputs grow to infinity, away from the targets.
 
     Fix: Check the sign of the loss and the order of its arguments. Minimize a distance; maximize a likelihood.
@@ -593,7 +593,7 @@ def _endless(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("L21", "E", "a loss that rewards wrong predictions", level="batch")
-def _away(facts: Facts) -> Iterator[Finding]:
+def _away(facts: AppFacts) -> Iterator[Finding]:
     """A smaller loss means more wrong predictions: it does not measure the distance to the labels.
 
     Fix: Check the sign of the loss and the order of its arguments. Keras passes labels first, then outputs.
@@ -612,7 +612,7 @@ def _away(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("L22", "E", "a loss that compares each sample with all labels", level="batch")
-def _unlinked(facts: Facts) -> Iterator[Finding]:
+def _unlinked(facts: AppFacts) -> Iterator[Finding]:
     """Labels of shape (n,) and outputs of shape (n, 1) broadcast silently to (n, n). The model learns the mean of the
     labels.
 
@@ -624,7 +624,7 @@ def _unlinked(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("L13", "W", "losses of different sizes", level="batch")
-def _losses_of_different_size(facts: Facts) -> Iterator[Finding]:
+def _losses_of_different_size(facts: AppFacts) -> Iterator[Finding]:
     """The losses are summed, so the largest one alone trains the shared layers.
 
     Fix: Set loss_weights that bring them to the same size, or scale the targets.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ddlf.extras.advice.facts import DROPOUT, NORMALIZING, WEIGHTED, Facts, Layer
+from ddlf.extras.advice.facts import DROPOUT, NORMALIZING, WEIGHTED, AppFacts, LayerFacts
 from ddlf.extras.advice.rule import Change, Finding, plural, rule
 from ddlf.extras.advice.rules.labels import LEARNT
 
@@ -70,7 +70,7 @@ def _pair(value: Any, usual: int) -> int:
     return usual if value is None else int(max(value) if isinstance(value, list | tuple) else value)
 
 
-def _field(layer: Layer, ins: list[Field]) -> Field:
+def _field(layer: LayerFacts, ins: list[Field]) -> Field:
     """What an output of a layer sees."""
     seen, apart, joined = max(ins)
     if layer.kind in SLIDING:
@@ -90,7 +90,7 @@ def _field(layer: Layer, ins: list[Field]) -> Field:
 
 
 @rule("M18", "W", "a receptive field smaller than half of the picture")
-def _small_field(facts: Facts) -> Iterator[Finding]:
+def _small_field(facts: AppFacts) -> Iterator[Finding]:
     """What is larger than that is never seen as a whole: only its texture is.
 
     Fix: Pool or stride earlier, add layers, or dilate filters (dilation_rate=2).
@@ -120,7 +120,7 @@ def _small_field(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def hidden(facts: Facts) -> list[Layer]:
+def hidden(facts: AppFacts) -> list[LayerFacts]:
     """Layers with kernels behind which there are others."""
     last = {head.layer for head in facts.heads}
     return [
@@ -131,7 +131,7 @@ def hidden(facts: Facts) -> list[Layer]:
 
 
 @rule("M01", "E", "equal initial weights")
-def _equal_weights(facts: Facts) -> Iterator[Finding]:
+def _equal_weights(facts: AppFacts) -> Iterator[Finding]:
     """Units that start equal get equal gradients and stay equal. The layer is worth one unit.
 
     Fix: Omit kernel_initializer, or use a random one.
@@ -151,7 +151,7 @@ def _equal_weights(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M10", "E", "no trainable weights")
-def _nothing_trained(facts: Facts) -> Iterator[Finding]:
+def _nothing_trained(facts: AppFacts) -> Iterator[Finding]:
     """Without trainable weights, training changes nothing.
 
     Fix: Set trainable=True on the layers that should learn, before compile.
@@ -167,7 +167,7 @@ def _nothing_trained(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M11", "W", "a frozen last layer")
-def _frozen_head(facts: Facts) -> Iterator[Finding]:
+def _frozen_head(facts: AppFacts) -> Iterator[Finding]:
     """Its random weights never change, and all earlier layers must adapt to them.
 
     Fix: Freeze the pretrained layers, and train the new one.
@@ -193,7 +193,7 @@ def _frozen_head(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M12", "E", "tokens outside the embedding")
-def _unknown_tokens(facts: Facts) -> Iterator[Finding]:
+def _unknown_tokens(facts: AppFacts) -> Iterator[Finding]:
     """There is no row for them: TensorFlow ends the run on a processor, and reads zeros without a word on a graphics card.
 
     Fix: Give Embedding input_dim = largest number + 1.
@@ -221,7 +221,7 @@ def _unknown_tokens(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M13", "I", "padding is read as text")
-def _unmasked(facts: Facts) -> Iterator[Finding]:
+def _unmasked(facts: AppFacts) -> Iterator[Finding]:
     """A recurrent layer also reads the padding, and forgets the text before it.
 
     Fix: Give Embedding mask_zero=True.
@@ -241,7 +241,7 @@ def _unmasked(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M35", "W", "a token with the number of the padding")
-def _masked_words(facts: Facts) -> Iterator[Finding]:
+def _masked_words(facts: AppFacts) -> Iterator[Finding]:
     """With mask_zero=True what is 0 is left out: a word with that number is never seen, wherever it stands.
 
     Fix: Count tokens from 1, and keep 0 for padding; input_dim is one more then.
@@ -258,7 +258,7 @@ def _masked_words(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M32", "I", "frozen layers with random weights")
-def _frozen_as_drawn(facts: Facts) -> Iterator[Finding]:
+def _frozen_as_drawn(facts: AppFacts) -> Iterator[Finding]:
     """Their output is a random mixture that training cannot improve.
 
     Fix: Load weights before you freeze them, or set trainable=True.
@@ -275,7 +275,7 @@ def _frozen_as_drawn(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M33", "I", "moving statistics that do not follow, or too fast")
-def _slow_norm(facts: Facts) -> Iterator[Finding]:
+def _slow_norm(facts: AppFacts) -> Iterator[Finding]:
     """Outside of training the moving mean and variance are used: where they are not those of the data, a good model
     measures badly.
 
@@ -304,7 +304,7 @@ def _slow_norm(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("D25", "W", "one token dominates")
-def _unknown_words(facts: Facts) -> Iterator[Finding]:
+def _unknown_words(facts: AppFacts) -> Iterator[Finding]:
     """Where most words are the token of unknown ones the text says hardly anything: the vocabulary is too small, or is
     that of another text.
 
@@ -323,7 +323,7 @@ def _unknown_words(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M14", "W", "nearly all is dropped")
-def _much_dropped(facts: Facts) -> Iterator[Finding]:
+def _much_dropped(facts: AppFacts) -> Iterator[Finding]:
     """What remains of the signal is noise, and the next layer learns almost nothing.
 
     Fix: Use rates of 0.1 to 0.5.
@@ -340,7 +340,7 @@ def _much_dropped(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M15", "W", "a penalty larger than the loss")
-def _punished(facts: Facts) -> Iterator[Finding]:
+def _punished(facts: AppFacts) -> Iterator[Finding]:
     """Small weights reduce the total more than right predictions do, so the model predicts the same for every sample.
 
     Fix: Use 0.01 to 0.00001.
@@ -360,7 +360,7 @@ def _punished(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M36", "W", "token numbers used as quantities")
-def _words_as_numbers(facts: Facts) -> Iterator[Finding]:
+def _words_as_numbers(facts: AppFacts) -> Iterator[Finding]:
     """The number of a word says nothing of what it means: 70 is not ten times 7, and nothing lies between two words.
 
     Fix: Start with an Embedding.
@@ -391,7 +391,7 @@ def _words_as_numbers(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M38", "W", "a Normalization that was never adapted")
-def _not_adapted(facts: Facts) -> Iterator[Finding]:
+def _not_adapted(facts: AppFacts) -> Iterator[Finding]:
     """It passes on what comes in, so that inputs are not scaled, though the layer is there.
 
     Fix: Call its adapt(x_train) in create_model, or give it mean and variance.
@@ -406,7 +406,7 @@ def _not_adapted(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M16", "W", "initial weights on an unusual scale")
-def _start(facts: Facts) -> Iterator[Finding]:
+def _start(facts: AppFacts) -> Iterator[Finding]:
     """Signals grow or fade with each layer, and gradients with them.
 
     Fix: Leave kernel_initializer out, or take he_normal before relu.
@@ -430,7 +430,7 @@ def _start(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M17", "E", "samples of a shape that the model does not take")
-def _other_shape(facts: Facts) -> Iterator[Finding]:
+def _other_shape(facts: AppFacts) -> Iterator[Finding]:
     """Keras refuses them in the first step, which on a cluster is on a worker.
 
     Fix: Give keras.Input the shape of a sample.
@@ -447,7 +447,7 @@ def _other_shape(facts: Facts) -> Iterator[Finding]:
     yield Finding(f"samples of {array.name} have the shape {given}, and the model takes {wanted}", ("data", array.name))
 
 
-def _before(facts: Facts, layer: Layer, through: frozenset[str] = frozenset()) -> Layer | None:
+def _before(facts: AppFacts, layer: LayerFacts, through: frozenset[str] = frozenset()) -> LayerFacts | None:
     """The one layer whose output it takes, if nobody else takes that."""
     while len(layer.reads) == 1 and (found := facts.layer(layer.reads[0])) is not None:
         if len(facts.readers(found.name)) != 1:
@@ -458,7 +458,7 @@ def _before(facts: Facts, layer: Layer, through: frozenset[str] = frozenset()) -
     return None
 
 
-def _longest(facts: Facts, counts: Callable[[Layer], bool], breaks: Callable[[Layer], bool]) -> list[str]:
+def _longest(facts: AppFacts, counts: Callable[[LayerFacts], bool], breaks: Callable[[LayerFacts], bool]) -> list[str]:
     """The longest row of layers one behind the other that count; one that breaks begins anew."""
     best: dict[str, list[str]] = {}
     for layer in facts.layers:
@@ -468,7 +468,7 @@ def _longest(facts: Facts, counts: Callable[[Layer], bool], breaks: Callable[[La
 
 
 @rule("M02", "W", "layers without an activation between them")
-def _linear(facts: Facts) -> Iterator[Finding]:
+def _linear(facts: AppFacts) -> Iterator[Finding]:
     """Two linear layers in a row can do no more than one.
 
     Fix: Give the first one an activation, as relu.
@@ -478,7 +478,7 @@ def _linear(facts: Facts) -> Iterator[Finding]:
     yield from pairs or _all_linear(facts)
 
 
-def _pairs(facts: Facts) -> Iterator[Finding]:
+def _pairs(facts: AppFacts) -> Iterator[Finding]:
     for layer in facts.layers:
         if layer.kind not in ("Dense", "Conv1D", "Conv2D") or not layer.trained:
             continue
@@ -506,7 +506,7 @@ def _pairs(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _all_linear(facts: Facts) -> Iterator[Finding]:
+def _all_linear(facts: AppFacts) -> Iterator[Finding]:
     """No activation in the whole model, over pooling, skips and norms, of which the rule of pairs says nothing."""
     last = {head.layer for head in facts.heads}
     inner = [one for one in facts.layers if one.name not in last]
@@ -524,7 +524,7 @@ def _all_linear(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M03", "W", "a deep model without normalization or skip connections")
-def _deep(facts: Facts) -> Iterator[Finding]:
+def _deep(facts: AppFacts) -> Iterator[Finding]:
     """Gradients become smaller or larger with each layer, until the first ones stand still or burst.
 
     Fix: Add BatchNormalization or LayerNormalization behind layers, or skips around them.
@@ -543,7 +543,7 @@ def _deep(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M04", "W", "saturating activations in a row")
-def _saturating(facts: Facts) -> Iterator[Finding]:
+def _saturating(facts: AppFacts) -> Iterator[Finding]:
     """A sigmoid passes on a quarter of a gradient at best: behind some of them nothing is left.
 
     Fix: Take relu, gelu or selu in hidden layers, or normalize between them.
@@ -567,7 +567,7 @@ def _saturating(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M05", "W", "dropout before batch normalization")
-def _dropout_before_norm(facts: Facts) -> Iterator[Finding]:
+def _dropout_before_norm(facts: AppFacts) -> Iterator[Finding]:
     """Dropout changes the variance in training only, and the normalization is then wrong by that in use.
 
     Fix: Put dropout behind the last normalization.
@@ -589,7 +589,7 @@ def _dropout_before_norm(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M06", "W", "dropout after the output")
-def _dropout_at_the_end(facts: Facts) -> Iterator[Finding]:
+def _dropout_at_the_end(facts: AppFacts) -> Iterator[Finding]:
     """The loss compares outputs that dropout set to 0 with the labels.
 
     Fix: Remove it, or move it before the last layer.
@@ -610,7 +610,7 @@ def _dropout_at_the_end(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M07", "W", "softmax in a hidden layer")
-def _inner_softmax(facts: Facts) -> Iterator[Finding]:
+def _inner_softmax(facts: AppFacts) -> Iterator[Finding]:
     """A softmax keeps all units but one near 0, with almost no gradient.
 
     Fix: Take relu in hidden layers.
@@ -634,7 +634,7 @@ def _inner_softmax(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M08", "W", "an activation before the softmax")
-def _activation_before_softmax(facts: Facts) -> Iterator[Finding]:
+def _activation_before_softmax(facts: AppFacts) -> Iterator[Finding]:
     """Logits that cannot be negative, or not large, cannot say that something is certain; units of a relu that are at 0
     stay there.
 
@@ -654,7 +654,7 @@ def _activation_before_softmax(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M09", "I", "a bias before batch normalization")
-def _bias_before_norm(facts: Facts) -> Iterator[Finding]:
+def _bias_before_norm(facts: AppFacts) -> Iterator[Finding]:
     """The normalization takes the mean off, and the bias with it; it only costs.
 
     Fix: Give the layer use_bias=False.
@@ -681,7 +681,7 @@ def _bias_before_norm(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M31", "W", "a layer of one unit in the middle")
-def _one_wide(facts: Facts) -> Iterator[Finding]:
+def _one_wide(facts: AppFacts) -> Iterator[Finding]:
     """All that is behind it learns from one number, in which several classes lie on a line.
 
     Fix: Give it more units.
@@ -701,7 +701,7 @@ def _one_wide(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M19", "W", "pooling that leaves one place")
-def _one_pixel(facts: Facts) -> Iterator[Finding]:
+def _one_pixel(facts: AppFacts) -> Iterator[Finding]:
     """Where something is in the picture is gone before the convolutions that could use it.
 
     Fix: Pool by 2, and all at once only behind the last convolution.
@@ -720,7 +720,7 @@ def _one_pixel(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M20", "E", "NaN in the first batch", level="batch")
-def _nan_in_first_batch(facts: Facts) -> Iterator[Finding]:
+def _nan_in_first_batch(facts: AppFacts) -> Iterator[Finding]:
     """What is NaN once stays so, and with it all that is computed of it.
 
     Fix: Look at what goes into that layer: a logarithm or a root of 0, a division by 0, float16.
@@ -740,7 +740,7 @@ def _nan_in_first_batch(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M34", "E", "the first step fails", level="batch")
-def _fails(facts: Facts) -> Iterator[Finding]:
+def _fails(facts: AppFacts) -> Iterator[Finding]:
     """So does the run, which on a cluster is after all machines have loaded their data.
 
     Fix: Look at the shapes and types of what goes into the layer, the loss or the metric that is named.
@@ -750,7 +750,7 @@ def _fails(facts: Facts) -> Iterator[Finding]:
         yield Finding(f"the first batch fails: {why.rstrip('.')}", ("method", "create_model"))
 
 
-def _has_a_floor(facts: Facts) -> bool:
+def _has_a_floor(facts: AppFacts) -> bool:
     """Whether a loss cannot come down to 0, or most weights are not to learn: entropy of targets between 0 and 1, a frozen backbone."""
     kinds = {array.labels.kind for array in facts.of("y", "train") if array.labels is not None}
     soft = any(head.loss in ("bce", "cce") for head in facts.heads) and bool(kinds & {"real", "shares"})
@@ -759,7 +759,7 @@ def _has_a_floor(facts: Facts) -> bool:
 
 
 @rule("M21", "E", "the model cannot overfit one batch", level="batch")
-def _by_heart(facts: Facts) -> Iterator[Finding]:
+def _by_heart(facts: AppFacts) -> Iterator[Finding]:
     """A model that cannot learn 16 samples, without dropout and augmentation, cannot learn thousands.
 
     Fix: Look for a loss that does not fit the output, activations that cut gradients, and labels that are not those of
@@ -781,7 +781,7 @@ def _by_heart(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M22", "E", "samples influence each other", level="batch")
-def _mixed(facts: Facts) -> Iterator[Finding]:
+def _mixed(facts: AppFacts) -> Iterator[Finding]:
     """A reshape, a softmax or a sum over the first axis mixes samples, and what comes out depends on who else is in the
     batch.
 
@@ -801,7 +801,7 @@ def _mixed(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M23", "E", "the model sees the future", level="batch")
-def _future(facts: Facts) -> Iterator[Finding]:
+def _future(facts: AppFacts) -> Iterator[Finding]:
     """The target is among the inputs. The training loss falls to 0, and the model learns nothing useful.
 
     Fix: Mask later positions: use_causal_mask=True, padding='causal'.
@@ -817,7 +817,7 @@ def _future(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M24", "E", "weights without a gradient", level="batch")
-def _still(facts: Facts) -> Iterator[Finding]:
+def _still(facts: AppFacts) -> Iterator[Finding]:
     """The loss does not depend on them, or what lies between has no slope: they stay what they were.
 
     Fix: Look for stop_gradient, argmax, round or casts to whole numbers behind that layer, and for dead units.
@@ -853,7 +853,7 @@ def _still(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M25", "W", "gradients that vanish or explode", level="batch")
-def _norms(facts: Facts) -> Iterator[Finding]:
+def _norms(facts: AppFacts) -> Iterator[Finding]:
     """One learning rate is for all layers: some stand still while others jump.
 
     Fix: Normalize between layers, add skips, take relu and he_normal.
@@ -870,7 +870,7 @@ def _norms(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _units(facts: Facts, name: str, most: float, what: str) -> Iterator[Finding]:
+def _units(facts: AppFacts, name: str, most: float, what: str) -> Iterator[Finding]:
     found = {layer: share for layer, share in (facts.seen.get(name) or {}).items() if share > most}
     if found:
         worst = max(found, key=lambda layer: found[layer])
@@ -882,7 +882,7 @@ def _units(facts: Facts, name: str, most: float, what: str) -> Iterator[Finding]
 
 
 @rule("M26", "W", "dead units", level="batch")
-def _dead(facts: Facts) -> Iterator[Finding]:
+def _dead(facts: AppFacts) -> Iterator[Finding]:
     """A relu that is 0 for all samples has no gradient and stays 0.
 
     Fix: Scale inputs, take he_normal, a smaller learning rate, or leaky_relu.
@@ -894,7 +894,7 @@ def _dead(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M27", "W", "saturated units", level="batch")
-def _saturated(facts: Facts) -> Iterator[Finding]:
+def _saturated(facts: AppFacts) -> Iterator[Finding]:
     """At its ends a sigmoid or a tanh has no slope, and gradients end there.
 
     Fix: Scale inputs and first weights, normalize before the activation, or take relu.
@@ -904,7 +904,7 @@ def _saturated(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M28", "W", "a high initial loss", level="batch")
-def _first_loss(facts: Facts) -> Iterator[Finding]:
+def _first_loss(facts: AppFacts) -> Iterator[Finding]:
     """The model is sure of what is wrong before it has seen anything, and its first steps only undo that.
 
     Fix: Scale inputs and first weights, and look whether the loss takes what the output is.
@@ -924,7 +924,7 @@ def _first_loss(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M29", "W", "an input that changes nothing", level="batch")
-def _ignored(facts: Facts) -> Iterator[Finding]:
+def _ignored(facts: AppFacts) -> Iterator[Finding]:
     """What it says is lost on the way, as by a multiplication with 0 or a slice.
 
     Fix: Look at what the model does with it.
@@ -935,7 +935,7 @@ def _ignored(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M30", "I", "randomness outside of training", level="batch")
-def _random(facts: Facts) -> Iterator[Finding]:
+def _random(facts: AppFacts) -> Iterator[Finding]:
     """The same sample gets a different prediction each time, so tests cannot be repeated.
 
     Fix: In your own layer, draw random numbers only if training is true.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddlf.events import Advised, Committed, Event
-from ddlf.extras.advice.facts import Facts
+from ddlf.extras.advice.facts import AppFacts
 from ddlf.extras.advice.rule import Finding, rule
 from ddlf.training.context import App
 
@@ -30,7 +30,7 @@ STALE, LEAST_UPDATES = 2.0, 3
 
 
 @rule("R01", "E", "NaN", level="run")
-def not_finite(facts: Facts) -> Iterator[Finding]:
+def not_finite(facts: AppFacts) -> Iterator[Finding]:
     """A weight that has become NaN stays NaN.
 
     Fix: Use a smaller learning rate or clip gradients (clipnorm=1.0), and look for NaN in the data with ddlf advise.
@@ -43,7 +43,7 @@ def not_finite(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("R02", "W", "diverging", level="run")
-def _diverging(facts: Facts) -> Iterator[Finding]:
+def _diverging(facts: AppFacts) -> Iterator[Finding]:
     """Each step increases the loss, up to NaN.
 
     Fix: Use a third of the learning rate.
@@ -60,7 +60,7 @@ def _diverging(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("R03", "W", "oscillating", level="run")
-def _oscillating(facts: Facts) -> Iterator[Finding]:
+def _oscillating(facts: AppFacts) -> Iterator[Finding]:
     """Steps jump from one side of the minimum to the other.
 
     Fix: Use a third of the learning rate, or larger batches.
@@ -80,7 +80,7 @@ def _oscillating(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("R04", "W", "stuck", level="run")
-def _stuck(facts: Facts) -> Iterator[Finding]:
+def _stuck(facts: AppFacts) -> Iterator[Finding]:
     """A model that has not started to learn after so many rounds rarely does so later.
 
     Fix: Run ddlf advise, which checks whether the model can learn one batch. Then try 10 times the learning rate.
@@ -97,7 +97,7 @@ def _stuck(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("R05", "W", "overfitting", level="run")
-def _overfitting(facts: Facts) -> Iterator[Finding]:
+def _overfitting(facts: AppFacts) -> Iterator[Finding]:
     """From here on the model memorizes samples and gets worse on others.
 
     Fix: Put EarlyStopping('val_loss', patience=3, restore_best_weights=True) into callbacks; or add dropout or
@@ -122,7 +122,7 @@ def _overfitting(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("R06", "W", "stale updates", level="run")
-def _stale(facts: Facts) -> Iterator[Finding]:
+def _stale(facts: AppFacts) -> Iterator[Finding]:
     """An update computed for old weights points to where the minimum was.
 
     Fix: Set max_staleness, or staleness='polynomial:0.5', which gives old updates less weight.
@@ -161,7 +161,7 @@ def watched(app: App) -> Iterator[None]:
             return
         records.append(event.record)
         del records[:-MOST_RECORDS]
-        facts = Facts(records=records)
+        facts = AppFacts(records=records)
         for each in list(left):
             try:
                 finding = next(iter(each.check(facts)), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from ddlf.extras.advice.facts import DROPOUT, Facts, Layer
+from ddlf.extras.advice.facts import DROPOUT, AppFacts, LayerFacts
 from ddlf.extras.advice.rule import Change, Finding, plural, rule
 
 MUCH = 0.8
@@ -53,7 +53,7 @@ AUGMENTING = (
 
 
 @rule("T12", "W", "a step that does not fit into memory")
-def _much_memory(facts: Facts) -> Iterator[Finding]:
+def _much_memory(facts: AppFacts) -> Iterator[Finding]:
     """A process that asks for more than there is gets killed in its first step, and on a worker with all that it holds.
 
     Fix: Take a smaller batch_size, or smaller layers.
@@ -77,12 +77,12 @@ def _much_memory(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _values(layer: Layer) -> int:
+def _values(layer: LayerFacts) -> int:
     return math.prod(size or 1 for size in layer.shape) if layer.shape else 0
 
 
 @rule("T01", "W", "an unusual learning rate")
-def _rate(facts: Facts) -> Iterator[Finding]:
+def _rate(facts: AppFacts) -> Iterator[Finding]:
     """Steps that are too long overshoot the minimum, up to NaN. With steps that are too short the run ends before the
     model has learnt.
 
@@ -126,7 +126,7 @@ def _rate(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("T02", "W", "float16 without a scaled loss")
-def _unscaled_float16(facts: Facts) -> Iterator[Finding]:
+def _unscaled_float16(facts: AppFacts) -> Iterator[Finding]:
     """Gradients below 0.00000006 become 0 in float16.
 
     Fix: Set precision='mixed_float16', with which Keras scales the loss, or take mixed_bfloat16.
@@ -143,7 +143,7 @@ def _unscaled_float16(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("T03", "W", "an output in float16")
-def _float16_softmax(facts: Facts) -> Iterator[Finding]:
+def _float16_softmax(facts: AppFacts) -> Iterator[Finding]:
     """Exponentials and squares leave the range of float16, and the loss becomes infinite or 0.
 
     Fix: Give the last layer dtype='float32'.
@@ -164,19 +164,19 @@ def _float16_softmax(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("T04", "I", "far more weights than samples, without regularization")
-def _crowded(facts: Facts) -> Iterator[Finding]:
+def _crowded(facts: AppFacts) -> Iterator[Finding]:
     """The model can memorize all samples and fail on others.
 
     Fix: Add dropout, a penalty, augmentation or EarlyStopping, or take a smaller model.
     Source: WebNNM, 2026
     """
     trained = sum(one.trained for one in facts.layers)
-    held = any(one.kind in DROPOUT or one.penalty or one.kind in AUGMENTING for one in facts.layers)
+    regularized = any(one.kind in DROPOUT or one.penalty or one.kind in AUGMENTING for one in facts.layers)
     decays = facts.optimizer is not None and facts.optimizer.decay > 0
     if (
         facts.samples >= 50
         and trained > CROWDED * facts.samples
-        and not held
+        and not regularized
         and not decays
         and not facts.settings.get("callbacks")
     ):
@@ -187,7 +187,7 @@ def _crowded(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("T05", "W", "a schedule that is longer than the run")
-def _long_schedule(facts: Facts) -> Iterator[Finding]:
+def _long_schedule(facts: AppFacts) -> Iterator[Finding]:
     """The learning rate never comes down, and the run ends before the part in which most is won.
 
     Fix: Count its steps from the run: batches of an epoch times epochs.
@@ -204,7 +204,7 @@ def _long_schedule(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("T07", "W", "a schedule that ends early")
-def _ends_early(facts: Facts) -> Iterator[Finding]:
+def _ends_early(facts: AppFacts) -> Iterator[Finding]:
     """At its end the learning rate is 0 or nearly so: all later steps change nothing.
 
     Fix: Count its steps from the run: batches of an epoch times epochs, divided by the slots.
@@ -222,7 +222,7 @@ def _ends_early(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("T06", "W", "few batches an epoch")
-def _few_batches(facts: Facts) -> Iterator[Finding]:
+def _few_batches(facts: AppFacts) -> Iterator[Finding]:
     """There are as many steps as batches: with so few the run ends before it has learnt.
 
     Fix: Take a smaller batch_size, or more epochs and a larger learning rate.
@@ -247,7 +247,7 @@ def _few_batches(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("M37", "W", "batch normalization of one or two samples")
-def _tiny_batches(facts: Facts) -> Iterator[Finding]:
+def _tiny_batches(facts: AppFacts) -> Iterator[Finding]:
     """Mean and variance of so few are noise, and not those with which the model predicts.
 
     Fix: Take batches of 32 or more, or GroupNormalization.
@@ -264,7 +264,7 @@ def _tiny_batches(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("T08", "W", "gradients clipped to almost nothing")
-def _small_clip(facts: Facts) -> Iterator[Finding]:
+def _small_clip(facts: AppFacts) -> Iterator[Finding]:
     """With SGD a step is the gradient times the learning rate, so clipped gradients barely move the weights.
 
     Fix: Clip at 1, or at a percentile of the gradient norms that you measure.
@@ -280,7 +280,7 @@ def _small_clip(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("T10", "W", "a weight decay that is too large")
-def _large_decay(facts: Facts) -> Iterator[Finding]:
+def _large_decay(facts: AppFacts) -> Iterator[Finding]:
     """Weights are pulled to 0 faster than samples can move them.
 
     Fix: Take 0.0001 to 0.1.
@@ -297,7 +297,7 @@ def _large_decay(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("T09", "W", "a callback that waits for a missing metric")
-def _callbacks(facts: Facts) -> Iterator[Finding]:
+def _callbacks(facts: AppFacts) -> Iterator[Finding]:
     """Training never reports this metric, so the callback never acts.
 
     Fix: Name an existing metric, or set x_val and y_val.
@@ -306,7 +306,7 @@ def _callbacks(facts: Facts) -> Iterator[Finding]:
     yield from (Finding(sentence, ("setting", "callbacks")) for sentence in facts.callbacks)
 
 
-def _class_weights(facts: Facts) -> tuple[Mapping[int, float], dict[int, int]]:
+def _class_weights(facts: AppFacts) -> tuple[Mapping[int, float], dict[int, int]]:
     """Return the weights and the sizes of classes; nothing if there are no weights, or no classes."""
     given = facts.settings.get("class_weight")
     labels = next((one.labels for one in facts.of("y", "train")), None)
@@ -316,7 +316,7 @@ def _class_weights(facts: Facts) -> tuple[Mapping[int, float], dict[int, int]]:
 
 
 @rule("T11", "W", "class weights for missing classes")
-def _missing_classes(facts: Facts) -> Iterator[Finding]:
+def _missing_classes(facts: AppFacts) -> Iterator[Finding]:
     """The intended class keeps the weight 1.
 
     Fix: Use the class numbers of y_train, from 0.
@@ -331,7 +331,7 @@ def _missing_classes(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("T13", "W", "reversed class weights")
-def _reversed_weights(facts: Facts) -> Iterator[Finding]:
+def _reversed_weights(facts: AppFacts) -> Iterator[Finding]:
     """The frequent class counts even more, and the model does not learn the rare one.
 
     Fix: Give classes with fewer samples larger weights.
@@ -350,7 +350,7 @@ def _reversed_weights(facts: Facts) -> Iterator[Finding]:
 
 
 @rule("T14", "I", "few steps in the whole run")
-def _few_steps(facts: Facts) -> Iterator[Finding]:
+def _few_steps(facts: AppFacts) -> Iterator[Finding]:
     """Each step moves the weights by about the learning rate, so after so few steps they are near their initial values.
 
     Fix: Use more epochs or a smaller batch_size.
