@@ -19,7 +19,7 @@ from ddlf.events.sinks import Sink
 from ddlf.monitor.terminal.lines import line_without_hook, training_event
 from ddlf.monitor.ui import shown
 from ddlf.training.context import RunContext
-from ddlf.training.registry import DEFAULTS, SETTINGS, View, group_of, spread
+from ddlf.training.registry import DEFAULTS, GROUPS, SETTINGS, View, group_of, spread
 from ddlf.training.roles import PRELOADED
 from ddlf.training.spec import Data, Evaluation, Local, Output
 from ddlf.training.weights_ref import local
@@ -107,7 +107,7 @@ class IApp:
                 setattr(cls, name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if group_of(name, value) is None:
+        if name not in GROUPS or group_of(name, value) is None:
             super().__setattr__(name, value)
         else:
             vars(self).update(spread({name: value}))
@@ -232,11 +232,13 @@ class IApp:
     def _emit(self, event: Event) -> None:
         """Send it to all subscribers, and print what no hook prints: behind a record that the display has held back."""
         self.run_context.events.emit(event)
-        if text := line_without_hook(event):
+        if self.verbose and (text := line_without_hook(event)):
             self.say(text)
 
     def _hook(self, event: Event) -> Any:
         """Give an event to ``on_event``, if it is one of those."""
+        if not self.verbose and getattr(self.on_event, "__func__", None) is IApp.on_event:
+            return None  # it would only print
         return None if (told := training_event(event)) is None else self.on_event(told)
 
     # -- life -------------------------------------------------------------------------------------------------------

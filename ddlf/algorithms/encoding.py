@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddlf.algorithms.codec import Codec, Float32, Float32s, Payload, added, codec_named
+from ddlf.algorithms.payload import name_of
 from ddlf.algorithms.weights import Tensor, is_float
 from ddlf.errors import ConfigError
 
@@ -85,7 +86,7 @@ def encode_update(
         left.append(rest)
     if codec.goes_on:
         left += [payload.get(codec.goes_on) for payload in payloads]
-    return {"codec": codec.name, "payloads": payloads}, left
+    return {"codec": name_of(codec), "payloads": payloads}, left
 
 
 def decode_update(

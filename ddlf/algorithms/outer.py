@@ -9,16 +9,15 @@ The state is a list of arrays, so that a checkpoint can hold it. Arrays that wen
 
 | rule | step | file |
 |---|---|---|
-| ``subtract``, ``fedavg`` | the merged update | ``momentum.py`` |
-| ``nesterov``, ``diloco``, ``fedavgm`` | a velocity of merged updates | ``momentum.py`` |
+| ``subtract``, ``fedavg`` | the merged update | ``per_tensor.py`` |
+| ``nesterov``, ``diloco``, ``fedavgm`` | a velocity of merged updates | ``per_tensor.py`` |
 | ``fedadagrad``, ``fedadam``, ``fedyogi`` | of each weight, by the size of its updates | ``adaptive.py`` |
 | ``streaming`` | that of ``diloco``, a fragment of the weights in each round | ``streaming.py`` |
 """
 
 from ddlf.algorithms.adaptive import FedAdagrad, FedAdam, FedYogi
-from ddlf.algorithms.momentum import FedAvgM, Nesterov, Subtract
 from ddlf.algorithms.named import Family
-from ddlf.algorithms.per_tensor import OuterOptimizer, State
+from ddlf.algorithms.per_tensor import FedAvgM, Nesterov, OuterOptimizer, State, Subtract
 from ddlf.algorithms.streaming import Streaming
 
 __all__ = [

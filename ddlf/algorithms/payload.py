@@ -48,7 +48,7 @@ class Codec(Named, ABC):
     @property
     def name(self) -> str:
         """This codec as it is named in messages: its text without the names of parameters."""
-        return _name_of(self)
+        return name_of(self)
 
     @abstractmethod
     def pack(self, tensor: Float32s) -> Payload:
@@ -115,7 +115,8 @@ class Codec(Named, ABC):
 
 
 @cache
-def _name_of(codec: Codec) -> str:
+def name_of(codec: Codec) -> str:
+    """Return ``codec.name``, which each update of a run has."""
     return re.sub(r"\w+=", "", str(codec))
 
 

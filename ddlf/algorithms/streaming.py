@@ -4,9 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ddlf.algorithms.momentum import Nesterov
 from ddlf.algorithms.named import Named
-from ddlf.algorithms.per_tensor import State, check_shares
+from ddlf.algorithms.per_tensor import Nesterov, State, check_shares
 from ddlf.algorithms.weights import Tensor
 from ddlf.errors import ConfigError
 

@@ -121,7 +121,7 @@ class FakeRun(IApp):
 def model_of(app: FakeRun) -> NumpyModel:
     """Return a new model of a run."""
     data = getattr(app, "train_data", None)
-    return NumpyModel(
+    model = NumpyModel(
         app.start,
         app.frozen,
         app.learning_rate,
@@ -129,6 +129,8 @@ def model_of(app: FakeRun) -> NumpyModel:
         app.samples,
         None if data is None else lambda version: data.at(version).manifest.sizes,
     )
+    model.exchanges_gradients = app.exchange == "gradient"
+    return model
 
 
 class FakeWorker:

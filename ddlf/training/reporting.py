@@ -73,6 +73,7 @@ class Reporter:
         self._records = records
         self._batch_size = spec.data.batch_size
         self._every, self._rule = spec.evaluation.every, spec.evaluation.converge
+        self._can_converge = bool(self._rule.metric)
         self._validates = has(app, "val")
         self._callbacks = callbacks
         self._turn = asyncio.Lock()  # fair: first come, first served
@@ -147,7 +148,7 @@ class Reporter:
             self.converged = (
                 self.converged
                 or bool(await awaited(app.is_convergent(record)))
-                or (bool(self._rule.metric) and self._is_reached(record))
+                or (self._can_converge and self._is_reached(record))
             )
             self.converged = self.converged or (callbacks is not None and callbacks.stopped)
             is_over = self.converged or bool(app.run_context.stop)

@@ -39,7 +39,7 @@ from ddlf.training.reporting import Reporter
 from ddlf.training.samples.files import Nearby, go_over, left_out
 from ddlf.training.samples.parts import LEAST_SHARE, parts_of
 from ddlf.training.slot.task import CONTROL, Reply, Task
-from ddlf.training.weights_ref import WeightsRef, local, shapes
+from ddlf.training.weights_ref import WeightsRef
 
 STOP_S = 2.0
 """Longest wait for workers to answer STOP at the end of a run. A worker that does not answer holds nothing useful."""
@@ -189,7 +189,8 @@ class Run:
         Raises:
             ConfigError: Only workers have them.
         """
-        return local(self.progress.weights)
+        weights = self.progress.weights
+        return weights.read() if isinstance(weights, WeightsRef) else weights
 
     @property
     def version(self) -> int:
@@ -377,7 +378,7 @@ class Run:
             batch_size=self.facts.batch_size,
             seed=self.facts.seed,
             indices=indices,
-            weights=shapes(progress.weights),
+            weights=progress.weights.like if isinstance(progress.weights, WeightsRef) else progress.weights,
             version=progress.merges,
             local=self.facts.local,
             control=control,

@@ -212,7 +212,8 @@ class Crew:
 
     def served(self, worker: int) -> None:
         """Note that a worker has finished a task, which resets its number of losses."""
-        self._recovery.served(worker)
+        if worker in self._recovery.tries:
+            self._recovery.served(worker)
 
     def progressed(self, slot: int) -> None:
         """Note that a slot got further in its round than ever before, which resets its number of crashed executors."""

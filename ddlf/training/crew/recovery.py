@@ -77,7 +77,7 @@ class Recovery:
         self._host = host
         self._open_worker = open_worker
         self._spawn = spawn
-        self._tries: Counter[int] = Counter()
+        self.tries: Counter[int] = Counter()
         self.coming: dict[int, asyncio.Task[None]] = {}
         self.openings: set[asyncio.Future[Any]] = set()
 
@@ -94,7 +94,7 @@ class Recovery:
 
     def served(self, worker: int) -> None:
         """Reset the number of failures of a worker that has carried a slot."""
-        self._tries[worker] = 0
+        self.tries.pop(worker, None)
 
     def end(self, *, at_once: bool) -> list[asyncio.Future[Any]]:
         """Stop bringing workers in.
@@ -115,8 +115,8 @@ class Recovery:
 
     def _may_try(self, worker: ProxyWorker) -> bool:
         """Count an opening that failed or was undone before the worker served; return whether to try again."""
-        self._tries[worker.id] += 1
-        return self._tries[worker.id] < MAX_OPENINGS
+        self.tries[worker.id] += 1
+        return self.tries[worker.id] < MAX_OPENINGS
 
     async def _bring(self, worker: ProxyWorker) -> None:
         pause = RETRY_S[0]

@@ -359,9 +359,9 @@ class TrainingSamples:
 
     def feed(self, batch_size: int) -> Any:
         """Return the source of batches for ``fit``, which is kept from round to round."""
-        if place_of(self._app, "train") is not None:
-            return self._reading(batch_size)
         if self._feed is None or self._feed[0] != batch_size:
+            if place_of(self._app, "train") is not None:
+                return self._reading(batch_size)
             feed = make_feed(batches(self._app, "train"), batch_size)
             # TensorFlow copies arrays into tensors. Keep views of these instead, so that the data is in memory once.
             for name, data in zip(("x_train", "y_train"), feed.data, strict=False):

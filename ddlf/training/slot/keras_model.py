@@ -41,7 +41,7 @@ STEPS_PER_EXECUTION = 16
 """
 
 
-def use_fast_steps(model: Any, callbacks: Iterable[Any], chosen: int) -> None:
+def use_fast_steps(model: Any, callbacks: Sequence[Any], chosen: int) -> None:
     """Run several batches per call of the compiled function, if the user chose no number and no callback sees batches.
 
     Only with TensorFlow, which handles a shorter last group of batches and gives the same bits.
@@ -53,7 +53,7 @@ def use_fast_steps(model: Any, callbacks: Iterable[Any], chosen: int) -> None:
     """
     import keras
 
-    fast = keras.backend.backend() == "tensorflow" and chosen == 1 and not look_at_batches(callbacks)
+    fast = keras.backend.backend() == "tensorflow" and chosen == 1 and not (callbacks and look_at_batches(callbacks))
     steps = STEPS_PER_EXECUTION if fast else chosen
     if model.steps_per_execution != steps:
         model.steps_per_execution = steps

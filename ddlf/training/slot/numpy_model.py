@@ -34,6 +34,7 @@ class NumpyModel:
         sizes: Samples in each partition file, if tasks read partition files.
 
     Attributes:
+        exchanges_gradients: Whether a round is the gradient of one batch; False unless a test sets it.
         update: The update of the last ``fit``, weights before minus weights after.
         steps: Makes the local steps of a round: ``step``, unless a test replaces it.
         measures: Computes moving statistics: ``measure``, unless a test replaces it.
@@ -42,7 +43,6 @@ class NumpyModel:
 
     built = True
     name = "fake"
-    exchanges_gradients = False
 
     def __init__(
         self,
@@ -66,6 +66,7 @@ class NumpyModel:
         self.measures: Callable[[Task, Weights], Weights] = self.measure
         self.rule = NumpyRule(self)
         self.update: Weights = []
+        self.exchanges_gradients = False
         self._momentum: Weights | None = None
         self.set_weights(self.like)
 
@@ -113,7 +114,18 @@ class NumpyModel:
         return {"loss": float(np.abs(weights[0]).mean()), "accuracy": accuracy_of(weights)}
 
     def gradient(self, batch: tuple[Any, ...], weights: Weights) -> tuple[Weights, dict[str, float]]:
-        raise NotImplementedError("NumpyModel has no gradient of a batch")
+        """Return the gradient of ``sum(w^2) / 20 + sum(w) * s``, where s is the mean of the samples' shares of n.
+
+        So the gradient of a batch is the mean of the gradients of its parts, weighted by their samples. Weights that
+        are not trained, integers and booleans do not change.
+        """
+        shift = float(np.mean(batch[0])) / self._samples
+        frozen = (not_trained or not is_float(w) for not_trained, w in zip(self.lossless, weights, strict=True))
+        update = [
+            np.zeros_like(w) if fixed else np.asarray(0.1 * w + shift, w.dtype)
+            for fixed, w in zip(frozen, weights, strict=True)
+        ]
+        return update, {"loss": float(np.abs(weights[0]).mean()), "accuracy": accuracy_of(weights)}
 
     def statistics(self, task: Task, weights: Weights, batches: Iterable[tuple[tuple[Any, ...], int]]) -> Weights:
         return self.measures(task, weights)
@@ -231,7 +243,8 @@ class CountedSamples:
         """Do nothing: the model reads no batches."""
 
     def batch(self, task: Task) -> tuple[Any, ...]:
-        return ()
+        """Return the numbers of the task's samples in the place of their data."""
+        return (np.asarray(task.indices),)
 
     def batches(self, task: Task) -> Iterator[tuple[tuple[Any, ...], int]]:
         return iter(())
