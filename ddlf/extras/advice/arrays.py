@@ -15,51 +15,51 @@ from ddlf.data.trees import leaves
 from ddlf.extras.advice.facts import ArrayFacts, LabelFacts, SampleFacts, Shared
 
 SAMPLED = 5_000
-"""So many samples are looked at feature by feature at most; which follows from a fixed seed."""
+"""Maximum number of samples to examine feature by feature, chosen by a fixed seed."""
 VALUES = 1 << 20
-"""Nor more than so many values, of one sample at least."""
+"""Maximum number of values to examine, of one sample at least."""
 PIECE = 1 << 22
-"""Values that are looked at at once: 16 MB of float32."""
+"""Values to examine at once: 16 MB of float32."""
 COMPARED_BYTES = 1 << 28
-"""So much data is compared sample by sample; of more than that some, by a fixed seed."""
+"""Maximum bytes to compare sample by sample. Of more data, a fixed seed chooses samples."""
 SHOWN = 5
 MOST_CLASSES = 100_000
 MOST_FEATURES = 20_000
 ON_A_LINE = 0.999999
 NEARLY, ALIKE = 0.99, 0.9
-"""Correlation from which on one feature follows the target, where no other one comes to the second."""
+"""A feature follows the target above the first correlation, if all other features are below the second."""
 LEAST_FEATURES, ENOUGH_ROWS = 3, 50
 OVERLAPPING = 1_000
-"""Windows that are looked for in training."""
+"""Number of windows to look for in training."""
 LEAST_STEPS = 4
 IN_ORDER, MOST_IN_ORDER = 3, 500
-"""Classes from which on it is no chance that they lie one behind the other along a feature, and features that are asked."""
+"""Minimum number of classes that are not ordered along a feature by chance, and maximum number of features."""
 MOSTLY = 0.9
-"""A feature with one value in so many samples has no scale of its own: a word that is rarely there, the corner of a picture."""
+"""A feature with one value in this share of samples has no scale: a rare word, the corner of a picture."""
 SIDE = 8
-"""Pixels of a thumbnail, each way."""
+"""Width and height of a thumbnail in pixels."""
 LEAST_SIDE = 16
 ALIKE_COSINE = 0.9
-"""Cosine of two thumbnails, each less its mean, from which on they may be one picture."""
+"""Two thumbnails may be the same picture above this cosine, after their means are subtracted."""
 NEARER = 0.5
-"""By which share of the distance of the second neighbour the first must be nearer: simple pictures, as of digits, have many that are alike."""
+"""Maximum distance of the nearest picture, as a share of the second nearest. Simple pictures, such as digits, have many similar ones."""
 PICTURES_AT_ONCE = 256
 MOST_PICTURES = 200_000
 NEAR_SHOWN = 10
 Numbers = np.ndarray[Any, Any]
 LEAST_RELATED, MOST_RELATED = 200, 600
-"""Samples that are asked."""
+"""Minimum and maximum number of samples."""
 FEATURES = 2048
-"""Of a sample; of more some are drawn."""
+"""Maximum number of features of a sample. Of more features, a fixed seed chooses some."""
 WIDEST_LABEL = 100
-"""Values of a label, or classes."""
+"""Maximum number of values of a label, or of classes."""
 NEIGHBOURS = 5
 PENALTIES = (0.1, 10.0)
 EXCHANGES = 60
 
 
 def described(name: str, part: str, array: Any) -> ArrayFacts:
-    """What there is to say of one array.
+    """Return the facts of one array.
 
     Args:
         name: As it is written, ``x_train['left']``.
@@ -79,14 +79,14 @@ def described(name: str, part: str, array: Any) -> ArrayFacts:
 
 
 def chosen(samples: int, most: int) -> Any:
-    """Numbers of some samples, in their order: a fixed choice; a slice where all are."""
+    """Return numbers of samples in their order, chosen by a fixed seed; a slice if all fit."""
     if samples <= most:
         return slice(None)
     return np.sort(np.random.default_rng(17).choice(samples, most, replace=False))
 
 
 def _some(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Some samples."""
+    """Return some samples."""
     found: np.ndarray[Any, Any] = array[chosen(len(array), max(1, min(SAMPLED, VALUES // max(1, array[0].size))))]
     return found
 
@@ -97,7 +97,7 @@ def _pieces(array: np.ndarray[Any, Any]) -> Iterator[tuple[int, np.ndarray[Any, 
 
 
 def _range(array: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Ends and what is not finite, of all values; spread of some."""
+    """Return the range of all values, the values that are not finite, and the standard deviation of some."""
     bad, rows = 0, list[int]()
     low, high = math.inf, -math.inf
     if array.dtype.kind == "f":
@@ -130,7 +130,7 @@ def _range(array: np.ndarray[Any, Any]) -> dict[str, Any]:
 
 
 def _features(array: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Scales of features, of some samples; of pictures and sequences a feature is a channel."""
+    """Return the scales of features in some samples. In pictures and sequences, a feature is a channel."""
     some = _some(array)
     is_table = array.ndim == 2
     flat = some.reshape(len(some), -1) if is_table else some.reshape(-1, some.shape[-1] if some.ndim > 2 else 1)
@@ -159,7 +159,7 @@ def _features(array: np.ndarray[Any, Any]) -> dict[str, Any]:
 
 
 def _labels(array: np.ndarray[Any, Any], facts: dict[str, Any]) -> LabelFacts:
-    """What kind of labels these are."""
+    """Return the kind of labels."""
     rows = array.reshape(len(array), -1)
     width = rows.shape[1]
     if width == 1 and array.ndim <= 2:
@@ -186,7 +186,7 @@ def _labels(array: np.ndarray[Any, Any], facts: dict[str, Any]) -> LabelFacts:
 
 
 def _is_sorted(flat: np.ndarray[Any, Any], classes: int) -> bool:
-    """Whether each class lies in one piece, of several samples each."""
+    """Return whether the samples of each class are consecutive."""
     return bool(classes > 1 and len(flat) >= 5 * classes and np.count_nonzero(np.diff(flat)) == classes - 1)
 
 
@@ -257,7 +257,7 @@ def _shared(
     other: list[tuple[str, np.ndarray[Any, Any]]],
     most: int,
 ) -> Shared | None:
-    """What another part has of training's samples."""
+    """Return the samples that another part shares with training."""
     alike = len(x) == len(other) and all(
         (a.shape[1:], a.dtype) == (b.shape[1:], b.dtype) for (_, a), (_, b) in zip(x, other, strict=False)
     )
@@ -272,7 +272,7 @@ def _shared(
 def _overlapping(
     x: list[tuple[str, np.ndarray[Any, Any]]], other: list[tuple[str, np.ndarray[Any, Any]]]
 ) -> tuple[int, int] | None:
-    """How many windows of another part go on from one of training, or lead to one: all steps but one are the same."""
+    """Return how many windows of another part are windows of training moved by one step."""
     if len(x) != 1 or len(other) != 1:
         return None
     mine, theirs = x[0][1], other[0][1]
@@ -294,7 +294,7 @@ def _overlapping(
 def _leaks(
     x: list[tuple[str, np.ndarray[Any, Any]]], y: list[tuple[str, np.ndarray[Any, Any]]]
 ) -> Iterator[tuple[str, int]]:
-    """Features of tables that are the label, in other numbers."""
+    """Yield features of tables that are the label with other numbers."""
     if len(y) != 1 or len(y[0][1]) < 50:
         return
     labels = y[0][1].reshape(len(y[0][1]), -1)
@@ -329,13 +329,13 @@ def _leaks(
 
 
 def _in_order(column: np.ndarray[Any, Any], flat: np.ndarray[Any, Any], classes: int) -> bool:
-    """Whether each class has a range of its own in a column of many values, as where classes were made of it."""
+    """Return whether the classes are ranges of a column."""
     order = np.argsort(column, kind="stable")
     return bool(np.count_nonzero(np.diff(flat[order])) == classes - 1 and len(np.unique(column)) > 2 * classes)
 
 
 def _follows(x: list[tuple[str, np.ndarray[Any, Any]]], y: list[tuple[str, np.ndarray[Any, Any]]]) -> Any:
-    """The one feature of a table that a target nearly lies on a line with, while no other does: steps of a series are alike themselves."""
+    """Return the only feature of a table that is almost linear in the target. In a time series, several features are."""
     if len(x) != 1 or len(y) != 1 or x[0][1].ndim != 2 or y[0][1][0].size != 1 or len(y[0][1]) < ENOUGH_ROWS:
         return None
     name, array = x[0]
@@ -351,13 +351,13 @@ def _follows(x: list[tuple[str, np.ndarray[Any, Any]]], y: list[tuple[str, np.nd
 
 
 def _along(rows: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> Iterator[int]:
-    """Columns that lie on a line with a target."""
+    """Yield the columns that are linear in a target."""
     if (alike := _correlations(rows, wanted)) is not None:
         yield from (int(column) for column in np.flatnonzero(alike > ON_A_LINE))
 
 
 def _correlations(rows: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> Any:
-    """Of each column with a target, without sign; None where there are none."""
+    """Return the absolute correlation of each column with a target; None if it is not defined."""
     if not np.isfinite(rows).all() or not np.isfinite(wanted).all() or wanted.std() == 0:
         return None
     values = rows.astype(np.float64)
@@ -368,10 +368,10 @@ def _correlations(rows: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> A
 
 
 def near_duplicates(x: Any, other: Any) -> dict[str, Any] | None:
-    """Near duplicates of training pictures in another part; None of what are no pictures.
+    """Return near duplicates of training pictures in another part; None if the arrays are not pictures.
 
-    Of both parts 8 x 8 thumbnails are compared, less their means: a picture of the other part is a near duplicate of its nearest one if their
-    cosine is above 0.9 and their distance at most half of that to the second nearest.
+    Thumbnails of 8 x 8 pixels are compared after their means are subtracted. A picture of the other part is a near duplicate of the nearest
+    training picture if their cosine is above 0.9 and their distance at most half of the distance to the second nearest.
 
     Args:
         x: Training pictures, of shape (n, height, width, channels).
@@ -400,7 +400,7 @@ def near_duplicates(x: Any, other: Any) -> dict[str, Any] | None:
 
 
 def _thumbnails(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Means of equal parts of each picture, as rows less their mean and of length 1."""
+    """Return the thumbnails as rows with mean 0 and length 1."""
     edges = [np.linspace(0, size, SIDE, endpoint=False).astype(int) for size in x.shape[1:3]]
     sizes = [np.diff([*edge, size]) for edge, size in zip(edges, x.shape[1:3], strict=True)]
     rows = np.empty((len(x), SIDE * SIDE * x.shape[3]), np.float32)
@@ -415,7 +415,7 @@ def _thumbnails(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def related(data: dict[str, Any], *, are_tokens: bool) -> dict[str, tuple[float, int]]:
-    """By how much labels are told better than exchanged ones would be, by whoever tells them best.
+    """Return how much better samples predict their labels than permuted labels, by the best of several simple predictors.
 
     Each label is told by its nearest samples, and by ridge regression without it; what that comes to is compared with what it comes to when labels
     are exchanged among samples. Samples are looked at as they are, and by how much there is of each frequency, for which it is no matter where
@@ -459,7 +459,7 @@ def _are_numbers(x: Any, y: Any) -> bool:
 
 
 def _coded(labels: Numbers, among: Numbers) -> Numbers | None:
-    """Labels as rows of numbers: a column for each class, or their values; None if there is nothing to tell apart."""
+    """Return labels as rows: a column for each class, or their values; None if all are equal."""
     rows, known = (one.reshape(len(one), -1).astype(np.float64) for one in (labels, among))
     if not np.isfinite(rows).all() or not np.isfinite(known).all():
         return None
@@ -475,7 +475,7 @@ def _coded(labels: Numbers, among: Numbers) -> Numbers | None:
 
 
 def _views(x: Numbers, other: Numbers | None, are_tokens: bool) -> Iterator[tuple[Numbers, Numbers | None]]:
-    """Samples as rows of features of one scale, with those of another part, in each way of looking at them."""
+    """Yield samples as rows of scaled features, with the samples of another part, for each kind of features."""
     ways = [_bags, _token_positions] if are_tokens else [_flat_rows, _frequencies]
     for way in ways:
         rows, again = way(x), None if other is None else way(other)
@@ -501,7 +501,7 @@ def _flat_rows(x: Numbers) -> Numbers:
 
 
 def _frequencies(x: Numbers) -> Numbers:
-    """How much there is of each frequency, over steps or pixels; nothing of tables."""
+    """Return the amplitude of each frequency over steps or pixels; nothing for tables."""
     if x.ndim < 3:
         return np.empty((len(x), 0), np.float32)
     axes = (1,) if x.ndim == 3 and x.shape[2] <= 16 else (1, 2)
@@ -509,7 +509,7 @@ def _frequencies(x: Numbers) -> Numbers:
 
 
 def _bags(x: Numbers) -> Numbers:
-    """How often each token, and each pair of neighbours, is there, in so many places of a table."""
+    """Return hashed counts of tokens and of pairs of neighbours."""
     rows = x.reshape(len(x), -1).astype(np.int64)
     found = np.zeros((len(x), FEATURES), np.float32)
     sample = np.arange(len(x))[:, None]
@@ -520,7 +520,7 @@ def _bags(x: Numbers) -> Numbers:
 
 
 def _token_positions(x: Numbers) -> Numbers:
-    """Where each token is, from -1 to 1, summed: of two of them a straight line sees which comes first."""
+    """Return the sum of each token's positions, from -1 to 1. So a linear model sees which of two tokens comes first."""
     rows = x.reshape(len(x), -1).astype(np.int64)
     found = np.zeros((len(x), FEATURES), np.float32)
     where = np.linspace(-1, 1, rows.shape[1], dtype=np.float32)
@@ -529,7 +529,7 @@ def _token_positions(x: Numbers) -> Numbers:
 
 
 def _predicted(rows: Numbers, labels: Numbers, others: Numbers | None) -> Iterator[tuple[Numbers, Numbers | None]]:
-    """What neighbours, and straight lines, say of each sample's label without it, and of the labels of others."""
+    """Yield leave-one-out predictions of neighbours and of ridge regression, and predictions for the other part."""
     alike = rows @ rows.T
     lengths = np.diag(alike) / 2
     asked = None if others is None else others @ rows.T
@@ -547,7 +547,7 @@ def _of_nearest(nearness: Numbers, labels: Numbers) -> Numbers:
 
 
 def _deviations(labels: Numbers, predictions: Numbers, chance: np.random.Generator) -> float:
-    """By how many standard deviations what is told fits labels better than exchanged ones."""
+    """Return how many standard deviations better predictions fit the labels than permuted labels."""
     predictions = predictions - predictions.mean(axis=0)
     fits = float((labels * predictions).sum())
     exchanged = [float((labels[chance.permutation(len(labels))] * predictions).sum()) for _ in range(EXCHANGES)]

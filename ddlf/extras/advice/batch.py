@@ -1,4 +1,4 @@
-"""What a batch and some steps on the adviser's own model show. Runs on the master, with Keras; the app's model stays as it is."""
+"""Trains the adviser's own model for some steps, and returns observations. Runs on the master, with Keras; the app's model stays as it is."""
 
 from __future__ import annotations
 
@@ -31,44 +31,44 @@ from ddlf.training.slot.optimizers import read_optimizer, write_optimizer, write
 
 log = logging.getLogger(__name__)
 ROWS = 128
-"""Samples of the batch that is looked at."""
+"""Number of samples of the examined batch."""
 TIMED = 6
-"""Steps that are timed, if there are samples for as many."""
+"""Number of timed steps, if there are enough samples."""
 MIXED = 2e-5
-"""Share of a layer's outputs by which they change with other samples that is no rounding."""
+"""Relative change of a layer's outputs that is more than rounding."""
 BY_HEART = 16
-"""Samples of the batch that is learnt by heart."""
+"""Number of samples to memorize."""
 LADDER = ((0.001, 60), (0.01, 100), (0.1, 100))
-"""Learning rates of Adam with which a batch is tried to be learnt, and steps of each."""
+"""Learning rates of Adam for memorizing a batch, with the number of steps of each."""
 LEARNT_SHARE = 0.7
-"""Share of the first loss below which learning has begun."""
+"""Learning has begun below this share of the first loss."""
 OWN_STEPS = 3
 MOST_SAID = 300
 OF_GRAPHS = ("Graph execution error", "Detected at node", "File ", "<stack traces", "[[")
-"""How lines begin that say where in a graph something failed."""
+"""Beginnings of lines that locate an error in a graph."""
 NO_SLOPE = "No gradients provided for any variable"
-"""What Keras says of a loss without a gradient."""
+"""Keras's message for a loss without a gradient."""
 SECONDS = 15.0
-"""After which steps are given up, and nothing is said of them."""
+"""Seconds until the steps are given up without a result."""
 UNLINKED = 1e-5
-"""Share by which a loss may change by rounding alone."""
+"""Relative change of a loss that may be rounding."""
 RANDOM = DROPOUT | {"GaussianNoise"}
 log = logging.getLogger(__name__)
 OWN_BATCHES = 4
-"""Of the samples that it is tried on."""
+"""Number of batches to try it on."""
 MOVED = 0.5
-"""Share of the way between two sets of weights from which on it is that way which was taken."""
+"""An update that moves further than this share of the way between two sets of weights went that way."""
 log = logging.getLogger(__name__)
 REPEAT_STEPS, REPEAT_SECONDS = 300, 10.0
-"""After which it is given up."""
+"""Maximum number of steps and seconds to repeat."""
 
 
 def seen_in_a_batch(app: App, facts: AppFacts) -> dict[str, Any]:
-    """What a batch shows, by name: what cannot be tried is left out.
+    """Return the observations of a batch by name. Leave out trials that fail.
 
     Args:
-        app: With data, and a model that may be changed.
-        facts: Of it.
+        app: An app with data, and a model that may change.
+        facts: Facts of the app.
     """
     model, rows = app.model, _rows(app)
     if rows is None:
@@ -91,11 +91,11 @@ def seen_in_a_batch(app: App, facts: AppFacts) -> dict[str, Any]:
 
 
 def seconds_of_a_step(app: App, batch_size: int) -> float | None:
-    """What a step takes here, once it is compiled. None where it cannot be tried.
+    """Return the seconds of a compiled step on this machine; None if it fails.
 
     Args:
-        app: With data, and a model that may be changed.
-        batch_size: Samples in it.
+        app: An app with data, and a model that may change.
+        batch_size: Samples of a step.
     """
     rows = _rows(app, TIMED * batch_size)
     if rows is None:
@@ -113,7 +113,7 @@ def seconds_of_a_step(app: App, batch_size: int) -> float | None:
 
 
 def _rows(app: App, most: int = ROWS) -> tuple[Any, ...] | None:
-    """Some samples as ``fit`` takes them, from all over the data; None of files."""
+    """Return samples from all parts of the data as arguments of ``fit``; None for data in files."""
     if place_of(app, "train") is not None:
         return None
     data = first_rows(app, "train")
@@ -123,7 +123,7 @@ def _rows(app: App, most: int = ROWS) -> tuple[Any, ...] | None:
 
 
 def _outputs(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
-    """The first loss, and whether outputs depend on what they must not."""
+    """Observe the first loss, and whether outputs depend on other samples or on the future."""
     x, count = rows[0], len(next(array for _, array in leaves(rows[0])))
     whole = predicted(model, x)
     seen: dict[str, Any] = {
@@ -145,7 +145,7 @@ def _outputs(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, An
 
 
 def _first_mixing(model: Any, x: Any, other: Any) -> str:
-    """The first layer whose outputs of the first half change with the second: what is little of the output may be much once it is trained."""
+    """Return the first layer whose outputs for the first half of a batch change with the second half. A small change may grow in training."""
     count = len(next(array for _, array in leaves(x)))
     for (name, a), (_, b) in zip(_values(model, x), _values(model, other), strict=True):
         if a.shape == b.shape and len(a) == count and _apart(a[: count // 2], b[: count // 2]) > MIXED:
@@ -154,7 +154,7 @@ def _first_mixing(model: Any, x: Any, other: Any) -> str:
 
 
 def _apart(a: Any, b: Any) -> float:
-    """By how much outputs differ, as a share of what they differ among samples."""
+    """Return the largest difference of outputs relative to the largest output."""
     return float(np.abs(a - b).max() / (np.abs(a).max() + 1e-12)) if a.size else 0.0
 
 
@@ -172,7 +172,7 @@ def _losses(model: Any, rows: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _loss_weights(model: Any) -> dict[str, float]:
-    """By which factor the loss of each output counts."""
+    """Return the weight of each output's loss."""
     given = getattr(model._compile_loss, "_user_loss_weights", None)
     if isinstance(given, list | tuple):
         given = dict(zip(getattr(model, "output_names", ()), given, strict=False))
@@ -180,7 +180,7 @@ def _loss_weights(model: Any) -> dict[str, float]:
 
 
 def _is_shifted(rows: tuple[Any, ...]) -> bool:
-    """Whether labels are the inputs one place on, as for a language model."""
+    """Return whether labels are the inputs shifted by one position, as for a language model."""
     x, y = rows[0], rows[1]
     if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray) or x.ndim != 2 or x.dtype.kind not in "iu":
         return False
@@ -189,7 +189,7 @@ def _is_shifted(rows: tuple[Any, ...]) -> bool:
 
 
 def _future(model: Any, x: Any, whole: list[Any]) -> float:
-    """By how much outputs at the first places change with inputs at the last."""
+    """Return the relative change of outputs at early positions when inputs at late positions change."""
     middle = x.shape[1] // 2
     other = np.concatenate([x[:, :middle], np.roll(x[:, middle:], 1, axis=0)], axis=1)
     return max(
@@ -198,12 +198,12 @@ def _future(model: Any, x: Any, whole: list[Any]) -> float:
 
 
 def first_not_finite(model: Any, x: Any) -> str:
-    """The first layer whose output has a NaN or an infinity; empty if none has, or the model has no graph."""
+    """Return the first layer whose output is not finite; empty if all are, or the model has no graph."""
     return next((name for name, output in _values(model, x) if not np.isfinite(output).all()), "")
 
 
 def _values(model: Any, x: Any) -> Iterator[tuple[str, Any]]:
-    """The output of each layer of a functional model, in the order in which they compute."""
+    """Yield the output of each layer of a functional model, in the order of computation."""
     import keras
 
     graph = graph_of(model)
@@ -226,7 +226,7 @@ def _values(model: Any, x: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _activations(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
-    """Share of units that are dead (0 for all samples) or saturated, of each layer with such an activation."""
+    """Return for each layer the share of dead units (0 for all samples) and of saturated units."""
     dead, saturated = {}, {}
     for name, output in _values(model, rows[0]):
         layer = facts.layer(name)
@@ -242,7 +242,7 @@ def _activations(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str
 
 
 def _gradients(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
-    """Norms of the gradients of kernels, from the first to the last."""
+    """Return the norms of the kernels' gradients, from the first to the last layer."""
     if has_own_train_step(model):
         return {}
     update, _ = Gradients(model).of(rows, model.get_weights())
@@ -255,12 +255,12 @@ def _gradients(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, 
 
 
 def first_of(data: Any, count: int) -> Any:
-    """The first samples of a tree of arrays."""
+    """Return the first samples of a tree of arrays."""
     return tree_map(lambda array: array[:count], data)
 
 
 def predicted(model: Any, x: Any) -> list[Any]:
-    """What the model says of samples, in float64, one array for each output."""
+    """Return the predictions for samples in float64, one array for each output."""
     import keras
 
     found = model(tree_map(keras.ops.convert_to_tensor, x), training=False)
@@ -269,7 +269,7 @@ def predicted(model: Any, x: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def _without_chance(model: Any) -> Iterator[None]:
-    """Without dropout, noise and augmentation."""
+    """Switch off dropout, noise and augmentation."""
     changed: list[tuple[Any, str, Any]] = []
     for layer in model._flatten_layers():
         kind = type(layer).__name__
@@ -295,7 +295,7 @@ def _without_chance(model: Any) -> Iterator[None]:
 
 
 def learnt(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
-    """How far the loss of a small batch comes down, and which weights have no gradient after some steps, and which inputs change nothing."""
+    """Memorize a small batch. Observe the least loss, weights without a gradient, and inputs without an effect."""
     import keras
 
     if has_own_train_step(model):
@@ -338,7 +338,7 @@ def learnt(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]
 
 
 def _agreement(model: Any, some: tuple[Any, ...], facts: AppFacts) -> float | None:
-    """The correlation of what outputs say of classes, or of yes and no, with labels; None where that is not known."""
+    """Return the correlation of outputs with labels of classes; None if there are no classes."""
     head = facts.heads[0] if len(facts.heads) == 1 else None
     labels = [array for _, array in leaves(some[1])] if len(some) > 1 else []
     if (
@@ -364,7 +364,7 @@ def _is_yes_or_no(array: Any) -> bool:
 
 
 def first_error(model: Any, rows: tuple[Any, ...]) -> str:
-    """What a first step raises, or a test, in a line; empty if they go well."""
+    """Return the error of a first step or test in one line; empty without an error."""
     some = tuple(first_of(part, BY_HEART) for part in rows)
     model.train_function = model.test_function = None  # those that were made are of other arguments
     try:
@@ -376,13 +376,13 @@ def first_error(model: Any, rows: tuple[Any, ...]) -> str:
 
 
 def _fitted(model: Any, some: tuple[Any, ...], steps: int = 1) -> None:
-    """Steps on one batch, which a step of the user's own gets as in a run: ``train_on_batch`` would add a None to it."""
+    """Train on one batch with ``fit``, because ``train_on_batch`` would pass an additional None to the user's train_step."""
     x, y, w = (*some, None, None)[:3]
     model.fit(x, y, sample_weight=w, batch_size=BY_HEART, epochs=steps, shuffle=False, verbose=0)
 
 
 def plain(error: Exception) -> str:
-    """The first words of what Keras or TensorFlow says, without colours and where in a graph it was."""
+    """Return the beginning of an error message of Keras or TensorFlow, without colours and positions in graphs."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     lines = [line.strip() for line in text.splitlines()]
     said = [line for line in lines if len(line) > 1 and not line.startswith(OF_GRAPHS)]
@@ -390,7 +390,7 @@ def plain(error: Exception) -> str:
 
 
 def stepped(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
-    """Weights that stay the same in some steps of the user's own, while others move."""
+    """Observe weights that the user's train_step does not change, while it changes others."""
     if not has_own_train_step(model):
         return {}
     before = {one.path: np.array(one.value) for one in model.trainable_variables}
@@ -400,7 +400,7 @@ def stepped(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any
 
 
 def _ignored(model: Any, x: Any) -> list[str]:
-    """Inputs, of several, that change nothing in any output."""
+    """Return the inputs that change no output, if there are several inputs."""
     named = list(leaves(x, "x_train"))
     if len(named) < 2:
         return []
@@ -418,7 +418,7 @@ def _ignored(model: Any, x: Any) -> list[str]:
 
 
 def unlinked(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
-    """Whether the loss of the user's own is the same when labels are exchanged among samples, and another one when they are changed."""
+    """Observe whether the user's loss ignores the assignment of labels to samples, but depends on their values."""
     y = rows[1] if len(rows) > 1 else None
     if not facts.own & {"loss", "step"} or not isinstance(y, np.ndarray) or not (y != y[0]).any():
         return {}
@@ -446,13 +446,13 @@ def unlinked(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, An
 
 
 def trained_by_own(app: App) -> str:
-    """What is wrong with an app's own ``train``, as a sentence; empty if nothing is, or it cannot be tried.
+    """Return a sentence about a mistake of the app's ``train``; empty if there is none, or the trial fails.
 
     The model is given other weights than ``train`` is: where those show in the update, it did not begin with what it was given. Then the weights
     less the update are to be those that the model has.
 
     Args:
-        app: With data and a model that may be changed.
+        app: An app with data, and a model that may change.
     """
     if place_of(app, "train") is not None or inspect.iscoroutinefunction(app.train):
         return ""
@@ -489,7 +489,7 @@ def trained_by_own(app: App) -> str:
 
 
 def _reads_others(app: App, start: list[Any], size: int) -> bool:
-    """Whether samples show in an update that are not of ``app.indices``: they are made NaN, behind as many that are."""
+    """Return whether samples outside ``app.indices`` change the update. To see it, they are set to NaN."""
     mine = len(app.indices)
     if not all(array.dtype.kind == "f" for _, array in leaves(app.x_train)):
         return False
@@ -511,15 +511,15 @@ def _reads_others(app: App, start: list[Any], size: int) -> bool:
 
 
 def _distance(one: Any, other: Any) -> float:
-    """Length of the difference of two sets of weights."""
+    """Return the Euclidean distance of two sets of weights."""
     return float(np.sqrt(sum(((a.astype(np.float64) - b) ** 2).sum() for a, b in zip(one, other, strict=True))))
 
 
 def not_finite_advice(app: App) -> Advised | None:
-    """What is to be said of a run that ended with NaN; None if that cannot be found here.
+    """Return a finding for a run that ended with NaN; None if the cause is not found.
 
     Args:
-        app: With its data, and the last weights that were finite in its model; both stay.
+        app: An app with data. Its model has the last finite weights. Both stay the same.
     """
     if place_of(app, "train") is not None or not hasattr(app, "x_train"):
         return None
@@ -580,7 +580,7 @@ def _chosen(part: Any, numbers: Any) -> Any:
 
 
 def _culprit(model: Any, before: list[tuple[Any, Any]], step: int) -> tuple[str, tuple[str, str]] | None:
-    """What is not finite in the step whose loss is not, or in the gradients of the one before it."""
+    """Return the first value that is not finite in the step with such a loss, or in the gradients of the previous step."""
     weights, rows = before[-1]
     after = f"in step {step} of the same once more"
     if all(np.isfinite(one).all() for one in weights):

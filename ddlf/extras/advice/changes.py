@@ -1,4 +1,4 @@
-"""A finding's changes as edits of the user's files, and these as a unified diff. What cannot be changed for sure is left alone."""
+"""Turns changes into edits of the user's files, and edits into a unified diff. Makes only changes that are certain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ddlf.training.registry import SETTINGS
 
 
 def edits_of(changes: Iterable[Change], sources: UserSources, facts: AppFacts) -> list[Edit]:
-    """The edits that make all of some changes; none if one of them cannot be made."""
+    """Return the edits for all changes; none if one change is not possible."""
     found: list[Edit] = []
     for change in changes:
         edits = _edits(change, sources, facts)
@@ -28,7 +28,7 @@ def edits_of(changes: Iterable[Change], sources: UserSources, facts: AppFacts) -
 
 
 def diff(edits: Iterable[Edit]) -> str:
-    """Edits as ``patch -p0`` takes them in this folder; of two that overlap the first."""
+    """Return edits as a diff for ``patch -p0`` in this folder. Of two that overlap, the first counts."""
     parts = []
     for path, text in changed(edits).items():
         before = _lines(path.read_bytes().decode())
@@ -42,17 +42,17 @@ def _marked(lines: Iterable[str]) -> list[str]:
 
 
 def _lines(text: str) -> list[str]:
-    """Lines with their ends; what else Python takes for one, as a form feed, is a letter here as it is for ``patch``."""
+    """Return lines with their ends. As for ``patch``, only a line feed ends a line."""
     return re.findall("[^\n]*\n|[^\n]+", text)
 
 
 def offsets(text: str) -> list[int]:
-    """Where each letter that an edit counts is in a file as it lies there: with its mark of UTF-8, and two letters at the end of a line."""
+    """Return the offset in the file of each character that an edit counts: a file may have a byte order mark and ``\\r\\n``."""
     return [one.start() for one in re.finditer("\r\n|(?!^\ufeff).", text, re.DOTALL)] + [len(text)]
 
 
 def changed(edits: Iterable[Edit]) -> dict[Path, str]:
-    """The text of each file with its edits and with the ends of lines that it has; of two that overlap the first."""
+    """Return the edited text of each file with its line ends. Of two edits that overlap, the first counts."""
     by_file: dict[Path, list[Edit]] = {}
     for edit in dict.fromkeys(edits):
         taken = by_file.setdefault(edit.path, [])
@@ -96,7 +96,7 @@ def _edits(change: Change, sources: UserSources, facts: AppFacts) -> list[Edit]:
 
 
 def _is_simple(node: ast.expr) -> bool:
-    """Whether a loss is one of Keras's with nothing that would be lost."""
+    """Return whether a loss is one of Keras's without other arguments."""
     if isinstance(node, ast.Call):
         return not node.args and all(keyword.arg in ("from_logits", "name") for keyword in node.keywords)
     return isinstance(node, ast.Constant) or (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute))
@@ -115,7 +115,7 @@ def _written(value: Any) -> str:
 
 
 def span(file: PythonFile, node: ast.AST) -> tuple[int, int]:
-    """First and last character of a node, in the whole text."""
+    """Return the first character of a node, and the one after its last, in the whole text."""
     lines = _lines(file.text)
     starts = [0]
     for line in lines:
@@ -128,12 +128,12 @@ def span(file: PythonFile, node: ast.AST) -> tuple[int, int]:
 
 
 def _indent(file: PythonFile, node: ast.stmt) -> str:
-    """What stands before a statement: blanks, or tabs."""
+    """Return the indentation of a statement."""
     return _lines(file.text)[node.lineno - 1][: node.col_offset]
 
 
 def _optimizer(sources: UserSources, name: str, value: Any) -> list[Edit]:
-    """Another number for an argument of the optimizer; one that has its default is added, but for the learning rate."""
+    """Set an argument of the optimizer. Add it if it has its default, except the learning rate."""
     found = sources.compiled("optimizer")
     if found is None:
         return []
@@ -148,7 +148,7 @@ def _optimizer(sources: UserSources, name: str, value: Any) -> list[Edit]:
 
 
 def _added(file: PythonFile, call: ast.Call, name: str, value: Any) -> list[Edit]:
-    """An argument behind the others of a call; nothing where ``**`` may have it already."""
+    """Add an argument to a call; not if ``**`` may contain it."""
     if any(one.arg is None for one in call.keywords):
         return []
     last = max((span(file, node)[1] for node in [*call.args, *call.keywords]), default=None)
@@ -157,7 +157,7 @@ def _added(file: PythonFile, call: ast.Call, name: str, value: Any) -> list[Edit
 
 
 def _number(found: tuple[PythonFile, ast.expr] | None, sources: UserSources, value: Any) -> list[Edit]:
-    """Another number in the place of one that is written there, or of what a name has."""
+    """Replace a number that is written there, or the number of a name."""
     if found is None:
         return []
     file, node = found
@@ -242,7 +242,7 @@ def _setting(change: Change, sources: UserSources, facts: AppFacts) -> list[Edit
 
 
 def _is_said_elsewhere(name: str, sources: UserSources, facts: AppFacts) -> bool:
-    """Whether a setting has another value than the class gives it: what wins over it, as cluster.yaml, is not changed by changing the class."""
+    """Return whether something overrides the class, such as cluster.yaml. Then a change of the class has no effect."""
     if name not in facts.settings:
         return False
     given = sources.value(name) if sources.setting(name) is not None else None

@@ -1,4 +1,4 @@
-"""An app's facts: what its data, model and settings are, on the machine that has them. Nothing is trained, drawn or changed. Runs on the master."""
+"""Collects the facts of an app's data, model and settings. Trains, draws and changes nothing. Runs on the master."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ SETTINGS = (
     "codec",
     "exchange",
 )
-"""Settings that rules look at."""
+"""Settings that rules use."""
 
 
 PARTS = ("train", "val", "test")
 TAKEN_IN = 1 << 26
-"""Bytes up to which data that is not in memory is read whole."""
+"""Maximum bytes of a data set to read into memory."""
 
 
 def twin(app: App) -> Any:
-    """Another object with all that the app has, so that what is loaded and made for advice is not the app's."""
+    """Return a copy of the app with the same attributes, so that the adviser's data and model do not become the app's."""
     other = object.__new__(type(app))
     vars(other).update(vars(app))
     return other
 
 
 async def load(app: App) -> None:
-    """Have the app load its data, unless it has. Whether it can be used is not looked at."""
+    """Let the app load its data, unless it has data. Do not check it."""
     from ddlf.data import parts
 
     if not (hasattr(app, "x_train") or hasattr(app, "train_data")):
@@ -64,10 +64,10 @@ async def load(app: App) -> None:
 
 
 def take_in(app: App) -> bool:
-    """Have small data sets of files, of a ``PyDataset`` or of a pipeline as arrays, so that they are looked at as those; returns whether it has.
+    """Read a small data set of files, a ``PyDataset`` or a pipeline into arrays, so that rules for arrays apply. Return whether it did.
 
     Args:
-        app: The adviser's own; of the user's nothing changes.
+        app: The adviser's copy.
     """
     data_sets = {part: data_set for part in PARTS if (data_set := place_of(app, part)) is not None}
     if "train" not in data_sets or any(
@@ -84,13 +84,13 @@ def take_in(app: App) -> bool:
 
 
 def _size(data_set: Any) -> int:
-    """Bytes of a data set."""
+    """Return the bytes of a data set."""
     one = sum(math.prod(each.shape) * np.dtype(each.dtype).itemsize for each in data_set.columns.values())
     return int(data_set.manifest.samples) * int(one)
 
 
 async def build(app: App) -> None:
-    """Have the app make its model, unless it has.
+    """Let the app build its model, unless it has one.
 
     Raises:
         AppError: There is none, or none that can be trained.
@@ -106,12 +106,12 @@ async def build(app: App) -> None:
 
 
 def facts_of(app: App, *, workers: int | None = None, seen: Mapping[str, Any] | None = None) -> AppFacts:
-    """All that there is to know of an app.
+    """Return the facts of an app.
 
     Args:
-        app: With what it has of data and model.
-        workers: How many there are.
-        seen: What other levels have seen.
+        app: The app with its data and model, as far as they exist.
+        workers: Number of workers.
+        seen: Observations of other levels.
     """
     data = {name: value for name in NAMES if (value := getattr(app, name, None)) is not None}
     arrays = tuple(
@@ -170,7 +170,7 @@ def _settings(app: App) -> dict[str, Any]:
 
 
 def _refused(app: App, model: Any) -> tuple[str, ...]:
-    """Why a run will not begin with these callbacks."""
+    """Return why a run would refuse these callbacks."""
     try:
         if model is not None:
             check(app)
@@ -187,7 +187,7 @@ def _own(app: App, model: Any) -> frozenset[str]:
 
 
 def sources_of(app: App) -> UserSources:
-    """The user's files: that of the app's class, the modules beside it, and the text of its model."""
+    """Return the user's files: the file of the app's class, the modules beside it, and the text of its model."""
     paths: list[Path] = []
     for kind in type(app).__mro__:
         if kind.__module__.startswith("ddlf.") or kind is object:

@@ -1,4 +1,4 @@
-"""How long the user's methods may take when advice is asked for, and with how much memory: a thread ends the process of one that goes beyond."""
+"""Limits the time and memory of the user's methods during ``ddlf advise``. A thread ends the process when a method exceeds them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ddlf.errors import AppError, tracebacks
 from ddlf.worker import machine
 
 LEAST_FREE = 0.02
-"""Share of all memory, below which the machine would soon do nothing but swap."""
+"""Minimum free share of the memory. With less, the machine would soon only swap."""
 LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Doing:
-    """What runs of the user's.
+    """A running method of the user.
 
     Attributes:
-        what: Its name.
-        since: When it began, as ``time.monotonic`` has it.
-        thread: Where it runs.
-        free: Bytes of memory that were free then; None if that is not known.
+        what: Name of the method.
+        since: Time of its beginning, on ``time.monotonic``.
+        thread: Its thread.
+        free: Free bytes of memory at its beginning; None if unknown.
     """
 
     what: str
@@ -40,7 +40,7 @@ _now: Doing | None = None
 
 @contextlib.contextmanager
 def doing(what: str) -> Iterator[None]:
-    """Note that one of the user's methods runs, as long as this is open."""
+    """Record that a method of the user runs while this is open."""
     global _now
     _now = Doing(what, time.monotonic(), threading.get_ident(), machine.memory()[1])
     try:
@@ -52,12 +52,12 @@ def doing(what: str) -> Iterator[None]:
 def beyond(
     seconds: float, clock: float | None = None, memory: tuple[int | None, int | None] | None = None
 ) -> AppError | None:
-    """What is to be said of a method of the user's that has gone beyond its limits; None if none has.
+    """Return an error about the user's running method if it exceeds its limits; else None.
 
     Args:
-        seconds: How long one may take.
-        clock: The time, by default now.
-        memory: All of it and what is free, in bytes, by default as it is.
+        seconds: Maximum seconds of a method.
+        clock: Current time; None for now.
+        memory: Total and free bytes; None for those of this machine.
     """
     if (now := _now) is None:
         return None
@@ -66,8 +66,8 @@ def beyond(
     at = _line(now.thread)
     if took > seconds:
         return AppError(
-            f"{now.what} has not come to its end in {seconds:g} s{at}",
-            hint="let it do less, or give it more time: --limit SECONDS",
+            f"{now.what} has not ended within {seconds:g} s{at}",
+            hint="reduce its work, or give it more time: --limit SECONDS",
         )
     if total is not None and free is not None and free < LEAST_FREE * total:
         grown = f"{((now.free or free) - free) / 1e9:,.1f} GB less than before" if now.free else "nearly nothing"
@@ -80,11 +80,11 @@ def beyond(
 
 @contextlib.contextmanager
 def time_limit(seconds: float, end: Callable[[AppError], None]) -> Iterator[None]:
-    """Look, as long as this is open, whether the user's methods stay within their limits.
+    """Watch the limits of the user's methods while this is open.
 
     Args:
-        seconds: How long one may take.
-        end: Is given what is to be said of one that does not, on a thread; it ends the process.
+        seconds: Maximum seconds of a method.
+        end: Called on a thread with the error of a method that exceeds them. It ends the process.
     """
     over = threading.Event()
 
@@ -104,7 +104,7 @@ def time_limit(seconds: float, end: Callable[[AppError], None]) -> Iterator[None
 
 
 def _line(thread: int) -> str:
-    """Where in the user's code a thread is."""
+    """Return the position of a thread in the user's code."""
     frame = sys._current_frames().get(thread)
     while frame is not None:
         file = frame.f_code.co_filename

@@ -19,7 +19,7 @@ ARGUMENTS = frozenset(
     | {"output_dim", "mask_zero", "activation", "pool_size", "dilation_rate", "momentum", "scale", "offset", "axis"}
     | {"num_heads", "key_dim", "return_sequences", "name", "stddev", "seed"}
 )
-"""Arguments of layers that rules look at."""
+"""Arguments of layers that rules use."""
 ACTIVATIONS = {"Softmax": "softmax", "ReLU": "relu", "LeakyReLU": "leaky_relu", "PReLU": "prelu", "ELU": "elu"} | {
     "Sigmoid": "sigmoid",
     "Tanh": "tanh",
@@ -27,14 +27,14 @@ ACTIVATIONS = {"Softmax": "softmax", "ReLU": "relu", "LeakyReLU": "leaky_relu", 
     "Gelu": "gelu",
     "Silu": "silu",
 }
-"""Layers and operations that are an activation."""
+"""Layers and operations that are activations."""
 LINEAR = WEIGHTED | {"Bias"}
 SCALING = {
     f"{name}{ends.title()}": (scale, mode, ends)
     for name, scale, mode in (("Glorot", 1.0, "avg"), ("He", 2.0, "in"), ("Lecun", 1.0, "in"))
     for ends in ("uniform", "normal")
 }
-"""Initializers that go by the size of a kernel: variance times it, which size, and what is drawn from."""
+"""Initializers that depend on the size of the kernel: scale of the variance, which size, and the distribution."""
 ENOUGH_VALUES = 100
 MOST_LAYERS = 5_000
 LOSSES = {
@@ -58,7 +58,7 @@ LOSSES = {
     "categorical_hinge": "categorical_hinge",
     "cosine_similarity": "cosine",
 }
-"""Keras's own losses by the name of their function, with what rules call them."""
+"""Keras's losses by the names of their functions, with the names that rules use."""
 SHAPED = frozenset(
     {
         "Reshape",
@@ -73,7 +73,7 @@ SHAPED = frozenset(
     }
     | {"ActivityRegularization", "Cast", "Transpose", "Cropping1D", "Cropping2D", "RepeatVector"}
 )
-"""Layers and operations behind which values are what they were."""
+"""Layers and operations that do not change values."""
 CUT = frozenset(
     {
         "BinaryAccuracy",
@@ -87,7 +87,7 @@ CUT = frozenset(
     }
 )
 CUT_BY_NAME = frozenset({*CUT, "binary_accuracy"})
-"""Metrics that take an output above a number for a yes."""
+"""Metrics with a threshold."""
 GATED = {"LSTM": "tanh", "GRU": "tanh", "SimpleRNN": "tanh"}
 KINDS = {
     "matmul": "Dense",
@@ -122,7 +122,7 @@ LEARNED = ("Dense", "Conv2D", "Conv2DTranspose")
 
 
 def layers_of(model: Any) -> tuple[LayerFacts, ...]:
-    """Layers and operations in the order in which they compute, those of nested models among them; of a subclassed model without what they read."""
+    """Return layers and operations in the order of computation, including nested models. Those of a subclassed model have no inputs."""
     found: list[LayerFacts] = []
     if (graph := graph_of(model)) is None:
         return tuple(
@@ -133,7 +133,7 @@ def layers_of(model: Any) -> tuple[LayerFacts, ...]:
 
 
 def graph_of(model: Any) -> Any:
-    """The functional model behind a model; None if it has none."""
+    """Return the functional model behind a model; None if it has none."""
     if getattr(model, "_functional", None) is not None:
         return model._functional
     return model if hasattr(model, "_nodes_by_depth") and hasattr(model, "_operations") else None
@@ -144,7 +144,7 @@ def _below(layer: Any) -> bool:
 
 
 def _walk(graph: Any, made_by: dict[int, str], found: list[LayerFacts]) -> dict[int, str]:
-    """Note each operation of a graph; returns by whom each of its tensors was made.
+    """Collect the operations of a graph. Return the name of the operation that made each tensor.
 
     Args:
         graph: A functional model.
@@ -257,7 +257,7 @@ def _kernel(operation: Any, kind: str) -> Any:
 
 
 def _equal(kernel: Any) -> float | None:
-    """The value that all weights of a kernel have; None if they differ, which some of them show mostly."""
+    """Return the value that all weights of a kernel have; None if they differ."""
     try:
         import keras
 
@@ -271,7 +271,7 @@ def _equal(kernel: Any) -> float | None:
 
 
 def _not_adapted(operation: Any, kind: str) -> bool:
-    """Whether a layer that is to learn mean and variance from data still has those that it is made with."""
+    """Return whether a Normalization still has its initial mean and variance."""
     if kind != "Normalization" or getattr(operation, "input_mean", None) is not None:
         return False
     mean, variance = (getattr(operation, name, None) for name in ("adapt_mean", "adapt_variance"))
@@ -283,7 +283,7 @@ def _not_adapted(operation: Any, kind: str) -> bool:
 
 
 def _untouched(operation: Any, kernel: Any, given: Any) -> bool:
-    """Whether a frozen layer has a kernel as its initializer draws it: no larger, of that deviation, and with biases of 0."""
+    """Return whether a frozen layer has a kernel as its initializer draws it: the same range and deviation, and biases of 0."""
     scaling = SCALING.get(given.get("class_name", "")) if isinstance(given, Mapping) else None
     if scaling is None or kernel is None or kernel.trainable or math.prod(kernel.shape) < ENOUGH_VALUES:
         return False
@@ -310,7 +310,7 @@ def shape_of(tensor: Any) -> tuple[int | None, ...]:
 
 
 def heads_of(model: Any, layers: tuple[LayerFacts, ...], y: Any) -> tuple[OutputFacts, ...]:
-    """The model's outputs, each with its loss, its metrics and its target.
+    """Return the model's outputs with their losses, metrics and targets.
 
     Args:
         model: Compiled.
@@ -359,12 +359,12 @@ def has_own_step(model: Any) -> bool:
 
 
 def is_own(model: Any) -> bool:
-    """Whether it has a step or a loss of the user's own."""
+    """Return whether the model has a step or a loss of the user."""
     return has_own_step(model) or (callable(loss := getattr(model, "loss", None)) and _loss(loss)[0] == "own")
 
 
 def _output_names(model: Any, graph: Any) -> list[tuple[str, Any]]:
-    """Name of each output, with the key by which losses and labels are given: a name, or a number."""
+    """Return the name of each output with the key of its loss and labels: a name or a number."""
     struct = getattr(graph, "_outputs_struct", None)
     names = list(graph.output_names)
     if isinstance(struct, Mapping):
@@ -377,7 +377,7 @@ def _output_names(model: Any, graph: Any) -> list[tuple[str, Any]]:
 
 
 def _per_output(named: list[tuple[str, Any]], given: Any) -> Iterator[tuple[Any, Any]]:
-    """What was given for all outputs, for each of them."""
+    """Yield an argument for all outputs, output by output."""
     if given is None:
         return
     for number, (name, key) in enumerate(named):
@@ -390,7 +390,7 @@ def _per_output(named: list[tuple[str, Any]], given: Any) -> Iterator[tuple[Any,
 
 
 def _target_names(y: Any) -> Any:
-    """A tree of names in the place of arrays."""
+    """Return the tree of arrays with names in place of arrays."""
     if y is None:
         return None
     names = [name for name, _ in leaves(y, "y_train")]
@@ -414,7 +414,7 @@ def _names(given: Any) -> Iterator[str]:
 
 
 def _cuts(given: Any, loss: str) -> Iterator[tuple[str, float]]:
-    """Metrics that cut outputs into yes and no, and where."""
+    """Yield metrics with a threshold, and the threshold."""
     for one in given if isinstance(given, list | tuple) else [] if given is None else [given]:
         if isinstance(one, list | tuple):
             yield from _cuts(one, loss)
@@ -429,7 +429,7 @@ def _cuts(given: Any, loss: str) -> Iterator[tuple[str, float]]:
 
 
 def _loss(given: Any) -> tuple[str, bool]:
-    """What rules call a loss, and whether it takes logits."""
+    """Return the name of a loss for rules, and whether it takes logits."""
     if given is None:
         return "", False
     import keras
@@ -448,7 +448,7 @@ def _loss(given: Any) -> tuple[str, bool]:
 
 
 def _origin(operation: Any, layers: tuple[LayerFacts, ...]) -> tuple[str, str]:
-    """The layer that makes an output's values, and its activation; the activation is empty where that is not known."""
+    """Return the layer that computes an output, and its activation, empty if it is unknown."""
     by_name = {layer.name: layer for layer in layers}
     name = operation.name
     while (inner := graph_of(operation)) is not None:
@@ -463,7 +463,7 @@ def _origin(operation: Any, layers: tuple[LayerFacts, ...]) -> tuple[str, str]:
 
 
 def optimizer_of(model: Any) -> OptimizerFacts | None:
-    """What steps the model's weights."""
+    """Return the facts of the model's optimizer."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         return None
@@ -496,7 +496,7 @@ def _keeps(kind: str, momentum: Any) -> int:
 
 
 def _fades(kind: str, config: Mapping[str, Any]) -> int | None:
-    """After how many steps a schedule of Keras's that never ends is below a hundredth of what it began with."""
+    """Return the steps until a schedule that never ends is below a hundredth of its first rate."""
     steps, rate = config.get("decay_steps"), config.get("decay_rate")
     if not (isinstance(steps, int | float) and isinstance(rate, int | float)):
         return None
@@ -506,7 +506,7 @@ def _fades(kind: str, config: Mapping[str, Any]) -> int | None:
 
 
 def _rate(given: Any) -> tuple[float, str, int | None]:
-    """The learning rate at its highest, the class of its schedule, and when that has done all."""
+    """Return the highest learning rate, the class of the schedule, and its number of steps."""
     import keras
 
     if isinstance(given, keras.optimizers.schedules.LearningRateSchedule):
@@ -529,7 +529,7 @@ def _rate(given: Any) -> tuple[float, str, int | None]:
 
 
 def as_layer(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Kind and arguments of the layer of Keras that an operator is like; an operator without one has its own name.
+    """Return kind and arguments of the Keras layer that an operator corresponds to; else its own name.
 
     Args:
         config: Of the layer that holds it.

@@ -1,4 +1,4 @@
-"""What other processes show: a second one that loads the app as a worker does, and five trainings for wrong labels. Master and workers.
+"""Runs an app in other processes: in a second one that loads it as a worker does, and in five trainings for wrong labels. Master and workers.
 
 The app travels as it does to workers, pickled. The second process, ``python -m ddlf.extras.advice.processes``, has another hash seed, and
 has imported and set nothing. It does not imitate another machine: whether an app asks for its machine's name is not checked.
@@ -35,9 +35,9 @@ SECOND_PROCESS_S = 300.0
 MOST_FILES = 5
 FOLDS = 5
 LEAST = 20
-"""Samples of a class, on average, below which a fold teaches too little."""
+"""Minimum mean number of samples of a class."""
 SECONDS = 300.0
-"""After which the training of a fold ends: what it has learnt until then has to do."""
+"""Maximum seconds of training a fold."""
 SHOWN = 5
 
 
@@ -130,15 +130,15 @@ def is_of_this_machine(path: str, script: str) -> bool:
 
 
 async def wrong_labels(cluster: Cluster, pickled: bytes, facts: AppFacts) -> dict[str, Any]:
-    """Labels that are likely wrong (confident learning, Northcutt et al., arXiv:1911.00068).
+    """Find labels that are probably wrong (confident learning, Northcutt et al., arXiv:1911.00068).
 
-    The samples are dealt into 5 folds, each with its share of each class. A worker trains the app's model on four, for as long as the app says, and
-    says of the fifth what it takes its samples for; cleanlab compares that with the labels.
+    The samples are divided into 5 folds, stratified by class. For each fold, a worker trains the app's model on the other four for as many
+    epochs as the app sets, and predicts it. cleanlab compares the predictions with the labels.
 
     Args:
-        cluster: Connected, or not yet.
+        cluster: A cluster, connected or not.
         pickled: The app as it travels, without data and model.
-        facts: Of the app.
+        facts: Facts of the app.
 
     Returns:
         ``doubted``: ``count`` of how many (``of``), ``samples``, the most doubtful first, and of some of these the ``pairs`` of label and likely one;
@@ -164,7 +164,7 @@ async def wrong_labels(cluster: Cluster, pickled: bytes, facts: AppFacts) -> dic
 
 
 def _classes(facts: AppFacts) -> OutputFacts | None:
-    """The one output that tells classes apart, if there is one and enough samples."""
+    """Return the classifying output; None if there is none, or too few samples."""
     if len(facts.heads) != 1 or facts.heads[0].loss not in ("cce", "sce", "bce") or facts.from_files:
         return None
     head, array = facts.heads[0], facts.array(facts.heads[0].target)
@@ -178,7 +178,7 @@ def _classes(facts: AppFacts) -> OutputFacts | None:
 
 
 async def held_out(pickled: bytes, fold: int) -> tuple[Any, Any, Any]:
-    """Train on all folds but one, and say what comes out for that one. Runs on a worker.
+    """Train on all folds except one, and predict that one. Runs on a worker.
 
     Returns:
         Numbers of its samples, their labels as numbers of classes, and the model's output, of shape (samples, units).
@@ -198,7 +198,7 @@ async def held_out(pickled: bytes, fold: int) -> tuple[Any, Any, Any]:
     end = time.monotonic() + SECONDS
 
     class Ends(keras.callbacks.Callback):  # type: ignore[misc]
-        """Ends what takes too long."""
+        """Ends a training that takes too long."""
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             if time.monotonic() > end:
@@ -214,14 +214,14 @@ async def held_out(pickled: bytes, fold: int) -> tuple[Any, Any, Any]:
 
 
 def numbers_of(y: Any) -> np.ndarray[Any, Any]:
-    """Labels as numbers of classes: of shape (n,), from numbers or one-hot rows."""
+    """Return class numbers of shape (n,) from numbers or one-hot rows."""
     rows = np.asarray(y).reshape(len(y), -1)
     found: np.ndarray[Any, Any] = rows.argmax(axis=1) if rows.shape[1] > 1 else rows[:, 0].astype(np.int64)
     return found
 
 
 def folds_of(labels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The fold of each sample: of each class the same share, by a fixed seed."""
+    """Return the fold of each sample, stratified by class, by a fixed seed."""
     folds = np.empty(len(labels), np.int64)
     order = np.random.default_rng(17).permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
@@ -230,7 +230,7 @@ def folds_of(labels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _shares(values: np.ndarray[Any, Any], head: OutputFacts) -> np.ndarray[Any, Any]:
-    """What comes out as probabilities of classes, rows that sum to 1."""
+    """Return outputs as probabilities of classes, in rows that sum to 1."""
     if head.loss == "bce" and values.shape[1] == 1:
         one = 1 / (1 + np.exp(-values)) if head.logits else values
         values = np.concatenate([1 - one, one], axis=1)

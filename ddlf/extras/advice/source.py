@@ -1,4 +1,4 @@
-"""Where in the user's Python files or model text something is written. Reads files; runs nothing of them."""
+"""Locates a subject in the user's Python files or model text. Reads files; runs none of them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ POSITIONS = {
     "LSTM": ("units", "activation"),
     "GRU": ("units", "activation"),
 }
-"""Arguments of layers that are given by their place."""
+"""Positional arguments of layers."""
 IGNORE = re.compile(r"#\s*ddlf:\s*ignore\b(?:\[([^\]]*)\])?\s*(.*)")
 OF_TRAIN = {"optimizer": ("learning_rate", "optimizer", "clipping"), "metric": ("metrics",)}
-"""Keys of the block ``train`` that may say something, what says most first."""
+"""Keys of the block ``train`` for a subject, the most specific first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class PythonFile:
         self.parents = {id(child): node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     def ignores(self) -> Iterator[Ignore]:
-        """Its comments by which findings are not wanted."""
+        """Yield its comments that ignore findings."""
         if "ddlf:" not in self.text:
             return
         classes = {node.lineno for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef)}
@@ -102,7 +102,7 @@ class UserSources:
         self.app, self.text = app, text
 
     def ignores(self) -> list[Ignore]:
-        """All comments by which findings are not wanted."""
+        """Return all comments that ignore findings."""
         found = [one for file in self.files for one in file.ignores()]
         return [*found, *self.text.ignores()] if self.text is not None else found
 
@@ -112,7 +112,7 @@ class UserSources:
         return any(_name(call.func) in wanted for file in self.files for call in file.calls)
 
     def position(self, subject: tuple[str, str], facts: AppFacts) -> Position | None:
-        """Where something is written; where that is not found, the method or the class that it is of."""
+        """Return the position of a subject; else of its method or class."""
         what, name = subject
         if self.text is not None:
             if not self.files:
@@ -135,11 +135,11 @@ class UserSources:
         return None if found is None else Position(found[0].path, found[1].lineno)
 
     def class_(self) -> tuple[PythonFile, ast.ClassDef] | None:
-        """The app's class."""
+        """Return the app's class."""
         return self._first(lambda node: isinstance(node, ast.ClassDef) and node.name == self.app)
 
     def method(self, name: str) -> tuple[PythonFile, Any] | None:
-        """A method of the app's class, or else of another class there."""
+        """Return a method of the app's class, else of another class."""
         if (own := self.class_()) is not None:
             for node in own[1].body:
                 if isinstance(node, FUNCTIONS) and node.name == name:
@@ -147,7 +147,7 @@ class UserSources:
         return self._first(lambda node: isinstance(node, FUNCTIONS) and node.name == name)
 
     def setting(self, name: str) -> tuple[PythonFile, Any] | None:
-        """Where the class says a setting."""
+        """Return the statement of the class that sets a setting."""
         own = self.class_()
         for node in own[1].body if own is not None else []:
             if own is not None and name in _targets(node):
@@ -155,7 +155,7 @@ class UserSources:
         return None
 
     def value(self, name: str) -> tuple[PythonFile, ast.expr] | None:
-        """The value that a name has, if it is given once, in a class or a module."""
+        """Return the value of a name that is assigned only once."""
         found = [
             (file, value)
             for file in self.files
@@ -167,7 +167,7 @@ class UserSources:
         return found[0] if len(found) == 1 else None
 
     def compile_call(self) -> tuple[PythonFile, ast.Call] | None:
-        """The call of ``compile``."""
+        """Return the call of ``compile``."""
         found = [
             (file, call)
             for file in self.files
@@ -180,7 +180,7 @@ class UserSources:
         return found[0] if found else None
 
     def compiled(self, name: str) -> tuple[PythonFile, ast.expr] | None:
-        """What ``compile`` is given."""
+        """Return an argument of ``compile``."""
         if (found := self.compile_call()) is None:
             return None
         file, call = found
@@ -206,7 +206,7 @@ class UserSources:
         return next(((file, node) for file in self.files for node in ast.walk(file.tree) if wanted(node)), None)
 
     def layer(self, layer: LayerFacts, facts: AppFacts) -> tuple[PythonFile, ast.Call] | None:
-        """The call that makes a layer: by its name, by its arguments, by its turn among those that are alike."""
+        """Return the call that creates a layer, by its name, its arguments, or its order among equal layers."""
         calls = [(file, call) for file in self.files for call in file.calls if _name(call.func) == layer.kind]
         named = [one for one in calls if _constant(argument(one[1], (), "name")) == layer.name]
         if named:
@@ -221,7 +221,7 @@ class UserSources:
 
 
 def argument(call: ast.Call, positions: tuple[str, ...], name: str) -> ast.expr | None:
-    """What a call is given for an argument."""
+    """Return the value of an argument of a call."""
     for keyword in call.keywords:
         if keyword.arg == name:
             return keyword.value
@@ -244,7 +244,7 @@ def _constant(node: ast.expr | None) -> Any:
 
 
 def _fits(call: ast.Call, layer: LayerFacts) -> bool:
-    """Whether a call may have made a layer: what it says in numbers and texts is the layer's."""
+    """Return whether a call may have created a layer: its constants are those of the layer."""
     positions = POSITIONS.get(layer.kind, ())
     given = [(name, value) for name, value in zip(positions, call.args, strict=False)]
     given += [(keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg is not None]
@@ -272,7 +272,7 @@ def _targets(node: ast.AST) -> set[str]:
 
 
 def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Each target with its value."""
+    """Yield each target with its value."""
     if isinstance(node, ast.AnnAssign) and node.value is not None:
         yield node.target, node.value
     if isinstance(node, ast.Assign):
@@ -309,7 +309,7 @@ class ModelText:
         self._statements: Mapping[tuple[str, str], int] = notation.statement_places()
 
     def model(self, what: str, name: str) -> Position | None:
-        """Where the text says something of the model: a layer, a loss, a metric, the optimizer; None if it does not.
+        """Return the position of a layer, a loss, a metric or the optimizer; None if the text has none.
 
         Args:
             what: What, as ``Found.at`` has it.
@@ -325,7 +325,7 @@ class ModelText:
         return None
 
     def app(self, what: str, name: str) -> Position:
-        """Where a text that is the whole app says something, or would."""
+        """Return the position of a subject in a text that is the whole app, or the most related line."""
         found = self.model(what, name)
         if found is None and what == "setting":
             found = self._first(("train", name))
@@ -341,7 +341,7 @@ class ModelText:
         return found or Position(self.path, self._line(min(self._statements.values(), default=0)))
 
     def ignores(self) -> Iterator[Ignore]:
-        """Its comments by which findings are not wanted."""
+        """Yield its comments that ignore findings."""
         for number, line in enumerate(self._text.splitlines(), 1):
             if "ddlf:" not in line or (found := IGNORE.search(line)) is None:
                 continue
@@ -361,7 +361,7 @@ class ModelText:
 
 
 def text_of(app: App) -> ModelText | None:
-    """The text of an app's model; None if it has none."""
+    """Return the text of an app's model; None if it has none."""
     model = vars(app).get("model")
     texts = (
         each for each in (model, getattr(model, "notation", None), getattr(app, "notation", None)) if _is_text(each)
@@ -371,5 +371,5 @@ def text_of(app: App) -> ModelText | None:
 
 
 def _is_text(model: Any) -> bool:
-    """Whether an object is a model as text: the part for these may not be installed."""
+    """Return whether an object is a model text. The part for model texts may not be installed."""
     return hasattr(type(model), "statement_places")

@@ -15,7 +15,7 @@ def test_what_takes_too_long_or_all_memory_is_named_and_nothing_else():
     with doing("create_model"):
         now = time.monotonic()
         assert beyond(10, clock=now, memory=(100, 50)) is None
-        assert "create_model has not come to its end in 10 s, at " in str(beyond(10, clock=now + 11, memory=(100, 50)))
+        assert "create_model has not ended within 10 s, at " in str(beyond(10, clock=now + 11, memory=(100, 50)))
         assert "takes all memory: 0.1 of 100.0 GB are free" in str(beyond(10, clock=now, memory=(10**11, 10**8)))
         assert beyond(10, clock=now, memory=(None, None)) is None
     assert beyond(0, clock=time.monotonic() + 10) is None
@@ -42,5 +42,5 @@ def test_an_app_that_hangs_is_ended_with_a_sentence(tmp_path):
     )
     ended = command("ddlf", "advise", str(path), "--limit", "1")
     assert ended.returncode not in (0, None)
-    assert "load_dataset has not come to its end in 1 s, at" in ended.stderr
+    assert "load_dataset has not ended within 1 s, at" in ended.stderr
     assert "app.py:" in ended.stderr
