@@ -216,7 +216,7 @@ def test_batches_that_repeat_are_said_of_what_gives_batches_and_not_of_tables_of
     few = replace(FACTS, rows=replace(FACTS.rows, looked=2016, distinct=32, doubled=((0, 32),)))
     assert check_rules(rule, few) == ([], [])
     ((finding,), _) = check_rules(rule, replace(few, seen={"taken": True}))
-    assert (finding.severity, "32 different samples, of 2,016" in finding.finding.message) == ("W", True)
+    assert (finding.severity, "32 different samples of 2,016" in finding.finding.message) == ("W", True)
 
 
 def test_samples_sorted_by_label_are_a_warning_where_nothing_mixes_them():

@@ -238,7 +238,7 @@ def _majority(facts: AppFacts) -> Iterator[Finding]:
         if counts[largest] > MAJORITY * total:
             weights = {n: round(total / (len(classes(array)) * count), 3) for n, count in counts.items() if count}
             yield Finding(
-                f"{counts[largest] / total:.1%} of {array.name} are of class {largest}: to say always that is as accurate",
+                f"{counts[largest] / total:.1%} of {array.name} are of class {largest}: always predicting it is as accurate",
                 ("data", array.name),
                 changes=(Change("setting", weights, "class_weight"),)
                 if len(facts.heads) == 1 and len(weights) <= 20
@@ -298,7 +298,7 @@ def _out_of_steps(facts: AppFacts) -> Iterator[Finding]:
         if far > max(FAR, reach):
             yield Finding(
                 f"{array.name} reaches from {array.low:g} to {array.high:g}, and in {facts.steps:,} steps with {optimizer.kind} at "
-                f"{optimizer.rate:g} the output comes to about {reach:.3g}",
+                f"{optimizer.rate:g} the output reaches about {reach:.3g}",
                 ("data", array.name),
             )
 
@@ -319,7 +319,7 @@ def _channels_first(facts: AppFacts) -> Iterator[Finding]:
             if channels in (1, 3, 4) and height > 4 and width > 4 and height == width:
                 names = [one.name for one in facts.of("x") if "[" not in one.name]
                 yield Finding(
-                    f"samples of {array.name} have the shape {array.sample}: channels first, which the convolution {first.name!r} takes for "
+                    f"samples of {array.name} have the shape {array.sample}: channels first, which the convolution {first.name!r} reads as "
                     f"{plural(channels, 'row')} of pixels with {width} channels",
                     ("data", array.name),
                     samples=(),
@@ -400,7 +400,7 @@ def _shared(facts: AppFacts) -> Iterator[Finding]:
         can = not whole and facts.array(x) and facts.array(f"y_{shared.part}") and facts.array("x_train")
         pairs = ", ".join(f"{a} = {b}" for a, b in shared.pairs)
         yield Finding(
-            f"{shared.count:,} of {shared.of:,} samples of x_{shared.part} are in x_train, too (numbers in training and there: {pairs})",
+            f"{shared.count:,} of {shared.of:,} samples of x_{shared.part} are also in x_train (number in x_train = number there: {pairs})",
             ("data", x),
             tuple(b for _, b in shared.pairs),
             (Change("data", lines),) if can else (),
@@ -419,7 +419,7 @@ def _doubled(facts: AppFacts) -> Iterator[Finding]:
     rows = facts.rows
     if facts.seen.get("taken") and rows.looked >= 20 and rows.repeats_by_nature:
         yield Finding(
-            f"the batches that are given for training have {rows.distinct:,} different samples, of {rows.looked:,}",
+            f"the training batches have {rows.distinct:,} different samples of {rows.looked:,}",
             ("data", "x_train"),
             severity="W",
             fix="look at __getitem__: batch number i is to be of the samples from i * batch_size on",
@@ -429,7 +429,7 @@ def _doubled(facts: AppFacts) -> Iterator[Finding]:
         return
     pairs = ", ".join(f"{a} = {b}" for a, b in rows.doubled)
     yield Finding(
-        f"{rows.looked - rows.distinct:,} of {rows.looked:,} training samples are there before ({pairs})",
+        f"{rows.looked - rows.distinct:,} of {rows.looked:,} training samples are duplicates ({pairs})",
         ("data", "x_train"),
         tuple(b for _, b in rows.doubled),
     )
@@ -450,7 +450,7 @@ def _contradicting(facts: AppFacts) -> Iterator[Finding]:
     if rows.contradicting > max(1.0, CONTRADICTING * rows.looked):
         pairs = ", ".join(f"{a} and {b}" for a, b in rows.pairs)
         yield Finding(
-            f"{rows.contradicting:,} training samples are equal to another one that has another label ({pairs})",
+            f"{rows.contradicting:,} training samples equal a sample with another label ({pairs})",
             ("data", "y_train"),
             tuple(number for pair in rows.pairs for number in pair),
         )
@@ -464,13 +464,11 @@ def _leaks(facts: AppFacts) -> Iterator[Finding]:
     Source: Kaufman et al., Leakage in Data Mining, KDD 2011, doi:10.1145/2020408.2020496
     """
     for name, feature in facts.rows.leaks:
-        yield Finding(
-            f"feature {feature} of {name} is the label itself, in other numbers or cut into ranges", ("data", name)
-        )
+        yield Finding(f"feature {feature} of {name} is the label with other numbers or cut into ranges", ("data", name))
     if facts.rows.follows is not None and any(one.loss in (*DISTANCES, "mape", "msle") for one in facts.heads):
         name, feature, alike = facts.rows.follows
         yield Finding(
-            f"feature {feature} of {name} follows the target by itself (correlation {alike:.4f}), and no other comes near that",
+            f"feature {feature} of {name} alone follows the target (correlation {alike:.4f})",
             ("data", name),
             severity="I",
             fix="ask whether it is known when the model is to be used, or is made of the target",
@@ -489,7 +487,7 @@ def _sorted(facts: AppFacts) -> Iterator[Finding]:
             kinds = len(classes(array))
             kept = facts.settings.get("shuffle") == "none" and (facts.from_files or facts.seen.get("taken"))
             yield Finding(
-                f"{array.name} is sorted: {plural(kinds, 'class') if kinds else 'equal labels'} one behind the other"
+                f"{array.name} is sorted: {plural(kinds, 'class') if kinds else 'equal labels'} in consecutive blocks"
                 + (", and shuffle is none, so that a batch has one label" if kept else ""),
                 ("data", array.name),
                 severity="W" if kept else None,
@@ -508,7 +506,7 @@ def _overlapping(facts: AppFacts) -> Iterator[Finding]:
     for part, count, of in facts.rows.overlapping:
         if count >= LEAST_OVERLAPPING and count > OVERLAPPING * of:
             yield Finding(
-                f"{count:,} of {of:,} windows of x_{part} that were looked at are one of x_train moved by a step, with all others of their steps",
+                f"{count:,} of {of:,} examined windows of x_{part} are windows of x_train moved by one step",
                 ("data", f"x_{part}"),
             )
 
@@ -526,7 +524,7 @@ def _unrelated(facts: AppFacts) -> Iterator[Finding]:
     theirs = mine.replace("_train", "_test")
     train, asked = found.get("train", (math.inf, 0))
     test, others = found.get("test", (math.inf, 0))
-    what = "neighbours, frequencies and straight lines tell {0} of {1} samples no better than labels that are exchanged by chance"
+    what = "neighbours, frequencies and linear models predict {0} of {1} samples no better than permuted labels"
     if train < RELATED:
         tokens = all(one.whole and one.dtype.startswith(("int", "uint")) for one in facts.of("x", "train"))
         yield Finding(
@@ -536,7 +534,7 @@ def _unrelated(facts: AppFacts) -> Iterator[Finding]:
         )
     elif test < RELATED and (train > SURELY or train * math.sqrt(others / max(asked, 1)) - test > LESS):
         yield Finding(
-            f"of x_train {what.format(theirs, f'{others:,}')}, and do tell {mine}",
+            f"in x_train, {what.format(theirs, f'{others:,}')}, but predict {mine}",
             ("data", theirs),
             fix="look whether x_test and y_test were shuffled apart, or their classes have other numbers than in training",
         )
@@ -624,7 +622,7 @@ def _doubted(facts: AppFacts) -> Iterator[Finding]:
         pairs = ", ".join(f"{number} is {given} and looks like {likely}" for number, given, likely in found["pairs"])
         name = facts.heads[0].target if facts.heads else "y_train"
         yield Finding(
-            f"{found['count']:,} of {found['of']:,} labels of {name} are likely wrong: {pairs}",
+            f"{found['count']:,} of {found['of']:,} labels of {name} are probably wrong: {pairs}",
             ("data", name),
             found["samples"],
             severity="W" if found["count"] >= WRONG[1] * found["of"] else "I",
@@ -643,7 +641,7 @@ def _near(facts: AppFacts) -> Iterator[Finding]:
     if found and found["count"] >= NEAR_DUPLICATES * found["of"]:
         pairs = ", ".join(f"{a} and {b}" for a, b in found["pairs"])
         yield Finding(
-            f"{found['count']:,} of {found['of']:,} pictures of x_test are nearly those of x_train (numbers in training and there: {pairs})",
+            f"{found['count']:,} of {found['of']:,} pictures of x_test nearly equal pictures of x_train (numbers there and here: {pairs})",
             ("data", "x_test"),
             tuple(b for _, b in found["pairs"]),
         )

@@ -109,7 +109,7 @@ def _of_one(facts: AppFacts) -> Iterator[Finding]:
             if head.activation not in ("sigmoid", "") and not head.logits:
                 changes.append(Change("argument", "sigmoid", head.layer, "activation"))
             yield Finding(
-                f"{said(head, facts)} has 1 unit, and the loss compares shares of several",
+                f"{said(head, facts)} has 1 unit, and the loss compares probabilities of several classes",
                 ("loss", head.name),
                 changes=tuple(changes) if not head.logits else (),
             )
@@ -208,7 +208,7 @@ def _each_alone(facts: AppFacts) -> Iterator[Finding]:
             array = facts.array(head.target)
             many = array is not None and array.labels is not None and array.labels.kind == "many_hot"
             yield Finding(
-                f"{said(head, facts)} is a sigmoid of {head.units} units, each by itself, and the loss takes shares that sum to 1",
+                f"{said(head, facts)} is a sigmoid of {head.units} independent units, and the loss takes probabilities that sum to 1",
                 ("loss" if many else "layer", head.name if many else head.layer),
                 changes=(
                     Change("loss", "binary_crossentropy", head.loss)
@@ -233,7 +233,7 @@ def _other_axis(facts: AppFacts) -> Iterator[Finding]:
         if isinstance(axis, int) and axis not in (-1, len(layer.shape)):
             over = "samples of a batch" if axis == 0 else f"axis {axis}"
             yield Finding(
-                f"{said(head, facts)} is a softmax over {over}, and the loss takes shares over the last, of {head.units} classes",
+                f"{said(head, facts)} is a softmax over {over}, and the loss takes probabilities over the last axis, of {head.units} classes",
                 ("layer", layer.name),
                 changes=(Change("argument", -1, layer.name, "axis"),),
             )
@@ -280,7 +280,7 @@ def _out_of_range(facts: AppFacts) -> Iterator[Finding]:
             ):
                 lines = tuple(f'self.{name} = self.{name}.astype("float32") / {array.high:g}' for name in names)
             yield Finding(
-                f"{array.name} has values from {array.low:g} to {array.high:g}, and the loss takes those from 0 to 1",
+                f"{array.name} has values from {array.low:g} to {array.high:g}, and the loss takes values from 0 to 1",
                 ("data", array.name),
                 changes=(Change("data", lines),) if lines else (),
             )
@@ -385,7 +385,7 @@ def _no_distribution(facts: AppFacts) -> Iterator[Finding]:
     for head, array, labels in targets(facts):
         if head.loss == "kld" and head.units == 1 and head.activation in ("linear", "relu", "sigmoid", "tanh"):
             yield Finding(
-                f"{array.name} has one number for each sample, and the loss compares shares that sum to 1",
+                f"{array.name} has one number for each sample, and the loss compares probabilities that sum to 1",
                 ("loss", head.name),
                 changes=(Change("loss", "mse", head.loss),) if head.activation == "linear" else (),
                 fix="of numbers take a distance, as mse",
@@ -410,7 +410,7 @@ def _no_distribution(facts: AppFacts) -> Iterator[Finding]:
             if many and head.loss != "bce":
                 changes.append(Change("loss", "binary_crossentropy", head.loss))
             yield Finding(
-                f"{sums}, and the loss compares shares that sum to 1",
+                f"{sums}, and the loss compares probabilities that sum to 1",
                 ("loss", head.name),
                 changes=tuple(changes),
                 fix="of several labels a sample: a sigmoid, and binary_crossentropy" if many else "",
@@ -439,7 +439,7 @@ def _exclusive(facts: AppFacts) -> Iterator[Finding]:
             if head.activation == "sigmoid":
                 changes.append(Change("argument", "softmax", head.layer, "activation"))
             yield Finding(
-                f"each row of {array.name} has one class of {head.units}, and binary_crossentropy takes each class for a question of its own",
+                f"each row of {array.name} has one class of {head.units}, and binary_crossentropy treats each class as a separate question",
                 ("loss", head.name),
                 changes=tuple(changes),
             )
@@ -510,9 +510,9 @@ def _other_metric(facts: AppFacts) -> Iterator[Finding]:
         for name in head.metrics:
             plain = name.replace("_", "").lower()
             if plain == "binaryaccuracy" and head.loss in ("cce", "sce") and head.units > 2:
-                what = f"asks each of {head.units} classes for itself: to say no to all is right {1 - 1 / head.units:.0%} of the time"
+                what = f"counts each of {head.units} classes separately: always predicting no is right {1 - 1 / head.units:.0%} of the time"
             elif plain in ("categoricalaccuracy", "sparsecategoricalaccuracy") and head.units == 1:
-                what = "takes the largest of several, and the output has 1 unit: it is the same whatever that says"
+                what = "takes the largest of several units, and the output has 1: the metric never changes"
             elif plain in ("categoricalaccuracy", "precision", "recall", "auc", "f1score") and head.loss == "sce":
                 what = f"takes rows of {head.units}, and {array.name} has numbers of classes"
             elif plain == "sparsecategoricalaccuracy" and head.loss == "cce" and labels.kind == "one_hot":
@@ -529,7 +529,7 @@ def _threshold_out_of_range(facts: AppFacts) -> Iterator[Finding]:
         for name, cut in head.cuts:
             if head.activation in ("sigmoid", "softmax") and not 0 < cut < 1:
                 yield Finding(
-                    f"the metric {name!r} takes what is above {cut:g} for a yes, and a {head.activation} is "
+                    f"the metric {name!r} counts outputs above {cut:g} as positive, and a {head.activation} is "
                     + ("always" if cut <= 0 else "never"),
                     ("metric", head.name),
                     fix=f"give {name} no threshold: it is 0.5 then",
@@ -547,7 +547,7 @@ def _threshold_for_logits(facts: AppFacts) -> Iterator[Finding]:
         names = [name for name, cut in head.cuts if cut == USUAL_CUT]
         if names and head.logits and head.loss == "bce" and head.activation == "linear":
             yield Finding(
-                f"the metric {names[0]!r} takes what is above {USUAL_CUT} for a yes, and {said(head, facts)} is of logits, where 0 is the middle",
+                f"the metric {names[0]!r} counts outputs above {USUAL_CUT} as positive, and {said(head, facts)} has logits, whose threshold is 0",
                 ("metric", head.name),
                 fix="write keras.metrics.BinaryAccuracy(threshold=0.0), or give the output a sigmoid",
             )
@@ -562,7 +562,7 @@ def _copied(facts: AppFacts) -> Iterator[Finding]:
     """
     for head, array, _ in targets(facts):
         if facts.rows.copied and head.loss in ("sce", "cce") and array.sample and array.high > 1:
-            yield Finding(f"{array.name} is x_train itself, and the model is to tell classes", ("data", array.name))
+            yield Finding(f"{array.name} is x_train itself, but the model predicts classes", ("data", array.name))
 
 
 @rule("L14", "I", "long one-hot rows")
@@ -589,7 +589,7 @@ def _endless(facts: AppFacts) -> Iterator[Finding]:
     """
     first, least = facts.seen.get("first", math.nan), facts.seen.get("least", math.nan)
     if least < -ENDLESS * max(1.0, abs(first)):
-        yield Finding(f"in some 260 steps the loss falls from {first:.4g} to {least:.4g}, and further", ("loss", ""))
+        yield Finding(f"in about 260 steps the loss falls from {first:.4g} to {least:.4g} without an end", ("loss", ""))
 
 
 @rule("L21", "E", "a loss that rewards wrong predictions", level="batch")
@@ -605,8 +605,8 @@ def _away(facts: AppFacts) -> Iterator[Finding]:
     is_own = any(head.loss == "own" for head in facts.heads)
     if is_own and agrees is not None and agrees < AGAINST and least < first - (1 - LEARNT) * abs(first):
         yield Finding(
-            f"in some steps on 16 samples the loss falls from {first:.4g} to {least:.4g}, and outputs then say the opposite of labels "
-            f"(their correlation is {agrees:.2f})",
+            f"in some steps on 16 samples the loss falls from {first:.4g} to {least:.4g}, and outputs become the opposite of the labels "
+            f"(correlation {agrees:.2f})",
             ("loss", ""),
         )
 
@@ -636,6 +636,6 @@ def _losses_of_different_size(facts: AppFacts) -> Iterator[Finding]:
     if len(losses) > 1 and max(losses.values()) > LOSSES_APART * min(losses.values()):
         large, small = (choose(losses, key=lambda name: losses[name]) for choose in (max, min))
         yield Finding(
-            f"the loss of {large!r} counts {losses[large]:.3g} at first, that of {small!r} {losses[small]:.3g}",
+            f"the loss of {large!r} begins at {losses[large]:.3g}, the loss of {small!r} at {losses[small]:.3g}",
             ("loss", large),
         )

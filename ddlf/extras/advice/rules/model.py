@@ -91,7 +91,7 @@ def _field(layer: LayerFacts, ins: list[Field]) -> Field:
 
 @rule("M18", "W", "a receptive field smaller than half of the picture")
 def _small_field(facts: AppFacts) -> Iterator[Finding]:
-    """What is larger than that is never seen as a whole: only its texture is.
+    """The output never sees larger objects as a whole, only their texture.
 
     Fix: Pool or stride earlier, add layers, or dilate filters (dilation_rate=2).
     Source: Luo et al., Understanding the Effective Receptive Field, arXiv:1701.04128
@@ -115,7 +115,7 @@ def _small_field(facts: AppFacts) -> Iterator[Finding]:
         seen, _, joined = fields.get(head.layer, (WHOLE, 1.0, False))
         if joined and seen < SEEN * side and last.get(head.layer):
             yield Finding(
-                f"each value before the pictures' places are put together sees {seen:.0f} x {seen:.0f} pixels of {side} x {side}",
+                f"each value before the global pooling sees {seen:.0f} x {seen:.0f} pixels of {side} x {side}",
                 ("layer", last[head.layer]),
             )
 
@@ -186,7 +186,7 @@ def _frozen_head(facts: AppFacts) -> Iterator[Finding]:
         ):
             behind = [one for one in facts.layers if one.trained]
             yield Finding(
-                f"the last layer, {layer.name!r}, is frozen, and {len(behind)} before it are trained",
+                f"the last layer, {layer.name!r}, is frozen, and {len(behind)} layers before it are trained",
                 ("layer", layer.name),
                 changes=(Change("argument", True, layer.name, "trainable"),),
             )
@@ -234,7 +234,7 @@ def _unmasked(facts: AppFacts) -> Iterator[Finding]:
             reads = any(one.kind in ("LSTM", "GRU", "SimpleRNN", "Bidirectional") for one in readers)
             if array is not None and array.padded > PADDED and reads:
                 yield Finding(
-                    f"{array.padded:.0%} of the rows of {array.name} end with zeros, which {layer.name!r} takes for a token as others",
+                    f"{array.padded:.0%} of the rows of {array.name} end with zeros, which {layer.name!r} reads as a normal token",
                     ("layer", layer.name),
                     changes=(Change("argument", True, layer.name, "mask_zero"),),
                 )
@@ -242,7 +242,7 @@ def _unmasked(facts: AppFacts) -> Iterator[Finding]:
 
 @rule("M35", "W", "a token with the number of the padding")
 def _masked_words(facts: AppFacts) -> Iterator[Finding]:
-    """With mask_zero=True what is 0 is left out: a word with that number is never seen, wherever it stands.
+    """With mask_zero=True the layer skips every 0, so the model never sees a word with that number.
 
     Fix: Count tokens from 1, and keep 0 for padding; input_dim is one more then.
     Source: Keras, Embedding: mask_zero
@@ -252,7 +252,7 @@ def _masked_words(facts: AppFacts) -> Iterator[Finding]:
             array = next((one for one in facts.of("x", "train") if one.sample == layer.before), None)
             if array is not None and array.pierced > PIERCED:
                 yield Finding(
-                    f"{array.pierced:.0%} of the rows of {array.name} have zeros between other tokens, and {layer.name!r} takes 0 for padding",
+                    f"{array.pierced:.0%} of the rows of {array.name} have zeros between other tokens, and {layer.name!r} treats 0 as padding",
                     ("layer", layer.name),
                 )
 
@@ -269,7 +269,7 @@ def _frozen_as_drawn(facts: AppFacts) -> Iterator[Finding]:
         yield Finding(
             f"{found[0].name!r}"
             + (f" and {len(found) - 1} more are" if len(found) > 1 else " is")
-            + " frozen, with weights as they were drawn: no training was before",
+            + " frozen with initial random weights",
             ("layer", found[0].name),
         )
 
@@ -290,9 +290,9 @@ def _slow_norm(facts: AppFacts) -> Iterator[Finding]:
             continue
         left = momentum**steps
         if momentum <= REVERSED_MOMENTUM:
-            what = "of each batch most counts, so that what is used outside of training is that of the last one"
+            what = "the moving statistics are mostly those of the last batch"
         elif left > LEFT_OF_FIRST and facts.samples and not facts.from_files:
-            what = f"after the {steps:,} steps of this run {left:.0%} of its mean and variance is what they began with"
+            what = f"after the {steps:,} steps of this run, {left:.0%} of its mean and variance are still the initial values"
         else:
             continue
         yield Finding(
@@ -317,14 +317,14 @@ def _unknown_words(facts: AppFacts) -> Iterator[Finding]:
             token, share = array.commonest
             if share > ONE_TOKEN:
                 yield Finding(
-                    f"{share:.0%} of {array.name}, but for zeros, are the token {token}",
+                    f"{share:.0%} of {array.name}, not counting zeros, are the token {token}",
                     ("data", array.name),
                 )
 
 
 @rule("M14", "W", "nearly all is dropped")
 def _much_dropped(facts: AppFacts) -> Iterator[Finding]:
-    """What remains of the signal is noise, and the next layer learns almost nothing.
+    """Only noise remains of the signal, and the next layer learns almost nothing.
 
     Fix: Use rates of 0.1 to 0.5.
     Source: Zhang et al., UMLAUT, CHI 2021, doi:10.1145/3411764.3445538
@@ -355,7 +355,7 @@ def _punished(facts: AppFacts) -> Iterator[Finding]:
     whole, penalties = facts.seen.get("loss", 0.0), facts.seen.get("penalties", 0.0)
     if not any(layer.penalty >= PENALTY for layer in facts.layers) and whole > 0 and penalties > PENALIZED * whole:
         yield Finding(
-            f"of the first loss of {whole:.4g} penalties of weights are {penalties:.4g}", ("method", "create_model")
+            f"weight penalties are {penalties:.4g} of the first loss of {whole:.4g}", ("method", "create_model")
         )
 
 
@@ -384,8 +384,8 @@ def _words_as_numbers(facts: AppFacts) -> Iterator[Finding]:
             readers = facts.readers(readers[0].name)
         if readers and all(one.kind in READS_QUANTITIES for one in readers):
             yield Finding(
-                f"{array.name} has whole numbers up to {array.high:g} and ends with zeros, as tokens do, and {readers[0].name!r} takes "
-                "them for quantities",
+                f"{array.name} has whole numbers up to {array.high:g} and ends with zeros, as tokens do, and {readers[0].name!r} reads "
+                "them as quantities",
                 ("layer", readers[0].name),
             )
 
@@ -400,9 +400,7 @@ def _not_adapted(facts: AppFacts) -> Iterator[Finding]:
     known = {one.name for one in facts.layers}
     for layer in facts.layers:  # behind another one, which may scale, it waits for weights that were trained
         if layer.kind == "Normalization" and layer.untouched and not known & set(layer.reads):
-            yield Finding(
-                f"{layer.name!r} has the mean 0 and the variance 1 of one that was never adapted", ("layer", layer.name)
-            )
+            yield Finding(f"{layer.name!r} has mean 0 and variance 1: it was never adapted", ("layer", layer.name))
 
 
 @rule("M16", "W", "initial weights on an unusual scale")
@@ -422,8 +420,8 @@ def _start(facts: AppFacts) -> Iterator[Finding]:
         scale = layer.spread * layer.fan_in**0.5
         if layer.trained and not SPREADS[0] <= scale <= SPREADS[1]:
             yield Finding(
-                f"the first weights of {layer.name!r} have a standard deviation of {layer.spread:g}, and {layer.fan_in} products are summed: "
-                f"what comes out is {scale:.3g} times what goes in",
+                f"the first weights of {layer.name!r} have a standard deviation of {layer.spread:g}, and sums {layer.fan_in} products: "
+                f"its output is {scale:.3g} times as large as its input",
                 ("layer", layer.name),
                 changes=(Change("argument", "glorot_uniform", layer.name, "kernel_initializer"),),
             )
@@ -500,7 +498,7 @@ def _pairs(facts: AppFacts) -> Iterator[Finding]:
         if width < ends[1]:
             continue
         yield Finding(
-            f"between {before.name!r} and {layer.name!r} there is no activation: together they are one {layer.kind}",
+            f"between {before.name!r} and {layer.name!r} there is no activation, so both together are one {layer.kind}",
             ("layer", before.name),
             changes=(Change("argument", "relu", before.name, "activation"),),
         )
@@ -537,7 +535,7 @@ def _deep(facts: AppFacts) -> Iterator[Finding]:
     row = _longest(facts, lambda one: one.kind in WEIGHTED, lambda one: False)
     if len(row) > DEEP:
         yield Finding(
-            f"{len(row)} layers with weights, from {row[0]!r} to {row[-1]!r}, and no normalization and no skip among them",
+            f"{len(row)} layers with weights, from {row[0]!r} to {row[-1]!r}, without normalization or skip connections",
             ("layer", row[0]),
         )
 
@@ -558,7 +556,7 @@ def _saturating(facts: AppFacts) -> Iterator[Finding]:
         row = [name for name in row if name not in {head.layer for head in facts.heads}]
         if len(row) >= most:
             yield Finding(
-                f"{len(row)} times {activation} one behind the other, from {row[0]!r} to {row[-1]!r}",
+                f"{len(row)} layers with {activation} in a row, from {row[0]!r} to {row[-1]!r}",
                 ("layer", row[0]),
                 changes=tuple(Change("argument", "relu", name, "activation") for name in row if len(row) <= DEEP),
                 fix="" if len(row) <= DEEP else "take fewer layers, or relu with normalization and skips",
@@ -582,7 +580,7 @@ def _dropout_before_norm(facts: AppFacts) -> Iterator[Finding]:
             )
             if before is not None and before.kind in DROPOUT and float(before.config.get("rate") or 0) > 0:
                 yield Finding(
-                    f"{before.name!r} stands before {layer.name!r}",
+                    f"{before.name!r} comes before {layer.name!r}",
                     ("layer", before.name),
                     changes=(Change("remove", target=before.name),),
                 )
@@ -603,7 +601,7 @@ def _dropout_at_the_end(facts: AppFacts) -> Iterator[Finding]:
             and float(layer.config.get("rate") or 0) > 0
         ):
             yield Finding(
-                f"{layer.name!r} stands behind the output, and sets {float(layer.config['rate']):.0%} of it to 0 in training",
+                f"{layer.name!r} comes after the output, and sets {float(layer.config['rate']):.0%} of it to 0 in training",
                 ("layer", layer.name),
                 changes=(Change("remove", target=layer.name),),
             )
@@ -627,7 +625,7 @@ def _inner_softmax(facts: AppFacts) -> Iterator[Finding]:
         )
         if layer.activation == "softmax" and straight and all(one.reads == (layer.name,) for one in readers):
             yield Finding(
-                f"{layer.name!r} is a softmax, and {readers[0].name!r} goes on from it",
+                f"{layer.name!r} is a softmax, and {readers[0].name!r} continues from it",
                 ("layer", layer.name),
                 changes=(Change("argument", "relu", layer.name, "activation"),) if layer.kind != "Softmax" else (),
             )
@@ -647,7 +645,7 @@ def _activation_before_softmax(facts: AppFacts) -> Iterator[Finding]:
             if before is not None and before.activation in ("relu", "sigmoid", "tanh", "softmax"):
                 kept = before.kind in ("Dense", "Conv2D")
                 yield Finding(
-                    f"{before.name!r} is a {before.activation}, and {layer.name!r} takes a {layer.activation} of it",
+                    f"{before.name!r} is a {before.activation}, and {layer.name!r} applies a {layer.activation} to it",
                     ("layer", before.name),
                     changes=(Change("argument", "linear", before.name, "activation"),) if kept else (),
                 )
@@ -674,7 +672,7 @@ def _bias_before_norm(facts: AppFacts) -> Iterator[Finding]:
     if found:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         yield Finding(
-            f"{found[0]!r}{more} {'add' if more else 'adds'} a bias that the normalization behind takes off again",
+            f"{found[0]!r}{more} {'add' if more else 'adds'} a bias that the following normalization removes",
             ("layer", found[0]),
             changes=tuple(Change("argument", False, name, "use_bias") for name in found),
         )
@@ -714,34 +712,34 @@ def _one_pixel(facts: AppFacts) -> Iterator[Finding]:
         wide = min((size or 0 for size in layer.before[:2]), default=0)
         if wide >= WIDE and len(readers) == 1 and readers[0].kind == "Conv2D" and readers[0].trained:
             yield Finding(
-                f"{layer.name!r} leaves one of {wide} x {wide} places, and {readers[0].name!r} is a convolution over it",
+                f"{layer.name!r} reduces {wide} x {wide} positions to one, and {readers[0].name!r} is a convolution over it",
                 ("layer", layer.name),
             )
 
 
 @rule("M20", "E", "NaN in the first batch", level="batch")
 def _nan_in_first_batch(facts: AppFacts) -> Iterator[Finding]:
-    """What is NaN once stays so, and with it all that is computed of it.
+    """A NaN stays NaN, and so does everything computed from it.
 
     Fix: Look at what goes into that layer: a logarithm or a root of 0, a division by 0, float16.
     Source: Zhang et al., AutoTrainer, ICSE 2021, doi:10.1109/ICSE43902.2021.00043
     """
     if where := facts.seen.get("nan"):
         at = ("layer", where) if facts.layer(where) else ("app", "")
-        yield Finding(f"the first batch gives NaN or infinity, first in {where!r}", at)
+        yield Finding(f"the first batch gives NaN or infinity, starting in {where!r}", at)
         return
     norms = facts.seen.get("gradients") or {}
     if bad := [name for name, norm in norms.items() if not math.isfinite(norm)]:
         names = [layer.name for layer in facts.layers if bad[0].split("/")[-2:-1] == [layer.name]]
         yield Finding(
-            f"the first batch gives gradients that are NaN or infinite, as that of {bad[0]}",
+            f"the first batch gives gradients that are NaN or infinite, such as that of {bad[0]}",
             ("layer", names[0]) if names else ("method", "create_model"),
         )
 
 
 @rule("M34", "E", "the first step fails", level="batch")
 def _fails(facts: AppFacts) -> Iterator[Finding]:
-    """So does the run, which on a cluster is after all machines have loaded their data.
+    """The run fails, too: on a cluster, after all machines have loaded their data.
 
     Fix: Look at the shapes and types of what goes into the layer, the loss or the metric that is named.
     Source: Karpathy, A Recipe for Training Neural Networks, 2019
@@ -775,7 +773,7 @@ def _by_heart(facts: AppFacts) -> Iterator[Finding]:
     first, least = facts.seen.get("first", math.nan), facts.seen.get("least", math.nan)
     if first > 0 and not least < LEARNT * first and not math.isnan(least):
         yield Finding(
-            f"some 260 steps on 16 samples, with Adam at 0.001, 0.01 and 0.1, bring the loss from {first:.4g} to {least:.4g} only",
+            f"about 260 steps on 16 samples, with Adam at 0.001, 0.01 and 0.1, reduce the loss only from {first:.4g} to {least:.4g}",
             ("loss", ""),
         )
 
@@ -791,12 +789,12 @@ def _mixed(facts: AppFacts) -> Iterator[Finding]:
     share = facts.seen.get("mixed", 0.0)
     if share > MIXED:
         yield Finding(
-            f"outputs of a sample change by {share:.2%} when others of its batch are exchanged",
+            f"outputs of a sample change by {share:.2%} when other samples of its batch change",
             ("method", "create_model"),
         )
     elif layer := facts.seen.get("mixing"):
         yield Finding(
-            f"outputs of {layer!r} for a sample change when others of its batch are exchanged", ("layer", layer)
+            f"outputs of {layer!r} for a sample change when other samples of its batch change", ("layer", layer)
         )
 
 
@@ -810,7 +808,7 @@ def _future(facts: AppFacts) -> Iterator[Finding]:
     share = facts.seen.get("future", 0.0)
     if share > FUTURE:
         yield Finding(
-            f"labels are inputs one place on, and outputs of the first half change by {share:.2%} with inputs of the second",
+            f"labels are the inputs shifted by one position, and outputs of the first half change by {share:.2%} with inputs of the second half",
             ("method", "create_model"),
             fix="mask what comes later: use_causal_mask=True, padding='causal', no Bidirectional",
         )
@@ -828,7 +826,7 @@ def _still(facts: AppFacts) -> Iterator[Finding]:
         return
     if unmoved := facts.seen.get("unmoved"):
         yield Finding(
-            f"in some steps of the model's own {plural(len(unmoved), 'trained weight')} {'stays' if len(unmoved) == 1 else 'stay'} the same, "
+            f"in some steps of the model's train_step {plural(len(unmoved), 'trained weight')} {'stays' if len(unmoved) == 1 else 'stay'} the same, "
             f"while others move: {', '.join(unmoved[:3])}" + (", ..." if len(unmoved) > 3 else ""),
             ("method", "create_model"),
             fix="take gradients of all trainable variables, and apply them to all",
@@ -900,12 +898,12 @@ def _saturated(facts: AppFacts) -> Iterator[Finding]:
     Fix: Scale inputs and first weights, normalize before the activation, or take relu.
     Source: Zhang et al., AutoTrainer, ICSE 2021, doi:10.1109/ICSE43902.2021.00043; WebNNM, 2026
     """
-    yield from _units(facts, "saturated", SATURATED, "is at the end of its activation")
+    yield from _units(facts, "saturated", SATURATED, "is saturated")
 
 
 @rule("M28", "W", "a high initial loss", level="batch")
 def _first_loss(facts: AppFacts) -> Iterator[Finding]:
-    """The model is sure of what is wrong before it has seen anything, and its first steps only undo that.
+    """The model starts with confident wrong predictions, and its first steps only undo them.
 
     Fix: Scale inputs and first weights, and look whether the loss takes what the output is.
     Source: Karpathy, A Recipe for Training Neural Networks, 2019; Zhang et al., UMLAUT, CHI 2021,
@@ -918,16 +916,14 @@ def _first_loss(facts: AppFacts) -> Iterator[Finding]:
     usual = math.log(2) if head.loss == "bce" else math.log(max(2, head.units))
     penalties = any(one.penalty for one in facts.layers)
     if math.isfinite(loss) and loss > OFF * usual and not penalties and facts.settings.get("class_weight") is None:
-        yield Finding(
-            f"the first loss is {loss:.3g}, and to say nothing in particular gives {usual:.3g}", ("loss", head.name)
-        )
+        yield Finding(f"the first loss is {loss:.3g}, and a uniform prediction has {usual:.3g}", ("loss", head.name))
 
 
 @rule("M29", "W", "an input that changes nothing", level="batch")
 def _ignored(facts: AppFacts) -> Iterator[Finding]:
-    """What it says is lost on the way, as by a multiplication with 0 or a slice.
+    """Its information is lost in the model, for example by a multiplication with 0 or a slice.
 
-    Fix: Look at what the model does with it.
+    Fix: Check how the model uses it.
     Source: Karpathy, A Recipe for Training Neural Networks, 2019
     """
     for name in facts.seen.get("ignored", ()):
