@@ -14,6 +14,8 @@ from ddlf.errors import DatasetError
 Where = Callable[[int], str]
 """Describes a row of a piece of a column for error messages, given its number in the piece."""
 FILL = "fill it, or leave the row out"
+VIEWS = {"string_view": "text", "binary_view": "bytes"}
+"""Types that pyarrow 15 has no functions for."""
 
 
 def load_pyarrow() -> Any:
@@ -35,9 +37,13 @@ def load_pyarrow() -> Any:
 def no_column(where: object, name: str, columns: Iterable[str]) -> tuple[str, str]:
     """Return message and hint for a missing column. The hint lists the existing columns, the most similar first."""
     names = list(columns)
+    if (count := names.count(name)) > 1:
+        return f"{where} has {count} columns {name!r}", "give each column its own name"
     near = difflib.get_close_matches(name, names, n=1)
-    others = [each for each in names if each not in near]
-    return f"{where} has no column {name!r}", f"it has {', '.join([*near, *others])}"
+    return (
+        f"{where} has no column {name!r}",
+        f"it has {', '.join([*near, *(column for column in names if column not in near)])}",
+    )
 
 
 def kind_of(kind: Any) -> str:
@@ -53,6 +59,8 @@ def kind_of(kind: Any) -> str:
         return "image" if kind.get_field_index("bytes") >= 0 else "other"
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
         return "bytes"
+    if str(kind) in VIEWS:
+        return VIEWS[str(kind)]
     return "text" if types.is_string(kind) or types.is_large_string(kind) else "other"
 
 
@@ -156,6 +164,8 @@ def blobs(values: Any, name: str, where: Where) -> Ragged:
         ends = np.cumsum(values.value_lengths().to_numpy(), dtype=np.int64)
         inner = values.flatten()
         return _ragged(numbers(inner, name, lambda number: where(int(np.searchsorted(ends, number, "right")))), ends)
+    if str(values.type) in VIEWS:
+        values = values.cast(arrow.large_string() if VIEWS[str(values.type)] == "text" else arrow.large_binary())
     if types.is_fixed_size_binary(values.type) or types.is_string(values.type) or types.is_binary(values.type):
         values = values.cast(arrow.large_binary())
     elif types.is_large_string(values.type):

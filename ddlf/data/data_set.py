@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ Array = np.ndarray[Any, Any]
 Decode = Callable[[dict[str, Any]], dict[str, Array]]
 SOME = 64
 """Number of samples to decode at a time for a check."""
+MAX_SOURCES = 2_000
+"""Files beyond this number are only compared as a whole. A checkpoint stores some 40 bytes for each."""
 
 
 class DataSet(Mapping[str, Array]):
@@ -43,6 +46,8 @@ class DataSet(Mapping[str, Array]):
         in_order: Whether only sequential reading is fast.
         inexact: Why the trained samples are unknown; empty if they are known.
         notes: Sentences for the log about how the data is read.
+        sources: A fingerprint of each file that somebody else has written, by name, so that a resumed run can name the
+            files that have changed. Empty for partition files, and for more than ``MAX_SOURCES`` files.
 
     Raises:
         DatasetError: There is no data set at the place.
@@ -50,6 +55,7 @@ class DataSet(Mapping[str, Array]):
 
     on_disk, in_order, inexact = True, False, ""
     notes: Sequence[str] = ()
+    sources: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, place: str | Path | Manifest, decode: Decode | None = None) -> None:
         if isinstance(place, Manifest):

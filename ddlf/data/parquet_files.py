@@ -6,17 +6,18 @@ import contextlib
 import hashlib
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from ddlf.data.arrow import load_pyarrow
 from ddlf.data.manifest import NAME
 from ddlf.data.os_errors import explained
-from ddlf.data.store import Gone, Store, path_of
+from ddlf.data.store import Changed, Gone, Store, path_of
 from ddlf.errors import ConfigError, DatasetDamaged, DatasetError
 from ddlf.events.record import size
 
@@ -68,6 +69,11 @@ class Head:
     mark: str
     footer: str
     state: tuple[str, ...]
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the file's size, mark and footer, 8 hex digits."""
+        return hashlib.sha256(f"{self.nbytes} {self.mark} {self.footer}".encode()).hexdigest()[:8]
 
 
 class ParquetFiles:
@@ -138,7 +144,7 @@ class ParquetFiles:
         info = self._infos[name]
         nbytes, state = int(info["size"]), _state(info)
         mark = "" if self.store is None else _mark(info)
-        footer, metadata = self._footer(name, nbytes)
+        footer, metadata = self._footer(name, nbytes, mark)
         return Head(name, nbytes, mark, hashlib.sha256(footer).hexdigest(), state), metadata
 
     def metadata(self, head: Head) -> Any:
@@ -147,7 +153,7 @@ class ParquetFiles:
         Raises:
             DatasetError: The footer cannot be read, or has changed.
         """
-        footer, metadata = self._footer(head.name, head.nbytes)
+        footer, metadata = self._footer(head.name, head.nbytes, head.mark)
         if hashlib.sha256(footer).hexdigest() != head.footer:
             raise self._changed(head.name)
         return metadata
@@ -161,10 +167,20 @@ class ParquetFiles:
         if _state(self._info(head.name)) != head.state:
             raise self._changed(head.name)
 
-    def source(self, head: Head, ranges: Sequence[tuple[int, int]]) -> Any:
-        """Return a file object for pyarrow. Short wanted ranges of a store's file are read at once."""
+    def source(self, head: Head, ranges: Sequence[tuple[int, int]]) -> tuple[Any, Callable[[], None]]:
+        """Open a file for pyarrow. Short wanted ranges of a store's file are read at once.
+
+        Args:
+            head: The file.
+            ranges: Begin and end of the bytes that will be read.
+
+        Returns:
+            A path or a file object, and a function to call after reading: ``check`` for this file. If the bytes are
+            here already, the store is asked on a thread while they are decoded. S3 needs no question, because it only
+            gives bytes of the version that each request names.
+        """
         if self.store is None:
-            return self.said(head.name)
+            return self.said(head.name), partial(self.check, head)
         whole = list[tuple[int, int]]()
         for begin, end in sorted(ranges):
             if whole and begin - whole[-1][1] <= GAP_BYTES:
@@ -172,28 +188,43 @@ class ParquetFiles:
             else:
                 whole.append((begin, end))
         near = whole if sum(end - begin for begin, end in whole) <= PREFETCH_BYTES else []
-        return load_pyarrow().PythonFile(_Ranges(self, head, near), mode="r")
+        file = load_pyarrow().PythonFile(_Ranges(self, head, near), mode="r")
+        if head.mark and self.store.is_s3:
+            return file, lambda: None
+        return file, self._threads.submit(self.check, head).result if near else partial(self.check, head)
 
-    def read(self, name: str, begin: int, end: int) -> bytes:
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(AT_ONCE, "check")
+
+    def read(self, name: str, begin: int, end: int, mark: str = "") -> bytes:
         """Return some bytes of a file.
+
+        Args:
+            name: Path of the file below the root of the place.
+            begin: Position of the first byte.
+            end: Position after the last byte.
+            mark: Mark of the version to read; empty for any version.
 
         Raises:
             DatasetDamaged: The file is missing, or too short.
-            DatasetError: The file cannot be read.
+            DatasetError: The file cannot be read, or has changed.
         """
         if self.store is None:
             with explained(self.said(name), "read"), open(self._root / name, "rb") as file:
                 file.seek(begin)
                 return file.read(end - begin)
         try:
-            return self.store.read_range(name, begin, end)
+            return self.store.read_range(name, begin, end, mark)
+        except Changed:
+            raise self._changed(name) from None
         except Gone:
             raise DatasetDamaged(f"{self.said(name)} is missing", hint=COPY) from None
 
-    def _footer(self, name: str, nbytes: int) -> tuple[bytes, Any]:
+    def _footer(self, name: str, nbytes: int, mark: str) -> tuple[bytes, Any]:
         arrow = load_pyarrow()
         try:
-            tail = self.read(name, max(nbytes - TAIL, 0), nbytes)
+            tail = self.read(name, max(nbytes - TAIL, 0), nbytes, mark)
             length = int.from_bytes(tail[-8:-4], "little")
             if tail[-4:] == b"PARE":
                 raise ValueError("it is encrypted")
@@ -202,7 +233,7 @@ class ParquetFiles:
             if length > MAX_FOOTER_BYTES:
                 raise ValueError(f"its footer has {size(length)}")
             if length + 8 > len(tail):
-                tail = self.read(name, nbytes - length - 8, nbytes)
+                tail = self.read(name, nbytes - length - 8, nbytes, mark)
             return tail[-8 - length :], arrow.parquet.read_metadata(arrow.BufferReader(tail))
         except (arrow.ArrowException, ValueError) as error:
             raise DatasetDamaged(
@@ -293,7 +324,7 @@ class _Ranges(io.RawIOBase):
 
     def __init__(self, files: ParquetFiles, head: Head, ahead: Sequence[tuple[int, int]]) -> None:
         self._files, self._head, self._at = files, head, 0
-        self._ahead = [(begin, files.read(head.name, begin, end)) for begin, end in ahead]
+        self._ahead = [(begin, files.read(head.name, begin, end, head.mark)) for begin, end in ahead]
 
     def readable(self) -> bool:
         return True
@@ -316,7 +347,7 @@ class _Ranges(io.RawIOBase):
         for first, data in self._ahead:
             if first <= begin and end <= first + len(data):
                 return data[begin - first : end - first]
-        return self._files.read(self._head.name, begin, end)
+        return self._files.read(self._head.name, begin, end, self._head.mark)
 
 
 @contextlib.contextmanager

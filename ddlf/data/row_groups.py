@@ -29,7 +29,7 @@ import numpy as np
 from ddlf.data import arrow
 from ddlf.data.arrow import Where, kind_of, no_column
 from ddlf.data.cache import Cache
-from ddlf.data.data_set import SOME, Array, DataSet, Decode
+from ddlf.data.data_set import MAX_SOURCES, SOME, Array, DataSet, Decode
 from ddlf.data.images import Decoder, on_all_cores
 from ddlf.data.manifest import Column, Manifest, PartitionFile, check_columns
 from ddlf.data.parquet_files import COPY, Head, ParquetFiles, arrow_errors
@@ -52,7 +52,7 @@ DIGEST_BYTES = 32
 FEWEST_GROUPS = 8
 SMALL_BYTES, LARGE_BYTES = 2**18, 2**28
 """Row groups with sizes between these limits are suitable."""
-DATE_HINT = "bring it to numbers beforehand, or make arrays of it with decode="
+CONVERT = "write it as numbers, bytes or lists of numbers: times as seconds, decimals as float64, the fields of a struct as columns"
 
 
 @dataclass(frozen=True)
@@ -203,6 +203,8 @@ class RowGroups(DataSet):
         names = tuple(classes) or _class_names(schemas[0], self._fields)
         super().__init__(Manifest(made, units, classes=names), decode)
         self.notes = self._notes(schemas[0])
+        if len(heads) <= MAX_SOURCES:
+            self.sources = {head.name: head.fingerprint for head, _ in heads}
         self._all = frozenset(unit.sha256 for unit in units)
 
     def __str__(self) -> str:
@@ -222,6 +224,8 @@ class RowGroups(DataSet):
         for source in names:
             if schema.get_field_index(source) < 0:
                 said, hint = no_column(self.files, source, schema.names)
+                if any(f"{source}=" in file for file in self.files.names):
+                    hint = "write it into the files: columns that only the names of folders have are not read"
                 raise DatasetError(said, hint=hint)
             kinds[source] = kind_of(schema.field(source).type)
         if len(names) > 1:
@@ -247,7 +251,7 @@ class RowGroups(DataSet):
                 hint="name the classes in the order of their numbers: classes=['cat', 'dog']",
             )
         raise DatasetError(
-            f"{self.files}: column {source!r} holds {schema.field(source).type}, not numbers", hint=DATE_HINT
+            f"{self.files}: column {source!r} holds {schema.field(source).type}, not numbers", hint=CONVERT
         )
 
     def _check_schema(self, head: Head, schema: Any, wanted: Any) -> None:
@@ -358,13 +362,11 @@ class RowGroups(DataSet):
             DatasetDamaged: The row group cannot be read.
             DatasetError: A row cannot be used, or the file was written meanwhile.
         """
-        head = self._groups[number].head
         try:
             yield from self._batches(number, rows)
         except DatasetDamaged:
-            self.files.check(head)  # a file that was written meanwhile is not damaged, but a different file
+            self.files.check(self._groups[number].head)  # a file that was written meanwhile is different, not damaged
             raise
-        self.files.check(head)
 
     def _batches(self, number: int, rows: int) -> Generator[Arrays, None, None]:
         group, pyarrow = self._groups[number], arrow.load_pyarrow()
@@ -373,7 +375,7 @@ class RowGroups(DataSet):
         chunks = self._chunks(metadata.row_group(group.number))
         ranges = [(begin := _begin(chunk), begin + chunk.total_compressed_size) for chunk in chunks]
         with arrow_errors(said):
-            source = self.files.source(group.head, [(int(begin), int(end)) for begin, end in ranges])
+            source, check = self.files.source(group.head, [(int(begin), int(end)) for begin, end in ranges])
             opened = pyarrow.parquet.ParquetFile(
                 source,
                 metadata=metadata,
@@ -395,6 +397,7 @@ class RowGroups(DataSet):
                         field.name: field.read(batch, partial(self._where, number, begin=begin))
                         for field in self._fields
                     }
+        check()
         if done != group.rows:
             raise DatasetDamaged(f"{said} has {done:,} rows, not the {group.rows:,} of its footer", hint=COPY)
 

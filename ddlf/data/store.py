@@ -53,6 +53,10 @@ class Gone(Exception):
     """The requested file does not exist."""
 
 
+class Changed(Exception):
+    """The requested version of a file does not exist any more."""
+
+
 class Store:
     """The files below a URL. Each process makes its own ``Store``.
 
@@ -111,23 +115,33 @@ class Store:
         path = self._path(name)
         return bytes(self._tried(f"read {self._said(name)}", lambda: self._done("cat_file", limit, path)))
 
-    def read_range(self, name: str, begin: int, end: int) -> bytes:
+    @property
+    def is_s3(self) -> bool:
+        """Whether requests can have conditions. fsspec passes none on, so only the driver of S3 is asked directly."""
+        return "s3" in self._fs.protocol
+
+    def read_range(self, name: str, begin: int, end: int, etag: str = "") -> bytes:
         """Return some bytes of a file.
 
         Args:
             name: Path below the URL.
             begin: Position of the first byte.
             end: Position after the last byte.
+            etag: The version to read. Only S3 checks it.
 
         Raises:
             Gone: The file does not exist.
+            Changed: The file has another version by now.
             DatasetError: The bytes cannot be read, or the store only returns whole files.
         """
         path = self._path(name)
 
         def once() -> bytes:
             limit = STALL_S * (1 + (end - begin) / STALL_BYTES)
-            data = bytes(self._done("cat_file", limit, path, start=begin, end=end))
+            if etag and self.is_s3:
+                data = bytes(self._awaited(self._read_version(path, begin, end, etag), limit))
+            else:
+                data = bytes(self._done("cat_file", limit, path, start=begin, end=end))
             if len(data) < end - begin:
                 raise ConnectionError(f"{len(data):,} of {end - begin:,} bytes came")
             if len(data) > end - begin:
@@ -137,7 +151,18 @@ class Store:
                 )
             return data
 
-        return self._tried(f"read {self._said(name)}", once)
+        try:
+            return self._tried(f"read {self._said(name)}", once)
+        except DatasetError as error:
+            if etag and _is_refused_condition(error):
+                raise Changed(name) from None
+            raise
+
+    async def _read_version(self, path: str, begin: int, end: int, etag: str) -> bytes:
+        bucket, key, _ = self._fs.split_path(path)
+        range_ = f"bytes={begin}-{end - 1}"
+        answer = await self._fs._call_s3("get_object", Bucket=bucket, Key=key, Range=range_, IfMatch=f'"{etag}"')
+        return bytes(await answer["Body"].read())
 
     def find(self, pattern: str) -> dict[str, dict[str, Any]]:
         """Return the files whose paths match a pattern, sorted, with the store's facts about each.
@@ -223,12 +248,12 @@ class Store:
         path = self._path(name)
         self._made(path)
         more: dict[str, Any] = {"mode": "create"} if new else {}
-        if over and "s3" in self._fs.protocol:
+        if over and self.is_s3:
             more = {"IfMatch": over, "chunksize": ONE_PUT}
         try:
             self._tried(f"write {self._said(name)}", lambda: self._done("pipe_file", limit, path, data, **more))
         except DatasetError as error:
-            if more and "condition" in str(error).lower():  # the message of buckets
+            if more and _is_refused_condition(error):
                 raise FileExistsError(name) from None
             raise
 
@@ -327,48 +352,48 @@ class Store:
             came: Counts the received bytes.
             most: Maximum number of bytes to receive.
         """
-        closed = self._closed
-        if closed.is_set():
-            raise DatasetError(f"{self} was closed", hint="open it again")
+        if self._closed.is_set():
+            raise self._was_closed()
         if not getattr(self._fs, "async_impl", False):
             return getattr(self._fs, verb)(*args, **more)
-        limited = _limited(self, closed, verb, limit, args, came, most, more)
-        future = asyncio.run_coroutine_threadsafe(limited, self._fs.loop)
+        return self._awaited(getattr(self._fs, f"_{verb}")(*args, **more), limit, came, most)
+
+    def _awaited(self, call: Coroutine[Any, Any, Any], limit: float, came: Any = None, most: int = 0) -> Any:
+        """Wait for a call of an asynchronous driver, as long as it makes progress."""
+        future = asyncio.run_coroutine_threadsafe(self._limited(call, self._closed, limit, came, most), self._fs.loop)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
 
+    def _was_closed(self) -> DatasetError:
+        return DatasetError(f"{self} was closed", hint="open it again")
 
-async def _limited(
-    store: Store,
-    closed: threading.Event,
-    verb: str,
-    limit: float,
-    args: Any,
-    came: Any,
-    most: int,
-    more: dict[str, Any],
-) -> Any:
-    """Await a method of an asynchronous driver, as long as it makes progress."""
-    call: Coroutine[Any, Any, Any] = getattr(store._fs, f"_{verb}")(*args, **more)
-    task = asyncio.ensure_future(call)
-    before, waited, step = -1, 0.0, min(limit / 4, 0.25)
-    try:
-        while not (await asyncio.wait([task], timeout=step))[0]:
-            if closed.is_set():
-                raise DatasetError(f"{store} was closed", hint="open it again")
-            now = came.value if came is not None else 0
-            if most and now > most:
-                raise _Longer(f"it has more than {most:,} bytes")
-            waited = 0.0 if now != before else waited + step
-            before = now
-            if waited >= limit:
-                raise TimeoutError(f"nothing came for {limit:.0f} s")
-        return task.result()
-    finally:
-        task.cancel()
+    async def _limited(
+        self, call: Coroutine[Any, Any, Any], closed: threading.Event, limit: float, came: Any, most: int
+    ) -> Any:
+        task = asyncio.ensure_future(call)
+        before, waited, step = -1, 0.0, min(limit / 4, 0.25)
+        try:
+            while not (await asyncio.wait([task], timeout=step))[0]:
+                if closed.is_set():
+                    raise self._was_closed()
+                now = came.value if came is not None else 0
+                if most and now > most:
+                    raise _Longer(f"it has more than {most:,} bytes")
+                waited = 0.0 if now != before else waited + step
+                before = now
+                if waited >= limit:
+                    raise TimeoutError(f"nothing came for {limit:.0f} s")
+            return task.result()
+        finally:
+            task.cancel()
+
+
+def _is_refused_condition(error: DatasetError) -> bool:
+    """Return whether a store refused a request because its condition does not hold. Buckets only say it in words."""
+    return "condition" in str(error).lower()
 
 
 class _Longer(Exception):

@@ -23,8 +23,11 @@ from ddlf.worker.machine import memory
 
 AHEAD = 2
 """Number of chunks that are read ahead while one is used."""
-LOADS = 2
-"""Number of files that are read into memory concurrently."""
+LOADS, MOST_LOADS = 2, 8
+"""Least and largest number of files that are read into memory concurrently."""
+LOAD_BYTES = 2**25
+"""Bytes of files that are read into memory concurrently, if that is more than ``LOADS`` files. Many small row groups at
+once hide the latency of a store."""
 SHARE = 10
 """A chunk takes at most this fraction of ``data_memory``. The chunks ahead, the present one and the copies of it then
 take half of ``data_memory``."""
@@ -220,7 +223,8 @@ class Stream:
                     room = self._room - self._in_memory(sizes)
                     yield number, self._data.load(number) if self._loads else self._data.mapped(number, room)
             return
-        with ThreadPoolExecutor(LOADS, "load") as threads:
+        at_once = LOAD_BYTES // max((sizes[number] for number in numbers), default=1)
+        with ThreadPoolExecutor(min(max(at_once, LOADS), MOST_LOADS), "load") as threads:
             try:
                 tasks = [threads.submit(self._load_unless_closed, number) for number in numbers]
                 yield from ((number, task.result()) for number, task in zip(numbers, tasks, strict=True))

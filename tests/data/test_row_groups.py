@@ -187,6 +187,83 @@ def test_files_of_different_schemas_are_refused_by_name(folder):
         ddlf.data.open(folder, x="id")
 
 
+NUMBERS = pa.array(np.arange(6.0))
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        (
+            pa.array([{"a": 1.0}] * 6),
+            r"column 'y' holds struct<a: double>, not numbers; write it as numbers.*fields of a",
+        ),
+        (pa.array([[{"a": 1.0}]] * 6), "column 'y' holds list.*not numbers"),
+        (
+            pa.array([1] * 6, pa.decimal128(5, 2)),
+            r"column 'y' holds decimal128\(5, 2\), not numbers.*decimals as float64",
+        ),
+        (pa.array([1] * 6, pa.timestamp("s")), r"column 'y' holds timestamp\[ms\], not numbers.*times as seconds"),
+        (pa.nulls(6), "column 'y' holds null, not numbers"),
+        (pa.array([0, None] * 3).dictionary_encode(), r"row group 0, row 1: column 'y' has no value"),
+    ],
+)
+def test_column_without_numbers_is_refused_by_its_type(tmp_path, column, said):
+    pq.write_table(pa.table({"x": NUMBERS, "y": column}), tmp_path / "a.parquet", row_group_size=2)
+    with pytest.raises(DatasetError, match=said):
+        read(ddlf.data.open(tmp_path / "a.parquet", x="x", y="y"))
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([0, 1] * 3).dictionary_encode(),
+        pa.array(["a", "b"] * 3).dictionary_encode(),
+        pa.array(["a", "b"] * 3, pa.string_view()),
+        pa.array([False, True] * 3),
+        pa.array(np.arange(6, dtype="float16") % 2),
+    ],
+    ids=str,
+)
+def test_stored_forms_of_numbers_and_texts_are_read(tmp_path, column):
+    pq.write_table(pa.table({"x": NUMBERS, "y": column}), tmp_path / "a.parquet", row_group_size=1)
+    classes = ["a", "b"] if "string" in str(column.type) else ()
+    found = read(ddlf.data.open(tmp_path / "a.parquet", x="x", y="y", classes=classes))
+    assert np.array_equal(found["y"], found["x"] % 2)
+
+
+def test_file_without_rows_is_passed_over(tmp_path):
+    table = pa.table({"x": NUMBERS})
+    pq.write_table(table.slice(0, 0), tmp_path / "a.parquet")
+    pq.write_table(table, tmp_path / "b.parquet")
+    assert ddlf.data.open(tmp_path, x="x")["x"].tolist() == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(DatasetError, match=r"a\.parquet has no rows"):
+        ddlf.data.open(tmp_path / "a.parquet", x="x")
+
+
+def test_partition_column_of_folder_names_is_refused_with_a_way_out(tmp_path):
+    for year in ("2025", "2026"):
+        (tmp_path / f"year={year}").mkdir()
+        pq.write_table(pa.table({"x": NUMBERS}), tmp_path / f"year={year}" / "a.parquet")
+    assert ddlf.data.open(tmp_path, x="x").manifest.samples == 12
+    with pytest.raises(
+        DatasetError, match="has no column 'year'; write it into the files: columns that only the names"
+    ):
+        ddlf.data.open(tmp_path, x="x", y="year")
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    pq.write_table(pa.table([NUMBERS, NUMBERS], names=["x", "x"]), tmp_path / "a.parquet")
+    with pytest.raises(DatasetError, match=r"has 2 columns 'x'; give each column its own name"):
+        ddlf.data.open(tmp_path, x="x")
+
+
+@pytest.mark.parametrize(("url", "package"), [("gs://b/a.parquet", "gcsfs"), ("az://c/a.parquet", "adlfs")])
+def test_missing_driver_of_a_store_is_named(monkeypatch, url, package):
+    monkeypatch.setitem(__import__("sys").modules, package, None)
+    with pytest.raises(DatasetError, match=f"needs {package}, which is not installed here; pip install {package}"):
+        ddlf.data.open(url, x="x")
+
+
 def test_data_info_shows_files_row_groups_and_columns(folder, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["data", "info", str(folder)])

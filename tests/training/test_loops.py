@@ -5,9 +5,12 @@ import threading
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import pytest_asyncio
 
+import ddlf.data
 from ddlf import Cluster
 from ddlf.algorithms.outer import Nesterov
 from ddlf.errors import AppError, CheckpointMismatch, RemoteError
@@ -90,6 +93,36 @@ async def test_run_with_two_optimizer_wrappers_is_resumed_in_its_process(cluster
     resumed = app()
     await resumed.train_sync(master_epochs=2)
     assert [record.round for record in resumed.history] == [1, 2]
+
+
+async def test_resume_names_the_parquet_files_that_changed(cluster, tmp_path):
+    folder = tmp_path / "set"
+    folder.mkdir()
+
+    def write(name, seed):
+        rng = np.random.default_rng(seed)
+        columns = {
+            "x": list(rng.standard_normal((64, 8), "float32")),
+            "y": list(np.eye(4, dtype="float32")[rng.integers(4, size=64)]),
+        }
+        pq.write_table(pa.table(columns), folder / name, row_group_size=16)
+
+    class App(Blobs):
+        async def load_dataset(self):
+            self.train_data = ddlf.data.open(folder)
+
+    def made():
+        app = App(cluster.options(workers=[1]))
+        app.checkpoint, app.resume = tmp_path / "checkpoints", "auto"
+        return app
+
+    for number, name in enumerate(["a.parquet", "b.parquet"]):
+        write(name, number)
+    await made().train_sync(master_epochs=1)
+    write("b.parquet", 2)
+    write("c.parquet", 3)
+    with pytest.raises(CheckpointMismatch, match=r"data: b\.parquet was written to since\n  data: c\.parquet is new$"):
+        await made().train_sync(master_epochs=2)
 
 
 async def test_numbered_names_in_older_checkpoints_make_no_difference():

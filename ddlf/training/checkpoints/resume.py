@@ -11,11 +11,12 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ddlf.algorithms.named import Named
+from ddlf.data.parts import place_of
 from ddlf.errors import CheckpointCorrupt, CheckpointMismatch, ConfigError
 from ddlf.events import CheckpointDamaged
 from ddlf.settings.setting import Use
@@ -326,6 +327,7 @@ def settings_of(app: App, samples: int, spec: RunSpec) -> dict[str, Any]:
     return {
         "samples": samples,
         "data": app.run_context.content,
+        **({"files": dict(place.sources)} if (place := place_of(app, "train")) is not None and place.sources else {}),
         "model": hashlib.sha256(json.dumps([row[1:] for row in describe_weights(app.model)]).encode()).hexdigest()[:16],
         **({"text": text.digest} if (text := getattr(vars(app).get("model"), "notation", None)) is not None else {}),
         **app.run_context.optimizer,  # the workers' optimizer; the master has an equal one
@@ -387,10 +389,19 @@ def check_settings(saved: dict[str, Any], now: dict[str, Any], when: str, hint: 
     """
     rows = [
         f"  {name}: {saved[name]!r} {when}, {now.get(name)!r} now"
-        for name in sorted(saved)
+        for name in sorted(saved.keys() - {"files"})
         if _known(name, saved[name]) != _known(name, now.get(name))
     ]
+    rows += _changed_files(saved.get("files", {}), now.get("files", {}))
     if rows:
         raise CheckpointMismatch(
             f"the run would not be the one that it is to go on from ({hint}):\n" + "\n".join(rows[:10])
         )
+
+
+def _changed_files(saved: dict[str, str], now: dict[str, str]) -> Iterator[str]:
+    """Yield a row for each source file of the training data that differs. Partition files have no such files."""
+    for name in sorted(saved.keys() | now.keys()) if saved and now else ():
+        if saved.get(name) != now.get(name):
+            what = "is missing" if name not in now else "is new" if name not in saved else "was written to since"
+            yield f"  data: {name} {what}"
