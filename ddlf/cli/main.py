@@ -20,7 +20,7 @@ from ddlf.version import __version__
 interrupts.imported()
 
 CORE = (
-    ("train", "run", "ddlf.cli.run:RUN", "run an app on a cluster"),
+    ("train", "run", "ddlf.cli.options:RUN", "run an app on a cluster"),
     ("train", "check", "ddlf.cli.check:CHECK", "compare an app with plain Keras"),
     ("train", "new", "ddlf.cli.new:NEW", "create a small project to start with"),
     ("train", "demo", "ddlf.cli.new:DEMO", "train a small model on this machine"),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddlf.cli.parsing import Parser, addresses, number
+from ddlf.cli.parsing import Command, Parser, addresses, number
 from ddlf.errors import ConfigError
 from ddlf.settings.checks import OneOf, Whole
 from ddlf.settings.setting import Setting
@@ -304,3 +304,42 @@ def named_cluster(options: argparse.Namespace, **more: Any) -> Cluster:
     hosts, ports = zip(*(parse_address(part) for part in options.hosts.split(",") if part), strict=True)
     plaintext = options.insecure_plaintext
     return Cluster(hosts, ports, token_file=options.token_file, insecure_plaintext=plaintext, **more)
+
+
+def _run_options(parser: Parser) -> None:
+    parser.add(
+        "app",
+        type=Path,
+        help="Python file with a subclass of ddlf.IApp or an async function main(cluster), or a model as text (.nnm)",
+    )
+    add_options(parser)
+    parser.add(
+        "--data",
+        metavar="NAME|FILE.npz",
+        help="data for a model as text: digits, mnist, cifar10, iris, or arrays",
+        group="app",
+        common=False,
+    )
+    add_target(parser, what="class or function", common=False)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from ddlf.cli.run import run_file  # what trains is not needed for the help
+
+    return run_file(options)
+
+
+RUN = Command(
+    description="Run an app on a cluster.",
+    examples=(
+        "ddlf run app.py                    # 2 workers here, or those of ./cluster.yaml",
+        "ddlf run app.py --local 4 --master-epochs 20 --save model.keras",
+        "ddlf run app.py --hosts pc1:9000,pc2:9000 -p learning_rate=0.05",
+        "ddlf run app.py --merge median --codec int8",
+        "ddlf run app.py --checkpoint ckpt --resume auto    # run it again to continue",
+        "ddlf run app.py -c cluster.yaml --dry-run          # print the plan only",
+        "ddlf run model.nnm --data digits   # a model as text, no Python",
+    ),
+    options=_run_options,
+    run=_run,
+)

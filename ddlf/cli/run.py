@@ -16,15 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from ddlf.cli.dashboard import served
 from ddlf.cli.options import (
-    add_options,
-    add_target,
     check_app_options,
     check_cluster_options,
     named_cluster,
     new_workers,
 )
 from ddlf.cli.output import native_output_to_log, show_error
-from ddlf.cli.parsing import Command, Parser
 from ddlf.cli.runs import runs_folder
 from ddlf.cli.stopping import Stop, interruptible, leave_an_import, run_until_signal, swallowed_quietly
 from ddlf.cli.target import check_needs, find_target, function_arguments, overrides, prepare_app, takes_a_cluster
@@ -49,23 +46,6 @@ if TYPE_CHECKING:
 Then = Callable[[Any, argparse.Namespace, Stop], Coroutine[Any, Any, int]]
 ASK_AGAIN_S = 1.0
 """Between two tries to get workers that another run uses, on average."""
-
-
-def _options(parser: Parser) -> None:
-    parser.add(
-        "app",
-        type=Path,
-        help="Python file with a subclass of ddlf.IApp or an async function main(cluster), or a model as text (.nnm)",
-    )
-    add_options(parser)
-    parser.add(
-        "--data",
-        metavar="NAME|FILE.npz",
-        help="data for a model as text: digits, mnist, cifar10, iris, or arrays",
-        group="app",
-        common=False,
-    )
-    add_target(parser, what="class or function", common=False)
 
 
 def run_file(options: argparse.Namespace) -> int:
@@ -432,19 +412,3 @@ def resumed_from(options: argparse.Namespace) -> str | None:
     if not (found / folder.CHECKPOINTS).is_dir():
         raise ConfigError(f"the run {found.name} has no checkpoints", hint=hint)
     return str(found / folder.CHECKPOINTS)
-
-
-RUN = Command(
-    description="Run an app on a cluster.",
-    examples=(
-        "ddlf run app.py                    # 2 workers here, or those of ./cluster.yaml",
-        "ddlf run app.py --local 4 --master-epochs 20 --save model.keras",
-        "ddlf run app.py --hosts pc1:9000,pc2:9000 -p learning_rate=0.05",
-        "ddlf run app.py --merge median --codec int8",
-        "ddlf run app.py --checkpoint ckpt --resume auto    # run it again to continue",
-        "ddlf run app.py -c cluster.yaml --dry-run          # print the plan only",
-        "ddlf run model.nnm --data digits   # a model as text, no Python",
-    ),
-    options=_options,
-    run=run_file,
-)

@@ -36,7 +36,6 @@ from ddlf.settings.checks import (
     seconds,
 )
 from ddlf.settings.setting import FACT, FILE, Group, Setting
-from ddlf.training.context import App
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from ddlf.algorithms.rate_decay import Plateau, RateDecay
     from ddlf.algorithms.reading_order import Shuffle
     from ddlf.algorithms.schedules import Rates
+    from ddlf.training.context import App
 
 
 class Refusal(NamedTuple):

@@ -13,8 +13,7 @@ from ddlf.algorithms.merge import MERGE
 from ddlf.algorithms.outer import OUTER
 from ddlf.algorithms.partitioners import PARTITION
 from ddlf.algorithms.staleness import STALENESS
-from ddlf.cli.options import GROUPS, OF_A_CLUSTER
-from ddlf.cli.run import RUN
+from ddlf.cli.options import GROUPS, OF_A_CLUSTER, RUN
 from ddlf.cluster.config.cluster_file import RunConfig, schema
 from ddlf.settings.setting import Use
 from ddlf.testing import FakeRun

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ddlf.errors import AppError
-from ddlf.training.context import App
 from ddlf.training.spec import Refusal, RunSpec
 from ddlf.training.strategy import CommonStep, Exchange
+
+if TYPE_CHECKING:
+    from ddlf.training.context import App
 
 OF_LOCAL_TRAINING = (
     "worker_epochs",
