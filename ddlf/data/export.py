@@ -93,45 +93,33 @@ def _tfrecord(path: Path, found: Manifest, parts: Parts) -> None:
 
     uint8 arrays become bytes, other integers and booleans int64, and floating-point numbers float32.
     """
-    from ddlf.data.tfrecord import masked_checksum
+    from ddlf.data.tfrecord import example_class, masked_checksum
 
     for name, column in found.columns.items():
         if column.dtype in ("float64", "uint64"):
             raise DatasetError(
                 f"column {name} is {column.dtype}, which a tf.train.Example cannot hold", hint="export it as .parquet"
             )
-    checksum = masked_checksum()
+    checksum, message = masked_checksum(), example_class()
     with open(path, "xb") as file:
         for arrays in parts():
             for row in range(len(next(iter(arrays.values())))):
-                features = b"".join(
-                    _field(1, _field(1, name.encode()) + _field(2, _feature(array[row])))
-                    for name, array in arrays.items()
-                )
-                data = _field(1, features)
+                example = message()
+                for name, array in arrays.items():
+                    _set(example.features.feature.add(key=name).value, array[row])
+                data = example.SerializeToString()
                 length = struct.pack("<Q", len(data))
                 file.write(length + struct.pack("<I", checksum(length)) + data + struct.pack("<I", checksum(data)))
 
 
-def _feature(value: np.ndarray[Any, Any]) -> bytes:
+def _set(feature: Any, value: np.ndarray[Any, Any]) -> None:
     if value.dtype == np.uint8 and value.ndim:
-        return _field(1, _field(1, value.tobytes()))
-    if value.dtype.kind == "f":
-        return _field(2, _field(1, np.asarray(value, "<f4").tobytes()))
-    numbers = np.asarray(value, np.int64).reshape(-1).view(np.uint64)
-    return _field(3, _field(1, b"".join(map(_varint, numbers.tolist()))))
-
-
-def _field(number: int, data: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(data)) + data
-
-
-def _varint(value: int) -> bytes:
-    data = bytearray()
-    while value > 127:
-        data.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*data, value])
+        feature.bytes_list.value.append(value.tobytes())
+    elif value.dtype.kind == "f":
+        feature.float_list.value.extend(np.asarray(value, np.float32).reshape(-1).tolist())
+    else:
+        feature.int64_list.value.extend(np.asarray(value, np.int64).reshape(-1).tolist())
+        feature.int64_list.SetInParent()  # also without values, so that the type is kept
 
 
 WRITERS: dict[str, Callable[[Path, Manifest, Parts], None]] = {

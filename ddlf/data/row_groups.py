@@ -526,9 +526,8 @@ class RowGroups(DataSet):
         blobs = [name for name, column in self._stored.items() if column.ragged]
         room = len(json.dumps(entries)) + 200 * len(blobs) + sum(map(len, blobs)) + 64
         begin, done = 8 + room, 0
-        digests = {key: hashlib.sha256() for key in (*shapes, *blobs)}
         with contextlib.ExitStack() as stack:
-            file = stack.enter_context(open(path, "wb"))
+            file = stack.enter_context(open(path, "w+b"))
             beside: dict[str, IO[bytes]] = {
                 name: stack.enter_context(tempfile.TemporaryFile(dir=path.parent)) for name in blobs
             }
@@ -537,11 +536,11 @@ class RowGroups(DataSet):
                 for name, array in piece.items():
                     key, values = name, array
                     if isinstance(array, Ragged):
-                        _append(beside[name], array.values, digests[name])
                         key = name + ENDS
-                        values = array.ends + beside[name].tell() // array.dtype.itemsize - len(array.values)
+                        values = array.ends + beside[name].tell() // array.dtype.itemsize
+                        beside[name].write(np.ascontiguousarray(array.values).data)
                     file.seek(begin + places[key] + done * (values.nbytes // max(count, 1)))
-                    _append(file, values, digests[key])
+                    file.write(np.ascontiguousarray(values).data)
                 done += count
             file.seek(begin + at)
             for name in blobs:
@@ -551,9 +550,10 @@ class RowGroups(DataSet):
                 length = nbytes // np.dtype(column.dtype).itemsize
                 entries[name] = {"dtype": _code(column.dtype), "shape": [length], "data_offsets": [at, at + nbytes]}
                 at += nbytes
-            file.write(_total(digests))
             file.seek(0)
             file.write(room.to_bytes(8, "little") + json.dumps(entries).encode().ljust(room))
+            file.seek(0)
+            file.write(hashlib.file_digest(file, "sha256").digest())
 
     def _verified(self, whole: Bytes, number: int) -> Arrays:
         """Return the arrays of a file in the cache, after checking its hash.
@@ -561,18 +561,10 @@ class RowGroups(DataSet):
         Raises:
             _Torn: The file is damaged.
         """
-        try:
-            arrays = arrays_of(whole[:-DIGEST_BYTES], self.manifest.files[number], self._stored, self._said(number))
-        except DatasetDamaged:
-            raise _Torn from None
-        digests = {}
-        for name, array in arrays.items():
-            parts = {name: array.values, name + ENDS: array.ends} if isinstance(array, Ragged) else {name: array}
-            for key, values in parts.items():
-                digests[key] = hashlib.sha256(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
-        if whole[-DIGEST_BYTES:].tobytes() != _total(digests):
+        data, digest = whole[:-DIGEST_BYTES], whole[-DIGEST_BYTES:].tobytes()
+        if hashlib.sha256(data.data).digest() != digest:
             raise _Torn
-        return arrays
+        return arrays_of(data, self.manifest.files[number], self._stored, self._said(number))
 
     # -- samples ------------------------------------------------------------------------------------------------------
 
@@ -707,13 +699,3 @@ def _begin(chunk: Any) -> int:
 def _code(dtype: str) -> str:
     kind = np.dtype(dtype)
     return "BOOL" if kind.kind == "b" else f"{kind.kind.upper()}{8 * kind.itemsize}"
-
-
-def _append(file: IO[bytes], array: Array, digest: Any) -> None:
-    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-    file.write(data)
-    digest.update(data)
-
-
-def _total(digests: Mapping[str, Any]) -> bytes:
-    return hashlib.sha256(b"".join(name.encode() + digests[name].digest() for name in sorted(digests))).digest()

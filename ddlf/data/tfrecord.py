@@ -1,13 +1,14 @@
-"""A source of TFRecord files. Reads checksums and ``tf.train.Example`` without TensorFlow. Needs google-crc32c."""
+"""A source of TFRecord files. Reads checksums and ``tf.train.Example`` without TensorFlow. Needs google-crc32c
+and protobuf."""
 
 from __future__ import annotations
 
 import io
 import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -18,8 +19,6 @@ from ddlf.errors import DatasetError
 MAX_RECORD_BYTES = 2**30
 MASK = 0xA282EAD8
 """TensorFlow rotates a CRC-32C by 15 bits and adds this number (``tensorflow/core/lib/hash/crc32c.h``)."""
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-"""Wire types of protocol buffers."""
 
 
 def open_tfrecord(
@@ -48,7 +47,7 @@ def _samples(files: Sequence[Path], decoder: Decoder) -> Generator[tuple[str, Re
             where = f"record {number:,} of {file}"
             try:
                 found = dict(_features(data))
-            except (ValueError, IndexError, struct.error) as error:
+            except ValueError as error:
                 raise DatasetError(f"{where} is no tf.train.Example ({error})", hint="write it as one") from None
             yield where, {name: partial(_array, value, f"{where}: {name}", decoder) for name, value in found.items()}
 
@@ -90,9 +89,7 @@ def masked_checksum() -> Callable[[bytes], int]:
     try:
         import google_crc32c
     except ImportError:
-        raise DatasetError(
-            "TFRecord files need google-crc32c, which is not installed", hint="install it: pip install 'ddlf[tfrecord]'"
-        ) from None
+        raise _missing("google-crc32c") from None
 
     def masked(data: bytes) -> int:
         found: int = google_crc32c.value(data)
@@ -109,69 +106,64 @@ def _array(value: Any, where: str, decoder: Decoder, *, encoded: bool = False) -
     return np.frombuffer(value, np.uint8)
 
 
-# -- protocol buffers: Example {1: Features {1: map of {1: name, 2: Feature {1: bytes | 2: floats | 3: integers}}}} ----
+EXAMPLE = """
+name: "ddlf/example.proto" package: "ddlf" syntax: "proto3"
+message_type { name: "Bytes" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_BYTES } }
+message_type { name: "Floats" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_FLOAT } }
+message_type { name: "Integers" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_INT64 } }
+message_type { name: "Feature"
+  field { name: "bytes_list" number: 1 type: TYPE_MESSAGE type_name: ".ddlf.Bytes" }
+  field { name: "float_list" number: 2 type: TYPE_MESSAGE type_name: ".ddlf.Floats" }
+  field { name: "int64_list" number: 3 type: TYPE_MESSAGE type_name: ".ddlf.Integers" } }
+message_type { name: "Entry"
+  field { name: "key" number: 1 type: TYPE_STRING }
+  field { name: "value" number: 2 type: TYPE_MESSAGE type_name: ".ddlf.Feature" } }
+message_type { name: "Features"
+  field { name: "feature" number: 1 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".ddlf.Entry" } }
+message_type { name: "Example" field { name: "features" number: 1 type: TYPE_MESSAGE type_name: ".ddlf.Features" } }
+"""
+"""``tensorflow/core/example/example.proto``, whose map of features is encoded as repeated entries."""
+
+
+@cache
+def example_class() -> Any:
+    """Return the message class ``tf.train.Example``, without TensorFlow.
+
+    Raises:
+        DatasetError: protobuf is not installed.
+    """
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+    except ImportError:
+        raise _missing("protobuf") from None
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(text_format.Parse(EXAMPLE, descriptor_pb2.FileDescriptorProto()))
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("ddlf.Example"))
 
 
 def _features(data: bytes) -> Iterator[tuple[str, Any]]:
-    for features in _of(data, 1):
-        for entry in _of(features, 1):
-            name, feature = _of(entry, 1), _of(entry, 2)
-            if len(name) == 1 and len(feature) == 1:
-                yield name[0].decode(), _feature(feature[0])
+    from google.protobuf.message import DecodeError
+
+    try:
+        example = example_class().FromString(data)
+    except DecodeError as error:
+        raise ValueError(error) from None
+    for entry in example.features.feature:
+        yield entry.key, _feature(entry.value)
 
 
-def _feature(data: bytes) -> Any:
-    for kind, _, message in _fields(data):
-        if kind == 1:
-            values = _of(message, 1)
-            if len(values) != 1:
-                raise ValueError(f"{len(values)} texts in one feature")
-            return values[0]
-        if kind == 2:
-            parts = [value for field, _, value in _fields(message) if field == 1]
-            return np.frombuffer(b"".join(parts), "<f4").astype(np.float32)
-        if kind == 3:
-            numbers: list[int] = []
-            for field, wire, value in _fields(message):
-                if field == 1 and wire == VARINT:
-                    numbers.append(value)
-                elif field == 1:
-                    packed = io.BytesIO(value)
-                    while packed.tell() < len(value):
-                        numbers.append(_varint(packed))
-            return np.array(numbers, np.uint64).view(np.int64)
-    return np.empty(0, np.float32)
+def _feature(feature: Any) -> Any:
+    if feature.HasField("bytes_list"):
+        values = feature.bytes_list.value
+        if len(values) != 1:
+            raise ValueError(f"{len(values)} texts in one feature")
+        return values[0]
+    if feature.HasField("int64_list"):
+        return np.array(feature.int64_list.value, np.int64)
+    return np.array(feature.float_list.value, np.float32)
 
 
-def _of(data: bytes, field: int) -> list[bytes]:
-    return [value for number, wire, value in _fields(data) if number == field and wire == BYTES]
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int, Any]]:
-    """Yield number, wire type and value of each field of a message."""
-    opened = io.BytesIO(data)
-    while opened.tell() < len(data):
-        key = _varint(opened)
-        wire = key & 7
-        if wire == VARINT:
-            value: Any = _varint(opened)
-        elif wire in (FIXED32, FIXED64, BYTES):
-            length = {FIXED32: 4, FIXED64: 8}.get(wire) or (_varint(opened) if wire == BYTES else 0)
-            value = opened.read(length)
-            if len(value) != length:
-                raise ValueError("it ends too early")
-        else:
-            raise ValueError(f"wire type {wire}")
-        yield key >> 3, wire, value
-
-
-def _varint(opened: BinaryIO) -> int:
-    result = shift = 0
-    while True:
-        byte = opened.read(1)[0]
-        result |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            return result & (2**64 - 1)
-        if shift > 63:
-            raise ValueError("a number of more than 64 bits")
+def _missing(package: str) -> DatasetError:
+    return DatasetError(
+        f"TFRecord files need {package}, which is not installed", hint="install it: pip install 'ddlf[tfrecord]'"
+    )
