@@ -10,6 +10,7 @@ import inspect
 import os
 import sys
 from collections.abc import Sequence
+from pkgutil import resolve_name
 from typing import NoReturn
 
 from ddlf import errors
@@ -188,7 +189,8 @@ def _refuse(parser: Parser, commands: Commands, argv: Sequence[str]) -> NoReturn
 def act(chosen: Command, options: argparse.Namespace) -> int:
     """Run a command and return the exit code."""
     assert chosen.run is not None
-    result = chosen.run(options)
+    run = resolve_name(chosen.run) if isinstance(chosen.run, str) else chosen.run
+    result = run(options)
     if inspect.iscoroutine(result):
         import asyncio
 

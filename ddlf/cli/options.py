@@ -323,12 +323,6 @@ def _run_options(parser: Parser) -> None:
     add_target(parser, what="class or function", common=False)
 
 
-def _run(options: argparse.Namespace) -> int:
-    from ddlf.cli.run import run_file  # what trains is not needed for the help
-
-    return run_file(options)
-
-
 RUN = Command(
     description="Run an app on a cluster.",
     examples=(
@@ -341,5 +335,5 @@ RUN = Command(
         "ddlf run model.nnm --data digits   # a model as text, no Python",
     ),
     options=_run_options,
-    run=_run,
+    run="ddlf.cli.run:run_file",  # its help must not import what trains
 )

@@ -301,14 +301,15 @@ class Command:
         description: What it does, for its own help.
         examples: Whole commands.
         options: Adds its options to a parser.
-        run: Takes the parsed options and returns the exit code; may be async. None if only the actions do something.
+        run: Takes the parsed options and returns the exit code; may be async. A text is its home, as ``"module:NAME"``,
+            which is imported when it runs. None if only the actions do something.
         actions: Actions by name, each with its line in the help.
     """
 
     description: str
     examples: Sequence[str]
     options: Callable[[Parser], None] = lambda parser: None
-    run: Callable[[argparse.Namespace], int | Coroutine[Any, Any, int]] | None = None
+    run: Callable[[argparse.Namespace], int | Coroutine[Any, Any, int]] | str | None = None
     actions: Mapping[str, tuple[str, Command]] = field(default_factory=dict)
 
     def parser(self, prog: str) -> Parser:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ddlf.data.trees import leaves
+from ddlf.worker.machine import memory
 
-if TYPE_CHECKING:
-    import numpy as np
-
+USUAL_MEMORY = 2**34
+"""Assumed bytes of memory on systems that do not report it."""
 KEPT_USES = 2
 """Number of runs whose data sets stay: the present run and the one before."""
 
@@ -29,7 +28,7 @@ class ArrayCache(dict[str, Any]):
     def __init__(self, max_bytes: int | None = None, tell: Callable[[int, int], None] | None = None) -> None:
         super().__init__()
         self._tell = tell
-        self._max_bytes = _quarter_of_memory() if max_bytes is None else max_bytes
+        self._max_bytes = (memory()[0] or USUAL_MEMORY) // 4 if max_bytes is None else max_bytes
         self._uses: list[frozenset[str]] = []
 
     def use(self, names: Iterable[str]) -> None:
@@ -75,13 +74,6 @@ class ArrayCache(dict[str, Any]):
     def nbytes(self) -> int:
         """Total bytes of all arrays."""
         return sum(array.nbytes for value in list(self.values()) for _, array in leaves(value))
-
-
-def _quarter_of_memory() -> int:
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
-    except (AttributeError, ValueError, OSError):  # some systems do not report their memory
-        return 4 << 30
 
 
 def unchanging(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

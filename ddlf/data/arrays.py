@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 
@@ -90,7 +90,7 @@ class Arrays:
     def _head(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """Return shape and type of an array, after checking that its bytes are complete and in row order."""
         with self._open[name]() as file:
-            shape, by_column, kind = _header(file)
+            shape, by_column, kind = read_header(file)
             size = self._archive.getinfo(f"{name}.npy").file_size if hasattr(self, "_archive") else _size(file)
             given = size - file.tell()
         if kind.hasobject or kind.kind not in KINDS:
@@ -119,7 +119,7 @@ class Arrays:
             opened = {}
             for new, old in self._names.items():
                 file = opened[new] = stack.enter_context(self._open[old]())
-                opened[new] = (file, _header(file)[2])
+                opened[new] = (file, read_header(file)[2])
                 file.seek(first * prod(self.columns[new].shape) * opened[new][1].itemsize, os.SEEK_CUR)
             for start in range(first, self.samples, at_once):
                 rows = np.empty(min(at_once, self.samples - start), row_type(self.columns))
@@ -132,7 +132,12 @@ class Arrays:
                 yield rows
 
 
-def _header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read the header of a ``.npy`` file: the shape, whether values are stored column by column, and their type.
+
+    Raises:
+        ValueError: The file has another format.
+    """
     version = np.lib.format.read_magic(file)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
     if read is None:

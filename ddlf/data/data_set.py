@@ -149,17 +149,23 @@ class DataSet(Mapping[str, Array]):
         """The columns of training data. If there is ``decode``, they follow from the first sample that it can use."""
         if self._decode is None:
             return self.manifest.columns
-        number, why = self.first, None
-        arrays = self.mapped(number)
-        for row in range(self.manifest.files[number].samples):
+        number = self.first
+        return self._decoded_columns(number, self.mapped(number), self.manifest.files[number].samples)
+
+    def _decoded_columns(self, number: int, arrays: Arrays, rows: int) -> dict[str, Column]:
+        """Return the columns of the first of some samples that ``decode`` can use.
+
+        Raises:
+            DatasetError: ``decode`` can use none of them. The error is that of the first one.
+        """
+        first_error: DatasetError | None = None
+        for row in range(rows):
             try:
-                first = self._decoded(number, arrays, row)
+                return columns_of_sample(self._decoded(number, arrays, row))
             except DatasetError as error:
-                why = why or error
-                continue
-            return {name: Column(array.dtype.name, array.shape) for name, array in first.items()}
-        assert why is not None
-        raise why
+                first_error = first_error or error
+        assert first_error is not None
+        raise first_error
 
     @property
     def row_bytes(self) -> int:
@@ -181,14 +187,15 @@ class DataSet(Mapping[str, Array]):
             return {name: array[rows] for name, array in arrays.items()}
         whole = {name: np.empty((len(rows), *column.shape), column.dtype) for name, column in self.columns.items()}
         for place, row in enumerate(rows.tolist()):
-            one = self._decoded(number, arrays, row)
-            found = {name: Column(array.dtype.name, array.shape) for name, array in one.items()}
-            if found != self.columns:
+            sample = self._decoded(number, arrays, row)
+            columns = columns_of_sample(sample)
+            if columns != self.columns:
                 raise DatasetError(
-                    f"decode makes {_said(found)} of {self._where(number, row)}, but {_said(self.columns)} of the first sample",
-                    hint="have it make arrays of one type and shape",
+                    f"decode makes {columns_text(columns)} of {self._where(number, row)}, "
+                    f"but {columns_text(self.columns)} of the first sample",
+                    hint="make arrays of one type and shape",
                 )
-            for name, array in one.items():
+            for name, array in sample.items():
                 whole[name][place] = array
         return whole
 
@@ -300,5 +307,16 @@ class DataSet(Mapping[str, Array]):
         return len(self.columns)
 
 
-def _said(columns: Mapping[str, Column]) -> str:
+def columns_of_sample(arrays: Mapping[str, Array]) -> dict[str, Column]:
+    """Return the columns of a sample."""
+    return {name: Column(array.dtype.name, array.shape) for name, array in arrays.items()}
+
+
+def columns_of_batch(arrays: Mapping[str, Array]) -> dict[str, Column]:
+    """Return the columns of a batch, whose first axis numbers the samples."""
+    return {name: Column(array.dtype.name, array.shape[1:]) for name, array in arrays.items()}
+
+
+def columns_text(columns: Mapping[str, Column]) -> str:
+    """Return the names, types and shapes of columns for an error."""
     return ", ".join(f"{name} of {column.dtype} {column.shape}" for name, column in columns.items())

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from ddlf.data.arrays import read_header
 from ddlf.data.trees import leaves
 from ddlf.errors import DatasetError
 
@@ -194,11 +195,6 @@ def _check_archive(path: Path, file: BinaryIO) -> None:
             size = archive.getinfo(f"{part}.npy").file_size
             unpacked += size
             with archive.open(f"{part}.npy") as member:
-                version = np.lib.format.read_magic(member)
-                read_header = {
-                    (1, 0): np.lib.format.read_array_header_1_0,
-                    (2, 0): np.lib.format.read_array_header_2_0,
-                }[version]
                 shape, _, dtype = read_header(member)
                 claimed, given = prod(shape) * dtype.itemsize, size - member.tell()
             # NumPy allocates the memory that the header claims before it reads.

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.data.data_set import DataSet
-from ddlf.data.manifest import KINDS, Column, Manifest, PartitionFile, check_columns
+from ddlf.data.data_set import DataSet, columns_of_batch, columns_text
+from ddlf.data.manifest import KINDS, Manifest, PartitionFile, check_columns
 from ddlf.data.partition_file import Arrays
 from ddlf.data.trees import named
 from ddlf.errors import AppError, DatasetError
@@ -48,7 +48,7 @@ class Generated(DataSet):
     ) -> None:
         self._name, self._what, self._read, self._lock = name, what, read, threading.Lock()
         self.in_order, self.inexact = in_order, inexact
-        columns = {column: Column(array.dtype.name, array.shape[1:]) for column, array in first.items()}
+        columns = columns_of_batch(first)
         try:
             check_columns(columns)
         except ValueError as error:
@@ -102,10 +102,11 @@ def check_alike(where: str, found: Arrays, columns: Any) -> None:
     Raises:
         DatasetError: The message compares both.
     """
-    there = {name: Column(array.dtype.name, array.shape[1:]) for name, array in found.items()}
-    if there != columns:
-        said, first = (", ".join(f"{n} of {c.dtype} {c.shape}" for n, c in each.items()) for each in (there, columns))
-        raise DatasetError(f"{where} has {said}, but the first has {first}", hint="bring all to one shape and type")
+    if (other := columns_of_batch(found)) != columns:
+        raise DatasetError(
+            f"{where} has {columns_text(other)}, but the first has {columns_text(columns)}",
+            hint="bring all to one shape and type",
+        )
 
 
 def batch_of(where: str, batch: Any) -> Arrays:
@@ -165,15 +166,19 @@ def _of_pydataset(name: str, data: Any) -> Generated:
         batches = None
     if batches is None:
         raise DatasetError(f"{name} does not say how many batches it has", hint="give it __len__")
-    _check_count(name, batches)
+    return _of_batches(
+        name, batches, lambda number: batch_of(f"batch {number} of {name}", data[number]), in_order=False
+    )
 
-    def read(number: int) -> Arrays:
-        return batch_of(f"batch {number} of {name}", data[number])
 
+def _of_batches(name: str, batches: int, read: Read, *, in_order: bool) -> Generated:
+    """Return a data set of numbered batches. All have the size of the first one, except the last one."""
+    if not 0 < batches <= MOST_BATCHES:
+        raise DatasetError(f"{name} has {batches:,} batches", hint=f"1 to {MOST_BATCHES:,} can be used")
     first, last = read(0), read(batches - 1)
     _check_order(name, first, read(0))
     sizes = [*[_rows(first)] * (batches - 1), _rows(last)]
-    return Generated(name, "batch", first, sizes, read, in_order=False, inexact="")
+    return Generated(name, "batch", first, sizes, read, in_order=in_order, inexact="")
 
 
 def _of_pipeline(name: str, data: Any, tf: Any) -> Generated:
@@ -185,7 +190,6 @@ def _of_pipeline(name: str, data: Any, tf: Any) -> Generated:
             f"{name} does not say how many batches it has",
             hint="end it with .apply(tf.data.experimental.assert_cardinality(batches)), or see ddlf.data.generated",
         )
-    _check_count(name, batches)
 
     def begin(number: int) -> Iterator[Any]:
         with tf.device("CPU:0"):
@@ -207,10 +211,7 @@ def _of_pipeline(name: str, data: Any, tf: Any) -> Generated:
         reached = number + 1
         return batch_of(f"batch {number} of {name}", batch)
 
-    first, last = read(0), read(batches - 1)
-    _check_order(name, first, read(0))
-    sizes = [*[_rows(first)] * (batches - 1), _rows(last)]
-    return Generated(name, "batch", first, sizes, read, in_order=True, inexact="")
+    return _of_batches(name, batches, read, in_order=True)
 
 
 def generated(function: Callable[[int], Iterable[Any]], samples: Sequence[int], *, endless: bool = False) -> Generated:
@@ -266,11 +267,6 @@ def generated(function: Callable[[int], Iterable[Any]], samples: Sequence[int], 
 
 def _rows(batch: Arrays) -> int:
     return len(next(iter(batch.values())))
-
-
-def _check_count(name: str, batches: int) -> None:
-    if not 0 < batches <= MOST_BATCHES:
-        raise DatasetError(f"{name} has {batches:,} batches", hint=f"1 to {MOST_BATCHES:,} can be used")
 
 
 def _check_order(name: str, first: Arrays, again: Arrays) -> None:

@@ -283,7 +283,7 @@ class RowGroups(DataSet):
     def _made(self) -> dict[str, Column]:
         """Return the columns of training data."""
         if self._decode is not None:
-            return self._made_by_decode()
+            return self._decoded_columns(0, self._first, min(SOME, self._groups[0].rows))
         made = {}
         for field in self._fields:
             array = self._first[field.name]
@@ -293,18 +293,6 @@ class RowGroups(DataSet):
             else:
                 made[field.name] = Column(array.dtype.name, array.shape[1:])
         return made
-
-    def _made_by_decode(self) -> dict[str, Column]:
-        why: DatasetError | None = None
-        for row in range(min(SOME, self._groups[0].rows)):
-            try:
-                first = self._decoded(0, self._first, row)
-            except DatasetError as error:
-                why = why or error
-                continue
-            return {name: Column(array.dtype.name, array.shape) for name, array in first.items()}
-        assert why is not None
-        raise why
 
     def _notes(self, schema: Any) -> list[str]:
         """Return a sentence for each input that combines columns of different types."""
