@@ -94,11 +94,11 @@ async def measure(worker: ProxyWorker, size: int) -> Way:
     await seconds(take, payload)
     await seconds(give, size)
     latency = statistics.median(calls)
-    there = min([await seconds(take, payload) for _ in range(TRANSFERS)])
+    to_worker = min([await seconds(take, payload) for _ in range(TRANSFERS)])
     back = min([await seconds(give, size) for _ in range(TRANSFERS)])
     await worker.rpc(Request("run_method", forget))
     # A transfer includes one small round trip, which is no part of the speed of the way.
-    there_mbs, back_mbs = (size / max(t - latency, 0.1 * t) / 1e6 for t in (there, back))
+    there_mbs, back_mbs = (size / max(t - latency, 0.1 * t) / 1e6 for t in (to_worker, back))
     return Way(latency, calls[CALLS * 99 // 100], there_mbs, back_mbs)
 
 
@@ -113,7 +113,7 @@ async def between(options: argparse.Namespace, which: list[int]) -> list[Pair]:
     """
     from ddlf.cluster.introduce import introduced
 
-    role, found = (secrets.token_hex(8), WAYS), []
+    role, pairs = (secrets.token_hex(8), WAYS), []
     async with taken(options, which) as workers:
         await asyncio.gather(*(worker.call(role, "open", Ways, role[0]) for worker in workers))
         unmet = await introduced(workers, role[0])
@@ -130,10 +130,10 @@ async def between(options: argparse.Namespace, which: list[int]) -> list[Pair]:
                 way = error
             except TimeoutError:
                 way = DDLFError(f"not done within {options.limit} s")
-            found.append((*two, way))
+            pairs.append((*two, way))
             if not options.json:
                 print(_line(f"{two[0].id:>3} - {two[1].id:<3}", way, "there", "back"), flush=True)
-    return found
+    return pairs
 
 
 def _options(parser: Parser) -> None:
@@ -149,32 +149,32 @@ async def bench(options: argparse.Namespace) -> int:
     cluster = named_cluster(options, guest=True)
     if options.pairs and len(cluster.workers) < 2:
         raise ConfigError("--pairs has no effect on one worker", hint="name two or more, or leave --pairs out")
-    found: list[Way | DDLFError] = []
+    results: list[Way | DDLFError] = []
     for worker in cluster.workers:
         try:
             await worker.connect(timeout_s=options.timeout)
             async with asyncio.timeout(options.limit):
-                found.append(await measure(worker, options.megabytes * 10**6))
+                results.append(await measure(worker, options.megabytes * 10**6))
         except DDLFError as error:
             error.worker = ""  # the line says which
-            found.append(error)
+            results.append(error)
         except TimeoutError:
-            found.append(DDLFError(f"not done within {options.limit} s", hint="see whether it is busy: ddlf status"))
+            results.append(DDLFError(f"not done within {options.limit} s", hint="see whether it is busy: ddlf status"))
         finally:
             await worker.close()
         if not options.json:
-            print(_line(f"{worker.id:>3}  {worker.label:<21}", found[-1], "to it", "from it"), flush=True)
-    reached = [worker.id for worker, way in zip(cluster.workers, found, strict=True) if isinstance(way, Way)]
+            print(_line(f"{worker.id:>3}  {worker.label:<21}", results[-1], "to it", "from it"), flush=True)
+    reached = [worker.id for worker, way in zip(cluster.workers, results, strict=True) if isinstance(way, Way)]
     pairs = await between(options, reached) if options.pairs else []
     if options.json:
-        rows = [asdict(way) if isinstance(way, Way) else {"error": str(way)} for way in found]
+        rows = [asdict(way) if isinstance(way, Way) else {"error": str(way)} for way in results]
         addresses = [{"address": f"{worker.host}:{worker.port}"} for worker in cluster.workers]
         workers = [address | row for address, row in zip(addresses, rows, strict=True)]
         print(json.dumps({"workers": workers, "pairs": [_facts(pair) for pair in pairs]} if options.pairs else workers))
     else:
-        for text in (*slow(cluster.workers, found), *slow_pairs(pairs)):
+        for text in (*slow(cluster.workers, results), *slow_pairs(pairs)):
             print(text)
-    ways = [*found, *(way for _, _, way in pairs)]
+    ways = [*results, *(way for _, _, way in pairs)]
     return max((error.exit_code for error in ways if isinstance(error, DDLFError)), default=0)
 
 
@@ -183,18 +183,18 @@ def _facts(pair: Pair) -> dict[str, Any]:
     return {"from": first.id, "to": second.id, **(asdict(way) if isinstance(way, Way) else {"error": str(way)})}
 
 
-def _line(name: str, way: Way | DDLFError, there: str, back: str) -> str:
+def _line(name: str, way: Way | DDLFError, to_label: str, from_label: str) -> str:
     if isinstance(way, DDLFError):
         return f"{name}  {way}"
     return (
         f"{name}  call {way.latency_s * 1e3:6.2f} ms, p99 {way.latency_p99_s * 1e3:6.2f} ms; "
-        f"{there} {way.there_mbs:7,.0f} MB/s, {back} {way.back_mbs:7,.0f} MB/s"
+        f"{to_label} {way.there_mbs:7,.0f} MB/s, {from_label} {way.back_mbs:7,.0f} MB/s"
     )
 
 
-def slow(workers: list[ProxyWorker], found: list[Way | DDLFError]) -> list[str]:
+def slow(workers: list[ProxyWorker], results: list[Way | DDLFError]) -> list[str]:
     """A sentence for each way that is much slower than the others. Two workers are too few to say which is the odd one."""
-    ways = [(worker, way) for worker, way in zip(workers, found, strict=True) if isinstance(way, Way)]
+    ways = [(worker, way) for worker, way in zip(workers, results, strict=True) if isinstance(way, Way)]
     if len(ways) < 3:
         return []
     sentences = []

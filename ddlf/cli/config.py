@@ -33,9 +33,9 @@ def show(options: argparse.Namespace) -> int:
     if not isinstance(target, type):
         raise ConfigError(f"{target.__name__} in {options.app} is not an app, so it has no settings")
     app = prepare_app(target, None, options)
-    found = list(setting_rows(app, options))
-    names, values = (max(len(row[column]) for row in found) for column in (0, 1))
-    for name, value, where in found:
+    rows = list(setting_rows(app, options))
+    names, values = (max(len(row[column]) for row in rows) for column in (0, 1))
+    for name, value, where in rows:
         used = name not in SETTINGS or SETTINGS[name].used_by(app.mode)
         unused = "" if used else f"  not used by {app.mode}"
         print(f"{name:<{names}}  {value:<{values}}  {where if options.origin else ''}".rstrip() + unused)

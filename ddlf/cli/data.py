@@ -99,25 +99,25 @@ def _add_place(parser: Parser) -> None:
 
 
 def _add_sizes(parser: Parser, *, required: bool) -> None:
-    one = parser.add_mutually_exclusive_group(required=required)
+    exclusive = parser.add_mutually_exclusive_group(required=required)
 
     def add(*names: str, within: Any = None, **more: Any) -> None:
         parser.add(*names, group="files", within=within, **more)
 
-    add("--files", type=number(1), metavar="N", help="number of files", within=one)
-    add("--file-samples", type=number(1), metavar="N", help="maximum number of samples per file", within=one)
-    add("--file-bytes", type=_size, metavar="SIZE", help="maximum size of a file (split: 64MB)", within=one)
+    add("--files", type=number(1), metavar="N", help="number of files", within=exclusive)
+    add("--file-samples", type=number(1), metavar="N", help="maximum number of samples per file", within=exclusive)
+    add("--file-bytes", type=_size, metavar="SIZE", help="maximum size of a file (split: 64MB)", within=exclusive)
     add("--memory", type=_size, metavar="SIZE", help="memory to work in (default: a quarter of the machine's)")
 
 
 def _add_workers(parser: Parser, help: str, *, required: bool) -> None:
-    one = parser.add_mutually_exclusive_group(required=required)
+    exclusive = parser.add_mutually_exclusive_group(required=required)
 
     def add(*names: str, within: Any = None, **more: Any) -> None:
         parser.add(*names, group="workers", within=within, common=required, **more)
 
-    add("-c", "--config", type=Path, metavar="PATH", help="cluster file that lists the workers", within=one)
-    add("--hosts", type=addresses, metavar="A:9000,B:9000", help=help, within=one)
+    add("-c", "--config", type=Path, metavar="PATH", help="cluster file that lists the workers", within=exclusive)
+    add("--hosts", type=addresses, metavar="A:9000,B:9000", help=help, within=exclusive)
     copies = "number of machines that get each file (default: 1)"
     add("--copies", type=number(1), metavar="N", default=1 if required else None, help=copies)
     add("--token-file", type=Path, metavar="PATH", help="file with the workers' token")
@@ -190,9 +190,9 @@ def _hosts(options: argparse.Namespace) -> int:
         ConfigError: Options do not go together.
     """
     if not (options.hosts or options.config):
-        given = [name for name in ("copies", "token_file", "insecure_plaintext") if getattr(options, name)]
-        if given:
-            shown = given[0].replace("_", "-")
+        unused = [name for name in ("copies", "token_file", "insecure_plaintext") if getattr(options, name)]
+        if unused:
+            shown = unused[0].replace("_", "-")
             raise ConfigError(f"--{shown} has no effect without --hosts", hint="name the workers, or leave it out")
         return 0
     hosts = len(named_cluster(options).workers)
@@ -221,8 +221,8 @@ def _send(place: Folder, options: argparse.Namespace) -> int:
         async with named_cluster(options) as cluster:
             with _line("bytes") as moved:
                 counts = await spread(place, cluster.workers, copies, moved)
-            mine = shares(place.manifest(), len(counts), copies)
-            for worker, count, share in zip(cluster.workers, counts, mine, strict=True):
+            assigned = shares(place.manifest(), len(counts), copies)
+            for worker, count, share in zip(cluster.workers, counts, assigned, strict=True):
                 print(f"sent      {worker.name}: {count:,} of its {len(share):,} files, the others were there")
 
     asyncio.run(sent())
@@ -263,38 +263,40 @@ def info(options: argparse.Namespace) -> int:
     if is_parquet(options.place):
         return _parquet_info(options)
     place, rule = open_place(options.place), SHUFFLE.read(options.shuffle)
-    found = place.manifest()
-    largest = int(found.sizes.max())
+    manifest = place.manifest()
+    largest = int(manifest.sizes.max())
     window = (
-        0 if isinstance(rule, Global) else largest * found.row_bytes * (rule.files if isinstance(rule, Window) else 1)
+        0
+        if isinstance(rule, Global)
+        else largest * manifest.row_bytes * (rule.files if isinstance(rule, Window) else 1)
     )
     needs = {
-        "memory": min(window, found.samples * found.row_bytes),
-        "bytes_an_epoch": found.nbytes // options.workers,
-        "disk": found.nbytes if isinstance(rule, Global) else 0,
+        "memory": min(window, manifest.samples * manifest.row_bytes),
+        "bytes_an_epoch": manifest.nbytes // options.workers,
+        "disk": manifest.nbytes if isinstance(rule, Global) else 0,
     }
     if options.json:
         columns = {
-            name: {"dtype": each.dtype, "shape": each.shape, "ragged": each.ragged}
-            for name, each in found.columns.items()
+            name: {"dtype": column.dtype, "shape": column.shape, "ragged": column.ragged}
+            for name, column in manifest.columns.items()
         }
         print(
             json.dumps(
                 {
-                    "content": found.content,
-                    "version": found.version,
-                    "samples": found.samples,
-                    "bytes": found.nbytes,
-                    "files": len(found.files),
+                    "content": manifest.content,
+                    "version": manifest.version,
+                    "samples": manifest.samples,
+                    "bytes": manifest.nbytes,
+                    "files": len(manifest.files),
                     "largest_file": largest,
                     "columns": columns,
-                    "classes": list(found.classes),
+                    "classes": list(manifest.classes),
                     "worker": needs,
                 }
             )
         )
         return 0
-    _print(place, found)
+    _print(place, manifest)
     what = f"{size(needs['memory'])} of memory for data" if window else f"all files on a disk, {size(needs['disk'])}"
     print(f"a worker  of {options.workers}, {rule}: {what}; reads {size(needs['bytes_an_epoch'])} an epoch")
     return 0
@@ -313,14 +315,14 @@ def _parquet_info(options: argparse.Namespace) -> int:
 def verify(options: argparse.Namespace) -> int:
     """Check every byte; the exit code is that of a data set that cannot be used if anything is wrong."""
     place = open_place(options.place)
-    found = place.manifest()
+    manifest = place.manifest()
     wrong = 0
     with _line() as moved:
-        for error in damage(place, found, moved):
+        for error in damage(place, manifest, moved):
             wrong += 1
             print(f"damaged   {error.message}")
     print(
-        f"{'whole' if not wrong else 'of':<9} {len(found.files):,} files, {found.samples:,} samples, {size(found.nbytes)}"
+        f"{'whole' if not wrong else 'of':<9} {len(manifest.files):,} files, {manifest.samples:,} samples, {size(manifest.nbytes)}"
     )
     return DatasetError.exit_code if wrong else 0
 
@@ -329,27 +331,27 @@ def export(options: argparse.Namespace) -> int:
     """Write all samples into one file."""
     place = open_place(options.place)
     target: Path = options.target
-    found = place.manifest()
+    manifest = place.manifest()
     with _line() as moved:
-        exported(place, found, target, moved)
-    print(f"wrote     {target}: {found.samples:,} samples, {size(target.stat().st_size)}")
+        exported(place, manifest, target, moved)
+    print(f"wrote     {target}: {manifest.samples:,} samples, {size(target.stat().st_size)}")
     return 0
 
 
-def _print(place: Place, found: Manifest) -> None:
-    print(f"place     {place}, version {found.version}, content {found.content}")
-    for name, column in found.columns.items():
+def _print(place: Place, manifest: Manifest) -> None:
+    print(f"place     {place}, version {manifest.version}, content {manifest.content}")
+    for name, column in manifest.columns.items():
         most = "up to " * column.ragged
         print(f"column    {name}: {column.dtype}, {most}{' x '.join(map(str, column.shape)) or 'a number'}")
-    if found.classes:
-        shown = ", ".join(found.classes[:10])
-        print(f"classes   {len(found.classes):,}: {shown}{', ...' if len(found.classes) > 10 else ''}")
-    sizes = found.sizes
-    each = f"{sizes.max():,}" if sizes.min() == sizes.max() else f"{sizes.min():,} to {sizes.max():,}"
-    print(f"samples   {found.samples:,}, {size(found.nbytes)}")
-    print(f"files     {len(found.files):,} of {each} samples")
-    if found.hosts:
-        print(f"machines  {found.hosts:,}, each of which has some of them")
+    if manifest.classes:
+        shown = ", ".join(manifest.classes[:10])
+        print(f"classes   {len(manifest.classes):,}: {shown}{', ...' if len(manifest.classes) > 10 else ''}")
+    sizes = manifest.sizes
+    samples = f"{sizes.max():,}" if sizes.min() == sizes.max() else f"{sizes.min():,} to {sizes.max():,}"
+    print(f"samples   {manifest.samples:,}, {size(manifest.nbytes)}")
+    print(f"files     {len(manifest.files):,} of {samples} samples")
+    if manifest.hosts:
+        print(f"machines  {manifest.hosts:,}, each of which has some of them")
 
 
 def _say(what: str, text: str) -> None:

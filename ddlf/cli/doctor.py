@@ -114,10 +114,10 @@ async def doctor(options: argparse.Namespace) -> int:
 
 async def examine(options: argparse.Namespace, say: Callable[[str], None] = lambda line: None) -> Report:
     """Look at everything, and say of each thing what was seen as soon as it was."""
-    mine = about([Path.cwd(), Path(tempfile.gettempdir())])
-    report = Report(mine)
-    say(f"here      {versions(mine)}\n          {size(mine)}")
-    found = list(of_machine(mine, HERE))
+    this_machine = about([Path.cwd(), Path(tempfile.gettempdir())])
+    report = Report(this_machine)
+    say(f"here      {versions(this_machine)}\n          {size(this_machine)}")
+    findings = list(of_machine(this_machine, HERE))
     try:
         cluster = _cluster(options, report)
         say(f"token     {report.token or 'none; workers on other machines need one'}")
@@ -125,21 +125,21 @@ async def examine(options: argparse.Namespace, say: Callable[[str], None] = lamb
             say(f"cluster   {report.cluster}: each run starts its workers with {report.launcher}, so none is asked")
         elif cluster is None:
             say("cluster   none named, so no worker is asked")
-            found += await _port_taken(options.timeout)
+            findings += await _port_taken(options.timeout)
         else:
             say(f"cluster   {report.cluster} ({cluster.N} worker{'s' * (cluster.N != 1)})")
             await _examine_workers(cluster.workers, options.timeout, report, say)
-            found += await _examine_pairs(options, report, say)
+            findings += await _examine_pairs(options, report, say)
     except DDLFError as error:
-        found.append(of_error(error, HERE))
+        findings.append(of_error(error, HERE))
     for answer in report.answers:
-        found += of_answer(mine, answer)
+        findings += of_answer(this_machine, answer)
     speeds = {
         answer.name: (answer.there_mbs, answer.back_mbs)
         for answer in report.answers
         if answer.there_mbs is not None and answer.back_mbs is not None
     }
-    report.findings = joined([*found, *of_speeds(speeds)])
+    report.findings = joined([*findings, *of_speeds(speeds)])
     return report
 
 
@@ -297,13 +297,13 @@ async def taken(options: argparse.Namespace, which: Collection[int]) -> AsyncIte
     """
     workers = [worker for worker in named_cluster(options).workers if worker.id in which]
     try:
-        for found in await asyncio.gather(
+        for result in await asyncio.gather(
             *(worker.connect(timeout_s=options.timeout) for worker in workers), return_exceptions=True
         ):
-            if isinstance(found, LeaseError):  # it names options that only ddlf run has
-                found.hint = "try again when that run is over"
-            if isinstance(found, BaseException):
-                raise found
+            if isinstance(result, LeaseError):  # it names options that only ddlf run has
+                result.hint = "try again when that run is over"
+            if isinstance(result, BaseException):
+                raise result
         yield workers
     finally:
         await asyncio.gather(*(worker.close() for worker in workers))
@@ -322,17 +322,17 @@ async def without_way(options: argparse.Namespace, which: Collection[int]) -> li
     from ddlf.cluster.introduce import introduced
 
     async with taken(options, which) as workers:
-        found = await introduced(workers, secrets.token_hex(8))
-    return [(caller.name, called.name, why) for caller, called, why in found]
+        failed = await introduced(workers, secrets.token_hex(8))
+    return [(caller.name, called.name, reason) for caller, called, reason in failed]
 
 
-def of_answer(mine: dict[str, Any], answer: Answer) -> Iterator[Finding]:
+def of_answer(this_machine: dict[str, Any], answer: Answer) -> Iterator[Finding]:
     """What is wrong with a worker, as seen from this machine."""
     if answer.error is not None:
         yield of_error(answer.error, answer.name)
     if answer.machine:
         yield from of_machine(answer.machine, answer.name)
-        yield from of_versions(mine, answer.machine, answer.name)
+        yield from of_versions(this_machine, answer.machine, answer.name)
         yield from of_clock(answer.clock_s, answer.name)
 
 
@@ -349,10 +349,10 @@ def _data(report: Report) -> dict[str, Any]:
     }
 
 
-def _line(mine: dict[str, Any], answer: Answer) -> str:
+def _line(this_machine: dict[str, Any], answer: Answer) -> str:
     if not answer.machine:
         return "no answer, see below"
-    parts = [f"{difference(mine, answer.machine)}; {size(answer.machine)}", f"clock {answer.clock_s:+.2f} s"]
+    parts = [f"{difference(this_machine, answer.machine)}; {size(answer.machine)}", f"clock {answer.clock_s:+.2f} s"]
     if answer.there_mbs is not None and answer.back_mbs is not None:
         parts.append(f"{answer.there_mbs:,.0f} MB/s there, {answer.back_mbs:,.0f} back")
     elif lease := answer.status["lease"]:
@@ -360,9 +360,9 @@ def _line(mine: dict[str, Any], answer: Answer) -> str:
     return "; ".join(parts)
 
 
-def difference(mine: dict[str, Any], theirs: dict[str, Any]) -> str:
+def difference(this_machine: dict[str, Any], other: dict[str, Any]) -> str:
     """The versions of a worker's machine, or that they are those of this one."""
-    return "the same versions" if versions(theirs) == versions(mine) else versions(theirs)
+    return "the same versions" if versions(other) == versions(this_machine) else versions(other)
 
 
 def versions(machine: dict[str, Any]) -> str:

@@ -40,36 +40,41 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
     text = getattr(target, "notation", None) if getattr(target, "takes_data", False) else None
     file = text.file if text else inspect.getfile(type(target) if isinstance(target, IApp) else target)
     needs = needs_of(target)
-    mine = about(needs=needs)
+    this_machine = about(needs=needs)
     app = target if isinstance(target, IApp) else None
     print(f"cluster   {described}")
     answers: list[Answer] = []
     starts, timeout_s, enough = _of_file(cluster, options)
     if new_workers(options) or options.launcher or starts:
-        print(f"          {cluster.N} would be started, each with {versions(mine)}")
+        print(f"          {cluster.N} would be started, each with {versions(this_machine)}")
     else:
         answers = await all_asked(cluster.workers, timeout_s, print, needs)
         await cluster.close()
         width = max(len(answer.name) for answer in answers)
         for answer in answers:
-            print(f"          {answer.name:<{width}}  {_line(mine, answer)}")
+            print(f"          {answer.name:<{width}}  {_line(this_machine, answer)}")
     named = "the text" if text else f"class {type(app).__name__}" if app else f"function {target.__name__}"
     print(f"loads     {named} of {_short(file)}")
     if app:
         print(
-            f"          Keras with {mine['keras_backend']}, what load_dataset loads and create_model builds, on every node"
+            f"          Keras with {this_machine['keras_backend']}, what load_dataset loads and create_model builds, on every node"
         )
         if folder := os.environ.get("DDLF_DATA"):
             print(f"          data sets from DDLF_DATA={folder} on this machine, and from that of each worker")
-        for number, each in enumerate(text.decisions if text else ()):
-            print(f"{'' if number else 'decides':<9} {each.block}:{each.key} {each.value}: {each.reason} ({each.rule})")
+        for number, decision in enumerate(text.decisions if text else ()):
+            print(
+                f"{'' if number else 'decides':<9} {decision.block}:{decision.key} {decision.value}: {decision.reason} ({decision.rule})"
+            )
         _print_settings(app, options)
     _print_files()
-    found = [*of_machine(mine, HERE), *(finding for answer in answers for finding in of_answer(mine, answer))]
+    findings = [
+        *of_machine(this_machine, HERE),
+        *(finding for answer in answers for finding in of_answer(this_machine, answer)),
+    ]
     # As the run would be refused.
-    lacking = [answer.machine["unmet"] for answer in answers if answer.error is None] or [mine["unmet"]]
+    lacking = [answer.machine["unmet"] for answer in answers if answer.error is None] or [this_machine["unmet"]]
     refused = VersionError.exit_code if needs and all(lacking) else 0
-    for finding in joined(found):
+    for finding in joined(findings):
         print(f"{finding.level:<8}  {', '.join(finding.where)}: {finding.what}\n     try  {finding.do}")
     print("done      --dry-run: nothing was started or trained")
     return _exit_code(answers, enough, options) or refused
@@ -84,21 +89,23 @@ def _of_file(cluster: Cluster, options: argparse.Namespace) -> tuple[bool, float
     return config.launcher is not None, config.run.connect_timeout_s, config.run.min_workers or cluster.N
 
 
-def _line(mine: dict[str, Any], answer: Answer) -> str:
+def _line(this_machine: dict[str, Any], answer: Answer) -> str:
     if answer.error is not None:
         return "no answer, see below"
     lease = answer.status["lease"]
     used = f"; in use by {lease['holder']} since {lease['since']}" if lease else ""
-    return f"{difference(mine, answer.machine)}; {size(answer.machine)}{used}"
+    return f"{difference(this_machine, answer.machine)}; {size(answer.machine)}{used}"
 
 
 def _print_settings(app: IApp, options: argparse.Namespace) -> None:
-    found = list(setting_rows(app, options))
-    told = [row for row in found if row[2] != "default"]
-    names, values = (max((len(row[column]) for row in told), default=0) for column in (0, 1))
-    for number, (name, value, where) in enumerate(told):
+    rows = list(setting_rows(app, options))
+    changed = [row for row in rows if row[2] != "default"]
+    names, values = (max((len(row[column]) for row in changed), default=0) for column in (0, 1))
+    for number, (name, value, where) in enumerate(changed):
         print(f"{'' if number else 'settings':<9} {name:<{names}}  {value:<{values}}  {where}")
-    print(f"{'' if told else 'settings':<9} {len(found) - len(told)} others have their defaults; see: ddlf config show")
+    print(
+        f"{'' if changed else 'settings':<9} {len(rows) - len(changed)} others have their defaults; see: ddlf config show"
+    )
 
 
 def _print_files() -> None:
@@ -115,15 +122,15 @@ def _print_files() -> None:
 
 def _on_demand(folder: Path, files: set[Path]) -> set[Path]:
     """Modules below the script's folder that functions in some files would import, and what those import."""
-    found: set[Path] = set()
+    modules: set[Path] = set()
     todo = list(files)
     while todo:
         for name in _imported(todo.pop()):
             at = find(folder, name)
-            if at is not None and at[0] != "namespace" and (path := at[1].resolve()) not in files | found:
-                found.add(path)
+            if at is not None and at[0] != "namespace" and (path := at[1].resolve()) not in files | modules:
+                modules.add(path)
                 todo.append(path)
-    return found
+    return modules
 
 
 def _imported(file: Path) -> Iterator[str]:

@@ -48,11 +48,11 @@ def _options(parser: Parser) -> None:
 
 def env(options: argparse.Namespace) -> int:
     """Print it, and return the exit code."""
-    found = _shortened(_facts(options))
+    facts = _shortened(_facts(options))
     if options.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(facts, indent=2))
         return 0
-    for title, value in found.items():
+    for title, value in facts.items():
         lines = value if isinstance(value, list) else [value]
         for number, line in enumerate(lines):
             print(f"{'' if number else title:<12}  {line}")
@@ -81,10 +81,10 @@ def _facts(options: argparse.Namespace) -> dict[str, Any]:
 
 def _token(options: argparse.Namespace) -> str:
     try:
-        found = tokens.find_tokens(options.token_file)
+        known = tokens.find_tokens(options.token_file)
     except DDLFError as error:
         return str(error)
-    return found.source if found else "none"
+    return known.source if known else "none"
 
 
 def _cluster(options: argparse.Namespace) -> str:
@@ -115,10 +115,10 @@ def _settings(options: argparse.Namespace) -> list[str]:
         target: Any = find_target(options.app, options.target) if options.app else IApp
         if not isinstance(target, type):
             return [f"{target.__name__} is not an app, so it has none"]
-        told = [row for row in setting_rows(prepare_app(target, None, options), options) if row[2] not in DEFAULTS]
+        rows = [row for row in setting_rows(prepare_app(target, None, options), options) if row[2] not in DEFAULTS]
     except Exception as error:  # an app that cannot be loaded may be what the report is about
         return [f"cannot be had: {type(error).__name__}: {error}"]
-    return [f"{name} = {value}  ({where})" for name, value, where in told] or ["all have their defaults"]
+    return [f"{name} = {value}  ({where})" for name, value, where in rows] or ["all have their defaults"]
 
 
 def _shortened(value: Any) -> Any:

@@ -46,11 +46,11 @@ class Finding:
 
 def joined(findings: Iterable[Finding]) -> list[Finding]:
     """The same findings, errors first; what is wrong in the same way in several places is one."""
-    found: dict[Finding, list[str]] = {}
+    places_of: dict[Finding, list[str]] = {}
     for finding in findings:
-        places = found.setdefault(replace(finding, where=()), [])
+        places = places_of.setdefault(replace(finding, where=()), [])
         places += [place for place in finding.where if place not in places]
-    rows = [replace(finding, where=tuple(places)) for finding, places in found.items()]
+    rows = [replace(finding, where=tuple(places)) for finding, places in places_of.items()]
     return sorted(rows, key=lambda finding: finding.level != "error")
 
 
@@ -77,12 +77,12 @@ def of_machine(facts: dict[str, Any], where: str) -> Iterator[Finding]:
     if unmet := facts["unmet"]:
         wanted = " ".join(f"'{text.partition(' (')[0]}'" for text in unmet)
         yield warning(f"needed, and not there: {', '.join(unmet)}", f"python -m pip install {wanted}")
-    both = [name for name in TENSORFLOWS if name in packages]
-    if len(both) > 1:
+    installed = [name for name in TENSORFLOWS if name in packages]
+    if len(installed) > 1:
         yield warning(
-            f"{' and '.join(f'{name} {packages[name]}' for name in both)} are both installed; they are the same files, of which each "
+            f"{' and '.join(f'{name} {packages[name]}' for name in installed)} are both installed; they are the same files, of which each "
             "has overwritten some",
-            f"python -m pip uninstall -y {' '.join(both)} && python -m pip install 'ddlf[tensorflow]'",
+            f"python -m pip uninstall -y {' '.join(installed)} && python -m pip install 'ddlf[tensorflow]'",
         )
     if "keras" in packages and not facts["has_backend"]:
         yield warning(
@@ -112,40 +112,40 @@ def of_machine(facts: dict[str, Any], where: str) -> Iterator[Finding]:
             )
 
 
-def of_versions(mine: dict[str, Any], theirs: dict[str, Any], where: str) -> Iterator[Finding]:
+def of_versions(this_machine: dict[str, Any], other: dict[str, Any], where: str) -> Iterator[Finding]:
     """What a worker has installed that does not go with what this machine has."""
-    python = _first(mine["python"], 2)
-    if _first(theirs["python"], 2) != python:
+    python = _first(this_machine["python"], 2)
+    if _first(other["python"], 2) != python:
         yield Finding(
             "error",
             (where,),
-            f"Python {theirs['python']} there, {mine['python']} here: functions travel between equal minor versions only",
+            f"Python {other['python']} there, {this_machine['python']} here: functions travel between equal minor versions only",
             f"install Python {python} there",
             4,
         )
-    if theirs["ddlf"] != mine["ddlf"]:
+    if other["ddlf"] != this_machine["ddlf"]:
         yield Finding(
             "warning",
             (where,),
-            f"DDLF {theirs['ddlf']} there, {mine['ddlf']} here",
-            f"install the same on both, as with: python -m pip install ddlf=={mine['ddlf']}",
+            f"DDLF {other['ddlf']} there, {this_machine['ddlf']} here",
+            f"install the same on both, as with: python -m pip install ddlf=={this_machine['ddlf']}",
         )
     for name, count in COMPARED.items():
-        here, there = (_version(facts, name) for facts in (mine, theirs))
-        if here and there and _first(here, count) != _first(there, count):
+        version_here, version_there = (_version(facts, name) for facts in (this_machine, other))
+        if version_here and version_there and _first(version_here, count) != _first(version_there, count):
             yield Finding(
                 "warning",
                 (where,),
-                f"{name} {there} there, {here} here: results may differ, or what one writes the other cannot read",
-                f"python -m pip install '{name}=={here}' there",
+                f"{name} {version_there} there, {version_here} here: results may differ, or what one writes the other cannot read",
+                f"python -m pip install '{name}=={version_here}' there",
             )
-    here, there = (_version(facts, "keras") for facts in (mine, theirs))
-    if bool(here) != bool(there):
+    version_here, version_there = (_version(facts, "keras") for facts in (this_machine, other))
+    if bool(version_here) != bool(version_there):
         yield Finding(
             "error",
             (where,),
-            f"Keras is {'here, but not there' if here else 'there, but not here'}: training needs it on both",
-            f"python -m pip install 'ddlf[tensorflow]' {'there' if here else 'here'}",
+            f"Keras is {'here, but not version_there' if version_here else 'there, but not version_here'}: training needs it on both",
+            f"python -m pip install 'ddlf[tensorflow]' {'there' if version_here else 'here'}",
         )
 
 
@@ -161,12 +161,12 @@ def of_clock(offset_s: float, where: str) -> Iterator[Finding]:
         )
 
 
-def of_pair(caller: str, called: str, why: str) -> Finding:
+def of_pair(caller: str, called: str, reason: str) -> Finding:
     """Two workers of which one has no way to the other."""
     return Finding(
         "warning",
         (caller,),
-        f"it has no way to {called}: {why}",
+        f"it has no way to {called}: {reason}",
         "let a firewall pass that, or say where others reach it: ddlf-worker --advertise HOST:PORT; else train with exchange='star'",
     )
 
@@ -192,7 +192,7 @@ def of_speeds(speeds: dict[str, tuple[float, float]]) -> Iterator[Finding]:
 
 def _version(facts: dict[str, Any], name: str) -> str:
     names = TENSORFLOWS if name == "tensorflow" else (name,)
-    return next((facts["packages"][one] for one in names if one in facts["packages"]), "")
+    return next((facts["packages"][package] for package in names if package in facts["packages"]), "")
 
 
 def _first(version: str, count: int) -> str:

@@ -86,13 +86,13 @@ def _add_cluster_options(parser: Parser, common: bool) -> None:
     def add(*names: str, common: bool = False, **more: Any) -> None:
         parser.add(*names, group="cluster", common=common, **more)
 
-    one = parser.add_mutually_exclusive_group()
+    exclusive = parser.add_mutually_exclusive_group()
     add(
         *("-c", "--config"),
         type=Path,
         metavar="PATH",
         help="cluster file that lists the workers (default: $DDLF_CONFIG, ./cluster.yaml, else --local 2)",
-        within=one,
+        within=exclusive,
         common=common,
     )
     add(
@@ -100,11 +100,16 @@ def _add_cluster_options(parser: Parser, common: bool) -> None:
         type=number(1, 1024),
         metavar="N",
         help="start N workers on this machine",
-        within=one,
+        within=exclusive,
         common=common,
     )
-    add("--hosts", type=addresses, metavar="A:9000,B:9000", help="addresses of running workers", within=one)
-    add("--launcher", metavar="NAME[:TEXT]", help="start workers with a launcher of an installed package", within=one)
+    add("--hosts", type=addresses, metavar="A:9000,B:9000", help="addresses of running workers", within=exclusive)
+    add(
+        "--launcher",
+        metavar="NAME[:TEXT]",
+        help="start workers with a launcher of an installed package",
+        within=exclusive,
+    )
     add("--token-file", type=Path, metavar="PATH", help="file with the workers' token")
     add("--insecure-plaintext", action="store_true", help="with --hosts: do not encrypt")
     add("--takeover", action="store_true", help="take workers and the checkpoint folder over from another master")
@@ -126,17 +131,17 @@ def _add_display_options(parser: Parser, common: bool) -> None:
     def add(*names: str, common: bool = False, **more: Any) -> None:
         parser.add(*names, group="display", common=common, **more)
 
-    one = parser.add_mutually_exclusive_group()
+    exclusive = parser.add_mutually_exclusive_group()
     add(
         "--dashboard",
         type=_page,
         metavar="[PORT]",
         alone="on",
         help="serve a page for the browser (default: if the output is a terminal)",
-        within=one,
+        within=exclusive,
         common=common,
     )
-    add("--no-dashboard", dest="dashboard", action="store_const", const=False, help="serve no page", within=one)
+    add("--no-dashboard", dest="dashboard", action="store_const", const=False, help="serve no page", within=exclusive)
     add("-q", "--quiet", action="store_true", help="print only the results")
     add("-v", "--verbose", "--debug", dest="debug", action="store_true", help="print full tracebacks")
     add("--dry-run", action="store_true", help="check everything and print the plan, but train nothing")
@@ -158,15 +163,15 @@ def add_parameters(parser: Parser, *, common: bool = True) -> None:
 
 def add_cluster_options(parser: Parser) -> None:
     """Add the options that name running workers."""
-    one = parser.add_mutually_exclusive_group()
+    exclusive = parser.add_mutually_exclusive_group()
     parser.add(
         *("-c", "--config"),
         type=Path,
         metavar="PATH",
         help="cluster file that lists the workers (default: $DDLF_CONFIG, ./cluster.yaml)",
-        within=one,
+        within=exclusive,
     )
-    parser.add("--hosts", type=addresses, metavar="A:9000,B:9000", help="addresses of workers", within=one)
+    parser.add("--hosts", type=addresses, metavar="A:9000,B:9000", help="addresses of workers", within=exclusive)
     parser.add("--token-file", type=Path, metavar="PATH", help="file with the workers' token")
     parser.add("--insecure-plaintext", action="store_true", help="with --hosts: do not encrypt")
     parser.add("--timeout", type=number(1), default=5, metavar="S", help="seconds to wait for an answer (default: 5)")

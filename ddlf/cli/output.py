@@ -125,14 +125,14 @@ def write_whole(path: Path, content: bytes) -> None:
     Raises:
         ConfigError: It cannot be written.
     """
-    there = path.resolve()  # a link stays one
-    beside = there.with_name(f".{os.getpid()}.{there.name}")
+    target = path.resolve()  # a link stays one
+    temporary = target.with_name(f".{os.getpid()}.{target.name}")
     try:
-        if not os.access(there, os.W_OK):  # its folder may allow what it does not
+        if not os.access(target, os.W_OK):  # its folder may allow what it does not
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        beside.write_bytes(content)
-        shutil.copymode(there, beside)
-        beside.replace(there)
+        temporary.write_bytes(content)
+        shutil.copymode(target, temporary)
+        temporary.replace(target)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error

@@ -204,8 +204,8 @@ class Parser(argparse.ArgumentParser):
         if self.epilog:
             parts.append(self.epilog)
         if short and self.is_long:
-            others = [name.split()[0] for name in self.groups if name not in ("arguments", COMMON)]
-            names = textwrap.fill(", ".join(others), columns, initial_indent="  ", subsequent_indent="  ")
+            more_groups = [name.split()[0] for name in self.groups if name not in ("arguments", COMMON)]
+            names = textwrap.fill(", ".join(more_groups), columns, initial_indent="  ", subsequent_indent="  ")
             parts.append(f"more options: {self.prog} --help-all, or --help GROUP with one of\n{names}")
         return "\n\n".join(parts) + "\n"
 
@@ -276,9 +276,9 @@ class Parser(argparse.ArgumentParser):
             near = [meant]
         # A value in the place of its option, such as --median.
         takers = [
-            each
-            for each in self.options
-            if each.names and each.value and re.search(rf"\b{re.escape(word)}\b", each.help)
+            option
+            for option in self.options
+            if option.names and option.value and re.search(rf"\b{re.escape(word)}\b", option.help)
         ]
         if not near and len(takers) == 1 and not argument.partition("=")[1]:
             near = [f"{takers[0].names[-1]} {word}"]

@@ -279,15 +279,15 @@ def _how_to_go_on(app: IApp) -> str:
 
 
 def _what_an_interrupt_does(app: IApp, path: Path | None) -> str:
-    one = "round" if spec_of(app).train.in_rounds else "update"
+    unit = "round" if spec_of(app).train.in_rounds else "update"
     saved = f"; then the model is saved in {path}" if path is not None else ""
     kept = " and ".join(str(place) for place in (path, app.checkpoint) if place is not None)
     at_once = (
-        f"at once; {kept} then has the previous {one}"
+        f"at once; {kept} then has the previous {unit}"
         if kept
         else "at once; the run then keeps nothing, since there is no --save"
     )
-    return f"after this {one}{saved}. Press Ctrl-C again to stop {at_once}"
+    return f"after this {unit}{saved}. Press Ctrl-C again to stop {at_once}"
 
 
 async def _connect(
@@ -304,7 +304,7 @@ async def _connect(
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + (wait_s or 0.0)
-    told = ""
+    last_error = ""
     while True:
         try:
             with heard(cluster, tell):
@@ -314,10 +314,10 @@ async def _connect(
             left = deadline - loop.time()
             if left <= 0:
                 raise
-            if str(error) != told:
+            if str(error) != last_error:
                 until = "" if math.isinf(left) else f" for {left:.0f} s"
                 display.say(f"waiting   {error.message}\n          retrying{until}; press Ctrl-C to stop")
-                told = str(error)
+                last_error = str(error)
         # By chance, so that of two runs that wait for the same workers not each gets half of them again and again.
         await asyncio.sleep(min(left, random.uniform(0.5, 1.5) * ASK_AGAIN_S))
 
@@ -343,13 +343,13 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
         name = load_config(options.config).name
         return cluster, f"{f'{name}, ' if name else ''}{path} ({_workers(cluster.N)})"
     count = options.local or 2
-    why = "" if options.local else "no cluster file: "
+    reason = "" if options.local else "no cluster file: "
     from ddlf.worker.machine import cores
 
     own = cores()
     slow = f", which has only {own} cores: more than {own} workers are not faster" if count > own else ""
     cluster = Cluster.local(count, pickle_results=options.pickle_results)
-    return cluster, f"{why}{_workers(count)} on this machine{slow}"
+    return cluster, f"{reason}{_workers(count)} on this machine{slow}"
 
 
 def _slots(slots: int | None, workers: int, apart: int = 0) -> str:
@@ -401,14 +401,14 @@ def resumed_from(options: argparse.Namespace) -> str | None:
     runs = runs_folder(options)
     hint = "--checkpoint-every N writes them into the run's folder"
     if name == "last":
-        found = next((path for path in folder.runs_in(runs) if (path / folder.CHECKPOINTS).is_dir()), None)
-        if found is None:
+        newest = next((path for path in folder.runs_in(runs) if (path / folder.CHECKPOINTS).is_dir()), None)
+        if newest is None:
             raise ConfigError(f"no run in {str(runs)!r} has checkpoints", hint=hint)
-        return str(found / folder.CHECKPOINTS)
+        return str(newest / folder.CHECKPOINTS)
     try:
-        found = Path(name) if Path(name).exists() else folder.find(runs, name)
+        newest = Path(name) if Path(name).exists() else folder.find(runs, name)
     except ConfigError:
         return name  # not a run: a missing folder is refused later
-    if not (found / folder.CHECKPOINTS).is_dir():
-        raise ConfigError(f"the run {found.name} has no checkpoints", hint=hint)
-    return str(found / folder.CHECKPOINTS)
+    if not (newest / folder.CHECKPOINTS).is_dir():
+        raise ConfigError(f"the run {newest.name} has no checkpoints", hint=hint)
+    return str(newest / folder.CHECKPOINTS)

@@ -43,9 +43,9 @@ def add_run(parser: Parser) -> None:
 
 def add_formats(parser: Parser) -> None:
     """Add the options for the format of a table."""
-    one = parser.add_mutually_exclusive_group()
-    parser.add("--csv", action="store_true", help="print CSV", within=one)
-    parser.add("--latex", action="store_true", help="print LaTeX", within=one)
+    exclusive = parser.add_mutually_exclusive_group()
+    parser.add("--csv", action="store_true", help="print CSV", within=exclusive)
+    parser.add("--latex", action="store_true", help="print LaTeX", within=exclusive)
 
 
 def _options(parser: Parser) -> None:
@@ -92,9 +92,9 @@ def _cell(value: Any) -> str:
 
 def _row(path: Path) -> dict[str, Any]:
     state, (last, ended) = folder.read_state(path), past.end_of(path / folder.EVENTS)
-    found = folder.read_json(path / folder.SUMMARY).get("results", {})
+    results = folder.read_json(path / folder.SUMMARY).get("results", {})
     record = last.get("record", {})
-    metrics, test = record.get("metrics", {}), found.get("test") or record.get("test", {})
+    metrics, test = record.get("metrics", {}), results.get("test") or record.get("test", {})
     now = time.time() if state.state == "running" else (state.ended or ended or state.began)
     what = "round" if record.get("slot") is None else "version"
     return {
@@ -131,15 +131,15 @@ def compare(options: argparse.Namespace) -> int:
         print(table.as_text(rows))
         if differing := _differing(pasts):
             print()
-            print(table.as_text([["setting", *(one.path.name for one in pasts)], *differing]))
+            print(table.as_text([["setting", *(run.path.name for run in pasts)], *differing]))
         else:
             print("\nno setting differs")
     return 0
 
 
 def _differing(pasts: list[past.Past]) -> list[list[str]]:
-    names = dict.fromkeys(name for one in pasts for name in one.summary.get("settings", {}))
-    rows = [[name, *(str(one.setting(name)) for one in pasts)] for name in names if name not in ("out", "run_name")]
+    names = dict.fromkeys(name for run in pasts for name in run.summary.get("settings", {}))
+    rows = [[name, *(str(run.setting(name)) for run in pasts)] for name in names if name not in ("out", "run_name")]
     return [row for row in rows if len(set(row[1:])) > 1]
 
 
@@ -148,10 +148,10 @@ def prune(options: argparse.Namespace) -> int:
     removed, stay, failed = folder.prune(runs_folder(options), options.keep)
     for path in removed:
         print(f"removed   {path}")
-    for path, why in stay.items():
-        print(f"kept      {path}: {why}")
-    for path, why in failed.items():
-        print(f"kept      {path}: it cannot be removed, {why}")
+    for path, cause in stay.items():
+        print(f"kept      {path}: {cause}")
+    for path, cause in failed.items():
+        print(f"kept      {path}: it cannot be removed, {cause}")
     if not removed and not stay and not failed:
         print("nothing to remove")
     return 1 if failed else 0
@@ -221,8 +221,8 @@ def show_logs(options: argparse.Namespace) -> int:
 
 def _print(lines: Iterable[Line]) -> int:
     count, colours = 0, sys.stdout.isatty()
-    for when, who, text in lines:
-        print(f"{when[11:19]} [{who}] {harmless(text, colours=colours)}")
+    for when, worker, text in lines:
+        print(f"{when[11:19]} [{worker}] {harmless(text, colours=colours)}")
         count += 1
     sys.stdout.flush()
     return count

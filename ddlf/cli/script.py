@@ -108,8 +108,8 @@ def settable(target: Any) -> str:
     Args:
         target: A subclass of ``IApp``, or a function that takes a cluster.
     """
-    found = _attributes(target) if isinstance(target, type) else _parameters(target)
-    rows = [f"  -p {name}={value}" for name, value in found.items()]
+    defaults = _attributes(target) if isinstance(target, type) else _parameters(target)
+    rows = [f"  -p {name}={value}" for name, value in defaults.items()]
     what = "attributes of this app" if isinstance(target, type) else f"parameters of {target.__name__}"
     return "\n".join([f"{what}, with their default values:", *rows]) if rows else ""
 
@@ -131,14 +131,14 @@ def _attributes(target: type) -> dict[str, Any]:
     from ddlf.training.registry import SETTINGS
 
     classes = [cls for cls in reversed(target.__mro__) if not cls.__module__.startswith("ddlf.") and cls is not object]
-    found = {name: value for cls in classes for name, value in vars(cls).items()}
+    values = {name: value for cls in classes for name, value in vars(cls).items()}
     return {
         name: getattr(target, name)
-        for name, value in found.items()
+        for name, value in values.items()
         if not name.startswith("_") and name not in SETTINGS and isinstance(value, PLAIN)
     }
 
 
 def _parameters(target: Any) -> dict[str, Any]:
-    found = list(inspect.signature(target).parameters.values())[1:]
-    return {one.name: one.default for one in found if isinstance(one.default, PLAIN)}
+    parameters = list(inspect.signature(target).parameters.values())[1:]
+    return {parameter.name: parameter.default for parameter in parameters if isinstance(parameter.default, PLAIN)}

@@ -144,8 +144,8 @@ def _check_file(path: Path) -> None:
             meant, folder = inside[0] if len(inside) == 1 else path / "app.py", " (it is a folder)"
             near = [meant] if meant in inside else []
         else:
-            others, folder = {other.name: other for kind in kinds for other in path.parent.glob(f"*{kind}")}, ""
-            near = [others[name] for name in difflib.get_close_matches(path.name, others, 1)]
+            files, folder = {other.name: other for kind in kinds for other in path.parent.glob(f"*{kind}")}, ""
+            near = [files[name] for name in difflib.get_close_matches(path.name, files, 1)]
         raise ConfigError(
             f"there is no file {str(path)!r}{folder}", hint=f"did you mean {str(near[0])!r}?" if near else ""
         )
@@ -186,9 +186,9 @@ def _choose(path: Path, module: types.ModuleType, name: str | None) -> Any:
 
 
 def _named(path: Path, module: types.ModuleType, name: str, known: list[Any]) -> Any:
-    found = getattr(module, name, None)
-    if found in known or inspect.iscoroutinefunction(found):
-        return found
+    target = getattr(module, name, None)
+    if target in known or inspect.iscoroutinefunction(target):
+        return target
     names = [target.__name__ for target in known]
     raise AppError(f"--target {name}: {path} has no such app or async function{guess(name, names)}")
 
@@ -237,7 +237,7 @@ def overrides(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple
     texts = {name: SETTINGS[name].read(text) for name, text in _parameters(options) if name in SETTINGS}
     spread({**texts, **said_here}, "the options")  # refuses two that disagree
     for name, value in said_here.items():
-        yield from ((key, one, option(name)) for key, one in spread({name: value}).items())
+        yield from ((key, part, option(name)) for key, part in spread({name: value}).items())
     if page := requested(options):
         yield "dashboard", *page
     if options.quiet:
@@ -255,7 +255,7 @@ def overrides(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple
             raise ConfigError(f"{option(key)} and -p {key} both set {key}", hint="leave one of them out")
         is_path = key in SETTINGS and SETTINGS[key].check is FOLDER and text != "None"  # also if it is called 3
         value = text if is_path else _value(key, text, default)
-        yield from ((name, one, f"-p {key}") for name, one in spread({key: value}).items())
+        yield from ((name, part, f"-p {key}") for name, part in spread({key: value}).items())
 
 
 def _near(target: type[IApp], key: str) -> str:
@@ -312,14 +312,14 @@ def function_arguments(target: Callable[..., Any], options: argparse.Namespace) 
 
 
 def _parameters(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    given: set[str] = set()
+    keys: set[str] = set()
     for pair in options.parameters:
         key, equals, text = pair.partition("=")
         if not equals or not key:
             raise ConfigError(f"-p takes KEY=VALUE, got {pair!r}")
-        if key in given:
+        if key in keys:
             raise ConfigError(f"-p {key} is given twice", hint="leave one of them out")
-        given.add(key)
+        keys.add(key)
         yield key, text
 
 

@@ -127,19 +127,19 @@ def draw(known: dict[str, Any], columns: int, rows: int) -> RenderableType:
     if known["held_s"]:
         parts.append(Text(f"the master has been busy for {known['held_s']:.0f} s and does not answer", style="yellow"))
     left = rows - len(parts) - 2  # the table's head, and a row for the cursor
-    workers = len({one["worker"] for one in (*known["lanes"], *known["workers"])})
+    workers = len({row["worker"] for row in (*known["lanes"], *known["workers"])})
     parts += _workers(known, columns, left)
     lines = known["log"][-min(LINES, max(left - workers, 0)) :] if left > workers else []
-    return Group(*parts, *(_line(one, columns) for one in lines))
+    return Group(*parts, *(_line(row, columns) for row in lines))
 
 
 def _run(run: dict[str, Any], known: dict[str, Any], columns: int) -> list[RenderableType]:
     ended = run["ended"] is not None
     phase = "stopping" if run["stopping"] and not ended else run["phase"]
     color = "red" if phase in ("failed", "cancelled") else "yellow" if phase in ("stopping", "preparing") else "green"
-    one = f"round {run['round']} of {run['rounds']}" if run["mode"] == "sync" else f"update {run['version']}"
+    position = f"round {run['round']} of {run['rounds']}" if run["mode"] == "sync" else f"update {run['version']}"
     times = [
-        one,
+        position,
         f"{run['done']:.0%}",
         f"{duration((run['ended'] or known['now']) - run['began'])} {'in all' if ended else 'so far'}",
     ]
@@ -209,8 +209,8 @@ def doing(lane: dict[str, Any], worker: dict[str, Any], known: dict[str, Any]) -
     if lane.get("state") == "gone":
         return "gone", f"excluded: {_first(lane['why'])}"
     if lane.get("state") == "lost" or worker.get("state") in ("dead", "missing"):
-        why = _first(lane.get("why") or worker.get("why") or "")
-        return "lost", f"lost: {why}" if why else "lost"
+        reason = _first(lane.get("why") or worker.get("why") or "")
+        return "lost", f"lost: {reason}" if reason else "lost"
     if worker.get("state") == "suspect":
         return "suspect", f"silent for {worker['silent_s']:.0f} s"
     if lane.get("slot") and (known["run"] or {}).get("phase") == "training":
@@ -231,9 +231,9 @@ def _first(text: str) -> str:
 
 
 def _line(line: list[Any], columns: int) -> Text:
-    _, level, who, text = line
+    _, level, worker, text = line
     style = {"warn": "yellow", "stderr": "red"}.get(level, "dim")
-    result = Text.assemble((f"{who}  " if who else "", "magenta"), (text, style))
+    result = Text.assemble((f"{worker}  " if worker else "", "magenta"), (text, style))
     result.truncate(columns, overflow="ellipsis")
     return result
 

@@ -115,10 +115,10 @@ def _run(options: argparse.Namespace) -> int:
             with contextlib.suppress(BrokenPipeError):  # nobody reads, but masters still use this worker
                 print(line, flush=True)
 
-    given = options.exit_with_parent
-    tokens = Tokens((_token_from_stdin(),), source="stdin") if given else find_tokens(options.token_file)
+    by_parent = options.exit_with_parent
+    tokens = Tokens((_token_from_stdin(),), source="stdin") if by_parent else find_tokens(options.token_file)
     # The token of a program that starts workers on its own machine opens nothing.
-    host = options.host or (ANY if tokens and not given else LOOPBACK)
+    host = options.host or (ANY if tokens and not by_parent else LOOPBACK)
     beyond = not (host == "localhost" or host.startswith("127.") or host == "::1")
     if beyond and tokens is None:
         raise AuthError(
@@ -136,7 +136,7 @@ def _run(options: argparse.Namespace) -> int:
         tokens=(tokens or loopback_tokens()).all,
         state_dir=state_dir,
         security=security if encrypted else None,
-        shows_prints=not given,
+        shows_prints=not by_parent,
         advertise=_advertised(options.advertise),
         template_fd=options.template_fd,
     )
@@ -146,7 +146,7 @@ def _run(options: argparse.Namespace) -> int:
             notify("READY=1")
             how = "with TLS" if daemon.encrypts else "INSECURE PLAINTEXT" if plaintext else "this machine only"
             say(f"ready on {daemon.host}:{daemon.port}, {how} (pid {os.getpid()})")
-            if os.geteuid() == 0 and not (given or options.quiet):
+            if os.geteuid() == 0 and not (by_parent or options.quiet):
                 print(
                     "ddlf-worker: WARNING: running as root, so anybody who holds the token is root here; use an account of its own",
                     file=sys.stderr,
@@ -183,8 +183,8 @@ async def _serve(settings: Options, ready: Callable[[Daemon], None], exit_with_p
     def stop(number: int) -> None:
         nonlocal code
         code = 130 if number == signal.SIGINT else 0
-        for each in STOPPING:
-            loop.remove_signal_handler(each)  # a second signal ends this process at once
+        for stopping in STOPPING:
+            loop.remove_signal_handler(stopping)  # a second signal ends this process at once
         daemon.stop(f"{signal.Signals(number).name} on its machine")
 
     # First the signals: from here on every end is a tidy one, which leaves no folder behind.

@@ -87,10 +87,10 @@ def weights_held(shard: dict[str, Any] | None) -> list[str]:
         return []
     share = f"values {shard['begin'] + 1:,} to {shard['end']:,} of {shard['of']:,}"
     shards, copies = shard.get("shards", 1), shard.get("copies", 0)  # of a daemon of 0.1.0 neither is there
-    found = [f"a shard ({share}, version {shard['version']})"] if shards else []
-    found += [f"{shards - 1} more shard{'s' * (shards > 2)}"] if shards > 1 else []
-    found += [f"{'copies' if copies > 1 else 'a copy'} of {copies} other{'s' * (copies > 1)}"] if copies else []
-    return [*found[:-1], f"{found[-1]} of run {shard['run']}"]
+    parts = [f"a shard ({share}, version {shard['version']})"] if shards else []
+    parts += [f"{shards - 1} more shard{'s' * (shards > 2)}"] if shards > 1 else []
+    parts += [f"{'copies' if copies > 1 else 'a copy'} of {copies} other{'s' * (copies > 1)}"] if copies else []
+    return [*parts[:-1], f"{parts[-1]} of run {shard['run']}"]
 
 
 async def ask(worker: ProxyWorker, command: str, timeout_s: float, **arguments: Any) -> Any:
@@ -122,17 +122,17 @@ async def stop(options: argparse.Namespace) -> int:
     """Stop all workers, or what they run, or none of them if one is in use."""
     workers = named_cluster(options, guest=True).workers
     used = {} if options.force else await _used(workers, options.timeout)
-    for worker, who in used.items():
-        print(f"{worker.id:>3}  {worker.label:<21}  in use by {who}")
+    for worker, holder in used.items():
+        print(f"{worker.id:>3}  {worker.label:<21}  in use by {holder}")
     if used:
         done = "restarted" if options.restart else "stopped"
         raise LeaseError(
             f"{len(used)} of {len(workers)} workers are in use, so none was {done}", hint="--force ends those runs"
         )
     command = "restart" if options.restart else "shutdown"
-    who = f"{master_name().partition(' pid ')[0]} (ddlf stop{' --restart' * options.restart})"
+    holder = f"{master_name().partition(' pid ')[0]} (ddlf stop{' --restart' * options.restart})"
     answers = await asyncio.gather(
-        *(ask(worker, command, options.timeout, who=who, force=options.force) for worker in workers)
+        *(ask(worker, command, options.timeout, who=holder, force=options.force) for worker in workers)
     )
     for worker, answer in zip(workers, answers, strict=True):
         done = "restarted" if options.restart else "stopped"

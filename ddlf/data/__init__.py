@@ -51,11 +51,13 @@ def open(
     from ddlf.data.trees import named
 
     made = None if decode is None else lambda sample: named(decode(sample))
-    given: dict[str, Any] = dict(x=x, y=y, w=w, classes=classes, image_size=image_size, storage_options=storage_options)
-    if any(given.values()) or is_parquet(place):
+    options: dict[str, Any] = dict(
+        x=x, y=y, w=w, classes=classes, image_size=image_size, storage_options=storage_options
+    )
+    if any(options.values()) or is_parquet(place):
         from ddlf.data.row_groups import RowGroups
 
-        return RowGroups(place, decode=made, **given)
+        return RowGroups(place, decode=made, **options)
     assert isinstance(place, str | Path)
     return DataSet(place, made)
 

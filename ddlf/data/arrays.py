@@ -75,24 +75,24 @@ class Arrays:
 
     def _chosen(self, columns: str, part: str) -> dict[str, str]:
         """Return the chosen arrays: a dict from new names to the names in the file."""
-        there = list(self._open)
+        names = list(self._open)
         if columns and part:
             raise ConfigError("--columns and --part both say which arrays are meant", hint="leave one of them out")
-        if not columns and not part and "x_train" in there:
+        if not columns and not part and "x_train" in names:
             part = "train"
         if part:
-            found = {name.removesuffix(f"_{part}"): name for name in there if name.endswith(f"_{part}")}
-            if not found:
-                raise ConfigError(f"{self._path} has no array of {part}: it has {', '.join(there)}")
-            return found
-        return chosen(columns, there, self._path, {}, "array")
+            chosen_names = {name.removesuffix(f"_{part}"): name for name in names if name.endswith(f"_{part}")}
+            if not chosen_names:
+                raise ConfigError(f"{self._path} has no array of {part}: it has {', '.join(names)}")
+            return chosen_names
+        return chosen(columns, names, self._path, {}, "array")
 
     def _head(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """Return shape and type of an array, after checking that its bytes are complete and in row order."""
         with self._open[name]() as file:
             shape, by_column, kind = read_header(file)
             size = self._archive.getinfo(f"{name}.npy").file_size if hasattr(self, "_archive") else _size(file)
-            given = size - file.tell()
+            actual = size - file.tell()
         if kind.hasobject or kind.kind not in KINDS:
             raise DatasetError(
                 f"{self._path}: {name} holds {'Python objects' if kind.hasobject else kind}, not numbers",
@@ -102,9 +102,9 @@ class Arrays:
         if not shape:
             raise DatasetError(f"{self._path}: {name} is a single number, not an array", hint="leave it out: --columns")
         claimed = int(np.prod([*shape, kind.itemsize], dtype=object))
-        if claimed != given:
+        if claimed != actual:
             raise DatasetError(
-                f"{self._path}: {name} claims {claimed:,} bytes, but has {given:,}",
+                f"{self._path}: {name} claims {claimed:,} bytes, but has {actual:,}",
                 hint="copy it again",
             )
         if by_column and len(shape) > 1:
@@ -142,8 +142,8 @@ def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
     if read is None:
         raise ValueError(f"version {version} of the format")
-    found: tuple[tuple[int, ...], bool, np.dtype[Any]] = read(file)
-    return found
+    header: tuple[tuple[int, ...], bool, np.dtype[Any]] = read(file)
+    return header
 
 
 def _exactly(file: BinaryIO, wanted: int) -> bytes:

@@ -133,8 +133,8 @@ def numbers(values: Any, name: str, where: Where) -> np.ndarray[Any, Any]:
         width = len(flat) // max(len(values), 1)
         row_of, shape = _outer(row_of, max(width, 1)), (*shape, width)
         values = _checked(flat, name, row_of)
-    found: np.ndarray[Any, Any] = np.asarray(values.to_numpy(zero_copy_only=False)).reshape(shape)
-    return found.reshape(shape[0], *tensor) if tensor else found
+    array: np.ndarray[Any, Any] = np.asarray(values.to_numpy(zero_copy_only=False)).reshape(shape)
+    return array.reshape(shape[0], *tensor) if tensor else array
 
 
 def _outer(where: Where, width: int) -> Where:

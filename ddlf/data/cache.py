@@ -115,8 +115,8 @@ class Cache:
                     part.unlink(missing_ok=True)
                 return path
         except OSError as error:
-            why = "its disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
-            self._say(f"{self.folder} cannot be used: {why}")
+            reason = "its disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
+            self._say(f"{self.folder} cannot be used: {reason}")
             return None
 
     def drop(self, sha256: str) -> None:
@@ -163,34 +163,34 @@ class Cache:
         except Timeout:
             return False
 
-    def _room(self, nbytes: int, mine: str, beside: Collection[str]) -> bool:
+    def _room(self, nbytes: int, own_lock: str, beside: Collection[str]) -> bool:
         """Remove the least recently used files until there is room.
 
         The caller holds the lock ``room``, so no other fetch begins, and the lock ``mine``.
         """
-        held, whole = 0, []
+        used, files = 0, []
         for entry in os.scandir(self.folder):
             with contextlib.suppress(FileNotFoundError):
-                if found := PART.fullmatch(entry.name):
-                    if found[1][:2] == mine or self._is_free(found[1][:2]):
+                if part := PART.fullmatch(entry.name):
+                    if part[1][:2] == own_lock or self._is_free(part[1][:2]):
                         os.unlink(entry.path)  # left by a killed process
                     else:
-                        held += int(found[2])
+                        used += int(part[2])
                 elif WHOLE.fullmatch(entry.name):
                     about = entry.stat(follow_symlinks=False)
-                    held += about.st_size
-                    whole.append((entry.name in beside, about.st_mtime_ns, entry.path, about.st_size))
+                    used += about.st_size
+                    files.append((entry.name in beside, about.st_mtime_ns, entry.path, about.st_size))
         disk = shutil.disk_usage(self.folder)
-        cap = self._cap if self._cap is not None else int(USUAL_SHARE * (disk.free + held))
+        cap = self._cap if self._cap is not None else int(USUAL_SHARE * (disk.free + used))
         free = disk.free - min(int(LEFT * disk.total), LEFT_BYTES) if disk.total else nbytes
-        for stays, _, path, much in sorted(whole):
-            if (held + nbytes <= cap and nbytes <= free) or (stays and held <= cap and free >= 0):
+        for stays, _, path, nbytes_freed in sorted(files):
+            if (used + nbytes <= cap and nbytes <= free) or (stays and used <= cap and free >= 0):
                 break
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
-            held, free = held - much, free + much
-        fits = held + nbytes <= cap and nbytes <= free
-        if not fits and not any(stays for stays, *_ in whole):
+            used, free = used - nbytes_freed, free + nbytes_freed
+        fits = used + nbytes <= cap and nbytes <= free
+        if not fits and not any(stays for stays, *_ in files):
             self._say(f"no room in {self.folder} for a file of {size(nbytes)}")
         return fits
 

@@ -77,10 +77,10 @@ class DataSet(Mapping[str, Array]):
             DatasetError: The version no longer exists.
         """
         if version not in self._versions:
-            found = self._place.manifest(version)
-            if found.identity != self.manifest.identity:
+            manifest = self._place.manifest(version)
+            if manifest.identity != self.manifest.identity:
                 raise DatasetError(f"in {self} is another data set by now", hint="begin anew, with that one")
-            self._versions[version] = self._of(found)
+            self._versions[version] = self._of(manifest)
         return self._versions[version]
 
     def newer(self, version: int) -> DataSet | None:
@@ -92,10 +92,10 @@ class DataSet(Mapping[str, Array]):
         Raises:
             DatasetError: The place cannot be read.
         """
-        found = self._place.manifest()
-        if found.version <= version or found.identity != self.manifest.identity:
+        manifest = self._place.manifest()
+        if manifest.version <= version or manifest.identity != self.manifest.identity:
             return None
-        return self._versions.setdefault(found.version, self._of(found))
+        return self._versions.setdefault(manifest.version, self._of(manifest))
 
     def _of(self, manifest: Manifest) -> DataSet:
         other = copy(self)
@@ -112,9 +112,9 @@ class DataSet(Mapping[str, Array]):
         self._here = self._here or self._place.here(self.manifest)
         return self._here
 
-    def beside(self, others: Place) -> None:
+    def beside(self, place: Place) -> None:
         """Set the place to read the files from that this machine does not have."""
-        self._others[:] = [others]
+        self._others[:] = [place]
 
     def piece(self, name: str, begin: int, nbytes: int) -> Array | None:
         """Return some bytes of a partition file for another machine; None if this machine has no such file.
@@ -240,16 +240,16 @@ class DataSet(Mapping[str, Array]):
             DatasetError: The file cannot be read, so its state is unknown.
         """
         if number not in self._damaged:
-            why = ""
+            reason = ""
             try:
                 arrays = self.mapped(number)
             except DatasetDamaged as error:
-                why = error.message
+                reason = error.message
             else:
-                why = self._undecoded(number, arrays)
-            if why:
-                log.warning("%s: its file is left out", why)
-            self._damaged[number] = why
+                reason = self._undecoded(number, arrays)
+            if reason:
+                log.warning("%s: its file is left out", reason)
+            self._damaged[number] = reason
         return self._damaged[number]
 
     def _undecoded(self, number: int, arrays: Arrays) -> str:

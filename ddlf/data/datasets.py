@@ -196,10 +196,10 @@ def _check_archive(path: Path, file: BinaryIO) -> None:
             unpacked += size
             with archive.open(f"{part}.npy") as member:
                 shape, _, dtype = read_header(member)
-                claimed, given = prod(shape) * dtype.itemsize, size - member.tell()
+                claimed, actual = prod(shape) * dtype.itemsize, size - member.tell()
             # NumPy allocates the memory that the header claims before it reads.
-            if claimed > given and not dtype.hasobject:
-                raise DatasetError(f"{path}: {part} claims {claimed:,} bytes, but has {given:,}", hint="copy it again")
+            if claimed > actual and not dtype.hasobject:
+                raise DatasetError(f"{path}: {part} claims {claimed:,} bytes, but has {actual:,}", hint="copy it again")
         if unpacked > MAX_UNPACKED_BYTES:
             raise DatasetError(
                 f"{path} unpacks to {unpacked / 1e9:.2f} GB, more than the {MAX_UNPACKED_BYTES / 1e9:.2f} GB that it can need"

@@ -26,25 +26,25 @@ Parts = Callable[[], Iterator[Arrays]]
 """Yields the columns of each partition file, in order. It can be called repeatedly."""
 
 
-def _npz(path: Path, found: Manifest, parts: Parts) -> None:
+def _npz(path: Path, manifest: Manifest, parts: Parts) -> None:
     with zipfile.ZipFile(path, "x") as archive:
-        for name, column in found.columns.items():
+        for name, column in manifest.columns.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 kind = np.dtype(column.dtype).newbyteorder("<")
-                head = {"descr": kind.str, "fortran_order": False, "shape": (found.samples, *column.shape)}
+                head = {"descr": kind.str, "fortran_order": False, "shape": (manifest.samples, *column.shape)}
                 np.lib.format.write_array_header_2_0(member, head)
                 for arrays in parts():
                     member.write(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data)
 
 
-def _tar(path: Path, found: Manifest, parts: Parts) -> None:
+def _tar(path: Path, manifest: Manifest, parts: Parts) -> None:
     """Write the form that ``tar.py`` reads: ``x`` is ``.npy``, integers ``y`` are ``.cls``, others keep their names."""
     number = 0
     with tarfile.open(path, "x") as archive:
         for arrays in parts():
             for row in range(len(next(iter(arrays.values())))):
                 for name, array in arrays.items():
-                    if name == "y" and not found.columns[name].shape and array.dtype.kind in "iu":
+                    if name == "y" and not manifest.columns[name].shape and array.dtype.kind in "iu":
                         ending, data = "cls", str(int(array[row])).encode()
                     else:
                         file = io.BytesIO()
@@ -56,7 +56,7 @@ def _tar(path: Path, found: Manifest, parts: Parts) -> None:
                 number += 1
 
 
-def _parquet(path: Path, found: Manifest, parts: Parts) -> None:
+def _parquet(path: Path, manifest: Manifest, parts: Parts) -> None:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -88,14 +88,14 @@ def _parquet(path: Path, found: Manifest, parts: Parts) -> None:
         writer.close()
 
 
-def _tfrecord(path: Path, found: Manifest, parts: Parts) -> None:
+def _tfrecord(path: Path, manifest: Manifest, parts: Parts) -> None:
     """Write examples. They have no shapes, so each row becomes a vector.
 
     uint8 arrays become bytes, other integers and booleans int64, and floating-point numbers float32.
     """
     from ddlf.data.tfrecord import example_class, masked_checksum
 
-    for name, column in found.columns.items():
+    for name, column in manifest.columns.items():
         if column.dtype in ("float64", "uint64"):
             raise DatasetError(
                 f"column {name} is {column.dtype}, which a tf.train.Example cannot hold", hint="export it as .parquet"
@@ -134,24 +134,24 @@ WRITERS: dict[str, Callable[[Path, Manifest, Parts], None]] = {
 Moved = Callable[[str, int, int], None]
 
 
-def damage(place: Place, found: Manifest, moved: Moved = lambda what, done, of: None) -> Iterator[DatasetError]:
+def damage(place: Place, manifest: Manifest, moved: Moved = lambda what, done, of: None) -> Iterator[DatasetError]:
     """Yield an error for each damaged or extra file at a place. Every byte is read, on all cores.
 
     Args:
         place: Place of the data set.
-        found: Its manifest.
+        manifest: Its manifest.
         moved: Receives the present step, the checked samples and all samples.
     """
-    for path in place.extra(found):
+    for path in place.extra(manifest):
         yield DatasetError(f"{path} is not of this data set", hint="remove it")
     done = 0
     with ThreadPoolExecutor(cores()) as threads:
         try:
             for file, error in zip(
-                found.files, threads.map(lambda file: _of(place, found, file), found.files), strict=True
+                manifest.files, threads.map(lambda file: _of(place, manifest, file), manifest.files), strict=True
             ):
                 done += file.samples
-                moved("checking", done, found.samples)
+                moved("checking", done, manifest.samples)
                 if error is not None:
                     yield error
         except KeyboardInterrupt:
@@ -159,20 +159,20 @@ def damage(place: Place, found: Manifest, moved: Moved = lambda what, done, of: 
             raise
 
 
-def _of(place: Place, found: Manifest, file: PartitionFile) -> DatasetError | None:
+def _of(place: Place, manifest: Manifest, file: PartitionFile) -> DatasetError | None:
     try:
-        place.check(file, found.columns)
+        place.check(file, manifest.columns)
     except DatasetError as error:
         return error
     return None
 
 
-def export(place: Place, found: Manifest, target: Path, moved: Moved = lambda what, done, of: None) -> None:
+def export(place: Place, manifest: Manifest, target: Path, moved: Moved = lambda what, done, of: None) -> None:
     """Write all samples into one file, in the order of their ids. Each partition file is checked first.
 
     Args:
         place: Place of the data set.
-        found: Its manifest.
+        manifest: Its manifest.
         target: Path of a new file: ``.npz``, ``.parquet``, ``.tar`` or ``.tfrecord``.
         moved: Receives the present step, the written samples and all samples.
 
@@ -192,14 +192,14 @@ def export(place: Place, found: Manifest, target: Path, moved: Moved = lambda wh
 
     def parts() -> Iterator[Arrays]:
         nonlocal done
-        for file in found.files:
-            yield place.mapped(file, found.columns)
+        for file in manifest.files:
+            yield place.mapped(file, manifest.columns)
             done += file.samples
-            moved("writing", min(done, found.samples), found.samples)
+            moved("writing", min(done, manifest.samples), manifest.samples)
 
-    with explained(target, "write", need=found.nbytes):
+    with explained(target, "write", need=manifest.nbytes):
         try:
-            WRITERS[target.suffix](temporary, found, parts)
+            WRITERS[target.suffix](temporary, manifest, parts)
             os.rename(temporary, target)
         finally:
             temporary.unlink(missing_ok=True)

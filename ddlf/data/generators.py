@@ -56,10 +56,10 @@ class Generated(DataSet):
         row = sum(column.row_bytes for column in columns.values())
         # Random augmentation may change inputs, but labels show whether all nodes have the samples in one order.
         labels = [array for column, array in first.items() if column[0] == "y"] or list(first.values())
-        told = hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in labels)).hexdigest()
+        digest = hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in labels)).hexdigest()
         firsts = itertools.accumulate(sizes, initial=0)
         files = [
-            PartitionFile(f"{what} {number}", size, size * row, "" if number or inexact else told, begin)
+            PartitionFile(f"{what} {number}", size, size * row, "" if number or inexact else digest, begin)
             for number, (size, begin) in enumerate(zip(sizes, firsts, strict=False))
         ]
         super().__init__(Manifest(columns, files))
@@ -72,7 +72,7 @@ class Generated(DataSet):
         where = f"{self._what} {number} of {self}"
         with self._lock:
             try:
-                found = self._read(number)
+                arrays = self._read(number)
             except (AppError, DatasetError):
                 raise
             except Exception as error:
@@ -80,10 +80,10 @@ class Generated(DataSet):
                     f"{where} cannot be made: {type(error).__name__}: {error}", hint="look at what makes it"
                 ) from error
         wanted = self.manifest.files[number].samples
-        check_alike(where, found, self.manifest.columns)
-        if (samples := len(next(iter(found.values())))) != wanted:
+        check_alike(where, arrays, self.manifest.columns)
+        if (samples := len(next(iter(arrays.values())))) != wanted:
             raise DatasetError(f"{where} has {samples:,} samples, not {wanted:,}", hint="give each what was said")
-        return found
+        return arrays
 
     def interrupt(self) -> None:
         """Do nothing: the user's code cannot be interrupted."""
@@ -96,13 +96,13 @@ class Generated(DataSet):
         return self.load(number)
 
 
-def check_alike(where: str, found: Arrays, columns: Any) -> None:
+def check_alike(where: str, arrays: Arrays, columns: Any) -> None:
     """Refuse a batch whose columns differ from the first batch.
 
     Raises:
         DatasetError: The message compares both.
     """
-    if (other := columns_of_batch(found)) != columns:
+    if (other := columns_of_batch(arrays)) != columns:
         raise DatasetError(
             f"{where} has {columns_text(other)}, but the first has {columns_text(columns)}",
             hint="bring all to one shape and type",
@@ -119,19 +119,19 @@ def batch_of(where: str, batch: Any) -> Arrays:
     if not 1 <= len(parts) <= 3:
         raise DatasetError(f"{where} is a tuple of {len(parts)}", hint="give (x,), (x, y) or (x, y, sample_weight)")
     try:
-        found = named({name: part for name, part in zip("xyw", parts, strict=False) if part is not None})
-        bad = next((name for name, array in found.items() if array.dtype.kind not in KINDS or not array.ndim), None)
+        arrays = named({name: part for name, part in zip("xyw", parts, strict=False) if part is not None})
+        bad = next((name for name, array in arrays.items() if array.dtype.kind not in KINDS or not array.ndim), None)
     except (TypeError, ValueError):  # the rows have different lengths
-        found, bad = {}, "x"
-    if bad is not None or not any(name[0] == "x" for name in found):
+        arrays, bad = {}, "x"
+    if bad is not None or not any(name[0] == "x" for name in arrays):
         kind = type(parts[0]).__name__
         raise DatasetError(
             f"{where} has no arrays of numbers for {bad or 'x'} (a {kind})", hint="give arrays as fit does"
         )
-    if len(lengths := {len(array) for array in found.values()}) > 1 or not max(lengths):
-        said = ", ".join(f"{name} has {len(array)} rows" for name, array in found.items())
+    if len(lengths := {len(array) for array in arrays.values()}) > 1 or not max(lengths):
+        said = ", ".join(f"{name} has {len(array)} rows" for name, array in arrays.items())
         raise DatasetError(f"{where}: {said}", hint="give every sample one row in each array")
-    return found
+    return arrays
 
 
 def taken(name: str, value: Any) -> DataSet | None:
@@ -260,8 +260,8 @@ def generated(function: Callable[[int], Iterable[Any]], samples: Sequence[int], 
         raise DatasetError(f"part 0 of {name} yields nothing", hint="have it yield batches: (x, y)")
     if not endless:
         _check_order(f"what {name} yields", first, next(batches(0), first))
-    why = f"{name} goes on without end, so nobody knows which samples it gave: the ledger is not exact"
-    made = Generated(name, "part", first, sizes, read, in_order=False, inexact=why if endless else "")
+    reason = f"{name} goes on without end, so nobody knows which samples it gave: the ledger is not exact"
+    made = Generated(name, "part", first, sizes, read, in_order=False, inexact=reason if endless else "")
     return made
 
 
@@ -269,10 +269,10 @@ def _rows(batch: Arrays) -> int:
     return len(next(iter(batch.values())))
 
 
-def _check_order(name: str, first: Arrays, again: Arrays) -> None:
+def _check_order(name: str, first: Arrays, second: Arrays) -> None:
     """Refuse data whose order changes with each pass, because then some samples would be trained on twice or never."""
     labels = [column for column in first if column[0] == "y"]
-    if not all(np.array_equal(first[column], again[column]) for column in labels):
+    if not all(np.array_equal(first[column], second[column]) for column in labels):
         raise DatasetError(
             f"{name} comes in another order each time", hint="leave out its shuffle: the setting shuffle mixes samples"
         )

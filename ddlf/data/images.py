@@ -55,9 +55,9 @@ class Images:
             [file for file in sorted(folder.iterdir()) if file.suffix.lower() in ENDINGS and file.is_file()]
             for folder in folders
         ]
-        for folder, found in zip(folders, files, strict=True):
+        for folder, images in zip(folders, files, strict=True):
             inside = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
-            if not found and inside and any(files):
+            if not images and inside and any(files):
                 what = "folders" if any(entry.is_dir() for entry in inside) else f"{len(inside):,} other files"
                 raise DatasetError(
                     f"{folder} has {what}, but no images, so it is no class",
@@ -121,10 +121,10 @@ class Decoder:
     def __init__(self, image_size: str = "") -> None:
         self._size = None
         if image_size:
-            found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", image_size)
-            if not found:
+            match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", image_size)
+            if not match:
                 raise ConfigError(f"--image-size must be width x height, got {image_size!r}", hint="for instance 64x64")
-            self._size = int(found[1]), int(found[2])
+            self._size = int(match[1]), int(match[2])
 
     def pixels(self, file: Path | BinaryIO, where: str) -> np.ndarray[Any, Any]:
         """Return the pixels of an image, shape (height, width, 1 or 3), as uint8, or as uint16 for 16-bit grey.
@@ -155,8 +155,8 @@ class Decoder:
         except DatasetError:
             raise
         except Exception as error:  # Pillow raises many kinds of errors for damaged files
-            why = "of no kind that Pillow knows" if isinstance(error, PIL.UnidentifiedImageError) else error
-            raise DatasetError(f"{where} is no image that can be read ({why})", hint="copy it again") from None
+            reason = "of no kind that Pillow knows" if isinstance(error, PIL.UnidentifiedImageError) else error
+            raise DatasetError(f"{where} is no image that can be read ({reason})", hint="copy it again") from None
         return pixels.reshape(*pixels.shape[:2], -1)
 
     def checked(self, file: Path | BinaryIO, where: str) -> np.ndarray[Any, Any]:

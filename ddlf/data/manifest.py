@@ -156,12 +156,12 @@ def read(data: bytes, where: str) -> Manifest:
         raise DatasetError(f"{where} is of a newer DDLF (format {facts['ddlf_data']})", hint="install a newer one here")
     facts.pop("sha256", None)
     try:
-        found = _manifest(facts) if data == _sealed(_spelled(facts)) else None
+        manifest = _manifest(facts) if data == _sealed(_spelled(facts)) else None
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise _damaged(where, f"says what cannot be ({error})") from None
-    if found is None:
+    if manifest is None:
         raise _damaged(where, "is not what was written: it is damaged, or was edited")
-    return found
+    return manifest
 
 
 def check_columns(columns: Mapping[str, Column]) -> None:

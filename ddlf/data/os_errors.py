@@ -28,7 +28,7 @@ def explained(where: object, doing: str, *, need: int = 0) -> Iterator[None]:
         raise
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            much = f"; {size(need)} are needed" if need else ""
-            raise DatasetError(f"no space in {where}{much}", hint="free some, or name another folder") from error
+            needed = f"; {size(need)} are needed" if need else ""
+            raise DatasetError(f"no space in {where}{needed}", hint="free some, or name another folder") from error
         hint = "name another one" if error.errno == errno.EROFS else "look at its owner and mode"
         raise DatasetError(f"cannot {doing} {where}: {error.strerror or error}", hint=hint) from error

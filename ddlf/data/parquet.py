@@ -50,22 +50,22 @@ class Parquet:
         self._arrow, self._files, self._decoder = arrow.load_pyarrow(), files, Decoder(image_size)
         self._path = path
         self.samples = 0
-        there: list[str] = []
+        columns_there: list[str] = []
         for file in files:
             with self._opened(file) as opened:
                 names = list(opened.schema_arrow.names)
-                if there and names != there:
+                if columns_there and names != columns_there:
                     raise DatasetError(
-                        f"{file} has the columns {', '.join(names)}, but {files[0]} has {', '.join(there)}",
+                        f"{file} has the columns {', '.join(names)}, but {files[0]} has {', '.join(columns_there)}",
                         hint="leave out what is not of this data set",
                     )
-                there, self.samples = names, self.samples + opened.metadata.num_rows
+                columns_there, self.samples = names, self.samples + opened.metadata.num_rows
         if not self.samples:
             raise DatasetError(f"{path} has no samples", hint="look at how it was made")
-        if label and label not in there:
-            said, hint = arrow.no_column(path, label, there)
+        if label and label not in columns_there:
+            said, hint = arrow.no_column(path, label, columns_there)
             raise ConfigError(said, hint=hint)
-        self._names = chosen(columns, there, path, {label: "y"} if label else {})
+        self._names = chosen(columns, columns_there, path, {label: "y"} if label else {})
         self._ragged = {self._names[name] for name in check_ragged(ragged, list(self._names), path)}
         self.classes: Sequence[str] = self._classes(label) if label else ()
         self._number_of = {name: number for number, name in enumerate(self.classes)}
@@ -164,23 +164,23 @@ class Parquet:
 
     def _classes(self, label: str) -> Sequence[str]:
         """Return the sorted texts of the label column; empty if the labels are numbers."""
-        found: set[str] = set()
+        texts: set[str] = set()
         for file in self._files:
             with self._opened(file) as opened:
                 kind = opened.schema_arrow.field(label).type
                 if not (self._arrow.types.is_string(kind) or self._arrow.types.is_large_string(kind)):
                     return ()
                 for batch in opened.iter_batches(MOST_ROWS, columns=[label]):
-                    found.update(text for text in batch.column(0).unique().to_pylist() if text is not None)
-                    if "" in found:
+                    texts.update(text for text in batch.column(0).unique().to_pylist() if text is not None)
+                    if "" in texts:
                         raise DatasetError(
                             f"{file}: column {label!r} has an empty text", hint="fill it, or leave its row out"
                         )
-                    if len(found) > MAX_CLASSES:
+                    if len(texts) > MAX_CLASSES:
                         raise DatasetError(
                             f"{file}: {label!r} has more than {MAX_CLASSES:,} texts", hint="name another label"
                         )
-        return sorted(found)
+        return sorted(texts)
 
 
 def _row_of(file: Path, begin: int, row: int) -> str:

@@ -89,14 +89,14 @@ class ParquetFiles:
     """
 
     def __init__(self, place: str | Path | Sequence[str], options: Mapping[str, Any] | None = None) -> None:
-        given = [str(place)] if isinstance(place, str | Path) else [str(each) for each in place]
-        self._text = given[0] if len(given) == 1 else f"{given[0]} and {len(given) - 1} more"
-        if wrong := [text for text in given if text.lower().endswith((".csv", ".arrow", ".feather", ".json"))]:
+        texts = [str(place)] if isinstance(place, str | Path) else [str(each) for each in place]
+        self._text = texts[0] if len(texts) == 1 else f"{texts[0]} and {len(texts) - 1} more"
+        if wrong := [text for text in texts if text.lower().endswith((".csv", ".arrow", ".feather", ".json"))]:
             raise DatasetError(
                 f"{wrong[0]} is no Parquet file, and only Parquet files are read where they are",
                 hint="write it as Parquet, as pandas does with to_parquet; or make partition files: ddlf data split",
             )
-        root, patterns = _split(given)
+        root, patterns = _split(texts)
         self.store: Store | None = None
         folder = path_of(root) if "://" in root else Path(root)
         if folder is None:
@@ -263,13 +263,13 @@ class ParquetFiles:
         if not GLOB.search(pattern):
             return {pattern: self._info(pattern)}
         if self.store is not None:
-            found = self.store.find(pattern)
+            infos = self.store.find(pattern)
         else:
             with explained(self._root, "read"):
                 paths = [path for path in self._root.glob(pattern) if path.is_file()]
             names = [path.relative_to(self._root).as_posix() for path in paths]
-            found = {name: self._info(name) for name in names if not _is_hidden(name)}
-        return {name: info for name, info in found.items() if not _is_hidden(name)}
+            infos = {name: self._info(name) for name in names if not _is_hidden(name)}
+        return {name: info for name, info in infos.items() if not _is_hidden(name)}
 
 
 def _is_hidden(name: str) -> bool:
@@ -289,16 +289,16 @@ def _state(info: Mapping[str, Any]) -> tuple[str, ...]:
     return str(info["size"]), _mark(info) or str(seconds)
 
 
-def _split(given: Sequence[str]) -> tuple[str, list[str]]:
+def _split(texts: Sequence[str]) -> tuple[str, list[str]]:
     """Return the common folder of several texts, and the pattern of each text below it."""
-    if not given:
+    if not texts:
         raise DatasetError("no Parquet file is named", hint="name a file, a folder or a glob")
     folders, names = [], []
-    for text in given:
+    for text in texts:
         text = text.rstrip("/")
-        found = GLOB.search(text)
-        if found:
-            folder = text[: found.start()].rpartition("/")[0]
+        glob = GLOB.search(text)
+        if glob:
+            folder = text[: glob.start()].rpartition("/")[0]
             rest = text[len(folder) :].lstrip("/")
         elif text.lower().endswith(ENDINGS):
             folder, _, rest = text.rpartition("/")
@@ -308,13 +308,13 @@ def _split(given: Sequence[str]) -> tuple[str, list[str]]:
         names.append(rest)
     parts = [folder.split("/") for folder in folders]
     common = []
-    for each in zip(*parts, strict=False):
-        if len(set(each)) > 1:
+    for level in zip(*parts, strict=False):
+        if len(set(level)) > 1:
             break
-        common.append(each[0])
+        common.append(level[0])
     root = "/".join(common)
-    if "://" in given[0] and len(common) < 3:
-        raise DatasetError(f"{given[0]} and the others are in several stores", hint="name files of one store")
+    if "://" in texts[0] and len(common) < 3:
+        raise DatasetError(f"{texts[0]} and the others are in several stores", hint="name files of one store")
     below = [folder[len(root) :].strip("/") for folder in folders]
     return root or "/", [f"{folder}/{name}".lstrip("/") for folder, name in zip(below, names, strict=True)]
 
@@ -362,5 +362,5 @@ def arrow_errors(where: str) -> Iterator[None]:
     except DatasetError:
         raise
     except (load_pyarrow().ArrowException, OSError) as error:
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-        raise DatasetDamaged(f"{where} cannot be read ({why})", hint=COPY) from None
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        raise DatasetDamaged(f"{where} cannot be read ({reason})", hint=COPY) from None

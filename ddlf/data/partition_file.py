@@ -84,21 +84,21 @@ def arrays_of(whole: Bytes, file: PartitionFile, columns: Mapping[str, Column], 
         ragged = {name + ENDS for name, column in columns.items() if column.ragged}
         if set(head) != {*columns, *ragged}:
             raise ValueError(f"it has {', '.join(sorted(head))}")
-        found: Arrays = {}
+        arrays: Arrays = {}
         body = whole[8 + length :]
         for name, column in columns.items():
             if not column.ragged:
-                found[name] = _array(body, head, name, column.dtype, [file.samples, *column.shape])
+                arrays[name] = _array(body, head, name, column.dtype, [file.samples, *column.shape])
                 continue
             ends = _array(body, head, name + ENDS, "int64", [file.samples])
             lengths = np.diff(ends, prepend=0)
             if lengths.min() < 0 or lengths.max() > column.shape[0]:
                 raise ValueError(f"rows of {name} end where they cannot")
             values = _array(body, head, name, column.dtype, [int(ends[-1]), *column.shape[1:]])
-            found[name] = Ragged(values, ends, column.shape[0])
+            arrays[name] = Ragged(values, ends, column.shape[0])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DatasetDamaged(f"{where} has other columns than the manifest ({error})", hint=COPY) from None
-    return found
+    return arrays
 
 
 def _array(body: Bytes, head: dict[str, Any], name: str, dtype: str, shape: list[int]) -> np.ndarray[Any, Any]:
@@ -136,8 +136,8 @@ class Ragged:
         numbers = np.arange(len(self))[key]
         whole = np.zeros((len(numbers), *self.shape[1:]), self.dtype)
         for row, number in zip(whole, numbers.tolist(), strict=True):
-            one = self[number]
-            row[: len(one)] = one
+            values = self[number]
+            row[: len(values)] = values
         return whole
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:

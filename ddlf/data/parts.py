@@ -50,8 +50,8 @@ def has(app: UserApp, part: str) -> bool:
 
 def place_of(app: UserApp, part: str) -> DataSet | None:
     """Return the data set of partition files for a part; None if the part is arrays, or missing."""
-    found: DataSet | None = getattr(app, f"{part}_data", None)
-    return found
+    data: DataSet | None = getattr(app, f"{part}_data", None)
+    return data
 
 
 def samples_of(app: UserApp, part: str) -> int:
@@ -148,16 +148,16 @@ def check_part(app: UserApp, part: str) -> None:
     if (place := place_of(app, part)) is not None:
         _check_place(app, part, place)
         return
-    given = {name: getattr(app, name, None) for name in (f"x_{part}", f"y_{part}", f"w_{part}")}
-    x, y, w = given
-    arrays = [leaf for name, value in given.items() if value is not None for leaf in leaves(value, name)]
+    values = {name: getattr(app, name, None) for name in (f"x_{part}", f"y_{part}", f"w_{part}")}
+    x, y, w = values
+    arrays = [leaf for name, value in values.items() if value is not None for leaf in leaves(value, name)]
     if not arrays:
         return
-    if given[x] is None:
+    if values[x] is None:
         raise AppError(f"there is {arrays[0][0]}, but no {x}", hint=f"set self.{x}, too{meant(app, x)}")
-    if given[w] is not None and given[y] is None:
+    if values[w] is not None and values[y] is None:
         raise AppError(f"there is {w}, but no {y}", hint="weights of samples need labels")
-    if part != "train" and given[y] is None and getattr(app, "y_train", None) is not None:
+    if part != "train" and values[y] is None and getattr(app, "y_train", None) is not None:
         raise AppError(f"there is {x}, but no {y}", hint=f"set self.{y}, too{meant(app, y)}")
     for name, array in arrays:
         _check_array(name, array)
@@ -178,10 +178,10 @@ def _check_classes(app: UserApp) -> None:
         other = place_of(app, part)
         named = [getattr(place, "manifest", None) for place in (train, other)]
         pairs = zip(*(manifest.classes if manifest else () for manifest in named), strict=False)
-        for number, (wanted, found) in enumerate(pairs):
-            if wanted != found:
+        for number, (wanted, name) in enumerate(pairs):
+            if wanted != name:
                 raise AppError(
-                    f"the label {number} is {wanted!r} in train_data ({train}), but {found!r} in {part}_data ({other})",
+                    f"the label {number} is {wanted!r} in train_data ({train}), but {name!r} in {part}_data ({other})",
                     hint="split both from sources that have samples of the same classes",
                 )
 
@@ -193,7 +193,9 @@ def _check_place(app: UserApp, part: str, place: Any) -> None:
             f"{name} must be a data set of partition files, a PyDataset or a tf.data pipeline, got a {type(place).__name__}",
             hint=f"write self.{name} = ddlf.data.open(place) in load_dataset; arrays are self.x_{part}, self.y_{part}",
         )
-    if arrays := [given for given in NAMES if given.endswith(f"_{part}") and getattr(app, given, None) is not None]:
+    if arrays := [
+        attribute for attribute in NAMES if attribute.endswith(f"_{part}") and getattr(app, attribute, None) is not None
+    ]:
         raise AppError(f"both {name} and {' and '.join(arrays)} are set", hint="set one of them")
     try:
         x, y, w = (grown({column: column for column in place}, letter) for letter in "xyw")
@@ -239,7 +241,7 @@ def _check_array(name: str, array: Any) -> None:
 
 def meant(app: UserApp, name: str) -> str:
     """Return a question about a similar attribute that the user has set; empty if there is none."""
-    near = next((given for given, right in MEANT.items() if right == name and hasattr(app, given)), None)
+    near = next((attribute for attribute, right in MEANT.items() if right == name and hasattr(app, attribute)), None)
     return f"; you set self.{near}: did you mean self.{name}?" if near else ""
 
 
@@ -250,8 +252,8 @@ def take_made(app: UserApp) -> None:
         DatasetError: A data set cannot be used.
     """
     for name in PLACES:
-        if getattr(app, name, None) is not None and (found := taken(name, getattr(app, name))) is not None:
-            setattr(app, name, found)
+        if getattr(app, name, None) is not None and (converted := taken(name, getattr(app, name))) is not None:
+            setattr(app, name, converted)
 
 
 def has_own_train(app: UserApp) -> bool:
@@ -274,23 +276,23 @@ def look_alikes(app: UserApp) -> list[str]:
         if column[0] not in "xyw" or column[1:2] not in ("", "[")
     ]
     return unused + [
-        f"self.{given} has no effect by that name; did you mean {' and '.join('self.' + n for n in right.split(' and '))}?"
-        for given, right in MEANT.items()
-        if given in vars(app) or hasattr(type(app), given)
+        f"self.{attribute} has no effect by that name; did you mean {' and '.join('self.' + n for n in right.split(' and '))}?"
+        for attribute, right in MEANT.items()
+        if attribute in vars(app) or hasattr(type(app), attribute)
     ]
 
 
 def contents(app: UserApp) -> dict[str, str]:
     """Return the fingerprint of each attribute with data. Test data without a fingerprint is left out."""
-    found = {name: place.manifest.identity for name in PLACES if (place := getattr(app, name, None)) is not None}
+    fingerprints = {name: place.manifest.identity for name in PLACES if (place := getattr(app, name, None)) is not None}
     for name in NAMES:
         if getattr(app, name, None) is not None:
             try:
-                found[name] = fingerprint(getattr(app, name))
+                fingerprints[name] = fingerprint(getattr(app, name))
             except DatasetError:
                 if not name.endswith("_test"):
                     raise
-    return found
+    return fingerprints
 
 
 def content_of(app: UserApp, part: str) -> dict[str, str]:
@@ -302,13 +304,17 @@ def content_of(app: UserApp, part: str) -> dict[str, str]:
         return {}
 
 
-def content(found: dict[str, str]) -> str:
+def content(fingerprints: dict[str, str]) -> str:
     """Return a hash of the training data, 16 hex digits, which all nodes must share.
 
     Args:
-        found: The result of ``contents``.
+        fingerprints: The result of ``contents``.
     """
-    rows = [f"{name} {found[name]}" for name in ("x_train", "y_train", "w_train", "train_data") if name in found]
+    rows = [
+        f"{name} {fingerprints[name]}"
+        for name in ("x_train", "y_train", "w_train", "train_data")
+        if name in fingerprints
+    ]
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16]
 
 

@@ -51,9 +51,9 @@ class Unfinished:
 
     def __init__(self, folder: Path, plan: Mapping[str, str] | None = None) -> None:
         self.folder, self._plan = folder, dict(plan or {})
-        there = read_note(folder / PLAN)
-        self.goes_on = bool(plan) and there == self._plan
-        known = there if isinstance(there, dict) else {}
+        noted = read_note(folder / PLAN)
+        self.goes_on = bool(plan) and noted == self._plan
+        known = noted if isinstance(noted, dict) else {}
         self.other = [name for name, text in self._plan.items() if known and known.get(name) != text]
 
     def begin(self) -> None:
@@ -83,12 +83,12 @@ class Unfinished:
 
     def files(self) -> list[tuple[PartitionFile, str]]:
         """Return the finished partition files in order, each with its ``Place.mark``."""
-        found = []
+        files = []
         with contextlib.suppress(OSError, ValueError, TypeError):  # the last line may be incomplete
             for line in (self.folder / FILES).read_text().splitlines():
                 mark, facts = json.loads(line)
-                found.append((PartitionFile(**facts), str(mark)))
-        return found
+                files.append((PartitionFile(**facts), str(mark)))
+        return files
 
     def add(self, files: Iterable[tuple[PartitionFile, str]], *, anew: bool = False) -> None:
         """Note finished partition files. ``anew`` replaces all earlier notes."""
@@ -149,7 +149,7 @@ class Place(Protocol):
         The file is checked when it is first mapped, and again after it has changed.
         """
 
-    def here(self, found: Manifest) -> Sequence[bool]:
+    def here(self, version: Manifest) -> Sequence[bool]:
         """Return for each file of a version whether this machine has it, as far as it is known without reading."""
 
     def check(self, file: PartitionFile, columns: Mapping[str, Column]) -> None:
@@ -159,7 +159,7 @@ class Place(Protocol):
             DatasetError: The file is missing or damaged.
         """
 
-    def extra(self, found: Manifest) -> Sequence[object]:
+    def extra(self, version: Manifest) -> Sequence[object]:
         """Return the files in the version's folders that the manifest does not name."""
 
     def close(self) -> None:
@@ -225,10 +225,10 @@ class Folder:
 
     def manifest(self, version: int = 0) -> Manifest:
         """Return the manifest of a version; 0 for the newest."""
-        found = self._read(manifest.NAME)
-        if version in (0, found.version):
-            return found
-        return self._read(check_kept(manifest.name_of(version), version, found.version, os.listdir(self.path), self))
+        newest = self._read(manifest.NAME)
+        if version in (0, newest.version):
+            return newest
+        return self._read(check_kept(manifest.name_of(version), version, newest.version, os.listdir(self.path), self))
 
     def _read(self, name: str) -> Manifest:
         path = self.path / name
@@ -256,18 +256,18 @@ class Folder:
         """Map the columns of a partition file. It is checked the first time, and again if the file has changed."""
         path = self._found(file)
         with explained(path, "read"):
-            found = path.stat()
-        now = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+            about = path.stat()
+        now = (about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
         if self._checked.get(file.name) != now:
             self.check(file, columns)
             self._checked[file.name] = now
         return self.arrays(file, columns)
 
-    def here(self, found: Manifest) -> list[bool]:
+    def here(self, version: Manifest) -> list[bool]:
         """Return for each file whether the folder has a file of that name."""
-        folders = {file.name.partition("/")[0] for file in found.files}
-        there = {f"{folder}/{name}" for folder in folders for name in _names(self.path / folder)}
-        return [file.name in there for file in found.files]
+        folders = {file.name.partition("/")[0] for file in version.files}
+        names = {f"{folder}/{name}" for folder in folders for name in _names(self.path / folder)}
+        return [file.name in names for file in version.files]
 
     def arrays(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
         """Map the columns of a file after checking its size, form and columns, but not its bytes."""
@@ -278,8 +278,8 @@ class Folder:
         """Compare every byte of a file with the manifest."""
         path = self._found(file)
         with explained(path, "read"), open(path, "rb", buffering=0) as opened:
-            found = hashlib.file_digest(opened, "sha256").hexdigest()
-        if found != file.sha256:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        if digest != file.sha256:
             raise DatasetDamaged(f"{path} is damaged: it has not the SHA-256 of the manifest", hint=COPY)
         self.arrays(file, columns)
 
@@ -290,25 +290,25 @@ class Folder:
                 raise DatasetDamaged(f"{path} is missing", hint=COPY)
             if path.parent.is_symlink():
                 raise DatasetError(f"{path.parent} is a link", hint="a data set has its files in its own folder")
-            found = self._plain(path)
-        if found != file.nbytes:
-            raise DatasetDamaged(f"{path} has {found:,} bytes, not the {file.nbytes:,} of the manifest", hint=COPY)
+            nbytes = self._plain(path)
+        if nbytes != file.nbytes:
+            raise DatasetDamaged(f"{path} has {nbytes:,} bytes, not the {file.nbytes:,} of the manifest", hint=COPY)
         return path
 
     def _plain(self, path: Path) -> int:
         """Return the size of a regular file. Refuse links, devices and folders."""
-        found = path.lstat()
-        if not stat.S_ISREG(found.st_mode):
-            what = "a link" if stat.S_ISLNK(found.st_mode) else "no file"
+        about = path.lstat()
+        if not stat.S_ISREG(about.st_mode):
+            what = "a link" if stat.S_ISLNK(about.st_mode) else "no file"
             raise DatasetError(f"{path} is {what}", hint="a data set has its files in its own folder")
-        return found.st_size
+        return about.st_size
 
-    def extra(self, found: Manifest) -> list[Path]:
+    def extra(self, version: Manifest) -> list[Path]:
         """Return the files in the version's folders that the manifest does not name."""
-        named = {file.name for file in found.files}
+        named = {file.name for file in version.files}
         folders = {name.partition("/")[0] for name in named}
-        there = [path for folder in sorted(folders) for path in sorted((self.path / folder).glob("*"))]
-        return [path for path in there if str(path.relative_to(self.path)) not in named]
+        paths = [path for folder in sorted(folders) for path in sorted((self.path / folder).glob("*"))]
+        return [path for path in paths if str(path.relative_to(self.path)) not in named]
 
     @contextlib.contextmanager
     def writing(self, *, after: int = 0, plan: Mapping[str, str] | None = None) -> Iterator[Unfinished]:
@@ -390,10 +390,10 @@ class Folder:
         self._write(manifest.NAME, new)
         synced(self.path)
 
-    def _write(self, name: str, found: Manifest) -> None:
+    def _write(self, name: str, content: Manifest) -> None:
         temporary = self.path / f".{manifest.NAME}-{secrets.token_hex(4)}"
         with open(temporary, "xb") as file:
-            file.write(found.spelled())
+            file.write(content.spelled())
             file.flush()
             os.fsync(file.fileno())
         os.rename(temporary, self.path / name)
@@ -422,7 +422,7 @@ def synced(folder: Path) -> None:
         os.close(descriptor)
 
 
-def check_kept(name: str, version: int, newest: int, there: Sequence[str], where: object) -> str:
+def check_kept(name: str, version: int, newest: int, names: Sequence[str], where: object) -> str:
     """Return the name of a version's manifest, or refuse a version that is gone or not here yet.
 
     Returns:
@@ -431,7 +431,7 @@ def check_kept(name: str, version: int, newest: int, there: Sequence[str], where
     Raises:
         DatasetError: The version does not exist here.
     """
-    if name not in there:
+    if name not in names:
         if version > newest:
             raise DatasetError(
                 f"in {where} is version {newest} of the data set, and version {version} is wanted",
@@ -444,15 +444,15 @@ def check_kept(name: str, version: int, newest: int, there: Sequence[str], where
     return name
 
 
-def check_version(found: Manifest | None, after: int, where: object) -> None:
+def check_version(present: Manifest | None, after: int, where: object) -> None:
     """Refuse to write unless the present version is the expected one.
 
     Raises:
         DatasetError: There is already a data set, or another version.
     """
-    if found is not None and not after:
+    if present is not None and not after:
         raise DatasetError(f"in {where} is a data set already", hint="name another place")
-    if found is not None and found.version != after:
+    if present is not None and present.version != after:
         raise DatasetError(f"somebody else has changed {where} meanwhile", hint="look at it, and run this again")
 
 

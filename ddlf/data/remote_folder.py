@@ -70,25 +70,25 @@ class RemoteFolder:
     def manifest(self, version: int = 0) -> Manifest:
         """Return the manifest of a version; 0 for the newest."""
         try:
-            found = self._manifest(manifest.NAME)
+            newest = self._manifest(manifest.NAME)
         except Gone:
             raise DatasetError(
                 f"in {self} is no data set: there is no {manifest.NAME}", hint="make it with: ddlf data split"
             ) from None
-        if version in (0, found.version):
-            return self._kept(found)
+        if version in (0, newest.version):
+            return self._kept(newest)
         name = manifest.name_of(version)
         try:
             return self._kept(self._manifest(name))
         except Gone:
-            check_kept(name, version, found.version, [], self)
+            check_kept(name, version, newest.version, [], self)
             raise
 
-    def _kept(self, found: Manifest) -> Manifest:
+    def _kept(self, version: Manifest) -> Manifest:
         """Note that this manifest's files will be read from now on, each equally often, and return it."""
-        if found != self._newest:
-            self._newest, self._beside = found, None
-        return found
+        if version != self._newest:
+            self._newest, self._beside = version, None
+        return version
 
     def _manifest(self, name: str) -> Manifest:
         data = self._store.read(name, 10**6)
@@ -115,23 +115,23 @@ class RemoteFolder:
             self._checked.add(file.sha256)
         return mapped_columns(path, file, columns, self._said(file))
 
-    def here(self, found: Manifest) -> list[bool]:
+    def here(self, version: Manifest) -> list[bool]:
         """Return true for each file, because every machine can read a store."""
-        return [True] * len(found.files)
+        return [True] * len(version.files)
 
     def check(self, file: PartitionFile, columns: Mapping[str, Column]) -> None:
         """Compare every byte of a file in the store, not in the cache, with the manifest."""
         columns_of(self._read(file), file, columns, self._said(file))
 
-    def extra(self, found: Manifest) -> list[str]:
+    def extra(self, version: Manifest) -> list[str]:
         """Return the files in the version's folders that the manifest does not name."""
-        named = {file.name for file in found.files}
+        named = {file.name for file in version.files}
         folders = sorted({name.partition("/")[0] for name in named})
         try:
-            there = [name for folder in folders for name in self._store.names(folder)]
+            names = [name for folder in folders for name in self._store.names(folder)]
         except DatasetError:  # a web server may be unable to list files
             return []
-        return [f"{self}/{name}" for name in there if name not in named]
+        return [f"{self}/{name}" for name in names if name not in named]
 
     def _said(self, file: PartitionFile) -> str:
         return f"{self}/{file.name}"
@@ -227,9 +227,9 @@ class RemoteFolder:
         if not path.exists():
             path.write_text(secrets.token_hex(8))
         self._key = path.read_text()
-        who = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        writer = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
         try:
-            self._store.write(LOCK, json.dumps(who | {"key": self._key}).encode(), new=True)
+            self._store.write(LOCK, json.dumps(writer | {"key": self._key}).encode(), new=True)
         except FileExistsError:
             if not self._is_mine():  # otherwise a killed process of this machine left it
                 raise self._busy() from None
@@ -251,10 +251,10 @@ class RemoteFolder:
     def _writer(self) -> dict[str, Any]:
         """Return the facts in the store's lock file; empty if there is none or it is unreadable."""
         try:
-            found = json.loads(self._store.read(LOCK, 1000))
+            facts = json.loads(self._store.read(LOCK, 1000))
         except (Gone, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return facts if isinstance(facts, dict) else {}
 
     def _check_mine(self) -> None:
         """Refuse to write after the lock file was removed, because there may be another writer."""
@@ -273,8 +273,8 @@ class RemoteFolder:
 
     def _check_version(self, after: int) -> None:
         """Refuse to write unless the present version is the expected one."""
-        found = self.manifest() if after or manifest.NAME in self._store.names() else None
-        check_version(found, after, self)
+        present = self.manifest() if after or manifest.NAME in self._store.names() else None
+        check_version(present, after, self)
 
     def _tidy(self, making: int = 0) -> None:
         """Remove all versions except the present one and the one that is being made; ``making`` 0 means none."""

@@ -96,14 +96,14 @@ class Field:
 
     def _numbered(self, texts: Ragged, where: Where) -> Array:
         number_of = {name.encode(): number for number, name in enumerate(self.classes)}
-        found = np.empty(len(texts), np.int64)
+        numbers = np.empty(len(texts), np.int64)
         for row in range(len(texts)):
             text = texts[row].tobytes()
             if text not in number_of:
                 what = f"{text.decode(errors='replace')!r}, which is none of classes" if text else "an empty text"
                 raise DatasetError(f"{where(row)}: column {self.sources[0]!r} has {what}", hint=arrow.FILL)
-            found[row] = number_of[text]
-        return found
+            numbers[row] = number_of[text]
+        return numbers
 
 
 @dataclass(frozen=True)
@@ -197,8 +197,8 @@ class RowGroups(DataSet):
         for group in self._groups:
             nbytes = self._bytes_of(metadata_of[group.head.name].row_group(group.number), group.rows)
             facts = [group.head.name, group.head.nbytes, group.head.mark, group.head.footer, group.number, what]
-            told = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-            units.append(PartitionFile(f"{group.head.name}#{group.number}", group.rows, nbytes, told, first))
+            digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+            units.append(PartitionFile(f"{group.head.name}#{group.number}", group.rows, nbytes, digest, first))
             first += group.rows
         names = tuple(classes) or _class_names(schemas[0], self._fields)
         super().__init__(Manifest(made, units, classes=names), decode)
@@ -296,13 +296,13 @@ class RowGroups(DataSet):
 
     def _notes(self, schema: Any) -> list[str]:
         """Return a sentence for each input that combines columns of different types."""
-        found = []
+        notes = []
         for field in self._fields:
             kinds = sorted({str(schema.field(name).type) for name in field.sources})
             if len(kinds) > 1:
                 dtype = self._stored[field.name].dtype
-                found.append(f"{field.name} of {self} has columns of {', '.join(kinds)} side by side, all as {dtype}")
-        return found
+                notes.append(f"{field.name} of {self} has columns of {', '.join(kinds)} side by side, all as {dtype}")
+        return notes
 
     # -- row groups ---------------------------------------------------------------------------------------------------
 
@@ -570,14 +570,14 @@ class RowGroups(DataSet):
                 lambda row, field=field: self._pixels(field, arrays, number, row),  # type: ignore[misc]
                 rows.tolist(),
             )
-            for place, one in enumerate(decoded):
-                if (one.dtype.name, one.shape) != (column.dtype, column.shape):
+            for place, image in enumerate(decoded):
+                if (image.dtype.name, image.shape) != (column.dtype, column.shape):
                     raise DatasetError(
-                        f"{self._where(number, int(rows[place]))}: an image is {one.dtype.name} of shape {one.shape}, "
+                        f"{self._where(number, int(rows[place]))}: an image is {image.dtype.name} of shape {image.shape}, "
                         f"but {column.dtype} of shape {column.shape} in the first row",
                         hint="bring all to one size with image_size=(64, 64), and to one mode beforehand",
                     )
-                pixels[place] = one
+                pixels[place] = image
             whole[field.name] = pixels
         return {name: whole[name] for name in arrays}
 
@@ -636,7 +636,9 @@ class _Torn(Exception):
     """A file in the cache is damaged."""
 
 
-def _wanted(given: Mapping[str, Columns | None], there: Sequence[str], where: str) -> dict[str, tuple[str, ...]]:
+def _wanted(
+    arguments: Mapping[str, Columns | None], names_there: Sequence[str], where: str
+) -> dict[str, tuple[str, ...]]:
     """Return the columns of the data set, each with its columns in the files.
 
     If none are given, they are the columns with the names ``x``, ``y`` and ``w``.
@@ -645,27 +647,29 @@ def _wanted(given: Mapping[str, Columns | None], there: Sequence[str], where: st
         DatasetError: There is no input.
         AppError: A value is not a name of a column.
     """
-    found: dict[str, tuple[str, ...]] = {}
-    for letter, what in given.items():
+    wanted: dict[str, tuple[str, ...]] = {}
+    for letter, what in arguments.items():
         if what is None:
             continue
-        each = (
+        named = (
             {f"{letter}[{key!r}]": names for key, names in what.items()}
             if isinstance(what, Mapping)
             else {letter: what}
         )
-        for name, names in each.items():
+        for name, names in named.items():
             several = (names,) if isinstance(names, str) else tuple(names) if isinstance(names, Sequence) else ()
             if not several or not all(isinstance(one, str) for one in several):
                 raise AppError(f"{letter}={what!r} names no columns", hint=f"write {letter}='name', or a list of names")
-            found[name] = several
-    if not found:
-        found = {name: (name,) for name in there if name in ("x", "y", "w") or name.startswith(("x[", "y[", "w["))}
-    if not any(name[0] == "x" for name in found):
+            wanted[name] = several
+    if not wanted:
+        wanted = {
+            name: (name,) for name in names_there if name in ("x", "y", "w") or name.startswith(("x[", "y[", "w["))
+        }
+    if not any(name[0] == "x" for name in wanted):
         raise DatasetError(
-            f"nothing says which column of {where} is the input", hint=f"write x=...: it has {', '.join(there)}"
+            f"nothing says which column of {where} is the input", hint=f"write x=...: it has {', '.join(names_there)}"
         )
-    return found
+    return wanted
 
 
 def _class_names(schema: Any, fields: Sequence[Field]) -> tuple[str, ...]:

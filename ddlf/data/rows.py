@@ -60,13 +60,13 @@ def longest(arrays: Iterable[Sequence[Any] | np.ndarray[Any, Any]]) -> int:
 
 
 def chosen(
-    columns: str, there: Sequence[str], path: Path, usual: Mapping[str, str], what: str = "column"
+    columns: str, available: Sequence[str], path: Path, usual: Mapping[str, str], what: str = "column"
 ) -> dict[str, str]:
     """Return the chosen columns: a dict from new names to the names in the source.
 
     Args:
         columns: The option of ``open_source``.
-        there: All names in the source.
+        available: All names in the source.
         path: Path of the source, for errors.
         usual: New names of some columns, by old name, used if ``columns`` is empty.
         what: Word for a column, for errors.
@@ -75,11 +75,11 @@ def chosen(
         ConfigError: There is no column with a given name, or a new name is given twice.
     """
     if not columns:
-        return {usual.get(name, name): name for name in there}
+        return {usual.get(name, name): name for name in available}
     pairs = [(name.partition("=")[0], name.partition("=")[2] or name) for name in columns.split(",")]
     for _, old in pairs:
-        if old not in there:
-            raise ConfigError(f"{path} has no {what} {old!r}", hint=f"it has {', '.join(there)}")
+        if old not in available:
+            raise ConfigError(f"{path} has no {what} {old!r}", hint=f"it has {', '.join(available)}")
     if len({new for new, _ in pairs}) != len(pairs):
         raise ConfigError(f"--columns {columns} gives one name twice")
     return dict(pairs)

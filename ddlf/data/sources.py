@@ -49,8 +49,8 @@ def open_source(
         "image_size": ("images", *encoded),
         "ragged": ("images", *encoded),
     }
-    given = {"columns": columns, "part": part, "label": label, "image_size": image_size, "ragged": ragged}
-    for name, value in given.items():
+    options = {"columns": columns, "part": part, "label": label, "image_size": image_size, "ragged": ragged}
+    for name, value in options.items():
         if value and kind not in of[name] and kind in KINDS:
             raise ConfigError(f"--{name.replace('_', '-')} has no effect with {path}", hint="leave it out")
     with explained(path, "read"):
@@ -102,8 +102,8 @@ def state_of(path: Path, *options: str) -> str:
         folders = os.walk(path) if path.is_dir() else [(str(path.parent), [], [path.name])]
         for folder, _, names in sorted(folders):
             for name in sorted(names):
-                found = os.stat(os.path.join(folder, name), follow_symlinks=True)
-                total.update(f"{folder}/{name} {found.st_size} {found.st_mtime_ns}\n".encode(errors="surrogateescape"))
+                about = os.stat(os.path.join(folder, name), follow_symlinks=True)
+                total.update(f"{folder}/{name} {about.st_size} {about.st_mtime_ns}\n".encode(errors="surrogateescape"))
     return total.hexdigest()[:16]
 
 
@@ -118,8 +118,8 @@ def _kind(path: Path) -> tuple[str, list[Path]]:
             ".tar": "*.tar*",
             ".tfrecord": "*.tfrec*",
         }.items():
-            if found := sorted(file for file in path.glob(pattern) if file.is_file()):
-                return kind, found
+            if files := sorted(file for file in path.glob(pattern) if file.is_file()):
+                return kind, files
         return "images", []
     name = path.name.lower()
     for kind, within in {".tar": (".tar", ".tgz"), ".tfrecord": (".tfrec",)}.items():

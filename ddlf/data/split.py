@@ -126,10 +126,10 @@ def split(
     if stratify:
         column = source.columns.get(stratify)
         if column is None or column.shape or np.dtype(column.dtype).kind not in "biu":
-            there = [name for name, each in source.columns.items() if not each.shape and each.dtype[0] in "biu"]
+            labels = [name for name, other in source.columns.items() if not other.shape and other.dtype[0] in "biu"]
             raise ConfigError(
                 f"--stratify {stratify} names no column of labels",
-                hint=f"whole numbers are: {', '.join(there) or 'none'}",
+                hint=f"whole numbers are: {', '.join(labels) or 'none'}",
             )
     buckets = Buckets(source.samples, len(sizes), memory // 3 // row, seed, stratify)
     at_once = max(memory // 8 // row, 1)
@@ -276,8 +276,8 @@ def _written(rows: Rows, place: Place, name: str, first: int) -> PartitionFile:
             number = re.search(r"\(os error (\d+)\)", str(error))
             raise OSError(int(number[1]) if number else 0, str(error), str(path)) from error
         with open(path, "rb", buffering=0) as file:
-            found = os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
-    return PartitionFile(name, len(rows), *found, first)
+            size_and_hash = os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
+    return PartitionFile(name, len(rows), *size_and_hash, first)
 
 
 def _hash(text: str) -> str:
@@ -299,10 +299,10 @@ class Buckets:
     def __init__(self, samples: int, buckets: int, room: int, seed: int, stratify: str = "") -> None:
         self._samples, self._buckets, self._seed, self._stratify = samples, buckets, seed, stratify
         self._dealers: dict[int, _Dealer] = {}
-        each = samples / buckets
+        expected = samples / buckets
         fit = 1
         while (
-            fit < buckets and (fit + 1) * each + 6 * ((fit + 1) * each) ** 0.5 <= room
+            fit < buckets and (fit + 1) * expected + 6 * ((fit + 1) * expected) ** 0.5 <= room
         ):  # expected size plus 6 standard deviations
             fit += 1
         if samples <= room:
@@ -342,17 +342,17 @@ class Buckets:
         buckets = np.empty(len(labels), np.uint32)
         values, which = np.unique(labels, return_inverse=True)
         for number, label in enumerate(values.tolist()):
-            mine = which == number
-            buckets[mine] = self._dealer(int(label)).take(int(mine.sum()))
+            has_label = which == number
+            buckets[has_label] = self._dealer(int(label)).take(int(has_label.sum()))
         return buckets
 
     def held(self, pieces: Iterable[Rows], kind: np.dtype[Any]) -> tuple[Rows, Numbers]:
         """Return all samples with their buckets, in memory."""
-        whole, whose, done = np.empty(self._samples, kind), np.empty(self._samples, np.uint32), 0
+        whole, buckets_of, done = np.empty(self._samples, kind), np.empty(self._samples, np.uint32), 0
         for rows, buckets in self._thrown(pieces):
-            whole[done : done + len(rows)], whose[done : done + len(rows)] = rows, buckets
+            whole[done : done + len(rows)], buckets_of[done : done + len(rows)] = rows, buckets
             done += len(rows)
-        return whole, whose
+        return whole, buckets_of
 
     def deal(self, pieces: Iterable[Rows], heaps: Heaps) -> None:
         """Throw the remaining samples on their heaps, which are on a disk."""
@@ -361,10 +361,10 @@ class Buckets:
             heap = buckets // fit
             order = np.argsort(heap, kind="stable")
             ends = np.searchsorted(heap[order], np.arange(len(self.heaps) + 1))
-            both = np.empty(len(rows), heaps.kind)
-            both["row"], both["bucket"] = rows, buckets
+            spilled = np.empty(len(rows), heaps.kind)
+            spilled["row"], spilled["bucket"] = rows, buckets
             for number in range(len(self.heaps)):
-                heaps.throw(number, both[order[ends[number] : ends[number + 1]]])
+                heaps.throw(number, spilled[order[ends[number] : ends[number + 1]]])
             done += len(rows)
             if (whole := done == self._samples) or time.monotonic() - noted >= NOTED_S:
                 heaps.note(done, {label: each.taken for label, each in self._dealers.items()}, whole=whole)
@@ -376,8 +376,8 @@ class Buckets:
         for number in range(len(self.heaps)):
             end = begin + heaps.length(number)
             if end > start:
-                both = heaps.read(number)
-                yield from behind(start - begin, self.shuffled(number, both["row"], both["bucket"]))
+                spilled = heaps.read(number)
+                yield from behind(start - begin, self.shuffled(number, spilled["row"], spilled["bucket"]))
             begin = end
 
     def shuffled(self, heap: int, rows: Rows, buckets: Numbers) -> Iterator[Rows]:
@@ -453,16 +453,16 @@ class Heaps:
         if not noted[
             "whole"
         ]:  # after a complete pass, heaps may be gone already; the others are compared when they are read
-            found = [hashlib.sha256() for _ in lengths]
+            digests = [hashlib.sha256() for _ in lengths]
             for heap, length in enumerate(lengths):
                 with contextlib.suppress(FileNotFoundError), open(self._path(heap), "r+b") as file:
                     while length > 0 and (data := file.read(min(length, 2**20))):
-                        found[heap].update(data)
+                        digests[heap].update(data)
                         length -= len(data)
                     file.truncate(lengths[heap])
-            if [each.hexdigest() for each in found] != hashes:
+            if [each.hexdigest() for each in digests] != hashes:
                 return False
-            self._hashes = found
+            self._hashes = digests
         self._lengths, self._noted = lengths, hashes
         self.samples, self.labels = noted["samples"], dict(noted["labels"])
         return True

@@ -32,11 +32,11 @@ PIECE_BYTES = 2**23
 Moved = Callable[[str, int, int], None]
 
 
-def shares(found: Manifest, hosts: int, copies: int) -> list[list[int]]:
+def shares(manifest: Manifest, hosts: int, copies: int) -> list[list[int]]:
     """Choose the files of each machine: the files that one of ``hosts`` slots reads, plus its neighbours' for copies.
 
     Args:
-        found: The manifest.
+        manifest: The manifest.
         hosts: Number of machines.
         copies: Number of machines that get each file.
 
@@ -48,10 +48,10 @@ def shares(found: Manifest, hosts: int, copies: int) -> list[list[int]]:
     """
     if not 0 < copies <= hosts:
         raise ConfigError(f"{copies} copies need as many machines, but there are {hosts}", hint="make fewer copies")
-    if hosts > found.samples:
-        raise ConfigError(f"{found.samples:,} samples cannot be spread over {hosts} machines", hint="name fewer")
-    arcs = portions(found.sizes, equal_sizes(found.samples, hosts), "none", seed=0, epoch=0, stays=True)
-    read = [set(arc.stretches(found.sizes)[:, 0].tolist()) for arc in arcs]
+    if hosts > manifest.samples:
+        raise ConfigError(f"{manifest.samples:,} samples cannot be spread over {hosts} machines", hint="name fewer")
+    arcs = portions(manifest.sizes, equal_sizes(manifest.samples, hosts), "none", seed=0, epoch=0, stays=True)
+    read = [set(arc.stretches(manifest.sizes)[:, 0].tolist()) for arc in arcs]
     return [sorted(set().union(*(read[(host + n) % hosts] for n in range(copies)))) for host in range(hosts)]
 
 
@@ -135,10 +135,10 @@ def lacking(path: str, files: Sequence[tuple[str, int, str]]) -> list[str]:
     folder = Path(path)
     with explained(folder, "write to"):
         folder.mkdir(parents=True, exist_ok=True)
-        found = [(name, nbytes) for name, nbytes, sha256 in files if _hash(folder / name) != sha256]
-    with explained(folder, "write to", need=(need := sum(nbytes for _, nbytes in found))):
+        missing = [(name, nbytes) for name, nbytes, sha256 in files if _hash(folder / name) != sha256]
+    with explained(folder, "write to", need=(need := sum(nbytes for _, nbytes in missing))):
         check_room(folder, need)
-    return [name for name, _ in found]
+    return [name for name, _ in missing]
 
 
 def take(path: str, name: str, begin: int, piece: Any) -> None:

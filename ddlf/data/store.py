@@ -71,16 +71,16 @@ class Store:
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         self.url = url.rstrip("/")
-        found = urlsplit(self.url)
-        if found.password:
-            plain = f"{found.scheme}://{found.netloc.rpartition('@')[2]}{found.path}"
+        parts = urlsplit(self.url)
+        if parts.password:
+            plain = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
             raise ConfigError(
                 f"{plain} was given with a password, which would be seen by all",
                 hint="leave it out; each machine has its own, in its environment or the files of the driver",
             )
-        if found.query or found.fragment:
+        if parts.query or parts.fragment:
             raise ConfigError(f"{self.url.partition('?')[0]} has a ? or # behind it", hint="name the folder alone")
-        self._fs, self._root = opened(self.url, found.scheme, options or {})
+        self._fs, self._root = opened(self.url, parts.scheme, options or {})
         self._closed = threading.Event()
 
     def __str__(self) -> str:
@@ -175,13 +175,13 @@ class Store:
         """
         path = f"{self._root}/{pattern}"
         try:
-            found = self._tried(
+            infos = self._tried(
                 f"list {self._said(pattern)}", lambda: self._done("glob", 20 * STALL_S, path, detail=True)
             )
         except Gone:
             return {}
         root = self._fs._strip_protocol(self._root).rstrip("/")
-        names = {str(name).removeprefix(root).lstrip("/"): info for name, info in found.items()}
+        names = {str(name).removeprefix(root).lstrip("/"): info for name, info in infos.items()}
         return {name: names[name] for name in sorted(names) if names[name].get("type") == "file"}
 
     def info(self, name: str) -> dict[str, Any]:
@@ -276,13 +276,13 @@ class Store:
         """
         path = self._path(folder)
         try:
-            found = self._tried(
+            paths = self._tried(
                 f"list {self._said(folder)}", lambda: self._done("ls", STALL_S, path, detail=False, refresh=True)
             )
         except Gone:
             return []
         here = self._fs._strip_protocol(path)
-        below = [str(each).rstrip("/") for each in found]
+        below = [str(each).rstrip("/") for each in paths]
         return sorted(f"{folder}/{each.rpartition('/')[2]}".lstrip("/") for each in below if each != here.rstrip("/"))
 
     def remove(self, folder: str) -> None:
@@ -316,13 +316,13 @@ class Store:
         )
         from tenacity.nap import sleep_using_event
 
-        told, closed = False, self._closed
+        was_logged, closed = False, self._closed
 
         def tell(state: Any) -> None:
-            nonlocal told
+            nonlocal was_logged
             why = _reason(state.outcome.exception())
-            log.log(logging.DEBUG if told else logging.WARNING, "cannot %s: %s; tried again", doing, why)
-            told = True
+            log.log(logging.DEBUG if was_logged else logging.WARNING, "cannot %s: %s; tried again", doing, why)
+            was_logged = True
 
         try:
             return Retrying(
@@ -517,9 +517,9 @@ def path_of(url: str) -> Path | None:
     Raises:
         ConfigError: The folder is on another machine.
     """
-    found = urlsplit(url)
-    if found.scheme != "file":
+    parts = urlsplit(url)
+    if parts.scheme != "file":
         return None
-    if found.netloc not in ("", "localhost"):
+    if parts.netloc not in ("", "localhost"):
         raise ConfigError(f"{url} names a folder of another machine", hint="mount it, and name the folder here")
-    return Path(unquote(found.path))
+    return Path(unquote(parts.path))

@@ -90,8 +90,10 @@ class Stream:
         self._sizes = data.manifest.sizes
         self._skipped = np.array(sorted(skipped), np.int64)
         self.left_out: dict[int, int] = {}
-        for whose, _ in portion.blocks(self._sizes) if len(self._skipped) else ():
-            for number, count in zip(*np.unique(whose[np.isin(whose, self._skipped)], return_counts=True), strict=True):
+        for numbers, _ in portion.blocks(self._sizes) if len(self._skipped) else ():
+            for number, count in zip(
+                *np.unique(numbers[np.isin(numbers, self._skipped)], return_counts=True), strict=True
+            ):
                 self.left_out[int(number)] = self.left_out.get(int(number), 0) + int(count)
         self.samples = portion.samples - sum(self.left_out.values())
         row = data.row_bytes
@@ -200,9 +202,9 @@ class Stream:
                 if left < 0 or not (self._loads and self._data.on_disk):
                     break
                 kept.append(number)
-        again = [number for number in numbers if number in self._open]
+        open_already = [number for number in numbers if number in self._open]
         # Free dropped files before reading the next ones; both together would need twice the memory.
-        self._open = {number: self._open[number] for number in (*reversed(kept), *again)}
+        self._open = {number: self._open[number] for number in (*reversed(kept), *open_already)}
         missing = [number for number in numbers if number not in self._open]
         self._loading = True
         try:

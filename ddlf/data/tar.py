@@ -43,12 +43,12 @@ def open_tar(
     decoder = Decoder(image_size)
     read = partial(_samples, files, decoder)
     samples = sum(1 for file in files for _ in _groups(file))
-    there = {name for _, record in [next(read(), ("", {}))] for name in record}
-    usual = {name: name.removesuffix(".npy") for name in there if name.endswith(".npy")}
-    pictures = sorted(name for name in there if f".{name}" in ENDINGS) or sorted(there & {"npy"})
+    endings = {name for _, record in [next(read(), ("", {}))] for name in record}
+    usual = {name: name.removesuffix(".npy") for name in endings if name.endswith(".npy")}
+    pictures = sorted(name for name in endings if f".{name}" in ENDINGS) or sorted(endings & {"npy"})
     if pictures:
         usual[pictures[0]] = "x"
-    if "cls" in there:
+    if "cls" in endings:
         usual["cls"] = "y"
     return Records(path, samples, read, columns, usual, ragged)
 

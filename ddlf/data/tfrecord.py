@@ -46,10 +46,10 @@ def _samples(files: Sequence[Path], decoder: Decoder) -> Generator[tuple[str, Re
         for number, data in enumerate(_records(file)):
             where = f"record {number:,} of {file}"
             try:
-                found = dict(_features(data))
+                features = dict(_features(data))
             except ValueError as error:
                 raise DatasetError(f"{where} is no tf.train.Example ({error})", hint="write it as one") from None
-            yield where, {name: partial(_array, value, f"{where}: {name}", decoder) for name, value in found.items()}
+            yield where, {name: partial(_array, value, f"{where}: {name}", decoder) for name, value in features.items()}
 
 
 def _records(file: Path) -> Iterator[bytes]:
@@ -92,8 +92,8 @@ def masked_checksum() -> Callable[[bytes], int]:
         raise _missing("google-crc32c") from None
 
     def masked(data: bytes) -> int:
-        found: int = google_crc32c.value(data)
-        return (((found >> 15) | (found << 17)) + MASK) & 0xFFFFFFFF
+        crc: int = google_crc32c.value(data)
+        return (((crc >> 15) | (crc << 17)) + MASK) & 0xFFFFFFFF
 
     return masked
 

@@ -57,8 +57,8 @@ def grown(arrays: Mapping[str, Any], name: str) -> Any:
     below = [other for other in arrays if other.startswith(f"{name}[")]
     if not below:
         return None
-    found = [re.match(r"\[('[^']*'|\d+)\]", other[len(name) :]) for other in below]
-    keys = list(dict.fromkeys(match[1] if match else "" for match in found))
+    matches = [re.match(r"\[('[^']*'|\d+)\]", other[len(name) :]) for other in below]
+    keys = list(dict.fromkeys(match[1] if match else "" for match in matches))
     if all(key[:1] == "'" for key in keys):
         return {key[1:-1]: grown(arrays, f"{name}[{key}]") for key in keys}
     if sorted(keys, key=str) != sorted(map(str, range(len(keys)))):
