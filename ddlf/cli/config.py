@@ -9,7 +9,7 @@ from typing import Any
 
 from ddlf.app import IApp
 from ddlf.cli.options import add_app_options, check_app_options
-from ddlf.cli.parsing import Command, Parser
+from ddlf.cli.parsing import Command, Parser, action
 from ddlf.cli.target import find_target, overrides, prepare_app
 from ddlf.cluster.config.addresses import find_config
 from ddlf.cluster.config.cluster_file import lines_of_run, load_config
@@ -81,14 +81,12 @@ CONFIG = Command(
     description="Show the settings of a run.",
     examples=("ddlf config show --origin", "ddlf config show app.py --mode async --origin"),
     actions={
-        "show": (
+        "show": action(
             "print each setting and its value",
-            Command(
-                description="Print each setting and its value, as ddlf run with the same options would use it.",
-                examples=("ddlf config show --origin", "ddlf config show app.py --mode async --origin"),
-                options=_options,
-                run=show,
-            ),
+            "Print each setting and its value, as ddlf run with the same options would use it.",
+            _options,
+            show,
+            *("ddlf config show --origin", "ddlf config show app.py --mode async --origin"),
         )
     },
 )

@@ -14,7 +14,7 @@ from typing import Any
 
 from ddlf.algorithms.reading_order import SHUFFLE, Global, Window
 from ddlf.cli.options import add_json, add_verbose, named_cluster
-from ddlf.cli.parsing import Command, Parser, addresses, number
+from ddlf.cli.parsing import Command, Parser, action, addresses, number
 from ddlf.data.export import Moved, damage
 from ddlf.data.export import export as exported
 from ddlf.data.manifest import Manifest
@@ -384,15 +384,11 @@ def _line(unit: str = "samples") -> Iterator[Moved]:
             sys.stderr.flush()
 
 
-def _action(help: str, description: str, options: Any, run: Any, *examples: str) -> tuple[str, Command]:
-    return help, Command(description=description, examples=examples, options=options, run=run)
-
-
 DATA = Command(
     description="Data sets in partition files, for data that is larger than memory.",
     examples=("ddlf data split mnist.npz /shared/mnist", "ddlf data info /shared/mnist"),
     actions={
-        "split": _action(
+        "split": action(
             "write a source as partition files",
             "Write arrays (.npz, .npy, a folder of .npy), a table (.csv, .parquet), samples (.tar, .tfrecord) or images "
             "(one folder per class) into a new folder, as partition files with a manifest. All samples are shuffled "
@@ -408,7 +404,7 @@ DATA = Command(
             "ddlf data split shards /shared/shards --columns x=image,y=label    # a folder of .tar, .parquet, .tfrecord",
             "ddlf data split big.npz /shared/big --file-bytes 128MB --memory 2GB",
         ),
-        "send": _action(
+        "send": action(
             "copy its files to each worker's disk",
             "Copy to each machine of a cluster its part of a data set, into a folder of the same name, over the "
             "connections to its workers. For machines without a shared folder. Only missing files are sent, so the same "
@@ -418,7 +414,7 @@ DATA = Command(
             "ddlf data send /data/mnist --hosts pc1:9000,pc2:9000,pc3:9000 --copies 2",
             "ddlf data send /data/mnist --config cluster.yaml --copies 2",
         ),
-        "repartition": _action(
+        "repartition": action(
             "write a data set into more or fewer files",
             "Write the samples of a data set into more or fewer partition files, in the same order, as its next version. "
             "The previous version stays in use until all files are written, and its files stay for current readers "
@@ -428,7 +424,7 @@ DATA = Command(
             "ddlf data repartition /shared/mnist --files 7",
             "ddlf data repartition s3://bucket/photos --file-bytes 32MB --remove-old",
         ),
-        "info": _action(
+        "info": action(
             "show its contents, and what a worker needs for it",
             "Show the manifest of a data set, and how much memory and disk a worker needs for it. Reads no data files.",
             _info_options,
@@ -436,14 +432,14 @@ DATA = Command(
             "ddlf data info /shared/mnist",
             "ddlf data info /shared/mnist --workers 8 --shuffle window:4",
         ),
-        "verify": _action(
+        "verify": action(
             "check every byte",
             "Read all files and compare them with the manifest. The exit code is 0 if nothing is damaged.",
             _verify_options,
             verify,
             "ddlf data verify /shared/mnist",
         ),
-        "export": _action(
+        "export": action(
             "write all samples into one file",
             "Write all samples of a data set into one file, in the order of their ids: .npz, .parquet, .tar (as in "
             "WebDataset) or .tfrecord.",

@@ -348,6 +348,17 @@ class Command:
         return self, parser, args
 
 
+def action(
+    help: str,
+    description: str,
+    options: Callable[[Parser], None],
+    run: Callable[[argparse.Namespace], int | Coroutine[Any, Any, int]],
+    *examples: str,
+) -> tuple[str, Command]:
+    """Return an action of a command, with its line in the help."""
+    return help, Command(description=description, examples=examples, options=options, run=run)
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """The entry of a command in the list of all.

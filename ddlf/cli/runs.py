@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ddlf.cli.parsing import Command, Parser, number
+from ddlf.cli.parsing import Command, Parser, action, number
 from ddlf.errors import ConfigError
 from ddlf.events.facts import to_data
 from ddlf.monitor.runs import folder, past, report, table
@@ -122,19 +122,23 @@ def compare(options: argparse.Namespace) -> int:
     if len(set(paths)) < len(paths):
         raise ConfigError(f"{' and '.join(options.runs)} name the same run", hint="list the runs with: ddlf runs")
     pasts = [past.read(path) for path in paths]
-    rows = table.of_runs(pasts)
-    if options.csv:
-        print(table.as_csv(rows), end="")
-    elif options.latex:
-        print(table.as_latex(rows), end="")
+    if not _print_table(table.of_runs(pasts), options):
+        return 0
+    if differing := _differing(pasts):
+        print()
+        print(table.as_text([["setting", *(run.path.name for run in pasts)], *differing]))
     else:
-        print(table.as_text(rows))
-        if differing := _differing(pasts):
-            print()
-            print(table.as_text([["setting", *(run.path.name for run in pasts)], *differing]))
-        else:
-            print("\nno setting differs")
+        print("\nno setting differs")
     return 0
+
+
+def _print_table(rows: list[list[str]], options: argparse.Namespace) -> bool:
+    """Print a table in the format that was asked for. Return whether it is text, which more text may follow."""
+    if options.csv or options.latex:
+        print(table.as_csv(rows) if options.csv else table.as_latex(rows), end="")
+        return False
+    print(table.as_text(rows))
+    return True
 
 
 def _differing(pasts: list[past.Past]) -> list[list[str]]:
@@ -167,23 +171,19 @@ RUNS = Command(
     options=_options,
     run=show,
     actions={
-        "compare": (
+        "compare": action(
             "show runs side by side",
-            Command(
-                description="Show the results of runs side by side, and the settings in which they differ.",
-                examples=("ddlf runs compare last 20261122-11", "ddlf runs compare A B C --latex > table.tex"),
-                options=_compare_options,
-                run=compare,
-            ),
+            "Show the results of runs side by side, and the settings in which they differ.",
+            _compare_options,
+            compare,
+            *("ddlf runs compare last 20261122-11", "ddlf runs compare A B C --latex > table.tex"),
         ),
-        "prune": (
+        "prune": action(
             "remove old runs",
-            Command(
-                description="Remove the folders of all runs except the newest ones and those that are still running.",
-                examples=("ddlf runs prune --keep 20",),
-                options=_prune_options,
-                run=prune,
-            ),
+            "Remove the folders of all runs except the newest ones and those that are still running.",
+            _prune_options,
+            prune,
+            "ddlf runs prune --keep 20",
         ),
     },
 )
@@ -257,14 +257,8 @@ def make_report(options: argparse.Namespace) -> int:
     except OSError as error:  # somebody else's run, or a full disk: the tables can be printed all the same
         past, failed = read(path), reason(error)
     rows = table.of_workers(past) if options.workers else table.of_runs([past])
-    if options.csv:
-        print(table.as_csv(rows), end="")
-    elif options.latex:
-        print(table.as_latex(rows), end="")
-    else:
-        print(table.as_text(rows))
-        if failed is None:
-            print(f"report    {path / folder.REPORT}")
+    if _print_table(rows, options) and failed is None:
+        print(f"report    {path / folder.REPORT}")
     if failed is not None:
         older = "; the existing one is older" if (path / folder.REPORT).exists() else ""
         print(f"the report cannot be written: {failed}{older}", file=sys.stderr)

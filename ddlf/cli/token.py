@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from ddlf.cli.parsing import Command, Parser
+from ddlf.cli.parsing import Command, Parser, action
 from ddlf.errors import AuthError
 from ddlf.rpc import tokens
 
@@ -63,33 +63,27 @@ TOKEN = Command(
         "ddlf token paste    # on another machine",
     ),
     actions={
-        "new": (
+        "new": action(
             "create a token",
-            Command(
-                description="Create a token for your account.",
-                examples=("ddlf token new", "ddlf token new --token-file lab-token"),
-                options=_options(f"where to write it {PLACE}"),
-                run=new,
-            ),
+            "Create a token for your account.",
+            _options(f"where to write it {PLACE}"),
+            new,
+            *("ddlf token new", "ddlf token new --token-file lab-token"),
         ),
-        "paste": (
+        "paste": action(
             "save the token of another machine",
-            Command(
-                description="Save the token of another machine on this one. It is read from the terminal, without "
-                "showing it, or from standard input.",
-                examples=("ddlf token paste", "ssh pc01 ddlf token show | ddlf token paste"),
-                options=_options(f"where to write it {PLACE}"),
-                run=paste,
-            ),
+            "Save the token of another machine on this one. It is read from the terminal, without showing it, or from "
+            "standard input.",
+            _options(f"where to write it {PLACE}"),
+            paste,
+            *("ddlf token paste", "ssh pc01 ddlf token show | ddlf token paste"),
         ),
-        "show": (
+        "show": action(
             "show the token, to copy it",
-            Command(
-                description="Print where the token is, and the token itself.",
-                examples=("ddlf token show",),
-                options=_options(f"the file of the token {PLACE}"),
-                run=show,
-            ),
+            "Print where the token is, and the token itself.",
+            _options(f"the file of the token {PLACE}"),
+            show,
+            "ddlf token show",
         ),
     },
 )
