@@ -26,7 +26,7 @@ def candidates(capsys, *words):
 
 
 @pytest.mark.parametrize("shell", SCRIPTS)
-def test_each_shell_has_a_script_that_asks_ddlf(shell, capsys):
+def test_completion_script_of_each_shell_asks_ddlf(shell, capsys):
     assert "_DDLF_COMPLETE" in script(shell, capsys)
 
 

@@ -95,7 +95,7 @@ def test_each_version_mismatch_is_named_with_its_remedy(facts, level, what, do):
     assert finding.level == level
 
 
-def test_a_clock_is_ahead_or_behind():
+def test_clock_finding_names_direction():
     assert ["37 s ahead of" in text for text in whats(of_clock(37.2, "w"))] == [True]
     assert ["3600 s behind" in text for text in whats(of_clock(-3600, "w"))] == [True]
 

@@ -78,14 +78,14 @@ def test_new_reports_a_folder_that_cannot_be_created(ddlf, tmp_path):
     assert err == "error  file/lab cannot be written: Not a directory; choose a folder you own\n"
 
 
-def test_the_wheel_has_every_source_of_a_template():
+def test_wheel_has_sources_of_templates():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
     sources = {source for template in new.TEMPLATES.values() for source in template.files.values()}
     assert included == {f"apps/{source}": f"ddlf/templates/{source}" for source in sources}
 
 
-def test_the_demo_says_what_is_missing_in_one_sentence(ddlf, monkeypatch):
+def test_demo_names_missing_packages(ddlf, monkeypatch):
     monkeypatch.setattr(new, "has_module", lambda name: name == "numpy")
     monkeypatch.delenv("KERAS_BACKEND", raising=False)
     code, out, err = ddlf("demo")
@@ -95,7 +95,7 @@ def test_the_demo_says_what_is_missing_in_one_sentence(ddlf, monkeypatch):
     )
 
 
-def test_the_demo_is_a_run_of_the_digits_on_this_machine_whatever_lies_here(ddlf, tmp_path):
+def test_demo_ignores_files_in_current_folder(ddlf, tmp_path):
     (tmp_path / "cluster.yaml").write_text("workers: [127.0.0.1:1]\n")
     code, out, _ = ddlf("demo", "--dry-run", "--batch-size", "5")
     assert code == 0
@@ -107,7 +107,7 @@ def test_the_demo_is_a_run_of_the_digits_on_this_machine_whatever_lies_here(ddlf
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in new.TEMPLATES if name != "digits"])  # that one: test_docs.py
-def test_a_project_runs_as_it_stands(tmp_path, monkeypatch, name):
+def test_new_project_runs_unchanged(tmp_path, monkeypatch, name):
     random = np.random.default_rng(0)
     splits = {"train": 600, "test": 100}
     images = {f"x_{split}": random.integers(0, 256, (count, 28, 28), np.uint8) for split, count in splits.items()}
@@ -126,7 +126,7 @@ def test_a_project_runs_as_it_stands(tmp_path, monkeypatch, name):
 
 
 @pytest.mark.slow
-def test_the_wheel_alone_trains_the_demo_which_reaches_its_accuracy_saves_the_model_and_leaves_no_process(tmp_path):
+def test_wheel_alone_trains_demo(tmp_path):
     """A new environment has the wheel; what the wheel needs is that of the tests' own environment."""
     make = [
         sys.executable,

@@ -58,14 +58,14 @@ def test_error_prints_its_cause_unless_the_sentence_has_it(on_a_terminal, cause,
     assert on_a_terminal(error).splitlines()[1:] == rows
 
 
-def test_a_table_keeps_its_lines_and_a_wrong_value_needs_no_page(on_a_terminal):
+def test_error_table_keeps_its_lines(on_a_terminal):
     row = f"    1  127.0.0.1:9{' ' * 60}connection refused"
     error = ConnectError(f"1 of 2 workers could not be reached:\n{row}", hint="start it")
     assert f"\n{row}\ntry    start it\n" in on_a_terminal(error)
     assert "more" not in on_a_terminal(ConfigError("batch_size must be a whole number, got 1.5"))
 
 
-def test_the_workers_own_lines_come_last_and_those_of_libraries_with_v_only(on_a_terminal):
+def test_error_shows_worker_lines_last_and_library_lines_with_v(on_a_terminal):
     error = remote()
     error.hint = "set y_train"
     said = on_a_terminal(error)

@@ -49,7 +49,7 @@ def parser():
         ),
     ],
 )
-def test_a_wrong_argument_is_one_sentence_and_exit_code_2(parser, capsys, arguments, sentence):
+def test_wrong_argument_is_one_sentence_and_exit_code_2(parser, capsys, arguments, sentence):
     with pytest.raises(SystemExit) as ended:
         parser.parse_args(arguments)
     assert ended.value.code == 2

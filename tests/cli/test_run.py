@@ -230,7 +230,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_file_runs_the_same_way_with_ddlf_run_and_with_python(app, tmp_path):
+def test_file_runs_equally_with_ddlf_run_and_python(app, tmp_path):
     ended = app(ADD, "--local", "2", "-p", "a=5", "--quiet")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[107, 207]\n", "")
     script = subprocess.run(
@@ -245,7 +245,7 @@ def test_run_starts_two_workers_without_a_cluster_file(app, tmp_path):
     assert ended.stdout == "cluster   no cluster file: 2 workers on this machine\n[103, 203]\n"
 
 
-def test_the_workers_of_a_cluster_file_are_used_from_its_folder(app, standing_workers, tmp_path):
+def test_run_uses_cluster_file_of_current_folder(app, standing_workers, tmp_path):
     worker, _ = standing_workers
     (tmp_path / "cluster.yaml").write_text(
         f"version: 1\nsecurity: {{token_file: {worker.token_file}}}\nworkers:\n  - 127.0.0.1:{worker.port}\n"
@@ -267,7 +267,7 @@ def test_the_workers_of_a_cluster_file_are_used_from_its_folder(app, standing_wo
     ],
     ids=str,
 )
-def test_results_of_any_kind_can_be_allowed_for_every_kind_of_cluster(
+def test_pickle_results_applies_to_every_kind_of_cluster(
     arguments, in_file, tmp_path, monkeypatch, token_file
 ):
     from ddlf.cli.options import add_options
@@ -283,7 +283,7 @@ def test_results_of_any_kind_can_be_allowed_for_every_kind_of_cluster(
     assert [worker._link.session["pickle_results"] for worker in cluster.workers] == [True]
 
 
-def test_a_token_file_that_is_named_goes_before_the_one_of_the_cluster_file(app, standing_workers, tmp_path):
+def test_token_file_option_overrides_cluster_file(app, standing_workers, tmp_path):
     worker, _ = standing_workers
     (tmp_path / "cluster.yaml").write_text(
         f"version: 1\nsecurity: {{token_file: other}}\nworkers:\n  - 127.0.0.1:{worker.port}\n"
@@ -313,7 +313,7 @@ async def main(cluster):
 """
 
 
-def test_a_worker_that_another_run_has_is_exit_code_3_and_takeover_gets_it(app, standing_workers, tmp_path):
+def test_used_worker_is_exit_code_3_and_takeover_gets_it(app, standing_workers, tmp_path):
     worker, _ = standing_workers
     where = ["--hosts", f"127.0.0.1:{worker.port}", "--token-file", str(worker.token_file), "--quiet"]
     hold = app.write(HOLD, "hold.py")
@@ -349,7 +349,7 @@ async def main(cluster):
 """
 
 
-def test_a_method_that_raises_is_exit_code_1_with_the_users_file_and_line_and_the_workers_stay_usable(
+def test_raising_method_is_exit_code_1_with_user_line(
     app, start_worker, tmp_path
 ):
     worker = start_worker()
@@ -362,12 +362,12 @@ def test_a_method_that_raises_is_exit_code_1_with_the_users_file_and_line_and_th
     assert app(ADD, *where).stdout == "[103]\n"
 
 
-def test_debug_shows_the_masters_side_too(app):
+def test_debug_shows_traceback_of_master(app):
     ended = app(FAIL, "--local", "1", "--debug")
     assert "ddlf/cluster" in ended.stderr
 
 
-def test_an_error_on_the_master_is_shown_with_its_traceback(app):
+def test_error_on_master_is_shown_with_traceback(app):
     ended = app("async def main(cluster):\n    [][0]\n")
     assert ended.returncode == 1
     assert 'app.py", line 2, in main' in ended.stderr
@@ -375,18 +375,18 @@ def test_an_error_on_the_master_is_shown_with_its_traceback(app):
 
 
 @pytest.mark.parametrize("source", ["def broken(:\n", "import no_such_module_anywhere\n"])
-def test_an_app_that_cannot_be_imported_is_shown_with_its_line(app, source):
+def test_failing_import_is_shown_with_its_line(app, source):
     ended = app(source)
     assert ended.returncode == 1
     assert 'app.py", line 1' in ended.stderr
 
 
-def test_an_app_that_exits_by_itself_keeps_its_exit_code(app):
+def test_exiting_app_keeps_its_exit_code(app):
     assert app("import sys\nsys.exit(7)\n").returncode == 7
     assert app("import sys\nasync def main(cluster):\n    sys.exit(7)\n").returncode == 7
 
 
-def test_an_app_without_its_methods_is_exit_code_2_and_says_which(app):
+def test_app_without_methods_is_exit_code_2(app):
     ended = app("import ddlf\nclass A(ddlf.IApp):\n    async def load_dataset(self): pass\n", "--local", "1", "-q")
     assert ended.returncode == 2
     assert ended.stderr.startswith("error  A has no create_model; write one that sets self.model")
@@ -405,7 +405,7 @@ def test_wrong_options_start_nothing(app, own_folders):
     ],
     ids=["python", "ddlf run"],
 )
-def test_the_apps_run_with_python_and_with_ddlf_run(how, name, more, expected, tmp_path):
+def test_example_apps_run_with_python_and_ddlf_run(how, name, more, expected, tmp_path):
     arguments = [*how, str(APPS / name), "--local", "2", *more]
     ended = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -448,7 +448,7 @@ async def main(cluster):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("moment", ["importing", "starting", "connected", "working"])
-def test_an_interrupt_ends_it_tidily_at_any_moment(app, tmp_path, own_folders, descendants, moment, number, code):
+def test_interrupt_ends_run_tidily_at_any_moment(app, tmp_path, own_folders, descendants, moment, number, code):
     source = {"importing": IMPORTING, "starting": CONNECTED, "connected": CONNECTED, "working": WORKING}[moment]
     path = app.write(source)
     before = set((own_folders / "tmp").iterdir())
@@ -470,7 +470,7 @@ def test_an_interrupt_ends_it_tidily_at_any_moment(app, tmp_path, own_folders, d
 
 
 @pytest.mark.parametrize("reaction", ["pass", "raise ImportError('no such module')", "raise SystemExit(3)"])
-def test_an_interrupt_that_an_import_swallows_still_ends_the_run(app, reaction):
+def test_interrupt_swallowed_by_import_ends_run(app, reaction):
     path = app.write(
         "import time\n"
         "try:\n    print('now', flush=True)\n    while True:\n        time.sleep(0.1)\n"
@@ -502,7 +502,7 @@ async def main(cluster):
 """
 
 
-def test_an_interrupt_in_a_finalizer_ends_the_run_and_shows_no_traceback(app):
+def test_interrupt_in_finalizer_ends_run_without_traceback(app):
     process = subprocess.Popen(
         [sys.executable, "-m", "ddlf.cli.main", "run", str(app.write(IN_A_FINALIZER)), "--local", "1", "-q"],
         stdout=subprocess.PIPE,
@@ -532,7 +532,7 @@ async def main(cluster):
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_an_interrupt_ends_code_that_holds_up_the_event_loop_also_if_that_swallows_it(app, descendants, times):
+def test_interrupt_ends_code_that_blocks_event_loop(app, descendants, times):
     path = app.write(BLOCKING.format(times=times))
     process = subprocess.Popen(
         [sys.executable, "-m", "ddlf.cli.main", "run", str(path), "--local", "1", "-q"],
@@ -549,7 +549,7 @@ def test_an_interrupt_ends_code_that_holds_up_the_event_loop_also_if_that_swallo
 
 
 @pytest.mark.parametrize("module", ["ddlf.cli.main", "ddlf.cli.worker"])
-def test_an_interrupt_while_a_command_imports_or_ends_says_nothing(module):
+def test_interrupt_at_start_or_end_prints_nothing(module):
     code = (
         "import sys, time, atexit\n"
         "class Slow:\n"
@@ -579,7 +579,7 @@ def test_an_interrupt_while_a_command_imports_or_ends_says_nothing(module):
         assert (errors, process.returncode) == ("", -signal.SIGINT)
 
 
-def test_an_interrupted_app_can_tidy_up(app):
+def test_interrupted_app_can_clean_up(app):
     path = app.write(CLOSING.replace("    try:", "    print('now', flush=True)\n    try:"))
     process = subprocess.Popen(
         [sys.executable, "-m", "ddlf.cli.main", "run", str(path), "--local", "1", "-q"],
@@ -593,7 +593,7 @@ def test_an_interrupted_app_can_tidy_up(app):
     assert (output, errors, process.returncode) == ("tidied up\n", "\nstopped\n", 130)
 
 
-def test_a_reader_that_closes_early_ends_the_run_without_a_traceback(app, descendants):
+def test_closed_output_ends_run_without_traceback(app, descendants):
     path = app.write("async def main(cluster):\n    for _ in range(100_000):\n        print('line')\n")
     reading, writing = os.pipe()
     os.close(reading)
@@ -619,7 +619,7 @@ async def other(cluster): pass
 """
 
 
-def test_target_names_the_part_that_is_meant(app, capsys):
+def test_target_option_chooses_app_or_function(app, capsys):
     for name in ("A", "B", "main", "other"):
         assert find_target(app.write(SEVERAL, f"several_{name}.py"), name).__name__ == name
     with pytest.raises(AppError, match=r"--target mian: .* has no such app or async function, did you mean 'main'"):
@@ -627,13 +627,13 @@ def test_target_names_the_part_that_is_meant(app, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_a_file_with_an_app_and_a_main_says_which_runs(app, capsys):
+def test_file_with_app_and_main_prints_which_runs(app, capsys):
     path = app.write("import ddlf\nclass A(ddlf.IApp): pass\nasync def main(cluster): pass\n", "with_both.py")
     assert find_target(path).__name__ == "A"
     assert capsys.readouterr().out == "target    A; for main(cluster), which is there too: --target main\n"
 
 
-def test_what_a_file_gives_to_ddlf_main_is_what_is_meant(app):
+def test_target_is_argument_of_ddlf_main(app):
     source = "import ddlf\nclass A(ddlf.IApp): pass\nclass B(ddlf.IApp): pass\nddlf.main(A)\n"
     assert find_target(app.write(source, "says_which.py")).__name__ == "A"
 
@@ -671,12 +671,12 @@ def test_options_without_effect_are_refused_by_name(app, refused, arguments, sen
         (["--local", "1", "--takeover"], "--takeover has no effect here: the workers are new ones, and there are no"),
     ],
 )
-def test_options_that_need_another_one_are_refused_without_it(app, refused, arguments, sentence):
+def test_dependent_options_are_refused_alone(app, refused, arguments, sentence):
     app.write("import ddlf\nclass App(ddlf.IApp): pass\n")
     assert refused("app.py", *arguments).startswith(f"error  {sentence}")
 
 
-def test_a_parameter_without_a_value_is_asked_for(app, refused):
+def test_missing_parameter_value_is_named(app, refused):
     app.write("async def main(cluster, points): pass\n")
     said = refused("app.py", "--local", "1")
     assert said == "error  main(cluster) needs a value for points; give it with -p points=VALUE\n"
@@ -696,13 +696,13 @@ async def main():
 @pytest.mark.parametrize(
     "call", ["asyncio.run(main())", "ddlf.run(main())", "", "if __name__ == '__main__':\n    asyncio.run(main())"]
 )
-def test_a_script_that_needs_no_cluster_of_ours_runs_once(app, call):
+def test_script_without_cluster_runs_once(app, call):
     ended = app(ALONE.format(call=call), "-q")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "ran\n", "")
 
 
 @pytest.mark.parametrize("call", ["asyncio.run(main())", "ddlf.run(main())", ""])
-def test_options_that_such_a_script_cannot_know_of_are_refused_before_it_runs(app, refused, call):
+def test_options_for_self_running_script_are_refused(app, refused, call):
     app.write(ALONE.format(call=call))
     said = refused("app.py", "--local", "3", "-p", "a=1")
     assert said.startswith("error  --local, -p has no effect")
@@ -714,7 +714,7 @@ def test_missing_file_error_names_the_nearest_file(app, refused):
     assert refused("ap.py") == "error  there is no file 'ap.py'; did you mean 'app.py'?\n"
 
 
-def test_an_unknown_parameter_of_an_app_lists_its_own_attributes_only():
+def test_unknown_parameter_error_lists_own_attributes():
     with pytest.raises(ConfigError) as refused:
         prepare_app(Settings, None, options("xyz=1"))
     assert str(refused.value) == "-p xyz: Settings has no attribute 'xyz'; its own are: fast, layers, name, rate, shape"
@@ -723,7 +723,7 @@ def test_an_unknown_parameter_of_an_app_lists_its_own_attributes_only():
         prepare_app(bare, None, options("learning_rat=1"))
 
 
-def test_the_new_settings_are_options_and_keys_of_the_cluster_file(tmp_path):
+def test_settings_are_options_and_cluster_file_keys(tmp_path):
     chosen = prepare_app(Settings, None, options(slots=3, evaluate_every=0, optimizer_state="fresh"))
     assert (chosen.slots, chosen.evaluate_every, chosen.optimizer_state) == (3, 0, "fresh")
     (tmp_path / "cluster.yaml").write_text(
@@ -802,7 +802,7 @@ async def main(cluster):
 """
 
 
-def test_the_users_own_lines_are_shown_and_those_of_libraries_with_v_only(app):
+def test_error_shows_user_lines_and_library_lines_with_v(app):
     ended = app(BOLD)
     assert ended.returncode == 1
     frames = [line.strip() for line in ended.stderr.splitlines() if line.startswith("  File ")]

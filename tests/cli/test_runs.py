@@ -140,7 +140,7 @@ def test_resume_takes_the_name_of_a_run(out):
     assert resumed_from(options()) is None
 
 
-def test_a_run_of_the_command_line_has_a_folder_unless_it_is_told_otherwise(monkeypatch):
+def test_run_has_folder_unless_disabled(monkeypatch):
     class Own(FakeRun):
         out = "own"
 

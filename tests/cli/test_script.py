@@ -20,7 +20,7 @@ async def answer(value):
     return value
 
 
-def test_a_result_or_an_error_comes_back():
+def test_run_returns_result_or_raises_error():
     assert run(answer(5)) == 5
 
     async def fail():
@@ -30,7 +30,7 @@ def test_a_result_or_an_error_comes_back():
         run(fail())
 
 
-def test_all_calls_share_one_event_loop_on_a_thread_of_its_own():
+def test_all_calls_share_one_background_loop():
     async def where():
         return asyncio.get_running_loop(), threading.current_thread()
 
@@ -39,14 +39,14 @@ def test_all_calls_share_one_event_loop_on_a_thread_of_its_own():
     assert thread is not threading.current_thread()
 
 
-def test_it_works_in_a_notebook_whose_cell_runs_inside_an_event_loop():
+def test_run_works_inside_notebook_cell():
     async def cell():
         return run(answer(7))
 
     assert asyncio.run(cell()) == 7
 
 
-def test_it_works_from_several_threads_at_once():
+def test_run_works_from_several_threads():
     results = []
     threads = [threading.Thread(target=lambda n=n: results.append(run(answer(n)))) for n in range(8)]
     for thread in threads:
@@ -56,7 +56,7 @@ def test_it_works_from_several_threads_at_once():
     assert sorted(results) == list(range(8))
 
 
-def test_inside_a_coroutine_that_it_runs_it_says_to_use_await():
+def test_run_inside_its_coroutine_says_to_use_await():
     async def outer():
         return run(answer(1))
 
@@ -64,12 +64,12 @@ def test_inside_a_coroutine_that_it_runs_it_says_to_use_await():
         run(outer())
 
 
-def test_what_is_no_coroutine_is_refused():
+def test_run_refuses_other_objects():
     with pytest.raises(TypeError, match="coroutine"):
         run(5)
 
 
-def test_a_cluster_that_one_call_opened_is_used_by_the_next():
+def test_cluster_opened_by_one_call_serves_next():
     cluster = run(ddlf.Cluster.local(1).connect())
     variable = contextvars.ContextVar("unused")
     assert variable is not None
@@ -95,7 +95,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_an_interrupt_waits_until_the_coroutine_has_cleaned_up(descendants):
+def test_interrupt_waits_for_cleanup_of_coroutine(descendants):
     process = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -106,7 +106,7 @@ def test_an_interrupt_waits_until_the_coroutine_has_cleaned_up(descendants):
     assert descendants() == []
 
 
-def test_a_script_that_forgets_to_close_ends_without_a_word_and_leaves_nothing(descendants):
+def test_script_without_close_ends_silently_and_leaves_nothing(descendants):
     code = "import ddlf\ncluster = ddlf.run(ddlf.Cluster.local(1).connect())\nprint(ddlf.run(cluster.run_code('7')))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (ended.stdout, ended.stderr, ended.returncode) == ("[7]\n", "", 0)
@@ -136,7 +136,7 @@ ddlf.main(main)
 """
 
 
-def test_an_interrupt_of_a_script_lets_it_tidy_up_and_leaves_no_process(tmp_path, descendants):
+def test_interrupted_script_cleans_up_and_leaves_no_process(tmp_path, descendants):
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     process = subprocess.Popen(
@@ -175,7 +175,7 @@ def test_main_in_a_notebook_runs_with_the_defaults_and_returns(tmp_path):
     assert ended.stdout == "cluster   no cluster file: 2 workers on this machine\n[42, 42]\nand on\n"
 
 
-def test_a_script_that_ipython_runs_has_its_own_command_line(monkeypatch):
+def test_script_under_ipython_has_own_command_line(monkeypatch):
     import builtins
 
     monkeypatch.setattr(builtins, "get_ipython", lambda: None, raising=False)
@@ -196,7 +196,7 @@ def test_a_script_that_ipython_runs_has_its_own_command_line(monkeypatch):
         (answer, r"await answer\(cluster\)"),
     ],
 )
-def test_main_inside_an_event_loop_that_is_no_notebooks_says_what_to_write_there(target, instead):
+def test_main_inside_event_loop_says_what_to_write(target, instead):
     async def service():
         ddlf.main(target)
 

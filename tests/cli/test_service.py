@@ -18,7 +18,7 @@ def systemd(tmp_path):
         yield sock
 
 
-def test_systemd_is_told_that_a_worker_is_ready_and_that_it_lives(systemd, tmp_path):
+def test_worker_notifies_systemd_of_start_and_life(systemd, tmp_path):
     process, _ = start(tmp_path, NOTIFY_SOCKET=systemd.getsockname(), WATCHDOG_USEC="200000")
     try:
         assert [systemd.recv(100) for _ in range(3)] == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
@@ -27,7 +27,7 @@ def test_systemd_is_told_that_a_worker_is_ready_and_that_it_lives(systemd, tmp_p
         process.communicate()
 
 
-async def test_a_systemd_that_does_not_read_holds_up_nothing(systemd, monkeypatch):
+async def test_unread_systemd_socket_blocks_nothing(systemd, monkeypatch):
     monkeypatch.setenv("NOTIFY_SOCKET", systemd.getsockname())
     monkeypatch.setenv("WATCHDOG_USEC", "2")
     feeding = asyncio.create_task(feed_watchdog())
@@ -38,7 +38,7 @@ async def test_a_systemd_that_does_not_read_holds_up_nothing(systemd, monkeypatc
     assert systemd.recv(100) == b"WATCHDOG=1"
 
 
-def test_a_name_in_the_abstract_space_is_understood(monkeypatch):
+def test_abstract_socket_name_is_understood(monkeypatch):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind("\0ddlf-notify-test")
         sock.settimeout(PATIENCE_S)
@@ -48,6 +48,6 @@ def test_a_name_in_the_abstract_space_is_understood(monkeypatch):
 
 
 @pytest.mark.parametrize("address", ["", "/no/such/socket", "vsock:2:1"])
-def test_without_systemd_nothing_happens(monkeypatch, address):
+def test_worker_without_systemd_notifies_nobody(monkeypatch, address):
     monkeypatch.setenv("NOTIFY_SOCKET", address)
     notify("READY=1")

@@ -99,7 +99,7 @@ def line(process):
     return process.stderr.readline().strip() or process.stderr.readline().strip()
 
 
-def test_the_first_interrupt_ends_after_the_round_saves_evaluates_and_says_so(train, tmp_path, descendants):
+def test_first_interrupt_ends_after_round_and_saves(train, tmp_path, descendants):
     process = train("--save", "m.keras")
     process.send_signal(signal.SIGINT)
     said = "stopping  after this round; then the model is saved in m.keras. Press Ctrl-C again to stop at once;"
@@ -126,7 +126,7 @@ def test_the_first_interrupt_ends_after_the_round_saves_evaluates_and_says_so(tr
         ),
     ],
 )
-def test_it_says_what_a_second_one_keeps_and_the_second_stops_at_once(train, tmp_path, arguments, sentence):
+def test_second_interrupt_stops_at_once_as_announced(train, tmp_path, arguments, sentence):
     process = train(*arguments)
     process.send_signal(signal.SIGINT)
     assert line(process).startswith(sentence)
@@ -138,7 +138,7 @@ def test_it_says_what_a_second_one_keeps_and_the_second_stops_at_once(train, tmp
     assert (output, errors, process.returncode) == ("", f"{kept}\nstopped\n", 130)
 
 
-def test_the_second_one_saves_the_last_complete_round(train, tmp_path):
+def test_second_interrupt_saves_last_complete_round(train, tmp_path):
     process = train("--save", "m.keras")
     for _ in range(2):
         process.send_signal(signal.SIGINT)
@@ -148,7 +148,7 @@ def test_the_second_one_saves_the_last_complete_round(train, tmp_path):
     assert (tmp_path / "m.keras").read_text() == "1"
 
 
-def test_before_the_first_round_the_first_one_stops_at_once(train, tmp_path):
+def test_interrupt_before_first_round_stops_at_once(train, tmp_path):
     (tmp_path / "slow").touch()
     process = train("--save", "m.keras", until="preparing")
     process.send_signal(signal.SIGINT)
@@ -193,19 +193,19 @@ def run(tmp_path, where):
     return end
 
 
-def test_a_run_that_fails_keeps_the_model_of_its_complete_rounds(run, tmp_path):
+def test_failed_run_keeps_model_of_complete_rounds(run, tmp_path):
     ended = run("fail")
     kept = "kept      round 1 of 3: the model is in m.keras\n"
     assert (ended.returncode, ended.stderr) == (1, f"{kept}error  all workers are lost\n")
     assert (tmp_path / "m.keras").read_text() == "1"
 
 
-def test_a_model_that_cannot_be_saved_then_hides_not_why_the_run_failed(run):
+def test_failed_save_does_not_hide_error_of_run(run):
     ended = run("fail", "full")
     assert ended.stderr == "the model could not be saved: no space left\nerror  all workers are lost\n"
 
 
-def test_an_evaluation_that_fails_leaves_the_saved_model_and_says_so(run, tmp_path):
+def test_failed_evaluation_leaves_saved_model(run, tmp_path):
     ended = run("short", "wrong")
     assert (ended.returncode, ended.stdout.splitlines()[-1]) == (1, "evaluating")
     assert (tmp_path / "m.keras").read_text() == "3"
@@ -215,7 +215,7 @@ def test_an_evaluation_that_fails_leaves_the_saved_model_and_says_so(run, tmp_pa
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_while_the_model_is_saved_lets_it_be_saved(train, tmp_path, number, code):
+def test_signal_during_save_lets_it_finish(train, tmp_path, number, code):
     for name in ("go", "short", "saving"):
         (tmp_path / name).touch()
     process = train("--save", "m.keras", until="saving")
@@ -247,7 +247,7 @@ leave_an_import(code)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_nobody_waits_for_an_import_that_nothing_can_end(number, code):
+def test_exit_does_not_wait_for_endless_import(number, code):
     process = subprocess.Popen([sys.executable, "-c", IMPORTS], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdout.readline() == b"imports\n"
     process.send_signal(number)

@@ -57,7 +57,7 @@ def test_top_fits_the_terminal_and_counts_hidden_workers(columns, rows, workers)
     assert bool(left_out) == (workers + 5 > rows - 1)
 
 
-def test_before_the_first_round_is_over_nothing_is_said_of_what_nobody_knows():
+def test_top_omits_unknown_figures_before_first_round():
     lines = shown(rounds=0)
     assert lines[0] == "MnistCNN  training  round 0 of 40, 0%, 0:04 so far"
 
@@ -70,7 +70,7 @@ def test_top_says_why_a_worker_is_lost_or_excluded():
     assert "excluded: no memory " in lines
 
 
-def test_a_long_reason_takes_no_column_from_the_others():
+def test_top_truncates_long_reason():
     lost = e.WorkerLost(round=2, worker=2, slot=2, why="a very long reason " * 20)
     head, *rows = shown(columns=80, more=[lost])[4:9]
     assert head.split() == ["worker", "does", "rate", "updates", "memory", "cores"]
@@ -85,19 +85,19 @@ def test_top_shows_workers_without_a_run():
     assert "1.17 GB" in lines[2]
 
 
-def test_a_curve_in_one_row_has_its_highest_and_lowest():
+def test_sparkline_has_highest_and_lowest_value():
     assert spark([0.0, 1.0, 2.0, 7.0], 10) == "▁▂▃█"
     assert spark([3.0, 3.0], 10) == "▁▁"
     assert len(spark([float(x) for x in range(1000)], 40)) == 40
 
 
-def test_a_long_name_leaves_room_for_how_far_the_run_is():
+def test_top_truncates_long_name():
     lines = shown(columns=60, app="AModelWithAVeryLongNameOfFiftyTwoLettersAndSomeMore")
     assert lines[0].startswith("AMode")
     assert "…  training  round 2 of 40, 5%, 0:04 so far, " in lines[0]
 
 
-async def test_once_shows_what_there_is_when_the_master_asks_nobody(monkeypatch, capsys):
+async def test_top_once_shows_known_state_of_busy_master(monkeypatch, capsys):
     async def busy(options):
         while True:
             yield {

@@ -31,7 +31,7 @@ def test_ui_json_prints_only_events(run):
     assert (ended.stderr, ended.returncode) == ("[42]\n", 0)
 
 
-def test_none_prints_results_only_and_a_pipe_has_no_control_codes_even_with_colours_forced(run):
+def test_ui_none_prints_results_only_without_control_codes(run):
     assert run("--local", "1", DDLF_UI="none").stdout == "[42]\n"
     lines = run("--local", "1", FORCE_COLOR="1").stdout
     assert lines == "cluster   1 worker on this machine\n[42]\n"

@@ -53,7 +53,7 @@ def test_worker_refuses_wrong_options_in_one_sentence(token_file, arguments, cod
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
-def test_without_a_token_only_this_machine_is_listened_on(host):
+def test_worker_without_token_listens_on_this_machine_only(host):
     for more in ([], ["--insecure-plaintext"]):
         code, text = refused("--port", "0", "--host", host, *more)
         assert code == 4
@@ -69,7 +69,7 @@ def test_without_a_token_only_this_machine_is_listened_on(host):
         (b"a" * 43, 0o644, "is readable by others (0644); run 'chmod 600"),
     ],
 )
-def test_a_token_file_that_cannot_be_used_is_refused_and_never_shown(tmp_path, content, mode, sentence):
+def test_unusable_token_file_is_refused_and_not_shown(tmp_path, content, mode, sentence):
     path = tmp_path / "token"
     path.write_bytes(content)
     path.chmod(mode)
@@ -78,14 +78,14 @@ def test_a_token_file_that_cannot_be_used_is_refused_and_never_shown(tmp_path, c
     assert content.decode("latin-1") not in text or not content
 
 
-def test_two_workers_on_one_port_are_impossible(start_worker, token_file):
+def test_second_worker_on_port_is_refused(start_worker, token_file):
     worker = start_worker()
     code, text = refused("--port", worker.port, "--token-file", token_file, "--host", "127.0.0.1")
     assert code == 3
     assert f"port {worker.port} on 127.0.0.1 is in use; stop the program that uses it, or choose another" in text
 
 
-def test_without_a_token_it_listens_on_loopback_and_says_how_to_open_up(tmp_path):
+def test_worker_without_token_says_how_to_open_up(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "ddlf.cli.worker", "--port", "0", "--state-dir", tmp_path],
         stdout=subprocess.PIPE,
@@ -100,7 +100,7 @@ def test_without_a_token_it_listens_on_loopback_and_says_how_to_open_up(tmp_path
     assert lines[1].startswith("ready on 127.0.0.1:")
 
 
-def test_beyond_this_machine_it_warns_that_nothing_is_encrypted(start_worker):
+def test_plaintext_worker_warns(start_worker):
     worker = start_worker("--host", "0.0.0.0", "--insecure-plaintext")
     assert "WARNING: 0.0.0.0 is reachable from other machines and nothing is encrypted" in worker.output
     assert f"ready on 0.0.0.0:{worker.port}, INSECURE PLAINTEXT" in worker.output
@@ -130,7 +130,7 @@ def start(tmp_path, *arguments, **environment):
         (True, ["--host", "127.0.0.1"], "127.0.0.1", "this machine only"),
     ],
 )
-def test_a_token_and_nothing_else_opens_the_port_to_other_machines(tmp_path, has_token, arguments, address, ready):
+def test_token_opens_port_to_other_machines(tmp_path, has_token, arguments, address, ready):
     if has_token:
         assert command("ddlf.cli.main", "token", "new", "--token-file", tmp_path / "ddlf" / "token").returncode == 0
     process, lines = start(tmp_path, *arguments)
@@ -143,7 +143,7 @@ def test_a_token_and_nothing_else_opens_the_port_to_other_machines(tmp_path, has
         process.communicate()
 
 
-def test_no_option_turns_the_token_off():
+def test_token_cannot_be_turned_off():
     ended = command("ddlf.cli.worker", "--help-all")
     options = set(re.findall(r"--[\w-]+", ended.stdout))
     assert options - {"--help"} == {
@@ -161,7 +161,7 @@ def test_no_option_turns_the_token_off():
     }
 
 
-def test_the_certificate_is_made_once_and_kept_for_its_owner(start_worker, tmp_path):
+def test_certificate_is_made_once_for_owner_only(start_worker, tmp_path):
     first = start_worker("--host", "0.0.0.0", state_dir=tmp_path / "state")
     path = tmp_path / "state" / "certificate.pem"
     made = path.read_bytes()
@@ -226,13 +226,13 @@ def test_quiet_worker_prints_only_errors(start_worker):
     assert worker.output == ""
 
 
-def test_what_it_keeps_is_for_its_owner_only(start_worker):
+def test_state_of_worker_is_for_owner_only(start_worker):
     worker = start_worker()
     folder = worker.state_dir / f"port-{worker.port}"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_a_worker_of_a_program_ends_with_it_and_without_a_token_does_not_start(tmp_path):
+def test_worker_of_program_ends_with_it_and_needs_token(tmp_path):
     arguments = [sys.executable, "-m", "ddlf.cli.worker", "--port", "0", "--exit-with-parent"]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdin.write(f"{new_token()}\n".encode())
@@ -251,7 +251,7 @@ def test_help_shows_the_way_to_other_machines():
     assert "ddlf token new" in ended.stdout
 
 
-def test_a_path_that_is_no_text_is_shown_escaped():
+def test_undecodable_path_is_shown_escaped():
     code, text = refused("--port", "0", "--token-file", os.fsdecode(b"no\xff-file"))
     assert code == 4
     assert "does not exist" in text

@@ -35,7 +35,7 @@ def rows(place):
     return [np.concatenate([part[name] for part in parts]).tobytes() for name in found.columns]
 
 
-def test_three_files_become_five_and_seven_and_each_sample_keeps_its_id(place):
+def test_repartition_keeps_ids_of_samples(place):
     before = rows(place)
     for version, files in ((2, 5), (3, 7)):
         found = repartition(place, PartitionedSource(place), sizes_of(600, 1, files=files))
@@ -46,7 +46,7 @@ def test_three_files_become_five_and_seven_and_each_sample_keeps_its_id(place):
         assert not list(damage(place, found))
 
 
-def test_files_of_the_version_before_stay_until_the_next_or_until_they_are_removed(place):
+def test_previous_version_stays_until_next_or_removal(place):
     first, reader = place.manifest(), open_place(str(place))
     repartition(place, PartitionedSource(place), sizes_of(600, 1, files=5))
     assert len(reader.load(first.files[0], first.columns)["x"]) == 200
@@ -58,7 +58,7 @@ def test_files_of_the_version_before_stay_until_the_next_or_until_they_are_remov
     assert not list(damage(place, place.manifest()))
 
 
-def test_who_has_opened_a_version_finds_the_next_and_who_comes_later_finds_the_one_before(place):
+def test_open_data_set_finds_newer_and_older_version(place):
     early = DataSet(str(place))
     assert early.newer(1) is None
     repartition(place, PartitionedSource(place), sizes_of(600, 1, files=5))
@@ -76,7 +76,7 @@ def test_who_has_opened_a_version_finds_the_next_and_who_comes_later_finds_the_o
         place.manifest(2)
 
 
-def test_a_place_with_another_data_set_by_now_is_none_to_go_over_to(tmp_path):
+def test_another_data_set_is_no_newer_version(tmp_path):
     np.savez(tmp_path / "a.npz", x=X, y=Y)
     np.savez(tmp_path / "b.npz", x=X + 1, y=Y)
     where = tmp_path / "place"
@@ -90,7 +90,7 @@ def test_a_place_with_another_data_set_by_now_is_none_to_go_over_to(tmp_path):
         run.at(2)
 
 
-def test_the_same_sizes_and_two_at_once_are_refused(place):
+def test_repartition_refuses_equal_sizes_and_second_writer(place):
     with pytest.raises(ConfigError, match="has 3 files of these sizes already"):
         repartition(place, PartitionedSource(place), [200] * 3)
     with place.writing(after=1), pytest.raises(DatasetError, match=r"writes to .*wait"):
@@ -102,7 +102,7 @@ def test_the_same_sizes_and_two_at_once_are_refused(place):
     assert place.manifest().sizes.tolist() == [300, 300]
 
 
-def test_what_is_broken_off_or_damaged_leaves_the_version_that_there_is(place, tmp_path):
+def test_interrupted_repartition_leaves_present_version(place, tmp_path):
     before = rows(place)
 
     def tear(what, done, of):
@@ -158,7 +158,7 @@ print(json.dumps(told))
 """
 
 
-def test_a_kill_at_any_moment_leaves_the_old_version_or_the_new_one(tmp_path):
+def test_killed_repartition_leaves_old_or_new_version(tmp_path):
     np.savez(tmp_path / "a.npz", x=X, y=Y)
     split(open_source(tmp_path / "a.npz"), Folder(tmp_path / "place"), sizes_of(600, 1, files=3))
     ran = subprocess.run(

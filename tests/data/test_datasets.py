@@ -60,7 +60,7 @@ def downloads(monkeypatch):
     ("name", "load", "shape"),
     [("mnist", ddlf.load_mnist, (28, 28, 1)), ("cifar10", ddlf.load_cifar10, (32, 32, 3))],
 )
-def test_images_are_float32_between_minus_and_plus_a_half_and_labels_one_hot(folder, name, load, shape):
+def test_loaded_images_are_float32_with_one_hot_labels(folder, name, load, shape):
     made = arrays(name, 500, 100)
     np.savez(folder / f"{name}.npz", **made)
     (x_train, y_train), (x_test, y_test) = load()
@@ -75,12 +75,12 @@ def test_images_are_float32_between_minus_and_plus_a_half_and_labels_one_hot(fol
 
 
 @pytest.mark.parametrize(("value", "scaled"), [(0, -0.5), (255, 0.5)])
-def test_black_and_white_are_exactly_the_ends_of_the_range(folder, value, scaled):
+def test_black_and_white_are_ends_of_range(folder, value, scaled):
     np.savez(folder / "mnist.npz", **arrays("mnist", 3, 2, value))
     assert ddlf.load_mnist()[0][0][0, 0, 0, 0] == np.float32(scaled)
 
 
-def test_a_download_is_kept_on_disk_and_not_made_again(downloads, tmp_path):
+def test_download_is_cached_on_disk(downloads, tmp_path):
     first = ddlf.load_mnist()
     assert len(downloads) == 1
     again = ddlf.load_mnist()
@@ -90,7 +90,7 @@ def test_a_download_is_kept_on_disk_and_not_made_again(downloads, tmp_path):
     assert sorted(path.name for path in (tmp_path / "cache/ddlf/datasets").iterdir()) == ["mnist.npz", "mnist.sha256"]
 
 
-def test_a_changed_file_in_the_cache_is_never_used(downloads, tmp_path):
+def test_changed_file_in_cache_is_not_used(downloads, tmp_path):
     ddlf.load_mnist()
     cached = tmp_path / "cache/ddlf/datasets/mnist.npz"
     damaged = bytearray(cached.read_bytes())
@@ -100,13 +100,13 @@ def test_a_changed_file_in_the_cache_is_never_used(downloads, tmp_path):
     assert len(downloads) == 2
 
 
-def test_the_folder_wins_over_the_cache(downloads, folder):
+def test_folder_has_priority_over_cache(downloads, folder):
     ddlf.load_mnist()
     np.savez(folder / "mnist.npz", **arrays("mnist", 7, 2))
     assert len(ddlf.load_mnist()[0][0]) == 7
 
 
-def test_a_failed_download_says_where_to_put_the_file(monkeypatch):
+def test_failed_download_says_where_to_put_file(monkeypatch):
     def load_data():
         raise Exception("URL fetch failure")
 
@@ -130,7 +130,7 @@ def pickled():
         (lambda: {**arrays("mnist", 3, 2), "y_train": np.array([0, 10, 2], np.uint8)}, "y_train holds labels"),
     ],
 )
-def test_a_file_with_wrong_content_is_named_with_what_is_wrong(folder, content, sentence):
+def test_wrong_content_is_named_with_file(folder, content, sentence):
     np.savez(folder / "mnist.npz", **content())
     with pytest.raises(DatasetError, match=sentence) as refused:
         ddlf.load_mnist()
@@ -138,20 +138,20 @@ def test_a_file_with_wrong_content_is_named_with_what_is_wrong(folder, content, 
 
 
 @pytest.mark.parametrize("cut", [0, 10, 2500, -30])
-def test_a_truncated_file_is_named(folder, cut):
+def test_truncated_file_is_named(folder, cut):
     np.savez(folder / "whole.npz", **arrays("mnist", 3, 2))
     (folder / "mnist.npz").write_bytes((folder / "whole.npz").read_bytes()[:cut])
     with pytest.raises(DatasetError, match="cannot be read"):
         ddlf.load_mnist()
 
 
-def test_a_folder_that_is_not_there_is_named(monkeypatch, tmp_path):
+def test_missing_folder_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("DDLF_DATA", str(tmp_path / "none"))
     with pytest.raises(DatasetError, match="which is no folder"):
         ddlf.load_mnist()
 
 
-def test_equal_content_has_equal_fingerprints_and_any_difference_another():
+def test_fingerprint_differs_exactly_if_content_differs():
     x, y = np.arange(12.0).reshape(3, 4), np.arange(3)
     same = fingerprint(x, y)
     assert fingerprint(np.asfortranarray(x), y.copy()) == same
@@ -169,12 +169,12 @@ def test_equal_content_has_equal_fingerprints_and_any_difference_another():
     assert len({same, *others}) == 8
 
 
-def test_only_arrays_have_a_fingerprint():
+def test_fingerprint_refuses_other_objects():
     with pytest.raises(DatasetError, match=r"got a range; convert it in load_dataset"):
         fingerprint(range(3))
 
 
-def test_the_digits_come_with_the_package_and_are_those_of_scikit_learn(monkeypatch, tmp_path):
+def test_digits_of_package_equal_scikit_learn(monkeypatch, tmp_path):
     from sklearn.datasets import load_digits
 
     monkeypatch.setenv("DDLF_DATA", str(tmp_path / "not there"))

@@ -90,7 +90,7 @@ def recorded(path, records):
     return path
 
 
-def test_a_tar_file_has_a_sample_for_each_stem(tmp_path):
+def test_tar_source_has_sample_per_stem(tmp_path):
     members = [
         (f"a/{n:03}.{ending}", data) for n in range(5) for ending, data in (("png", png(n)), ("cls", b"%d\n" % n))
     ]
@@ -111,7 +111,7 @@ def test_a_tar_file_has_a_sample_for_each_stem(tmp_path):
     assert all_of(open_source(packed(tmp_path / "one.tar", members)))["x"].tolist() == [[0, 0], [1, 1], [2, 2]]
 
 
-def test_files_of_a_folder_are_one_source(tmp_path):
+def test_folder_of_files_is_one_source(tmp_path):
     for shard in range(2):
         packed(tmp_path / f"{shard}.tar", [(f"{n}.cls", b"%d" % (10 * shard + n)) for n in range(3)])
     found = open_source(tmp_path)
@@ -119,7 +119,7 @@ def test_files_of_a_folder_are_one_source(tmp_path):
     assert all_of(found, 4)["y"].tolist() == [0, 1, 2, 10, 11, 12]
 
 
-def test_a_tfrecord_file_has_the_features_of_its_examples(tmp_path):
+def test_tfrecord_source_has_features_of_examples(tmp_path):
     records = [example(image=png(n), label=n - 1, at=[n, 0.5], w=float(n)) for n in range(4)]
     path = recorded(tmp_path / "train.tfrecord-00000-of-00001", records)
     rows = all_of(open_source(path, columns="x=image,y=label,at,w"))
@@ -129,7 +129,7 @@ def test_a_tfrecord_file_has_the_features_of_its_examples(tmp_path):
     assert all_of(open_source(recorded(tmp_path / "one.tfrecord", [unpacked])))["n"].tolist() == [7]
 
 
-def test_every_flipped_byte_of_a_tfrecord_file_is_noticed(tmp_path):
+def test_tfrecord_source_notices_every_flipped_byte(tmp_path):
     whole = recorded(tmp_path / "a.tfrecord", [example(label=1), example(label=2)]).read_bytes()
     for at in range(len(whole)):
         (tmp_path / "a.tfrecord").write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
@@ -141,7 +141,7 @@ def test_every_flipped_byte_of_a_tfrecord_file_is_noticed(tmp_path):
                 open_source(tmp_path / "a.tfrecord")
 
 
-def test_a_parquet_file_has_numbers_vectors_images_and_text_labels(tmp_path):
+def test_parquet_source_has_numbers_vectors_images_and_labels(tmp_path):
     table = pa.table(
         {
             "id": pa.array(range(5), pa.int32()),
@@ -163,7 +163,7 @@ def test_a_parquet_file_has_numbers_vectors_images_and_text_labels(tmp_path):
         open_source(tmp_path / "t.parquet")
 
 
-def test_a_data_set_is_a_source_of_another(tmp_path):
+def test_data_set_is_source_of_another(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.arange(20), y=np.arange(20) * 2)
     split(open_source(tmp_path / "a.npz"), Folder(tmp_path / "one"), sizes_of(20, 1, files=3))
     split(open_source(tmp_path / "one"), Folder(tmp_path / "two"), sizes_of(20, 1, files=2), seed=5)
@@ -173,7 +173,7 @@ def test_a_data_set_is_a_source_of_another(tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["npz", "parquet", "tar", "tfrecord"])
-def test_what_is_exported_gives_the_same_data_set_again(tmp_path, ending):
+def test_export_gives_same_data_set_again(tmp_path, ending):
     arrays = {
         "x": np.arange(240, dtype=np.float32).reshape(20, 3, 4),
         "y": np.arange(20) - 3,
@@ -192,7 +192,7 @@ def test_what_is_exported_gives_the_same_data_set_again(tmp_path, ending):
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted({"a.npz", f"b.{ending}", "place"})
 
 
-def test_what_a_format_cannot_hold_is_refused(tmp_path):
+def test_export_refuses_unsupported_columns(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.ones(3))
     place = Folder(tmp_path / "place")
     split(open_source(tmp_path / "a.npz"), place, [3])
@@ -236,13 +236,13 @@ def link(kind):
         ([], "has no samples"),
     ],
 )
-def test_a_tar_file_that_cannot_be_used_is_refused_in_one_sentence(tmp_path, members, said):
+def test_unusable_tar_file_is_refused_in_one_sentence(tmp_path, members, said):
     with pytest.raises(DatasetError, match=said):
         all_of(open_source(packed(tmp_path / "a.tar", members)))
     assert [path.name for path in tmp_path.iterdir()] == ["a.tar"]
 
 
-def test_files_that_are_damaged_are_named(tmp_path):
+def test_damaged_source_file_is_named(tmp_path):
     whole = packed(tmp_path / "a.tar", [("0.npy", npy(np.ones(1000)))]).read_bytes()
     (tmp_path / "a.tar").write_bytes(whole[:1500])
     with pytest.raises(
@@ -274,7 +274,7 @@ def test_files_that_are_damaged_are_named(tmp_path):
         ({"a": pa.array([], pa.int64())}, "has no samples"),
     ],
 )
-def test_a_parquet_file_that_cannot_be_used_is_refused_in_one_sentence(tmp_path, columns, said):
+def test_unusable_parquet_file_is_refused_in_one_sentence(tmp_path, columns, said):
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     with pytest.raises(DatasetError, match=said):
         all_of(open_source(tmp_path / "a.parquet"))
@@ -290,7 +290,7 @@ def test_parquet_labels_without_a_value_are_refused_by_row(tmp_path):
             all_of(open_source(tmp_path / "a.parquet", label="y"))
 
 
-def test_options_that_cannot_be_used_are_refused(tmp_path):
+def test_unusable_source_options_are_refused(tmp_path):
     pq.write_table(pa.table({"a": [1]}), tmp_path / "a.parquet")
     for options, said in {
         "label": ({"label": "b"}, "has no column 'b'; it has a"),

@@ -30,7 +30,7 @@ def read(data, portion, memory=10**6, before=None):
 
 
 @pytest.mark.parametrize("shuffle", ["global", "window:2", "none"])
-def test_what_is_generated_is_read_in_the_order_of_files(shuffle):
+def test_generated_data_is_read_in_order_of_files(shuffle):
     data = ddlf.data.generated(numbers, SIZES)
     for portion in portions(SIZES, [70, 50], shuffle, seed=1, epoch=1):
         stream, found = read(data, portion)
@@ -40,7 +40,7 @@ def test_what_is_generated_is_read_in_the_order_of_files(shuffle):
         assert not again.files or shuffle == "none"
 
 
-def test_nodes_compare_counts_shapes_and_labels_but_not_inputs_by_chance():
+def test_nodes_compare_counts_shapes_and_labels_of_generated_data():
     def noisy(part):
         return ((np.random.default_rng().normal(size=x.shape).astype("f4"), y) for x, y in numbers(part))
 
@@ -50,7 +50,7 @@ def test_nodes_compare_counts_shapes_and_labels_but_not_inputs_by_chance():
     assert ddlf.data.generated(numbers, [50, 30]).manifest.content != same
 
 
-def test_what_has_no_end_goes_on_where_it_was_and_is_said_to_be_not_exact():
+def test_endless_data_continues_and_is_reported_inexact():
     def endless(part):
         number = 0
         while True:
@@ -97,7 +97,7 @@ ROWS = np.zeros((4, 2))
         (parts([ROWS, ROWS]), "part 1 of .* cannot be made: IndexError"),
     ],
 )
-def test_what_is_not_what_was_said_is_named(function, said):
+def test_generated_data_with_wrong_counts_is_named(function, said):
     data = ddlf.data.generated(function, [8, 8])
     with pytest.raises(DatasetError, match=said):
         read(data, portions([8, 8], [16], "none", seed=0, epoch=0)[0])
@@ -112,18 +112,18 @@ def test_what_is_not_what_was_said_is_named(function, said):
         (lambda: ddlf.data.generated(numbers(0), 8), AppError, "is no function"),
     ],
 )
-def test_what_cannot_be_generated_is_refused_at_once(make, error, said):
+def test_unusable_generator_is_refused_at_once(make, error, said):
     with pytest.raises(error, match=said):
         make()
 
 
-def test_another_order_each_time_is_refused():
+def test_data_in_random_order_is_refused():
     chance = np.random.default_rng(0)
     with pytest.raises(DatasetError, match="comes in another order each time"):
         ddlf.data.generated(lambda part: [(X, chance.permutation(Y))], 120)
 
 
-def test_generators_themselves_and_other_things_are_refused_with_what_to_write():
+def test_generator_object_is_refused_with_hint():
     with pytest.raises(DatasetError, match="train_data is a generator, which can be gone through once"):
         take_made(SimpleNamespace(train_data=numbers(0)))
     app = SimpleNamespace(train_data=[1, 2])
@@ -135,7 +135,7 @@ def test_generators_themselves_and_other_things_are_refused_with_what_to_write()
 @pytest.mark.parametrize(
     ("shuffle", "said"), [("global", "all of it"), ("window:2", "2 of its parts"), ("none", "its largest part")]
 )
-def test_parts_that_do_not_fit_into_memory_are_refused(shuffle, said):
+def test_too_large_parts_are_refused(shuffle, said):
     (portion,) = portions(SIZES, [120], shuffle, seed=0, epoch=0)
     with pytest.raises(ConfigError, match=rf"for which {said} has to be in half of data_memory: \d.* in 650 B"):
         read(ddlf.data.generated(numbers, SIZES), portion, 1300)

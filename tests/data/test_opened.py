@@ -21,7 +21,7 @@ def place(request, tmp_path):
     return tmp_path / "place"
 
 
-def test_columns_are_arrays_that_an_app_can_train_on(place):
+def test_columns_are_usable_as_training_arrays(place):
     class App:
         x_train, y_train = ddlf.data.open(place)["x"], ddlf.data.open(place)["y"]
 
@@ -33,7 +33,7 @@ def test_columns_are_arrays_that_an_app_can_train_on(place):
         App.x_train[0] = 1
 
 
-def test_a_damaged_file_and_a_missing_column_are_named(place):
+def test_damaged_file_and_missing_column_are_named(place):
     with pytest.raises(DatasetError, match="has no column 'z'; it has x, y"):
         ddlf.data.open(place)["z"]
     path = place / "v0001" / "00000.safetensors"
@@ -45,7 +45,7 @@ def test_a_damaged_file_and_a_missing_column_are_named(place):
 
 
 @pytest.mark.parametrize("way", ["load", "mapped"])
-def test_a_file_gives_its_columns_and_is_checked_before_a_sample_of_it_is_used(place, way):
+def test_file_is_checked_before_its_samples_are_used(place, way):
     reading = open_place(place)
     found = reading.manifest()
     read = getattr(reading, way)
@@ -62,7 +62,7 @@ def test_a_file_gives_its_columns_and_is_checked_before_a_sample_of_it_is_used(p
         read(found.files[-1], found.columns)
 
 
-def test_a_file_with_a_sample_that_decode_fails_with_is_named_with_it_and_the_others_are_whole(place, caplog):
+def test_failing_decode_names_sample_and_file(place, caplog):
     def decode(sample):
         if sample["y"] in (0, 9):
             raise ValueError("torn")

@@ -63,13 +63,13 @@ def made(**attributes):
         (dict(class_weight={0: 1.0}, y_train={"a": np.zeros(4)}), "class_weight needs one label for each sample"),
     ],
 )
-def test_data_that_cannot_be_used_is_told_in_a_sentence(attributes, sentence):
+def test_unusable_data_is_refused_in_one_sentence(attributes, sentence):
     with pytest.raises((AppError, DatasetError), match=sentence):
         check_data(made(**attributes))
 
 
 @pytest.mark.parametrize("part", ["val", "test"])
-def test_labels_that_are_numbers_of_other_classes_than_in_training_are_refused(tmp_path, part):
+def test_labels_of_other_classes_are_refused(tmp_path, part):
     def placed(*labels):
         table = tmp_path / f"{'-'.join(labels)}.csv"
         if not table.exists():
@@ -87,7 +87,7 @@ def test_labels_that_are_numbers_of_other_classes_than_in_training_are_refused(t
         check_data(app)
 
 
-def test_any_nesting_of_arrays_is_data_and_each_kind_has_its_own_fingerprint():
+def test_nested_arrays_have_distinct_fingerprints():
     a, b = np.arange(4.0), np.arange(4.0) * 10
     trees = [(a, b), [a, b], Pair(a, b), {"left": a, "right": b}, {"pair": [a, b]}, {"pair": (a, b)}, [[a], [b]]]
     assert len({fingerprint(tree) for tree in trees}) == len(trees)
@@ -98,7 +98,7 @@ def test_any_nesting_of_arrays_is_data_and_each_kind_has_its_own_fingerprint():
     assert not_finite({"a": [np.array([1.0, np.nan])], "b": Pair(np.zeros(2), np.array([np.inf]))}) == "2 of 5 values"
 
 
-def test_lists_named_tuples_and_nested_trees_reach_a_model():
+def test_nested_inputs_reach_model():
     import keras
 
     x, y = blobs(60)
@@ -116,7 +116,7 @@ def test_lists_named_tuples_and_nested_trees_reach_a_model():
     assert losses == [pytest.approx(plain, abs=1e-6)] * 2
 
 
-def test_numbers_of_64_bits_reach_the_model_in_kerass_own_type_and_stay_what_they_are():
+def test_numbers_of_64_bits_reach_model_in_type_of_keras():
     x = np.arange(6.0)
     feed = make_feed((x, np.arange(6)), 3)
     feed.set_order(np.arange(6))
@@ -129,7 +129,7 @@ def test_numbers_of_64_bits_reach_the_model_in_kerass_own_type_and_stay_what_the
     "labels",
     [np.array([0, 1, 2, 5]), np.array([[0], [1], [2], [5]]), np.eye(6)[[0, 1, 2, 5]], np.array([0.0, 1, 2, 5])],
 )
-def test_weights_of_classes_are_found_from_labels_of_any_form(labels):
+def test_class_weights_apply_to_labels_of_any_form(labels):
     assert class_weights(labels, {1: 3.0, 2: 0.5}).tolist() == [1.0, 3.0, 0.5, 1.0]
     assert class_weights(labels, {1: 3, 10**12: np.float32(2)}).tolist() == [1.0, 3.0, 1.0, 1.0], (
         "of a class without samples"
@@ -138,7 +138,7 @@ def test_weights_of_classes_are_found_from_labels_of_any_form(labels):
     assert len(batches(made(x_val=np.zeros(1), y_val=np.zeros(1), class_weight={1: 3.0}), "val")) == 2
 
 
-def test_names_that_have_no_effect_are_asked_for_unless_an_own_train_may_use_them():
+def test_ineffective_attributes_are_named_unless_train_is_own():
     class Own(Blobs):
         def train(self, weights, worker_epochs, batch_size): ...
 
@@ -158,7 +158,7 @@ def replica_with(held, wanted=None, **attributes):
     return replica, replica.load_data(wanted or {}, held)
 
 
-def test_equal_arrays_are_kept_once_and_nothing_else_of_an_earlier_run():
+def test_equal_arrays_are_cached_once():
     class Scaled(Blobs):
         scale = 1.0
 
@@ -178,7 +178,7 @@ def test_equal_arrays_are_kept_once_and_nothing_else_of_an_earlier_run():
         apps[0].x_train[0] = 1
 
 
-def test_nothing_is_loaded_when_only_arrays_are_wanted_and_all_are_here():
+def test_cached_arrays_are_not_loaded_again():
     held = ArrayCache()
     replica, first = replica_with(held)
     found = contents(replica.app)
@@ -190,7 +190,7 @@ def test_nothing_is_loaded_when_only_arrays_are_wanted_and_all_are_here():
     assert changed["loaded"]
 
 
-def test_data_of_runs_before_the_last_one_leaves():
+def test_cache_drops_data_of_older_runs():
     held = ArrayCache()
     sizes = []
     for samples in (100, 200, 300, 400):
@@ -201,7 +201,7 @@ def test_data_of_runs_before_the_last_one_leaves():
     assert sizes == [100 * one + test, 300 * one + test, 500 * one + test, 700 * one + test]
 
 
-def test_earlier_data_leaves_at_once_when_all_is_more_than_a_part_of_the_memory():
+def test_cache_drops_earlier_data_above_its_limit():
     held = ArrayCache(max_bytes=1000)
     for name, size in (("a", 400), ("b", 500), ("c", 800)):
         held[name] = np.zeros(size, np.uint8)

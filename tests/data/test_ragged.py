@@ -57,7 +57,7 @@ def texts(tmp_path):
     return tmp_path / "place"
 
 
-def test_rows_of_any_length_are_stored_as_they_are_and_read_with_zeros_behind(texts, tmp_path):
+def test_ragged_rows_are_stored_as_is_and_padded_on_reading(texts, tmp_path):
     data = ddlf.data.open(texts)
     assert data.manifest.columns["x"].shape == (7,)
     ids, read = streamed(data, [3, 4], "window:2")
@@ -69,7 +69,7 @@ def test_rows_of_any_length_are_stored_as_they_are_and_read_with_zeros_behind(te
     assert np.array_equal(ddlf.data.open(tmp_path / "of tar")["x"], data["x"])
 
 
-def test_they_stay_what_they_are_through_shuffles_repartition_and_export(texts, tmp_path):
+def test_ragged_rows_survive_shuffle_repartition_and_export(texts, tmp_path):
     repartition(Folder(texts), PartitionedSource(Folder(texts)), [2, 2, 3])
     data = ddlf.data.open(texts)
     assert [data.mapped(n)["x"][row].tolist() for n, size in enumerate([2, 2, 3]) for row in range(size)] == [
@@ -87,7 +87,7 @@ def test_they_stay_what_they_are_through_shuffles_repartition_and_export(texts, 
 
 
 @pytest.mark.parametrize("kind", ["folder", "tar", "parquet"])
-def test_encoded_images_are_decoded_when_they_are_read(tmp_path, kind):
+def test_encoded_images_are_decoded_on_reading(tmp_path, kind):
     files = [encoded(pixels) for pixels in PICTURES]
     source, more = tmp_path / f"a.{kind}", {}
     if kind == "folder":
@@ -139,7 +139,7 @@ def huge():
     ids=["cut", "transparent", "CMYK", "0x0", "400 megapixels", "nothing"],
 )
 @pytest.mark.parametrize("ragged", ["", "x"])
-def test_images_that_cannot_be_used_are_named_before_anything_is_written(tmp_path, image, said, ragged):
+def test_unusable_images_are_named_before_writing(tmp_path, image, said, ragged):
     tar = packed(tmp_path / "a.tar", [("0.png", encoded(PICTURES[0])), ("1.png", image)])
     with pytest.raises(DatasetError, match=rf"1\.png of .*({said})"):
         split(open_source(tar, ragged=ragged), Folder(tmp_path / "place"), [2])
@@ -148,7 +148,7 @@ def test_images_that_cannot_be_used_are_named_before_anything_is_written(tmp_pat
         ddlf.data.pixels(image)
 
 
-def test_what_decode_cannot_use_or_makes_otherwise_is_named_with_its_sample(texts):
+def test_failing_or_inconsistent_decode_names_sample(texts):
     def failing(sample):
         return {"x": sample["x"][1], "y": sample["y"]}
 
@@ -160,7 +160,7 @@ def test_what_decode_cannot_use_or_makes_otherwise_is_named_with_its_sample(text
         streamed(ddlf.data.open(texts, decode=lambda sample: sample["x"]), [3, 4])
 
 
-def test_columns_that_are_not_ragged_are_refused(tmp_path):
+def test_columns_of_equal_rows_are_refused_as_ragged(tmp_path):
     pq.write_table(pa.table({"x": [1, 2], "y": [[1], [2, 3]]}), tmp_path / "a.parquet")
     with pytest.raises(ConfigError, match="has no column 'z'"):
         open_source(tmp_path / "a.parquet", ragged="z")

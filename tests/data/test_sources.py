@@ -19,7 +19,7 @@ def all_of(source, at_once=7):
     return np.concatenate(list(source.rows(at_once)))
 
 
-def test_the_training_part_of_a_keras_archive_is_x_and_y(tmp_path):
+def test_keras_archive_gives_training_part_as_x_and_y(tmp_path):
     x, y = np.arange(20).reshape(10, 2), np.arange(10)
     np.savez_compressed(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x[:4], y_test=y[:4])
     assert list(open_source(tmp_path / "a.npz").columns) == ["x", "y"]
@@ -28,7 +28,7 @@ def test_the_training_part_of_a_keras_archive_is_x_and_y(tmp_path):
     assert list(open_source(tmp_path / "a.npz", columns="image=x_test,y_test").columns) == ["image", "y_test"]
 
 
-def test_arrays_in_one_file_and_in_a_folder(tmp_path):
+def test_arrays_are_read_from_file_and_folder(tmp_path):
     np.save(tmp_path / "left.npy", np.arange(6, dtype=">i4").reshape(3, 2))
     np.save(tmp_path / "right.npy", np.array([True, False, True]))
     found = all_of(open_source(tmp_path))
@@ -37,7 +37,7 @@ def test_arrays_in_one_file_and_in_a_folder(tmp_path):
     assert all_of(open_source(tmp_path / "left.npy"), 2)["x"].tolist() == [[0, 1], [2, 3], [4, 5]]
 
 
-def test_a_table_with_labels_of_each_kind(tmp_path):
+def test_table_has_labels_of_each_kind(tmp_path):
     (tmp_path / "t.csv").write_text("a,kind,b,n\n1,dog,2.5,1.5\n3,cat,4e1,2\n")
     found = open_source(tmp_path / "t.csv", label="n")
     assert found.columns["y"].dtype == "float32"
@@ -94,7 +94,7 @@ def wide_png():
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
 
 
-def test_images_of_other_modes_are_read_right(tmp_path):
+def test_images_of_other_modes_are_converted(tmp_path):
     colours = Image.new("RGB", (4, 3), (200, 100, 50))
     for number, image in enumerate([colours.convert("RGBA"), colours.convert("P", palette=Image.Palette.ADAPTIVE)]):
         found = Decoder().pixels(saved(tmp_path / f"{number}.png", image), "it")
@@ -127,7 +127,7 @@ def test_big_endian_images_of_16_bits_are_read_right(tmp_path):
     assert np.array_equal(Decoder().pixels(saved(tmp_path / "a.tif", image), "it")[..., 0], values)
 
 
-def test_images_that_would_lose_something_are_refused(tmp_path):
+def test_images_with_lossy_conversion_are_refused(tmp_path):
     glass = Image.new("RGBA", (4, 3), (1, 2, 3, 254))
     with pytest.raises(DatasetError, match=r"it has transparent pixels.*background"):
         Decoder().pixels(saved(tmp_path / "a.png", glass), "it")
@@ -216,7 +216,7 @@ def broken(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_what_cannot_be_used_is_refused_in_one_sentence(tmp_path):
+def test_unusable_source_is_refused_in_one_sentence(tmp_path):
     for path, said, options in broken(tmp_path):
         with pytest.raises((ConfigError, DatasetError), match=said) as raised:
             for _ in open_source(path, **options).rows(2):
@@ -225,7 +225,7 @@ def test_what_cannot_be_used_is_refused_in_one_sentence(tmp_path):
 
 
 @pytest.mark.parametrize("first", [0, 1, 3, 4])
-def test_every_source_can_begin_behind_the_first_samples(tmp_path, first):
+def test_every_source_can_skip_first_samples(tmp_path, first):
     np.savez_compressed(tmp_path / "a.npz", x=np.arange(10).reshape(5, 2), y=np.arange(5))
     np.save(tmp_path / "b.npy", np.arange(5))
     (tmp_path / "c.csv").write_text("a,b\n1,2\n3,4\n\n5,6\n7,8\n9,10\n")

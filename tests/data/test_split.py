@@ -52,7 +52,7 @@ def rows_of(data):
     )
 
 
-def test_every_sample_is_there_once_with_its_label_and_mixed_as_a_whole(source, tmp_path):
+def test_split_has_each_sample_once_and_shuffles_globally(source, tmp_path):
     found = made(source, tmp_path / "place")
     data = read(tmp_path / "place")
     assert rows_of(data) == rows_of(arrays())
@@ -69,18 +69,18 @@ def test_every_sample_is_there_once_with_its_label_and_mixed_as_a_whole(source, 
     assert list(damage(Folder(tmp_path / "place"), found)) == []
 
 
-def test_without_a_shuffle_samples_keep_their_order(source, tmp_path):
+def test_split_without_shuffle_keeps_order(source, tmp_path):
     made(source, tmp_path / "place", shuffle=False, files=7)
     assert all(np.array_equal(read(tmp_path / "place")[name], array) for name, array in arrays().items())
 
 
-def test_the_bits_do_not_depend_on_the_memory_and_the_seed_makes_others(source, tmp_path):
+def test_split_bits_depend_on_seed_not_on_memory(source, tmp_path):
     contents = {made(source, tmp_path / f"m{memory}", memory=memory).content for memory in (10**9, 10**5, 28_000)}
     assert len(contents) == 1
     assert made(source, tmp_path / "seed", seed=1).content not in contents
 
 
-def test_stratified_files_have_equal_shares_of_each_label_whatever_the_memory(tmp_path):
+def test_stratified_files_have_equal_shares_of_labels(tmp_path):
     labels = np.repeat([7, -2, 0], [500, 90, 10])
     np.savez(tmp_path / "s.npz", x=np.arange(600), y=labels)
     found = {made(tmp_path / "s.npz", tmp_path / f"{m}", memory=m, stratify="y").content for m in (10**9, 40_000)}
@@ -98,12 +98,12 @@ def test_stratified_files_have_equal_shares_of_each_label_whatever_the_memory(tm
             made(tmp_path / "s.npz", tmp_path / "none", stratify=column)
 
 
-def test_little_memory_takes_several_heaps():
+def test_split_with_little_memory_uses_several_heaps():
     assert len(Buckets(600, 5, 28_000 // 3 // 57, 0).heaps) > 1
     assert len(Buckets(600, 5, 10**6, 0).heaps) == 1
 
 
-def test_the_memory_is_kept_to(tmp_path):
+def test_split_stays_within_memory(tmp_path):
     np.save(tmp_path / "x.npy", np.random.default_rng(0).integers(0, 256, (20_000, 500), np.uint8))
     made(
         tmp_path / "x.npy", tmp_path / "before", files=40, memory=2_000_000
@@ -117,7 +117,7 @@ def test_the_memory_is_kept_to(tmp_path):
     assert min(peaks) < 2_400_000
 
 
-def test_every_order_is_as_likely_as_any_other(tmp_path):
+def test_split_makes_every_order_equally_likely(tmp_path):
     """Chi-squared of the 24 orders of 4 samples in 2 buckets; 23 degrees of freedom, one in a million above 73."""
     counts = dict.fromkeys(range(24), 0)
     orders = {}
@@ -130,7 +130,7 @@ def test_every_order_is_as_likely_as_any_other(tmp_path):
 
 
 @given(samples=st.integers(1, 10**4), row=st.integers(1, 1000), files=st.integers(1, 50), most=st.integers(1, 10**4))
-def test_sizes_are_equal_but_for_one_and_hold_what_they_should(samples, row, files, most):
+def test_file_sizes_differ_by_at_most_one(samples, row, files, most):
     for sizes in (
         sizes_of(samples, row, files=min(files, samples)),
         sizes_of(samples, row, file_samples=most),
@@ -143,7 +143,7 @@ def test_sizes_are_equal_but_for_one_and_hold_what_they_should(samples, row, fil
     assert max(sizes_of(samples, row, file_bytes=most * row)) * row <= most * row
 
 
-def test_an_export_has_all_samples_in_the_order_of_ids(source, tmp_path):
+def test_export_has_all_samples_in_order_of_ids(source, tmp_path):
     found = made(source, tmp_path / "place")
     export(Folder(tmp_path / "place"), found, tmp_path / "again.npz")
     with np.load(tmp_path / "again.npz") as again:
@@ -153,7 +153,7 @@ def test_an_export_has_all_samples_in_the_order_of_ids(source, tmp_path):
         export(Folder(tmp_path / "place"), found, tmp_path / "again.npz")
 
 
-def test_every_flipped_bit_and_every_truncation_is_named(source, tmp_path):
+def test_verify_names_every_flipped_bit_and_truncation(source, tmp_path):
     made(source, tmp_path / "place", files=3)
     folder, chance = Folder(tmp_path / "place"), np.random.default_rng(1)
     found = folder.manifest()
@@ -175,7 +175,7 @@ def test_every_flipped_bit_and_every_truncation_is_named(source, tmp_path):
     assert list(damage(folder, folder.manifest())) == []
 
 
-def test_what_was_broken_off_cannot_be_read_and_is_made_anew(source, tmp_path):
+def test_interrupted_split_is_unreadable_and_starts_anew(source, tmp_path):
     class Torn(Exception):
         pass
 
@@ -198,7 +198,7 @@ def test_what_was_broken_off_cannot_be_read_and_is_made_anew(source, tmp_path):
     assert sorted(os.listdir(tmp_path / "place")) == [LOCK, "manifest.json", "v0001"]
 
 
-def test_nothing_is_overwritten_and_only_one_writes(source, tmp_path):
+def test_split_overwrites_nothing_and_has_one_writer(source, tmp_path):
     made(source, tmp_path / "place")
     with pytest.raises(DatasetError, match="is a data set already"):
         made(source, tmp_path / "place")
@@ -215,14 +215,14 @@ def test_nothing_is_overwritten_and_only_one_writes(source, tmp_path):
         made(source, source)
 
 
-def test_a_full_disk_is_said_before_anything_is_written(source, tmp_path, monkeypatch):
+def test_full_disk_is_reported_before_writing(source, tmp_path, monkeypatch):
     monkeypatch.setattr("ddlf.data.place.shutil.disk_usage", lambda path: (10**9, 10**9, 10**6))
     with pytest.raises(DatasetError, match=r"no space in .*; \d+.* are needed"):
         made(source, tmp_path / "place")
     assert not (tmp_path / "place").exists()
 
 
-def test_too_little_memory_says_what_would_do(source, tmp_path):
+def test_too_little_memory_error_names_enough(source, tmp_path):
     with pytest.raises(ConfigError, match=r"needs 27.4 kB of memory, .*files of 13 samples at most"):
         made(source, tmp_path / "place", memory=3000)
 
@@ -243,7 +243,7 @@ def test_too_little_memory_says_what_would_do(source, tmp_path):
         (lambda facts: facts.pop("classes"), "says what cannot be"),
     ],
 )
-def test_a_manifest_with_a_right_hash_that_says_what_cannot_be_is_refused(source, tmp_path, change, said):
+def test_impossible_manifest_is_refused_despite_right_hash(source, tmp_path, change, said):
     made(source, tmp_path / "place")
     path = tmp_path / "place" / "manifest.json"
     facts = json.loads(path.read_bytes())
@@ -255,13 +255,13 @@ def test_a_manifest_with_a_right_hash_that_says_what_cannot_be_is_refused(source
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "nonsense", '{"ddlf_data": 1}', "[" * 100_000])
-def test_what_is_no_manifest_is_refused(tmp_path, text):
+def test_other_file_is_refused_as_manifest(tmp_path, text):
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(DatasetError, match=r"manifest\.json"):
         Folder(tmp_path).manifest()
 
 
-def test_missing_extra_linked_and_swapped_files_are_named(source, tmp_path):
+def test_verify_names_missing_extra_linked_and_swapped_files(source, tmp_path):
     found = made(source, tmp_path / "place")
     folder = tmp_path / "place" / "v0001"
     names = [folder / f"{number:05}.safetensors" for number in range(5)]
@@ -281,14 +281,14 @@ def test_missing_extra_linked_and_swapped_files_are_named(source, tmp_path):
     assert "is a link" in said[4]
 
 
-def test_a_file_with_other_columns_than_the_manifest_is_named(source, tmp_path):
+def test_file_with_other_columns_than_manifest_is_named(source, tmp_path):
     found = made(source, tmp_path / "place")
     other = dataclasses.replace(found, columns={**found.columns, "y": Column("int32", (2,))})
     with pytest.raises(DatasetError, match="other columns than the manifest"):
         Folder(tmp_path / "place").arrays(found.files[0], other.columns)
 
 
-def test_a_manifest_of_a_hundred_thousand_files_is_read_as_it_was_written():
+def test_manifest_of_a_hundred_thousand_files_is_read_back():
     files = [
         PartitionFile(f"v0001/{number:05}.safetensors", 10_000, 7_840_000, f"{number:064x}", number * 10_000)
         for number in range(100_000)

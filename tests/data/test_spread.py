@@ -51,7 +51,7 @@ def machines(tmp_path, count=4, **more):
 @pytest.mark.parametrize("sizes", [(50,) * 12, (31, 17, 40, 29, 28, 29, 29), (203,), (1,) * 30])
 @pytest.mark.parametrize("hosts", [1, 3, 4])
 @pytest.mark.parametrize("copies", [1, 2, 3])
-def test_each_machine_has_all_that_its_slot_reads_and_each_file_is_on_as_many_as_asked(sizes, hosts, copies):
+def test_shares_cover_slots_and_have_wanted_copies(sizes, hosts, copies):
     found = MadeUp(sizes).manifest
     if copies > hosts:
         with pytest.raises(ConfigError, match="need as many machines"):
@@ -68,7 +68,7 @@ def test_each_machine_has_all_that_its_slot_reads_and_each_file_is_on_as_many_as
                 assert set(portion.stretches(found.sizes)[:, 0].tolist()) <= set(share)
 
 
-async def test_machines_get_their_files_and_nothing_twice(place, tmp_path):
+async def test_send_copies_each_file_once(place, tmp_path):
     found, told = machines(tmp_path), []
     assert await spread.send(place, found, 2, lambda *what: told.append(what)) == [6, 6, 6, 6]
     whole = DataSet(place.path)
@@ -88,7 +88,7 @@ async def test_machines_get_their_files_and_nothing_twice(place, tmp_path):
     assert place.manifest().version == 2
 
 
-async def test_what_was_broken_off_or_is_damaged_is_gone_on_with(place, tmp_path):
+async def test_send_continues_after_interruption_and_damage(place, tmp_path):
     with pytest.raises(BrokenOff):
         await spread.send(place, machines(tmp_path, fails_at=4), 1)
     assert not list(tmp_path.glob("pc*/manifest.json"))
@@ -101,7 +101,7 @@ async def test_what_was_broken_off_or_is_damaged_is_gone_on_with(place, tmp_path
     assert await spread.send(place, found, 1) == [0, 0, 1, 0]
 
 
-async def test_a_damaged_file_is_not_sent_as_a_whole_one(place, tmp_path):
+async def test_send_refuses_damaged_file(place, tmp_path):
     path = place.path / "v0001/00005.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     with pytest.raises(DatasetError, match=r"00005\.safetensors has not the SHA-256"):
@@ -109,7 +109,7 @@ async def test_a_damaged_file_is_not_sent_as_a_whole_one(place, tmp_path):
     assert not list(tmp_path.glob("pc*/**/*00005*"))
 
 
-def test_another_worker_is_given_pieces_of_files_of_the_data_set_and_of_no_others(place, tmp_path):
+def test_worker_gives_pieces_of_its_data_set_only(place, tmp_path):
     data, name = DataSet(place.path), place.manifest().files[3].name
     (place.path / "v0001" / "secret").write_bytes(b"!")
     whole = np.concatenate([data.piece(name, 0, 100), data.piece(name, 100, 10**6)])

@@ -66,7 +66,7 @@ def read(place):
     return {name: np.concatenate([part[name] for part in parts]) for name in found.columns}
 
 
-def test_a_data_set_in_a_store_is_what_it_is_in_a_folder(source, url, tmp_path):
+def test_store_has_same_data_set_as_folder(source, url, tmp_path):
     here, there = Folder(tmp_path / "place"), open_place(url)
     assert split(source, here, [7, 7, 6]) == split(source, there, [7, 7, 6])
     assert here.manifest() == there.manifest()
@@ -83,14 +83,14 @@ def test_a_data_set_in_a_store_is_what_it_is_in_a_folder(source, url, tmp_path):
     assert f"/bucket/data/{LOCK}" not in fsspec.filesystem("memory").store
 
 
-def test_a_place_may_be_written_as_a_file_url(source, tmp_path):
+def test_file_url_is_a_folder(source, tmp_path):
     split(source, open_place(f"file://{tmp_path}/a%20place"), [20], shuffle=False)
     assert np.array_equal(read(Folder(tmp_path / "a place"))["x"], X)
     with pytest.raises(ConfigError, match="a folder of another machine"):
         open_place("file://nas/data")
 
 
-def test_what_was_broken_off_in_a_store_leaves_nothing_and_two_at_once_are_refused(source, url):
+def test_interrupted_write_to_store_leaves_nothing(source, url):
     class Torn(Exception):
         pass
 
@@ -111,7 +111,7 @@ def test_what_was_broken_off_in_a_store_leaves_nothing_and_two_at_once_are_refus
 
 
 @pytest.mark.parametrize("way", ["load", "mapped"])
-def test_each_file_is_fetched_once_and_a_damaged_copy_in_the_cache_again(served, tmp_path, way):
+def test_file_is_fetched_once_unless_cached_copy_is_damaged(served, tmp_path, way):
     for _ in range(2):
         for place in (open_place(served.url), open_place(served.url)):
             found = place.manifest()
@@ -128,7 +128,7 @@ def test_each_file_is_fetched_once_and_a_damaged_copy_in_the_cache_again(served,
     assert served.served[names[0]] == 2
 
 
-def test_a_store_that_fails_is_asked_again_until_the_right_bytes_came(served, monkeypatch, caplog):
+def test_failing_store_is_retried_until_bytes_are_right(served, monkeypatch, caplog):
     monkeypatch.setattr(store, "STALL_S", 0.2)
     monkeypatch.setattr(store, "FIRST_PAUSE_S", 0.001)
     wanted = read(open_place(served.url))
@@ -143,7 +143,7 @@ def test_a_store_that_fails_is_asked_again_until_the_right_bytes_came(served, mo
     assert any(served.url in line and ".safetensors" in line for line in lines)
 
 
-def test_one_sentence_says_what_a_store_answered_when_patience_ends(served, impatient, monkeypatch):
+def test_failing_store_is_reported_in_one_sentence(served, impatient, monkeypatch):
     monkeypatch.setenv(CAP, "0")
     place = open_place(served.url)
     found = place.manifest()
@@ -163,7 +163,7 @@ def test_one_sentence_says_what_a_store_answered_when_patience_ends(served, impa
     assert len(place.load(found.files[2], found.columns)["x"]) == 5
 
 
-def test_a_file_that_is_missing_longer_or_shorter_is_named_without_patience(served, tmp_path, monkeypatch):
+def test_file_of_wrong_size_is_named_without_retries(served, tmp_path, monkeypatch):
     for cap in ("0", "1MB"):
         monkeypatch.setenv(CAP, cap)
         place = open_place(served.url)
@@ -179,7 +179,7 @@ def test_a_file_that_is_missing_longer_or_shorter_is_named_without_patience(serv
         path.write_bytes(whole)
 
 
-def test_closing_a_place_ends_what_waits_for_it(served, monkeypatch):
+def test_closed_place_ends_waiting_threads(served, monkeypatch):
     place = open_place(served.url)
     found = place.manifest()
     served.fail(throttle=1.0)
@@ -201,7 +201,7 @@ def test_closing_a_place_ends_what_waits_for_it(served, monkeypatch):
 
 
 @pytest.mark.parametrize("fault", [{"stall": 1.0}, {"throttle": 1.0}], ids=["it stalls", "it is asked again"])
-def test_who_closes_a_stream_does_not_wait_for_the_store_and_the_next_stream_can_read(served, fault):
+def test_closing_stream_does_not_wait_for_store(served, fault):
     data = ddlf.data.open(served.url)
     (portion,) = portions([5] * 4, [20], "none", seed=0, epoch=0)
     served.fail(**fault)
@@ -216,7 +216,7 @@ def test_who_closes_a_stream_does_not_wait_for_the_store_and_the_next_stream_can
     assert sum(len(chunk["x"]) for chunk in Stream(data, portion, 5, 10**6)) == 20
 
 
-def test_ctrl_c_ends_a_check_of_a_store_that_stalls(served, monkeypatch):
+def test_interrupt_ends_check_of_stalled_store(served, monkeypatch):
     place = open_place(served.url)
     found, real = place.manifest(), place.check
     served.fail(stall=1.0)
@@ -237,7 +237,7 @@ def test_ctrl_c_ends_a_check_of_a_store_that_stalls(served, monkeypatch):
     assert time.monotonic() - begin < store.STALL_S  # not as long as the store takes
 
 
-def test_workers_of_one_machine_fetch_each_file_once_together(served, tmp_path):
+def test_workers_of_one_machine_fetch_each_file_once(served, tmp_path):
     def fetch(_):
         place = RemoteFolder(served.url, Cache(tmp_path / "together", 10**6))
         found = place.manifest()
@@ -248,7 +248,7 @@ def test_workers_of_one_machine_fetch_each_file_once_together(served, tmp_path):
     assert [served.served[file.name] for file in open_place(served.url).manifest().files] == [1] * 4
 
 
-def test_the_cap_is_kept_and_what_was_used_longest_ago_goes(tmp_path):
+def test_cache_keeps_cap_and_drops_least_recently_used(tmp_path):
     cache, names = Cache(tmp_path / "c", 250), [hashlib.sha256(bytes([n])).hexdigest() for n in range(4)]
 
     def get(number):
@@ -267,7 +267,7 @@ def test_the_cap_is_kept_and_what_was_used_longest_ago_goes(tmp_path):
     assert get(1)
 
 
-def test_of_a_data_set_larger_than_the_cache_a_part_stays_and_the_rest_is_not_written(served, tmp_path, caplog):
+def test_cache_keeps_part_of_larger_data_set(served, tmp_path, caplog):
     whole = open_place(served.url).manifest()
     chance = np.random.default_rng(0)
     for way, kept in (("load", 2), ("mapped", None)):
@@ -285,7 +285,7 @@ def test_of_a_data_set_larger_than_the_cache_a_part_stays_and_the_rest_is_not_wr
     assert not caplog.records
 
 
-def test_files_of_another_data_set_make_room_and_a_cap_that_is_smaller_by_now_is_kept(served, tmp_path):
+def test_cache_drops_other_data_sets_and_keeps_smaller_cap(served, tmp_path):
     folder, place = tmp_path / "c", open_place(served.url)
     found = place.manifest()
     each = found.files[0].nbytes
@@ -298,7 +298,7 @@ def test_files_of_another_data_set_make_room_and_a_cap_that_is_smaller_by_now_is
     assert sum(path.is_file() for path in folder.iterdir()) == 2
 
 
-def test_who_waits_for_another_process_to_fetch_is_let_go(served, tmp_path):
+def test_waiting_for_another_fetch_can_be_ended(served, tmp_path):
     folder, place = tmp_path / "c", RemoteFolder(served.url, Cache(tmp_path / "c", 10**6))
     found, errors = place.manifest(), []
     folder.joinpath("locks").mkdir(parents=True)
@@ -339,7 +339,7 @@ class Conditional(store.Store):
 
 
 @pytest.mark.parametrize("moment", ["while it writes", "at its end"])
-def test_of_two_that_write_the_next_version_one_wins_and_the_other_says_so(source, url, tmp_path, moment):
+def test_second_writer_of_next_version_is_refused(source, url, tmp_path, moment):
     place, late = (RemoteFolder(url, Cache(tmp_path / name), Conditional(url)) for name in ("one", "two"))
     split(source, place, [5] * 4)
     before = read(place)
@@ -365,7 +365,7 @@ def test_of_two_that_write_the_next_version_one_wins_and_the_other_says_so(sourc
     assert all(np.array_equal(array, before[name]) for name, array in read(place).items())
 
 
-def test_a_cache_without_room_is_done_without_and_says_so_once(served, tmp_path, monkeypatch, caplog):
+def test_cache_without_room_warns_once(served, tmp_path, monkeypatch, caplog):
     wanted = read(open_place(served.url))
     monkeypatch.setattr("ddlf.data.cache.shutil.disk_usage", lambda path: _Usage)
     caplog.clear()
@@ -384,7 +384,7 @@ def test_a_cache_without_room_is_done_without_and_says_so_once(served, tmp_path,
     ]
 
 
-def test_no_cache_is_no_news(served, monkeypatch, caplog):
+def test_disabled_cache_is_not_reported(served, monkeypatch, caplog):
     monkeypatch.setenv(CAP, "0")
     read(open_place(served.url))
     assert not caplog.records
@@ -403,13 +403,13 @@ class _Usage:
         ("gs://bucket/data", DatasetError, "gs:// needs gcsfs, which is not installed here; pip install gcsfs"),
     ],
 )
-def test_a_url_that_cannot_be_used_is_refused_and_no_secret_is_shown(place, error, said):
+def test_unusable_url_is_refused_without_its_secret(place, error, said):
     with pytest.raises(error, match=said) as raised:
         open_place(place)
     assert "secret" not in str(raised.value)
 
 
-def test_a_driver_that_cannot_begin_says_why_in_one_sentence(monkeypatch):
+def test_failing_driver_is_reported_in_one_sentence(monkeypatch):
     def begin(*args, **more):
         raise OSError("Unable to load libjvm\nand much more")
 
@@ -420,17 +420,17 @@ def test_a_driver_that_cannot_begin_says_why_in_one_sentence(monkeypatch):
         open_place("hdfs://host/data")
 
 
-def test_a_store_that_says_nothing_but_no_may_mean_the_clock():
+def test_forbidden_without_reason_mentions_clock():
     assert store._hint(PermissionError("Forbidden")).endswith("look at its clock")
     assert store._hint(PermissionError("RequestTimeTooSkewed")) == "set this machine's clock"
 
 
-def test_a_web_server_can_only_be_read(served, source):
+def test_web_server_is_read_only(served, source):
     with pytest.raises(DatasetError, match=r"cannot write .*only be read"):
         split(source, open_place(served.url + "/new"), [20])
 
 
-def test_a_size_of_the_cache_that_cannot_be_read_is_refused(monkeypatch):
+def test_invalid_cache_size_is_refused(monkeypatch):
     monkeypatch.setenv(CAP, "lots")
     with pytest.raises(ConfigError, match="DDLF_CACHE_SIZE is 'lots'"):
         open_place("memory://bucket/data")

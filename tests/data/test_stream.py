@@ -31,7 +31,7 @@ def place(tmp_path_factory):
 
 @pytest.mark.parametrize("memory", [10_000, 10**9], ids=["from the disk", "in memory"])
 @pytest.mark.parametrize("shuffle", ["global", "window:3", "none"])
-def test_chunks_are_the_rows_of_a_portion_in_its_order(place, shuffle, memory):
+def test_stream_yields_rows_of_portion_in_order(place, shuffle, memory):
     data = ddlf.data.open(place)
     for portion in portions(SIZES, [500, 300, 200], shuffle, seed=1, epoch=2):
         stream = Stream(data, portion, 8, memory)
@@ -44,7 +44,7 @@ def test_chunks_are_the_rows_of_a_portion_in_its_order(place, shuffle, memory):
         assert shuffle == "global" or len(set(stream.files)) == len(stream.files)
 
 
-def test_nothing_is_read_but_what_is_wanted_and_a_little_ahead(place):
+def test_stream_reads_only_wanted_files_and_a_little_ahead(place):
     data = ddlf.data.open(place)
     (portion,) = portions(SIZES, [N], "none", seed=0, epoch=0)
     stream = Stream(data, portion, 8, 10_000)
@@ -56,13 +56,13 @@ def test_nothing_is_read_but_what_is_wanted_and_a_little_ahead(place):
     stream.close()
 
 
-def test_the_first_chunks_are_small_so_that_training_begins_soon(place):
+def test_first_chunks_are_small(place):
     (portion,) = portions(SIZES, [N], "window:3", seed=0, epoch=0)
     lengths = [len(chunk["y"]) for chunk in Stream(ddlf.data.open(place), portion, 8, 10**9)]
     assert lengths == [64, 128, 256, 512, 40]
 
 
-def test_files_that_the_pass_before_had_in_memory_are_not_read_again(place):
+def test_stream_reuses_files_of_previous_pass(place):
     data = ddlf.data.open(place)
     one, other = portions(SIZES, [600, 400], "window:8", seed=1, epoch=0)
     first = Stream(data, one, 8, 10**9)
@@ -75,7 +75,7 @@ def test_files_that_the_pass_before_had_in_memory_are_not_read_again(place):
     assert not set(third.files) & set(first.files)
 
 
-def test_files_stay_in_memory_from_pass_to_pass_as_many_as_half_of_it_holds(place):
+def test_stream_keeps_files_in_half_of_memory(place):
     data = ddlf.data.open(place)
     whole, largest = data.manifest.nbytes, max(file.nbytes for file in data.manifest.files)
     for memory, all_stay in ((2 * whole, True), (2 * whole - 2, False), (4 * largest, False)):
@@ -92,7 +92,7 @@ def test_files_stay_in_memory_from_pass_to_pass_as_many_as_half_of_it_holds(plac
         assert set(opened) == set(range(len(SIZES)))
 
 
-def test_who_waits_for_a_slow_store_is_let_go_at_once(place):
+def test_closed_stream_ends_waiting_for_slow_store(place):
     data = ddlf.data.open(place)
     (portion,) = portions(SIZES, [N], "none", seed=0, epoch=0)
     asked, go_on = threading.Event(), threading.Event()
@@ -120,7 +120,7 @@ def test_who_waits_for_a_slow_store_is_let_go_at_once(place):
     assert ended
 
 
-def test_a_damaged_file_is_named_before_a_sample_of_it_is_given(place, tmp_path):
+def test_stream_names_damaged_file_before_its_samples(place, tmp_path):
     shutil.copytree(place, tmp_path / "copy")
     path = tmp_path / "copy" / "v0001" / "00003.safetensors"
     bad = bytearray(path.read_bytes())
@@ -135,7 +135,7 @@ def test_a_damaged_file_is_named_before_a_sample_of_it_is_given(place, tmp_path)
 
 
 @pytest.mark.parametrize("shuffle", ["global", "window:3", "none"])
-def test_files_that_are_left_out_are_counted_before_the_first_chunk(place, tmp_path, shuffle):
+def test_skipped_files_are_counted_before_first_chunk(place, tmp_path, shuffle):
     shutil.copytree(place, tmp_path / "copy")
     damaged, missing = (tmp_path / "copy" / "v0001" / f"{number:05}.safetensors" for number in (3, 5))
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
@@ -155,7 +155,7 @@ def test_files_that_are_left_out_are_counted_before_the_first_chunk(place, tmp_p
     assert out == SIZES[3] + SIZES[5]
 
 
-def test_a_memory_that_no_batches_fit_into_is_refused_with_what_would_do(place):
+def test_too_little_data_memory_error_names_enough(place):
     (portion,) = portions(SIZES, [N], "none", seed=0, epoch=0)
     with pytest.raises(
         ConfigError, match=r"data_memory is 1\.00 kB, too little for batches of 32 samples of 32 B each"
@@ -166,7 +166,7 @@ def test_a_memory_that_no_batches_fit_into_is_refused_with_what_would_do(place):
 @pytest.mark.parametrize(
     ("shuffle", "memory"), [("window:8", 2**20), ("window:8", 2**21), ("window:2", 2**21), ("none", 2**20)]
 )
-def test_a_data_set_of_ten_times_the_memory_is_read_within_it(tmp_path, shuffle, memory):
+def test_stream_reads_ten_times_its_memory(tmp_path, shuffle, memory):
     samples = 10 * memory // 768
     np.savez(tmp_path / "a.npz", x=np.zeros((samples, 16, 16, 3), np.uint8))
     files = 44  # two of which have room in half of the memory
@@ -187,7 +187,7 @@ def test_a_data_set_of_ten_times_the_memory_is_read_within_it(tmp_path, shuffle,
     assert grown <= 1.1 * memory
 
 
-def test_files_of_a_store_that_neither_cache_nor_memory_can_hold_are_refused_with_a_size_that_would_do(
+def test_too_large_store_files_are_refused_with_usable_size(
     tmp_path, monkeypatch
 ):
     monkeypatch.setenv("DDLF_CACHE", str(tmp_path / "cache"))

@@ -76,7 +76,7 @@ class Made:
 
 @pytest.mark.parametrize("how", [{}, {"shuffle": False}, {"stratify": "y"}, {"memory": 10**9}], ids=str)
 @pytest.mark.parametrize("what", ["reading", "writing"])
-def test_what_was_broken_off_goes_on_and_has_the_same_bytes(source, place, tmp_path, what, how):
+def test_interrupted_split_continues_with_same_bytes(source, place, tmp_path, what, how):
     whole = Made(source, tmp_path / "whole", **how)
     first = Made(source, place, what=what, behind=300, **how)
     with pytest.raises(DatasetError, match=r"not finished|no data set|no folder"):
@@ -110,7 +110,7 @@ def test_what_was_broken_off_goes_on_and_has_the_same_bytes(source, place, tmp_p
         ),
     ],
 )
-def test_with_another_source_or_other_options_it_says_so_and_begins_anew(source, place, tmp_path, other, said):
+def test_split_with_other_plan_starts_anew(source, place, tmp_path, other, said):
     Made(source, place, what="writing", behind=300)
     again = Made(source, place, **other)
     assert again.said == [said]
@@ -118,21 +118,21 @@ def test_with_another_source_or_other_options_it_says_so_and_begins_anew(source,
     assert not list(damage(open_place(place), again.manifest))
 
 
-def test_a_source_that_was_written_to_is_another_one(source):
+def test_written_source_has_another_state(source):
     before = state_of(source)
     assert state_of(source) == before != state_of(source, "y")
     os.utime(source, ns=(0, 0))
     assert state_of(source) != before
 
 
-def test_other_memory_keeps_the_files_and_reads_again(source, place, tmp_path):
+def test_other_memory_keeps_finished_files(source, place, tmp_path):
     Made(source, place, what="writing", behind=300)
     again = Made(source, place, memory=60_000)
     assert again.wrote == 3
     assert again.manifest == Made(source, tmp_path / "whole").manifest
 
 
-def test_files_and_heaps_that_are_damaged_meanwhile_are_made_again(source, tmp_path, monkeypatch):
+def test_damaged_notes_are_made_again(source, tmp_path, monkeypatch):
     monkeypatch.setattr(splitting, "NOTED_S", 0.0)
     place, whole = tmp_path / "place", Made(source, tmp_path / "whole").manifest
     Made(source, place, what="writing", behind=300)
@@ -150,7 +150,7 @@ def test_files_and_heaps_that_are_damaged_meanwhile_are_made_again(source, tmp_p
     assert Made(source, tmp_path / "other").manifest == whole
 
 
-def test_a_full_disk_keeps_what_is_finished_and_a_bad_source_nothing(source, tmp_path, monkeypatch):
+def test_full_disk_keeps_finished_files_bad_source_keeps_none(source, tmp_path, monkeypatch):
     place = tmp_path / "place"
     real = Folder.new
 
@@ -174,7 +174,7 @@ def test_a_full_disk_keeps_what_is_finished_and_a_bad_source_nothing(source, tmp
         assert not (tmp_path / "table").exists()
 
 
-def test_a_name_that_a_killed_process_left_in_the_store_is_known_where_it_was(source, tmp_path, monkeypatch):
+def test_lock_of_killed_writer_is_recognised_on_its_machine(source, tmp_path, monkeypatch):
     monkeypatch.setenv("DDLF_CACHE", str(tmp_path / "cache"))
     url = f"memory://{tmp_path.name}/killed"
     Made(source, url, what="writing", behind=300)
@@ -217,7 +217,7 @@ assert -9 in said
 """
 
 
-def test_killed_again_and_again_it_comes_to_its_end_with_the_same_bytes(source, tmp_path):
+def test_repeatedly_killed_split_ends_with_same_bytes(source, tmp_path):
     run = [sys.executable, "-c", KILLED, str(source), str(tmp_path / "place")]
     ran = subprocess.run(run, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
