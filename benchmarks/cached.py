@@ -34,7 +34,7 @@ from ddlf.data.remote_folder import RemoteFolder
 from ddlf.data.sources import open_source
 from ddlf.data.split import sizes_of, split
 from ddlf.data.store import Store
-from ddlf.data.stream import Stream
+from ddlf.data.stream import SampleStream
 
 CASES = ("none", "part", "oldest")
 ROW = 784
@@ -79,7 +79,7 @@ def read(url: str, case: str, folder: Path, part: float, epochs: int) -> tuple[f
     for epoch in range(epochs):
         (portion,) = portions(data.manifest.sizes, [data.manifest.samples], "window:1", seed=0, epoch=epoch)
         # Memory for the window of one file and little more: nothing stays in it from epoch to epoch.
-        samples = sum(len(chunk["x"]) for chunk in Stream(data, portion, 64, 3 * data.manifest.files[0].nbytes))
+        samples = sum(len(chunk["x"]) for chunk in SampleStream(data, portion, 64, 3 * data.manifest.files[0].nbytes))
         assert samples == data.manifest.samples
         held = max(held, sum(file.stat().st_size for file in folder.glob("*") if file.is_file()))
     return time.process_time() - used, time.perf_counter() - begin, store.asked, held

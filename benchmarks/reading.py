@@ -104,10 +104,10 @@ def _order(data: Any, epoch: int) -> Any:
 
 
 def _batches(data: Any, batch: int) -> Callable[[int], Iterator[Any]]:
-    from ddlf.data.stream import Stream
+    from ddlf.data.stream import SampleStream
 
     def begun(epoch: int) -> Iterator[Any]:
-        for chunk in Stream(data, _order(data, epoch), batch, MEMORY):
+        for chunk in SampleStream(data, _order(data, epoch), batch, MEMORY):
             for first in range(0, len(chunk["y"]), batch):
                 yield chunk["x"][first : first + batch], chunk["y"][first : first + batch]
 

@@ -12,7 +12,7 @@ from ddlf.app import IApp
 from ddlf.cli.options import add_json, add_options, add_parameters, add_target, add_verbose
 from ddlf.cli.parsing import Command, Parser, number
 from ddlf.cli.run import execute
-from ddlf.cli.stopping import Stop
+from ddlf.cli.stopping import StopRequest
 from ddlf.cli.target import find_target, prepare_app
 from ddlf.errors import AppError
 from ddlf.events.facts import to_data
@@ -41,7 +41,7 @@ def check(options: argparse.Namespace) -> int:
     return execute(lambda: find_target(options.app, options.target), settings, then=_check)
 
 
-async def _check(target: Any, options: argparse.Namespace, stop: Stop) -> int:
+async def _check(target: Any, options: argparse.Namespace, stop: StopRequest) -> int:
     from ddlf.cluster.cluster import Cluster
 
     if not (inspect.isclass(target) and issubclass(target, IApp)):

@@ -14,7 +14,7 @@ from ddlf.data.app import UserApp
 from ddlf.errors import ConfigError, ConnectError, DDLFError
 
 if TYPE_CHECKING:
-    from ddlf.cli.stopping import Stop
+    from ddlf.cli.stopping import StopRequest
     from ddlf.cluster.cluster import Cluster
     from ddlf.monitor.terminal.display import Display
 
@@ -47,7 +47,12 @@ def requested(options: argparse.Namespace) -> tuple[bool | int | None, str] | No
 
 @contextlib.asynccontextmanager
 async def served(
-    cluster: Cluster, app: UserApp | None, options: argparse.Namespace, display: Display, stop: Stop, described: str
+    cluster: Cluster,
+    app: UserApp | None,
+    options: argparse.Namespace,
+    display: Display,
+    stop: StopRequest,
+    described: str,
 ) -> AsyncIterator[None]:
     """Serve the page meanwhile, if it is wanted, and print its address. A problem is an error only if a port was given.
 

@@ -19,9 +19,9 @@ from ddlf.data.export import Moved, damage
 from ddlf.data.export import export as exported
 from ddlf.data.manifest import Manifest
 from ddlf.data.parquet_files import is_parquet
-from ddlf.data.place import Folder, Place
+from ddlf.data.place import DataPlace, Folder
 from ddlf.data.remote_folder import open_place
-from ddlf.data.rows import Source
+from ddlf.data.rows import SampleSource
 from ddlf.data.sources import open_source, state_of
 from ddlf.data.split import PartitionedSource, sizes_of
 from ddlf.data.split import repartition as rewritten
@@ -244,7 +244,7 @@ def repartition(options: argparse.Namespace) -> int:
     return 0
 
 
-def _sizes(source: Source, options: argparse.Namespace) -> list[int]:
+def _sizes(source: SampleSource, options: argparse.Namespace) -> list[int]:
     return sizes_of(
         source.samples,
         sum(column.row_bytes for column in source.columns.values()),
@@ -338,7 +338,7 @@ def export(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print(place: Place, manifest: Manifest) -> None:
+def _print(place: DataPlace, manifest: Manifest) -> None:
     print(f"place     {place}, version {manifest.version}, content {manifest.content}")
     for name, column in manifest.columns.items():
         most = "up to " * column.ragged

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddlf.cli.findings import FAST_MBS, Finding, joined, of_clock, of_error, of_machine, of_pair, of_speeds, of_versions
+from ddlf.cli.findings import FAST_MBS, Problem, joined, of_clock, of_error, of_machine, of_pair, of_speeds, of_versions
 from ddlf.cli.options import add_cluster_options, add_json, named_cluster
 from ddlf.cli.parsing import Command, Parser
 from ddlf.cluster.config.addresses import DEFAULT_PORT, find_config
@@ -68,7 +68,7 @@ class Answer:
 
 
 @dataclass(slots=True)
-class Report:
+class Diagnosis:
     """What was seen and found.
 
     Args:
@@ -85,7 +85,7 @@ class Report:
     cluster: str = ""
     launcher: str = ""
     answers: list[Answer] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Problem] = field(default_factory=list)
 
     @property
     def exit_code(self) -> int:
@@ -112,10 +112,10 @@ async def doctor(options: argparse.Namespace) -> int:
     return report.exit_code
 
 
-async def examine(options: argparse.Namespace, say: Callable[[str], None] = lambda line: None) -> Report:
+async def examine(options: argparse.Namespace, say: Callable[[str], None] = lambda line: None) -> Diagnosis:
     """Look at everything, and say of each thing what was seen as soon as it was."""
     this_machine = about([Path.cwd(), Path(tempfile.gettempdir())])
-    report = Report(this_machine)
+    report = Diagnosis(this_machine)
     say(f"here      {versions(this_machine)}\n          {size(this_machine)}")
     findings = list(of_machine(this_machine, HERE))
     try:
@@ -143,7 +143,7 @@ async def examine(options: argparse.Namespace, say: Callable[[str], None] = lamb
     return report
 
 
-def _cluster(options: argparse.Namespace, report: Report) -> Cluster | None:
+def _cluster(options: argparse.Namespace, report: Diagnosis) -> Cluster | None:
     """The cluster that is meant, if any, and what there is of a token.
 
     Raises:
@@ -165,7 +165,7 @@ def _cluster(options: argparse.Namespace, report: Report) -> Cluster | None:
     return named_cluster(options, guest=True) if report.cluster and not report.launcher else None
 
 
-async def _port_taken(timeout_s: float) -> list[Finding]:
+async def _port_taken(timeout_s: float) -> list[Problem]:
     """Whether another program has the port that a worker here would take. Asked only where no cluster is named: other machines' ports are theirs."""
     from ddlf.cluster.proxy import ProxyWorker
 
@@ -177,7 +177,7 @@ async def _port_taken(timeout_s: float) -> list[Finding]:
             return []
         do = f"start workers here with another one: ddlf-worker --port {DEFAULT_PORT + 1}"
         return [
-            Finding("warning", (HERE,), f"another program has port {DEFAULT_PORT}, which ddlf-worker would take", do)
+            Problem("warning", (HERE,), f"another program has port {DEFAULT_PORT}, which ddlf-worker would take", do)
         ]
     except DDLFError:
         pass  # a worker, of whomever
@@ -226,7 +226,7 @@ def _for_a_line(error: DDLFError, worker: ProxyWorker) -> DDLFError:
 
 
 async def _examine_workers(
-    workers: list[ProxyWorker], timeout_s: float, report: Report, say: Callable[[str], None]
+    workers: list[ProxyWorker], timeout_s: float, report: Diagnosis, say: Callable[[str], None]
 ) -> None:
     """Ask all at once, then measure the ways one after the other: they share this machine's own."""
     width = max(len(worker.name) for worker in workers)
@@ -245,7 +245,7 @@ async def _examine_workers(
         await asyncio.gather(*(worker.close() for worker in workers))
 
 
-async def _examine_pairs(options: argparse.Namespace, report: Report, say: Callable[[str], None]) -> list[Finding]:
+async def _examine_pairs(options: argparse.Namespace, report: Diagnosis, say: Callable[[str], None]) -> list[Problem]:
     """Have workers that are free try to reach each other. They are taken for that moment."""
     answers = enumerate(report.answers, 1)
     free = [n for n, one in answers if one.error is None and not (one.status["lease"] or one.status["busy"])]
@@ -326,7 +326,7 @@ async def without_way(options: argparse.Namespace, which: Collection[int]) -> li
     return [(caller.name, called.name, reason) for caller, called, reason in failed]
 
 
-def of_answer(this_machine: dict[str, Any], answer: Answer) -> Iterator[Finding]:
+def of_answer(this_machine: dict[str, Any], answer: Answer) -> Iterator[Problem]:
     """What is wrong with a worker, as seen from this machine."""
     if answer.error is not None:
         yield of_error(answer.error, answer.name)
@@ -339,7 +339,7 @@ def of_answer(this_machine: dict[str, Any], answer: Answer) -> Iterator[Finding]
 # -- what is printed ------------------------------------------------------------------------------------------------------
 
 
-def _data(report: Report) -> dict[str, Any]:
+def _data(report: Diagnosis) -> dict[str, Any]:
     return {
         "machine": report.machine,
         "token": report.token,

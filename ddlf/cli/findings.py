@@ -26,7 +26,7 @@ COMPARED = {"keras": 2, "tensorflow": 2, "jax": 2, "torch": 2, "numpy": 1}
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Problem:
     """Something that somebody should do something about.
 
     Args:
@@ -44,9 +44,9 @@ class Finding:
     exit_code: int = 1
 
 
-def joined(findings: Iterable[Finding]) -> list[Finding]:
+def joined(findings: Iterable[Problem]) -> list[Problem]:
     """The same findings, errors first; what is wrong in the same way in several places is one."""
-    places_of: dict[Finding, list[str]] = {}
+    places_of: dict[Problem, list[str]] = {}
     for finding in findings:
         places = places_of.setdefault(replace(finding, where=()), [])
         places += [place for place in finding.where if place not in places]
@@ -54,15 +54,15 @@ def joined(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(rows, key=lambda finding: finding.level != "error")
 
 
-def of_error(error: DDLFError, where: str) -> Finding:
+def of_error(error: DDLFError, where: str) -> Problem:
     """What kept a worker from answering, or this side from asking."""
     do = error.hint or (
         "mend that, and look again" if isinstance(error, ConfigError) else "look at the worker's terminal"
     )
-    return Finding("error", (where,), error.message, do, error.exit_code)
+    return Problem("error", (where,), error.message, do, error.exit_code)
 
 
-def of_machine(facts: dict[str, Any], where: str) -> Iterator[Finding]:
+def of_machine(facts: dict[str, Any], where: str) -> Iterator[Problem]:
     """What is wrong with a machine by itself.
 
     Args:
@@ -70,8 +70,8 @@ def of_machine(facts: dict[str, Any], where: str) -> Iterator[Finding]:
         where: What people call it.
     """
 
-    def warning(what: str, do: str) -> Finding:
-        return Finding("warning", (where,), what, do)
+    def warning(what: str, do: str) -> Problem:
+        return Problem("warning", (where,), what, do)
 
     packages = facts["packages"]
     if unmet := facts["unmet"]:
@@ -112,11 +112,11 @@ def of_machine(facts: dict[str, Any], where: str) -> Iterator[Finding]:
             )
 
 
-def of_versions(this_machine: dict[str, Any], other: dict[str, Any], where: str) -> Iterator[Finding]:
+def of_versions(this_machine: dict[str, Any], other: dict[str, Any], where: str) -> Iterator[Problem]:
     """What a worker has installed that does not go with what this machine has."""
     python = _first(this_machine["python"], 2)
     if _first(other["python"], 2) != python:
-        yield Finding(
+        yield Problem(
             "error",
             (where,),
             f"Python {other['python']} there, {this_machine['python']} here: functions travel between equal minor versions only",
@@ -124,7 +124,7 @@ def of_versions(this_machine: dict[str, Any], other: dict[str, Any], where: str)
             4,
         )
     if other["ddlf"] != this_machine["ddlf"]:
-        yield Finding(
+        yield Problem(
             "warning",
             (where,),
             f"DDLF {other['ddlf']} there, {this_machine['ddlf']} here",
@@ -133,7 +133,7 @@ def of_versions(this_machine: dict[str, Any], other: dict[str, Any], where: str)
     for name, count in COMPARED.items():
         version_here, version_there = (_version(facts, name) for facts in (this_machine, other))
         if version_here and version_there and _first(version_here, count) != _first(version_there, count):
-            yield Finding(
+            yield Problem(
                 "warning",
                 (where,),
                 f"{name} {version_there} there, {version_here} here: results may differ, or what one writes the other cannot read",
@@ -141,7 +141,7 @@ def of_versions(this_machine: dict[str, Any], other: dict[str, Any], where: str)
             )
     version_here, version_there = (_version(facts, "keras") for facts in (this_machine, other))
     if bool(version_here) != bool(version_there):
-        yield Finding(
+        yield Problem(
             "error",
             (where,),
             f"Keras is {'here, but not version_there' if version_here else 'there, but not version_here'}: training needs it on both",
@@ -149,10 +149,10 @@ def of_versions(this_machine: dict[str, Any], other: dict[str, Any], where: str)
         )
 
 
-def of_clock(offset_s: float, where: str) -> Iterator[Finding]:
+def of_clock(offset_s: float, where: str) -> Iterator[Problem]:
     """What is wrong with a worker's clock, by how many seconds it is ahead."""
     if abs(offset_s) > CLOCK_S:
-        yield Finding(
+        yield Problem(
             "warning",
             (where,),
             f"its clock is {abs(offset_s):.0f} s {'ahead of' if offset_s > 0 else 'behind'} this machine's: times of logs "
@@ -161,9 +161,9 @@ def of_clock(offset_s: float, where: str) -> Iterator[Finding]:
         )
 
 
-def of_pair(caller: str, called: str, reason: str) -> Finding:
+def of_pair(caller: str, called: str, reason: str) -> Problem:
     """Two workers of which one has no way to the other."""
-    return Finding(
+    return Problem(
         "warning",
         (caller,),
         f"it has no way to {called}: {reason}",
@@ -171,7 +171,7 @@ def of_pair(caller: str, called: str, reason: str) -> Finding:
     )
 
 
-def of_speeds(speeds: dict[str, tuple[float, float]]) -> Iterator[Finding]:
+def of_speeds(speeds: dict[str, tuple[float, float]]) -> Iterator[Problem]:
     """Ways that are slow, by themselves or beside the others: of three or more, since of two nobody can say which is the odd one.
 
     Args:
@@ -181,7 +181,7 @@ def of_speeds(speeds: dict[str, tuple[float, float]]) -> Iterator[Finding]:
     for where, pair in speeds.items():
         odd = [speed / of for speed, of in zip(pair, usual, strict=True) if speed < min(SLOW_SHARE * of, FAST_MBS)]
         if min(pair) < SLOW_MBS or odd:
-            yield Finding(
+            yield Problem(
                 "warning",
                 (where,),
                 f"{pair[0]:.1f} MB/s to it, {pair[1]:.1f} MB/s from it"

@@ -23,7 +23,7 @@ PLACES = (PACKAGE / "templates", PACKAGE.parent / "apps")
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
+class ProjectTemplate:
     """A project to begin with.
 
     Args:
@@ -38,14 +38,14 @@ class Template:
 
 
 TEMPLATES = {
-    "digits": Template("a small CNN on digits that come with DDLF", {"app.py": "digits_cnn.py"}),
-    "mnist": Template("the published CNN on MNIST, which is downloaded once", {"app.py": "mnist_cnn.py"}),
-    "custom-loop": Template("a training loop of your own instead of fit", {"app.py": "custom_loop.py"}),
-    "convert": Template(
+    "digits": ProjectTemplate("a small CNN on digits that come with DDLF", {"app.py": "digits_cnn.py"}),
+    "mnist": ProjectTemplate("the published CNN on MNIST, which is downloaded once", {"app.py": "mnist_cnn.py"}),
+    "custom-loop": ProjectTemplate("a training loop of your own instead of fit", {"app.py": "custom_loop.py"}),
+    "convert": ProjectTemplate(
         "a program in plain Keras, and the same on workers: compare them",
         {"app.py": "converted.py", "train_keras.py": "converted_keras.py"},
     ),
-    "rpc": Template("calls of any Python function on workers, no training", {"app.py": "calculate.py"}, ""),
+    "rpc": ProjectTemplate("calls of any Python function on workers, no training", {"app.py": "calculate.py"}, ""),
 }
 
 CLUSTER = """\
@@ -100,7 +100,7 @@ def write(folder: Path, name: str) -> list[Path]:
     return [folder / called for called in texts]
 
 
-def _source(template: Template, source: str, called: str) -> str:
+def _source(template: ProjectTemplate, source: str, called: str) -> str:
     """The text of a source, for its new place, with what it needs in the form of PEP 723."""
     path = next(place / source for place in PLACES if (place / source).is_file())
     text = path.read_text(encoding="utf-8")
@@ -110,7 +110,7 @@ def _source(template: Template, source: str, called: str) -> str:
     return f'# /// script\n# requires-python = ">=3.11"\n# dependencies = ["{wanted}>={__version__}"]\n# ///\n{text}'
 
 
-def _readme(name: str, template: Template) -> str:
+def _readme(name: str, template: ProjectTemplate) -> str:
     install = f"python -m pip install 'ddlf[{template.needs}]'" if template.needs else "python -m pip install ddlf"
     more = (
         "\npython train_keras.py              # the same in plain Keras" if "train_keras.py" in template.files else ""

@@ -360,7 +360,7 @@ def action(
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CommandEntry:
     """The entry of a command in the list of all.
 
     Args:
@@ -382,7 +382,7 @@ class Entry:
         return replace(command, actions={**command.actions, **more}) if more else command
 
 
-class Commands(dict[str, Entry]):
+class Commands(dict[str, CommandEntry]):
     """All commands by name, in the order of the help."""
 
     def add(self, group: str, name: str, home: str, help: str) -> None:
@@ -396,7 +396,7 @@ class Commands(dict[str, Entry]):
         """
         command, _, action = name.partition(" ")
         if not action:
-            self[name] = Entry(group, home, help)
+            self[name] = CommandEntry(group, home, help)
         elif command in self:
             self[command].actions[action] = help, home
 

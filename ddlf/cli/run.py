@@ -23,7 +23,7 @@ from ddlf.cli.options import (
 )
 from ddlf.cli.output import native_output_to_log, show_error
 from ddlf.cli.runs import runs_folder
-from ddlf.cli.stopping import Stop, interruptible, leave_an_import, run_until_signal, swallowed_quietly
+from ddlf.cli.stopping import StopRequest, interruptible, leave_an_import, run_until_signal, swallowed_quietly
 from ddlf.cli.target import check_needs, find_target, function_arguments, overrides, prepare_app, takes_a_cluster
 from ddlf.errors import ConfigError, DDLFError, LeaseError
 from ddlf.events import Evaluated
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ddlf.app import IApp
     from ddlf.cluster.cluster import Cluster
 
-Then = Callable[[Any, argparse.Namespace, Stop], Coroutine[Any, Any, int]]
+Then = Callable[[Any, argparse.Namespace, StopRequest], Coroutine[Any, Any, int]]
 ASK_AGAIN_S = 1.0
 """Between two tries to get workers that another run uses, on average."""
 
@@ -126,7 +126,7 @@ def asked_ui(options: argparse.Namespace) -> str:
     return chosen(os.environ.get("DDLF_UI") or "auto", "DDLF_UI")
 
 
-async def run_target(target: Any, options: argparse.Namespace, stop: Stop) -> int:
+async def run_target(target: Any, options: argparse.Namespace, stop: StopRequest) -> int:
     """Run an app or a function on the cluster that the options name; return the exit code."""
     is_app = inspect.isclass(target)
     if not is_app:
@@ -159,7 +159,7 @@ async def run_target(target: Any, options: argparse.Namespace, stop: Stop) -> in
 
 
 async def _run_app(
-    target: type[IApp], cluster: Cluster, described: str, options: argparse.Namespace, stop: Stop
+    target: type[IApp], cluster: Cluster, described: str, options: argparse.Namespace, stop: StopRequest
 ) -> int:
     """Train, in a folder of the run's own unless none is wanted."""
     from ddlf.cli.config import check_values
@@ -200,7 +200,7 @@ async def _run_app(
                 await cluster.close()
 
 
-async def _train(app: IApp, asked: Path | None, run: Path | None, stop: Stop) -> int:
+async def _train(app: IApp, asked: Path | None, run: Path | None, stop: StopRequest) -> int:
     """Train, save, evaluate; what complete rounds have come to is saved, however training ends.
 
     Args:

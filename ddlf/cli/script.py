@@ -61,7 +61,7 @@ def main(target: Any, options: argparse.ArgumentParser | None = None) -> None:
     from ddlf.cli.options import add_options
     from ddlf.cli.parsing import Parser, reader_may_leave
     from ddlf.cli.run import execute, run_target
-    from ddlf.cli.stopping import Stop
+    from ddlf.cli.stopping import StopRequest
     from ddlf.cli.target import Importing
 
     if Importing.now is not None:  # `ddlf run` looks what there is to run in this file
@@ -77,7 +77,7 @@ def main(target: Any, options: argparse.ArgumentParser | None = None) -> None:
             print(
                 f"notebook  for another cluster, and to keep the app: app = {name}(Cluster.local(2)); await app.train_sync()"
             )
-        run(run_target(target, parser.parse_args([]), Stop()))
+        run(run_target(target, parser.parse_args([]), StopRequest()))
         return
     if running_here() is not None:
         inside = (

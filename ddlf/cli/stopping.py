@@ -58,7 +58,7 @@ BLOCKED_S = 2.0
 """Seconds that code may block the event loop after Ctrl-C. Shorter than a person waits before pressing again."""
 
 
-class Stop:
+class StopRequest:
     """How a run is asked to end.
 
     Attributes:
@@ -89,7 +89,7 @@ class Stop:
 
 
 @contextlib.contextmanager
-def ending_what_blocks(stop: Stop) -> Iterator[None]:
+def ending_what_blocks(stop: StopRequest) -> Iterator[None]:
     """Let SIGINT also end code that holds up the event loop: an import, a download, a computation on the master.
 
     asyncio only cancels its task, which such code does not notice. When the loop does not run soon, the signal is sent again, as a person would,
@@ -126,7 +126,7 @@ def _insist(noticed: threading.Event) -> None:
         signal.pthread_kill(main, signal.SIGINT)
 
 
-def run_until_signal(make: Callable[[Stop], Coroutine[Any, Any, int]]) -> int:
+def run_until_signal(make: Callable[[StopRequest], Coroutine[Any, Any, int]]) -> int:
     """``asyncio.run``, which ends tidily on SIGTERM too, and on SIGINT also when the event loop is held up. A second SIGTERM ends it at once.
 
     Args:
@@ -136,7 +136,7 @@ def run_until_signal(make: Callable[[Stop], Coroutine[Any, Any, int]]) -> int:
     async def supervised() -> int:
         task = asyncio.current_task()
         assert task is not None
-        stop = Stop()
+        stop = StopRequest()
 
         def terminate(number: int, frame: Any) -> None:
             # From now on SIGTERM ends the process at once: also where something holds up the event loop, or saving takes too long.

@@ -14,7 +14,7 @@ import numpy as np
 
 from ddlf.data.manifest import Column, Manifest
 from ddlf.data.partition_file import Arrays
-from ddlf.data.place import Place
+from ddlf.data.place import DataPlace
 from ddlf.data.remote_folder import open_place
 from ddlf.errors import DatasetDamaged, DatasetError
 
@@ -68,7 +68,7 @@ class DataSet(Mapping[str, Array]):
         self._damaged: dict[int, str] = {}
         self._versions = {0: self, self.manifest.version: self}
         self._here: Sequence[bool] = ()
-        self._others: list[Place] = []
+        self._others: list[DataPlace] = []
 
     def at(self, version: int) -> DataSet:
         """Return the same samples in the files of another version; 0 means the version that was opened.
@@ -112,7 +112,7 @@ class DataSet(Mapping[str, Array]):
         self._here = self._here or self._place.here(self.manifest)
         return self._here
 
-    def beside(self, place: Place) -> None:
+    def beside(self, place: DataPlace) -> None:
         """Set the place to read the files from that this machine does not have."""
         self._others[:] = [place]
 
@@ -132,7 +132,7 @@ class DataSet(Mapping[str, Array]):
             return None
         return np.fromfile(path, np.uint8, nbytes, offset=begin)
 
-    def _place_of(self, number: int) -> Place:
+    def _place_of(self, number: int) -> DataPlace:
         return self._others[0] if self._others and not self.here()[number] else self._place
 
     @property

@@ -18,7 +18,7 @@ import numpy as np
 from ddlf.data.manifest import Manifest, PartitionFile
 from ddlf.data.os_errors import explained
 from ddlf.data.partition_file import Arrays, Ragged
-from ddlf.data.place import Place
+from ddlf.data.place import DataPlace
 from ddlf.errors import DatasetError
 from ddlf.worker.machine import cores
 
@@ -134,7 +134,7 @@ WRITERS: dict[str, Callable[[Path, Manifest, Parts], None]] = {
 Moved = Callable[[str, int, int], None]
 
 
-def damage(place: Place, manifest: Manifest, moved: Moved = lambda what, done, of: None) -> Iterator[DatasetError]:
+def damage(place: DataPlace, manifest: Manifest, moved: Moved = lambda what, done, of: None) -> Iterator[DatasetError]:
     """Yield an error for each damaged or extra file at a place. Every byte is read, on all cores.
 
     Args:
@@ -159,7 +159,7 @@ def damage(place: Place, manifest: Manifest, moved: Moved = lambda what, done, o
             raise
 
 
-def _of(place: Place, manifest: Manifest, file: PartitionFile) -> DatasetError | None:
+def _of(place: DataPlace, manifest: Manifest, file: PartitionFile) -> DatasetError | None:
     try:
         place.check(file, manifest.columns)
     except DatasetError as error:
@@ -167,7 +167,7 @@ def _of(place: Place, manifest: Manifest, file: PartitionFile) -> DatasetError |
     return None
 
 
-def export(place: Place, manifest: Manifest, target: Path, moved: Moved = lambda what, done, of: None) -> None:
+def export(place: DataPlace, manifest: Manifest, target: Path, moved: Moved = lambda what, done, of: None) -> None:
     """Write all samples into one file, in the order of their ids. Each partition file is checked first.
 
     Args:

@@ -53,7 +53,7 @@ def is_parquet(place: str | Path | Sequence[str]) -> bool:
 
 
 @dataclass(frozen=True)
-class Head:
+class FileVersion:
     """The identity of a file, from facts that are cheap to read.
 
     Args:
@@ -131,7 +131,7 @@ class ParquetFiles:
         if self.store is not None:
             self.store.interrupt()
 
-    def heads(self) -> list[tuple[Head, Any]]:
+    def heads(self) -> list[tuple[FileVersion, Any]]:
         """Return the identity of each file with pyarrow's metadata, in the order of names.
 
         Raises:
@@ -140,14 +140,14 @@ class ParquetFiles:
         with ThreadPoolExecutor(AT_ONCE, "footer") as threads:
             return list(threads.map(self._opened, self.names))
 
-    def _opened(self, name: str) -> tuple[Head, Any]:
+    def _opened(self, name: str) -> tuple[FileVersion, Any]:
         info = self._infos[name]
         nbytes, state = int(info["size"]), _state(info)
         mark = "" if self.store is None else _mark(info)
         footer, metadata = self._footer(name, nbytes, mark)
-        return Head(name, nbytes, mark, hashlib.sha256(footer).hexdigest(), state), metadata
+        return FileVersion(name, nbytes, mark, hashlib.sha256(footer).hexdigest(), state), metadata
 
-    def metadata(self, head: Head) -> Any:
+    def metadata(self, head: FileVersion) -> Any:
         """Read the metadata in a file's footer again.
 
         Raises:
@@ -158,7 +158,7 @@ class ParquetFiles:
             raise self._changed(head.name)
         return metadata
 
-    def check(self, head: Head) -> None:
+    def check(self, head: FileVersion) -> None:
         """Refuse a file that was written after it was opened.
 
         Raises:
@@ -167,7 +167,7 @@ class ParquetFiles:
         if _state(self._info(head.name)) != head.state:
             raise self._changed(head.name)
 
-    def source(self, head: Head, ranges: Sequence[tuple[int, int]]) -> tuple[Any, Callable[[], None]]:
+    def source(self, head: FileVersion, ranges: Sequence[tuple[int, int]]) -> tuple[Any, Callable[[], None]]:
         """Open a file for pyarrow. Short wanted ranges of a store's file are read at once.
 
         Args:
@@ -322,7 +322,7 @@ def _split(texts: Sequence[str]) -> tuple[str, list[str]]:
 class _Ranges(io.RawIOBase):
     """A file of a store as a Python file object. Ranges that were read ahead come from memory."""
 
-    def __init__(self, files: ParquetFiles, head: Head, ahead: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, files: ParquetFiles, head: FileVersion, ahead: Sequence[tuple[int, int]]) -> None:
         self._files, self._head, self._at = files, head, 0
         self._ahead = [(begin, files.read(head.name, begin, end, head.mark)) for begin, end in ahead]
 

@@ -82,7 +82,7 @@ class Unfinished:
         (self.folder / PLAN).unlink(missing_ok=True)
 
     def files(self) -> list[tuple[PartitionFile, str]]:
-        """Return the finished partition files in order, each with its ``Place.mark``."""
+        """Return the finished partition files in order, each with its ``DataPlace.mark``."""
         files = []
         with contextlib.suppress(OSError, ValueError, TypeError):  # the last line may be incomplete
             for line in (self.folder / FILES).read_text().splitlines():
@@ -116,8 +116,8 @@ def write_note(path: Path, facts: Any) -> None:
     os.replace(temporary, path)
 
 
-class Place(Protocol):
-    """The location of a data set. Each process opens its own ``Place``, with its machine's access rights."""
+class DataPlace(Protocol):
+    """The location of a data set. Each process opens its own ``DataPlace``, with its machine's access rights."""
 
     def manifest(self, version: int = 0) -> Manifest:
         """Return the manifest at this place.

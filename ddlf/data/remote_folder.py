@@ -24,7 +24,7 @@ from ddlf.data.cache import Cache
 from ddlf.data.manifest import Column, Manifest, PartitionFile
 from ddlf.data.os_errors import explained
 from ddlf.data.partition_file import COPY, Arrays, Bytes, columns_of, mapped_columns
-from ddlf.data.place import LOCK, MAX_MANIFEST_BYTES, Folder, Place, Unfinished, check_kept, check_version
+from ddlf.data.place import LOCK, MAX_MANIFEST_BYTES, DataPlace, Folder, Unfinished, check_kept, check_version
 from ddlf.data.store import Gone, Store, path_of
 from ddlf.errors import DatasetDamaged, DatasetError
 from ddlf.events.record import size
@@ -322,7 +322,7 @@ class RemoteFolder:
             self._store.remove(folder)
 
 
-def open_place(text: str | Path) -> Place:
+def open_place(text: str | Path) -> DataPlace:
     """Return the place that a user names.
 
     Args:

@@ -32,7 +32,7 @@ from ddlf.data.cache import Cache
 from ddlf.data.data_set import MAX_SOURCES, SOME, Array, DataSet, Decode
 from ddlf.data.images import Decoder, on_all_cores
 from ddlf.data.manifest import Column, Manifest, PartitionFile, check_columns
-from ddlf.data.parquet_files import COPY, Head, ParquetFiles, arrow_errors
+from ddlf.data.parquet_files import COPY, FileVersion, ParquetFiles, arrow_errors
 from ddlf.data.partition_file import ENDS, Arrays, Bytes, Ragged, arrays_of
 from ddlf.errors import AppError, ConfigError, DatasetDamaged, DatasetError
 from ddlf.events.record import size
@@ -116,7 +116,7 @@ class RowGroup:
         rows: Its number of rows, > 0.
     """
 
-    head: Head
+    head: FileVersion
     number: int
     rows: int
 
@@ -254,7 +254,7 @@ class RowGroups(DataSet):
             f"{self.files}: column {source!r} holds {schema.field(source).type}, not numbers", hint=CONVERT
         )
 
-    def _check_schema(self, head: Head, schema: Any, wanted: Any) -> None:
+    def _check_schema(self, head: FileVersion, schema: Any, wanted: Any) -> None:
         for field in self._fields:
             for name in field.sources:
                 if schema.get_field_index(name) < 0:
@@ -310,11 +310,11 @@ class RowGroups(DataSet):
         group = self._groups[number]
         return f"{self.files.said(group.head.name)}, row group {group.number}, row {begin + row:,}"
 
-    def _metadata(self, head: Head) -> Any:
+    def _metadata(self, head: FileVersion) -> Any:
         metadata = self._footers.get(head.name)
         return self._keep(head, self.files.metadata(head)) if metadata is None else metadata
 
-    def _keep(self, head: Head, metadata: Any) -> Any:
+    def _keep(self, head: FileVersion, metadata: Any) -> Any:
         with self._lock:
             self._footers[head.name] = metadata
             while (

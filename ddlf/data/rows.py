@@ -15,7 +15,7 @@ Rows = np.ndarray[Any, Any]
 """Structured array of shape (n,) with a field for each column."""
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """The interface of sources.
 
     Attributes:

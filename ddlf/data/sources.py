@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ddlf.data.manifest import NAME
 from ddlf.data.os_errors import explained
-from ddlf.data.rows import Source
+from ddlf.data.rows import SampleSource
 from ddlf.errors import ConfigError, DatasetError
 
 KINDS = (".npz", ".npy", ".csv", ".parquet", ".tar", ".tfrecord", "arrays", "images", "placed")
@@ -17,7 +17,7 @@ KINDS = (".npz", ".npy", ".csv", ".parquet", ".tar", ".tfrecord", "arrays", "ima
 
 def open_source(
     path: Path, *, columns: str = "", part: str = "", label: str = "", image_size: str = "", ragged: str = ""
-) -> Source:
+) -> SampleSource:
     """Return the source at a path.
 
     Args:

@@ -27,8 +27,8 @@ import numpy.typing as npt
 from ddlf.data.manifest import MAX_CLASSES, Manifest, PartitionFile
 from ddlf.data.os_errors import explained
 from ddlf.data.partition_file import ENDS
-from ddlf.data.place import HEAPS, Folder, Place, Unfinished, check_room, read_note, write_note
-from ddlf.data.rows import Rows, Source, put, row_type
+from ddlf.data.place import HEAPS, DataPlace, Folder, Unfinished, check_room, read_note, write_note
+from ddlf.data.rows import Rows, SampleSource, put, row_type
 from ddlf.errors import ConfigError, DatasetDamaged, DatasetError
 from ddlf.events.record import size
 from ddlf.version import __version__
@@ -82,8 +82,8 @@ def sizes_of(samples: int, row_bytes: int, *, files: int = 0, file_samples: int 
 
 
 def split(
-    source: Source,
-    place: Place,
+    source: SampleSource,
+    place: DataPlace,
     sizes: Sequence[int],
     *,
     after: Manifest | None = None,
@@ -175,7 +175,7 @@ def split(
 
 
 def _finished(
-    place: Place, left: Unfinished, source: Source, moved: Callable[[str, int, int], None]
+    place: DataPlace, left: Unfinished, source: SampleSource, moved: Callable[[str, int, int], None]
 ) -> list[PartitionFile]:
     """Return the finished partition files of an earlier call, in order, after checking each one at the place."""
 
@@ -253,7 +253,7 @@ def _cut(pieces: Iterable[Rows], sizes: Sequence[int], kind: np.dtype[Any]) -> I
                 filled, number = 0, number + 1
 
 
-def _written(rows: Rows, place: Place, name: str, first: int) -> PartitionFile:
+def _written(rows: Rows, place: DataPlace, name: str, first: int) -> PartitionFile:
     """Write a partition file. It is durable at the place when this function returns."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
@@ -534,7 +534,7 @@ class PartitionedSource:
         DatasetError: There is no data set.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: DataPlace) -> None:
         self._place = place
         self.manifest = place.manifest()
         self.columns = dict(self.manifest.columns)
@@ -559,7 +559,7 @@ class PartitionedSource:
 
 
 def repartition(
-    place: Place,
+    place: DataPlace,
     source: PartitionedSource,
     sizes: Sequence[int],
     *,
@@ -570,7 +570,7 @@ def repartition(
     """Write the samples of a data set into files of other sizes, in the order of their ids, as its next version.
 
     Readers of the previous version are not disturbed: its files stay until the next version is made, or until
-    ``Place.retire`` is called.
+    ``DataPlace.retire`` is called.
 
     Args:
         place: Place of the data set.

@@ -42,7 +42,7 @@ USUAL = 2**30
 """Upper limit for the default of ``data_memory``."""
 
 
-class Closed(Exception):
+class StreamClosed(Exception):
     """The stream was closed while a thread waited for it."""
 
 
@@ -51,7 +51,7 @@ def usual_memory() -> int:
     return min((memory()[0] or 8 * USUAL) // 8, USUAL)
 
 
-class Stream:
+class SampleStream:
     """One pass over some samples, as chunks of whole batches. The next chunks are read while one is used.
 
     A stream reads at most ``AHEAD`` chunks ahead, so it waits for a slow consumer.
@@ -83,7 +83,7 @@ class Stream:
         portion: Portion | Turned,
         batch_size: int,
         memory: int,
-        before: Stream | None = None,
+        before: SampleStream | None = None,
         skipped: Collection[int] = (),
     ) -> None:
         self._data, self._portion, self._room = data, portion, memory // 2
@@ -132,7 +132,7 @@ class Stream:
         """Yield the rows of each column, chunk by chunk.
 
         Raises:
-            Closed: The stream was closed meanwhile.
+            StreamClosed: The stream was closed meanwhile.
             DatasetError: A file is missing or damaged.
         """
         self.begun = True
@@ -142,7 +142,7 @@ class Stream:
                 wait((self._ahead[0], self._closed), return_when=FIRST_COMPLETED)
                 self.wait_s += time.perf_counter() - begin
                 if self._closed.done():
-                    raise Closed
+                    raise StreamClosed
                 rows = self._ahead.popleft().result()
                 if rows is None:
                     return

@@ -23,7 +23,7 @@ from ddlf.algorithms.reading_order import Portion, Samples
 from ddlf.algorithms.weights import Weights, difference, is_float
 from ddlf.data.parts import batches as data_of
 from ddlf.data.parts import content, contents, has_own_train, place_of, rows
-from ddlf.data.stream import Stream, usual_memory
+from ddlf.data.stream import SampleStream, usual_memory
 from ddlf.data.trees import tree_map
 from ddlf.errors import ConfigError
 from ddlf.training.context import App
@@ -232,7 +232,7 @@ class Both:
             return tuple(tree_map(lambda array: array[indices], data_of(self._app, "train")))
         place = place_of(self._app, "train")
         assert place is not None
-        chunks = list(Stream(place, indices, self._size, usual_memory()))
+        chunks = list(SampleStream(place, indices, self._size, usual_memory()))
         return rows(self._app, "train", {name: np.concatenate([chunk[name] for chunk in chunks]) for name in place})
 
     async def _cause(self, batch: int, expected: Weights, found: Weights) -> str:

@@ -7,7 +7,7 @@ import pytest
 from ddlf.cli import main
 from ddlf.cli.main import parse
 from ddlf.cli.run import run_target
-from ddlf.cli.stopping import Stop
+from ddlf.cli.stopping import StopRequest
 from ddlf.cli.target import check_needs, find_target, needs_in
 from ddlf.cluster.cluster import Cluster
 from ddlf.errors import VersionError
@@ -57,7 +57,7 @@ def folder(tmp_path, monkeypatch):
 
 async def planned(*arguments, target="App"):
     _, options = parse(["run", "app.py", "--target", target, "--dry-run", *arguments])
-    return await run_target(find_target(options.app, target, options), options, Stop())
+    return await run_target(find_target(options.app, target, options), options, StopRequest())
 
 
 async def test_dry_run_prints_loaded_files_shipped_files_and_settings(folder, capsys):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddlf.cli.findings import Finding, joined, of_clock, of_error, of_machine, of_pair, of_speeds, of_versions
+from ddlf.cli.findings import Problem, joined, of_clock, of_error, of_machine, of_pair, of_speeds, of_versions
 from ddlf.errors import AuthError, ConfigError
 from tests.cli.facts import machine
 
@@ -121,7 +121,7 @@ def test_findings_are_joined_and_errors_come_first():
     low = [finding for name in ("here", "worker 1") for finding in of_machine(machine(has_backend=False), name)]
     refused = of_error(AuthError("it holds another token", hint="copy it"), "worker 2")
     found = joined([*low, refused])
-    assert found[0] == Finding("error", ("worker 2",), "it holds another token", "copy it", 4)
+    assert found[0] == Problem("error", ("worker 2",), "it holds another token", "copy it", 4)
     assert found[1].where == ("here", "worker 1")
     assert len(found) == 2
 

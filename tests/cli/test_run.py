@@ -267,9 +267,7 @@ def test_run_uses_cluster_file_of_current_folder(app, standing_workers, tmp_path
     ],
     ids=str,
 )
-def test_pickle_results_applies_to_every_kind_of_cluster(
-    arguments, in_file, tmp_path, monkeypatch, token_file
-):
+def test_pickle_results_applies_to_every_kind_of_cluster(arguments, in_file, tmp_path, monkeypatch, token_file):
     from ddlf.cli.options import add_options
     from ddlf.cli.parsing import Parser
     from ddlf.cli.run import resolve_cluster
@@ -349,9 +347,7 @@ async def main(cluster):
 """
 
 
-def test_raising_method_is_exit_code_1_with_user_line(
-    app, start_worker, tmp_path
-):
+def test_raising_method_is_exit_code_1_with_user_line(app, start_worker, tmp_path):
     worker = start_worker()
     where = ("--hosts", f"127.0.0.1:{worker.port}", "--token-file", str(worker.token_file), "--quiet")
     ended = app(FAIL, *where)

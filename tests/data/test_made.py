@@ -8,7 +8,7 @@ import pytest
 import ddlf.data
 from ddlf.algorithms.reading_order import portions
 from ddlf.data.parts import check_data, take_made
-from ddlf.data.stream import Stream
+from ddlf.data.stream import SampleStream
 from ddlf.errors import AppError, ConfigError, DatasetError
 from ddlf.training.samples.ledger import FileLedger
 
@@ -24,7 +24,7 @@ def numbers(part, sizes=SIZES, batch=16):
 
 
 def read(data, portion, memory=10**6, before=None):
-    stream = Stream(data, portion, 8, memory, before)
+    stream = SampleStream(data, portion, 8, memory, before)
     chunks = list(stream)
     return stream, {name: np.concatenate([chunk[name] for chunk in chunks]) for name in data}
 

@@ -15,7 +15,7 @@ from ddlf.data.export import export
 from ddlf.data.place import Folder
 from ddlf.data.sources import open_source
 from ddlf.data.split import PartitionedSource, repartition, split
-from ddlf.data.stream import Stream
+from ddlf.data.stream import SampleStream
 from ddlf.errors import ConfigError, DatasetError
 
 CHANCE = np.random.default_rng(1)
@@ -46,7 +46,7 @@ def npy(array):
 
 def streamed(data, sizes, shuffle="none"):
     (portion,) = portions(sizes, [sum(sizes)], shuffle, seed=1, epoch=0)
-    chunks = list(Stream(data, portion, 2, 10**6))
+    chunks = list(SampleStream(data, portion, 2, 10**6))
     return portion.ids(sizes), {name: np.concatenate([chunk[name] for chunk in chunks]) for name in data}
 
 

@@ -13,7 +13,7 @@ import pytest
 import ddlf.data
 from ddlf.algorithms.reading_order import portions
 from ddlf.cli.main import main
-from ddlf.data.stream import Stream
+from ddlf.data.stream import SampleStream
 from ddlf.errors import AppError, ConfigError, DatasetDamaged, DatasetError
 from ddlf.testing import FaultyStore
 
@@ -66,7 +66,7 @@ def read(data, *, shuffle="window:2", memory=10**6, slots=2):
     """All samples of an epoch, slot by slot."""
     shares = [len(part) for part in np.array_split(np.arange(data.manifest.samples), slots)]
     parts = portions(data.manifest.sizes, shares, shuffle, seed=3, epoch=1)
-    chunks = [chunk for part in parts for chunk in Stream(data, part, 8, memory)]
+    chunks = [chunk for part in parts for chunk in SampleStream(data, part, 8, memory)]
     return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in data.columns}
 
 
@@ -257,13 +257,6 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
         ddlf.data.open(tmp_path, x="x")
 
 
-@pytest.mark.parametrize(("url", "package"), [("gs://b/a.parquet", "gcsfs"), ("az://c/a.parquet", "adlfs")])
-def test_missing_driver_of_a_store_is_named(monkeypatch, url, package):
-    monkeypatch.setitem(__import__("sys").modules, package, None)
-    with pytest.raises(DatasetError, match=f"needs {package}, which is not installed here; pip install {package}"):
-        ddlf.data.open(url, x="x")
-
-
 def test_data_info_shows_files_row_groups_and_columns(folder, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["data", "info", str(folder)])
@@ -331,7 +324,7 @@ def test_damaged_page_is_named_and_can_be_left_out(folder, monkeypatch):
         data.load(2)
     assert [bool(data.damaged(number)) for number in range(8)] == [number == 2 for number in range(8)]
     part = portions(data.manifest.sizes, [ROWS], "none", seed=0, epoch=0)[0]
-    read = Stream(data, part, 8, 10**6, skipped=[2])
+    read = SampleStream(data, part, 8, 10**6, skipped=[2])
     assert sum(len(chunk["y"]) for chunk in read) == ROWS - GROUP
     assert read.left_out == {2: GROUP}
 

@@ -20,7 +20,7 @@ from ddlf.data.place import LOCK, Folder
 from ddlf.data.remote_folder import RemoteFolder, open_place
 from ddlf.data.sources import open_source
 from ddlf.data.split import PartitionedSource, repartition, split
-from ddlf.data.stream import Stream
+from ddlf.data.stream import SampleStream
 from ddlf.errors import ConfigError, DatasetError
 from ddlf.testing import FaultyStore
 
@@ -205,7 +205,7 @@ def test_closing_stream_does_not_wait_for_store(served, fault):
     data = ddlf.data.open(served.url)
     (portion,) = portions([5] * 4, [20], "none", seed=0, epoch=0)
     served.fail(**fault)
-    stream = Stream(data, portion, 5, 10**6)
+    stream = SampleStream(data, portion, 5, 10**6)
     while not served.failed:
         pass
     begin = time.monotonic()
@@ -213,7 +213,7 @@ def test_closing_stream_does_not_wait_for_store(served, fault):
     stream._thread.shutdown(wait=True)  # as the interpreter does at its end
     assert time.monotonic() - begin < store.STALL_S / 2
     served.fail()
-    assert sum(len(chunk["x"]) for chunk in Stream(data, portion, 5, 10**6)) == 20
+    assert sum(len(chunk["x"]) for chunk in SampleStream(data, portion, 5, 10**6)) == 20
 
 
 def test_interrupt_ends_check_of_stalled_store(served, monkeypatch):
@@ -401,6 +401,7 @@ class _Usage:
         ("https://host/data?token=secret", ConfigError, r"https://host/data has a \?"),
         ("nonsense://bucket/data", DatasetError, "no driver is known for nonsense://"),
         ("gs://bucket/data", DatasetError, "gs:// needs gcsfs, which is not installed here; pip install gcsfs"),
+        ("az://box/data", DatasetError, "az:// needs adlfs, which is not installed here; pip install adlfs"),
     ],
 )
 def test_unusable_url_is_refused_without_its_secret(place, error, said):

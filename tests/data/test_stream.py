@@ -13,7 +13,7 @@ from ddlf.data.place import Folder
 from ddlf.data.remote_folder import open_place
 from ddlf.data.sources import open_source
 from ddlf.data.split import split
-from ddlf.data.stream import AHEAD, Closed, Stream
+from ddlf.data.stream import AHEAD, SampleStream, StreamClosed
 from ddlf.errors import ConfigError, DatasetError
 from tests.patience import PATIENCE_S
 
@@ -34,7 +34,7 @@ def place(tmp_path_factory):
 def test_stream_yields_rows_of_portion_in_order(place, shuffle, memory):
     data = ddlf.data.open(place)
     for portion in portions(SIZES, [500, 300, 200], shuffle, seed=1, epoch=2):
-        stream = Stream(data, portion, 8, memory)
+        stream = SampleStream(data, portion, 8, memory)
         chunks = list(stream)
         assert all(len(chunk["x"]) % 8 == 0 for chunk in chunks[:-1])
         ids = portion.ids(SIZES)
@@ -47,7 +47,7 @@ def test_stream_yields_rows_of_portion_in_order(place, shuffle, memory):
 def test_stream_reads_only_wanted_files_and_a_little_ahead(place):
     data = ddlf.data.open(place)
     (portion,) = portions(SIZES, [N], "none", seed=0, epoch=0)
-    stream = Stream(data, portion, 8, 10_000)
+    stream = SampleStream(data, portion, 8, 10_000)
     chunks = iter(stream)
     first = next(chunks)
     stream._thread.submit(int).result(PATIENCE_S)  # behind all that is being read
@@ -58,18 +58,20 @@ def test_stream_reads_only_wanted_files_and_a_little_ahead(place):
 
 def test_first_chunks_are_small(place):
     (portion,) = portions(SIZES, [N], "window:3", seed=0, epoch=0)
-    lengths = [len(chunk["y"]) for chunk in Stream(ddlf.data.open(place), portion, 8, 10**9)]
+    lengths = [len(chunk["y"]) for chunk in SampleStream(ddlf.data.open(place), portion, 8, 10**9)]
     assert lengths == [64, 128, 256, 512, 40]
 
 
 def test_stream_reuses_files_of_previous_pass(place):
     data = ddlf.data.open(place)
     one, other = portions(SIZES, [600, 400], "window:8", seed=1, epoch=0)
-    first = Stream(data, one, 8, 10**9)
+    first = SampleStream(data, one, 8, 10**9)
     assert [number for chunk in first for number in chunk["y"]] == one.ids(SIZES).tolist()
-    assert [number for chunk in Stream(data, one, 8, 10**9, first) for number in chunk["y"]] == one.ids(SIZES).tolist()
-    again, third = Stream(data, one, 8, 10**9, first), Stream(data, other, 8, 10**9, first)
-    assert len([*again]) == len([*Stream(data, one, 8, 10**9)])
+    assert [number for chunk in SampleStream(data, one, 8, 10**9, first) for number in chunk["y"]] == one.ids(
+        SIZES
+    ).tolist()
+    again, third = SampleStream(data, one, 8, 10**9, first), SampleStream(data, other, 8, 10**9, first)
+    assert len([*again]) == len([*SampleStream(data, one, 8, 10**9)])
     assert [number for chunk in third for number in chunk["y"]] == other.ids(SIZES).tolist()
     assert not again.files
     assert not set(third.files) & set(first.files)
@@ -82,7 +84,7 @@ def test_stream_keeps_files_in_half_of_memory(place):
         opened, before = [], None
         for epoch in range(4):
             for portion in portions(SIZES, [600, 400], "window:1", seed=1, epoch=epoch):
-                before = Stream(data, portion, 8, memory, before)
+                before = SampleStream(data, portion, 8, memory, before)
                 rows = np.concatenate([chunk["y"] for chunk in before])
                 assert np.array_equal(rows, portion.ids(SIZES))
                 opened += before.files
@@ -103,12 +105,12 @@ def test_closed_stream_ends_waiting_for_slow_store(place):
         return type(data).load(data, number)
 
     data.load = load
-    stream = Stream(data, portion, 8, 10**9)
+    stream = SampleStream(data, portion, 8, 10**9)
     assert asked.wait(PATIENCE_S)
     ended = []
 
     def wait():
-        with pytest.raises(Closed):
+        with pytest.raises(StreamClosed):
             next(iter(stream))
         ended.append(True)
 
@@ -127,7 +129,7 @@ def test_stream_names_damaged_file_before_its_samples(place, tmp_path):
     bad[-1] ^= 1
     path.write_bytes(bad)
     (portion,) = portions(SIZES, [N], "none", seed=0, epoch=0)
-    got, stream = [], Stream(ddlf.data.open(tmp_path / "copy"), portion, 10, 10_000)
+    got, stream = [], SampleStream(ddlf.data.open(tmp_path / "copy"), portion, 10, 10_000)
     with pytest.raises(DatasetError, match=r"00003\.safetensors is damaged"):
         got.extend(number for chunk in stream for number in chunk["y"].tolist())
     assert got == list(range(len(got)))
@@ -145,7 +147,7 @@ def test_skipped_files_are_counted_before_first_chunk(place, tmp_path, shuffle):
     assert bad == [3, 5]
     files, out = np.repeat(np.arange(len(SIZES)), SIZES), 0
     for portion in portions(SIZES, [500, 300, 200], shuffle, seed=1, epoch=2):
-        stream = Stream(data, portion, 8, 10_000, None, bad)
+        stream = SampleStream(data, portion, 8, 10_000, None, bad)
         ids = portion.ids(SIZES)
         kept = ids[~np.isin(files[ids], bad)]
         assert stream.samples == len(kept)
@@ -160,7 +162,7 @@ def test_too_little_data_memory_error_names_enough(place):
     with pytest.raises(
         ConfigError, match=r"data_memory is 1\.00 kB, too little for batches of 32 samples of 32 B each"
     ):
-        Stream(ddlf.data.open(place), portion, 32, 1000)
+        SampleStream(ddlf.data.open(place), portion, 32, 1000)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +180,7 @@ def test_stream_reads_ten_times_its_memory(tmp_path, shuffle, memory):
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        for chunk in Stream(data, portion, 16, memory):
+        for chunk in SampleStream(data, portion, 16, memory):
             read += len(chunk["x"])
         grown = tracemalloc.get_traced_memory()[1] - before
     finally:
@@ -187,17 +189,15 @@ def test_stream_reads_ten_times_its_memory(tmp_path, shuffle, memory):
     assert grown <= 1.1 * memory
 
 
-def test_too_large_store_files_are_refused_with_usable_size(
-    tmp_path, monkeypatch
-):
+def test_too_large_store_files_are_refused_with_usable_size(tmp_path, monkeypatch):
     monkeypatch.setenv("DDLF_CACHE", str(tmp_path / "cache"))
     np.savez(tmp_path / "a.npz", x=X, y=Y)
     url = f"memory://{tmp_path.name}"
     split(open_source(tmp_path / "a.npz"), open_place(url), SIZES, shuffle=False)
     (portion,) = portions(SIZES, [N], "window:3", seed=0, epoch=0)
-    assert sum(len(chunk["y"]) for chunk in Stream(ddlf.data.open(url), portion, 8, 8000)) == N
+    assert sum(len(chunk["y"]) for chunk in SampleStream(ddlf.data.open(url), portion, 8, 8000)) == N
     monkeypatch.setenv("DDLF_CACHE_SIZE", "0")
     with pytest.raises(ConfigError, match="no room in the cache") as raised:
-        list(Stream(ddlf.data.open(url), portion, 8, 8000))
+        list(SampleStream(ddlf.data.open(url), portion, 8, 8000))
     assert f"ddlf data repartition {url} --file-bytes 1333" in str(raised.value)
-    assert sum(len(chunk["y"]) for chunk in Stream(ddlf.data.open(url), portion, 8, 10**6)) == N
+    assert sum(len(chunk["y"]) for chunk in SampleStream(ddlf.data.open(url), portion, 8, 10**6)) == N

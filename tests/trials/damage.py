@@ -24,7 +24,7 @@ from ddlf.data.manifest import NAME
 from ddlf.data.place import Folder
 from ddlf.data.sources import open_source
 from ddlf.data.split import split
-from ddlf.data.stream import Stream
+from ddlf.data.stream import SampleStream
 from ddlf.errors import DatasetError
 
 SAMPLES, FILES = 120, 6
@@ -44,7 +44,7 @@ def harmless(place: Path, path: Path, memory: int, seed: int) -> str:
     try:
         data = ddlf.data.open(place)
         (portion,) = portions(data.manifest.sizes, [SAMPLES], "window:2", seed=seed, epoch=0)
-        for chunk in Stream(data, portion, 4, memory):
+        for chunk in SampleStream(data, portion, 4, memory):
             given += chunk["y"].tolist()
     except DatasetError as error:
         if path.name not in error.message:

@@ -1,7 +1,7 @@
 """Samples for ``Model.fit`` in a given order, from arrays or partition files. Runs where a model trains or evaluates.
 
 From arrays, the samples of each batch are gathered by index, so the data set is never copied. Files are read ahead, as
-a ``Stream``. In both cases the order is set again for each epoch.
+a ``SampleStream``. In both cases the order is set again for each epoch.
 
 With TensorFlow, the batches come from a ``tf.data`` pipeline that is built once and used in every round, with
 autotuning off. ``fit`` turns autotuning on for arrays. Then the end of ``fit`` can wait for the autotuning thread's
@@ -22,7 +22,7 @@ from ddlf.algorithms.reading_order import Portion, Turned
 from ddlf.data.array_cache import ArrayCache
 from ddlf.data.data_set import DataSet
 from ddlf.data.parts import batches, place_of, rows
-from ddlf.data.stream import LEAST_BATCHES, Stream, usual_memory
+from ddlf.data.stream import LEAST_BATCHES, SampleStream, usual_memory
 from ddlf.data.trees import first_array, leaves, tree_map, tuples
 from ddlf.errors import DatasetError
 from ddlf.settings.checks import count_of_bytes
@@ -180,8 +180,8 @@ class FileFeed:
         self._skips = part == "train" and getattr(app, "on_bad", "stop") == "skip"
         self.skipped: dict[int, int] = {}
         self._order: Portion | Turned | None = None
-        self._stream: Stream | None = None
-        self._last: Stream | None = None  # the next pass may use files that it has in memory
+        self._stream: SampleStream | None = None
+        self._last: SampleStream | None = None  # the next pass may use files that it has in memory
         self.error: Exception | None = None
         self._told: tuple[float, list[int]] = 0.0, []  # seconds of waiting, and files, of completed passes
         self._tensorflow = keras.backend.backend() == "tensorflow"
@@ -221,13 +221,13 @@ class FileFeed:
         told, self._told = self._told, (0.0, [])
         return told
 
-    def _begin(self) -> Stream:
+    def _begin(self) -> SampleStream:
         before, self.error = self._last, None
         self._put_away()
         assert self._order is not None
         data = self.data.at(self._order.version)
         bad = self._bad(data, self._order) if self._skips else {}
-        self._stream = self._last = Stream(data, self._order, self.batch_size, self._memory, before, bad)
+        self._stream = self._last = SampleStream(data, self._order, self.batch_size, self._memory, before, bad)
         self.skipped, self._samples = self._stream.left_out, self._stream.samples
         if not self._samples:
             self._stream.close()

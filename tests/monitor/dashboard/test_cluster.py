@@ -8,7 +8,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from ddlf.cli import dashboard as cli
-from ddlf.cli.stopping import Stop
+from ddlf.cli.stopping import StopRequest
 from ddlf.cluster.cluster import Cluster
 from ddlf.errors import ConfigError, ConnectError, ListenError
 from ddlf.monitor.dashboard import address
@@ -105,7 +105,7 @@ def lines_of(capsys):
         display.prints = prints
         async with (
             in_process_cluster(1) as cluster,
-            cli.served(cluster, None, options(dashboard=wanted), display, Stop(), "lab"),
+            cli.served(cluster, None, options(dashboard=wanted), display, StopRequest(), "lab"),
         ):
             pages = address.open_pages()
         captured = capsys.readouterr()

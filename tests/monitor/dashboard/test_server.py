@@ -10,7 +10,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from ddlf.cli.stopping import Stop
+from ddlf.cli.stopping import StopRequest
 from ddlf.errors import AuthError, ConnectError
 from ddlf.monitor.dashboard import address
 from ddlf.monitor.dashboard.board import Board
@@ -124,7 +124,7 @@ async def test_an_event_that_app_and_cluster_both_tell_counts_once():
 
 
 async def test_a_run_that_was_asked_to_end_elsewhere_is_shown_as_stopping_too():
-    stop = Stop()
+    stop = StopRequest()
     stop.gently, stop.say = lambda: True, lambda text: None
     async with page(stop=stop.interrupted) as dashboard:
         stop.tell = dashboard.stopping
