@@ -70,14 +70,14 @@ class Arrays:
         self._archive = zipfile.ZipFile(self._path)
         names = self._archive.namelist()
         if len(names) > MAX_MEMBERS or len(set(names)) != len(names):
-            raise DatasetError(f"{self._path} has {len(names):,} members or one twice", hint="save the arrays again")
+            raise DatasetError(f"{self._path} has {len(names):,} members, or a duplicate", hint="save the arrays again")
         return {name.removesuffix(".npy"): partial(self._archive.open, name) for name in names if name.endswith(".npy")}
 
     def _chosen(self, columns: str, part: str) -> dict[str, str]:
         """Return the chosen arrays: a dict from new names to the names in the file."""
         names = list(self._open)
         if columns and part:
-            raise ConfigError("--columns and --part both say which arrays are meant", hint="leave one of them out")
+            raise ConfigError("--columns and --part both choose arrays", hint="leave one of them out")
         if not columns and not part and "x_train" in names:
             part = "train"
         if part:

@@ -217,4 +217,6 @@ def _of_environment() -> int | None:
     try:
         return count_of_bytes(CAP, text)
     except ConfigError:
-        raise ConfigError(f"{CAP} is {text!r}, which is no size", hint="write it as 20GB, or 0 for no cache") from None
+        raise ConfigError(
+            f"{CAP} is {text!r}, which is not a size", hint="write it as 20GB, or 0 for no cache"
+        ) from None

@@ -79,7 +79,7 @@ class DataSet(Mapping[str, Array]):
         if version not in self._versions:
             manifest = self._place.manifest(version)
             if manifest.identity != self.manifest.identity:
-                raise DatasetError(f"in {self} is another data set by now", hint="begin anew, with that one")
+                raise DatasetError(f"{self} has another data set now", hint="start a new run with it")
             self._versions[version] = self._of(manifest)
         return self._versions[version]
 

@@ -143,7 +143,7 @@ def damage(place: DataPlace, manifest: Manifest, moved: Moved = lambda what, don
         moved: Receives the present step, the checked samples and all samples.
     """
     for path in place.extra(manifest):
-        yield DatasetError(f"{path} is not of this data set", hint="remove it")
+        yield DatasetError(f"{path} does not belong to this data set", hint="remove it")
     done = 0
     with ThreadPoolExecutor(cores()) as threads:
         try:
@@ -180,13 +180,13 @@ def export(place: DataPlace, manifest: Manifest, target: Path, moved: Moved = la
         DatasetError: A file is damaged, or the target exists or cannot be written. No incomplete target remains.
     """
     if target.suffix not in WRITERS:
-        raise DatasetError(f"{target} is of no kind that is known", hint=f"name it {', '.join(WRITERS)}")
+        raise DatasetError(f"{target} has an unknown format", hint=f"name it {', '.join(WRITERS)}")
     if target.parts[0].endswith(":"):  # a Path shortens s3:// to s3:/
         raise DatasetError(
             f"{target} is a URL, and one file is written on this machine", hint="name a path, and copy it"
         )
     if os.path.lexists(target):
-        raise DatasetError(f"{target} is there already, and nothing is overwritten", hint="name another file")
+        raise DatasetError(f"{target} already exists and is not overwritten", hint="name another file")
     temporary = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
     done = 0
 

@@ -82,7 +82,9 @@ class Generated(DataSet):
         wanted = self.manifest.files[number].samples
         check_alike(where, arrays, self.manifest.columns)
         if (samples := len(next(iter(arrays.values())))) != wanted:
-            raise DatasetError(f"{where} has {samples:,} samples, not {wanted:,}", hint="give each what was said")
+            raise DatasetError(
+                f"{where} has {samples:,} samples, not {wanted:,}", hint="yield as many samples as you declared"
+            )
         return arrays
 
     def interrupt(self) -> None:
@@ -153,7 +155,7 @@ def taken(name: str, value: Any) -> DataSet | None:
         return _of_pipeline(name, value, tf)
     if inspect.isgenerator(value) or inspect.isgeneratorfunction(value):
         raise DatasetError(
-            f"{name} is a generator, which can be gone through once, by one",
+            f"{name} is a generator, which can be read only once",
             hint=f"write self.{name} = ddlf.data.generated(function, samples): each slot calls the function for its part",
         )
     return None
@@ -206,7 +208,7 @@ def _of_pipeline(name: str, data: Any, tf: Any) -> Generated:
             batch = next(left)
         except StopIteration:
             raise DatasetError(
-                f"{name} ends before batch {number} of {batches}", hint="give as many as it says"
+                f"{name} ends before batch {number} of {batches}", hint="yield as many batches as it declares"
             ) from None
         reached = number + 1
         return batch_of(f"batch {number} of {name}", batch)
@@ -260,7 +262,7 @@ def generated(function: Callable[[int], Iterable[Any]], samples: Sequence[int], 
         raise DatasetError(f"part 0 of {name} yields nothing", hint="have it yield batches: (x, y)")
     if not endless:
         _check_order(f"what {name} yields", first, next(batches(0), first))
-    reason = f"{name} goes on without end, so nobody knows which samples it gave: the ledger is not exact"
+    reason = f"{name} is endless, so the trained samples are unknown: the ledger is not exact"
     made = Generated(name, "part", first, sizes, read, in_order=False, inexact=reason if endless else "")
     return made
 
@@ -274,5 +276,5 @@ def _check_order(name: str, first: Arrays, second: Arrays) -> None:
     labels = [column for column in first if column[0] == "y"]
     if not all(np.array_equal(first[column], second[column]) for column in labels):
         raise DatasetError(
-            f"{name} comes in another order each time", hint="leave out its shuffle: the setting shuffle mixes samples"
+            f"{name} has another order in each pass", hint="leave out its shuffle: the setting shuffle mixes samples"
         )

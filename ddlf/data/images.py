@@ -60,7 +60,7 @@ class Images:
             if not images and inside and any(files):
                 what = "folders" if any(entry.is_dir() for entry in inside) else f"{len(inside):,} other files"
                 raise DatasetError(
-                    f"{folder} has {what}, but no images, so it is no class",
+                    f"{folder} has {what}, but no images, so it is not a class",
                     hint=f"name a folder that has one folder of images for each class; images are {', '.join(ENDINGS)}",
                 )
         self.classes: Sequence[str] = [folder.name for folder in folders]
@@ -155,8 +155,8 @@ class Decoder:
         except DatasetError:
             raise
         except Exception as error:  # Pillow raises many kinds of errors for damaged files
-            reason = "of no kind that Pillow knows" if isinstance(error, PIL.UnidentifiedImageError) else error
-            raise DatasetError(f"{where} is no image that can be read ({reason})", hint="copy it again") from None
+            reason = "of a format that Pillow does not know" if isinstance(error, PIL.UnidentifiedImageError) else error
+            raise DatasetError(f"{where} is not a readable image ({reason})", hint="copy it again") from None
         return pixels.reshape(*pixels.shape[:2], -1)
 
     def checked(self, file: Path | BinaryIO, where: str) -> np.ndarray[Any, Any]:
@@ -174,7 +174,7 @@ def _plain(image: Any, where: str) -> Any:
     """
     if image.mode in ("RGB", "RGBA") and "16" in str(image.tile):
         raise DatasetError(
-            f"{where} has 16 bits for each of {len(image.mode)} channels, of which Pillow reads 8",
+            f"{where} has 16 bits for each of {len(image.mode)} channels, but Pillow reads only 8",
             hint="convert it to 8 bits, or save its pixels as an array (.npy)",
         )
     if image.mode == "P" and "transparency" in image.info:
@@ -182,7 +182,7 @@ def _plain(image: Any, where: str) -> Any:
     if image.mode in OPAQUE:
         if image.getchannel("A").getextrema()[0] < 255:
             raise DatasetError(
-                f"{where} has transparent pixels, and nothing says which colour is behind them",
+                f"{where} has transparent pixels, and their background colour is unknown",
                 hint="put it on a background beforehand, as with Image.alpha_composite of Pillow",
             )
         return image.convert(OPAQUE[image.mode])

@@ -150,17 +150,19 @@ def read(data: bytes, where: str) -> Manifest:
         raise _damaged(where, "is empty" if not data else "is no JSON") from None
     if type(facts) is not dict or type(facts.get("ddlf_data")) is not int:
         raise DatasetError(
-            f"{where} is not of a data set of DDLF", hint="name a place that ddlf data split has written"
+            f"{where} is not the manifest of a DDLF data set", hint="name a place that ddlf data split has written"
         )
     if facts["ddlf_data"] > FORMAT:
-        raise DatasetError(f"{where} is of a newer DDLF (format {facts['ddlf_data']})", hint="install a newer one here")
+        raise DatasetError(
+            f"{where} was written by a newer DDLF (format {facts['ddlf_data']})", hint="install a newer DDLF here"
+        )
     facts.pop("sha256", None)
     try:
         manifest = _manifest(facts) if data == _sealed(_spelled(facts)) else None
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise _damaged(where, f"says what cannot be ({error})") from None
+        raise _damaged(where, f"has an impossible entry ({error})") from None
     if manifest is None:
-        raise _damaged(where, "is not what was written: it is damaged, or was edited")
+        raise _damaged(where, "is damaged or was edited")
     return manifest
 
 

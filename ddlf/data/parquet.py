@@ -57,7 +57,7 @@ class Parquet:
                 if columns_there and names != columns_there:
                     raise DatasetError(
                         f"{file} has the columns {', '.join(names)}, but {files[0]} has {', '.join(columns_there)}",
-                        hint="leave out what is not of this data set",
+                        hint="leave out what does not belong to this data set",
                     )
                 columns_there, self.samples = names, self.samples + opened.metadata.num_rows
         if not self.samples:
@@ -104,7 +104,7 @@ class Parquet:
         try:
             return self._arrow.parquet.ParquetFile(file)
         except (self._arrow.ArrowException, OSError) as error:
-            raise DatasetError(f"{file} is no Parquet file that can be read ({error})", hint="copy it again") from None
+            raise DatasetError(f"{file} is not a readable Parquet file ({error})", hint="copy it again") from None
 
     def _pieces(self, at_once: int, first: int = 0) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
         for file in self._files:

@@ -93,7 +93,7 @@ class ParquetFiles:
         self._text = texts[0] if len(texts) == 1 else f"{texts[0]} and {len(texts) - 1} more"
         if wrong := [text for text in texts if text.lower().endswith((".csv", ".arrow", ".feather", ".json"))]:
             raise DatasetError(
-                f"{wrong[0]} is no Parquet file, and only Parquet files are read where they are",
+                f"{wrong[0]} is not a Parquet file, and DDLF reads only Parquet files in place",
                 hint="write it as Parquet, as pandas does with to_parquet; or make partition files: ddlf data split",
             )
         root, patterns = _split(texts)
@@ -236,14 +236,12 @@ class ParquetFiles:
                 tail = self.read(name, nbytes - length - 8, nbytes, mark)
             return tail[-8 - length :], arrow.parquet.read_metadata(arrow.BufferReader(tail))
         except (arrow.ArrowException, ValueError) as error:
-            raise DatasetDamaged(
-                f"{self.said(name)} is no Parquet file that can be read ({error})", hint=COPY
-            ) from None
+            raise DatasetDamaged(f"{self.said(name)} is not a readable Parquet file ({error})", hint=COPY) from None
 
     def _changed(self, name: str) -> DatasetError:
         return DatasetError(
             f"{self.said(name)} was written to since the data set was opened",
-            hint="begin anew with the files that there are now",
+            hint="start a new run with the present files",
         )
 
     def _info(self, name: str) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def columns_of(whole: Bytes, file: PartitionFile, columns: Mapping[str, Column],
         DatasetError: The file is damaged, or has other columns.
     """
     if hashlib.sha256(whole.data).hexdigest() != file.sha256:
-        raise DatasetDamaged(f"{where} is damaged: it has not the SHA-256 of the manifest", hint=COPY)
+        raise DatasetDamaged(f"{where} is damaged: its SHA-256 is not that of the manifest", hint=COPY)
     whole.flags.writeable = False
     return arrays_of(whole, file, columns, where)
 

@@ -20,7 +20,7 @@ from ddlf.data.generators import taken
 from ddlf.data.trees import first_array, grown, leaves
 from ddlf.errors import AppError, DatasetError
 
-ONE_BY_ONE = "set what gives batches as self.train_data, in the place of x_train and y_train"
+ONE_BY_ONE = "set the iterable of batches as self.train_data, instead of x_train and y_train"
 """Hint for a PyDataset or another iterable in ``x_train``."""
 PARTS = ("train", "val", "test")
 NAMES = tuple(f"{letter}_{part}" for part in PARTS for letter in "xyw")
@@ -98,7 +98,7 @@ def class_weights(y: Any, weights: Any) -> np.ndarray[Any, Any]:
         for number, weight in weights.items()
     ):
         raise AppError(
-            f"class_weight must be a dict of a finite weight for each class's number, got {weights!r}",
+            f"class_weight must map class numbers to finite weights, got {weights!r}",
             hint="for instance {0: 1.0, 1: 5.0}",
         )
     if not isinstance(y, np.ndarray) or y.ndim > 2:

@@ -237,12 +237,14 @@ class Folder:
                 raise DatasetError(f"there is no folder {self.path}", hint="make a data set with: ddlf data split")
             if not os.path.lexists(path):
                 if (self.path / LOCK).exists():
-                    what, hint = "a data set that was not finished", "run the same ddlf data split again: it goes on"
+                    what, hint = "an unfinished data set", "run the same ddlf data split again to continue"
                 else:
                     what, hint = "no data set: there is no manifest.json", "make it with: ddlf data split"
-                raise DatasetError(f"in {self.path} is {what}", hint=hint)
+                raise DatasetError(f"{self.path} has {what}", hint=hint)
             if (file := self._plain(path)) > MAX_MANIFEST_BYTES:
-                raise DatasetError(f"{path} has {size(file)}, which no manifest has", hint="bring it back from a copy")
+                raise DatasetError(
+                    f"{path} has {size(file)}, which is too large for a manifest", hint="bring it back from a copy"
+                )
             return manifest.read(path.read_bytes(), str(path))
 
     def load(self, file: PartitionFile, columns: Mapping[str, Column]) -> Arrays:
@@ -280,7 +282,7 @@ class Folder:
         with explained(path, "read"), open(path, "rb", buffering=0) as opened:
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
         if digest != file.sha256:
-            raise DatasetDamaged(f"{path} is damaged: it has not the SHA-256 of the manifest", hint=COPY)
+            raise DatasetDamaged(f"{path} is damaged: its SHA-256 is not that of the manifest", hint=COPY)
         self.arrays(file, columns)
 
     def _found(self, file: PartitionFile) -> Path:
@@ -322,7 +324,7 @@ class Folder:
                 raise DatasetError(f"{self.path} is a file", hint="name a folder that is empty or not there yet")
             made = not self.path.exists()
             if not (made or after) and any(self.path.iterdir()) and not (self.path / LOCK).is_file():
-                raise DatasetError(f"{self.path} is not empty, and nothing is overwritten", hint="name another folder")
+                raise DatasetError(f"{self.path} is not empty, and DDLF overwrites nothing", hint="name another folder")
             self.path.mkdir(parents=True, exist_ok=True)
             try:
                 with FileLock(self.path / LOCK, timeout=0):
@@ -339,7 +341,7 @@ class Folder:
                     shutil.rmtree(left.folder)
             except Timeout:
                 raise DatasetError(
-                    f"somebody else writes to {self.path} just now", hint="wait, or name another folder"
+                    f"another process is writing to {self.path}", hint="wait, or name another folder"
                 ) from None
             except BaseException:
                 if made and os.listdir(self.path) == [LOCK]:  # leave no empty folder behind
@@ -434,12 +436,12 @@ def check_kept(name: str, version: int, newest: int, names: Sequence[str], where
     if name not in names:
         if version > newest:
             raise DatasetError(
-                f"in {where} is version {newest} of the data set, and version {version} is wanted",
+                f"{where} has version {newest} of the data set, but version {version} is needed",
                 hint="bring it there: ddlf data send",
             )
         raise DatasetError(
-            f"version {version} of the data set in {where} is there no more: other files were made of it since",
-            hint="begin anew, or go on from a checkpoint of the version that there is",
+            f"version {version} of the data set in {where} no longer exists: it was repartitioned since",
+            hint="start a new run, or resume from a checkpoint of the present version",
         )
     return name
 
@@ -451,9 +453,9 @@ def check_version(present: Manifest | None, after: int, where: object) -> None:
         DatasetError: There is already a data set, or another version.
     """
     if present is not None and not after:
-        raise DatasetError(f"in {where} is a data set already", hint="name another place")
+        raise DatasetError(f"{where} already has a data set", hint="name another place")
     if present is not None and present.version != after:
-        raise DatasetError(f"somebody else has changed {where} meanwhile", hint="look at it, and run this again")
+        raise DatasetError(f"another writer has changed {where} meanwhile", hint="look at it, and run this again")
 
 
 def check_room(folder: Path, need: int) -> None:

@@ -73,7 +73,7 @@ class RemoteFolder:
             newest = self._manifest(manifest.NAME)
         except Gone:
             raise DatasetError(
-                f"in {self} is no data set: there is no {manifest.NAME}", hint="make it with: ddlf data split"
+                f"{self} has no data set: there is no {manifest.NAME}", hint="make it with: ddlf data split"
             ) from None
         if version in (0, newest.version):
             return self._kept(newest)
@@ -182,7 +182,7 @@ class RemoteFolder:
         """
         self._check_version(after)
         if not after and [name for name in self._store.names() if name != LOCK and not VERSION.fullmatch(name)]:
-            raise DatasetError(f"{self} is not empty, and nothing is overwritten", hint="name another place")
+            raise DatasetError(f"{self} is not empty, and DDLF overwrites nothing", hint="name another place")
         with explained(self._work, "write to"):
             self._work.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._alone():
@@ -262,7 +262,7 @@ class RemoteFolder:
             raise self._changed()
 
     def _changed(self) -> DatasetError:
-        return DatasetError(f"somebody else has changed {self} meanwhile", hint="look at it, and run this again")
+        return DatasetError(f"another writer has changed {self} meanwhile", hint="look at it, and run this again")
 
     def _busy(self) -> DatasetError:
         other = self._writer()

@@ -264,7 +264,7 @@ class RowGroups(DataSet):
                 if not kind.equals(first) and (kind_of(kind) != kind_of(first) or kind_of(kind) in ("number", "list")):
                     raise DatasetError(
                         f"{self.files.said(head.name)}: column {name!r} holds {kind}, but {first} in {self.files.names[0]}",
-                        hint="write all files with one schema; nothing is cast without a word",
+                        hint="write all files with one schema; DDLF casts nothing silently",
                     )
 
     def _leaves_in(self, schema: Any) -> list[str]:
@@ -667,7 +667,7 @@ def _wanted(
         }
     if not any(name[0] == "x" for name in wanted):
         raise DatasetError(
-            f"nothing says which column of {where} is the input", hint=f"write x=...: it has {', '.join(names_there)}"
+            f"no column of {where} is chosen as the input", hint=f"write x=...: it has {', '.join(names_there)}"
         )
     return wanted
 

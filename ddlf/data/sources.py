@@ -84,7 +84,7 @@ def open_source(
 
             return open_tfrecord(path, files, columns=columns, image_size=image_size, ragged=ragged)
     raise DatasetError(
-        f"{path} is of no kind that is known",
+        f"{path} has an unknown format",
         hint="name a .npz, .npy, .csv, .parquet, .tar or .tfrecord file, or a folder",
     )
 

@@ -39,7 +39,7 @@ ORDER_BYTES = 24
 USUAL_FILE_BYTES = 64 * 10**6
 """Default size of a partition file. It is read in some 100 ms, and eight fit into the memory of any worker."""
 OTHER = {
-    "source": "another source, or of one that has changed",
+    "source": "another source, or a changed one",
     "options": "other options",
     "DDLF": "another version of DDLF",
 }
@@ -128,7 +128,7 @@ def split(
         if column is None or column.shape or np.dtype(column.dtype).kind not in "biu":
             labels = [name for name, other in source.columns.items() if not other.shape and other.dtype[0] in "biu"]
             raise ConfigError(
-                f"--stratify {stratify} names no column of labels",
+                f"--stratify {stratify} is not a column of labels",
                 hint=f"whole numbers are: {', '.join(labels) or 'none'}",
             )
     buckets = Buckets(source.samples, len(sizes), memory // 3 // row, seed, stratify)
@@ -136,7 +136,7 @@ def split(
     version = after.version + 1 if after else 1
     asked = (version, list(sizes), shuffle, stratify, seed, kind.descr)
     plan = {"source": state, "options": _hash(str(asked)), "DDLF": __version__} if state else {}
-    kept = f"what is finished stays in {place}: the same command goes on with it"
+    kept = f"finished files stay in {place}; run the same command to continue"
     with place.writing(after=version - 1, plan=plan) as left, left.watched(lambda: say("kept", kept)):
         files = _finished(place, left, source, moved) if left.goes_on else []
         start = files[-1].first + files[-1].samples if files else 0
@@ -214,11 +214,11 @@ def _say_how(
     if left.other:
         say(
             "anew",
-            f"what an earlier call left is of {' and '.join(OTHER[name] for name in left.other)}, and is removed",
+            f"the unfinished data set of an earlier call has {' and '.join(OTHER[name] for name in left.other)}, and is removed",
         )
     if left.goes_on:
         dealt = f", {heaps.samples:,} of {samples:,} samples are read" if heaps else ""
-        say("goes on", f"{len(files):,} of {len(sizes):,} files are there{dealt}")
+        say("continues", f"{len(files):,} of {len(sizes):,} files are finished{dealt}")
 
 
 def _of_the_source(pieces: Iterator[Rows], left: Unfinished, *, placed: bool) -> Iterator[Rows]:
@@ -510,7 +510,7 @@ class Heaps:
         if hashlib.sha256(rows.data).hexdigest() != self._noted[heap]:
             (self._folder / HEAPS).unlink()
             raise DatasetDamaged(
-                f"{path} is damaged, where samples are kept while a data set is made", hint="run it again"
+                f"{path}, which has samples of an unfinished data set, is damaged", hint="run it again"
             )
         return rows
 

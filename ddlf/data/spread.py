@@ -161,7 +161,8 @@ def keep(path: str, name: str, sha256: str) -> None:
     if _hash(part) != sha256:
         part.unlink(missing_ok=True)
         raise DatasetError(
-            f"{name} has not the SHA-256 of the manifest", hint="look at it where it comes from: ddlf data verify"
+            f"the SHA-256 of {name} is not that of the manifest",
+            hint="look at it where it comes from: ddlf data verify",
         )
     with explained(path, "write to"):
         with open(part, "rb") as file:

@@ -75,11 +75,13 @@ class Store:
         if parts.password:
             plain = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
             raise ConfigError(
-                f"{plain} was given with a password, which would be seen by all",
+                f"{plain} contains a password, which others would see",
                 hint="leave it out; each machine has its own, in its environment or the files of the driver",
             )
         if parts.query or parts.fragment:
-            raise ConfigError(f"{self.url.partition('?')[0]} has a ? or # behind it", hint="name the folder alone")
+            raise ConfigError(
+                f"{self.url.partition('?')[0]} ends with a query or a fragment (? or #)", hint="name the folder alone"
+            )
         self._fs, self._root = opened(self.url, parts.scheme, options or {})
         self._closed = threading.Event()
 
@@ -146,7 +148,7 @@ class Store:
                 raise ConnectionError(f"{len(data):,} of {end - begin:,} bytes came")
             if len(data) > end - begin:
                 raise DatasetError(
-                    f"{self._said(name)} comes only as a whole: the server does not read ranges of bytes",
+                    f"{self._said(name)} cannot be read in parts: the server ignores ranges of bytes",
                     hint="serve it from one that does, or copy the files to a folder",
                 )
             return data

@@ -78,7 +78,7 @@ class Table:
                     if line:
                         yield reader.line_num, line
         except (csv.Error, UnicodeDecodeError) as error:
-            raise DatasetError(f"{self._path} is no CSV file in UTF-8 ({error})", hint="save it as one") from None
+            raise DatasetError(f"{self._path} is not a CSV file in UTF-8 ({error})", hint="save it as one") from None
 
     def _is_wide(self, text: str, number: int) -> bool:
         """Return whether float32 cannot represent an integer exactly.

@@ -87,7 +87,7 @@ def _groups(file: Path, *, read: bool = False) -> Iterator[tuple[str, dict[str, 
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
         if isinstance(error, DatasetError):
             raise
-        raise DatasetError(f"{file} is no tar file that can be read ({error})", hint="copy it again") from None
+        raise DatasetError(f"{file} is not a readable tar file ({error})", hint="copy it again") from None
 
 
 def _named(member: tarfile.TarInfo, file: Path) -> tuple[str, str]:

@@ -198,9 +198,7 @@ def test_export_refuses_unsupported_columns(tmp_path):
     split(open_source(tmp_path / "a.npz"), place, [3])
     with pytest.raises(DatasetError, match=r"column x is float64, which a tf\.train\.Example cannot hold"):
         export(place, place.manifest(), tmp_path / "a.tfrecord")
-    with pytest.raises(
-        DatasetError, match=r"a\.h5 is of no kind that is known; name it \.npz, \.parquet, \.tar, \.tfrecord"
-    ):
+    with pytest.raises(DatasetError, match=r"a\.h5 has an unknown format; name it \.npz, \.parquet, \.tar, \.tfrecord"):
         export(place, place.manifest(), tmp_path / "a.h5")
     with pytest.raises(DatasetError, match=r"s3:/bucket/a\.npz is a URL, and one file is written on this machine"):
         export(place, place.manifest(), Path("s3://bucket/a.npz"))
@@ -224,7 +222,7 @@ def link(kind):
         ([("0", b"")], "0 of .*a.tar has no ending"),
         ([("0.cls", b"1"), ("0.cls", b"2")], "has 0.cls twice"),
         ([("0.cls", b"one")], r"0\.cls of .*a\.tar cannot be read"),
-        ([("0.png", b"no image")], r"0\.png of .*a\.tar is no image that can be read"),
+        ([("0.png", b"no image")], r"0\.png of .*a\.tar is not a readable image"),
         ([("0.png", png(mode="RGBA", value=(1, 2, 3, 4)))], "has transparent pixels"),
         ([("0.npy", npy(np.array([{}])))], r"0\.npy of .*a\.tar cannot be read"),
         ([("0.txt", b"words")], "txt is no number and no image"),
@@ -246,17 +244,17 @@ def test_damaged_source_file_is_named(tmp_path):
     whole = packed(tmp_path / "a.tar", [("0.npy", npy(np.ones(1000)))]).read_bytes()
     (tmp_path / "a.tar").write_bytes(whole[:1500])
     with pytest.raises(
-        DatasetError, match=r"a\.tar (is no tar file that can be read|ends too early)|0\.npy of .* ends too early"
+        DatasetError, match=r"a\.tar (is not a readable tar file|ends too early)|0\.npy of .* ends too early"
     ):
         all_of(open_source(tmp_path / "a.tar"))
     (tmp_path / "b.tar").write_bytes(b"nothing of that kind" * 100)
-    with pytest.raises(DatasetError, match="is no tar file that can be read"):
+    with pytest.raises(DatasetError, match="is not a readable tar file"):
         open_source(tmp_path / "b.tar")
     (tmp_path / "c.parquet").write_bytes(b"PAR1 nothing of that kind PAR1")
-    with pytest.raises(DatasetError, match="is no Parquet file that can be read"):
+    with pytest.raises(DatasetError, match="is not a readable Parquet file"):
         open_source(tmp_path / "c.parquet")
     recorded(tmp_path / "d.tfrecord", [b"\xff\xff\xff"])
-    with pytest.raises(DatasetError, match=r"record 0 of .*d\.tfrecord is no tf\.train\.Example"):
+    with pytest.raises(DatasetError, match=r"record 0 of .*d\.tfrecord is not a tf\.train\.Example"):
         all_of(open_source(tmp_path / "d.tfrecord"))
     recorded(tmp_path / "e.tfrecord", [])
     with pytest.raises(DatasetError, match="has no samples"):

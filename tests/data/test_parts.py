@@ -54,12 +54,12 @@ def made(**attributes):
         (dict(x_train=np.array(3.0)), "x_train is a single number"),
         (dict(x_train=np.zeros((0, 2)), y_train=np.zeros(0)), "x_train has no rows"),
         (dict(w_train=np.ones(4), class_weight={0: 1.0}), "both w_train and class_weight are set"),
-        (dict(class_weight=[1.0, 2.0]), "class_weight must be a dict"),
+        (dict(class_weight=[1.0, 2.0]), "class_weight must map class numbers"),
         (
             dict(class_weight={0: float("nan")}),
-            "class_weight must be a dict of a finite weight for each class's number",
+            "class_weight must map class numbers to finite weights",
         ),
-        (dict(class_weight={0: "3"}), "class_weight must be a dict of a finite weight"),
+        (dict(class_weight={0: "3"}), "class_weight must map class numbers to finite weights"),
         (dict(class_weight={0: 1.0}, y_train={"a": np.zeros(4)}), "class_weight needs one label for each sample"),
     ],
 )

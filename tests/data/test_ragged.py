@@ -129,12 +129,12 @@ def huge():
 @pytest.mark.parametrize(
     ("image", "said"),
     [
-        (encoded(PICTURES[0])[:60], "is no image that can be read"),
+        (encoded(PICTURES[0])[:60], "is not a readable image"),
         (encoded(np.zeros((4, 4, 4), np.uint8)), "has transparent pixels"),
         (cmyk(), "of mode CMYK, not grey"),
-        (b"P6 0 0 255\n", "is no image that can be read|has no pixels"),
+        (b"P6 0 0 255\n", "is not a readable image|has no pixels"),
         (huge(), "pixels"),
-        (b"", "is no image that can be read"),
+        (b"", "is not a readable image"),
     ],
     ids=["cut", "transparent", "CMYK", "0x0", "400 megapixels", "nothing"],
 )

@@ -144,7 +144,7 @@ def test_names_of_classes_come_from_the_schema_of_hugging_face(tmp_path):
         (dict(x="f0", classes=["cat"]), ConfigError, "classes= has no effect"),
         (dict(x="f0", image_size=(2, 2)), ConfigError, "image_size= has no effect"),
         (dict(x=["f0", "image"]), DatasetError, r"'image' holds struct.*only columns of numbers are put side by side"),
-        (dict(y="id"), DatasetError, "nothing says which column of .* is the input; write x=...: it has id"),
+        (dict(y="id"), DatasetError, "no column of .* is chosen as the input; write x=...: it has id"),
         (dict(x=7), AppError, "x=7 names no columns"),
         (dict(x="f0", storage_options={"anon": True}), ConfigError, "storage_options have no effect"),
     ],
@@ -275,10 +275,10 @@ def test_places_without_parquet_files_are_refused(tmp_path):
         ddlf.data.open(f"{tmp_path}/*.parquet", x="a")
     with pytest.raises(DatasetDamaged, match=r"a\.parquet is missing"):
         ddlf.data.open(tmp_path / "a.parquet")
-    with pytest.raises(DatasetError, match=r"a\.csv is no Parquet file.*ddlf data split"):
+    with pytest.raises(DatasetError, match=r"a\.csv is not a Parquet file.*ddlf data split"):
         ddlf.data.open(tmp_path / "a.csv", x="a")
     (tmp_path / "b.parquet").write_bytes(b"PAR1 no such file PAR1")
-    with pytest.raises(DatasetDamaged, match=r"b\.parquet is no Parquet file that can be read"):
+    with pytest.raises(DatasetDamaged, match=r"b\.parquet is not a readable Parquet file"):
         ddlf.data.open(tmp_path / "b.parquet")
 
 
@@ -334,7 +334,7 @@ def test_image_that_cannot_be_decoded_is_named_and_its_row_group_can_be_left_out
     images[7] = images[7][:40]
     pq.write_table(pa.table({"x": images, "y": np.arange(12)}), tmp_path / "a.parquet", row_group_size=4)
     data = ddlf.data.open(tmp_path / "a.parquet")
-    with pytest.raises(DatasetError, match=r"a\.parquet, row group 1, row 3, column 'x' is no image that can be read"):
+    with pytest.raises(DatasetError, match=r"a\.parquet, row group 1, row 3, column 'x' is not a readable image"):
         read(data, slots=1)
     assert [number for number in range(3) if data.damaged(number)] == [1]
     sizes = [(4, 3), (4, 3), (5, 3)]
@@ -430,7 +430,7 @@ def test_store_that_fails_is_asked_again_and_gives_the_same_samples(folder, serv
 
 def test_server_that_gives_only_whole_files_is_refused(served):
     served.ranges = False
-    with pytest.raises(DatasetError, match="comes only as a whole: the server does not read ranges"):
+    with pytest.raises(DatasetError, match="cannot be read in parts: the server ignores ranges"):
         ddlf.data.open(urls(served), x="f0")
 
 

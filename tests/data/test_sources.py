@@ -63,7 +63,7 @@ def test_images_have_the_number_of_their_folder_as_label(tmp_path):
         all_of(open_source(tmp_path))
     assert all_of(open_source(tmp_path, image_size="5x6"))["x"].shape == (3, 6, 5, 3)
     (tmp_path / "birds" / "small").mkdir(parents=True)
-    with pytest.raises(DatasetError, match="birds has folders, but no images, so it is no class"):
+    with pytest.raises(DatasetError, match="birds has folders, but no images, so it is not a class"):
         open_source(tmp_path)
 
 
@@ -74,7 +74,7 @@ def test_empty_class_folder_keeps_the_numbers_of_the_others(tmp_path):
     found = open_source(tmp_path)
     assert (found.classes, all_of(found)["y"].tolist()) == (["ants", "bees", "cats"], [2])
     (tmp_path / "bees" / "1.heic").write_bytes(b"1")
-    with pytest.raises(DatasetError, match=r"bees has 1 other files, but no images, so it is no class"):
+    with pytest.raises(DatasetError, match=r"bees has 1 other files, but no images, so it is not a class"):
         open_source(tmp_path)
 
 
@@ -134,7 +134,7 @@ def test_images_with_lossy_conversion_are_refused(tmp_path):
     marked = Image.new("P", (4, 3))
     with pytest.raises(DatasetError, match="it has transparent pixels"):
         Decoder().pixels(saved(tmp_path / "b.png", marked, transparency=0), "it")
-    with pytest.raises(DatasetError, match="it has 16 bits for each of 3 channels, of which Pillow reads 8"):
+    with pytest.raises(DatasetError, match="it has 16 bits for each of 3 channels, but Pillow reads only 8"):
         Decoder().pixels(io.BytesIO(wide_png()), "it")
 
 
@@ -178,8 +178,8 @@ def broken(tmp_path):
             archive.writestr("x.npy", header((1,), b"1"))
     return [
         (tmp_path / "nothing", "there is no", {}),
-        (written("a.txt", b"1"), "of no kind that is known", {}),
-        (written("a.tsv", b"1"), "of no kind that is known", {"label": "y"}),
+        (written("a.txt", b"1"), "has an unknown format", {}),
+        (written("a.tsv", b"1"), "has an unknown format", {"label": "y"}),
         (npz("objects.npz", x=np.array([None, {}])), "holds Python objects, not numbers", {}),
         (npz("text.npz", x=np.array(["a"])), "not numbers; save .* as numpy.unique", {}),
         (npz("lengths.npz", x=np.zeros(3), y=np.zeros(2)), "x has 3 rows, y has 2 rows", {}),
@@ -192,7 +192,7 @@ def broken(tmp_path):
         (written("cut.npy", header((5,), b"1234")), "claims 5 bytes, but has 4", {}),
         (written("empty.npz", b""), "cannot be read", {}),
         (written("noise.npy", b"noise" * 10), "cannot be read", {}),
-        (twice, "one twice", {}),
+        (twice, "a duplicate", {}),
         (npz("part.npz", x=np.zeros(3)), "no array of test", {"part": "test"}),
         (npz("column2.npz", x=np.zeros(3)), "no array 'y'", {"columns": "y"}),
         (npz("column3.npz", x=np.zeros(3)), "one name twice", {"columns": "x,x"}),
@@ -205,8 +205,8 @@ def broken(tmp_path):
         (written("label.csv", b"a,b\n1,2\n"), "no column 'c'", {"label": "c"}),
         (written("unlabelled.csv", b"a,b\n1,0\n2,\n3,1\n"), "line 3 of .* has no b", {"label": "b"}),
         (written("labels.csv", b"a,b,b\n1,2,2\n"), "has 2 columns 'b'", {"label": "b"}),
-        (written("latin.csv", b"a,b\n\xe9,2\n"), "no CSV file in UTF-8", {}),
-        (written("pictures/a/1.png", b"no picture").parents[1], r"no image that can be read \(of no kind", {}),
+        (written("latin.csv", b"a,b\n\xe9,2\n"), "not a CSV file in UTF-8", {}),
+        (written("pictures/a/1.png", b"no picture").parents[1], r"not a readable image \(of a format that", {}),
         (image("cmyk/a/1.jpg", Image.new("CMYK", (2, 2))), "is of mode CMYK", {}),
         (image("deep/a/1.tif", Image.new("F", (2, 2))), "is of mode F", {}),
         (written("large/a/1.pgm", b"P5 10001 10000 255\n").parents[1], "has 100,010,000 pixels", {}),

@@ -78,7 +78,7 @@ def test_store_has_same_data_set_as_folder(source, url, tmp_path):
     export(there, there.manifest(), tmp_path / "again.npz")
     with np.load(tmp_path / "again.npz") as again:
         assert np.array_equal(again["y"], read(here)["y"])
-    with pytest.raises(DatasetError, match="is a data set already"):
+    with pytest.raises(DatasetError, match="already has a data set"):
         split(source, there, [20])
     assert f"/bucket/data/{LOCK}" not in fsspec.filesystem("memory").store
 
@@ -354,7 +354,7 @@ def test_second_writer_of_next_version_is_refused(source, url, tmp_path, moment)
 
     if moment == "at its end":
         place._store.happens = other
-    with pytest.raises(DatasetError, match="somebody else has changed"):
+    with pytest.raises(DatasetError, match="another writer has changed"):
         repartition(place, PartitionedSource(place), [4] * 5, moved=moved)
     found = place.manifest()
     assert found.sizes.tolist() == [10, 10]
@@ -397,7 +397,7 @@ class _Usage:
 @pytest.mark.parametrize(
     ("place", "error", "said"),
     [
-        ("s3://key:secret@bucket/data", ConfigError, "s3://bucket/data was given with a password"),
+        ("s3://key:secret@bucket/data", ConfigError, "s3://bucket/data contains a password"),
         ("https://host/data?token=secret", ConfigError, r"https://host/data has a \?"),
         ("nonsense://bucket/data", DatasetError, "no driver is known for nonsense://"),
         ("gs://bucket/data", DatasetError, "gs:// needs gcsfs, which is not installed here; pip install gcsfs"),

@@ -79,7 +79,7 @@ class Made:
 def test_interrupted_split_continues_with_same_bytes(source, place, tmp_path, what, how):
     whole = Made(source, tmp_path / "whole", **how)
     first = Made(source, place, what=what, behind=300, **how)
-    with pytest.raises(DatasetError, match=r"not finished|no data set|no folder"):
+    with pytest.raises(DatasetError, match=r"unfinished|no data set|no folder"):
         open_place(place).manifest()
     again = Made(source, place, **how)
     assert again.manifest == whole.manifest
@@ -87,12 +87,12 @@ def test_interrupted_split_continues_with_same_bytes(source, place, tmp_path, wh
     if what == "writing":
         assert first.wrote == 3
         assert again.wrote == 3
-        assert again.said[0].startswith("goes on: 3 of 6 files are there")
+        assert again.said[0].startswith("continues: 3 of 6 files are finished")
     elif how in ({}, {"stratify": "y"}):
         assert 0 < again.read < whole.read
-        assert again.said[0].startswith("goes on: 0 of 6 files are there, ")
+        assert again.said[0].startswith("continues: 0 of 6 files are finished, ")
     if again.said:
-        assert "the same command goes on with it" in first.said[-1]
+        assert "run the same command to continue" in first.said[-1]
     if "://" not in place:
         assert sorted(os.listdir(place)) == [LOCK, "manifest.json", "v0001"]
     else:
@@ -102,11 +102,11 @@ def test_interrupted_split_continues_with_same_bytes(source, place, tmp_path, wh
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"seed": 1}, "anew: what an earlier call left is of other options, and is removed"),
-        ({"files": 5}, "anew: what an earlier call left is of other options, and is removed"),
+        ({"seed": 1}, "anew: the unfinished data set of an earlier call has other options, and is removed"),
+        ({"files": 5}, "anew: the unfinished data set of an earlier call has other options, and is removed"),
         (
             {"options": "x"},
-            "anew: what an earlier call left is of another source, or of one that has changed, and is removed",
+            "anew: the unfinished data set of an earlier call has another source, or a changed one, and is removed",
         ),
     ],
 )
@@ -181,7 +181,7 @@ def test_lock_of_killed_writer_is_recognised_on_its_machine(source, tmp_path, mo
     key = next((tmp_path / "cache" / "unfinished").glob("*/key")).read_text()
     files = fsspec.filesystem("memory")
     files.pipe(f"{url}/{LOCK}", f'{{"host": "h", "since": "then", "key": "{key}"}}'.encode())
-    assert Made(source, url).said[0].startswith("goes on")
+    assert Made(source, url).said[0].startswith("continues")
     files.pipe(f"{url}2/{LOCK}", b'{"host": "h", "since": "then", "key": "of another machine"}')
     with pytest.raises(DatasetError, match=r"h since then writes to .*remove .*data.lock and run this again"):
         Made(source, f"{url}2")

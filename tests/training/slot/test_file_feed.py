@@ -352,9 +352,9 @@ def test_slots_that_share_a_pipeline_have_each_of_its_samples_once():
         (lambda data: data.take(0), "train_data has 0 batches"),
         (
             lambda data: data.unbatch().shuffle(99).batch(32),
-            "train_data (does not say|comes in another order each time)",
+            "train_data (does not say|has another order in each pass)",
         ),
-        (lambda data: data.shuffle(99), "train_data comes in another order each time"),
+        (lambda data: data.shuffle(99), "train_data has another order in each pass"),
         (lambda data: data.map(lambda x, y: (x, y, y, y)), "is a tuple of 4"),
         (lambda data: data.concatenate(data), "batch 6 of train_data has 11 samples, not 32"),
     ],
