@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ddlf.data.arrow import load_pyarrow
 from ddlf.data.manifest import Manifest, PartitionFile
 from ddlf.data.os_errors import explained
 from ddlf.data.partition_file import Arrays, Ragged
@@ -57,14 +58,7 @@ def _tar(path: Path, manifest: Manifest, parts: Parts) -> None:
 
 
 def _parquet(path: Path, manifest: Manifest, parts: Parts) -> None:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise DatasetError(
-            "Parquet files need pyarrow, which is not installed", hint="install it: pip install 'ddlf[parquet]'"
-        ) from None
-    writer = None
+    pyarrow, writer = load_pyarrow(), None
     for arrays in parts():
         columns = {}
         for name, array in arrays.items():

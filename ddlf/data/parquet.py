@@ -14,6 +14,7 @@ from ddlf.data import arrow
 from ddlf.data.arrow import Where
 from ddlf.data.images import Decoder, is_image
 from ddlf.data.manifest import MAX_CLASSES, Column, check_columns
+from ddlf.data.parquet_files import arrow_errors
 from ddlf.data.rows import Rows, check_ragged, chosen, longest, put, row_type
 from ddlf.errors import ConfigError, DatasetError
 
@@ -101,10 +102,8 @@ class Parquet:
             yield rows
 
     def _opened(self, file: Path) -> Any:
-        try:
+        with arrow_errors(f"the Parquet file {file}"):
             return self._arrow.parquet.ParquetFile(file)
-        except (self._arrow.ArrowException, OSError) as error:
-            raise DatasetError(f"{file} is not a readable Parquet file ({error})", hint="copy it again") from None
 
     def _pieces(self, at_once: int, first: int = 0) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
         for file in self._files:
@@ -112,20 +111,17 @@ class Parquet:
                 if opened.metadata.num_rows <= first:
                     first -= opened.metadata.num_rows
                     continue
-                done = 0
-                try:
-                    for whole in opened.iter_batches(at_once, columns=list(self._names.values())):
-                        batch, begin = whole.slice(min(first, len(whole))), done + first
-                        done, first = done + len(whole), max(first - len(whole), 0)
-                        if len(batch):
-                            yield {
-                                name: self._array(batch.column(old), old, partial(_row_of, file, begin))
-                                for name, old in self._names.items()
-                            }
-                except (self._arrow.ArrowException, OSError) as error:
-                    if isinstance(error, DatasetError):
-                        raise
-                    raise DatasetError(f"{file} cannot be read ({error})", hint="copy it again") from None
+                batches, done = opened.iter_batches(at_once, columns=list(self._names.values())), 0
+                while True:
+                    with arrow_errors(str(file)):
+                        whole = next(batches, None)
+                    if whole is None:
+                        break
+                    batch, begin = whole.slice(min(first, len(whole))), done + first
+                    done, first = done + len(whole), max(first - len(whole), 0)
+                    if len(batch):
+                        where = partial(_row_of, file, begin)
+                        yield {name: self._array(batch.column(old), old, where) for name, old in self._names.items()}
 
     def _array(self, values: Any, name: str, where: Where) -> Any:
         """Return the rows of a piece of a column as arrays, or as ``Ragged``."""
