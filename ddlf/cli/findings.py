@@ -144,7 +144,7 @@ def of_versions(this_machine: dict[str, Any], other: dict[str, Any], where: str)
         yield Problem(
             "error",
             (where,),
-            f"Keras is {'here, but not version_there' if version_here else 'there, but not version_here'}: training needs it on both",
+            f"Keras is {'here, but not there' if version_here else 'there, but not here'}: training needs it on both",
             f"python -m pip install 'ddlf[tensorflow]' {'there' if version_here else 'here'}",
         )
 

@@ -274,9 +274,11 @@ def test_verify_names_missing_extra_linked_and_swapped_files(source, tmp_path):
     (folder / "00009.safetensors").touch()
     said = [str(error) for error in damage(Folder(tmp_path / "place"), found)]
     assert len(said) == 5
-    assert ["00009.safetensors is not of this" in said[0], "is damaged" in said[1], "is damaged" in said[2]] == [
-        True
-    ] * 3
+    assert [
+        "00009.safetensors does not belong to this" in said[0],
+        "is damaged" in said[1],
+        "is damaged" in said[2],
+    ] == [True] * 3
     assert "is missing" in said[3]
     assert "is a link" in said[4]
 

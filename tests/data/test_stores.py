@@ -398,7 +398,7 @@ class _Usage:
     ("place", "error", "said"),
     [
         ("s3://key:secret@bucket/data", ConfigError, "s3://bucket/data contains a password"),
-        ("https://host/data?token=secret", ConfigError, r"https://host/data has a \?"),
+        ("https://host/data?token=secret", ConfigError, r"https://host/data ends with a query"),
         ("nonsense://bucket/data", DatasetError, "no driver is known for nonsense://"),
         ("gs://bucket/data", DatasetError, "gs:// needs gcsfs, which is not installed here; pip install gcsfs"),
         ("az://box/data", DatasetError, "az:// needs adlfs, which is not installed here; pip install adlfs"),
