@@ -69,7 +69,7 @@ class Fragments:
         if late := int(np.count_nonzero(merged < merged.max())):
             why = (
                 f"what slots have learned since {late} of {len(merged)} fragments were merged is not in the model: "
-                "training that goes on to its last round merges it"
+                "training that continues to its last round merges it"
             )
             self._run.crew.emit(Warned(about="streaming", why=why))
 

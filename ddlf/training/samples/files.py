@@ -63,7 +63,7 @@ def left_out(
     Args:
         reply: The worker's reply, which names them.
         data: The data set.
-        warned: Version and number of the files that a warning has named; receives those of the reply.
+        warned: Version and number of the files that a warning has named; receives the files of the reply.
         emit: Receives a warning for each other file.
     """
     assert isinstance(reply.task.indices, Portion)  # the reply was checked when it was decoded

@@ -234,7 +234,7 @@ class KerasModel:
         return update, dict(self._told)
 
     def statistics(self, task: Task, weights: Weights, batches: Iterable[tuple[tuple[Any, ...], int]]) -> Weights:
-        """Return the moving statistics for these weights over some batches. ``roles/statistics.py`` has the method."""
+        """Return the moving statistics for these weights over some batches. ``slot/statistics.py`` has the method."""
         reseed(self._app.model, (task.seed, task.round, task.slot))
         return measured(self._app.model, weights, ((batch[0], count) for batch, count in batches))
 

@@ -243,7 +243,7 @@ class CountedSamples:
         """Do nothing: the model reads no batches."""
 
     def batch(self, task: Task) -> tuple[Any, ...]:
-        """Return the numbers of the task's samples in the place of their data."""
+        """Return the numbers of the task's samples instead of their data."""
         return (np.asarray(task.indices),)
 
     def batches(self, task: Task) -> Iterator[tuple[tuple[Any, ...], int]]:

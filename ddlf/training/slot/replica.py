@@ -294,7 +294,7 @@ class Replica:
         return state
 
     def statistics(self, task: Task) -> Weights:
-        """Return the moving statistics of a task's weights over its samples. ``roles/statistics.py`` has the method."""
+        """Return the moving statistics of a task's weights over its samples. ``slot/statistics.py`` has the method."""
         self.stopping = False
         batches = (batch for batch in self._samples.batches(task) if not self.stopping)
         return self._model.statistics(task, read_weights(task.weights, None, self._model.like), batches)
