@@ -137,7 +137,7 @@ def _run(run: dict[str, Any], known: dict[str, Any], columns: int) -> list[Rende
     ended = run["ended"] is not None
     phase = "stopping" if run["stopping"] and not ended else run["phase"]
     color = "red" if phase in ("failed", "cancelled") else "yellow" if phase in ("stopping", "preparing") else "green"
-    position = f"round {run['round']} of {run['rounds']}" if run["mode"] == "sync" else f"update {run['version']}"
+    position = f"round {run['round']} of {run['rounds']}" if run["in_rounds"] else f"update {run['version']}"
     times = [
         position,
         f"{run['done']:.0%}",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ddlf import events as e
 from ddlf.events.record import RoundRecord
+from ddlf.events.run import ends_rounds_together
 
 COMMITS_OF_A_PACE = 12
 """Number of recent commits that the speed is computed from. The slow first round, which compiles, must drop out."""
@@ -95,7 +96,7 @@ class State:
 
     Attributes:
         app: Name of the app's class; empty while there is no run.
-        mode: ``"sync"`` or ``"async"``.
+        in_rounds: Whether all slots end a round together.
         rounds: Rounds of the whole run; in asynchronous training, of each slot.
         slots: Number of slots; 0 before training.
         began: Time of the run's beginning.
@@ -110,7 +111,7 @@ class State:
     """
 
     app: str = ""
-    mode: str = "sync"
+    in_rounds: bool = True
     rounds: int = 0
     slots: int = 0
     began: float = 0.0
@@ -180,7 +181,7 @@ class State:
                 self._begin(event, now)
             case e.TrainingBegan():
                 self.is_training, self.slots = True, event.slots
-                self._base = event.version if event.mode == "sync" else event.version / max(event.slots, 1)
+                self._base = event.version if self.in_rounds else event.version / max(event.slots, 1)
                 self.rounds = event.rounds or self.rounds + (0 if event.source else round(self._base))
                 self._marks.append((now, self.done))
             case e.SlotsChanged():
@@ -195,7 +196,7 @@ class State:
                     lane.slot = 0
 
     def _begin(self, event: e.RunBegan, now: float) -> None:
-        self.app, self.mode, self.began = event.app, event.mode, now
+        self.app, self.in_rounds, self.began = event.app, ends_rounds_together(event), now
         self.rounds = 0 if event.worker_steps or event.round_samples else math.ceil(event.epochs / event.worker_epochs)
         self.slots, self.how, self.why, self.record, self._base, self._compiled = 0, "", "", None, 0.0, False
         for known in (self.metrics, self._reached, self._marks):

@@ -27,6 +27,7 @@ from ddlf.training import start
 from ddlf.training.crew.crew import Crew
 from ddlf.training.exchanges.peers import Unreached, played_here
 from ddlf.training.exchanges.sharded.worker import ShardedWorker
+from ddlf.training.registry import MODE
 from ddlf.training.reporting import hooked
 from ddlf.training.roles import COPIES, EXCHANGE, REPLICA, SERVERS
 from ddlf.training.slot.numpy_model import CountedSamples, NumpyModel
@@ -37,6 +38,7 @@ from ddlf.training.slot.statistics import moving
 from ddlf.training.slot.task import KeptStates, Reply, Task
 from ddlf.training.strategies.arrivals import MEASURED
 from ddlf.training.strategies.downpour.server import Servers
+from ddlf.training.strategies.downpour.settings import DownpourSettings
 from ddlf.worker.methods import Hosting
 
 
@@ -177,7 +179,7 @@ class FakeWorker:
         self.replica.use(self.model, CountedSamples())
         self.roles = Hosting(self)
         self.end: Any
-        if app.mode == "downpour":
+        if is_downpour(app):
             self.end = Servers(self.id, RUN, self.roles, self.ask, lambda: rows_of(app))
             self.roles.play(RUN, SERVERS, self.end, of=REPLICA)
         else:
@@ -230,7 +232,7 @@ class FakeWorker:
                 found = self.replica.statistics(self._with_weights(task))
                 return self.end.measured(task, found, moving(self.model), list(self._app.start))
             return self.replica.statistics(task)
-        if self._app.mode == "downpour":
+        if is_downpour(self._app):
             return await carried_until_lost(self, self._app, task)
         if "generation" in task.weights:
             task = await self.end.begin(task, self._like)
@@ -373,3 +375,8 @@ class Turns:
         if least < self._measured:
             most = min(most, self._measured - 1)
         return {slot for slot, done in self._done.items() if done <= most}
+
+
+def is_downpour(app: Any) -> bool:
+    """Return whether an app trains with Downpour, whose weights are on servers."""
+    return issubclass(MODE.kind(app.mode), DownpourSettings)

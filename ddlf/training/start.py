@@ -211,6 +211,7 @@ async def _told(app: App, spec: RunSpec) -> AsyncIterator[str]:
             run=run,
             app=type(app).__name__,
             mode=spec.train.name,
+            in_rounds=spec.train.in_rounds,
             epochs=spec.epochs,
             worker_epochs=spec.local.epochs,
             worker_steps=spec.local.steps,
@@ -293,6 +294,7 @@ async def _run(
     app.run_context.emit(
         TrainingBegan(
             mode=spec.train.name,
+            in_rounds=spec.train.in_rounds,
             samples=samples,
             slots=len(progress.states),
             fixed=fixed,

@@ -14,6 +14,7 @@ from typing import Any
 
 from ddlf import events as e
 from ddlf.events.record import RoundRecord
+from ddlf.events.run import ends_rounds_together
 from ddlf.monitor.state import State, Sums, WorkerLane
 from ddlf.monitor.terminal.echo import harmless
 from ddlf.monitor.terminal.lines import line
@@ -154,6 +155,7 @@ class Header:
     run: str = ""
     app: str = ""
     mode: str = ""
+    in_rounds: bool = True
     batch_size: int = 0
     worker_epochs: int = 0
     worker_steps: int | None = None
@@ -245,7 +247,8 @@ class Board:
 
     def _begin(self, event: e.RunBegan) -> None:
         facts = {name: getattr(event, name) for name in OF_A_RUN}
-        self.header, self.total, self.sums = Header(**facts), Sums(), {}
+        self.header = Header(**facts, in_rounds=ends_rounds_together(event))
+        self.total, self.sums = Sums(), {}
         self.series, self.spans = Series(self._most_points), Tail(MOST_SPANS)
         self._pace.clear()
         self._newest_rate = 0.0

@@ -9,6 +9,7 @@ from typing import Any
 
 from ddlf import events as e
 from ddlf.events.record import RoundRecord, TrainingEvent, put
+from ddlf.events.run import ends_rounds_together
 from ddlf.monitor.terminal.display import Display
 from ddlf.monitor.terminal.phrases import waiting
 
@@ -181,12 +182,10 @@ def _resumed(event: e.TrainingBegan) -> str:
     if not event.version:
         return ""
     where = f", from {event.source}" if event.source else ", where the last training of this app ended"
-    if event.mode == "sync" and event.reached not in (
-        0,
-        event.version,
-    ):  # the training before had updates of single slots
+    in_rounds = ends_rounds_together(event)
+    if in_rounds and event.reached not in (0, event.version):  # the training before had updates of single slots
         return f"resumed   after update {event.version}, with round {event.reached + 1}{where}"
-    return f"resumed   after {'round' if event.mode == 'sync' else 'update'} {event.version}{where}"
+    return f"resumed   after {'round' if in_rounds else 'update'} {event.version}{where}"
 
 
 def _slots(event: e.TrainingBegan) -> str:

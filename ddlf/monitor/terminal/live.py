@@ -181,7 +181,7 @@ def draw(state: State, now: float, width: int, height: int, *, ascii_only: bool 
         rows.append(pen.row("waiting", f"no workers left; the run ends in {left:.0f} s", style="red"))
     if state.is_training or theirs:
         most = max(FEWEST_LANES, height // 2 - len(rows))
-        rows += _lanes(pen, lanes, theirs, most, rounds=state.mode != "sync")
+        rows += _lanes(pen, lanes, theirs, most, rounds=not state.in_rounds)
     for row in rows:
         row.truncate(pen.width, overflow="ellipsis")
     return Text("\n").join(rows)

@@ -64,7 +64,7 @@ def doing(phase: RunningPhase, *, amount: bool = True) -> str:
 
 def place(state: State) -> str:
     """Return the position of a run, such as ``"round 3/6"``."""
-    if state.mode == "sync":
+    if state.in_rounds:
         return f"round {max(state.round, 1)}/{state.rounds}"
     return f"update {state.record.version if state.record else 0}/{state.rounds * state.slots}"
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from ddlf.algorithms.ranges import PIECE, Slice, pieces
 from ddlf.algorithms.weights import Weights
 from ddlf.training.checkpoints.slices import OUTER, WEIGHTS, Slices, parts_of, write
+from ddlf.training.checkpoints.stored import left_of
 from ddlf.training.crew.recovery import LOSS
-from ddlf.training.exchanges.sharded.copies import left_of
 
 if TYPE_CHECKING:
     from ddlf.training.exchanges.members import Member, Members

@@ -19,11 +19,11 @@ from ddlf.errors import CheckpointError, DDLFError
 from ddlf.events import ResidualDropped
 from ddlf.training.checkpoints.restoring import Restoring
 from ddlf.training.checkpoints.slices import Slices
+from ddlf.training.checkpoints.stored import left_of, left_parts
 from ddlf.training.checkpoints.writing import Writing
 from ddlf.training.context import App
 from ddlf.training.crew.crew import Crew
 from ddlf.training.crew.recovery import LOSS
-from ddlf.training.exchanges.sharded.copies import left_of, left_parts
 from ddlf.training.roles import EXCHANGE, REPLICA
 from ddlf.training.slot.part import Kept, Left, SlotPlan
 from ddlf.training.slot.parts import PARTS, kept_parts

@@ -19,7 +19,6 @@ from ddlf.errors import AppError, ConfigError
 from ddlf.training.callbacks.checks import look_at_batches
 from ddlf.training.context import App
 from ddlf.training.evaluation.metrics import NOTHING_COUNTED, counted_names, read_state, scalars
-from ddlf.training.exchanges.gradient.step import Gradients
 from ddlf.training.slot.build import describe_optimizer, describe_weights
 from ddlf.training.slot.optimizers import (
     HELD_PATH,
@@ -72,6 +71,8 @@ class KerasModel:
         rule: The local rule of the round.
     """
 
+    exchanges_gradients = False
+
     def __init__(self, app: App) -> None:
         self._app = app
         model = app.model
@@ -81,7 +82,6 @@ class KerasModel:
         self.lossless: Sequence[bool] = [id(weight) not in trained for weight in model.weights]
         self.like: Weights = [np.broadcast_to(np.zeros((), w.dtype), w.shape) for w in model.get_weights()]  # no memory
         self._described = describe_optimizer(model.optimizer)
-        self._gradients = Gradients(model) if app.exchange == "gradient" else None
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         if app.optimizer_state == "fresh":
@@ -99,10 +99,6 @@ class KerasModel:
         self._entries: np.ndarray[Any, Any] | None = None  # counted entries of each sample; None until counted
         self._step: Any = None
         self._step_keeps_a_seed = False
-
-    @property
-    def exchanges_gradients(self) -> bool:
-        return self._gradients is not None
 
     def stepped_by_another(self) -> None:
         """Note that the model's optimizer was replaced."""
@@ -137,7 +133,7 @@ class KerasModel:
         model = self._app.model
         self._told = {}
         in_model, self._slot = self._slot, None  # unknown until this round has ended
-        if self._gradients is None and (task.state is not None or task.shared or in_model != task.slot):
+        if not self.exchanges_gradients and (task.state is not None or task.shared or in_model != task.slot):
             write_optimizer(model, self._fresh if optimizer is None else optimizer)
         if self._position is not None and (steps := task.place) is not None:
             made = task.epochs * -(-len(task.indices) // task.batch_size)
@@ -156,7 +152,7 @@ class KerasModel:
 
         A user's ``train`` may have more epochs than the round; these use the last rates.
         """
-        if self._rates and self._gradients is None:
+        if self._rates and not self.exchanges_gradients:
             write_rates(self._app.model, self._rates[min(epoch - self._first_epoch, len(self._rates) - 1)])
 
     def optimizer_state(self, task: Task) -> Weights:
@@ -228,10 +224,7 @@ class KerasModel:
         return max(int(self._entries[task.indices].sum()), 1) if len(self._entries) else 0
 
     def gradient(self, batch: tuple[Any, ...], weights: Weights) -> tuple[Weights, dict[str, float]]:
-        """Return the gradient of a batch as an update, and Keras's metrics; both from ``Gradients.of``."""
-        assert self._gradients is not None
-        update, self._told = self._gradients.of(batch, weights)
-        return update, dict(self._told)
+        raise NotImplementedError("only the model of the gradient exchange has gradients of a batch")
 
     def statistics(self, task: Task, weights: Weights, batches: Iterable[tuple[tuple[Any, ...], int]]) -> Weights:
         """Return the moving statistics for these weights over some batches. ``slot/statistics.py`` has the method."""

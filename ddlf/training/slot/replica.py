@@ -64,6 +64,8 @@ class Replica:
 
     PARTS: ClassVar[Sequence[type[SlotPart]]] = PARTS
     """The parts of a slot's state."""
+    MODEL: ClassVar[type[KerasModel]] = KerasModel
+    """Trains the app's model."""
 
     def __init__(self, worker: Worker, app: App) -> None:
         app.worker, app.replica = worker, self
@@ -202,7 +204,7 @@ class Replica:
         with fresh_names():
             call(self.app.create_model)
         ready_model(self.app)
-        self.use(model := KerasModel(self.app))
+        self.use(model := self.MODEL(self.app))
         return {
             **model.facts(),
             "text": getattr(getattr(self.app.model, "notation", None), "digest", ""),

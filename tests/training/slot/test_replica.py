@@ -2,6 +2,7 @@
 
 import importlib
 from dataclasses import replace
+from pkgutil import resolve_name
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from ddlf.data.array_cache import ArrayCache
 from ddlf.data.parts import check_data
 from ddlf.errors import AppError, AppMissing
 from ddlf.testing import FakeWorker
+from ddlf.training.registry import EXCHANGE
 from ddlf.training.roles import randomness
 from ddlf.training.slot.build import describe_weights
 from ddlf.training.slot.keras_model import reseed
@@ -27,7 +29,7 @@ def make_replica():
         app = app_class()
         for name, value in attributes.items():
             setattr(app, name, value)
-        replica = Replica(FakeWorker(2), app)
+        replica = resolve_name(EXCHANGE.kind(app.exchange).role)(FakeWorker(2), app)
         replica.begin()
         replica.load_data({}, ArrayCache())
         replica.build()

@@ -38,7 +38,7 @@ from ddlf.extras.text.training.found import by_name, facts, inputs_of, last_acti
 from ddlf.extras.text.training.given import by_names, check_rows, check_shapes, held_out
 from ddlf.extras.text.training.shipped import WEIGHTS, place_of, text_of
 from ddlf.training.context import App
-from ddlf.training.registry import DEFAULTS, SETTINGS
+from ddlf.training.registry import DEFAULTS, MODE, SETTINGS
 from ddlf.training.slot.run_position import followers
 
 SET_RATES = ("LearningRateScheduler", "ReduceLROnPlateau")
@@ -470,8 +470,8 @@ def not_open(app: App) -> list[str]:
         found.append("schedule")
     if any(kind.__name__ in SET_RATES for one in app.callbacks for kind in type(one).__mro__):
         found.append("schedule")
-    if app.mode == "downpour":
-        found.append("clip")  # whose replicas take no optimizer around another one
+    if not MODE.kind(app.mode).keeps_optimizer:
+        found.append("clip")  # rolling clipping goes by the norms of earlier steps
     return found
 
 

@@ -10,7 +10,7 @@ const WHOLE_STEPS = [1, 2, 5].flatMap((n) => [...Array(8).keys()].map((power) =>
 const token = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 // What charts there are for the columns that a run has.
-function plan(columns, mode) {
+function plan(columns, inRounds) {
   const groups = new Map();
   for (const name of Object.keys(columns).sort()) {
     if (name.startsWith("#")) continue;
@@ -23,7 +23,7 @@ function plan(columns, mode) {
     title: base[0].toUpperCase() + base.slice(1).replaceAll("_", " "), show: metric,
     lines: lines.sort((a, b) => KINDS.indexOf(a.label) - KINDS.indexOf(b.label)),
   }));
-  const one = mode === "async" ? "update" : "round";
+  const one = inRounds ? "round" : "update";
   charts.push({ title: "Samples in a second", show: rate, zero: true, fill: true, lines: [{ column: "#rate", label: "all workers", color: "--green" }] });
   charts.push({
     title: `Seconds in each ${one}`, show: seconds, tick: secondsTick, zero: true,
@@ -170,12 +170,12 @@ export class Charts {
     new ResizeObserver(() => this.charts.forEach((chart) => chart.resize())).observe(home);
   }
 
-  show(series, mode, newest, marks = []) {
-    const names = `${mode} ${Object.keys(series.columns).sort().join(" ")}`;
+  show(series, inRounds, newest, marks = []) {
+    const names = `${inRounds} ${Object.keys(series.columns).sort().join(" ")}`;
     if (names !== this.names) {
       this.names = names;
       this.charts.forEach((chart) => chart.remove());
-      this.charts = plan(series.columns, mode).map((what) => new Chart(this.home, what, marks));
+      this.charts = plan(series.columns, inRounds).map((what) => new Chart(this.home, what, marks));
     }
     this.charts.forEach((chart) => chart.show(series, newest));
   }

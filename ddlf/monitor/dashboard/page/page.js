@@ -147,7 +147,7 @@ function drawRun(run, now) {
   const ended = run.ended !== null, training = run.phase === "training";
   $("stop").hidden = ended || !about("can_stop") || !socket;
   $("stop").disabled = run.stopping || !training;
-  set("where", training || ended ? (run.mode === "sync" ? `Round ${run.round} of ${run.rounds}` : `Update ${run.version}, round ${run.round} of ${run.rounds}`) : "Getting ready");
+  set("where", training || ended ? (run.in_rounds ? `Round ${run.round} of ${run.rounds}` : `Update ${run.version}, round ${run.round} of ${run.rounds}`) : "Getting ready");
   set("doing", run.why.split("\n")[0] || (run.waiting_until ? `no workers left: the run ends in ${duration(run.waiting_until - now)} unless one returns` : run.doing.join(", ")));
   const left = run.left_s === null ? "" : `, ${duration(run.left_s)} left`;
   set("times", `${Math.floor(run.done * 100)} %, ${duration((run.ended ?? now) - run.began)} ${ended ? "in all" : "so far"}${left}`);
@@ -179,7 +179,7 @@ function drawRun(run, now) {
   });
   const some = known.series.x.length > 0;
   $("charts").hidden = !some;
-  if (some) charts.show(known.series, run.mode, run.metrics, record?.marks);
+  if (some) charts.show(known.series, run.in_rounds, run.metrics, record?.marks);
   $("timeline-card").hidden = !known.lanes.length || !(training || known.spans.length);
   if (!$("timeline-card").hidden) timeline.show(known.spans, known.lanes, now, training);
 }

@@ -32,6 +32,7 @@ class Gradient(Exchange):
 
     name: ClassVar[str] = "gradient"
     one_step: ClassVar[bool] = True
+    role: ClassVar[str] = "ddlf.training.exchanges.gradient.replica:GradientReplica"
 
     def check_app(self, app: App) -> None:
         """Refuse an app with its own ``train``, which is local training.

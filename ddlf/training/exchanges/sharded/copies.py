@@ -12,7 +12,8 @@ import numpy as np
 from ddlf.algorithms.ranges import PIECE, Slice, pieces, take
 from ddlf.algorithms.weights import Tensor, Weights
 from ddlf.errors import AppMissing
-from ddlf.training.checkpoints.slices import part_name, write_if_seen
+from ddlf.training.checkpoints.slices import write_if_seen
+from ddlf.training.checkpoints.stored import left_of, left_parts
 from ddlf.training.exchanges.peers import Unreached
 from ddlf.training.exchanges.sharded.pairs import limited
 from ddlf.training.exchanges.sharded.plan import size_of, write
@@ -130,25 +131,6 @@ class SlotCopies:
 
             await limited(one, pieces((0, size_of(arrays)), PIECE))
         return found
-
-
-def left_parts(slot: int, state: SlotState) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return a slot's state as arrays of a checkpoint slice, and the ``lengths`` of its groups."""
-    arrays = {
-        part_name(f"slots_{name}", 0, f"slot {slot:04d} {i:04d}"): np.asarray(array)
-        for name, group in state.items()
-        for i, array in enumerate(group)
-        if array is not None
-    }
-    return arrays, {"lengths": {name: len(group) for name, group in state.items()}}
-
-
-def left_of(slot: int, lengths: Mapping[str, int], arrays: Mapping[str, Tensor]) -> SlotState:
-    """Return a slot's state from arrays that ``left_parts`` made."""
-    return {
-        name: [arrays.get(part_name(f"slots_{name}", 0, f"slot {slot:04d} {i:04d}")) for i in range(length)]
-        for name, length in lengths.items()
-    }
 
 
 def shapes_of(state: SlotState) -> Shapes:

@@ -12,10 +12,11 @@ import numpy as np
 from ddlf.algorithms.ranges import Slice, cut, pieces, put, within
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import ClusterTooSmall, ConfigError
+from ddlf.training.checkpoints.stored import left_parts
 from ddlf.training.checkpoints.writing import AT_ONCE, Writing
 from ddlf.training.crew.recovery import LOSS
 from ddlf.training.exchanges.members import Member, Members
-from ddlf.training.exchanges.sharded.copies import arrays_of, empty_of, left_parts
+from ddlf.training.exchanges.sharded.copies import arrays_of, empty_of
 from ddlf.training.exchanges.sharded.means import MeanPlan
 from ddlf.training.exchanges.states import SlotStates
 from ddlf.training.run import Run

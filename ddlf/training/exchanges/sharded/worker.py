@@ -30,9 +30,10 @@ from ddlf.algorithms.update_check import fault, scaled
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppMissing, DDLFError
 from ddlf.training.checkpoints.slices import parts_of, write_if_seen
+from ddlf.training.checkpoints.stored import left_parts
 from ddlf.training.exchanges.peers import Ask, Unreached
 from ddlf.training.exchanges.restored import Restored, generation_of
-from ddlf.training.exchanges.sharded.copies import Shapes, SlotCopies, left_parts
+from ddlf.training.exchanges.sharded.copies import Shapes, SlotCopies
 from ddlf.training.exchanges.sharded.means import Mean, MeanPlan, averaging, begins_with, bring, mean_in, shapes
 from ddlf.training.exchanges.sharded.merging import Merging, fetch, update_of
 from ddlf.training.exchanges.sharded.pairs import Pairs, all_of, limited, sums
