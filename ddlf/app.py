@@ -7,7 +7,7 @@ data and model, goes to every worker, where ``load_dataset``, ``create_model`` a
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -274,7 +274,8 @@ class IApp:
     async def train_model(self, *, fresh: bool = False) -> History:
         """Train as the attributes say, ``mode`` among them; see ``train_sync``."""
         SETTINGS["mode"].check("mode", self.mode)
-        history: History = await getattr(self, f"train_{self.mode}")(fresh=fresh)
+        strategy = partial(self._train, self.mode, None, None, None, None)  # of another package
+        history: History = await getattr(self, f"train_{self.mode}", strategy)(fresh=fresh)
         return history
 
     async def train_sync(

@@ -305,4 +305,4 @@ def flat(spec: RunSpec) -> dict[str, Any]:
     values = {"mode": spec.train.name, "exchange": spec.exchange.name}
     for group in spec.groups:
         values.update(group.flat())
-    return {name: values[name] if name in values else one.check(name, one.value) for name, one in SETTINGS.items()}
+    return {name: one.check(name, one.value) for name, one in SETTINGS.items() if name not in values} | values

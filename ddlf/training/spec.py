@@ -418,11 +418,13 @@ class ExchangeSettings(Group):
         one_step: Whether a round is one step that all slots make together, without local training.
         on_workers: Whether the workers hold the weights, in slices.
         role: The role that trains on the workers, as ``"module:Class"``.
+        same_bits_as: The exchange whose bits it has, so that a run can continue with either; "" for bits of its own.
     """
 
     one_step: ClassVar[bool] = False
     on_workers: ClassVar[bool] = False
     role: ClassVar[str] = "ddlf.training.slot.replica:Replica"
+    same_bits_as: ClassVar[str] = ""
 
     codec: Setting[Codec, Codec | str] = Setting(
         "float32",

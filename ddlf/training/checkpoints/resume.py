@@ -338,7 +338,8 @@ def settings_of(app: App, samples: int, spec: RunSpec) -> dict[str, Any]:
 def rules_of(spec: RunSpec) -> dict[str, Any]:
     """Return the settings that determine the bits of a run, as JSON data."""
     values = flat(spec)
-    return {name: _fact(values[name]) for name, setting in SETTINGS.items() if Use.FACT in setting.use}
+    own = {one.name: one for group in (spec.exchange, spec.train) for one in group.settings()}  # of other packages, too
+    return {name: _fact(values[name]) for name, setting in {**SETTINGS, **own}.items() if Use.FACT in setting.use}
 
 
 def _known(name: str, value: Any) -> Any:
@@ -346,7 +347,7 @@ def _known(name: str, value: Any) -> Any:
     if name == "optimizer inner_optimizer" and isinstance(value, str):
         return without_numbers(value)  # older checkpoints have numbers in it
     known = exchanges().get(value) if name == "exchange" else None
-    return DEFAULTS["exchange"] if known is not None and not known.one_step else value
+    return value if known is None else known.same_bits_as or value
 
 
 def _fact(value: Any) -> Any:

@@ -20,6 +20,7 @@ class Auto(Exchange):
 
     name: ClassVar[str] = "auto"
     role: ClassVar[str] = Sharded.role
+    same_bits_as: ClassVar[str] = Sharded.same_bits_as
 
     async def chosen(self, app: App, crew: Crew, spec: RunSpec) -> tuple[Exchange, str]:
         """Return the faster exchange, if the workers can reach each other, and the reason."""

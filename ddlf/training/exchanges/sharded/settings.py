@@ -21,6 +21,7 @@ class Sharded(Exchange):
 
     name: ClassVar[str] = "sharded"
     on_workers: ClassVar[bool] = True
+    same_bits_as: ClassVar[str] = "star"
     role: ClassVar[str] = "ddlf.training.exchanges.sharded.replica:ShardedReplica"
 
     def loop(self, merge: Rule, outer: OuterOptimizer, balance: str) -> Loop:
