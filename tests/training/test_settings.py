@@ -311,7 +311,7 @@ USED_IN = {
     "mode": "app.py",
     "precision": "training/slot/replica.py",
     "threads": "training/crew/threads.py",
-    "exchange": "training/slot/keras_model.py",
+    "exchange": "training/start.py",
     "class_weight": "data/parts.py",
     "staleness": "training/strategies/asynchronous/master.py",
     "max_staleness": "training/strategies/asynchronous/master.py",
