@@ -1,4 +1,4 @@
-"""What there is to know of an app before it trains: its arrays, its model, its settings. Pure data, so that rules need neither arrays nor Keras."""
+"""The facts of an app before it trains: its arrays, its model, its settings. Pure data, so that rules need neither arrays nor Keras."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from ddlf.events.record import RoundRecord
 
 USUAL_CUT = 0.5
-"""Above which a metric takes an output for a yes, unless it is told otherwise."""
+"""The default threshold of metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,24 +18,24 @@ class ArrayFacts:
     """One array of an app's data.
 
     Args:
-        name: As it is written, ``x_train['left']``.
+        name: Its name in code, ``x_train['left']``.
         part: ``"train"``, ``"val"`` or ``"test"``.
         letter: ``"x"``, ``"y"`` or ``"w"``.
-        shape: With the samples first.
-        dtype: NumPy's name of it.
-        bad: How many values are NaN or infinite.
+        shape: Its shape. The first axis is the samples.
+        dtype: Its dtype's name in NumPy; the class of another object.
+        bad: Number of values that are NaN or infinite.
         bad_rows: Some samples that have such values.
         low: Least finite value.
         high: Largest finite value.
         std: Standard deviation of finite values.
         whole: Whether all values are whole numbers.
-        constant: Numbers of features that have one value only, if samples are rows of features.
-        scales: Least and largest standard deviation of features that are not constant and not mostly one value; 0, 0 if there is none.
-        loudest: Root of the mean square of the feature that has the largest.
-        padded: Share of samples that end with zeros, of rows of whole numbers.
-        pierced: Share of samples that have zeros between others, of rows of whole numbers.
-        commonest: What is there most often, and its share of what is not 0, of rows of whole numbers; None of others.
-        labels: What labels say; None of what is no label.
+        constant: Numbers of constant features, if samples are rows of features.
+        scales: Least and largest standard deviation of features that are not mostly one value; 0, 0 if there is none.
+        loudest: Largest root mean square of a feature.
+        padded: Share of samples that end with zeros, for rows of integers.
+        pierced: Share of samples with zeros between other numbers, for rows of integers.
+        commonest: The most frequent number and its share of the numbers other than 0, for rows of integers; else None.
+        labels: Facts of labels; None for other arrays.
     """
 
     name: str
@@ -59,30 +59,30 @@ class ArrayFacts:
 
     @property
     def sample(self) -> tuple[int, ...]:
-        """Shape of one sample."""
+        """Return the shape of one sample."""
         return self.shape[1:]
 
     @property
     def has_numbers(self) -> bool:
-        """Whether it holds numbers, rather than text or objects."""
+        """Return whether it holds numbers, not text or objects."""
         return self.dtype.startswith(("float", "int", "uint", "bool", "bfloat", "complex"))
 
     @property
     def is_numpy(self) -> bool:
-        """Whether it is an array of NumPy at all: of what is none the class stands in place of a type."""
+        """Return whether it is a NumPy array: for other objects, ``dtype`` is their class."""
         others = ("object", "<", ">", "|", "=", "datetime64", "timedelta64", "void", "StringDType")
         return self.has_numbers or self.dtype.startswith(others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelFacts:
-    """What an array of labels says.
+    """Facts of an array of labels.
 
     Args:
-        kind: ``"numbers"`` of classes, ``"one_hot"`` rows, ``"shares"`` (rows that sum to 1), ``"many_hot"`` rows of zeros and ones, ``"real"``.
-        counts: Samples of each class, by its number; of ``numbers`` and ``one_hot`` only.
-        sums: Least and largest sum of a row; 0, 0 where samples have no rows.
-        is_sorted: Whether samples of a class lie one behind the other.
+        kind: ``"numbers"`` of classes, ``"one_hot"`` rows, ``"shares"`` (rows with the sum 1), ``"many_hot"`` rows of zeros and ones, ``"real"``.
+        counts: Number of samples of each class; for ``numbers`` and ``one_hot`` only.
+        sums: Least and largest sum of a row; 0, 0 without rows.
+        is_sorted: Whether the samples of each class are consecutive.
     """
 
     kind: str = "real"
@@ -93,13 +93,13 @@ class LabelFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """Samples of training that another part has, too.
+    """Training samples that are also in another part.
 
     Args:
         part: ``"val"`` or ``"test"``.
-        count: How many samples of that part.
-        of: How many that part has, of those that were looked at.
-        pairs: Some of them: number in training, number in that part.
+        count: Number of these samples.
+        of: Number of examined samples of that part.
+        pairs: Some of them: number in training and number in that part.
     """
 
     part: str
@@ -110,19 +110,19 @@ class Shared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleFacts:
-    """What comparing samples has shown.
+    """The result of comparing samples.
 
     Args:
-        looked: How many training samples were compared.
-        distinct: How many of these are different ones.
-        doubled: Some pairs of training samples that are equal.
-        contradicting: Training samples that are equal to another one with another label.
+        looked: Number of compared training samples.
+        distinct: Number of different ones.
+        doubled: Some pairs of equal training samples.
+        contradicting: Number of training samples that equal a sample with another label.
         pairs: Some of these pairs.
-        shared: Samples that other parts have, too.
-        leaks: Features that say the label: name of the array, and number of the feature.
-        follows: The one feature that follows a number nearly: name, number, and its correlation; None if none does.
-        overlapping: Windows of other parts that are windows of training one step on or back: part, how many, of how many.
-        copied: Whether labels are the inputs.
+        shared: Training samples in other parts.
+        leaks: Features that reveal the label: name of the array and number of the feature.
+        follows: The only feature that follows a real target: name, number and correlation; None if there is none.
+        overlapping: Windows of other parts that are training windows moved by one step: part, their number, number of examined windows.
+        copied: Whether the labels are the inputs.
     """
 
     looked: int = 0
@@ -138,31 +138,31 @@ class SampleFacts:
 
     @property
     def repeats_by_nature(self) -> bool:
-        """Whether samples are of few kinds, as those of tables of a few categories: then equal ones are no sign of anything."""
+        """Return whether most samples repeat, as in tables of a few categories: then equal samples mean nothing."""
         return self.distinct < 0.5 * self.looked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerFacts:
-    """One layer, or one operation, of the model.
+    """One layer or operation of the model.
 
     Args:
-        name: Its own.
+        name: Its name.
         kind: Its class.
-        reads: Names of those whose outputs it takes.
-        config: Its arguments, as far as they are plain data.
+        reads: Names of the layers whose outputs it takes.
+        config: Its arguments that are plain data.
         activation: Name of its activation; "" if it has none.
         before: Shape of its input, without the batch.
         shape: Shape of its output, without the batch.
-        parameters: How many numbers it has.
-        trained: How many of these are trained.
-        fan_in: Products that are summed for one value of its output; 0 if it has no kernel.
-        equal: The value that its whole kernel has; None if values differ.
-        initializer: Class of what makes its kernel.
-        spread: Standard deviation of what makes its kernel, if that was given as a number.
-        penalty: The largest factor of L1 or L2; 0 for none.
-        precision: Type that it computes in.
-        untouched: Whether it is frozen with a kernel as its initializer draws it, and biases of 0; of a Normalization, whether it was never adapted.
+        parameters: Number of its weights.
+        trained: Number of its trainable weights.
+        fan_in: Number of products in one value of its output; 0 without a kernel.
+        equal: The value of its whole kernel; None if values differ.
+        initializer: Class of its kernel's initializer.
+        spread: Standard deviation of that initializer, if it was given as a number.
+        penalty: Largest factor of its L1 or L2 penalties; 0 without any.
+        precision: Type of its computations.
+        untouched: Whether it is frozen with initial weights, or is a Normalization that was never adapted.
     """
 
     name: str
@@ -185,18 +185,18 @@ class LayerFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputFacts:
-    """One output of the model, with what it is compared to.
+    """One output of the model with its loss and target.
 
     Args:
         name: Name of the output.
-        layer: Name of the layer that makes it, behind which nothing changes values.
-        shape: Of one sample.
-        activation: What made its values: ``"linear"``, ``"softmax"`` and so on; "" if that is not known.
+        layer: Name of the last layer that changes its values.
+        shape: Shape of one sample.
+        activation: Its activation: ``"linear"``, ``"softmax"`` and so on; "" if it is unknown.
         loss: ``"cce"``, ``"sce"``, ``"bce"``, ``"mse"``, ``"mae"``, ``"huber"``, ``"kld"``, ``"hinge"``, ...; ``"own"`` for the user's; "" for none.
-        logits: Whether the loss takes what was not normalized.
-        metrics: Their names.
-        cuts: Metrics that take an output above a number for a yes, and that number.
-        target: Name of the training array that it is compared with; "" for none.
+        logits: Whether the loss takes logits.
+        metrics: Names of its metrics.
+        cuts: Metrics with a threshold, and the threshold.
+        target: Name of the training array with its labels; "" for none.
     """
 
     name: str = "output"
@@ -211,25 +211,25 @@ class OutputFacts:
 
     @property
     def units(self) -> int:
-        """How many values it has for each place of a sample."""
+        """Return the number of values at each position of a sample."""
         return (self.shape[-1] or 0) if self.shape else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerFacts:
-    """What steps the weights.
+    """The optimizer of the model.
 
     Args:
-        kind: Its class; of one that scales the loss, that of the one inside.
-        rate: Learning rate at first; at its highest, with a warm-up.
+        kind: Its class; that of the inner optimizer if it scales the loss.
+        rate: First learning rate; the highest one with a warm-up.
         schedule: Class of the schedule; "" if the rate is fixed.
-        steps: After how many steps the schedule has done all; None if it never has.
-        fades: After how many steps one that only comes nearer to 0 is below a hundredth; None of others.
+        steps: Number of steps of the schedule; None if it never ends.
+        fades: Steps until a schedule that never ends is below a hundredth of its first rate; None for others.
         scales_loss: Whether the loss is scaled for float16.
-        keeps: Numbers that it keeps for each that is trained.
-        clip: The smallest of its limits on gradients; None for none.
+        keeps: Numbers of state for each trainable weight.
+        clip: Its smallest limit on gradients; None without a limit.
         decay: Weight decay.
-        momentum: Share of the step before that goes into a step; 0 of what has none.
+        momentum: Momentum; 0 without one.
     """
 
     kind: str = "Adam"
@@ -246,26 +246,26 @@ class OptimizerFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppFacts:
-    """All that rules look at. What is not known is left at its default, and rules that need it are silent.
+    """All facts of an app. Unknown facts keep their defaults, and rules that need them find nothing.
 
     Args:
-        app: Name of the class.
-        samples: Training samples.
-        arrays: Each array of the data.
-        rows: What comparing samples has shown.
-        layers: The model's, in the order in which they compute.
-        inputs: Name, shape of a sample and type of each input.
-        heads: The model's outputs.
+        app: Name of its class.
+        samples: Number of training samples.
+        arrays: Arrays of the data.
+        rows: The result of comparing samples.
+        layers: Layers of the model in the order of computation.
+        inputs: Name, sample shape and type of each input of the model.
+        heads: Outputs of the model.
         optimizer: None if it has none.
-        settings: Settings of the run by name, as they are used.
-        workers: How many there are; None if that is not known.
-        callbacks: What is wrong with callbacks, as sentences; those of the master.
-        worker_callbacks: The same of those on workers.
-        own: What the user has written in the place of Keras's or DDLF's own: ``"train"``, ``"step"``, ``"loss"``.
-        left_behind: What the model keeps and no slot takes along, as sentences.
+        settings: Effective settings of the run by name.
+        workers: Number of workers; None if it is unknown.
+        callbacks: Sentences about mistakes in callbacks of the master.
+        worker_callbacks: Sentences about mistakes in callbacks of workers.
+        own: Parts that the user overrides: ``"train"``, ``"step"``, ``"loss"``.
+        left_behind: Sentences about state of the model that does not travel with a slot.
         from_files: Whether training data is read from files.
-        memory: Of this machine, in bytes; None if that is not known.
-        seen: What other levels have seen, by name: what a batch has shown, what a second process has made.
+        memory: Memory of this machine in bytes; None if it is unknown.
+        seen: Observations of other levels by name: those of a batch, of a second process.
         records: Records of the run so far.
     """
 
@@ -289,28 +289,28 @@ class AppFacts:
     records: Sequence[RoundRecord] = ()
 
     def of(self, letter: str, part: str | None = None) -> Iterator[ArrayFacts]:
-        """Arrays of a letter, of one part or all."""
+        """Yield the arrays of a letter, of one part or all."""
         yield from (one for one in self.arrays if one.letter == letter and part in (None, one.part))
 
     def array(self, name: str) -> ArrayFacts | None:
-        """The array of that name."""
+        """Return the array with a name."""
         return next((one for one in self.arrays if one.name == name), None)
 
     def layer(self, name: str) -> LayerFacts | None:
-        """The layer of that name."""
+        """Return the layer with a name."""
         return next((one for one in self.layers if one.name == name), None)
 
     def readers(self, name: str) -> list[LayerFacts]:
-        """Layers that take the output of this one."""
+        """Return the layers that take the output of a layer."""
         return [one for one in self.layers if name in one.reads]
 
     @property
     def steps(self) -> int:
-        """Batches that one process makes in the run."""
+        """Return the number of steps of the run in one process."""
         return self.steps_of(1)
 
     def steps_of(self, slots: int) -> int:
-        """Batches that a slot makes in the run, of so many."""
+        """Return the number of steps of one of several slots in the run."""
         epochs = int(self.settings.get("master_epochs", 1))  # those of the whole run, however many a round has
         return epochs * max(
             1, math.ceil(math.ceil(self.samples / slots) / max(1, int(self.settings.get("batch_size", 32))))
@@ -318,17 +318,17 @@ class AppFacts:
 
     @property
     def steps_an_epoch(self) -> int:
-        """Batches that one process makes in an epoch."""
+        """Return the number of steps of an epoch in one process."""
         return max(1, -(-self.samples // max(1, int(self.settings.get("batch_size", 32)))))
 
     @property
     def slots(self) -> int:
-        """K."""
+        """Return the number of slots."""
         return int(self.settings.get("slots") or self.workers or 1)
 
     @property
     def weights_scale(self) -> bool:
-        """Whether something in the model brings inputs of any scale to a usual one, or they are numbers of tokens."""
+        """Return whether a layer scales the inputs, or they are tokens."""
         return any(one.kind in NORMALIZING for one in self.layers)
 
 
@@ -344,12 +344,12 @@ NORMALIZING = frozenset(
     | {"RMSNormalization", "SpectralNormalization", "Embedding", "Discretization", "Hashing", "CategoryEncoding"}
     | {"TextVectorization", "StringLookup", "IntegerLookup", "MelSpectrogram", "STFTSpectrogram"}
 )
-"""Layers behind which the scale of what came in is no more what it was."""
+"""Layers that change the scale of their input."""
 WEIGHTED = frozenset(
     {"Dense", "EinsumDense", "Conv1D", "Conv2D", "Conv3D", "Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose"}
     | {"SeparableConv1D", "SeparableConv2D", "DepthwiseConv1D", "DepthwiseConv2D"}
 )
-"""Layers that sum products with a kernel."""
+"""Layers with a kernel."""
 DROPOUT = frozenset(
     {"Dropout", "SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D", "AlphaDropout", "GaussianDropout"}
 )
