@@ -20,7 +20,7 @@ from ddlf.algorithms.merge import Median, TrimmedMean
 from ddlf.algorithms.outer import Streaming
 from ddlf.algorithms.reading_order import MAX_GLOBAL, NEAR, Global
 from ddlf.algorithms.weights import Tensor
-from ddlf.errors import ConfigError
+from ddlf.errors import AppError, ConfigError
 from ddlf.training.samples.parts import LEAST_SHARE
 from ddlf.training.spec import Refusal, RunSpec
 
@@ -309,5 +309,30 @@ def check_averages(spec: RunSpec) -> None:
         state in ("fresh", "stays"),
         f"optimizer_state is {state!r}, but the optimizer keeps averages of the weights over the run (use_ema)",
         "use optimizer_state='kept', or an optimizer without use_ema",
+    )
+    check([row])
+
+
+def check_evaluation(spec: RunSpec, *, validates: bool) -> None:
+    """Refuse settings that need validation data, without it.
+
+    Args:
+        spec: The run.
+        validates: Whether there is validation data.
+
+    Raises:
+        AppError: ``converge`` looks at it.
+        ConfigError: Workers would have nothing to evaluate.
+    """
+    rule = spec.evaluation.converge
+    if rule.metric.startswith("val_") and not validates:
+        raise AppError(
+            f"converge={str(rule)!r} looks at {rule.metric!r}, but there is no x_val",
+            hint="set x_val, y_val in load_dataset",
+        )
+    row = Refusal(
+        spec.evaluation.on == "workers" and not spec.evaluation.every and not validates,
+        "evaluate_on='workers' has no effect: nothing is evaluated during training",
+        "set evaluate_every=1, or validation data (x_val)",
     )
     check([row])

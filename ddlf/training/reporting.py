@@ -16,10 +16,9 @@ import itertools
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from ddlf.algorithms.convergence import Convergence
 from ddlf.algorithms.weights import Weights
 from ddlf.data.parts import has
-from ddlf.errors import AppError, ConfigError
+from ddlf.errors import ConfigError
 from ddlf.events import Committed, Event
 from ddlf.events.history import metrics
 from ddlf.events.record import RoundRecord
@@ -31,19 +30,6 @@ from ddlf.training.evaluation.model import evaluate
 from ddlf.training.evaluation.workers import EvaluationThere
 from ddlf.training.spec import RunSpec
 from ddlf.training.weights_ref import WeightsRef
-
-
-def check_convergence(app: App, rule: Convergence) -> None:
-    """Refuse a ``converge`` target on validation data that does not exist.
-
-    Raises:
-        AppError: Names the metric.
-    """
-    if rule.metric.startswith("val_") and not has(app, "val"):
-        raise AppError(
-            f"converge={str(rule)!r} looks at {rule.metric!r}, but there is no x_val",
-            hint="set x_val, y_val in load_dataset",
-        )
 
 
 class Reporter:

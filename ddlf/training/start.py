@@ -19,6 +19,7 @@ import numpy as np
 from ddlf.algorithms.outer import Streaming
 from ddlf.algorithms.rate_decay import Never
 from ddlf.algorithms.weights import digest, is_float_type
+from ddlf.data.parts import has
 from ddlf.errors import AppError, BadUpdate, LeaseError
 from ddlf.events import ExchangeChosen, How, NothingToTrain, RunBegan, RunEnded, TrainingBegan, Warned
 from ddlf.events.history import History
@@ -36,9 +37,17 @@ from ddlf.training.evaluation.workers import EvaluationThere
 from ddlf.training.exchanges.carrier import Carrier
 from ddlf.training.exchanges.recalibration import norms_of
 from ddlf.training.exchanges.states import states_of
-from ddlf.training.refusals import check_averages, check_effect, check_rounds, check_slots, check_spec, check_workers
+from ddlf.training.refusals import (
+    check_averages,
+    check_effect,
+    check_evaluation,
+    check_rounds,
+    check_slots,
+    check_spec,
+    check_workers,
+)
 from ddlf.training.registry import spec_of
-from ddlf.training.reporting import Reporter, check_convergence
+from ddlf.training.reporting import Reporter
 from ddlf.training.roles import REPLICA
 from ddlf.training.run import Ended, Facts, Run
 from ddlf.training.samples.files import Nearby, files_of, settled
@@ -141,7 +150,7 @@ async def train(app: App, mode: str, *given: int | None, fresh: bool = False, cr
             app.run_context.emit(Warned(about="model", why=sentence))
         strategy.check_model(app.model)
         check_test_data(app)
-        check_convergence(app, spec.evaluation.converge)
+        check_evaluation(spec, validates=has(app, "val"))
         run = await _run(app, samples, crew, spec, fresh, callbacks)
         progress = app.run_context.progress = run.progress
         if step is not None:

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.cluster.proxy import ProxyWorker
-from ddlf.data.parts import content_of, has, place_of, samples_of
-from ddlf.errors import ConfigError
+from ddlf.data.parts import content_of, place_of, samples_of
 from ddlf.events import Warned
 from ddlf.events.phases import Phase
 from ddlf.training.context import App
@@ -36,17 +35,9 @@ class EvaluationThere:
         app: The user's ``IApp``, with data and model.
         crew: The workers.
         role: Name of the role on the workers.
-
-    Raises:
-        ConfigError: The run has nothing to evaluate.
     """
 
     def __init__(self, app: App, crew: Crew, role: tuple[str, str]) -> None:
-        if not app.evaluate_every and not has(app, "val"):
-            raise ConfigError(
-                "evaluate_on='workers' has no effect: nothing is evaluated during training",
-                hint="set evaluate_every=1, or validation data (x_val)",
-            )
         self._app, self._crew, self._role = app, crew, role
         self._merge = MetricMerge(app)
         self._content: dict[str, tuple[list[int], dict[str, str]]] = {}
