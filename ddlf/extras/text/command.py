@@ -19,8 +19,8 @@ from ddlf.extras.text.conversion import weights
 from ddlf.extras.text.language.diff import differences
 from ddlf.extras.text.language.drawing import drawn, svg
 from ddlf.extras.text.language.graph import Graph, Node, distances
+from ddlf.extras.text.language.inference import shown
 from ddlf.extras.text.language.keras_layers import INNER
-from ddlf.extras.text.language.known import shown
 from ddlf.extras.text.language.model import Model, load, read, read_bytes
 from ddlf.extras.text.language.printer import format as formatted
 from ddlf.extras.text.language.printer import spelled

@@ -9,10 +9,9 @@ from typing import Any
 
 from ddlf.app import IApp
 from ddlf.errors import ConfigError
-from ddlf.extras.text.training.arrays import dataset
 from ddlf.extras.text.training.block import KEYS, SETS, read_key
+from ddlf.extras.text.training.data import DataSource, dataset
 from ddlf.extras.text.training.notation import Notation, load_notation, not_open, take_decided
-from ddlf.extras.text.training.source import Source
 
 
 class TextApp(IApp):
@@ -43,7 +42,7 @@ class TextApp(IApp):
         super().__init__(cluster)
         self._arrays: dict[str, Any] | None = None
         self._notes: list[str] = []
-        self.source: Source | None = None
+        self.source: DataSource | None = None
 
     def settle(self) -> None:
         """Read the data, bring it to what the text wants, and decide what is open: before anything is started.
@@ -122,9 +121,9 @@ def _again(name: str, notation: Notation) -> TextApp:
     return made.__new__(made)
 
 
-def _source(name: str | None, notation: Notation) -> Source:
+def _source(name: str | None, notation: Notation) -> DataSource:
     if name is not None:
-        return Source(name)
+        return DataSource(name)
     if (named := notation.data) is None:
         raise ConfigError(
             f"{notation.file} does not say what data it is to learn",
@@ -132,7 +131,7 @@ def _source(name: str | None, notation: Notation) -> Source:
         )
     beside = Path(notation.file).parent / named
     is_beside = named not in SETS and not Path(named).is_file() and beside.is_file()
-    return Source(str(beside) if is_beside else named, notation.place("data"))
+    return DataSource(str(beside) if is_beside else named, notation.place("data"))
 
 
 def _spelled(value: Any) -> str:

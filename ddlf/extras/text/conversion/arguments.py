@@ -18,9 +18,9 @@ import keras
 from ddlf.errors import NotationError
 from ddlf.extras.text.conversion.objects import found, valued
 from ddlf.extras.text.language.blocks import PLAIN
+from ddlf.extras.text.language.expand import IT
 from ddlf.extras.text.language.forms import FUNCTIONAL
 from ddlf.extras.text.language.keras_layers import INNER
-from ddlf.extras.text.language.reads import IT
 from ddlf.extras.text.language.syntax import MAX_ITEMS
 from ddlf.extras.text.language.values import Arg, Call, Items, Number, Text, Value, Word
 

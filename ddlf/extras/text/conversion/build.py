@@ -18,12 +18,10 @@ from ddlf.extras.text.conversion.operator import Operator
 from ddlf.extras.text.language.blocks import plain
 from ddlf.extras.text.language.forms import FUNCTIONAL, Form
 from ddlf.extras.text.language.graph import Graph, Node
-from ddlf.extras.text.language.known import shown
-from ddlf.extras.text.language.learned import with_parameters
+from ddlf.extras.text.language.inference import infer, shown, with_parameters
 from ddlf.extras.text.language.model import Model
 from ddlf.extras.text.language.operators import OPERATORS, is_keras
 from ddlf.extras.text.language.problems import Problems
-from ddlf.extras.text.language.shapes import infer
 from ddlf.extras.text.language.values import Call, Items, Number, Value, Word
 
 SHAPED = ("reshape", "free")

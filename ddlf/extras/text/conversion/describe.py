@@ -23,10 +23,10 @@ from ddlf.extras.text.conversion.configs import difference, is_model, layers_wit
 from ddlf.extras.text.conversion.objects import as_installed
 from ddlf.extras.text.conversion.respelled import LAYER, initial_of_all, is_operator, kind_of, respelled
 from ddlf.extras.text.language.blocks import PLAIN, TRAIN
+from ddlf.extras.text.language.expand import IT
 from ddlf.extras.text.language.model import read
 from ddlf.extras.text.language.operators import OPERATORS
 from ddlf.extras.text.language.printer import format, spelled
-from ddlf.extras.text.language.reads import IT
 from ddlf.extras.text.language.values import Arg, Call, Items, Number, Text, Value, Word
 
 RESERVED = {*PLAIN, *OPERATORS, TRAIN, IT, "activation", "with"}

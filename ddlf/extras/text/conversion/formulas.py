@@ -13,7 +13,7 @@ from keras import ops
 
 from ddlf.extras.text.conversion import images, indices, recurrent
 from ddlf.extras.text.conversion.axes import behind_batch, of_options
-from ddlf.extras.text.language.types import RANGES
+from ddlf.extras.text.language.inference import RANGES
 
 Options = dict[str, Any]
 Formula = Callable[[list[Any], list[Any], Options], Any]

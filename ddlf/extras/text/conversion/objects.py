@@ -6,6 +6,7 @@ Nothing is imported by name: a class is one of Keras's own, or one that was regi
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,8 +16,11 @@ from ddlf.extras.text.language.blocks import plain
 from ddlf.extras.text.language.keras_layers import INNER
 from ddlf.extras.text.language.values import Call, Items, Tensor, Value, Word
 
-HOMES = ("layers", "initializers", "regularizers", "constraints", "quantizers", "dtype_policies", "random")
-"""Where in Keras a name with a capital is looked for."""
+HOMES = (
+    *("layers", "initializers", "regularizers", "constraints", "quantizers", "dtype_policies", "random"),
+    *("optimizers", "optimizers.schedules", "metrics"),
+)
+"""The modules of Keras that have the classes of a text."""
 Made = Callable[[Call], Any]
 
 
@@ -45,14 +49,13 @@ def found(name: str) -> Any:
     package, _, last = name.rpartition(">")
     for home in INNER:
         if home.endswith(f".{package}"):
-            module: Any = keras.src
-            for each in home.split("."):
-                module = getattr(module, each)
+            module: Any = functools.reduce(getattr, home.split("."), keras.src)
             made = getattr(module, last, None)
             if isinstance(made, type) and issubclass(made, keras.Operation):
                 return made
     for home in HOMES:
-        if (made := getattr(getattr(keras, home, None), name, None)) is not None:
+        module = functools.reduce(getattr, home.split("."), keras)
+        if (made := getattr(module, name, None)) is not None:
             return made
     raise ValueError(
         f"there is no {name}; a layer of one's own is registered with keras.saving.register_keras_serializable"

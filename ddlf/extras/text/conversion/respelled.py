@@ -9,9 +9,8 @@ from typing import Any
 
 from ddlf.extras.text.conversion.arguments import Config
 from ddlf.extras.text.language.graph import Node
-from ddlf.extras.text.language.learned import WHOLE_NUMBERS
-from ddlf.extras.text.language.operators import OPERATORS
-from ddlf.extras.text.language.types import types_of
+from ddlf.extras.text.language.inference import types_of
+from ddlf.extras.text.language.operators import INTEGERS, OPERATORS
 from ddlf.extras.text.language.values import Arg, Call, Items, Number, Value, Word
 
 LAYER = "ddlf>Operator"
@@ -50,7 +49,7 @@ def respelled(config: Config, shape: Sequence[int | None], to: Sequence[str], va
     args = [Arg("", each, 0) for each in _operands(operator.kind, config["operands"], parameters)]
     *into, out = types
     usual = types_of(Node(name), list(into))[1] if name != "cast" else ""
-    weights = out if out in WHOLE_NUMBERS else "float32"
+    weights = out if out in INTEGERS else "float32"
     if out != usual or any(dtype != weights for _, _, dtype, _ in parameters):
         args.append(Arg("", Word(out, 0), 0))
     options = {key: each for key, each in config["options"].items() if key != "shape"}

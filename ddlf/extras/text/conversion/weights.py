@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlf.errors import ConfigError, DDLFError, NotationError
-from ddlf.extras.text.language.known import shown
+from ddlf.extras.text.language.inference import shown
 from ddlf.extras.text.language.model import Model, read
 
 TEXT = "ddlf.model"

@@ -27,7 +27,7 @@ from ddlf.extras.text.language.operators import (
 )
 from ddlf.extras.text.language.problems import Problems
 from ddlf.extras.text.language.syntax import MAX_DIGITS, Parsed
-from ddlf.extras.text.language.values import Arg, Call, Items, Number, Statement, Text, Value, Word, numbers
+from ddlf.extras.text.language.values import Arg, Call, Items, Number, Statement, Text, Value, Word, walk
 
 MAX_SIZE = 2**31 - 1
 PLAIN = {"true": True, "True": True, "false": False, "False": False, "none": None, "None": None}
@@ -134,11 +134,9 @@ class Blocks(dict[str, Block]):
 
     def _add(self, statement: Statement) -> None:
         name, property_ = statement.block.name, statement.property.name
-        for args in statement.items:
-            for arg in args:
-                for number in numbers(arg):
-                    if len(number.written) > MAX_DIGITS or not math.isfinite(number.value):
-                        self.problems.add(number.at, f"{number.written[:12]}... is too large a number")
+        for number in (value for args in statement.items for arg in args for value in walk(arg)):
+            if isinstance(number, Number) and (len(number.written) > MAX_DIGITS or not math.isfinite(number.value)):
+                self.problems.add(number.at, f"{number.written[:12]}... is too large a number")
         block = self.setdefault(name, Block(name, statement.at)) if name != TRAIN else Block(TRAIN, statement.at)
         known = self.train if name == TRAIN else block.statements
         if name != TRAIN and property_ not in PROPERTIES:
@@ -213,7 +211,7 @@ class Blocks(dict[str, Block]):
         for arg in value.args:
             if not arg.key:
                 self.problems.add(arg.at, "a model has options only, such as name= or inputs=")
-            self.nested(arg.value)
+            self.refuse_code(arg.value)
 
     def _check(self, call: Call) -> None:
         """Look at a layer where it stands; what macros bind to it is looked at later."""
@@ -222,7 +220,7 @@ class Blocks(dict[str, Block]):
             if arg.key in seen:
                 self.problems.add(arg.at, f"{arg.key!r} is given twice")
             seen |= {arg.key} - {""}
-            self.nested(arg.value)
+            self.refuse_code(arg.value)
         if is_keras(call.name):
             self._check_keras(call)
             return
@@ -249,23 +247,18 @@ class Blocks(dict[str, Block]):
         known = name in OPERATORS or name in self or name in self.broken or is_keras(name)
         return not known and self.is_placeholder(name)
 
-    def nested(self, value: Value) -> None:
-        """Refuse code within a value."""
-        if isinstance(value, Call):
-            if value.name.removeprefix("keras>") in CODE:
-                self.problems.add(value.at, f"{value.name} is not allowed: a text never runs code")
-            for arg in value.args:
-                self.nested(arg.value)
-        elif isinstance(value, Items):
-            for each in value.values:
-                self.nested(each)
+    def refuse_code(self, value: Value) -> None:
+        """Refuse layers that run code of their own, also inside a value."""
+        for call in walk(value):
+            if isinstance(call, Call) and call.name.removeprefix("keras>") in CODE:
+                self.problems.add(call.at, f"{call.name} is not allowed: a text never runs code")
 
     def is_placeholder(self, name: str) -> bool:
         """Whether a layer of this name stands for what an option of a macro says."""
         return name in self.option_keys or name == "activation"
 
     def _check_keras(self, call: Call) -> None:
-        self.nested(call)
+        self.refuse_code(call)
         known = keras_layers.arguments().get(call.name)
         if known is None:
             if call.name not in self.own and call.name != "Lambda" and ">" not in call.name:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from ddlf.extras.text.language.graph import Graph, Node
-from ddlf.extras.text.language.known import shown
+from ddlf.extras.text.language.inference import shown
 from ddlf.extras.text.language.model import Model
 from ddlf.extras.text.language.printer import spelled
 from ddlf.extras.text.language.values import Number

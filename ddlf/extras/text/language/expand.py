@@ -6,16 +6,15 @@ What nobody takes is bound to its last layer. An inner one wins.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ddlf.extras.text.language import keras_layers
-from ddlf.extras.text.language.blocks import Block, Blocks, plain, typed
+from ddlf.extras.text.language.blocks import PLAIN, Block, Blocks, plain, typed
 from ddlf.extras.text.language.forms import Forms
 from ddlf.extras.text.language.graph import Graph, Head, Node
-from ddlf.extras.text.language.operators import EVERYWHERE, OPERATORS, is_keras
-from ddlf.extras.text.language.reads import Reads, Scope
-from ddlf.extras.text.language.values import Arg, Call, Items, Number, Text, Word
+from ddlf.extras.text.language.operators import DTYPES, EVERYWHERE, OPERATORS, is_keras
+from ddlf.extras.text.language.values import Arg, Call, Items, Number, Tensor, Text, Value, Word, walk
 
 MAX_LAYERS = 10_000
 MAX_NESTED = 30
@@ -26,8 +25,23 @@ KEPT = ("name", "shapes", "lrm")
 """Options of a macro's call that belong to the call itself."""
 
 
+IT = "it"
+"""In ``call=with(...)``: what the layer before gives."""
+INSTEAD = ("binary", "matmul", "gather", "where")
+"""Kinds of operators of which ``to`` stands in the place of an operand."""
+
+
 class _TooMany(Exception):
     """The text asks for more layers than there may be."""
+
+
+@dataclass(slots=True)
+class Scope:
+    """The names that can be seen from a layer."""
+
+    start: int
+    names: dict[str, int] = field(default_factory=dict)
+    above: Scope | None = None
 
 
 @dataclass(slots=True)
@@ -44,10 +58,9 @@ def expand(blocks: Blocks, forms: Forms) -> Graph:
     return _Expansion(blocks, forms).graph()
 
 
-class _Expansion(Reads):
+class _Expansion:
     def __init__(self, blocks: Blocks, forms: Forms) -> None:
-        super().__init__(blocks)
-        self.forms = forms
+        self.blocks, self.problems, self.forms = blocks, blocks.problems, forms
         self.nodes: list[Node] = []
         self.names: dict[str, dict[str, int]] = {}
         self.ends: dict[str, int | None] = {}
@@ -97,10 +110,6 @@ class _Expansion(Reads):
             loss = str(plain(says["loss"].items[0][0].value))
         numbers = tuple((key, float(each.items[0][0].value.value)) for key, each in factors if _is_number(each))  # type: ignore[union-attr]
         return Head(name, end, loss, numbers, dtype, shape, block.name, says["output"].at)
-
-    def end_of(self, name: str, at: int) -> int | None:
-        """As ``Reads`` has it."""
-        return self._end(self.blocks[name], at)
 
     def _end(self, block: Block, at: int) -> int | None:
         """Number of the node at the end of a block that begins somewhere; None if it cannot be found."""
@@ -304,13 +313,13 @@ class _Expansion(Reads):
                 )
             return None
         if keras:
-            self.blocks.nested(call)
+            self.blocks.refuse_code(call)
         more = self.blocks.free if within.macros else ()
         wrong = 0 if keras else sum(not self.blocks.option(name, arg, more) for arg in call.args if arg.key)
         if wrong:
             return None
         own = {arg.key: arg for arg in call.args if arg.key}
-        written, operands = self.operands(call, scope, "to" in own)
+        written, operands = self._operands(call, scope, "to" in own)
         if operands is None or current is None:
             return None
         read = self._inputs(call, own, current, scope, keras=keras)
@@ -344,7 +353,7 @@ class _Expansion(Reads):
             if "to" in own:
                 self.problems.add(own["to"].at, "'to' and 'call' are given both")
                 return None
-            found = self.given(own["call"], current, scope)
+            found = self._given(own["call"], current, scope)
             return None if found is None else (found[0], tuple(found[1]))
         inputs = [current]
         if name == "residual" and "to" not in own:
@@ -352,11 +361,11 @@ class _Expansion(Reads):
         if "to" in own and name != "cast":
             value = own["to"].value
             for word in value.values if isinstance(value, Items) else (value,):
-                other = self.named(word, scope)
+                other = self._named(word, scope)
                 if other is None:
                     return None
                 inputs.append(other)
-        if not keras and not self.count(call, len(inputs) - 1 if "to" in own or name != "residual" else 0):
+        if not keras and not self._reads_enough(call, len(inputs) - 1 if "to" in own or name != "residual" else 0):
             return None
         if name == "part" and self.nodes[current].operator in OPERATORS:
             self.problems.add(call.at, "part is of a layer of Keras that gives several tensors")
@@ -367,7 +376,7 @@ class _Expansion(Reads):
         self, call: Call, arg: Arg, options: tuple[Arg, ...], scope: Scope
     ) -> tuple[str, tuple[Arg, ...]] | None:
         """Name and options of the layer that a call is of again; None if that is wrong."""
-        number = self.named(arg.value, scope, "share")
+        number = self._named(arg.value, scope, "share")
         if number is None:
             return None
         other = self.nodes[number]
@@ -377,6 +386,125 @@ class _Expansion(Reads):
         for each in options:
             self.problems.add(each.at, f"{call.name} has its options where it is called first, not with share=")
         return other.share or other.name, other.options
+
+    # -- what a layer reads ---------------------------------------------------------------------------------------
+
+    def _operands(self, call: Call, scope: Scope, to: bool) -> tuple[str, tuple[str | Number, ...] | None]:
+        """The type that a layer is given, and its parameters and numbers; None if they are wrong."""
+        name, written = call.name, ""
+        if name not in OPERATORS:
+            return "", ()
+        operator, found = OPERATORS[name], list[str | Number]()
+        for arg in (arg for arg in call.args if not arg.key):
+            value = arg.value
+            if isinstance(value, Word) and value.name in DTYPES:
+                written = value.name
+            elif isinstance(value, Word) and name == "cast":
+                self.problems.add(value.at, f"there is no type {value.name!r}{self.problems.near(value.name, DTYPES)}")
+                return "", None
+            elif name == "part" and not (
+                isinstance(value, Number) and isinstance(value.value, int) and value.value >= 0
+            ):
+                self.problems.add(value.at, "part takes the number of a tensor, from 0, such as part(1)")
+                return "", None
+            elif name == "gather" and not (isinstance(value, Number) and isinstance(value.value, int)):
+                self.problems.add(
+                    value.at, "gather takes a whole number, such as gather(3), or the indices of a layer: to="
+                )
+                return "", None
+            elif isinstance(value, Word):
+                found.append(value.name)
+                if value.name in scope.names:
+                    self.problems.add(value.at, f"{value.name!r} is a layer, did you mean 'to={value.name}'?")
+            elif isinstance(value, Number):
+                found.append(value)
+            else:
+                self.problems.add(value.at, f"an operand of {name} is a parameter's name, a number or a type")
+                return "", None
+        least, most = max(operator.least - to, 0), max(operator.most - (to and operator.kind in INSTEAD), 0)
+        if name == "cast" and not written:
+            self.problems.add(call.at, "cast needs a type, such as cast(float16)")
+            return "", None
+        if not least <= len(found) <= most:
+            wanted = f"{least}" if least == most else f"{least} to {most}"
+            if most == 0:
+                self.problems.add(call.at, f"{name} takes no operand, got {len(found)}")
+            else:
+                self.problems.add(
+                    call.at, f"{name} takes {wanted} parameter{'s' * (most > 1)} or numbers, got {len(found)}"
+                )
+            return "", None
+        return written, tuple(found)
+
+    def _reads_enough(self, call: Call, count: int) -> bool:
+        """Tell whether ``to`` names as many layers as an operator reads."""
+        least, most = OPERATORS[call.name].reads
+        if count >= least and (most is None or count <= most):
+            return True
+        what = {
+            "concat": "the name of a layer or block, or a list of them",
+            "scatter": "indices and what is written there, such as to=[indices, updates]",
+        }.get(OPERATORS[call.name].kind, "one layer or block")
+        sentence = (
+            f"{call.name} needs to=, {what}" if count < least else f"{call.name} reads {what} with to=, got {count}"
+        )
+        self.problems.add(call.at, sentence)
+        return False
+
+    def _named(self, value: object, scope: Scope, key: str = "to") -> int | None:
+        """Number of the node that ``to`` names."""
+        if not isinstance(value, Word):
+            self.problems.add(getattr(value, "at", 0), f"{key}= must name a layer or a block")
+            return None
+        looked: Scope | None = scope
+        known: list[str] = []
+        while looked is not None:
+            if value.name in looked.names:
+                return looked.names[value.name]
+            known += looked.names
+            looked = looked.above
+        block = self.blocks.get(value.name)
+        if block is not None and not block.is_macro and not block.is_name_only:
+            return self._end(block, value.at)
+        known += [each.name for each in self.blocks.values() if not each.is_macro]
+        if value.name not in self.blocks.broken:
+            meant = self.problems.near(value.name, known)
+            # The layer of this name may be there, and be what is wrong itself, or be in a statement that could not be read.
+            follows = value.name in self.blocks.called or (bool(self.blocks.broken) and not meant)
+            self.problems.add(value.at, f"nothing above is called {value.name!r}{meant}", derived=follows)
+        return None
+
+    def _given(self, arg: Arg, current: int, scope: Scope) -> tuple[Call, list[int]] | None:
+        """What ``call=with(...)`` says, with tensors in the place of words, and the nodes that it reads; None if it is wrong."""
+        call = arg.value
+        if not isinstance(call, Call) or call.name != "with":
+            self.problems.add(arg.value.at, "call= is what the layer is called with, such as call=with(it, mask=other)")
+            return None
+        inputs, before = [current], len(self.problems)
+
+        def tensors(value: Value) -> Value:
+            if isinstance(value, Items):
+                return Items(tuple(map(tensors, value.values)), value.at)
+            if isinstance(value, Call):
+                return Call(
+                    value.name, tuple(Arg(each.key, tensors(each.value), each.at) for each in value.args), value.at
+                )
+            if not isinstance(value, Word) or value.name in PLAIN:
+                return value
+            node = current if value.name == IT else self._named(value, scope, "call")
+            if node is None:
+                return value
+            if node not in inputs:
+                inputs.append(node)
+            return Tensor(value.name, inputs.index(node), value.at)
+
+        made = tensors(call)
+        if not isinstance(made, Call) or len(self.problems) > before:
+            return None
+        if not any(isinstance(tensor, Tensor) and tensor.index == 0 for tensor in walk(made)):
+            self.problems.add(call.at, f"what comes in is not used; {IT!r} is its name in with()")
+            return None
+        return made, inputs
 
 
 def _sizes(items: Items) -> bool:

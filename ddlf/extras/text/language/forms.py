@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 
 from ddlf.extras.text.language.blocks import Block, Blocks, plain
-from ddlf.extras.text.language.values import Arg, Call, Items, Value, Word
+from ddlf.extras.text.language.values import Arg, Call, Value, Word, walk
 
 FUNCTIONAL = "Functional"
 
@@ -101,7 +101,7 @@ class Forms(dict[str, Form]):
             )
             return []
         names = []
-        for word in words(value):
+        for word in (word for word in walk(value) if isinstance(word, Word)):
             block = self.blocks.get(word.name)
             if block is None or property_ not in block.statements:
                 having = [each.name for each in self.blocks.values() if property_ in each.statements]
@@ -113,25 +113,9 @@ class Forms(dict[str, Form]):
 
 
 def called(values: Iterable[Value], forms: Container[str]) -> Iterator[str]:
-    """The names of models that are called in some values."""
-    waiting = [*values]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, Call):
-            if value.name in forms:
-                yield value.name
-            waiting += [arg.value for arg in value.args]
-        elif isinstance(value, Items):
-            waiting += value.values
-
-
-def words(value: Value) -> Iterator[Word]:
-    """Every word in the values of lists and of ``dict(...)``."""
-    if isinstance(value, Word):
-        yield value
-    elif isinstance(value, Items | Call):
-        for each in value.values if isinstance(value, Items) else (arg.value for arg in value.args):
-            yield from words(each)
+    """Yield the names of the models that some values call."""
+    for value in values:
+        yield from (call.name for call in walk(value) if isinstance(call, Call) and call.name in forms)
 
 
 def _form(block: Block) -> Form | None:

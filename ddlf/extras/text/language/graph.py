@@ -114,6 +114,11 @@ class Graph:
         return sum(known) if len(known) == len(counts) else None
 
 
+def inputs_of(graph: Graph) -> list[Node]:
+    """Return the inputs in the order of the text."""
+    return sorted((node for node in graph.nodes if node.operator == "input"), key=lambda node: node.at)
+
+
 def pruned(graph: Graph, inputs: Collection[str] = ()) -> Graph:
     """Return a graph without what lies on no path from an input to an output.
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ddlf.errors import NotationError
 from ddlf.extras.text.language.blocks import Blocks
 from ddlf.extras.text.language.expand import expand
-from ddlf.extras.text.language.forms import Form, Forms
-from ddlf.extras.text.language.graph import Graph
+from ddlf.extras.text.language.forms import Form, Forms, called
+from ddlf.extras.text.language.graph import Graph, pruned
+from ddlf.extras.text.language.inference import infer, typed, with_parameters
 from ddlf.extras.text.language.operators import OPERATORS
-from ddlf.extras.text.language.parts import Parts
 from ddlf.extras.text.language.problems import Problem, Problems
 from ddlf.extras.text.language.syntax import MAX_BYTES, Parsed, parse
 from ddlf.extras.text.language.values import Statement
@@ -63,7 +63,7 @@ def read(text: str | bytes, file: str = "model.nnm", *, own: Collection[str] = (
     forms = Forms(blocks)
     whole = expand(blocks, forms)
     problems.check()
-    parts = Parts(whole, forms, problems)
+    parts = _Graphs(whole, forms, problems)
     graph = parts.graph(forms.main)
     reached = {node.at for each in parts.values() for node in each.nodes if node.operator == "input"}
     for block in blocks.values():
@@ -137,3 +137,69 @@ def read_bytes(path: Path | str) -> bytes:
         raise NotationError(
             f"{path} cannot be read: {error.strerror}", hint="name a file with the text of a model"
         ) from error
+
+
+class _Graphs(dict[str, Graph]):
+    """The graph of each model of a text, by its block. A model that calls another one comes after it.
+
+    Args:
+        whole: All nodes and outputs of the text.
+        forms: Its models.
+        problems: Is told what is wrong.
+    """
+
+    def __init__(self, whole: Graph, forms: Forms, problems: Problems) -> None:
+        super().__init__()
+        self.whole, self.forms, self.problems = whole, forms, problems
+        self.open: list[str] = []
+
+    def graph(self, form: Form) -> Graph:
+        """The graph of a model.
+
+        Raises:
+            NotationError: Something is wrong.
+        """
+        if form.block in self:
+            return self[form.block]
+        if form.block in self.open:
+            self.problems.add(form.at, f"the model {form.block!r} calls itself: {', '.join(self.open)}")
+            self.problems.check()
+        self.open.append(form.block)
+        graph = self._pruned(form)
+        nodes = []
+        for node in graph.nodes:
+            if node.operator in self.forms:
+                ends = self.graph(self.forms[node.operator])
+                shape = ends.nodes[ends.heads[0].node].shape if ends.heads else None
+                node = replace(node, wanted=None if shape is None or None in shape else shape)
+            for name in called((arg.value for arg in node.options), self.forms):
+                self.graph(self.forms[name])
+            nodes.append(node)
+        shapes = infer(Graph(tuple(nodes), graph.heads), self.problems)
+        known = tuple(replace(node, shape=shape) for node, shape in zip(nodes, shapes, strict=True))
+        graph = typed(Graph(known, graph.heads), self.problems)
+        self.problems.check()
+        graph = with_parameters(graph, self.problems, self)
+        self.problems.check()
+        self.open.pop()
+        self[form.block] = graph
+        return graph
+
+    def _pruned(self, form: Form) -> Graph:
+        own = form.block in self.forms
+        heads = tuple(head for head in self.whole.heads if self.forms.heads.get(head.block, "") == form.block)
+        owner = "" if form is self.forms.main else form.block
+        claimed = [name for name, whose in self.forms.owners.items() if whose == owner]
+        graph = pruned(Graph(self.whole.nodes, heads), claimed if own else ())
+        for node in graph.nodes:
+            if node.operator == "input" and (node.name not in claimed if own else node.name in self.forms.owners):
+                name = form.block or "the text's own model"
+                self.problems.add(node.at, f"{node.name!r} is read by {name}, and is not among its inputs")
+        if own and form is self.forms.main:
+            for head in self.whole.heads:
+                if head.block not in self.forms.heads:
+                    self.problems.add(
+                        head.at, f"{head.block!r} is an output of no model; name it in outputs=", derived=True
+                    )
+        self.problems.check()
+        return graph

@@ -99,12 +99,11 @@ class Statement:
     gap: bool = field(default=False, compare=False)
 
 
-def numbers(value: Value | Arg) -> Iterator[Number]:
-    """Every number in a value."""
-    if isinstance(value, Number):
-        yield value
-    elif isinstance(value, Arg):
-        yield from numbers(value.value)
-    elif isinstance(value, Items | Call):
-        for each in value.values if isinstance(value, Items) else value.args:
-            yield from numbers(each)
+def walk(value: Value | Arg) -> Iterator[Value]:
+    """Yield a value and every value inside it, outer ones first."""
+    if isinstance(value, Arg):
+        value = value.value
+    yield value
+    inner = value.values if isinstance(value, Items) else value.args if isinstance(value, Call) else ()
+    for item in inner:
+        yield from walk(item)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddlf.errors import ConfigError, NotationError
+from ddlf.extras.text.language import keras_layers
 from ddlf.extras.text.language.blocks import plain
 from ddlf.extras.text.language.model import Model, statements
 from ddlf.extras.text.language.operators import LOSSES, loss_meant
 from ddlf.extras.text.language.problems import Problems
-from ddlf.extras.text.language.values import Arg, Call, Items, Number, Statement, Text, Value, Word
-from ddlf.extras.text.training.keras_names import OPTIMIZERS, PENALTIES, check_arguments
+from ddlf.extras.text.language.values import Arg, Call, Items, Number, Statement, Text, Value, Word, walk
 from ddlf.training.registry import SETTINGS
 
 SETS = ("digits", "mnist", "cifar10", "iris")
@@ -29,6 +29,41 @@ INITIAL = (
     *("orthogonal", "random_normal", "random_uniform", "truncated_normal"),
 )
 
+_COMMON = (
+    "learning_rate weight_decay clipnorm clipvalue global_clipnorm use_ema ema_momentum ema_overwrite_frequency loss_scale_factor "
+    "gradient_accumulation_steps name"
+)
+_OWN = {
+    "Adadelta": "rho epsilon",
+    "Adafactor": "beta_2_decay epsilon_1 epsilon_2 clip_threshold relative_step",
+    "Adagrad": "initial_accumulator_value epsilon",
+    "Adam": "beta_1 beta_2 epsilon amsgrad",
+    "AdamW": "beta_1 beta_2 epsilon amsgrad",
+    "Adamax": "beta_1 beta_2 epsilon",
+    "Ftrl": "learning_rate_power initial_accumulator_value l1_regularization_strength l2_regularization_strength "
+    "l2_shrinkage_regularization_strength beta",
+    "Lion": "beta_1 beta_2",
+    "Muon": "adam_beta_1 adam_beta_2 adam_weight_decay epsilon exclude_layers exclude_embeddings muon_a muon_b muon_c adam_lr_ratio momentum "
+    "ns_steps nesterov rms_rate",
+    "Nadam": "beta_1 beta_2 epsilon",
+    "RMSprop": "rho momentum epsilon centered",
+    "Rlion": "beta_1 beta_2 slope",
+    "SGD": "momentum nesterov",
+    "ScheduleFreeAdamW": "beta_1 beta_2 epsilon warmup_steps",
+}
+OPTIMIZERS = {name: (*own.split(), *_COMMON.split()) for name, own in _OWN.items()} | {
+    "LossScaleOptimizer": ("inner_optimizer", "initial_scale", "dynamic_growth_steps", *_COMMON.split()[1:])
+}
+SCHEDULES = {
+    "CosineDecay": ("initial_learning_rate", "decay_steps", "alpha", "name", "warmup_target", "warmup_steps"),
+    "CosineDecayRestarts": ("initial_learning_rate", "first_decay_steps", "t_mul", "m_mul", "alpha", "name"),
+    "ExponentialDecay": ("initial_learning_rate", "decay_steps", "decay_rate", "staircase", "name"),
+    "InverseTimeDecay": ("initial_learning_rate", "decay_steps", "decay_rate", "staircase", "name"),
+    "PiecewiseConstantDecay": ("boundaries", "values", "name"),
+    "PolynomialDecay": ("initial_learning_rate", "decay_steps", "end_learning_rate", "power", "cycle", "name"),
+}
+PENALTIES = {"L1": ("l1",), "L2": ("l2",), "L1L2": ("l1", "l2"), "OrthogonalRegularizer": ("factor", "mode")}
+"""The arguments of each class in Keras 3.15. ``ddlf model check`` does not import Keras."""
 UNCERTAINTY = "uncertainty"
 """In the place of numbers: how losses count is learned."""
 
@@ -188,6 +223,36 @@ def _near(key: str, value: Value, problems: Problems) -> str:
     return problems.near(name, NAMES[key]) if name and key in NAMES else ""
 
 
+def check_arguments(value: Value, problems: Problems, *, inner: bool = False) -> None:
+    """Check the names of the arguments of optimizers, penalties and layers that scale.
+
+    Args:
+        value: The value in the text.
+        problems: Collects the mistakes.
+        inner: Whether the value is an argument itself.
+    """
+    if isinstance(value, Items):
+        for item in value.values:
+            check_arguments(item, problems, inner=inner)
+    if not isinstance(value, Call):
+        return
+    layers = keras_layers.arguments()
+    known = OPTIMIZERS | SCHEDULES | PENALTIES
+    if value.name in known:
+        names = known[value.name]
+    elif value.name in layers and not inner:
+        names = (*layers[value.name], *keras_layers.COMMON, "name")
+    else:
+        problems.add(value.at, f"Keras has no {value.name!r} that could stand here{problems.near(value.name, known)}")
+        return
+    for arg in value.args:
+        if arg.key not in names:
+            meant = problems.near(arg.key, names) or f"; it has {', '.join(names)}"
+            problems.add(arg.at, f"{value.name} has no argument {arg.key!r}{meant}")
+        else:
+            check_arguments(arg.value, problems, inner=True)
+
+
 # -- what values may be ---------------------------------------------------------------------------------------------------
 
 
@@ -196,10 +261,8 @@ def is_none(value: Value) -> bool:
     return isinstance(value, Word) and value.name in ("none", "None")
 
 
-def _lambda(value: Value) -> bool:
-    if isinstance(value, Call):
-        return value.name == "Lambda" or any(_lambda(arg.value) for arg in value.args)
-    return isinstance(value, Items) and any(map(_lambda, value.values))
+def _has_lambda(value: Value) -> bool:
+    return any(isinstance(call, Call) and call.name == "Lambda" for call in walk(value))
 
 
 def _object(what: str, names: tuple[str, ...], *, word: bool = False, none: bool = False) -> Check:
@@ -209,7 +272,7 @@ def _object(what: str, names: tuple[str, ...], *, word: bool = False, none: bool
         fine = isinstance(value, Call) and value.name in names and all(arg.key for arg in value.args)
         folded = [name.casefold() for name in names]
         fine = fine or (word and isinstance(value, Word) and value.name.casefold() in folded)
-        return "" if (fine and not _lambda(value)) or (none and is_none(value)) else what
+        return "" if (fine and not _has_lambda(value)) or (none and is_none(value)) else what
 
     return check
 
@@ -228,7 +291,7 @@ def _word(what: str, names: tuple[str, ...]) -> Check:
 
 def _metrics(value: Value) -> str:
     each = value.values if isinstance(value, Items) else (value,)
-    fine = all(isinstance(one, Word | Call | Text) and not _lambda(one) for one in each)
+    fine = all(isinstance(one, Word | Call | Text) and not _has_lambda(one) for one in each)
     return "" if fine else "a metric of Keras, or a list of them: [accuracy, AUC()]"
 
 
@@ -288,8 +351,3 @@ NAMES: dict[str, tuple[str, ...]] = {
     "penalty": tuple(PENALTIES),
 }
 """What people may have meant."""
-
-
-def values(items: Value) -> Iterator[Value]:
-    """Those of a list, or the one."""
-    yield from items.values if isinstance(items, Items) else (items,)

@@ -11,17 +11,12 @@ import keras
 
 from ddlf.errors import NotationError
 from ddlf.extras import provided
+from ddlf.extras.text.conversion.objects import valued
 from ddlf.extras.text.language.blocks import plain
 from ddlf.extras.text.language.graph import Head
-from ddlf.extras.text.language.values import Call, Items, Number, Text, Value, Word
-from ddlf.extras.text.training.block import UNCERTAINTY, ignored_of, values
+from ddlf.extras.text.language.values import Call, Items, Number, Value, Word
+from ddlf.extras.text.training.block import UNCERTAINTY, ignored_of
 
-HOMES = {
-    "optimizer": ("optimizers", "optimizers.schedules"),
-    "penalty": ("regularizers",),
-    "metrics": ("metrics",),
-}
-"""Where Keras has the classes that a key names."""
 BY_LOSS = ("accuracy", "acc", "crossentropy", "ce")
 """Names of metrics that stand for that of the loss."""
 LOSSES: dict[str, Callable[[dict[str, float], str], Any]] = {
@@ -71,7 +66,7 @@ def compile(
         optimizer = _optimizer(own, place)
     if (penalty := own.get("penalty")) is not None and isinstance(penalty, Call):
         with _placed(place, "penalty"):
-            punish(model, made(penalty, "penalty"))
+            punish(model, valued(penalty))
     losses = {head.name: LOSSES[loss](factors, last) for head, loss, factors, last in heads}
     ignored = ignored_of(own)
     if ignored is not None:
@@ -111,52 +106,30 @@ def punish(model: Any, penalty: Any) -> None:
             weight.regularizer = penalty
 
 
-def made(value: Value, key: str) -> Any:
-    """The object of Keras that a value names."""
-    if isinstance(value, Items):
-        return [made(each, key) for each in value.values]
-    if not isinstance(value, Call):
-        return plain(value)
-    for home in HOMES[key]:
-        place = keras
-        for part in home.split("."):
-            place = getattr(place, part)
-        if (found := getattr(place, value.name, None)) is not None:
-            return found(**{arg.key: made(arg.value, key) for arg in value.args})
-    raise ValueError(f"there is no {value.name} in keras.{HOMES[key][0]}")
-
-
 def _optimizer(own: Mapping[str, Value], place: Callable[[str], str]) -> Any:
-    value = own["optimizer"]
-    more: dict[str, Any] = {}
-    rate, clipping = own.get("learning_rate"), own.get("clipping")
+    value, rate, clipping = own["optimizer"], own.get("learning_rate"), own.get("clipping")
+    assert isinstance(value, Word | Call)
+    options = {arg.key: valued(arg.value) for arg in value.args} if isinstance(value, Call) else {}
     if isinstance(rate, Number):
-        more["learning_rate"] = rate.value
+        options["learning_rate"] = rate.value
     if isinstance(clipping, Number):
-        more["global_clipnorm"] = float(clipping.value)
-    if str(getattr(value, "name", "")).casefold() == "rlion":
-        Rlion = provided("Rlion", place("optimizer"))
-        args = value.args if isinstance(value, Call) else ()
-        return Rlion(**{arg.key: made(arg.value, "optimizer") for arg in args}, **more)
-    if isinstance(value, Word):
-        kinds = {name.casefold(): kind for name, kind in vars(keras.optimizers).items() if isinstance(kind, type)}
-        if value.name.casefold() not in kinds:
-            raise ValueError(f"keras.optimizers has no {value.name}")
-        return kinds[value.name.casefold()](**more)
-    assert isinstance(value, Call)
-    kind = getattr(keras.optimizers, value.name)
-    return kind(**{arg.key: made(arg.value, "optimizer") for arg in value.args}, **more)
+        options["global_clipnorm"] = float(clipping.value)
+    if value.name.casefold() == "rlion":
+        return provided("Rlion", place("optimizer"))(**options)
+    kinds = {name.casefold(): kind for name, kind in vars(keras.optimizers).items() if isinstance(kind, type)}
+    if value.name.casefold() not in kinds:
+        raise ValueError(f"keras.optimizers has no {value.name}")
+    return kinds[value.name.casefold()](**options)
 
 
 def _metrics(value: Value | None, loss: str) -> list[Any]:
     if value is None:
         return usual_metrics(loss)
+    metrics = value.values if isinstance(value, Items) else (value,)
     return [
-        made(each, "metrics")
-        if isinstance(each, Call)
-        else _known(each.value if isinstance(each, Text) else plain(each))
-        for each in values(value)
-        if plain(each) is not None
+        valued(metric) if isinstance(metric, Call) else _known(plain(metric))
+        for metric in metrics
+        if plain(metric) is not None
     ]
 
 

@@ -17,7 +17,7 @@ from ddlf.data.parts import has
 from ddlf.errors import AppError, DatasetError, NotationError
 from ddlf.events import Decided, Warned
 from ddlf.extras import OPTIONAL_SETTINGS, check_settings, hooks
-from ddlf.extras.text.language.graph import Head
+from ddlf.extras.text.language.graph import Head, inputs_of
 from ddlf.extras.text.language.model import read, statements
 from ddlf.extras.text.language.printer import changed, spelled
 from ddlf.extras.text.language.problems import Problems
@@ -33,9 +33,18 @@ from ddlf.extras.text.training.block import (
     is_none,
     read_key,
 )
-from ddlf.extras.text.training.deciding import OF_RUNS, Decision, Output, decide, mismatch
-from ddlf.extras.text.training.found import by_name, facts, inputs_of, last_activation, outputs_of
-from ddlf.extras.text.training.given import by_names, check_rows, check_shapes, held_out
+from ddlf.extras.text.training.data import by_names, check_rows, check_shapes, held_out
+from ddlf.extras.text.training.decisions import (
+    OF_RUNS,
+    Decision,
+    OutputStatistics,
+    by_name,
+    decide,
+    last_activation,
+    learning_task,
+    mismatch,
+    outputs_of,
+)
 from ddlf.extras.text.training.shipped import WEIGHTS, place_of, text_of
 from ddlf.training.context import App
 from ddlf.training.registry import DEFAULTS, MODE, SETTINGS
@@ -245,7 +254,7 @@ class Notation:
         check_shapes(by_name({} if x is None else x, list(self.inputs)), self.inputs, self.file)
         if self.tensors is not None:
             _ = self.keras
-        found = facts(
+        task = learning_task(
             *(self.parsed, x, y),
             parameters=self.parsed.graph.parameters or 0,
             validation=validation,
@@ -256,7 +265,7 @@ class Notation:
         kept = ["scaling", "initial"] if self._made is not None else []
         written = self.written | {("train", key) for key in (*kept, *given)}
         try:
-            decisions = tuple(decide(found, written))
+            decisions = tuple(decide(task, written))
         except ValueError as error:
             raise AppError(f"{self.file} has no loss for an output: {error}") from None
         settled = Notation(
@@ -265,12 +274,12 @@ class Notation:
             self.values | {(each.block, each.key): each.value for each in decisions},
             self.decisions + decisions,
         )
-        settled._check(found.outputs)
+        settled._check(task.outputs)
         if self._made is not None:
             settled._made, self._made.notation, settled.places = self._made, settled, self.places
         return settled
 
-    def _check(self, outputs: Sequence[Output]) -> None:
+    def _check(self, outputs: Sequence[OutputStatistics]) -> None:
         """Refuse losses that cannot compare labels with outputs."""
         for head, output in zip(self.parsed.graph.heads, outputs, strict=True):
             loss, _ = self.loss_of(head)
@@ -331,12 +340,51 @@ class Notation:
         return getattr(value, "value", None)
 
     def ready(self, app: App) -> Any:
-        """The model of Keras that an app trains, compiled by the text and the app's data; what a program has compiled stays as it is.
+        """Return the Keras model that an app trains, compiled by the text and the app's data. A compiled model stays as it is.
 
         Args:
             app: The user's ``IApp``, with its data.
         """
-        return _ready(self, app)
+        if self._made is not None and self._made.compiled:
+            return self._made
+        x, y, w = (getattr(app, name, None) for name in ("x_train", "y_train", "w_train"))
+        # If a program loads the text itself, the program has the settings.
+        given = not_open(app) if app.notation is not None else OF_RUNS
+        settled = self.settled(x, y, validation=has(app, "val"), weighted=w is not None, given=given)
+        if app.notation is not None:
+            take_decided(app, settled)
+        model = settled.compiled()
+        if not hasattr(app, "worker"):
+            settled._announce(app)
+            app.callbacks = [*app.callbacks, *settled._early_stopping()]
+        return model
+
+    def _announce(self, app: App) -> None:
+        """Emit the decisions, and a warning for each key of the text without an effect in this app."""
+        for decision in self.decisions:
+            key = f"{decision.block}:{decision.key}"
+            app.run_context.emit(Decided(key=key, value=decision.value, rule=decision.rule, why=decision.reason))
+
+        def warn(key: str, sentence: str) -> None:
+            app.run_context.emit(Warned(about="model", why=f"train:{key} of {self.file} has no effect{sentence}"))
+
+        if not getattr(app, "takes_data", False):
+            for key in ("data", "validation"):
+                if self.own(key) is not None:
+                    warn(key, ": load_dataset says what the data is")
+        if app.notation is not None:
+            return
+        for name, value in self.train_block.settings.items():
+            if SETTINGS[name].check(name, value) != SETTINGS[name].check(name, getattr(app, name)):
+                warn(name, f" here: write notation = {self.file!r} in the class, in the place of create_model")
+
+    def _early_stopping(self) -> list[Any]:
+        """Return the callback that ends training after ``patience`` epochs without progress, if the text has it."""
+        if self.patience is None:
+            return []
+        import keras
+
+        return [keras.callbacks.EarlyStopping(patience=self.patience, restore_best_weights=True)]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -401,15 +449,54 @@ class Notation:
             DatasetError: Likewise.
             AppError: Labels do not go with an output, or what the text says has no effect on these arrays.
         """
+        import keras
+
         x, y = self._taken(inputs, outputs)
-        beside = None
         if validation is not None:
             if not (isinstance(validation, tuple | list) and len(validation) == 2):
                 raise DatasetError(
                     "validation is no pair of inputs and outputs", hint="give both: validation=(inputs, outputs)"
                 )
-            beside = self._taken(*validation)
-        return _train_alone(self, x, y, beside, epochs=epochs, batch_size=batch_size, seed=seed)
+            validation = self._taken(*validation)
+        if fraction := getattr(self.own("validation"), "value", 0.0):
+            if validation is not None:
+                raise DatasetError(
+                    f"{self.place('validation')} would hold out some of the samples, and validation is given as well",
+                    hint="leave one of both out",
+                )
+            every = max(round(1 / fraction), 2)
+            (x, x_val), (y, y_val) = held_out(x, every), held_out(y, every)  # as a run does
+            validation = (x_val, y_val)
+
+        def setting(name: str, given: Any = None) -> Any:
+            value = self.settings.get(name, DEFAULTS[name]) if given is None else given
+            return SETTINGS[name].check(name, value)
+
+        if self._made is None:
+            keras.utils.set_random_seed(setting("seed", seed))
+        model = self.be_compiled(x, y, validation=validation is not None)
+        epochs, batch_size = setting("master_epochs", epochs), setting("batch_size", batch_size)
+        app = SimpleNamespace(**{name: setting(name) for name in OPTIONAL_SETTINGS if name in SETTINGS}, notation=None)
+        check_settings(app, DEFAULTS)
+        for finish in hooks("ready_model"):
+            finish(app, model)
+        if schedules := followers(model.optimizer):
+            first = next(iter(x.values())) if isinstance(x, dict) else x
+            steps = int(model.optimizer.iterations)  # a schedule counts from the first step of all
+            for schedule in schedules:
+                schedule.plan(steps + epochs * math.ceil(len(first) / batch_size), epochs)
+            model.train_function = None  # an earlier plan may be compiled into it
+        history = model.fit(
+            x,
+            y,
+            batch_size=batch_size,
+            epochs=epochs,
+            validation_data=validation,
+            callbacks=self._early_stopping() if validation is not None else [],
+            class_weight=setting("class_weight"),
+            verbose=0,
+        ).history
+        return {name: [float(value) for value in values] for name, values in history.items()}
 
     def be_compiled(self, x: Any, y: Any, *, validation: bool, trains: bool = True) -> Any:
         """The model that is trained, compiled; decides what is open when that is done for the first time."""
@@ -463,16 +550,15 @@ def _says(app: App, name: str) -> bool:
 
 def not_open(app: App) -> list[str]:
     """The settings of a run that no rule is to decide for an app: those that it sets itself, and those that would not go with what it sets."""
-    found = [name for name in OF_RUNS if _says(app, name)]
-    if SETTINGS["rate_decay"].check("rate_decay", app.rate_decay) != SETTINGS["rate_decay"].check(
-        "rate_decay", "never"
-    ):
-        found.append("schedule")
-    if any(kind.__name__ in SET_RATES for one in app.callbacks for kind in type(one).__mro__):
-        found.append("schedule")
+    names = [name for name in OF_RUNS if _says(app, name)]
+    check = SETTINGS["rate_decay"].check
+    if check("rate_decay", app.rate_decay) != check("rate_decay", "never"):
+        names.append("schedule")
+    if any(kind.__name__ in SET_RATES for callback in app.callbacks for kind in type(callback).__mro__):
+        names.append("schedule")
     if not MODE.kind(app.mode).keeps_optimizer:
-        found.append("clip")  # rolling clipping goes by the norms of earlier steps
-    return found
+        names.append("clip")  # rolling clipping goes by the norms of earlier steps
+    return names
 
 
 def take_decided(app: App, notation: Notation) -> None:
@@ -480,111 +566,3 @@ def take_decided(app: App, notation: Notation) -> None:
     for each in notation.decisions:
         if each.block == "train" and each.key in OF_RUNS:
             setattr(app, each.key, notation.settings[each.key])
-
-
-def _ready(notation: Notation, app: App) -> Any:
-    """The model of Keras that an app trains; see ``Notation.ready``."""
-    before = notation.made
-    if before is not None and before.compiled:
-        return before
-    x, y, w = (getattr(app, name, None) for name in ("x_train", "y_train", "w_train"))
-    # Where a program loads the text itself, settings are the program's.
-    given = not_open(app) if app.notation is not None else OF_RUNS
-    settled = notation.settled(x, y, validation=has(app, "val"), weighted=w is not None, given=given)
-    if app.notation is not None:
-        take_decided(app, settled)
-    model = settled.compiled()
-    if not hasattr(app, "worker"):
-        _tell(settled, app)
-        if settled.patience is not None:
-            import keras
-
-            app.callbacks = [
-                *app.callbacks,
-                keras.callbacks.EarlyStopping(patience=settled.patience, restore_best_weights=True),
-            ]
-    return model
-
-
-def _tell(notation: Notation, app: App) -> None:
-    """Say what was decided, and what of the text has no effect in this app."""
-    for each in notation.decisions:
-        app.run_context.emit(Decided(key=f"{each.block}:{each.key}", value=each.value, rule=each.rule, why=each.reason))
-    unused = (
-        []
-        if getattr(app, "takes_data", False)
-        else [key for key in ("data", "validation") if notation.own(key) is not None]
-    )
-    for key in unused:
-        app.run_context.emit(
-            Warned(
-                about="model", why=f"train:{key} of {notation.file} has no effect: load_dataset says what the data is"
-            )
-        )
-    if app.notation is not None:
-        return
-    for name, value in notation.train_block.settings.items():
-        if SETTINGS[name].check(name, value) != SETTINGS[name].check(name, getattr(app, name)):
-            how = f"write notation = {notation.file!r} in the class, in the place of create_model"
-            app.run_context.emit(
-                Warned(about="model", why=f"train:{name} of {notation.file} has no effect here: {how}")
-            )
-
-
-def _train_alone(
-    notation: Notation,
-    x: Any,
-    y: Any,
-    beside: Any,
-    *,
-    epochs: int | None = None,
-    batch_size: int | None = None,
-    seed: int | None = None,
-) -> dict[str, list[float]]:
-    """Train a text with Keras's ``fit`` on this machine; see ``Notation.train``.
-
-    Args:
-        beside: Inputs and outputs of validation; None for none.
-    """
-    import keras
-
-    def said(name: str, given: Any = None) -> Any:
-        value = notation.settings.get(name, DEFAULTS[name]) if given is None else given
-        return SETTINGS[name].check(name, value)
-
-    if share := getattr(notation.own("validation"), "value", 0.0):
-        if beside is not None:
-            raise DatasetError(
-                f"{notation.place('validation')} would hold out some of the samples, and validation is given as well",
-                hint="leave one of both out",
-            )
-        (x, x_val), (y, y_val) = (held_out(each, max(round(1 / share), 2)) for each in (x, y))  # as a run does
-        beside = (x_val, y_val)
-    if notation.made is None:
-        keras.utils.set_random_seed(said("seed", seed))
-    model = notation.be_compiled(x, y, validation=beside is not None)
-    epochs, batch_size = said("master_epochs", epochs), said("batch_size", batch_size)
-    settings = SimpleNamespace(**{name: said(name) for name in OPTIONAL_SETTINGS if name in SETTINGS}, notation=None)
-    check_settings(settings, DEFAULTS)
-    for finish in hooks("ready_model"):
-        finish(settings, model)
-    if found := followers(model.optimizer):
-        first = next(iter(x.values())) if isinstance(x, dict) else x
-        made = int(model.optimizer.iterations)  # a schedule counts from the first step of all
-        for one in found:
-            one.plan(made + epochs * math.ceil(len(first) / batch_size), epochs)
-        model.train_function = None  # what was planned before may be compiled into it
-    callbacks = []
-    if beside is not None and notation.patience is not None:
-        callbacks = [keras.callbacks.EarlyStopping(patience=notation.patience, restore_best_weights=True)]
-    history = model.fit(
-        x,
-        y,
-        batch_size=batch_size,
-        epochs=epochs,
-        validation_data=beside,
-        callbacks=callbacks,
-        class_weight=said("class_weight"),
-        verbose=0,
-    ).history
-    return {name: [float(value) for value in each] for name, each in history.items()}

@@ -8,8 +8,7 @@ from ddlf.errors import ConfigError, NotationError
 from ddlf.extras.text.language.model import read
 from ddlf.extras.text.language.problems import Problems
 from ddlf.extras.text.language.values import Call, Word
-from ddlf.extras.text.training.block import KEYS, NOT_WRITTEN, read_key, read_train
-from ddlf.extras.text.training.keras_names import OPTIMIZERS, PENALTIES, SCHEDULES
+from ddlf.extras.text.training.block import KEYS, NOT_WRITTEN, OPTIMIZERS, PENALTIES, SCHEDULES, read_key, read_train
 from ddlf.training.registry import SETTINGS
 from tests.extras.text.language.texts import DIGITS
 

@@ -1,17 +1,25 @@
-"""What a text leaves open of its training, decided by rules: facts in, value, rule and reason out. Pure.
+"""Decisions about what a text leaves open of its training: facts of the model and its data, and a rule for each key. Pure.
 
-What is written is never decided. Limits are first guesses where no source is named. The rules of losses follow from what an output can say and what
-labels are; the others ask for something only where a known defect is to be feared, and say so where none is.
+No rule decides what is written. Limits are first guesses where no source is named. The rules of losses follow from the range of an output and its
+labels. The other rules only act against a known defect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import isfinite, log, sqrt
+from typing import Any
+
+import numpy as np
+
+from ddlf.extras.text.language.graph import Graph, Head, Node, consumers, inputs_of
+from ddlf.extras.text.language.inference import options_of
+from ddlf.extras.text.language.model import Model
+from ddlf.extras.text.language.operators import INTEGERS, is_keras
 
 DROPOUTS = frozenset(
-    {
+    (
         "dropout",
         "Dropout",
         "SpatialDropout1D",
@@ -19,40 +27,49 @@ DROPOUTS = frozenset(
         "SpatialDropout3D",
         "AlphaDropout",
         "GaussianDropout",
-    }
+    )
 )
+ATTENDING = frozenset(("attend", "MultiHeadAttention", "GroupQueryAttention", "Attention", "AdditiveAttention"))
+RECURRENT = frozenset(
+    ("lstm", "gru", "lstmCell", "gruCell", "LSTM", "GRU", "SimpleRNN", "ConvLSTM2D", "Bidirectional", "RNN")
+)
+SCALING = frozenset(("Normalization", "Rescaling"))
+"""Layers that scale inputs."""
+NORMALIZING = SCALING.union(
+    ("batchNorm", "batchNormalization", "instanceNormalization", "layerNormalization", "BatchNormalization"),
+    ("LayerNormalization", "GroupNormalization", "UnitNormalization", "RMSNormalization"),
+)
+VALUE_KEEPING = frozenset(("identity", "cast", "reshape", "Flatten", "Reshape", "Identity")) | DROPOUTS
+"""Layers that keep values: the activation of an output is the one before them."""
+LINEAR = ("input", "matmul", "gemm", "add", "residual", "conv2d", "convTranspose2d", "linear")
+TOKEN_READERS = frozenset(("Embedding", "StringLookup", "IntegerLookup", "CategoryEncoding", "Hashing"))
 PER_SAMPLE = 10
-"""Parameters for each sample from which on a model can learn them by heart."""
+"""With more parameters per sample than this, a model can learn its samples by heart."""
 DROPOUT_DENSITY = 0.2
-"""Of layers with parameters, as many layers of dropout as spare a penalty."""
+"""Dropout layers per layer with parameters that make a penalty unnecessary."""
 MANY_FEATURES = 5_000
 LARGE, APART = 10.0, 100.0
-"""Inputs of that size are not scaled; nor are features whose ranges are so many times apart."""
+"""Inputs are scaled above this size, or if the ranges of features differ by this factor."""
+SAME_SCALE = 0.1
+"""The features of a sequence lie apart if the median range of a feature is below this fraction of the range of all."""
 MOST_NUMBERS = 1_000
-"""Features that get a mean and a deviation each: they are written into the text."""
+"""Features that get a mean and a deviation each, which the text contains."""
 PATIENCE = 10
-ATTENDING = frozenset({"attend", "MultiHeadAttention", "GroupQueryAttention", "Attention", "AdditiveAttention"})
-RECURRENT = frozenset(
-    {"lstm", "gru", "lstmCell", "gruCell", "LSTM", "GRU", "SimpleRNN", "ConvLSTM2D", "Bidirectional", "RNN"}
-)
-NORMALIZING = frozenset(
-    {"batchNorm", "batchNormalization", "instanceNormalization", "layerNormalization", "BatchNormalization"}
-    | {"LayerNormalization", "GroupNormalization", "UnitNormalization", "RMSNormalization"}
-    | {"Normalization", "Rescaling"}
-)
-SCALING = frozenset({"Normalization", "Rescaling"})
-"""What stands before the first weights."""
 SQUARED = ("MSE",)
 """Losses whose gradient grows with the error."""
 MAJORITY = 0.9
-"""Share of one class from which on guessing it pays more than learning."""
+"""If one class has more than this fraction of the labels, guessing it pays more than learning."""
 DEEP = 15
-"""Operators on the shortest path from which on gradients need a normalization or a clip."""
+"""Gradients through more operators than this need a normalization or a clip."""
 OUTLIERS = 0.001
+FAR = 6.0
+"""Outliers are further than this number of deviations from the median."""
+SIGMA = 1.4826
+"""The standard deviation of a normal distribution, as a multiple of its median distance from the median."""
 PEAK = 100.0
-"""How many times as large as the middle one a sample is not, without being an outlier."""
+"""A sample is an outlier if its norm is larger than the median norm by this factor."""
 UNEVEN = 10.0
-"""How many times as large as another one a loss may be at first."""
+"""Losses count by uncertainty if the first ones differ by this factor."""
 HUBER = 1.345
 """Of the errors' deviation: 95 % as good as the mean square where there are no outliers (Huber 1964, Holland and Welsch 1977)."""
 MOST_CLASSES = 1_000
@@ -62,7 +79,7 @@ Answer = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Labels:
+class LabelStatistics:
     """What the labels of an output are.
 
     Attributes:
@@ -91,20 +108,20 @@ class Labels:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class OutputStatistics:
     """An output: block, last activation (``"linear"`` if it has none), shape, type, labels, its loss if one is written, and its name."""
 
     block: str
     last: str
     shape: tuple[int, ...]
     dtype: str
-    labels: Labels | None
+    labels: LabelStatistics | None
     loss: str = ""
     name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class InputStatistics:
     """An input.
 
     Attributes:
@@ -133,7 +150,7 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class LearningTask:
     """All that the rules look at.
 
     Attributes:
@@ -149,8 +166,8 @@ class Facts:
         weighted: Whether samples of training have weights.
     """
 
-    inputs: tuple[Input, ...]
-    outputs: tuple[Output, ...]
+    inputs: tuple[InputStatistics, ...]
+    outputs: tuple[OutputStatistics, ...]
     samples: int
     parameters: int
     layers: tuple[str, ...]
@@ -180,18 +197,18 @@ class Decision:
     reason: str
 
 
-def decide(facts: Facts, written: Collection[tuple[str, str]]) -> Iterator[Decision]:
+def decide(task: LearningTask, written: Collection[tuple[str, str]]) -> Iterator[Decision]:
     """Decide what is not written.
 
     Args:
-        facts: Of model and data.
+        task: The facts of model and data.
         written: Block and key of all that is.
 
     Yields:
         A decision for each key that is open, losses first.
     """
     outputs = []
-    for output in facts.outputs:
+    for output in task.outputs:
         if (output.block, "loss") not in written and ("train", "loss") not in written:
             value, rule, reason = loss(output)
             yield Decision(output.block, "loss", value, rule, reason)
@@ -200,14 +217,14 @@ def decide(facts: Facts, written: Collection[tuple[str, str]]) -> Iterator[Decis
         for key, value, rule, reason in parameters(output):
             if (output.block, key) not in written:
                 yield Decision(output.block, key, value, rule, reason)
-    facts = replace(facts, outputs=tuple(outputs))
+    task = replace(task, outputs=tuple(outputs))
     for key, rule_of in RULES.items():
-        if ("train", key) not in written and (facts.drawn or key != "initial"):
-            value, rule, reason = rule_of(facts)
+        if ("train", key) not in written and (task.drawn or key != "initial"):
+            value, rule, reason = rule_of(task)
             yield Decision("train", key, value, rule, reason)
 
 
-def loss(output: Output) -> Answer:
+def loss(output: OutputStatistics) -> Answer:
     """The loss of an output, by its last activation and its labels.
 
     Raises:
@@ -245,7 +262,7 @@ def loss(output: Output) -> Answer:
     return "MSE", "loss-quantities", "labels are quantities without outliers"
 
 
-def _initial(facts: Facts) -> Answer:
+def _initial(task: LearningTask) -> Answer:
     return (
         "by_activation",
         "start-activation",
@@ -253,14 +270,14 @@ def _initial(facts: Facts) -> Answer:
     )
 
 
-def _scaling(facts: Facts) -> Answer:
-    answers = [scaling(each) for each in facts.inputs]
+def _scaling(task: LearningTask) -> Answer:
+    answers = [scaling(each) for each in task.inputs]
     values = [value for value, _, _ in answers]
     wanted = [answer for answer in answers if answer[0] != "none"] or answers
     return values[0] if len(values) == 1 else f"[{', '.join(values)}]", wanted[0][1], wanted[0][2]
 
 
-def scaling(given: Input) -> Answer:
+def scaling(given: InputStatistics) -> Answer:
     """What one input is scaled by."""
     if not given.numbers:
         return "none", "scaling-tokens", "these are no quantities"
@@ -284,82 +301,82 @@ def scaling(given: Input) -> Answer:
     return value, "scaling-range", f"inputs lie between {given.low:,.4g} and {given.high:,.4g}"
 
 
-def _penalty(facts: Facts) -> Answer:
-    features = max((each.shape[0] for each in facts.inputs if len(each.shape) == 1 and each.numbers), default=0)
+def _penalty(task: LearningTask) -> Answer:
+    features = max((each.shape[0] for each in task.inputs if len(each.shape) == 1 and each.numbers), default=0)
     if features > MANY_FEATURES:
         return "L1(l1=0.0001)", "penalty-features", f"{features:,} features, of which few are likely to matter"
-    if not facts.parameters or not facts.samples:
+    if not task.parameters or not task.samples:
         return "none", "penalty-unknown", "how many parameters a sample has is known to Keras only"
-    each = facts.parameters / facts.samples
-    density = sum(layer in DROPOUTS for layer in facts.layers) / max(facts.learning, 1)
+    each = task.parameters / task.samples
+    density = sum(layer in DROPOUTS for layer in task.layers) / max(task.learning, 1)
     if each > PER_SAMPLE and density < DROPOUT_DENSITY:
         return "L2(l2=0.0001)", "penalty-capacity", f"{each:,.0f} parameters a sample and little dropout"
     why = f"{each:,.1f} parameters a sample" if each <= PER_SAMPLE else "there is enough dropout"
     return "none", "penalty-none", why
 
 
-def _patience(facts: Facts) -> Answer:
-    if facts.validation:
+def _patience(task: LearningTask) -> Answer:
+    if task.validation:
         return str(PATIENCE), "patience-validation", "there is validation data; the best weights are restored"
     return "none", "patience-none", "there is no validation data to look at"
 
 
-def _optimizer(facts: Facts) -> Answer:
+def _optimizer(task: LearningTask) -> Answer:
     return "adam", "optimizer-usual", "it depends least on its learning rate, which is Keras's"
 
 
-def schedule(facts: Facts) -> Answer:
+def schedule(task: LearningTask) -> Answer:
     """How the learning rate goes over the run."""
-    if found := next((layer for layer in facts.layers if layer in ATTENDING), None):
+    if found := next((layer for layer in task.layers if layer in ATTENDING), None):
         why = f"the first gradients of {found} are far larger than later ones: warm-up (arXiv:2002.04745)"
         return '"warmup:0.05,cosine"', "schedule-attention", why
     return "none", "schedule-none", "nothing in the model needs a warm-up"
 
 
-def clipping(facts: Facts) -> Answer:
+def clipping(task: LearningTask) -> Answer:
     """The largest norm of all gradients together."""
-    if found := next((layer for layer in facts.layers if layer in RECURRENT), None):
+    if found := next((layer for layer in task.layers if layer in RECURRENT), None):
         return "1.0", "clipping-recurrent", f"gradients through {found} may explode (arXiv:1211.5063)"
     return "none", "clipping-none", "nothing in the model is recurrent"
 
 
-def clip(facts: Facts) -> Answer:
+def clip(task: LearningTask) -> Answer:
     """How gradients are clipped by what they were, or by the weights."""
-    layers = set(facts.layers)
+    layers = set(task.layers)
     if layers & RECURRENT:
         return "none", "clip-recurrent", "gradients of what is recurrent have a largest norm"
-    for each in facts.inputs:
+    for each in task.inputs:
         if each.peak > PEAK:
             why = f"the largest sample is {each.peak:,.0f} times the middle one: a batch with it is to step no further"
             return "rolling", "clip-inputs", why
-    for output in facts.outputs:
+    for output in task.outputs:
         if output.loss in SQUARED and output.labels is not None and output.labels.far > OUTLIERS:
             why = f"{output.labels.far:.1%} of the labels are outliers, which the loss squares"
             return "rolling", "clip-labels", why
-    if facts.depth > DEEP and not layers & (NORMALIZING - SCALING):
-        why = f"{facts.depth} operators deep, without normalization and skips (arXiv:2102.06171)"
+    if task.depth > DEEP and not layers & (NORMALIZING - SCALING):
+        why = f"{task.depth} operators deep, without normalization and skips (arXiv:2102.06171)"
         return "agc", "clip-deep", why
     return "none", "clip-none", "no outliers in the data, and the model is not deep, or normalizes"
 
 
-def loss_weights(facts: Facts) -> Answer:
+def loss_weights(task: LearningTask) -> Answer:
     """How the losses of several outputs count."""
-    if len(facts.outputs) == 1:
+    if len(task.outputs) == 1:
         return "none", "weights-one", "there is one output"
-    if facts.weighted:
+    if task.weighted:
         return "none", "weights-samples", "samples have weights, which say what counts"
-    sizes = {output.block: size for output in facts.outputs if (size := first_loss(output)) > 0}
-    if len(sizes) == len(facts.outputs):
+    sizes = {output.block: size for output in task.outputs if (size := first_loss(output)) > 0}
+    if len(sizes) == len(task.outputs):
         large, small = max(sizes, key=lambda name: sizes[name]), min(sizes, key=lambda name: sizes[name])
         if sizes[large] > UNEVEN * sizes[small]:
             times = sizes[large] / sizes[small]
             why = f"at first the loss of {large} is {times:,.0f} times that of {small} (arXiv:1705.07115)"
-            each = ", ".join(f"{output.name or output.block}={sizes[output.block]:.6g}" for output in facts.outputs)
+            each = ", ".join(f"{output.name or output.block}={sizes[output.block]:.6g}" for output in task.outputs)
             return f"uncertainty({each})", "weights-uncertainty", why
     return "none", "weights-equal", "losses of all outputs count the same"
 
 
-def first_loss(output: Output) -> float:
+def first_loss(output: OutputStatistics) -> float:
     """About what an output's loss is before training: that of guessing, or of 0 for all; 0 if nobody knows."""
     labels, classes = output.labels, output.shape[-1] if output.shape else 1
     if labels is None:
@@ -373,18 +390,18 @@ def first_loss(output: Output) -> float:
     return sqrt(labels.square) if output.loss == "MAE" else 0.0
 
 
-def class_weight(facts: Facts) -> Answer:
+def class_weight(task: LearningTask) -> Answer:
     """How much each class counts."""
-    if len(facts.outputs) > 1:
+    if len(task.outputs) > 1:
         return "none", "classes-outputs", "weights of classes are those of a single output"
-    output = facts.outputs[0]
+    output = task.outputs[0]
     labels = output.labels
     single = labels is not None and (labels.shape in ((), (1,)) or (labels.one_each and len(labels.shape) == 1))
     if labels is None or not single or output.loss not in ("SCE", "CCE", "CCEL", "FOL") or len(labels.counts) < 2:
         return "none", "classes-none", "labels are not one class each, or not in memory"
     if output.loss == "FOL" and output.last != "softmax":
         return "none", "classes-focal", "alpha of the loss weighs the classes"
-    if facts.weighted:
+    if task.weighted:
         return "none", "classes-samples", "samples have weights, which say what counts"
     if labels.majority <= MAJORITY or len(labels.counts) > MOST_CLASSES:
         return "none", "classes-even", f"the largest class has {labels.majority:.0%} of the labels"
@@ -393,7 +410,7 @@ def class_weight(facts: Facts) -> Answer:
     return f"[{each}]", "classes-majority", f"{labels.majority:.0%} of the labels are one class"
 
 
-def parameters(output: Output) -> Iterator[tuple[str, str, str, str]]:
+def parameters(output: OutputStatistics) -> Iterator[tuple[str, str, str, str]]:
     """Key, value, rule and reason of each parameter of an output's loss that its labels say."""
     labels = output.labels
     if labels is None:
@@ -406,7 +423,7 @@ def parameters(output: Output) -> Iterator[tuple[str, str, str, str]]:
         yield "alpha", f"{alpha:.6g}", "focal-counts", f"{alpha:.1%} of the labels are 0, and alpha weighs the others"
 
 
-RULES: dict[str, Callable[[Facts], Answer]] = {
+RULES: dict[str, Callable[[LearningTask], Answer]] = {
     "optimizer": _optimizer,
     "initial": _initial,
     "scaling": _scaling,
@@ -423,7 +440,7 @@ OF_RUNS = ("schedule", "clip", "class_weight")
 """Those that are settings of a run."""
 
 
-def mismatch(output: Output, loss: str) -> str:
+def mismatch(output: OutputStatistics, loss: str) -> str:
     """Why a loss cannot compare an output with its labels; empty if it can."""
     labels = output.labels
     if labels is None:
@@ -439,3 +456,152 @@ def mismatch(output: Output, loss: str) -> str:
         more = ": write SCE for numbers of classes" if single and labels.whole else ""
         return f"outputs have the shape {list(output.shape)}, and labels {list(labels.shape)}{more}"
     return ""
+
+
+# -- facts -----------------------------------------------------------------------------------------------------------------
+
+
+def by_name(data: Any, names: list[str]) -> dict[str, Any]:
+    """Arrays by the names of their blocks, of what Keras takes: one array, a dict, or a list in the order of the text."""
+    if isinstance(data, Mapping):
+        return dict(data)
+    return dict(zip(names, data if isinstance(data, list | tuple) else [data], strict=False))
+
+
+def learning_task(
+    model: Model,
+    x: Any,
+    y: Any,
+    *,
+    parameters: int,
+    validation: bool,
+    weighted: bool = False,
+    losses: Mapping[str, str] | None = None,
+    ignore: float | None = None,
+) -> LearningTask:
+    """What there is to know.
+
+    Args:
+        model: The text.
+        x: Inputs of training, as Keras takes them; None if they are not in memory.
+        y: LabelStatistics, likewise.
+        parameters: How many the model has.
+        validation: Whether there is validation data.
+        weighted: Whether samples have weights.
+        losses: Those that are written, by name of the output.
+        ignore: Label of what is left out of the losses; None for nothing.
+    """
+    graph = model.graph
+    nodes = inputs_of(graph)
+    given = by_name(x, [node.name for node in nodes])
+    first = next(iter(given.values()), None)
+    layers = tuple(node.operator for node in graph.nodes if node.operator != "input")
+    return LearningTask(
+        inputs=tuple(_input(graph, node, given.get(node.name)) for node in nodes),
+        outputs=outputs_of(model, y, losses or {}, ignore),
+        samples=0 if first is None else len(first),
+        parameters=parameters,
+        layers=layers,
+        learning=sum(bool(node.parameters) for node in graph.nodes),
+        validation=validation,
+        drawn=model.draws,
+        depth=_depth(graph),
+        weighted=weighted,
+    )
+
+
+def outputs_of(model: Model, y: Any, losses: Mapping[str, str], ignore: float | None) -> tuple[OutputStatistics, ...]:
+    """What there is to know of each output and its labels; see ``facts``."""
+    graph = model.graph
+    labels = by_name(y, [head.name for head in graph.heads])
+    return tuple(_output(graph, head, labels.get(head.name), losses.get(head.name, ""), ignore) for head in graph.heads)
+
+
+def _depth(graph: Graph) -> int:
+    """Operators on the shortest path from an input to an output, of the output for which it is longest; nodes come after what they read."""
+    begun: list[int] = []
+    for node in graph.nodes:
+        begun.append(min((begun[each] for each in node.inputs), default=-1) + 1)
+    return max((begun[head.node] for head in graph.heads), default=0)
+
+
+def last_activation(graph: Graph, number: int) -> str:
+    """The activation that a node ends with; ``"linear"`` if there is none."""
+    node = graph.nodes[number]
+    if node.operator in VALUE_KEEPING and node.inputs:
+        return last_activation(graph, node.inputs[0])
+    if node.operator == "Activation" or (is_keras(node.operator) and "activation" in options_of(node)):
+        return str(options_of(node).get("activation", "linear")).lower()
+    if node.operator in LINEAR or is_keras(node.operator):
+        return "softmax" if node.operator == "Softmax" else "linear"
+    return node.operator
+
+
+def _output(graph: Graph, head: Head, labels: Any, loss: str, ignore: float | None) -> OutputStatistics:
+    node = graph.nodes[head.node]
+    shape = tuple(head.wanted or node.shape or ())
+    sizes = tuple(int(size or 0) for size in shape)
+    seen = None if labels is None else labels_of(np.asarray(labels), sizes, ignore)
+    last = last_activation(graph, head.node)
+    return OutputStatistics(head.block, last, sizes, node.dtype, seen, loss, head.name)
+
+
+def labels_of(y: np.ndarray[Any, Any], shape: tuple[int, ...], ignore: float | None = None) -> LabelStatistics:
+    """What some labels are, for an output of a shape; of those that are left out nothing is known but the shape."""
+    if ignore is not None:
+        kept = y[y == y] if ignore != ignore else y[y != ignore]
+        return replace(labels_of(kept, ()), shape=tuple(y.shape[1:]))
+    if not len(y):
+        return LabelStatistics(y.shape[1:], True, 0.0, 0.0)
+    whole = y.dtype.kind in "iub" or bool(np.all(np.mod(y, 1) == 0))
+    low, high = float(y.min()), float(y.max())
+    rows = y.ndim > 1 and y.shape[1:] == shape and shape[-1] > 1
+    one_each = rows and bool(np.allclose(y.sum(axis=-1, dtype=np.float64), 1.0, atol=1e-4))
+    majority = sigma = far = square = 0.0
+    counts: tuple[int, ...] = ()
+    if one_each and whole:
+        sums = y.reshape(-1, y.shape[-1]).sum(axis=0, dtype=np.float64)
+        majority, counts = float(sums.max() / sums.sum()), tuple(map(int, sums))
+    elif whole and high - low < MOST_NUMBERS:
+        found = np.bincount((y - low).astype(np.int64).reshape(-1))
+        majority = float(found.max() / y.size)
+        counts = (*[0] * int(low), *map(int, found)) if 0 <= low < MOST_NUMBERS else ()
+    if not rows or not one_each:
+        middle = np.median(y)
+        away = np.abs(np.asarray(y, np.float64) - middle)
+        sigma = SIGMA * float(np.median(away))
+        far = float(np.mean(away > FAR * sigma)) if sigma > 0 else 0.0
+        square = float(np.mean(np.square(y, dtype=np.float64)))
+    return LabelStatistics(tuple(y.shape[1:]), whole, low, high, one_each, majority, sigma, far, square, counts)
+
+
+def _input(graph: Graph, node: Node, x: Any) -> InputStatistics:
+    number = graph.nodes.index(node)
+    readers = [graph.nodes[each] for each in consumers(graph.nodes).get(number, ())]
+    numbers = node.dtype not in INTEGERS and not any(reader.operator in TOKEN_READERS for reader in readers)
+    scaled = bool(readers) and all(reader.operator in NORMALIZING for reader in readers)
+    shape = tuple(int(size or 0) for size in node.shape or ())
+    if x is None or not numbers or scaled:
+        return InputStatistics(node.name, shape, numbers and x is not None, scaled, 0.0, 0.0)
+    x = np.asarray(x)
+    low, high = (float(x.min()), float(x.max())) if x.size else (0.0, 0.0)
+    plain = InputStatistics(node.name, shape, numbers, scaled, low, high, peak=_peak(x))
+    if len(shape) not in (1, 2) or x.ndim != len(shape) + 1 or shape[-1] > MOST_NUMBERS or not x.size:
+        return plain
+    steps = tuple(range(len(shape)))
+    ranges = x.max(axis=steps).astype(np.float64) - x.min(axis=steps)
+    if len(shape) == 2 and not np.median(ranges) < SAME_SCALE * (high - low):  # a picture, or a sequence of one scale
+        return plain
+    means, deviations = x.mean(axis=steps, dtype=np.float64), x.std(axis=steps, dtype=np.float64)
+    known = [tuple(map(float, each)) for each in (means, deviations, ranges)]
+    return replace(plain, means=known[0], deviations=known[1], ranges=known[2])
+
+
+def _peak(x: np.ndarray[Any, Any]) -> float:
+    """The largest norm of a sample over that of the middle one; 0 of bytes, which have no outliers."""
+    if x.dtype.kind != "f" or not x.size:
+        return 0.0
+    rows = x.reshape(len(x), -1)
+    squares = np.einsum("ij,ij->i", rows, rows, dtype=np.float64 if x.dtype == np.float64 else np.float32)
+    middle = float(np.median(squares))
+    return float(np.sqrt(squares.max() / middle)) if middle > 0 else 0.0

@@ -6,8 +6,7 @@ import pytest
 from ddlf.data.datasets import with_classes
 from ddlf.errors import ConfigError, DatasetError
 from ddlf.extras.text.language.model import read
-from ddlf.extras.text.training.arrays import dataset
-from ddlf.extras.text.training.source import Source
+from ddlf.extras.text.training.data import DataSource, dataset
 from tests.extras.text.language.texts import DIGITS, HEADS, LM, one
 
 X = np.arange(640, dtype="float32").reshape(10, 64)
@@ -168,7 +167,7 @@ def test_sets_that_are_ready_have_numbers_of_classes():
     assert np.bincount(y_train).tolist() == [40, 40, 40]
     assert np.bincount(y_test).tolist() == [10, 10, 10]
     assert x_test[0].tolist() == pytest.approx([5.1, 3.5, 1.4, 0.2])
-    arrays = Source("digits").arrays()
+    arrays = DataSource("digits").arrays()
     assert arrays["y_train"].dtype == "int32"
     assert {name: len(array) for name, array in arrays.items()} == {
         **dict(x_train=1437, y_train=1437, x_test=360, y_test=360)
@@ -190,18 +189,18 @@ def test_irises_are_those_of_scikit_learn():
 
 def test_a_file_takes_its_content_along(tmp_path):
     np.savez(tmp_path / "some.npz", x=X, y=Y)
-    source = Source(str(tmp_path / "some.npz"))
-    there = Source.__new__(Source)
+    source = DataSource(str(tmp_path / "some.npz"))
+    there = DataSource.__new__(DataSource)
     vars(there).update(source.__getstate__())
     (tmp_path / "some.npz").unlink()
     assert there.arrays()["y"].tolist() == Y.tolist()
 
 
 def test_a_large_file_must_be_the_same_there(tmp_path, monkeypatch):
-    monkeypatch.setattr("ddlf.extras.text.training.source.MAX_SHIPPED_BYTES", 10)
+    monkeypatch.setattr("ddlf.extras.text.training.data.MAX_SHIPPED_BYTES", 10)
     np.savez(tmp_path / "some.npz", x=X, y=Y)
-    there = Source.__new__(Source)
-    vars(there).update(Source(str(tmp_path / "some.npz")).__getstate__())
+    there = DataSource.__new__(DataSource)
+    vars(there).update(DataSource(str(tmp_path / "some.npz")).__getstate__())
     assert there.content is None
     assert there.arrays()["y"].tolist() == Y.tolist()
     np.savez(tmp_path / "some.npz", x=X, y=Y + 1)
@@ -217,14 +216,14 @@ def test_what_is_no_data_is_named(name, sentence, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "some.csv").write_text("1,2")
     with pytest.raises(ConfigError, match=f"--data {name}") as error:
-        Source(name)
+        DataSource(name)
     assert sentence in str(error.value)
 
 
 def test_a_file_that_is_no_archive_or_has_objects_is_a_sentence(tmp_path):
     (tmp_path / "some.npz").write_bytes(b"x,y\n1,2\n")
     with pytest.raises(DatasetError, match="cannot be read"):
-        Source(str(tmp_path / "some.npz")).arrays()
+        DataSource(str(tmp_path / "some.npz")).arrays()
     np.savez(tmp_path / "some.npz", x=np.array([{}, {}], object))
     with pytest.raises(DatasetError, match="turn objects into"):
-        Source(str(tmp_path / "some.npz")).arrays()
+        DataSource(str(tmp_path / "some.npz")).arrays()

@@ -4,17 +4,27 @@ from dataclasses import replace
 
 import pytest
 
-from ddlf.extras.text.training.deciding import RULES, Facts, Input, Labels, Output, decide, loss, mismatch, scaling
+from ddlf.extras.text.training.decisions import (
+    RULES,
+    InputStatistics,
+    LabelStatistics,
+    LearningTask,
+    OutputStatistics,
+    decide,
+    loss,
+    mismatch,
+    scaling,
+)
 
-ROWS = Labels((10,), True, 0.0, 1.0, one_each=True, majority=0.1)
-NUMBERS = Labels((), True, 0.0, 9.0, majority=0.1)
-SOFTMAX = Output("a", "softmax", (10,), "float32", ROWS)
-FINE = Input("a", (4,), True, False, -1.0, 1.0, (0.0,) * 4, (1.0,) * 4, (2.0,) * 4)
-FACTS = Facts((FINE,), (SOFTMAX,), 1000, 5000, ("matmul", "add", "relu"), 2, False)
+ROWS = LabelStatistics((10,), True, 0.0, 1.0, one_each=True, majority=0.1)
+NUMBERS = LabelStatistics((), True, 0.0, 9.0, majority=0.1)
+SOFTMAX = OutputStatistics("a", "softmax", (10,), "float32", ROWS)
+FINE = InputStatistics("a", (4,), True, False, -1.0, 1.0, (0.0,) * 4, (1.0,) * 4, (2.0,) * 4)
+FACTS = LearningTask((FINE,), (SOFTMAX,), 1000, 5000, ("matmul", "add", "relu"), 2, False)
 SCE = replace(SOFTMAX, labels=NUMBERS, loss="SCE")
 RARE = replace(SCE, labels=replace(NUMBERS, majority=0.96, counts=(96, 4, 0)))
-QUANTITY = Output("a", "linear", (1,), "float32", Labels((), False, -3.0, 3.0, sigma=1.0))
-FAR = replace(QUANTITY, labels=Labels((), False, -3.0, 90.0, sigma=1.0, far=0.01))
+QUANTITY = OutputStatistics("a", "linear", (1,), "float32", LabelStatistics((), False, -3.0, 3.0, sigma=1.0))
+FAR = replace(QUANTITY, labels=LabelStatistics((), False, -3.0, 90.0, sigma=1.0, far=0.01))
 QUANTITIES = replace(QUANTITY, block="b", loss="MSE", labels=replace(QUANTITY.labels, square=22.0))
 LARGE = replace(QUANTITIES, labels=replace(QUANTITY.labels, square=24.0))
 """Ten classes are 2.3 at first, a tenth of which is 23."""
@@ -29,15 +39,15 @@ LARGE = replace(QUANTITIES, labels=replace(QUANTITY.labels, square=24.0))
         (SOFTMAX, "CCE"),
         (replace(SOFTMAX, labels=replace(ROWS, whole=False)), "KLD"),
         (replace(SOFTMAX, labels=replace(ROWS, majority=0.95)), "FOL"),
-        (Output("a", "sigmoid", (1,), "float32", Labels((), True, 0.0, 1.0, majority=0.6)), "BCE"),
-        (Output("a", "sigmoid", (1,), "float32", Labels((), True, 0.0, 1.0, majority=0.91)), "FOL"),
-        (Output("a", "sigmoid", (3,), "float32", Labels((3,), True, 0.0, 1.0)), "BCE"),
-        (Output("a", "sigmoid", (3,), "float32", Labels((3,), False, 0.1, 0.9)), "BCE"),
-        (Output("a", "sigmoid", (1,), "float32", Labels((), True, 0.0, 2.0)), "MSE"),
-        (Output("a", "tanh", (1,), "float32", Labels((), True, -1.0, 1.0)), "HIL"),
+        (OutputStatistics("a", "sigmoid", (1,), "float32", LabelStatistics((), True, 0.0, 1.0, majority=0.6)), "BCE"),
+        (OutputStatistics("a", "sigmoid", (1,), "float32", LabelStatistics((), True, 0.0, 1.0, majority=0.91)), "FOL"),
+        (OutputStatistics("a", "sigmoid", (3,), "float32", LabelStatistics((3,), True, 0.0, 1.0)), "BCE"),
+        (OutputStatistics("a", "sigmoid", (3,), "float32", LabelStatistics((3,), False, 0.1, 0.9)), "BCE"),
+        (OutputStatistics("a", "sigmoid", (1,), "float32", LabelStatistics((), True, 0.0, 2.0)), "MSE"),
+        (OutputStatistics("a", "tanh", (1,), "float32", LabelStatistics((), True, -1.0, 1.0)), "HIL"),
         (QUANTITY, "MSE"),
-        (replace(QUANTITY, labels=Labels((), False, -3.0, 90.0, sigma=1.0, far=0.01)), "HUL"),
-        (Output("a", "linear", (96, 256), "float32", Labels((96,), True, 0.0, 255.0)), "SCE"),
+        (replace(QUANTITY, labels=LabelStatistics((), False, -3.0, 90.0, sigma=1.0, far=0.01)), "HUL"),
+        (OutputStatistics("a", "linear", (96, 256), "float32", LabelStatistics((96,), True, 0.0, 255.0)), "SCE"),
     ],
 )
 def test_the_loss_follows_from_output_and_labels(output, value):
@@ -59,7 +69,7 @@ def test_labels_that_no_loss_can_compare_are_refused(labels, sentence):
 
 
 def test_the_delta_of_huber_is_a_multiple_of_the_deviation():
-    output = replace(QUANTITY, labels=Labels((), False, -3.0, 90.0, sigma=2.0, far=0.01))
+    output = replace(QUANTITY, labels=LabelStatistics((), False, -3.0, 90.0, sigma=2.0, far=0.01))
     found = {each.key: each for each in decide(replace(FACTS, outputs=(output,)), ())}
     assert found["loss"].value == "HUL"
     assert float(found["delta"].value) == pytest.approx(1.345 * 2)
@@ -69,8 +79,8 @@ def test_the_delta_of_huber_is_a_multiple_of_the_deviation():
 
 
 def test_the_alpha_of_the_focal_loss_is_the_share_of_the_others():
-    labels = Labels((), True, 0.0, 1.0, majority=0.95, counts=(95, 5))
-    output = Output("a", "sigmoid", (1,), "float32", labels)
+    labels = LabelStatistics((), True, 0.0, 1.0, majority=0.95, counts=(95, 5))
+    output = OutputStatistics("a", "sigmoid", (1,), "float32", labels)
     found = {each.key: each.value for each in decide(replace(FACTS, outputs=(output,)), ())}
     assert (found["loss"], found["alpha"]) == ("FOL", "0.95")
     assert "alpha" not in {each.key for each in decide(replace(FACTS, outputs=(SOFTMAX,)), ())}

@@ -1,0 +1,674 @@
+"""Infer the shapes, types and parameters that a text does not write. Pure.
+
+Shapes have no batch axis, and neither have axes. An unknown size is None; a shape with an unknown number of axes is None as a whole. Shapes follow
+from inputs to outputs and back until nothing changes (unification to a fixed point). A layer has its written type, else the highest type of its
+inputs; casts to higher types are inserted before the layer, and a cast to a lower type is a warning.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ddlf.extras.text.language import keras_layers
+from ddlf.extras.text.language.blocks import plain
+from ddlf.extras.text.language.graph import Graph, Head, Node, Parameter, Shape, consumers
+from ddlf.extras.text.language.operators import DTYPES, INTEGERS, OPERATORS, is_keras
+from ddlf.extras.text.language.problems import Problems
+from ddlf.extras.text.language.values import Number
+
+Known = Shape | None
+Rule = Callable[[Node, dict[str, Any], list[Known], Known], tuple[list[Known], Known]]
+"""Takes a node, its options, the shapes of its inputs and of its output; returns these shapes with everything that follows from each other."""
+MAX_PARAMETERS = 10**10
+HALF = ("float16", "bfloat16")
+RANGES = {
+    f"{sign}int{bits}": (-(2 ** (bits - 1)) * (not sign), 2 ** (bits - (not sign)) - 1)
+    for sign in ("", "u")
+    for bits in (4, 8, 32)
+}
+"""The smallest and the largest value of each integer type."""
+UNCAST = ("free", "gather", "scatter", "split")
+"""Kinds of operators whose inputs are not cast."""
+
+
+# -- shapes ----------------------------------------------------------------------------------------------------------------
+
+
+class Misfit(Exception):
+    """Two shapes that must be equal differ."""
+
+
+def shown(shape: Known) -> str:
+    """Return a shape as a text has it."""
+    return "?" if shape is None else f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
+
+
+def unified(first: Known, second: Known) -> Known:
+    """Return everything known of a shape from two sides.
+
+    Raises:
+        Misfit: The sides cannot be the same shape.
+    """
+    if first is None or second is None:
+        return second if first is None else first
+    if len(first) != len(second) or any(a != b for a, b in zip(first, second, strict=True) if None not in (a, b)):
+        raise Misfit(f"the shapes {shown(first)} and {shown(second)} do not fit")
+    return tuple(b if a is None else a for a, b in zip(first, second, strict=True))
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """Return an axis counted from the first one.
+
+    Raises:
+        Misfit: The axis does not exist.
+    """
+    if not -rank <= axis < rank:
+        raise Misfit(f"there is no axis {axis} among {rank}")
+    return axis % rank
+
+
+def options_of(node: Node) -> dict[str, Any]:
+    """A node's options as Python has them."""
+    return {arg.key: plain(arg.value) for arg in node.options}
+
+
+def infer(graph: Graph, problems: Problems) -> list[Known]:
+    """Return the shape of each node, as far as it follows; what does not fit is told to ``problems``."""
+    shapes = [node.wanted for node in graph.nodes]
+    readers = consumers(graph.nodes)
+    dead: set[int] = set()
+
+    def follow(numbers: list[int]) -> None:
+        waiting = deque(numbers)
+        while waiting:
+            number = waiting.popleft()
+            node = graph.nodes[number]
+            if node.operator == "input" or number in dead:
+                continue
+            before = [shapes[each] for each in node.inputs]
+            try:
+                ins, out = _rule(node)(node, options_of(node), before, shapes[number])
+                new = {number: unified(shapes[number], out)}
+                for each, shape in zip(node.inputs, ins, strict=True):
+                    new[each] = unified(new.get(each, shapes[each]), shape)
+            except Misfit as error:
+                dead.add(number)
+                problems.add(node.call, f"{node.operator}: {error}")
+                continue
+            for each, shape in new.items():
+                if shape != shapes[each]:
+                    shapes[each] = shape
+                    waiting.extend([each, *readers.get(each, ())])
+
+    follow(list(range(len(graph.nodes))))
+    for head in graph.heads:
+        try:
+            shapes[head.node] = unified(shapes[head.node], head.wanted)
+        except Misfit:
+            if not problems:
+                problems.add(
+                    head.at,
+                    f"the output has shape {shown(head.wanted)}, but what arrives has {shown(shapes[head.node])}",
+                )
+        else:
+            follow([head.node, *readers.get(head.node, ())])
+    return shapes
+
+
+def _rule(node: Node) -> Rule:
+    return _RULES[OPERATORS[node.operator].kind] if node.operator in OPERATORS else _keras
+
+
+def _forward(rule: Callable[[Node, dict[str, Any], Shape], Known]) -> Rule:
+    """Make a rule of a function that computes the shape of the output from that of the input."""
+    return lambda node, options, ins, out: (ins, out if ins[0] is None else unified(out, rule(node, options, ins[0])))
+
+
+def _same(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
+    shape = unified(ins[0], out)
+    if shape is not None and "axis" in options:
+        axis_of(options["axis"], len(shape))
+    return [shape], shape
+
+
+def _residual(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
+    shape = out
+    for each in ins:
+        shape = unified(shape, each)
+    return [shape] * len(ins), shape
+
+
+def _binary(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
+    if len(ins) == 1:
+        return _same(node, options, ins, out)
+    if None in ins:
+        return ins, out
+    a, b = (each or () for each in ins)
+    rank = max(len(a), len(b))
+    sizes: list[int | None] = []
+    for one, other in zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True):
+        if None not in (one, other) and one != other and 1 not in (one, other):
+            raise Misfit(f"the shapes {shown(a)} and {shown(b)} do not fit")
+        sizes.append(other if one == 1 else one)
+    return ins, tuple(sizes)
+
+
+def _matmul(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
+    before = ins[0]
+    if len(ins) > 1:  # with a layer
+        other = ins[1]
+        if before is None or other is None:
+            return ins, out
+        if len(before) < 2 or len(other) < 2 or (None not in (before[-1], other[-2]) and before[-1] != other[-2]):
+            raise Misfit(f"{shown(before)} cannot be multiplied with {shown(other)}")
+        return ins, (*before[:-1], other[-1])
+    rank = len(before) if before is not None else len(out) if out is not None else None
+    if rank is None:
+        return ins, out
+    if rank == 0:
+        raise Misfit("a number without an axis cannot be multiplied with a matrix")
+    before, out = unified(before, (None,) * rank), unified(out, (None,) * rank)
+    assert before is not None
+    assert out is not None
+    lead = unified(before[:-1], out[:-1]) or ()
+    return [(*lead, before[-1])], (*lead, out[-1])
+
+
+def _pair(options: dict[str, Any], name: str, usual: int, count: int = 2) -> list[int]:
+    value = options.get(name, [usual] * count)
+    if len(value) != count:
+        raise Misfit(f"{name} must have {count} numbers, got {len(value)}")
+    return list(value)
+
+
+def _window(options: dict[str, Any], layout: str, before: Shape) -> tuple[tuple[int | None, ...], int]:
+    """Height and width, and the axis of the channels."""
+    if len(before) != 3:
+        raise Misfit(f"an image has 3 axes, got {shown(before)}")
+    first = options.get(layout, "nchw") == "nchw"
+    return (before[1:], 0) if first else (before[:2], 2)
+
+
+def _conv(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
+    before = ins[0]
+    if before is None:
+        return ins, out
+    space, axis = _window(options, "inputLayout", before)
+    kernel = kernel_of(node, options, before, out)
+    if kernel is None:
+        return ins, out
+    made = _slid(options, space, kernel, before, transposed="Transpose" in node.operator)
+    channels = None if out is None or len(out) != 3 else out[axis]
+    return ins, (channels, *made) if axis == 0 else (*made, channels)
+
+
+def kernel_of(node: Node, options: dict[str, Any], before: Shape, out: Known) -> list[int] | None:
+    """Height and width of a filter: as written, or what is left between what goes in and what comes out."""
+    if "kernel" in options:
+        return _pair(options, "kernel", 1)
+    if out is None or len(out) != 3 or _pair(options, "strides", 1) != [1, 1] or "Transpose" in node.operator:
+        return None
+    axis = _window(options, "inputLayout", before)[1]
+    after, pads = (out[1:] if axis == 0 else out[:2]), _pair(options, "padding", 0, 4)
+    sizes = []
+    for index, (size, left) in enumerate(zip(_window(options, "inputLayout", before)[0], after, strict=True)):
+        if size is None or left is None:
+            return None
+        room = size + pads[2 * index] + pads[2 * index + 1] - left
+        dilation = _pair(options, "dilations", 1)[index]
+        if room < 0 or room % dilation:
+            raise Misfit(f"no filter makes {shown(out)} of {shown(before)}; write kernel=")
+        sizes.append(room // dilation + 1)
+    return sizes
+
+
+def _slid(
+    options: dict[str, Any], space: Shape, kernel: list[int], shape: Shape, *, transposed: bool = False
+) -> list[int | None]:
+    """Return height and width after a window slid over an image."""
+    pads, strides, dilations = (
+        _pair(options, "padding", 0, 4),
+        _pair(options, "strides", 1),
+        _pair(options, "dilations", 1),
+    )
+    extra = _pair(options, "outputPadding", 0)
+    made: list[int | None] = []
+    for index, size in enumerate(space):
+        wide, pad = (kernel[index] - 1) * dilations[index] + 1, pads[2 * index] + pads[2 * index + 1]
+        if size is None:
+            made.append(None)
+        elif transposed:
+            made.append((size - 1) * strides[index] + wide - pad + extra[index])
+        else:
+            made.append((size + pad - wide) // strides[index] + 1)
+        if (made[-1] or 1) < 1:
+            raise Misfit(f"a window of {kernel[0]} x {kernel[1]} is larger than {shown(shape)}")
+    return made
+
+
+@_forward
+def _pool(node: Node, options: dict[str, Any], shape: Shape) -> Shape:
+    space, axis = _window(options, "layout", shape)
+    made: list[int | None] = [1, 1]
+    if "windowDimensions" in options:
+        made = _slid(options, space, _pair(options, "windowDimensions", 1), shape)
+    return (shape[0], *made) if axis == 0 else (*made, shape[2])
+
+
+@_forward
+def _reduce(node: Node, options: dict[str, Any], shape: Shape) -> Shape:
+    axes = [options.get("axis", 0)] if node.operator.startswith("arg") else options.get("axes", range(len(shape)))
+    gone = {axis_of(axis, len(shape)) for axis in axes}
+    keep = options.get("keepDimensions")
+    return tuple(1 if axis in gone else size for axis, size in enumerate(shape) if keep or axis not in gone)
+
+
+def _concat(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
+    ranks = {len(each) for each in ins if each is not None}
+    if not ranks:
+        return ins, out
+    if len(ranks) > 1:
+        raise Misfit(f"{' and '.join(map(shown, ins))} have different numbers of axes")
+    rank = ranks.pop()
+    axis = axis_of(options.get("axis", 0), rank)
+    rest: Known = None if out is None else tuple(None if each == axis else size for each, size in enumerate(out))
+    rest = unified(rest, (None,) * rank)
+    for shape in ins:
+        if shape is not None:
+            rest = unified(rest, tuple(None if each == axis else size for each, size in enumerate(shape)))
+    assert rest is not None
+    parts = [None if shape is None else shape[axis] for shape in ins]
+    whole = None if None in parts else sum(part or 0 for part in parts)
+    made = [(*rest[:axis], part, *rest[axis + 1 :]) for part in parts]
+    return list(made), (*rest[:axis], whole, *rest[axis + 1 :])
+
+
+def _count(shape: Known) -> int | None:
+    count = 1
+    for size in shape or ():
+        if size is None:
+            return None
+        count *= size
+    return None if shape is None else count
+
+
+def _reshape(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
+    before, after = _count(ins[0]), _count(out)
+    if None not in (before, after) and before != after:
+        raise Misfit(f"{shown(ins[0])} has {before:,} values, {shown(out)} has {after:,}")
+    return ins, out
+
+
+def _transpose(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
+    before = ins[0]
+    rank = len(before) if before is not None else len(out) if out is not None else None
+    if rank is None:
+        return ins, out
+    order = options.get("permutation", list(reversed(range(rank))))
+    if sorted(order) != list(range(rank)):
+        raise Misfit(f"the permutation {order} is not of {rank} axes")
+    if before is not None:
+        out = unified(out, tuple(before[axis] for axis in order))
+    assert out is not None
+    back = unified(before, tuple(out[order.index(axis)] for axis in range(rank)))
+    return [back], out
+
+
+def _slice(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
+    if "sizes" not in options or "starts" not in options:
+        raise Misfit("slice needs starts= and sizes=")
+    starts, sizes = options["starts"], options["sizes"]
+    if ins[0] is not None:
+        if not len(starts) == len(sizes) == len(ins[0]):
+            raise Misfit(f"starts and sizes must have {len(ins[0])} numbers for {shown(ins[0])}")
+        for start, size, whole in zip(starts, sizes, ins[0], strict=True):
+            if start < 0 or (whole is not None and start + size > whole):
+                raise Misfit(f"the slice from {starts} of {sizes} goes beyond {shown(ins[0])}")
+    strides = options.get("strides", [1] * len(sizes))
+    if len(strides) != len(sizes):
+        raise Misfit(f"strides must have {len(sizes)} numbers, got {len(strides)}")
+    return ins, tuple(-(-size // stride) for size, stride in zip(sizes, strides, strict=True))
+
+
+@_forward
+def _pad(node: Node, options: dict[str, Any], shape: Shape) -> Shape:
+    begin, end = (_pair(options, key, 0, len(shape)) for key in ("beginningPadding", "endingPadding"))
+    return tuple(None if size is None else size + a + b for size, a, b in zip(shape, begin, end, strict=True))
+
+
+@_forward
+def _tile(node: Node, options: dict[str, Any], shape: Shape) -> Shape:
+    times = _pair(options, "repetitions", 1, len(shape))
+    return tuple(None if size is None else size * factor for size, factor in zip(shape, times, strict=True))
+
+
+@_forward
+def _resample(node: Node, options: dict[str, Any], shape: Shape) -> Known:
+    if "sizes" not in options and "scales" not in options:
+        return None
+    made = list(shape)
+    axes = [axis_of(axis, len(made)) for axis in options.get("axes", [1, 2])]
+    scales = _pair(options, "scales", 1, len(axes))
+    for index, axis in enumerate(axes):
+        size = made[axis]
+        if "sizes" in options:
+            made[axis] = _pair(options, "sizes", 1, len(axes))[index]
+        elif size is not None:
+            made[axis] = max(int(size * scales[index]), 1)
+    return tuple(made)
+
+
+def _recurrent(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
+    units = None if not out else out[-1]
+    if node.operator.endswith("Cell"):
+        return [unified(ins[0], (None,))], (units,)
+    before = unified(ins[0], (None, None)) or ()
+    return [before], (before[0], units) if options.get("returnSequence") else (units,)
+
+
+def _attend(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
+    shape = unified(unified(ins[0], out), (None, None)) or ()
+    heads, width = options.get("heads", 1), shape[-1]
+    if width is not None and width % heads:
+        raise Misfit(f"{heads} heads do not divide a width of {width}")
+    return [shape, *(unified(each, (None, None)) for each in ins[1:])], shape
+
+
+def _gather(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
+    """Slices along an axis at the indices of a layer, or at one number; ``gatherElements`` a value for each index."""
+    before = ins[0]
+    indices: Known = () if len(ins) == 1 else ins[1]
+    if before is None or indices is None:
+        return ins, out
+    if node.operator == "gatherND":
+        return ins, unified(out, _nd(before, indices)[0])
+    axis = axis_of(options.get("axis", 0), len(before))
+    at, whole = node.operands[0] if node.operands else None, before[axis]
+    if isinstance(at, Number) and whole is not None and not -whole <= at.value < whole:
+        raise Misfit(f"there is no {at.written} among {whole}, counted from 0")
+    if node.operator == "gather":
+        return ins, unified(out, (*before[:axis], *indices, *before[axis + 1 :]))
+    return [before, unified(indices, _along(before, axis))], unified(out, indices)
+
+
+def _scatter(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
+    """What comes in, with values written to it at indices: two layers that ``to`` names."""
+    before, indices, updates = ins
+    before = out = unified(before, out)
+    if before is not None and node.operator == "scatterElements":
+        axis = axis_of(options.get("axis", 0), len(before))
+        indices = updates = unified(unified(indices, updates), _along(before, axis))
+    elif before is not None and indices is not None:
+        updates = unified(updates, _nd(before, indices)[0])
+    return [before, indices, updates], out
+
+
+def _split(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
+    """One of the parts of what comes in."""
+    splits, index = options.get("splits"), options.get("index", 0)
+    if splits is None:
+        raise Misfit("split needs splits=, how many parts or their sizes")
+    if not 0 <= index < (splits if isinstance(splits, int) else len(splits)):
+        raise Misfit(f"there is no part {index}, counted from 0, with splits={splits}")
+    if ins[0] is None:
+        return ins, out
+    axis = axis_of(options.get("axis", 0), len(ins[0]))
+    whole = ins[0][axis]
+    if isinstance(splits, int):
+        if whole is not None and whole % splits:
+            raise Misfit(f"{whole} cannot be split into {splits} equal parts; write their sizes")
+        part = None if whole is None else whole // splits
+    else:
+        if whole is not None and sum(splits) != whole:
+            raise Misfit(f"the sizes {splits} are {sum(splits)} together, and {shown(ins[0])} has {whole}")
+        part = splits[index]
+    return ins, unified(out, (*ins[0][:axis], part, *ins[0][axis + 1 :]))
+
+
+def _along(before: tuple[int | None, ...], axis: int) -> tuple[int | None, ...]:
+    """The shape of indices of single values: as many axes, of one of them any size."""
+    return tuple(None if each == axis else size for each, size in enumerate(before))
+
+
+def _nd(before: tuple[int | None, ...], indices: tuple[int | None, ...]) -> tuple[Known, int]:
+    """The shape of what lies at indices, each of which is a row of numbers of the first axes."""
+    if not indices or indices[-1] is None:
+        raise Misfit(f"indices have a last axis with a number for each axis that they go into, got {shown(indices)}")
+    if indices[-1] > len(before):
+        raise Misfit(f"indices of {indices[-1]} numbers go into {len(before)} axes of {shown(before)}")
+    return (*indices[:-1], *before[indices[-1] :]), indices[-1]
+
+
+def _free(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
+    return ins, out
+
+
+def _keras(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
+    known = keras_layers.shape_of(node.operator, options, ins[0], ins[1:]) if is_keras(node.operator) else None
+    return ins, unified(out, known)
+
+
+_RULES: dict[str, Rule] = {
+    "arg": _reduce, "attend": _attend, "binary": _binary, "cell": _recurrent, "concat": _concat, "conv": _conv,
+    "convTranspose": _conv, "free": _free, "gather": _gather, "matmul": _matmul, "norm": _same, "pad": _pad, "pool": _pool,
+    "recurrent": _recurrent, "reduce": _reduce, "resample": _resample, "reshape": _reshape, "residual": _residual,
+    "same": _same, "scatter": _scatter, "slice": _slice, "split": _split, "tile": _tile, "transpose": _transpose,
+    "where": _binary,
+}  # fmt: skip
+"""By the kind of the operator."""
+
+
+# -- types -----------------------------------------------------------------------------------------------------------------
+
+
+def highest(types: list[str]) -> str:
+    """The type that has room for all; two different ones of 16 bits make float32."""
+    found = set(types)
+    return "float32" if found >= set(HALF) else min(found, key=DTYPES.index, default="float32")
+
+
+def typed(graph: Graph, problems: Problems) -> Graph:
+    """Return a graph whose nodes have types, with the casts between them."""
+    made: list[Node] = []
+    numbers: dict[int, int] = {}
+    casts: dict[tuple[int, str], int] = {}
+
+    def cast(source: int, dtype: str, at: Node | Head, call: int) -> int:
+        if made[source].dtype == dtype:
+            return source
+        if made[source].dtype not in DTYPES:
+            problems.add(call, f"{made[source].dtype} is read by layers of Keras only")
+            return source
+        if _is_down(made[source].dtype, dtype):
+            problems.warn(
+                call, f"{made[source].dtype} becomes {dtype}, which loses; if that is meant, write cast({dtype})"
+            )
+        if (source, dtype) not in casts:
+            casts[source, dtype] = len(made)
+            made.append(
+                Node("cast", (source,), written=dtype, shape=made[source].shape, dtype=dtype, at=at.at, call=call)
+            )
+        return casts[source, dtype]
+
+    for old, node in enumerate(graph.nodes):
+        inputs = [numbers[each] for each in node.inputs]
+        into = [made[each].dtype for each in inputs]
+        if node.operator in OPERATORS and any(each not in DTYPES for each in into):
+            problems.add(node.call, f"{node.operator} cannot read {', '.join(into)}, which layers of Keras can only")
+            into = ["float32"] * len(into)
+        works, result = types_of(node, into)
+        _fitting(node, into, problems)
+        if works:
+            inputs = [cast(each, works, node, node.call) for each in inputs]
+        for operand in node.operands:
+            if isinstance(operand, Number):
+                _check(operand, works or result, problems)
+        numbers[old] = len(made)
+        made.append(replace(node, inputs=tuple(inputs), dtype=result))
+    heads = []
+    for head in graph.heads:
+        end = numbers[head.node]
+        heads.append(replace(head, node=cast(end, head.written, head, head.at) if head.written else end))
+    return Graph(tuple(made), tuple(heads))
+
+
+def types_of(node: Node, into: list[str]) -> tuple[str, str]:
+    """The type that a node computes in, empty if it takes what comes, and that of what comes out."""
+    if node.operator in ("input", "cast"):
+        return "", node.written
+    if node.operator not in OPERATORS:
+        return "", "float32"
+    operator = OPERATORS[node.operator]
+    if operator.kind in UNCAST or node.operator.endswith("quantizeLinear") or node.operator == "quantizeLinear":
+        return "", node.written or operator.result or into[0]
+    works = node.written if node.written and not operator.result else highest(into)
+    if not node.written and ((operator.floats and works in RANGES) or (operator.wide and works in HALF)):
+        works = "float32"
+    return works, operator.result or works
+
+
+def _fitting(node: Node, into: list[str], problems: Problems) -> None:
+    """Look whether what a layer takes, writes or makes has a type for it, where a cast would lose."""
+    if node.operator == "quantizeLinear" and node.written and node.written not in RANGES:
+        problems.add(node.call, f"quantizeLinear makes whole numbers, such as int8, not {node.written}")
+    kind = OPERATORS[node.operator].kind if node.operator in OPERATORS else ""
+    if kind in ("gather", "scatter") and len(into) > 1 and into[1] not in RANGES:
+        problems.add(
+            node.call, f"{node.operator}: indices are whole numbers, got {into[1]}; write cast(int32) behind them"
+        )
+    if kind == "scatter" and len(into) > 2 and into[2] != into[0]:
+        problems.add(
+            node.call,
+            f"{node.operator}: {into[2]} is written into {into[0]}; write cast({into[0]}) behind what is written",
+        )
+
+
+def _is_down(before: str, after: str) -> bool:
+    return DTYPES.index(after) > DTYPES.index(before) or {before, after} == set(HALF)
+
+
+def _check(number: Number, dtype: str, problems: Problems) -> None:
+    """Look whether a number can be of a type."""
+    if dtype not in RANGES:
+        return
+    low, high = RANGES[dtype]
+    if not isinstance(number.value, int):
+        problems.add(number.at, f"{number.written} is no {dtype}; write a whole number, or cast(float32) before")
+    elif not low <= number.value <= high:
+        problems.add(number.at, f"{number.written} is no {dtype}, which goes from {low:,} to {high:,}")
+
+
+# -- parameters ------------------------------------------------------------------------------------------------------------
+
+
+def with_parameters(graph: Graph, problems: Problems, models: Mapping[str, Graph] | None = None) -> Graph:
+    """Return a graph whose nodes have their parameters.
+
+    Args:
+        graph: Nodes with shapes and types.
+        problems: Is told what cannot be inferred.
+        models: Graphs of the models that are called as layers.
+    """
+    used: Counter[str] = Counter()
+    nodes: list[Node] = []
+    models, shared = models or {}, set[str]()
+    unknown = any(node.operator not in OPERATORS and node.shape is None for node in graph.nodes)
+    count = 0
+    for node in graph.nodes:
+        made: list[Parameter] = []
+        if node.share and node.share in shared:
+            nodes.append(node)
+            continue
+        shared.add(node.share or (node.operator if node.operator in models else node.name))
+        if node.operator in models:
+            inner = [each for other in models[node.operator].nodes for each in other.parameters]
+            made = [replace(each, name=f"{node.operator}.{each.name}") for each in inner]
+            count += sum(each.count or 0 for each in made)
+        if node.operator == "attend" and sum(isinstance(each, str) for each in node.operands) < 3:
+            problems.add(
+                node.call, "attend learns all of its three parameters: write names, and no number", derived=True
+            )
+        for base, shape in _shapes(node, [graph.nodes[each] for each in node.inputs]):
+            used[base] += 1
+            dtype = node.dtype if node.written or node.dtype in INTEGERS else "float32"
+            parameter = Parameter(f"{base}{used[base]}", shape, "float32" if node.operator not in OPERATORS else dtype)
+            count += parameter.count or 0
+            if parameter.count is None and not unknown and node.operator in OPERATORS:  # Keras knows of its own
+                what = (
+                    f"{parameter.name} has shape {shown(shape)}"
+                    if shape
+                    else f"the shape of {parameter.name} is not known"
+                )
+                how = "; write kernel= and shape=" if "conv" in node.operator else "; write shape="
+                problems.add(node.call, f"{node.operator}: {what}{how}", derived=True)
+            made.append(parameter)
+        if count > MAX_PARAMETERS:
+            problems.add(node.call, f"the model has more than {MAX_PARAMETERS:,} parameters")
+            break
+        nodes.append(replace(node, parameters=tuple(made)))
+    return Graph(tuple(nodes), graph.heads)
+
+
+def _shapes(node: Node, inputs: list[Node]) -> list[tuple[str, Shape | None]]:
+    """Name and shape of each parameter of a node."""
+    before = inputs[0].shape if inputs else None
+    if node.operator == "input" or not (node.operator in OPERATORS or is_keras(node.operator)):
+        return []
+    if node.operator not in OPERATORS:
+        found = keras_layers.parameters_of(node.operator, options_of(node), before)
+        return [("kernel", None)] if found is None else list(found)
+    names = [each for each in node.operands if isinstance(each, str)]
+    if not names:
+        return []
+    kind, options, out = OPERATORS[node.operator].kind, options_of(node), node.shape
+    into, last = (shape[-1] if shape else None for shape in (before, out))
+    rank_known = before is not None
+    if kind == "attend" and len(names) == 3:
+        source = inputs[-1].shape
+        far = source[-1] if source else None
+        sides: list[tuple[str, Shape]] = [
+            (names[0], (into, into)),
+            (names[1], (far, into)),
+            (names[2], (far, into)),
+            ("out", (into, into)),
+        ]
+        return [pair for name, shape in sides for pair in ((name, shape), (f"{name}_bias", (into,)))]
+    if kind == "matmul":
+        turned = options.get("bTranspose")
+        return list(zip(names, [(last, into) if turned else (into, last), (last,)], strict=False))
+    if kind in ("conv", "convTranspose"):
+        return list(zip(names, _filters(node, options, before, out), strict=False))
+    if kind in ("recurrent", "cell"):
+        gates = 4 if node.operator.startswith("lstm") else 3
+        wide = None if last is None else gates * last
+        return list(zip(names, [(wide, into), (wide, last), (wide,), (wide,)], strict=False))
+    if node.operator == "layerNormalization" and before is not None:
+        fitting = [axis for axis in options.get("axes", [-1]) if -len(before) <= axis < len(before)]
+        return [
+            (name, tuple(before[axis] for axis in sorted(axis % len(before) for axis in fitting))) for name in names
+        ]
+    if kind in ("binary", "where", "same", "norm") and rank_known and before is not None:
+        first = kind == "norm" and options.get("layout", "nchw") == "nchw"
+        axis = options.get("axis", 0 if first else -1)
+        fits = bool(before) and -len(before) <= axis < len(before)
+        return [(name, ((before[axis],) if fits else ())) for name in names]
+    return [(name, None) for name in names]
+
+
+def _filters(node: Node, options: dict[str, object], before: Shape | None, out: Shape | None) -> list[Shape | None]:
+    """Of a filter and its bias."""
+    if before is None or out is None or len(before) != 3 or len(out) != 3:
+        return [None, None]
+    axis = 0 if options.get("inputLayout", "nchw") == "nchw" else 2
+    kernel: Sequence[int | None] = kernel_of(node, options, before, out) or (None, None)
+    groups = options.get("groups", 1)
+    into = before[axis]
+    each = None if into is None or not isinstance(groups, int) else into // groups
+    sizes = {"o": out[axis], "i": each, "h": kernel[0], "w": kernel[1]}
+    if "Transpose" in node.operator:  # there a group's output channels are in the filter
+        made = out[axis]
+        sizes |= {"o": None if made is None or not isinstance(groups, int) else made // groups, "i": into}
+    return [tuple(sizes[letter] for letter in str(options.get("filterLayout", "oihw"))), (out[axis],)]
