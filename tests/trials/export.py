@@ -22,8 +22,8 @@ from ddlf.errors import ConfigError
 from ddlf.extras.export.export import loadable, plan, write
 from ddlf.extras.export.formats import ALL, BACKENDS, FORMATS, installed_backends
 from ddlf.extras.export.source import find
-from ddlf.extras.export.steps import Steps
-from ddlf.extras.export.verify import BATCHES, TOLERANCE, Comparison, Row, compare
+from ddlf.extras.export.steps import StepRunner
+from ddlf.extras.export.verify import BATCHES, TOLERANCE, BackendComparison, Row, compare
 
 MLP = """mlp:input shape=[64]; mlp:output shape=[10];
 mlp:layers dense(shapes=[[48],[24]], activation=relu), dense(shape=[10], activation=softmax);
@@ -132,10 +132,10 @@ def rows_of(
                 wanted += plan(source, [FORMATS[name]], Path(folder), backend=backend)
             except ConfigError as error:
                 tell(f"{path.stem:<12}{BACKENDS[backend]:<12}{name:<13}{error}")
-        steps = Steps(Path(work), None)
+        steps = StepRunner(Path(work), None)
         with loadable(source, steps, "tensorflow") as model:
             written = write(model, wanted, source.stem, steps)
-            comparison = Comparison(model, steps, backend, batches=batches)
+            comparison = BackendComparison(model, steps, backend, batches=batches)
             backends = installed_backends() if backend == installed_backends()[0] else [backend]
             return compare(comparison, backends, written, lambda row: tell(told(path.stem, backend, row)))
 

@@ -1,6 +1,7 @@
-"""Models of Keras as files of other programs: ``formats`` says which there are, ``source`` what is exported, ``export`` writes, ``verify`` compares.
-Each step runs in a process of its own (``step``), since Keras has one backend in a process: ``keras_model`` has the model there, ``write`` writes it,
-``runtimes`` runs what was written.
+"""Export of Keras models to formats of other programs.
+
+``formats`` lists the formats, ``source`` finds the model, ``export`` writes it, and ``verify`` compares the results. ``steps`` runs each step in a
+process of its own, where ``keras_model`` loads and writes the model and ``runtimes`` runs the results.
 """
 
 from ddlf.extras import Extra

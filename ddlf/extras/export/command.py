@@ -12,11 +12,11 @@ from pathlib import Path
 
 from ddlf.errors import ConfigError
 from ddlf.events.record import size
-from ddlf.extras.export.export import Written, loadable, plan, write
+from ddlf.extras.export.export import Exported, loadable, plan, write
 from ddlf.extras.export.formats import BACKENDS, installed_backends, read, to_install
 from ddlf.extras.export.source import find
-from ddlf.extras.export.steps import Steps
-from ddlf.extras.export.verify import BATCHES, TOLERANCE, Comparison, Layers, Row, all_agree, compare
+from ddlf.extras.export.steps import StepRunner
+from ddlf.extras.export.verify import BATCHES, TOLERANCE, BackendComparison, LayerComparison, Row, all_agree, compare
 
 OF_VERIFY = {"--inputs": "inputs", "--tolerance": "tolerance", "--json": "json"}
 """Options that mean nothing unless something is compared."""
@@ -41,12 +41,12 @@ def export(options: argparse.Namespace) -> int:
     backends = _backends(options.backend)
     say = _silent if options.json else _say
     with tempfile.TemporaryDirectory(prefix="ddlf-export-") as name:
-        steps = Steps(Path(name), options.code)
+        steps = StepRunner(Path(name), options.code)
         with loadable(source, steps, wanted[0].backend) as model:
             if source.is_text:
                 say("weights   those that the text begins with")
             batches = (options.batch,) if options.batch is not None else BATCHES
-            comparison = Comparison(model, steps, backends[0], inputs=options.inputs, batches=batches)
+            comparison = BackendComparison(model, steps, backends[0], inputs=options.inputs, batches=batches)
             if options.inputs is not None:
                 comparison.first  # noqa: B018  # what is wrong with the inputs is said before anything is written
             written = write(model, wanted, source.stem, steps, lambda each: say(_wrote(each)), options.batch)
@@ -71,14 +71,14 @@ def compare_backends(options: argparse.Namespace) -> int:
             hint=to_install(lacking[:1]),
         )
     with tempfile.TemporaryDirectory(prefix="ddlf-export-") as name:
-        steps = Steps(Path(name), options.code)
+        steps = StepRunner(Path(name), options.code)
         with loadable(source, steps, backends[0]) as model:
-            comparison = Comparison(model, steps, backends[0], inputs=options.inputs, layers=True)
+            comparison = BackendComparison(model, steps, backends[0], inputs=options.inputs, layers=True)
             return _compared(comparison, backends, [], options)
 
 
 def _compared(
-    comparison: Comparison, backends: Sequence[str], written: Sequence[Written], options: argparse.Namespace
+    comparison: BackendComparison, backends: Sequence[str], written: Sequence[Exported], options: argparse.Namespace
 ) -> int:
     tolerance = TOLERANCE if options.tolerance is None else options.tolerance
     say = _silent if options.json else _say
@@ -122,10 +122,10 @@ def _silent(line: str) -> None:
     pass
 
 
-def _wrote(written: Written) -> str:
+def _wrote(written: Exported) -> str:
     if written.refused is not None:
-        return f"refused   {written.wanted.format.name}: {written.refused}"
-    return f"wrote     {' and '.join(map(str, written.wanted.paths))}: {size(written.bytes)}"
+        return f"refused   {written.target.format.name}: {written.refused}"
+    return f"wrote     {' and '.join(map(str, written.target.paths))}: {size(written.bytes)}"
 
 
 def _told(row: Row, tolerance: float) -> str:
@@ -145,7 +145,7 @@ def _line(what: str, by: str, far: str, times: Sequence[str], bytes: str, note: 
     return f"{what:<12}{by:<31}  {far:<11}{''.join(f'{each:<11}' for each in times)}{bytes:<9}{note}".rstrip()
 
 
-def _first(layers: Layers, reference: str, tolerance: float) -> str:
+def _first(layers: LayerComparison, reference: str, tolerance: float) -> str:
     pair = f"{BACKENDS[reference]} and {BACKENDS[layers.backend]}"
     if not layers.first:
         return f"layers    {pair} agree in all {layers.count} that both have, within {layers.before:.1e}"
@@ -153,7 +153,7 @@ def _first(layers: Layers, reference: str, tolerance: float) -> str:
     return f"layers    {pair} first differ in {layers.first!r}, by {layers.difference:.1e} (more than {tolerance:g}); {before}"
 
 
-def _show_logs(steps: Steps) -> None:
+def _show_logs(steps: StepRunner) -> None:
     for log in sorted(steps.folder.glob("*.log")):
         if text := log.read_text(errors="replace").strip():
             print(f"--- {log.stem}\n{text}", file=sys.stderr)

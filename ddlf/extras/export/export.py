@@ -11,12 +11,12 @@ from pathlib import Path
 
 from ddlf.errors import ConfigError
 from ddlf.extras.export.formats import Format, installed_backends, to_install, writer_of
-from ddlf.extras.export.source import Source
-from ddlf.extras.export.steps import Refused, Steps
+from ddlf.extras.export.source import ExportSource
+from ddlf.extras.export.steps import Refused, StepRunner
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ExportTarget:
     """A format that is to be written.
 
     Attributes:
@@ -31,23 +31,23 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class Exported:
     """What became of a format that was wanted.
 
     Attributes:
-        wanted: The format.
+        target: The format, and its files.
         bytes: All that was written, weights in it.
         refused: Who could not write it, if anybody.
     """
 
-    wanted: Wanted
+    target: ExportTarget
     bytes: int = 0
     refused: Refused | None = None
 
 
 def plan(
-    source: Source, formats: list[Format], folder: Path, *, backend: str | None = None, overwrite: bool = False
-) -> list[Wanted]:
+    source: ExportSource, formats: list[Format], folder: Path, *, backend: str | None = None, overwrite: bool = False
+) -> list[ExportTarget]:
     """Return what is to be written, after a look at all that could be in the way. Nothing is written yet.
 
     Args:
@@ -75,7 +75,7 @@ def plan(
                 f"ONNX is written of models in float32, and the layer {layer!r} of {source.path} computes in {policy}",
                 hint="make the model without keras.config.set_dtype_policy, and give it the same weights",
             )
-        wanted = Wanted(each, writer_of(each, backend), tuple(folder / name for name in each.files(source.stem)))
+        wanted = ExportTarget(each, writer_of(each, backend), tuple(folder / name for name in each.files(source.stem)))
         there = [path for path in wanted.paths if path.exists() or path.is_symlink()]
         if there and not overwrite:
             raise ConfigError(
@@ -88,7 +88,7 @@ def plan(
 
 
 @contextmanager
-def loadable(source: Source, steps: Steps, backend: str) -> Iterator[Path]:
+def loadable(source: ExportSource, steps: StepRunner, backend: str) -> Iterator[Path]:
     """The model as a file that Keras loads: a text is made a model first, once, so that all have the same weights.
 
     Args:
@@ -111,12 +111,12 @@ def loadable(source: Source, steps: Steps, backend: str) -> Iterator[Path]:
 
 def write(
     model: Path,
-    wanted: list[Wanted],
+    wanted: list[ExportTarget],
     stem: str,
-    steps: Steps,
-    tell: Callable[[Written], None] = lambda _: None,
+    steps: StepRunner,
+    tell: Callable[[Exported], None] = lambda _: None,
     batch: int | None = None,
-) -> list[Written]:
+) -> list[Exported]:
     """Write what is wanted, each format as a whole or not at all.
 
     Args:
@@ -137,7 +137,7 @@ def write(
     return found
 
 
-def _write(model: Path, wanted: Wanted, stem: str, steps: Steps, batch: int | None) -> Written:
+def _write(model: Path, wanted: ExportTarget, stem: str, steps: StepRunner, batch: int | None) -> Exported:
     folder = wanted.paths[0].parent
     beside = folder / f".{stem}.{os.getpid()}"
     try:
@@ -154,9 +154,9 @@ def _write(model: Path, wanted: Wanted, stem: str, steps: Steps, batch: int | No
             batch=batch,
         )
         if isinstance(done, Refused):
-            return Written(wanted, refused=done)
+            return Exported(wanted, refused=done)
         if lacking := [path.name for path in wanted.paths if not (beside / path.name).exists()]:
-            return Written(wanted, refused=Refused("Keras", f"it wrote no {lacking[0]}"))
+            return Exported(wanted, refused=Refused("Keras", f"it wrote no {lacking[0]}"))
         for path in wanted.paths:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -167,7 +167,7 @@ def _write(model: Path, wanted: Wanted, stem: str, steps: Steps, batch: int | No
         raise ConfigError(f"{error.filename or folder} cannot be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    return Written(wanted, sum(map(size_of, wanted.paths)))
+    return Exported(wanted, sum(map(size_of, wanted.paths)))
 
 
 def size_of(path: Path) -> int:

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from ddlf.errors import ConfigError
+from ddlf.extras.export.formats import Format
 from ddlf.extras.export.source import find
 
 SEED = 0
@@ -27,7 +28,7 @@ COUNTS = ("input_dim", "num_tokens", "num_bins")
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class InputSpec:
     """An input.
 
     Attributes:
@@ -62,7 +63,7 @@ class Loaded:
         structure = _inputs(self.model, path)
         flat = keras.tree.flatten(structure)
         self.inputs = [
-            Shape(str(each.name or f"input_{number}"), (None, *each.shape[1:]), str(each.dtype))
+            InputSpec(str(each.name or f"input_{number}"), (None, *each.shape[1:]), str(each.dtype))
             for number, each in enumerate(flat)
         ]
         self.layout = plain(keras.tree.pack_sequence_as(structure, list(range(len(flat)))))
@@ -163,7 +164,7 @@ def plain(structure: Any) -> Any:
     return [plain(each) for each in structure] if isinstance(structure, list | tuple) else structure
 
 
-def ones(each: Shape, batch: int = 2) -> Any:
+def ones(each: InputSpec, batch: int = 2) -> Any:
     """A small input, to call a model once."""
     return keras.ops.ones([batch, *(size or FREE for size in each.shape[1:])], each.dtype)
 
@@ -262,3 +263,64 @@ def each_layer(loaded: Loaded, flat: Sequence[Any]) -> dict[str, Any]:
     finally:
         keras.Operation.__call__ = usual
     return found
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------------
+
+
+def write(loaded: Loaded, format: Format, folder: Path, stem: str, batch: int | None = None) -> None:
+    """Write the files of a format.
+
+    Args:
+        loaded: The model.
+        format: The format.
+        folder: Where to.
+        stem: Their name without its ending.
+        batch: Samples of each batch, of StableHLO only; None for any.
+    """
+    loaded.model(loaded.packed([ones(each) for each in loaded.inputs]), training=False)  # Keras exports what was called
+    paths = [folder / name for name in format.files(stem)]
+    if format.name == "stablehlo":
+        exported = stablehlo(loaded, batch)
+        paths[0].write_bytes(exported.mlir_module_serialized)
+        paths[1].write_bytes(exported.serialize())
+        return
+    more = {"dynamic_shapes": _free(loaded)} if format.name == "torch" else {}
+    loaded.model.export(str(paths[0]), format=format.keras, verbose=False, **more)
+    if format.name == "onnx":  # tf2onnx writes what it does not know all the same
+        import onnx
+
+        onnx.checker.check_model(str(paths[0]))
+
+
+def _free(loaded: Loaded) -> Any:
+    """Which sizes torch leaves open: the batch, of one name in all inputs, and what has no size of its own."""
+    import torch
+
+    batch = torch.export.Dim("batch")
+    axes = [
+        {0: batch} | {axis: torch.export.Dim.AUTO for axis, size in enumerate(each.shape) if axis and size is None}
+        for each in loaded.inputs
+    ]
+    return [(loaded.packed(axes),)]
+
+
+def stablehlo(loaded: Loaded, batch: int | None = None) -> Any:
+    """Return the model as JAX exports a function of its inputs, weights in it.
+
+    Args:
+        loaded: The model.
+        batch: Samples of each batch; None for any.
+    """
+    import jax
+
+    def predict(*flat: Any) -> tuple[Any, ...]:
+        return tuple(keras.tree.flatten(loaded.model(loaded.packed(flat), training=False)))
+
+    scope = jax.export.SymbolicScope()
+    shapes = []
+    for number, each in enumerate(loaded.inputs):
+        free = [str(batch or "batch"), *(f"size{number}_{axis}" for axis in range(1, len(each.shape)))]
+        text = ",".join(free[axis] if size is None else str(size) for axis, size in enumerate(each.shape))
+        shapes.append(jax.ShapeDtypeStruct(jax.export.symbolic_shape(text, scope=scope), each.dtype))
+    return jax.export.export(jax.jit(predict))(*shapes)

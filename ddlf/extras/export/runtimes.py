@@ -103,8 +103,7 @@ def iree(path: Path, facts: dict[str, Any]) -> Run:
     except tools.CompilerToolError:
         if not facts.get("model"):
             raise
-        from ddlf.extras.export.keras_model import Loaded
-        from ddlf.extras.export.write import stablehlo
+        from ddlf.extras.export.keras_model import Loaded, stablehlo
 
         free, loaded = None, Loaded(Path(facts["model"]), Path(facts["code"]) if facts["code"] else None)
         facts["note"] = "batch fixed"

@@ -21,13 +21,13 @@ HALF = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ExportSource:
     """A model that is exported.
 
     Attributes:
         path: Its file.
         stem: What the files that are written are called.
-        own: Layers of the user's own in it, as Keras has registered them.
+        own: LayerComparison of the user's own in it, as Keras has registered them.
         half: A layer that computes in 16 bits and its policy, or nothing.
     """
 
@@ -42,7 +42,7 @@ class Source:
         return self.path.suffix == TEXT
 
 
-def find(path: Path, code: Path | None) -> Source:
+def find(path: Path, code: Path | None) -> ExportSource:
     """Return what a path is.
 
     Args:
@@ -81,10 +81,10 @@ def find(path: Path, code: Path | None) -> Source:
     return source
 
 
-def _written(path: Path, stem: str) -> Source:
+def _written(path: Path, stem: str) -> ExportSource:
     """What a text tells."""
     own, half = provided("layers_of_text", str(path))(path)
-    return Source(path, stem, own, half)
+    return ExportSource(path, stem, own, half)
 
 
 def _near(path: Path) -> str:
@@ -103,7 +103,7 @@ def _instead(path: Path) -> str:
     return "save the model with model.save('model.keras')"
 
 
-def _saved(path: Path, stem: str) -> Source:
+def _saved(path: Path, stem: str) -> ExportSource:
     """What the config in a ``.keras`` file tells."""
     try:
         with zipfile.ZipFile(path) as file:
@@ -123,7 +123,7 @@ def _saved(path: Path, stem: str) -> Source:
         policy = _policy(each)
         if half is None and policy.removeprefix("mixed_") in HALF:
             half = (str(each["config"].get("name", stem)), policy)
-    return Source(path, stem, tuple(own), half)
+    return ExportSource(path, stem, tuple(own), half)
 
 
 def _objects(config: Any) -> Iterator[dict[str, Any]]:

@@ -1,22 +1,58 @@
-"""Starts the steps of an export, one after the other, each in a process of its own. Runs here; Keras is not imported."""
+"""StepRunner of an export, each in a process of its own, because Keras has one backend per process.
+
+``StepRunner`` starts ``python -m ddlf.extras.export.steps FOLDER/NAME.json``. The file contains the job. The process writes its results beside the
+file: ``NAME.done.json``, and arrays as ``NAME.BATCH.npz``. Only that process imports Keras.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import statistics
 import subprocess
 import sys
-from dataclasses import dataclass
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ddlf.errors import ConfigError
+from ddlf.errors import ConfigError, DDLFError
 
 ALONE = {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1"}
 """All compute on the processor: accelerators round in ways of their own, and one process could keep them from the next."""
+
+
+MEASURED_S = 0.2
+"""How long each batch is run again and again, to know how long it takes."""
+FEWEST, MOST = 3, 200
+"""Times that it is run."""
+CALLED = {
+    "keras": "Keras",
+    "tensorflow": "TensorFlow",
+    "jax": "JAX",
+    "jaxlib": "JAX",
+    "ai_edge_litert": "LiteRT",
+    "litert_torch": "litert-torch",
+    "openvino": "OpenVINO",
+    "iree": "IREE",
+}
+"""Packages that have another name for people."""
+MATTERS = (
+    (r"No conversion rule found for operations: (.*?) To facilitate", "it has no rule for {}"),
+    (r"This is an invalid model\. (.*)", "{}"),
+    (r": error: (.*)", "{}"),
+    (r"No Op registered for (\w+)", "ONNX has no operator {}"),
+    (r"Exception encountered when calling (.+?)\. \x1b\[1m(.*?)\x1b\[0m", "in {}: {}"),
+)
+"""Where in an error the sentence is that matters, if others stand before it, and what is said then: OpenVINO, onnxruntime, IREE, onnx, Keras."""
+NOBODY = ("numpy", "absl", "google", "optree")
+"""Packages that refuse what another one gave to them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +71,7 @@ class Refused:
         return f"{self.who} refuses: {self.why}"
 
 
-class Steps:
+class StepRunner:
     """A folder in which steps leave what they find.
 
     Args:
@@ -65,7 +101,7 @@ class Steps:
         with open(log, "wb") as written:
             # -P: a file here that is named as a package must not be taken for it.
             ended = subprocess.run(
-                [sys.executable, "-P", "-m", "ddlf.extras.export.step", str(file)],
+                [sys.executable, "-P", "-m", "ddlf.extras.export.steps", str(file)],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=written,
@@ -79,17 +115,151 @@ class Steps:
             raise ConfigError(found["error"], hint=found["hint"])
         return Refused(**found["refused"]) if "refused" in found else found
 
-    def log(self, name: str) -> str:
-        """What a step wrote to its terminal."""
-        return (self.folder / f"{name}.log").read_text(errors="replace")
-
     def outputs(self, name: str, batch: int | str) -> list[Any]:
         """What a step computed of a batch, or of its layers."""
-        with np.load(self.folder / f"{name}.{batch}.npz") as file:
-            return [file[str(number)] for number in range(len(file.files))]
+        return _read(self.folder / f"{name}.{batch}.npz")
 
 
 def _ended(code: int, log: Path) -> str:
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     how = f"it ended with {signal.Signals(-code).name}" if code < 0 else f"it ended with exit code {code}"
     return f"{how}; its last words: {lines[-1][:300]}" if lines else how
+
+
+# -- in the process of a step ----------------------------------------------------------------------------------------------
+
+
+def main(job_file: Path) -> None:
+    """Do a step, and write what came of it."""
+    job = json.loads(job_file.read_text(encoding="utf-8"))
+    try:
+        done = STEPS[job["do"]](job, job_file)
+    except DDLFError as error:
+        done = {"error": error.message, "hint": error.hint}
+    except Exception as error:
+        traceback.print_exc()
+        done = {"refused": refusal(error)}
+    beside = job_file.with_suffix(".done.new")
+    beside.write_text(json.dumps(done), encoding="utf-8")
+    beside.replace(job_file.with_suffix(".done.json"))
+
+
+def _build(job: dict[str, Any], job_file: Path) -> dict[str, Any]:
+    """Save the model of a text."""
+    from ddlf.extras import provided
+    from ddlf.extras.export.keras_model import own_layers
+
+    if job["code"]:
+        own_layers(Path(job["code"]))  # which registers them
+    provided("model_of_text", job["model"])(Path(job["model"])).save(job["target"])
+    return {}
+
+
+def _write(job: dict[str, Any], job_file: Path) -> dict[str, Any]:
+    """Write a model in one format."""
+    from ddlf.extras.export.formats import FORMATS
+    from ddlf.extras.export.keras_model import write
+
+    write(_loaded(job), FORMATS[job["format"]], Path(job["folder"]), job["stem"], job["batch"])
+    return {}
+
+
+def _keras(job: dict[str, Any], job_file: Path) -> dict[str, Any]:
+    """Run a model by Keras; the first to do so makes the inputs for all others."""
+    from ddlf.extras.export.keras_model import each_layer, given, made
+
+    loaded = _loaded(job)
+    for batch in job["batches"]:
+        inputs = _inputs_of(job_file.parent, batch)
+        if not inputs.exists():
+            path = job["inputs"]
+            _save(inputs, given(loaded, Path(path), batch) if path else made(loaded, batch))
+    done = {
+        "inputs": [asdict(each) for each in loaded.inputs],
+        "layout": loaded.layout,
+        "outputs": loaded.outputs(),
+        "parameters": loaded.model.count_params(),
+    }
+    if job["layers"]:
+        found = each_layer(loaded, _read(_inputs_of(job_file.parent, max(job["batches"]))))
+        _save(job_file.with_suffix(".layers.npz"), list(found.values()))
+        done["layers"] = list(found)
+    return done | {"seconds": _run_all(loaded.run, job, job_file)}
+
+
+def _run(job: dict[str, Any], job_file: Path) -> dict[str, Any]:
+    """Run what was written."""
+    from ddlf.extras.export.runtimes import RUNTIMES
+
+    facts = job["facts"] | {"code": job["code"]}
+    run = RUNTIMES[job["runtime"]](Path(job["artefact"]), facts)
+    return {"seconds": _run_all(run, job, job_file), "note": facts.get("note", "")}
+
+
+STEPS: dict[str, Callable[[dict[str, Any], Path], dict[str, Any]]] = {
+    "build": _build,
+    "write": _write,
+    "keras": _keras,
+    "run": _run,
+}
+
+
+def _loaded(job: dict[str, Any]) -> Any:
+    from ddlf.extras.export.keras_model import Loaded
+
+    return Loaded(Path(job["model"]), Path(job["code"]) if job["code"] else None)
+
+
+def _inputs_of(folder: Path, batch: int) -> Path:
+    return folder / f"inputs.{batch}.npz"
+
+
+def _save(path: Path, arrays: Sequence[Any]) -> None:
+    found = [np.asarray(each) for each in arrays]
+    usual = [each.astype("float32") if each.dtype.kind == "V" else each for each in found]  # a file has no bfloat16
+    named: dict[str, Any] = {str(number): each for number, each in enumerate(usual)}
+    np.savez(path, **named)
+
+
+def _read(path: Path) -> list[Any]:
+    with np.load(path) as file:
+        return [file[str(number)] for number in range(len(file.files))]
+
+
+def _run_all(run: Callable[[list[Any]], Sequence[Any]], job: dict[str, Any], job_file: Path) -> list[float]:
+    """Run all batches, keep what comes out, and say how long each takes: the median, without the first time."""
+    seconds = []
+    for batch in job["batches"]:
+        flat = _read(_inputs_of(job_file.parent, batch))
+        _save(job_file.with_suffix(f".{batch}.npz"), run(flat))
+        taken: list[float] = []
+        while len(taken) < FEWEST or (sum(taken) < MEASURED_S and len(taken) < MOST):
+            began = time.perf_counter()
+            run(flat)
+            taken.append(time.perf_counter() - began)
+        seconds.append(statistics.median(taken))
+    return seconds
+
+
+def refusal(error: BaseException) -> dict[str, str]:
+    """Who refuses, which is the installed package whose code raised, and why, in a sentence."""
+    who = "Python"
+    for frame in traceback.extract_tb(error.__traceback__):
+        _, installed, inside = frame.filename.replace(os.sep, "/").rpartition("/site-packages/")
+        package = inside.partition("/")[0].removesuffix(".py")
+        if installed and package not in NOBODY:
+            who = CALLED.get(package, package)
+    return {"who": who, "why": _sentence(error)}
+
+
+def _sentence(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    for pattern, said in MATTERS:
+        if found := re.search(pattern, text):
+            text = said.format(*found.groups())
+    first = text.partition(". ")[0].removesuffix(".")
+    return f"{first[:297]}..." if len(first) > 300 else first
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

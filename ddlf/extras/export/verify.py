@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.extras.export.export import Written
+from ddlf.extras.export.export import Exported
 from ddlf.extras.export.formats import BACKENDS, DISTRIBUTIONS, absent, to_install, version_of
-from ddlf.extras.export.steps import Refused, Steps
+from ddlf.extras.export.steps import Refused, StepRunner
 
 BATCHES = (1, 7, 64)
 """Samples in a batch: one, as when somebody asks; a number that nothing is made for; many."""
@@ -51,12 +51,12 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Layers:
+class LayerComparison:
     """How a backend compares with the reference, layer by layer.
 
     Attributes:
         backend: The backend.
-        count: Layers that both have.
+        count: LayerComparison that both have.
         first: The first that differs, in the order of the reference; empty if none does.
         difference: Of that one.
         before: The greatest difference of those before it.
@@ -69,7 +69,7 @@ class Layers:
     before: float = 0.0
 
 
-class Comparison:
+class BackendComparison:
     """Runs of one model.
 
     Args:
@@ -87,7 +87,7 @@ class Comparison:
     def __init__(
         self,
         model: Path,
-        steps: Steps,
+        steps: StepRunner,
         reference: str,
         *,
         inputs: Path | None = None,
@@ -134,11 +134,11 @@ class Comparison:
             return Row("keras", by, seconds=tuple(done["seconds"]))
         return self._compared(Row("keras", by, seconds=tuple(done["seconds"])), f"keras-{backend}")
 
-    def artefact(self, written: Written) -> Iterator[Row]:
+    def artefact(self, written: Exported) -> Iterator[Row]:
         """Run what was written in each of its runtimes."""
-        format = written.wanted.format
+        format = written.target.format
         if written.refused is not None:
-            yield Row(format.name, f"Keras on {BACKENDS[written.wanted.backend]}", refused=written.refused)
+            yield Row(format.name, f"Keras on {BACKENDS[written.target.backend]}", refused=written.refused)
             return
         for number, runtime in enumerate(format.runtimes):
             if lacking := absent(runtime.modules):
@@ -151,7 +151,7 @@ class Comparison:
                 "jax" if format.name == "stablehlo" else self.reference,
                 do="run",
                 runtime=runtime.name,
-                artefact=str(written.wanted.paths[0].resolve()),
+                artefact=str(written.target.paths[0].resolve()),
                 facts=self.facts,
                 batches=self.batches,
             )
@@ -177,7 +177,7 @@ class Comparison:
         refused = Refused(row.by, wrong) if wrong else None
         return Row(row.what, row.by, None if wrong else worst, at, row.seconds, row.bytes, refused)
 
-    def by_layer(self, tolerance: float) -> list[Layers]:
+    def by_layer(self, tolerance: float) -> list[LayerComparison]:
         """Compare each backend that has run with the reference; also one whose outputs have another shape.
 
         Args:
@@ -187,7 +187,7 @@ class Comparison:
             return []
         return [self.first_layer(backend, tolerance) for backend in self._named if backend != self.reference]
 
-    def first_layer(self, backend: str, tolerance: float) -> Layers:
+    def first_layer(self, backend: str, tolerance: float) -> LayerComparison:
         """Compare layers of a backend with those of the reference, on the largest batch.
 
         Args:
@@ -204,9 +204,9 @@ class Comparison:
             same = mine[name].shape == theirs[name].shape
             far = difference(mine[name], theirs[name]) if same else math.inf
             if far > tolerance:
-                return Layers(backend, len(common), name, far, before)
+                return LayerComparison(backend, len(common), name, far, before)
             before = max(before, far)
-        return Layers(backend, len(common), before=before)
+        return LayerComparison(backend, len(common), before=before)
 
 
 def difference(wanted: Any, found: Any) -> float:
@@ -233,7 +233,7 @@ def _shapes(shapes: Sequence[tuple[int, ...]]) -> str:
 
 
 def compare(
-    comparison: Comparison, backends: Sequence[str], written: Sequence[Written], tell: Callable[[Row], None]
+    comparison: BackendComparison, backends: Sequence[str], written: Sequence[Exported], tell: Callable[[Row], None]
 ) -> list[Row]:
     """Run everything, the reference first.
 

@@ -11,10 +11,10 @@ import pytest
 from ddlf.cli import main
 from ddlf.errors import ConfigError
 from ddlf.extras.export import command as export
-from ddlf.extras.export.export import Wanted, Written
+from ddlf.extras.export.export import Exported, ExportTarget
 from ddlf.extras.export.formats import FORMATS
 from ddlf.extras.export.steps import Refused
-from ddlf.extras.export.verify import Layers, Row
+from ddlf.extras.export.verify import LayerComparison, Row
 from tests.extras.text.language.texts import DIGITS, HEADS
 from tests.patience import PATIENCE_S
 
@@ -85,7 +85,7 @@ def test_inputs_that_are_wrong_are_said_before_anything_is_written(here, tmp_pat
 
     (tmp_path / "a.npz").write_bytes(b"")
     monkeypatch.setattr(export, "loadable", lambda source, *of: contextlib.nullcontext(source.path))
-    monkeypatch.setattr(export.Comparison, "keras", wrong)
+    monkeypatch.setattr(export.BackendComparison, "keras", wrong)
     monkeypatch.setattr(export, "write", None)
     _, err, code = here("export", "digits.nnm", "--to", "litert", "--verify", "--inputs", "a.npz")
     assert code == 2
@@ -117,7 +117,7 @@ def test_a_row_says_what_was_run_or_who_refused():
 
 
 def test_the_first_layer_that_differs_is_said():
-    same, other = Layers("jax", 12, before=2e-7), Layers("jax", 12, "lstm", 0.003, 2e-7)
+    same, other = LayerComparison("jax", 12, before=2e-7), LayerComparison("jax", 12, "lstm", 0.003, 2e-7)
     assert (
         export._first(same, "tensorflow", 1e-5)
         == "layers    TensorFlow and JAX agree in all 12 that both have, within 2.0e-07"
@@ -128,9 +128,9 @@ def test_the_first_layer_that_differs_is_said():
 
 
 def test_what_was_written_and_what_not_is_said(tmp_path):
-    wanted = Wanted(FORMATS["openvino"], "tensorflow", (tmp_path / "a.xml", tmp_path / "a.bin"))
-    assert export._wrote(Written(wanted, 12_345)) == f"wrote     {tmp_path}/a.xml and {tmp_path}/a.bin: 12.3 kB"
-    assert export._wrote(Written(wanted, refused=Refused("Keras", "no"))) == "refused   openvino: Keras refuses: no"
+    wanted = ExportTarget(FORMATS["openvino"], "tensorflow", (tmp_path / "a.xml", tmp_path / "a.bin"))
+    assert export._wrote(Exported(wanted, 12_345)) == f"wrote     {tmp_path}/a.xml and {tmp_path}/a.bin: 12.3 kB"
+    assert export._wrote(Exported(wanted, refused=Refused("Keras", "no"))) == "refused   openvino: Keras refuses: no"
 
 
 @pytest.mark.slow

@@ -3,9 +3,9 @@
 import pytest
 
 from ddlf.errors import ConfigError
-from ddlf.extras.export.export import Wanted, plan, size_of, write
+from ddlf.extras.export.export import ExportTarget, plan, size_of, write
 from ddlf.extras.export.formats import FORMATS
-from ddlf.extras.export.source import Source
+from ddlf.extras.export.source import ExportSource
 from ddlf.extras.export.steps import Refused
 
 
@@ -16,7 +16,7 @@ def all_installed(monkeypatch):
 
 @pytest.fixture
 def source(tmp_path):
-    return Source(tmp_path / "a.keras", "a")
+    return ExportSource(tmp_path / "a.keras", "a")
 
 
 def refused(*arguments, **options):
@@ -43,7 +43,7 @@ def test_a_folder_that_is_not_there_is_refused(source, tmp_path):
 
 
 def test_onnx_of_what_computes_in_16_bits_is_refused_and_other_formats_are_not(source, tmp_path):
-    mixed = Source(source.path, "a", half=("dense", "mixed_float16"))
+    mixed = ExportSource(source.path, "a", half=("dense", "mixed_float16"))
     assert refused(mixed, [FORMATS["litert"], FORMATS["onnx"]], tmp_path).startswith(
         f"ONNX is written of models in float32, and the layer 'dense' of {tmp_path}/a.keras computes in mixed_float16; "
     )
@@ -51,7 +51,7 @@ def test_onnx_of_what_computes_in_16_bits_is_refused_and_other_formats_are_not(s
 
 
 class Writing:
-    """Steps that write some files, or refuse."""
+    """StepRunner that write some files, or refuse."""
 
     def __init__(self, *names, outcome=None):
         self.names, self.outcome = names, outcome or {}
@@ -66,7 +66,7 @@ class Writing:
 
 def written(steps, tmp_path, format="openvino"):
     paths = tuple(tmp_path / name for name in FORMATS[format].files("a"))
-    return write(tmp_path / "a.keras", [Wanted(FORMATS[format], "tensorflow", paths)], "a", steps)[0]
+    return write(tmp_path / "a.keras", [ExportTarget(FORMATS[format], "tensorflow", paths)], "a", steps)[0]
 
 
 def test_all_files_of_a_format_come_or_none(tmp_path):

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from ddlf.errors import ConfigError
-from ddlf.extras.export.step import refusal
-from ddlf.extras.export.steps import Refused, Steps
+from ddlf.extras.export.steps import Refused, StepRunner, refusal
 
 
 def raised(file, sentence, tmp_path):
@@ -46,14 +45,14 @@ def test_what_is_long_is_cut_and_what_is_silent_has_its_name(tmp_path):
 
 @pytest.fixture
 def steps(tmp_path, monkeypatch):
-    """Steps whose process runs some code instead; it gets the path of the job."""
+    """StepRunner whose process runs some code instead; it gets the path of the job."""
 
     def doing(code):
         script = tmp_path / "python"
         script.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{code}' \"$4\"\n")
         script.chmod(0o755)
         monkeypatch.setattr(sys, "executable", str(script))
-        return Steps(tmp_path, None)
+        return StepRunner(tmp_path, None)
 
     return doing
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddlf.extras.export.export import Wanted, Written
+from ddlf.extras.export.export import Exported, ExportTarget
 from ddlf.extras.export.formats import FORMATS
 from ddlf.extras.export.steps import Refused
-from ddlf.extras.export.verify import Comparison, Row, all_agree, compare, difference
+from ddlf.extras.export.verify import BackendComparison, Row, all_agree, compare, difference
 
 NAN, INF = math.nan, math.inf
 
@@ -34,7 +34,7 @@ def test_a_difference_is_absolute_below_one_and_relative_above(wanted, found, fa
 
 
 class Played:
-    """Steps whose outcome is known."""
+    """StepRunner whose outcome is known."""
 
     def __init__(self, outputs, refused=()):
         self.known, self.refused, self.done = outputs, dict(refused), []
@@ -57,14 +57,14 @@ class Played:
 
 
 def rows(steps, written=(), backends=("tensorflow", "jax")):
-    comparison = Comparison(Path("model.keras"), steps, backends[0], batches=(1, 7))
+    comparison = BackendComparison(Path("model.keras"), steps, backends[0], batches=(1, 7))
     return compare(comparison, backends, written, lambda row: None)
 
 
 @pytest.fixture
 def onnx(monkeypatch):
     monkeypatch.setattr("ddlf.extras.export.formats.has_module", lambda name: name != "openvino")
-    return Written(Wanted(FORMATS["onnx"], "tensorflow", (Path("model.onnx"),)), 1000)
+    return Exported(ExportTarget(FORMATS["onnx"], "tensorflow", (Path("model.onnx"),)), 1000)
 
 
 def test_the_reference_comes_first_and_others_are_compared_with_it(onnx):
@@ -78,7 +78,7 @@ def test_the_reference_comes_first_and_others_are_compared_with_it(onnx):
 
 def test_who_refuses_has_a_row_and_does_not_agree(onnx):
     refused = Refused("tf2onnx", "there is no operator for it")
-    written = Written(onnx.wanted, refused=refused)
+    written = Exported(onnx.target, refused=refused)
     steps = Played({"keras-tensorflow": [[1.0]]}, {"keras-jax": refused})
     _, jax, row = rows(steps, [written])
     assert jax.refused is row.refused is refused
@@ -91,8 +91,8 @@ def test_outputs_of_other_shapes_are_a_refusal_with_both(onnx):
 
 
 def test_a_runtime_that_is_not_installed_is_said_and_nothing_is_claimed(onnx):
-    wanted = Wanted(FORMATS["openvino"], "tensorflow", (Path("model.xml"), Path("model.bin")))
-    _, row = rows(Played({"keras-tensorflow": [[1.0]]}), [Written(wanted, 10)], ["tensorflow"])
+    wanted = ExportTarget(FORMATS["openvino"], "tensorflow", (Path("model.xml"), Path("model.bin")))
+    _, row = rows(Played({"keras-tensorflow": [[1.0]]}), [Exported(wanted, 10)], ["tensorflow"])
     assert row.lacking == "python -m pip install 'ddlf[export]'"
     assert not row.agrees(1.0)
 
@@ -121,7 +121,7 @@ def test_the_first_layer_that_differs_is_named(theirs, first, far, before):
         "keras-tensorflow": [[1.0]],
         "keras-jax": [[1.0]],
     }
-    comparison = Comparison(Path("model.keras"), Played(known), "tensorflow", batches=(1,), layers=True)
+    comparison = BackendComparison(Path("model.keras"), Played(known), "tensorflow", batches=(1,), layers=True)
     compare(comparison, ("tensorflow", "jax"), (), lambda row: None)
     (found,) = comparison.by_layer(0.01)
     assert (found.first, found.difference) == (first, far)
@@ -132,7 +132,7 @@ def test_a_layer_is_named_also_where_outputs_have_another_shape_and_none_where_a
     known = {"keras-tensorflow.layers": {"a": [1.0], "b": [2.0]}, "keras-jax.layers": {"a": [1.0], "b": [2.0, 3.0]}}
     known |= {"keras-tensorflow": [[2.0]], "keras-jax": [[2.0, 3.0]]}
     steps = Played(known, {"keras-torch": Refused("torch", "no")})
-    comparison = Comparison(Path("model.keras"), steps, "tensorflow", batches=(1,), layers=True)
+    comparison = BackendComparison(Path("model.keras"), steps, "tensorflow", batches=(1,), layers=True)
     _, jax, torch = compare(comparison, ("tensorflow", "jax", "torch"), (), lambda row: None)
     assert (jax.refused.why, torch.refused.why) == ("at batch 1 it gives [2], and Keras [1]", "no")
     assert [(each.backend, each.first) for each in comparison.by_layer(0.01)] == [("jax", "b")]

@@ -12,12 +12,11 @@ import keras
 
 from ddlf.errors import NotationError
 from ddlf.extras import provided
-from ddlf.extras.text.conversion.initial import initial_values
 from ddlf.extras.text.conversion.objects import PLAIN_CALLS, found, valued
 from ddlf.extras.text.conversion.operator import Operator
 from ddlf.extras.text.language.blocks import plain
 from ddlf.extras.text.language.forms import FUNCTIONAL, Form
-from ddlf.extras.text.language.graph import Graph, Node
+from ddlf.extras.text.language.graph import Graph, Node, consumers
 from ddlf.extras.text.language.inference import infer, shown, with_parameters
 from ddlf.extras.text.language.model import Model
 from ddlf.extras.text.language.operators import OPERATORS, is_keras
@@ -28,6 +27,14 @@ SHAPED = ("reshape", "free")
 """Kinds of operators that are told what comes out."""
 ERRORS = (TypeError, ValueError, NotImplementedError, KeyError, RuntimeError, AttributeError)
 """What Keras raises where something does not fit."""
+RELU_LIKE = ("relu", "leakyRelu", "prelu", "elu", "gelu", "hardSwish")
+TRANSPARENT = (
+    *("add", "identity", "cast", "batchNormalization", "batchNorm", "instanceNormalization", "layerNormalization"),
+    *("dropout", "reshape"),
+)
+"""What may stand between weights and the activation that they are drawn for."""
+BEFORE_RELU = 0.01
+"""Of a bias before relu, so that no unit begins dead."""
 
 
 def build(
@@ -337,3 +344,43 @@ def takes_a_list(layer: Any, count: int) -> bool:
 def _first_sentence(error: Exception) -> str:
     text = " ".join(str(error.args[0] if error.args else error).split())
     return re.split(r"(?<=[.!]) (?=[A-Z])| Arguments received by", text)[0][:300]
+
+
+# -- initial values: He before an activation that cuts off below 0 (arXiv:1502.01852), else Glorot -----------------------
+
+
+def initial_values(graph: Graph, number: int, written: str = "") -> Sequence[str | float]:
+    """The initial values of each parameter of a node: a name of Keras's initializers, or a number.
+
+    Args:
+        graph: The whole.
+        number: Of the node.
+        written: Name of the initializer of weights, where it does not follow from the activation; biases are 0 then.
+    """
+    node = graph.nodes[number]
+    operator = OPERATORS[node.operator]
+    if not node.parameters:
+        return []
+    follows = _activation(graph, number)
+    weights = "he_uniform" if follows in RELU_LIKE else "glorot_uniform"
+    bias = BEFORE_RELU if follows == "relu" else 0.0
+    if operator.kind == "norm":
+        usual = [0.0, 1.0, 1.0, 0.0] if operator.name == "batchNormalization" else [1.0, 0.0]
+        return usual[: len(node.parameters)]
+    if operator.name == "prelu":
+        return [0.25]
+    if operator.name in ("mul", "div", "pow", "quantizeLinear", "dequantizeLinear"):
+        return [1.0, 0.0][: len(node.parameters)]
+    if written:
+        weights, bias = written, 0.0
+    return [weights if len(each.shape or ()) > 1 else bias for each in node.parameters]
+
+
+def _activation(graph: Graph, number: int) -> str:
+    """The first layer after a node that is more than a sum, a normalization or another form."""
+    readers = consumers(graph.nodes)
+    while len(readers.get(number, ())) == 1:
+        number = readers[number][0]
+        if graph.nodes[number].operator not in TRANSPARENT:
+            return graph.nodes[number].operator
+    return ""

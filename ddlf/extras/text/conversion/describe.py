@@ -1,6 +1,7 @@
-"""A model of Keras as text: chains of layers cut where they branch, each in a block. Runs where models are made.
+"""The text of a Keras model: chains of layers, cut where the model branches, one block for each. Runs where models are made.
 
-What is written is read again and compared before it is returned, so that a text never says less than its model.
+The text is read again and compared with the model before it is returned, so that it never says less than the model. A tensor is known by its
+layer, the number of the layer's call, and its own number among the tensors of the call.
 """
 
 from __future__ import annotations
@@ -9,26 +10,37 @@ import contextlib
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 
 from ddlf.errors import NotationError
-from ddlf.extras.text.conversion.arguments import CannotBeWritten, Config, Writer, class_name, named, plainly
 from ddlf.extras.text.conversion.build import build, takes_a_list
-from ddlf.extras.text.conversion.chains import Chains, Key, Unit, key_of, leaves, units_of
-from ddlf.extras.text.conversion.configs import difference, is_model, layers_within, names_within, unfree_names
-from ddlf.extras.text.conversion.objects import as_installed
-from ddlf.extras.text.conversion.respelled import LAYER, initial_of_all, is_operator, kind_of, respelled
+from ddlf.extras.text.conversion.objects import (
+    CannotBeWritten,
+    Config,
+    Writer,
+    as_installed,
+    class_name,
+    named,
+    plainly,
+)
 from ddlf.extras.text.language.blocks import PLAIN, TRAIN
 from ddlf.extras.text.language.expand import IT
+from ddlf.extras.text.language.graph import Node
+from ddlf.extras.text.language.inference import types_of
 from ddlf.extras.text.language.model import read
-from ddlf.extras.text.language.operators import OPERATORS
+from ddlf.extras.text.language.operators import INTEGERS, OPERATORS
 from ddlf.extras.text.language.printer import format, spelled
 from ddlf.extras.text.language.values import Arg, Call, Items, Number, Text, Value, Word
 
+Key = tuple[str, int, int]
+"""A tensor: its layer, the number of the call, and its number among the tensors of the call."""
+OPERATOR_LAYER = "ddlf>Operator"
+SHAPED = ("matmul", "conv", "convTranspose", "recurrent", "cell", "reshape", "free")
+"""Kinds of operators whose output shape need not follow from their inputs."""
 RESERVED = {*PLAIN, *OPERATORS, TRAIN, IT, "activation", "with"}
 
 
@@ -45,7 +57,7 @@ def describe(model: Any) -> str:
         warnings.simplefilter("ignore")  # of a lambda, which is refused
         entry = _serialized(model)
         ways = [_Way(), _Way(short=False)]
-        if LAYER in str(entry):
+        if OPERATOR_LAYER in str(entry):
             initial = initial_of_all(layers_within(entry["config"]))
             ways = [_Way(operators=True), _Way(operators=True, initial=initial), *ways]
         for way in ways[:-1]:
@@ -363,3 +375,319 @@ class _Functional:
 
 def _shape(shape: Any) -> str:
     return f"[{', '.join('none' if size is None else str(size) for size in shape[1:])}]"
+
+
+# -- chains --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Unit:
+    """A call of a layer, an input, or one of several tensors that a call gives.
+
+    Attributes:
+        key: What it gives.
+        entry: The layer's config.
+        args: What the call is given by position.
+        kwargs: What it is given by name.
+        reads: The tensors among those, in their order.
+    """
+
+    key: Key
+    entry: dict[str, Any]
+    args: list[Any] = field(default_factory=list)
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    reads: list[Key] = field(default_factory=list)
+
+    @property
+    def layer(self) -> str:
+        return self.key[0]
+
+    @property
+    def call(self) -> int:
+        return self.key[1]
+
+    @property
+    def tensor(self) -> int:
+        return self.key[2]
+
+    @property
+    def is_input(self) -> bool:
+        return not self.reads
+
+
+def key_of(value: Any, entries: dict[str, Any] | None = None) -> Key | None:
+    """The tensor that a value of a config is; None if it is none.
+
+    Args:
+        value: In arguments of calls a serialized tensor; among a model's inputs and outputs a list of layer, call and number.
+        entries: The layers, for the latter.
+    """
+    if entries is not None:
+        if not (isinstance(value, list) and len(value) == 3 and isinstance(value[0], str)):
+            return None
+        name, call, tensor = value
+        counts_itself = "input_layers" in (
+            entries[name]["config"] or {}
+        )  # Keras counts a functional model's making as a call there
+        return name, call - counts_itself, tensor
+    if isinstance(value, dict) and value.get("class_name") == "__keras_tensor__":
+        name, call, tensor = value["config"]["keras_history"]
+        return name, call, tensor
+    return None
+
+
+def leaves(structure: Any, tensors: Any, entries: dict[str, Any]) -> Iterator[tuple[Key, Any]]:
+    """Each output of a model with its tensor."""
+    key = key_of(structure, entries)
+    if key is not None:
+        yield key, tensors
+    elif isinstance(structure, dict):
+        for name, each in structure.items():
+            yield from leaves(each, tensors[name], entries)
+    else:
+        for each, tensor in zip(structure, tensors, strict=True):
+            yield from leaves(each, tensor, entries)
+
+
+def units_of(entries: dict[str, Any]) -> dict[Key, Unit]:
+    """Everything that gives a tensor."""
+    units: dict[Key, Unit] = {}
+    for name, entry in entries.items():
+        calls = entry["inbound_nodes"] or [{"args": [], "kwargs": {}}]
+        for number, call in enumerate(calls):
+            unit = Unit((name, number, 0), entry, list(call["args"]), dict(call["kwargs"]))
+            unit.reads = [*_tensors(unit.args), *_tensors(unit.kwargs)]
+            units[unit.key] = unit
+    for unit in [*units.values()]:
+        for key in unit.reads:
+            if key[2]:
+                units.setdefault(key, Unit(key, entries[key[0]], reads=[(*key[:2], 0)]))
+    return units
+
+
+def _tensors(value: Any) -> Iterator[Key]:
+    key = key_of(value)
+    if key is not None:
+        yield key
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _tensors(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors(each)
+
+
+class Chains(list[list[Unit]]):
+    """The chains in an order in which each stands behind what it reads, and calls of a layer in their own order.
+
+    Args:
+        units: Everything that gives a tensor; those that only an output needs are added.
+        outputs: The tensors that are a model's outputs.
+
+    Attributes:
+        end: The last tensor of the chain that has one.
+    """
+
+    def __init__(self, units: dict[Key, Unit], outputs: Any) -> None:
+        for key in outputs:
+            if key[2]:
+                units.setdefault(key, Unit(key, units[*key[:2], 0].entry, reads=[(*key[:2], 0)]))
+        orders = (order for cut in range(3) if (order := self._ordered(units, [*outputs], cut)) is not None)
+        super().__init__(next(orders))
+        self.end = {unit.key: chain[-1].key for chain in self for unit in chain}
+
+    def _ordered(self, units: dict[Key, Unit], outputs: list[Key], cut: int) -> list[list[Unit]] | None:
+        """The chains in order; None if calls of one layer in several chains have none.
+
+        Args:
+            units: Everything that gives a tensor.
+            outputs: The tensors that are outputs.
+            cut: Where chains are cut that need not be: nowhere, where several come together, and around layers that are called again. The
+                last has an order always, that of the calls as they were made.
+        """
+        uses = Counter(key for unit in units.values() for key in unit.reads)
+        uses.update(outputs)
+        again = {key[0] for key in units if key[1]}
+        follows: dict[Key, Key] = {}
+        for unit in units.values():
+            before = unit.reads[0] if unit.reads else None
+            if before is None or uses[before] > 1 or before in outputs:
+                continue
+            if (cut and len({*unit.reads}) > 1) or (cut > 1 and {unit.layer, before[0]} & again):
+                continue
+            follows[before] = unit.key
+        inside = set(follows.values())
+        chains: dict[Key, list[Unit]] = {}
+        where: dict[Key, Key] = {}
+        for key in units:
+            if key in inside:
+                continue
+            chain = [units[key]]
+            while chain[-1].key in follows:
+                chain.append(units[follows[chain[-1].key]])
+            chains[key] = chain
+            where.update({unit.key: key for unit in chain})
+        needs = {key: self._needs(key, chain, units, where) for key, chain in chains.items()}
+        order = _sorted(needs, [where[key] for key in outputs])
+        return None if order is None else [chains[key] for key in order]
+
+    def _needs(self, key: Key, chain: list[Unit], units: dict[Key, Unit], where: dict[Key, Key]) -> list[Key]:
+        needs: dict[Key, None] = {}
+        for unit in chain:
+            if unit.call and not unit.tensor:
+                needs[where[unit.layer, unit.call - 1, 0]] = None
+            needs.update(dict.fromkeys(where[each] for each in unit.reads))
+        needs.pop(key, None)
+        return [*needs]
+
+
+def _sorted(needs: dict[Key, list[Key]], ends: list[Key]) -> list[Key] | None:
+    """Chains behind what they need, from inputs towards each end in turn; None if they go in a circle."""
+    done: dict[Key, None] = {}
+    inputs = [key for key, wanted in needs.items() if not wanted]
+    for begin in [*ends, *inputs, *needs]:
+        open_: dict[Key, Iterator[Key]] = {}
+        waiting = [begin]
+        while waiting:
+            key = waiting[-1]
+            if key in done:
+                waiting.pop()
+                continue
+            each = next(open_.setdefault(key, iter(needs[key])), None)
+            if each is None:
+                done[key] = None
+                waiting.pop()
+            elif each in open_ and each not in done:
+                return None
+            else:
+                waiting.append(each)
+    return [*done]
+
+
+# -- configs of Keras ----------------------------------------------------------------------------------------------------
+
+
+def is_model(entry: Config) -> bool:
+    """Whether a layer is a model of its own."""
+    return isinstance(entry["config"], dict) and "layers" in entry["config"]
+
+
+def names_within(config: Any) -> Iterator[str]:
+    """The name of every layer of a model, and of the models within."""
+    for entry in layers_within(config):
+        yield str(entry["config"].get("name", entry.get("name")))
+
+
+def layers_within(config: Any) -> Iterator[Config]:
+    """Every layer of a model, and of the models within."""
+    if isinstance(config, dict):
+        yield from config["layers"] if isinstance(config.get("layers"), list) else ()
+        for each in config.values():
+            yield from layers_within(each)
+    elif isinstance(config, list | tuple):
+        for each in config:
+            yield from layers_within(each)
+
+
+def unfree_names(layers: list[tuple[str, str]], taken: set[str], explicit: set[str] | None = None) -> set[str]:
+    """The names that ``build`` would not give of its own; layers are in the order of the text, each with its kind."""
+    explicit = set(explicit or ())
+    while True:
+        used, wrong = {*taken, *explicit}, set()
+        for name, kind in layers:
+            if name in explicit:
+                continue
+            base = keras.src.utils.naming.to_snake_case(kind)
+            free, count = base, 0
+            while free in used:
+                count += 1
+                free = f"{base}_{count}"
+            used.add(free)
+            if free != name:
+                wrong.add(name)
+        if not wrong:
+            return explicit
+        explicit |= wrong
+
+
+def difference(one: Any, other: Any, path: str = "") -> str:
+    """Where two configs differ first."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in [*one, *other]:
+            if one.get(key) != other.get(key):
+                at = f" of {one['name']!r}" if isinstance(one.get("name"), str) and not path.endswith(" of ") else ""
+                return difference(one.get(key), other.get(key), f"{key}{at}{', ' * bool(path)}{path}")
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for before, after in zip(one, other, strict=True):
+            if before != after:
+                return difference(before, after, path)
+    return f"{path} is {str(one)[:80]}, and came back as {str(other)[:80]}"
+
+
+# -- operators -----------------------------------------------------------------------------------------------------------
+
+
+def is_operator(entry: Config) -> bool:
+    """Whether a serialized layer holds an operator."""
+    return entry.get("registered_name") == OPERATOR_LAYER
+
+
+def kind_of(entry: Config, *, operators: bool) -> str:
+    """After what a layer is named that has no name of its own.
+
+    Args:
+        entry: It, as Keras serializes it.
+        operators: Whether those that hold an operator are written as such.
+    """
+    if operators and is_operator(entry):
+        return str(entry["config"]["operator"])
+    return str(entry.get("registered_name") or entry["class_name"]).rpartition(">")[2]
+
+
+def respelled(config: Config, shape: Sequence[int | None], to: Sequence[str], value: Callable[[Any], Value]) -> Call:
+    """An operator with its operands and options.
+
+    Args:
+        config: Of the layer.
+        shape: What comes out of it, without the batch.
+        to: The blocks that it reads beside what comes in.
+        value: Writes a value of an option.
+    """
+    name, types, parameters = config["operator"], config["types"], config["parameters"]
+    operator = OPERATORS[name]
+    args = [Arg("", each, 0) for each in _operands(operator.kind, config["operands"], parameters)]
+    *into, out = types
+    usual = types_of(Node(name), list(into))[1] if name != "cast" else ""
+    weights = out if out in INTEGERS else "float32"
+    if out != usual or any(dtype != weights for _, _, dtype, _ in parameters):
+        args.append(Arg("", Word(out, 0), 0))
+    options = {key: each for key, each in config["options"].items() if key != "shape"}
+    args += [Arg(key, value(each), 0) for key, each in options.items()]
+    if to:
+        words = tuple(Word(each, 0) for each in to)
+        args.append(Arg("to", words[0] if len(words) == 1 else Items(words, 0), 0))
+    if operator.kind in SHAPED and (parameters or operator.kind in ("reshape", "free")):
+        sizes = tuple(Word("none", 0) if size is None else Number(str(size), 0) for size in shape)
+        args.append(Arg("shape", Items(sizes, 0), 0))
+    return Call(name, tuple(args), 0)
+
+
+def _operands(kind: str, operands: Sequence[Any], parameters: Sequence[Sequence[Any]]) -> Iterator[Value]:
+    names = iter(re.sub(r"\d+$", "", str(each[0])) for each in parameters)
+    if kind == "attend":  # which has more parameters than operands
+        yield from (Word(each, 0) for each in list(names)[:6:2])
+        return
+    for each in operands:
+        yield Word(next(names), 0) if each is None else Number(repr(each), 0)
+
+
+def initial_of_all(entries: Iterator[Config]) -> str:
+    """The initializer that most matrices of operators have."""
+    found = Counter(
+        str(initial)
+        for entry in entries
+        if is_operator(entry)
+        for _, shape, _, initial in entry["config"]["parameters"]
+        if len(shape) > 1
+    )
+    return found.most_common(1)[0][0] if found else ""

@@ -11,12 +11,20 @@ from typing import Any
 
 from keras import ops
 
-from ddlf.extras.text.conversion import images, indices, recurrent
-from ddlf.extras.text.conversion.axes import behind_batch, of_options
 from ddlf.extras.text.language.inference import RANGES
 
 Options = dict[str, Any]
 Formula = Callable[[list[Any], list[Any], Options], Any]
+
+
+def behind_batch(axis: int) -> int:
+    """An axis as tensors have it: what counts from the last one stays."""
+    return axis + 1 if axis >= 0 else axis
+
+
+def of_options(axes: Sequence[int] | None, rank: int) -> tuple[int, ...]:
+    """Some axes as tensors have them; all but the batch's if they are not written."""
+    return tuple(range(1, rank)) if axes is None else tuple(behind_batch(each) for each in axes)
 
 
 def _each(function: Callable[..., Any], **defaults: Any) -> Formula:
@@ -252,6 +260,305 @@ def _l2(x: Any, **how: Any) -> Any:
     return ops.sqrt(ops.sum(x * x, **how))
 
 
+# -- images --------------------------------------------------------------------------------------------------------------
+
+
+def _channels_last(x: Any, options: Options, key: str) -> Any:
+    """An image with its channels last."""
+    return ops.transpose(x, (0, 2, 3, 1)) if options.get(key, "nchw") == "nchw" else x
+
+
+def _channels_back(x: Any, options: Options, key: str) -> Any:
+    return ops.transpose(x, (0, 3, 1, 2)) if options.get(key, "nchw") == "nchw" else x
+
+
+def _padding(options: Options) -> list[tuple[int, int]]:
+    top, bottom, left, right = options.get("padding", [0, 0, 0, 0])
+    return [(0, 0), (top, bottom), (left, right), (0, 0)]
+
+
+def _filter(weights: Any, options: Options, wanted: str) -> Any:
+    layout = options.get("filterLayout", "oihw")
+    return ops.transpose(weights, [layout.index(letter) for letter in wanted])
+
+
+def convolve(into: list[Any], operands: list[Any], options: Options) -> Any:
+    """A filter and, if it is there, a bias for each channel."""
+    x = ops.pad(_channels_last(into[0], options, "inputLayout"), _padding(options))
+    made = ops.conv(
+        x,
+        _filter(operands[0], options, "hwio"),
+        strides=tuple(options.get("strides", [1, 1])),
+        padding="valid",
+        data_format="channels_last",
+        dilation_rate=tuple(options.get("dilations", [1, 1])),
+    )
+    return _channels_back(made + operands[1] if len(operands) > 1 else made, options, "inputLayout")
+
+
+def convolve_transposed(into: list[Any], operands: list[Any], options: Options) -> Any:
+    """The gradient of a filter, which makes images larger; then a bias. Each group of channels has a slice of the filter's input channels."""
+    x = _channels_last(into[0], options, "inputLayout")
+    weights, groups = _filter(operands[0], options, "hwoi"), options.get("groups", 1)
+    parts = zip(ops.split(x, groups, axis=-1), ops.split(weights, groups, axis=-1), strict=True)
+    made = ops.concatenate([_transposed(*part, options) for part in parts], axis=-1)
+    return _channels_back(made + operands[1] if len(operands) > 1 else made, options, "inputLayout")
+
+
+def _transposed(x: Any, weights: Any, options: Options) -> Any:
+    strides, dilations, extra = (
+        options.get(key, usual)
+        for key, usual in (("strides", [1, 1]), ("dilations", [1, 1]), ("outputPadding", [0, 0]))
+    )
+    made = ops.conv_transpose(
+        x, weights, strides=tuple(strides), padding="valid", data_format="channels_last", dilation_rate=tuple(dilations)
+    )
+    for axis, (before, after) in enumerate(_padding(options)[1:3]):
+        wide = (weights.shape[axis] - 1) * dilations[axis] + 1
+        size = (x.shape[1 + axis] - 1) * strides[axis] + wide - before - after + extra[axis]
+        lacks = before + size - made.shape[1 + axis]
+        made = ops.pad(made, [(0, max(lacks, 0) if each == 1 + axis else 0) for each in range(4)])
+        cut = slice(before, before + size)
+        made = made[:, cut] if axis == 0 else made[:, :, cut]
+    return made
+
+
+def _pooled(x: Any, options: Options, pool: Callable[..., Any], value: float, whole: Callable[..., Any]) -> Any:
+    window = options.get("windowDimensions")
+    if window is None:
+        return whole(x, axis=(1, 2), keepdims=True)
+    padded = ops.pad(x, _padding(options), constant_values=value)
+    if options.get("dilations", [1, 1]) != [1, 1]:
+        return whole(_dilated(padded, options), axis=0)
+    return pool(
+        padded,
+        tuple(window),
+        strides=tuple(options.get("strides", [1, 1])),
+        padding="valid",
+        data_format="channels_last",
+    )
+
+
+def _dilated(x: Any, options: Options) -> Any:
+    """Of each window the values at each of its places, first; places are apart from each other."""
+    window, apart = options["windowDimensions"], options["dilations"]
+    steps = options.get("strides", [1, 1])
+    ends = [size - (places - 1) * gap for size, places, gap in zip(x.shape[1:3], window, apart, strict=True)]
+    return ops.stack(
+        [
+            x[
+                :,
+                row * apart[0] : row * apart[0] + ends[0] : steps[0],
+                column * apart[1] : column * apart[1] + ends[1] : steps[1],
+            ]
+            for row in range(window[0])
+            for column in range(window[1])
+        ]
+    )
+
+
+def _averaged(x: Any, options: Options) -> Any:
+    """The mean of what lies in each window; padding does not count."""
+    made = _pooled(x, options, ops.average_pool, 0.0, ops.mean)
+    if "windowDimensions" not in options or not any(options.get("padding", [])):
+        return made
+    return made / _pooled(ops.ones_like(x[:1, :, :, :1]), options, ops.average_pool, 0.0, ops.mean)
+
+
+def pool_average(into: list[Any], operands: list[Any], options: Options) -> Any:
+    """The mean of each window, of all if none is written."""
+    return _channels_back(_averaged(_channels_last(into[0], options, "layout"), options), options, "layout")
+
+
+def pool_l2(into: list[Any], operands: list[Any], options: Options) -> Any:
+    """The square root of the sum of squares of each window."""
+    x = _channels_last(into[0], options, "layout")
+    area = math.prod(options.get("windowDimensions", x.shape[1:3]))
+    made = ops.sqrt(_pooled(x * x, options, ops.average_pool, 0.0, ops.mean) * area)
+    return _channels_back(made, options, "layout")
+
+
+def pool_max(into: list[Any], operands: list[Any], options: Options) -> Any:
+    """The largest of each window."""
+    x = _channels_last(into[0], options, "layout")
+    return _channels_back(_pooled(x, options, ops.max_pool, -math.inf, ops.max), options, "layout")
+
+
+def resample(into: list[Any], operands: list[Any], options: Options) -> Any:
+    """Another height and width; the centres of pixels stay where they are."""
+    x = into[0]
+    axes = [each + 1 if each >= 0 else each + len(x.shape) for each in options.get("axes", [1, 2])]
+    scales = options.get("scales", [1, 1])
+    sizes = options.get("sizes") or [
+        max(int(x.shape[axis] * scale), 1) for axis, scale in zip(axes, scales, strict=True)
+    ]
+    how = {"nearest-neighbor": "nearest", "linear": "bilinear"}[options.get("mode", "nearest-neighbor")]
+    rest = next(axis for axis in (1, 2, 3) if axis not in axes)
+    order = (0, *axes, rest)
+    made = ops.image.resize(ops.transpose(x, order), tuple(sizes), interpolation=how, data_format="channels_last")
+    return ops.transpose(made, [order.index(axis) for axis in range(4)])
+
+
+# -- recurrent layers: gates in the order i o f g of an LSTM, z r n of a GRU ---------------------------------------------
+
+
+def _gates(weights: Any, order: str, wanted: str) -> list[Any]:
+    """What belongs to each gate, in another order."""
+    parts = ops.split(weights, len(order), axis=0)
+    return [parts[order.index(letter)] for letter in wanted]
+
+
+def _sums(x: Any, weights: Any, bias: Any, order: str, wanted: str) -> list[Any]:
+    biases = _gates(bias, order, wanted) if bias is not None else [0.0] * len(wanted)
+    return [
+        ops.matmul(x, ops.transpose(each)) + add
+        for each, add in zip(_gates(weights, order, wanted), biases, strict=True)
+    ]
+
+
+def _lstm_step(x: Any, state: Sequence[Any], operands: list[Any], options: Options) -> tuple[Any, Any]:
+    w, r, b, rb = (*operands, None, None)[:4]
+    order = options.get("layout", "iofg")
+    into = zip(_sums(x, w, b, order, "iofg"), _sums(state[0], r, rb, order, "iofg"), strict=True)
+    i, o, f, g = (one + other for one, other in into)
+    cell = ops.sigmoid(f) * state[1] + ops.sigmoid(i) * ops.tanh(g)
+    return ops.sigmoid(o) * ops.tanh(cell), cell
+
+
+def _gru_step(x: Any, hidden: Any, operands: list[Any], options: Options) -> Any:
+    w, r, b, rb = (*operands, None, None)[:4]
+    order = options.get("layout", "zrn")
+    (xz, xr, xn), (hz, hr, hn) = _sums(x, w, b, order, "zrn"), _sums(hidden, r, rb, order, "zrn")
+    update, reset = ops.sigmoid(xz + hz), ops.sigmoid(xr + hr)
+    if options.get("resetAfter", True):
+        new = ops.tanh(xn + reset * hn)
+    else:
+        add = _gates(rb, order, "n")[0] if rb is not None else 0.0
+        new = ops.tanh(xn + ops.matmul(reset * hidden, ops.transpose(_gates(r, order, "n")[0])) + add)
+    return (1 - update) * new + update * hidden
+
+
+def _begin(x: Any, operands: list[Any]) -> Any:
+    return ops.zeros((ops.shape(x)[0], operands[1].shape[-1]), dtype=x.dtype)
+
+
+def lstm_cell(into: list[Any], operands: list[Any], options: Options) -> Any:
+    """One step from a state of zeros."""
+    begin = _begin(into[0], operands)
+    return _lstm_step(into[0], (begin, begin), operands, options)[0]
+
+
+def gru_cell(into: list[Any], operands: list[Any], options: Options) -> Any:
+    """One step from a state of zeros."""
+    return _gru_step(into[0], _begin(into[0], operands), operands, options)
+
+
+def lstm(into: list[Any], operands: list[Any], options: Options) -> Any:
+    """All steps, from a state of zeros; the last output, or all with ``returnSequence``."""
+
+    def step(state: Any, x: Any) -> tuple[Any, Any]:
+        state = ops.concatenate(_lstm_step(x, ops.split(state, 2, axis=-1), operands, options), axis=-1)
+        return state, state  # which is one tensor, for TensorFlow's scan wants both to have one structure
+
+    begin = _begin(into[0], operands)
+    made = _over_time(into[0], step, ops.concatenate([begin, begin], axis=-1), options)
+    return made[..., : begin.shape[-1]]
+
+
+def gru(into: list[Any], operands: list[Any], options: Options) -> Any:
+    """All steps, from a state of zeros; the last output, or all with ``returnSequence``."""
+
+    def step(state: Any, x: Any) -> tuple[Any, Any]:
+        hidden = _gru_step(x, state, operands, options)
+        return hidden, hidden
+
+    return _over_time(into[0], step, _begin(into[0], operands), options)
+
+
+def _over_time(x: Any, step: Any, state: Any, options: Options) -> Any:
+    backward = options.get("direction") == "backward"
+    _, made = ops.scan(step, state, ops.transpose(x, (1, 0, 2)), reverse=backward)
+    if options.get("returnSequence"):
+        return ops.transpose(made, (1, 0, 2))
+    return made[0] if backward else made[-1]
+
+
+# -- indices: each sample has its own, and two writes to one place have no defined order ---------------------------------
+
+
+def gather(into: list[Any], operands: list[Any], options: Options) -> Any:
+    """Of each sample the slices at its own indices along an axis; with an operand the slice there."""
+    axis = behind_batch(options.get("axis", 0))
+    if len(into) == 1:
+        return ops.take(into[0], ops.cast(operands[0], "int32"), axis=axis)
+    x, indices = into[0], ops.cast(into[1], "int32")
+    axis %= len(x.shape)
+    x = ops.moveaxis(x, axis, 1)
+    found = _taken(_table(x, 1), _flat(indices))
+    found = ops.reshape(found, (-1, *indices.shape[1:], *x.shape[2:]))
+    count = len(indices.shape) - 1
+    rank = len(found.shape)
+    before = list(range(1 + count, count + axis))
+    return ops.transpose(found, (0, *before, *range(1, 1 + count), *range(count + axis, rank)))
+
+
+def gather_elements(into: list[Any], operands: list[Any], options: Options) -> Any:
+    """A value for each index along an axis."""
+    return ops.take_along_axis(into[0], ops.cast(into[1], "int32"), axis=behind_batch(options.get("axis", 0)))
+
+
+def gather_nd(into: list[Any], operands: list[Any], options: Options) -> Any:
+    """What lies at each row of indices, which go into the first axes."""
+    x, indices = into[0], ops.cast(into[1], "int32")
+    depth = indices.shape[-1]
+    found = _taken(_table(x, depth), _flat(_numbered(indices, x.shape[1:])))
+    return ops.reshape(found, (-1, *indices.shape[1:-1], *x.shape[1 + depth :]))
+
+
+def scatter_elements(into: list[Any], operands: list[Any], options: Options) -> Any:
+    """What comes in, with a value written at each index along an axis."""
+    x, indices, updates = into[0], ops.cast(into[1], "int32"), into[2]
+    axis = behind_batch(options.get("axis", 0)) % len(x.shape)
+    x, indices, updates = (ops.moveaxis(each, axis, -1) for each in (x, indices, updates))
+    rows, rows_there, written = (ops.reshape(each, (-1, each.shape[-1])) for each in (x, indices, updates))
+    found = _written(rows[..., None], rows_there, written[..., None])
+    return ops.moveaxis(ops.reshape(found, (-1, *x.shape[1:])), -1, axis)
+
+
+def scatter_nd(into: list[Any], operands: list[Any], options: Options) -> Any:
+    """What comes in, with a slice written at each row of indices."""
+    x, indices, updates = into[0], ops.cast(into[1], "int32"), into[2]
+    table, there = _table(x, indices.shape[-1]), _flat(_numbered(indices, x.shape[1:]))
+    written = ops.reshape(updates, (-1, there.shape[1], table.shape[2]))
+    return ops.reshape(_written(table, there, written), (-1, *x.shape[1:]))
+
+
+def _table(x: Any, depth: int) -> Any:
+    """Of each sample a row for each place in its first axes."""
+    return ops.reshape(x, (-1, math.prod(x.shape[1 : 1 + depth]), math.prod(x.shape[1 + depth :])))
+
+
+def _flat(indices: Any) -> Any:
+    return ops.reshape(indices, (-1, math.prod(indices.shape[1:])))
+
+
+def _numbered(indices: Any, shape: Any) -> Any:
+    """Rows of indices as the number of the place in a table."""
+    strides = [math.prod(shape[axis + 1 : indices.shape[-1]]) for axis in range(indices.shape[-1])]
+    return ops.sum(indices * ops.convert_to_tensor(strides, dtype="int32"), axis=-1)
+
+
+def _taken(table: Any, indices: Any) -> Any:
+    wide = ops.broadcast_to(indices[..., None], (ops.shape(table)[0], indices.shape[1], table.shape[2]))
+    return ops.take_along_axis(table, wide, axis=1)
+
+
+def _written(table: Any, indices: Any, values: Any) -> Any:
+    samples = ops.cumsum(ops.ones_like(indices), axis=0) - 1
+    places = ops.reshape(ops.stack([samples, indices], axis=-1), (-1, 2))
+    return ops.scatter_update(table, places, ops.reshape(values, (-1, table.shape[2])))
+
+
 FORMULAS: dict[str, Formula] = {
     "abs": _each(ops.absolute), "floor": _each(ops.floor), "ceil": _each(ops.ceil), "identity": _each(lambda x: x), "neg": _each(ops.negative),
     "sign": _each(ops.sign), "relu": _each(lambda x: ops.maximum(x, 0)), "cos": _each(ops.cos), "erf": _each(ops.erf), "exp": _each(ops.exp),
@@ -270,15 +577,15 @@ FORMULAS: dict[str, Formula] = {
     "logicalAnd": _asked(ops.logical_and), "logicalOr": _asked(ops.logical_or), "logicalXor": _asked(ops.logical_xor),
     "residual": _residual, "matmul": _matmul, "gemm": _gemm, "concat": _concat, "reshape": _reshape, "expand": _expand, "transpose": _transpose,
     "slice": _slice, "pad": _pad, "tile": _tile, "split": _split,
-    "gather": indices.gather, "gatherElements": indices.gather_elements, "gatherND": indices.gather_nd,
-    "scatterElements": indices.scatter_elements, "scatterND": indices.scatter_nd, "where": _where,
-    "attend": _attend, "resample2d": images.resample, "conv2d": images.convolve, "convTranspose2d": images.convolve_transposed,
-    "averagePool2d": images.pool_average, "l2Pool2d": images.pool_l2, "maxPool2d": images.pool_max,
+    "gather": gather, "gatherElements": gather_elements, "gatherND": gather_nd,
+    "scatterElements": scatter_elements, "scatterND": scatter_nd, "where": _where,
+    "attend": _attend, "resample2d": resample, "conv2d": convolve, "convTranspose2d": convolve_transposed,
+    "averagePool2d": pool_average, "l2Pool2d": pool_l2, "maxPool2d": pool_max,
     "reduceL1": _reduced(lambda x, **how: ops.sum(ops.absolute(x), **how)), "reduceL2": _reduced(_l2),
     "reduceLogSum": _reduced(lambda x, **how: ops.log(ops.sum(x, **how))), "reduceLogSumExp": _reduced(ops.logsumexp), "reduceMax": _reduced(ops.max),
     "reduceMean": _reduced(ops.mean), "reduceMin": _reduced(ops.min), "reduceProduct": _reduced(ops.prod), "reduceSum": _reduced(ops.sum),
     "reduceSumSquare": _reduced(lambda x, **how: ops.sum(x * x, **how)), "reduceVariance": _reduced(ops.var),
-    "argMin": _arg(ops.argmin), "argMax": _arg(ops.argmax), "gru": recurrent.gru, "lstm": recurrent.lstm, "gruCell": recurrent.gru_cell,
-    "lstmCell": recurrent.lstm_cell,
+    "argMin": _arg(ops.argmin), "argMax": _arg(ops.argmax), "gru": gru, "lstm": lstm, "gruCell": gru_cell,
+    "lstmCell": lstm_cell,
 }  # fmt: skip
 """By the operator's name; ``dropout`` and ``batchNormalization`` have a state, and are in ``operator``."""

@@ -1,20 +1,29 @@
-"""Values of a text as Keras takes them: names as its classes, and what has brackets as objects. Runs where models are made.
+"""Objects of Keras from values of a text, and back. Runs where models are made.
 
-Nothing is imported by name: a class is one of Keras's own, or one that was registered.
+Nothing is imported by name: a class is one of Keras's own, or a registered one. Arguments of an object are found by trying: it is made with as few
+as possible, and the first argument that differs is added until the config is equal. So a text has the shortest form that makes an equal object.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import json
+import re
+import unicodedata
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 
-from ddlf.extras.text.language.blocks import plain
+from ddlf.errors import NotationError
+from ddlf.extras.text.language.blocks import PLAIN, plain
+from ddlf.extras.text.language.expand import IT
+from ddlf.extras.text.language.forms import FUNCTIONAL
 from ddlf.extras.text.language.keras_layers import INNER
-from ddlf.extras.text.language.values import Call, Items, Tensor, Value, Word
+from ddlf.extras.text.language.syntax import MAX_ITEMS
+from ddlf.extras.text.language.values import Arg, Call, Items, Number, Tensor, Text, Value, Word
 
 HOMES = (
     *("layers", "initializers", "regularizers", "constraints", "quantizers", "dtype_policies", "random"),
@@ -114,3 +123,247 @@ PLAIN_CALLS: dict[str, Callable[..., Any]] = {
     "number": float,
 }
 """What has brackets and is no class: values that Python has, and a text has no sign for."""
+
+# -- back to a text ------------------------------------------------------------------------------------------------------
+
+
+Config = dict[str, Any]
+REFUSED = (TypeError, ValueError, NotImplementedError, AttributeError, KeyError, IndexError, OSError)
+"""What classes raise that miss an argument, or do not take a value."""
+LATER = ("build_config", "compile_config", "shared_object_id")
+
+
+class CannotBeWritten(NotationError):
+    """Something in a model of Keras that no text can say.
+
+    What to do:
+        Change what the sentence names: register a class of one's own, take a layer in the place of a function.
+    """
+
+
+def plainly(value: Any) -> Any:
+    """A config as a file has it, with lists in the place of tuples, and without what is known only when data came or training was set up."""
+    return _without(json.loads(json.dumps(value, default=str)))
+
+
+def _without(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _without(each) for key, each in value.items() if key not in LATER}
+    return value
+
+
+def named(name: str) -> Value:
+    """A name or a string as a text has it."""
+    simple = re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*(>[A-Za-z][A-Za-z0-9_]*)?", name)
+    return Word(name, 0) if simple and name not in PLAIN and name != IT else Text(name, 0)
+
+
+def class_name(entry: Config, what: str) -> str:
+    """The name of the class of an object, as a text has it.
+
+    Raises:
+        CannotBeWritten: It is neither Keras's nor registered, or runs code.
+    """
+    kind, module, registered = entry["class_name"], str(entry.get("module") or ""), entry.get("registered_name")
+    if kind == "Lambda":
+        raise CannotBeWritten(
+            f"{what} is a Lambda, whose function no text can say; write a layer of your own, and register it with "
+            "keras.saving.register_keras_serializable"
+        )
+    for home in INNER:
+        if module == f"keras.src.{home}":
+            return f"{home.rpartition('.')[2]}>{kind}"
+    name = str(registered) if registered and ">" in str(registered) else str(kind)
+    from_keras = module.partition(".")[0] == "keras"
+    if from_keras and kind in ("Sequential", FUNCTIONAL):
+        return str(kind)
+    try:
+        made = found(name)
+    except ValueError:
+        made = None
+    if made is None or not (from_keras or made.__module__ == module):
+        raise CannotBeWritten(
+            f"{what} is a {kind} of {module or 'no module'}, which is not registered; register it with "
+            "keras.saving.register_keras_serializable"
+        )
+    return name
+
+
+class Writer:
+    """Writes objects of Keras.
+
+    Args:
+        model: Writes a model that is an argument, and returns its block's name.
+        made: Gives the model that a block is.
+    """
+
+    def __init__(self, model: Callable[[Config], str], made: Callable[[Call], Any]) -> None:
+        self.model, self.made = model, made
+        self.known: dict[str, tuple[Arg, ...]] = {}
+
+    def call(self, entry: Config, what: str, *, named: bool = False) -> Call:
+        """An object with its arguments.
+
+        Args:
+            entry: It, as Keras serializes it.
+            what: What it is, for errors.
+            named: Whether its name is no argument, for the caller writes it.
+
+        Raises:
+            CannotBeWritten: No arguments make an equal one.
+        """
+        name = class_name(entry, what)
+        config = dict(entry["config"] or {})
+        key = f"{name} {json.dumps(config if not named else config | {'name': ''}, default=str)}"
+        if key not in self.known or '"layers"' in key:  # each model in an argument is one of its own
+            self.known[key] = self._args(name, config, what, named)
+        return Call(name, self.known[key], 0)
+
+    def _args(self, name: str, config: Config, what: str, named: bool) -> tuple[Arg, ...]:
+        kind, args = found(name), dict[str, Value]()
+        wanted = {key: plainly(value) for key, value in config.items()}
+        parameters = inspect.signature(kind.__init__).parameters
+        keys = [key for key in parameters if key in config] + [key for key in config if key not in parameters]
+        fixed = {"name": config["name"]} if named and "name" in config else {}
+        for key in keys:
+            if key in parameters and parameters[key].default is inspect.Parameter.empty and key not in fixed:
+                args[key] = self.value(config[key], what)
+        if "name" in config and not fixed:  # Keras would give it another one each time
+            args["name"] = self.value(config["name"], what)
+
+        def differing(args: dict[str, Value]) -> list[str]:
+            made = kind(**{key: valued(value, self.made) for key, value in args.items()}, **fixed)
+            now = plainly(keras.saving.serialize_keras_object(made)["config"])
+            return [key for key in keys if key not in now or now[key] != wanted[key]]
+
+        left = [key for key in keys if key not in args and key not in fixed]
+        while True:
+            try:
+                wrong = differing(args)
+            except REFUSED as error:
+                wrong = left  # perhaps another argument is needed
+                if not left:
+                    raise CannotBeWritten(f"{what} ({name}) cannot be made again of its config: {error}") from error
+            if not wrong:
+                break
+            more = [each for each in wrong if each in left][:1]
+            if not more:
+                raise CannotBeWritten(f"{what} ({name}) does not come back with the same {', '.join(wrong)}")
+            left.remove(more[0])
+            args[more[0]] = self.value(config[more[0]], what)
+        for key in [*args]:
+            rest = {other: value for other, value in args.items() if other != key}
+            if not _differs(differing, rest):
+                args = rest
+                continue
+            for short in self._shorter(config[key]):
+                if not _differs(differing, args | {key: short}):
+                    args[key] = short
+                    break
+        return tuple(Arg(key, value, 0) for key, value in args.items())
+
+    def _shorter(self, value: Any) -> list[Value]:
+        """Forms in which Keras might take the same, the shortest first."""
+        if isinstance(value, list | tuple) and value and all(each == value[0] for each in value):
+            first = value[0]
+            inner = self._shorter(first) if isinstance(first, list | tuple) else []
+            return [*inner, *([Number(repr(first), 0)] if type(first) in (int, float) else [])]
+        if isinstance(value, dict) and value.get("class_name") == "DTypePolicy":
+            return [Word(str(value["config"]["name"]), 0)]
+        if isinstance(value, dict) and str(value.get("module")).startswith("keras.") and value.get("class_name"):
+            snake = keras.src.utils.naming.to_snake_case(str(value["class_name"]))
+            return [Word(str(snake), 0)]
+        if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+            return [Number(str(int(value)), 0)]
+        return []
+
+    def value(self, value: Any, what: str) -> Value:
+        """A value of a config.
+
+        Raises:
+            CannotBeWritten: It is a function or an object that no text can say.
+        """
+        if value is None or isinstance(value, bool):
+            return Word({None: "none", True: "true", False: "false"}[value], 0)
+        if isinstance(value, int):
+            return Number(str(value), 0)
+        if isinstance(value, float):
+            return _number(value)
+        if isinstance(value, str):
+            return self._text(value, what)
+        if isinstance(value, list | tuple):
+            if len(value) > MAX_ITEMS:
+                raise CannotBeWritten(
+                    f"{what} has a list of {len(value):,} values, and a text has {MAX_ITEMS:,} at most"
+                )
+            return Items(tuple(self.value(each, what) for each in value), 0)
+        if isinstance(value, dict):
+            return self._object(value, what)
+        raise CannotBeWritten(f"{what} has a value of the type {type(value).__name__}, which a text cannot say")
+
+    def _text(self, value: str, what: str) -> Value:
+        if any(letter == "\n" or unicodedata.category(letter) in ("Cc", "Cs") for letter in value):
+            raise CannotBeWritten(f"{what} has a string with a line break or a sign that a text cannot have")
+        return named(value)
+
+    def _object(self, value: Config, what: str) -> Value:
+        kind = value.get("class_name")
+        if value.keys() == {"value"} and isinstance(value["value"], list | tuple) and len(value["value"]) == 3:
+            return _function(
+                {"class_name": "__lambda__"}, what
+            )  # code, defaults, closure: so Keras has a lambda as activation
+        if kind is None or "config" not in value:
+            pairs = [self._pair(key, each, what) for key, each in value.items()]
+            return Call("dict", tuple(pairs), 0)
+        config = value["config"]
+        if kind in ("function", "__lambda__"):
+            return _function(value, what)
+        if kind in ("__numpy__", "__tensor__"):
+            values = self.value(config["value"], what)
+            name = "array" if kind == "__numpy__" else "constant"
+            return Call(name, (Arg("", values, 0), Arg("dtype", Text(config["dtype"], 0), 0)), 0)
+        if kind == "__slice__":
+            ends = [self.value(config[key], what) for key in ("start", "stop", "step")]
+            return Call("slice", tuple(Arg("", each, 0) for each in ends), 0)
+        if kind == "__ellipsis__":
+            return Call("ellipsis", (), 0)
+        if kind.startswith("__"):
+            raise CannotBeWritten(f"{what} has a {kind.strip('_')}, which a text cannot say")
+        if isinstance(config, dict) and "layers" in config:
+            return Call(self.model(value), (), 0)
+        return self.call(value, what)
+
+    def _pair(self, key: Any, value: Any, what: str) -> Arg:
+        if isinstance(key, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", key):
+            return Arg(key, self.value(value, what), 0)
+        return Arg("", Items((self.value(key, what), self.value(value, what)), 0), 0)
+
+
+def _differs(differing: Callable[[dict[str, Value]], list[str]], args: dict[str, Value]) -> bool:
+    """Whether some arguments make another object, or none."""
+    try:
+        return bool(differing(args))
+    except REFUSED:
+        return True
+
+
+def _number(value: float) -> Value:
+    if value != value or value in (float("inf"), float("-inf")):
+        return Call("number", (Arg("", Text(repr(value), 0), 0),), 0)
+    return Number(repr(value), 0)
+
+
+def _function(value: Config, what: str) -> Value:
+    """A function by its name, if Keras or a registration knows it."""
+    name = str(value["config"]) if value["class_name"] == "function" else "a lambda"
+    known = value["class_name"] == "function" and (
+        str(value.get("module")).startswith("keras") or keras.saving.get_registered_object(name) is not None
+    )
+    if not known:
+        raise CannotBeWritten(
+            f"{what} has a function ({name}), which no text can say; register it with "
+            "keras.saving.register_keras_serializable"
+        )
+    return named(name)

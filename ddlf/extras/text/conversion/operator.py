@@ -8,8 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from ddlf.extras.text.conversion.formulas import FORMULAS, normalized, scaled
-from ddlf.extras.text.conversion.recurrent import Options
+from ddlf.extras.text.conversion.formulas import FORMULAS, Options, normalized, scaled
 
 MOMENTUM = 0.99
 """How much of a mean over batches stays at each step, as in Keras's own layer."""

@@ -181,12 +181,12 @@ def test_a_factor_of_the_learning_rate_is_in_whatever_optimizer_the_model_is_com
 
 
 def test_a_text_with_layers_of_ones_own_is_exported_with_their_file(tmp_path):
-    from ddlf.extras.export import keras_model, step
+    from ddlf.extras.export import keras_model, steps
 
     mine = "import keras\n@keras.saving.register_keras_serializable('exported')\nclass Twice(keras.layers.Layer):\n"
     (tmp_path / "exported_mine.py").write_text(f"{mine}    def call(self, x):\n        return 2 * x\n")
     (tmp_path / "a.nnm").write_text(one("exported>Twice(), Dense(units=8)"))
     job = {"model": tmp_path / "a.nnm", "target": tmp_path / "a.keras", "code": str(tmp_path / "exported_mine.py")}
-    step.STEPS["build"](job, tmp_path)
+    steps.STEPS["build"](job, tmp_path)
     loaded = keras_model.load(tmp_path / "a.keras", tmp_path / "exported_mine.py")
     assert [type(layer).__name__ for layer in loaded.layers] == ["InputLayer", "Twice", "Dense"]

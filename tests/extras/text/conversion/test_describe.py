@@ -173,7 +173,7 @@ def stack(*more):
     ids=["lambda", "lambda-argument", "function", "layer", "subclassed", "unbuilt", "constant"],
 )  # fmt: skip
 def test_what_no_text_can_say_is_refused_by_name(make, sentence):
-    from ddlf.extras.text.conversion.arguments import CannotBeWritten
+    from ddlf.extras.text.conversion.objects import CannotBeWritten
 
     with pytest.raises(CannotBeWritten, match=sentence):
         describe(make())
