@@ -1,172 +1,162 @@
-"""What differs between two models: layers, their options, shapes, parameters and what they read, inputs and outputs. Pure.
+"""The differences of two models: layers, options, shapes, parameters, inputs and outputs. Pure.
 
-Layers are matched by their names where both have names, else by what they are and where they stand. A name that Keras gave (``dense_3``) is none.
+Layers are matched by name if both have one, else by operator and position. A name that Keras made (``dense_3``) does not count.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
-from ddlf.extras.text.language.graph import Graph, Node
+from ddlf.extras.text.language.graph import Graph, Head, Node
 from ddlf.extras.text.language.inference import shown
 from ddlf.extras.text.language.model import Model
 from ddlf.extras.text.language.printer import spelled
-from ddlf.extras.text.language.values import Number
+from ddlf.extras.text.language.values import Arg, Number
 
 Pairs = list[tuple[int | None, int | None]]
+Fields = dict[str, object]
 
 
-def differences(one: Model, other: Model) -> list[str]:
-    """A line for each difference, ``-`` of what only the first has, ``+`` of what only the second has, ``~`` of what changed."""
-    lines = [*_model(one, other)]
-    lines += _graphs(one.graph, other.graph, "")
-    names = [*one.parts, *(name for name in other.parts if name not in one.parts)]
-    for name in names:
-        if name not in other.parts:
-            lines.append(f"- model {name}")
-        elif name not in one.parts:
-            lines.append(f"+ model {name}")
+def differences(first: Model, second: Model) -> list[str]:
+    """Return a line for each difference: ``-`` for a removed layer, ``+`` for a new one, ``~`` for a changed one."""
+    lines = []
+    if changes := _changes(_model_fields(first, second), _model_fields(second, first)):
+        lines.append(f"~ model: {changes}")
+    lines += _graphs(first.graph, second.graph, "")
+    for name in dict.fromkeys([*first.parts, *second.parts]):
+        if name in first.parts and name in second.parts:
+            lines += _graphs(first.parts[name][1], second.parts[name][1], f"{name}: ")
         else:
-            lines += _graphs(one.parts[name][1], other.parts[name][1], f"{name}: ")
+            lines.append(f"{'-' if name in first.parts else '+'} model {name}")
     return lines
 
 
-def _model(one: Model, other: Model) -> Iterator[str]:
-    for what, before, after in (
-        ("class", one.form.kind, other.form.kind),
-        ("name", _own_name(one.form.name), _own_name(other.form.name)),
-        ("options", _options(one.form.options), _options(other.form.options)),
-    ):
-        if before != after and (what == "options" or (before and after)):
-            yield f"~ model: {what} {before or 'none'} -> {after or 'none'}"
-    counts = [each.graph.parameters for each in (one, other)]
-    if counts[0] != counts[1]:
-        yield f"~ model: parameters {_count(counts[0])} -> {_count(counts[1])}"
-
-
-def _graphs(one: Graph, other: Graph, where: str) -> Iterator[str]:
-    pairs = _matched(one, other)
-    same = {before: after for before, after in pairs if before is not None and after is not None}
-    back = {after: before for before, after in same.items()}
-    for before, after in pairs:
-        if after is None and before is not None:
-            yield f"- {where}{_said(one, before)}"
-        elif before is None and after is not None:
-            yield f"+ {where}{_said(other, after)}"
-        elif before is not None and after is not None:
-            changed = _changed(one.nodes[before], other.nodes[after])
-            reads = [same.get(each) for each in one.nodes[before].inputs] != [*other.nodes[after].inputs]
-            if reads and all(each in back for each in other.nodes[after].inputs):
-                changed.append(f"reads {_reads(one, before)} -> {_reads(other, after)}")
-            if changed:
-                yield f"~ {where}{called(one, before)}: {', '.join(changed)}"
-    yield from _heads(one, other, same, where)
-
-
-def _heads(one: Graph, other: Graph, same: dict[int, int], where: str) -> Iterator[str]:
-    before, after = (
-        {
-            _own_name(head.name, each.nodes[head.node].operator) or str(place): head
-            for place, head in enumerate(each.heads, 1)
-        }
-        for each in (one, other)
+def _changes(before: Fields, after: Fields) -> str:
+    return ", ".join(
+        f"{key} {before.get(key) or 'none'} -> {after.get(key) or 'none'}"
+        for key in dict.fromkeys([*before, *after])
+        if (before.get(key) or None) != (after.get(key) or None)
     )
-    if len(before) == len(after) == 1:  # the only output is the same one, whatever it is called
+
+
+def _model_fields(model: Model, other: Model) -> Fields:
+    form, count = model.form, model.graph.parameters
+    fields: Fields = {"class": form.kind, "options": _options(form.options)}
+    if _own_name(form.name) and _own_name(other.form.name):
+        fields["name"] = _own_name(form.name)
+    return fields | {"parameters": "not known" if count is None else f"{count:,}"}
+
+
+def _node_fields(node: Node) -> Fields:
+    fields: Fields = {arg.key: spelled(arg.value) for arg in node.options}
+    if "name" in fields:  # the name of an input in Keras, beside that of its block
+        fields |= {"name": _own_name(str(fields["name"])), "block": node.name}
+    else:
+        fields["name"] = _own_name(node.name, node.operator)
+    return fields | {
+        "operands": _operands(node),
+        "call": node.given and spelled(node.given),
+        "lrm": node.lrm,
+        "type": node.dtype,
+        "shape": shown(node.shape),
+        "parameters": " ".join(shown(parameter.shape) for parameter in node.parameters),
+    }
+
+
+def _head_fields(head: Head) -> Fields:
+    return {"loss": head.loss, "type": head.written, **dict(head.factors)}
+
+
+def _graphs(first: Graph, second: Graph, prefix: str) -> Iterator[str]:
+    pairs = _matched(first, second)
+    same = {before: after for before, after in pairs if before is not None and after is not None}
+    matched = set(same.values())
+    for before, after in pairs:
+        if before is None and after is not None:
+            yield f"+ {prefix}{_described(second, after)}"
+        elif after is None and before is not None:
+            yield f"- {prefix}{_described(first, before)}"
+        elif before is not None and after is not None:
+            old, new = first.nodes[before], second.nodes[after]
+            changes = [_changes(_node_fields(old), _node_fields(new))]
+            if matched.issuperset(new.inputs) and [same.get(source) for source in old.inputs] != [*new.inputs]:
+                changes.append(f"reads {_called(first, old.inputs)} -> {_called(second, new.inputs)}")
+            if any(changes):
+                yield f"~ {prefix}{_called(first, [before])}: {', '.join(filter(None, changes))}"
+    yield from _heads(first, second, same, prefix)
+
+
+def _heads(first: Graph, second: Graph, same: Mapping[int, int], prefix: str) -> Iterator[str]:
+    before, after = _named_heads(first), _named_heads(second)
+    if len(before) == len(after) == 1:  # a single output is the same one, whatever its name is
         after = dict(zip(before, after.values(), strict=True))
     for name, head in before.items():
         if name not in after:
-            yield f"- {where}output {name}"
+            yield f"- {prefix}output {name}"
             continue
-        new = after[name]
-        for what, old, now in (("loss", head.loss, new.loss), ("type", head.written, new.written)):
-            if old != now:
-                yield f"~ {where}output {name}: {what} {old or 'none'} -> {now or 'none'}"
-        if head.factors != new.factors:
-            yield f"~ {where}output {name}: {dict(head.factors)} -> {dict(new.factors)}"
-        if same.get(head.node) not in (new.node, None):
-            yield f"~ {where}output {name}: of {called(one, head.node)} -> of {called(other, new.node)}"
-    yield from (f"+ {where}output {name}" for name in after if name not in before)
+        changes = [_changes(_head_fields(head), _head_fields(after[name]))]
+        if same.get(head.node) not in (after[name].node, None):
+            changes.append(f"reads {_called(first, [head.node])} -> {_called(second, [after[name].node])}")
+        if any(changes):
+            yield f"~ {prefix}output {name}: {', '.join(filter(None, changes))}"
+    yield from (f"+ {prefix}output {name}" for name in after if name not in before)
 
 
-def _matched(one: Graph, other: Graph) -> Pairs:
-    """Nodes of both that are the same layer; None where one has none."""
-    of_one, of_other = ({_own_name(node.name, node.operator) for node in graph.nodes} for graph in (one, other))
-    names = (of_one & of_other) - {""}
-    if len(one.heads) == len(other.heads) == 1:
-        names -= {node.name for graph in (one, other) for node in graph.nodes if node.operator == "input"}
+def _named_heads(graph: Graph) -> dict[str, Head]:
+    return {
+        _own_name(head.name, graph.nodes[head.node].operator) or str(number): head
+        for number, head in enumerate(graph.heads, 1)
+    }
 
-    def key(node: Node) -> tuple[str, str, str]:
-        return node.operator, node.name if node.name in names else "", node.share
 
-    before, after = [key(node) for node in one.nodes], [key(node) for node in other.nodes]
+def _matched(first: Graph, second: Graph) -> Pairs:
+    """Return the pairs of nodes that are the same layer; None for a missing one."""
+    graphs = (first, second)
+    names = set.intersection(*({_own_name(node.name, node.operator) for node in graph.nodes} for graph in graphs)) - {
+        ""
+    }
+    if len(first.heads) == len(second.heads) == 1:
+        names -= {node.name for graph in graphs for node in graph.nodes if node.operator == "input"}
+    before, after = (
+        [(node.operator, node.name if node.name in names else "", node.share) for node in graph.nodes]
+        for graph in graphs
+    )
     pairs: Pairs = []
     for what, a, b, c, d in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         if what == "equal":
             pairs += zip(range(a, b), range(c, d), strict=True)
         else:
-            pairs += [(number, None) for number in range(a, b)]
-            pairs += [(None, number) for number in range(c, d)]
+            pairs += [*((number, None) for number in range(a, b)), *((None, number) for number in range(c, d))]
     return pairs
 
 
-def _changed(before: Node, after: Node) -> list[str]:
-    old, new = ({arg.key: spelled(arg.value) for arg in node.options} for node in (before, after))
-    found = [
-        f"{key} {old.get(key, 'left out')} -> {new.get(key, 'left out')}"
-        for key in dict.fromkeys([*old, *new])
-        if old.get(key) != new.get(key) and not (key == "name" and _own_name(old.get(key)) == _own_name(new.get(key)))
-    ]
-    for what, a, b in (
-        ("name", *(_own_name(node.name, node.operator) for node in (before, after))),
-        ("operands", _operands(before), _operands(after)),
-        ("call", before.given and spelled(before.given), after.given and spelled(after.given)),
-        ("lrm", before.lrm, after.lrm),
-        ("type", before.dtype, after.dtype),
-        ("shape", shown(before.shape), shown(after.shape)),
-    ):
-        if a != b:
-            found.append(f"{what} {a or 'none'} -> {b or 'none'}")
-    shapes = [" ".join(shown(each.shape) for each in node.parameters) or "none" for node in (before, after)]
-    if shapes[0] != shapes[1]:
-        found.append(f"parameters {shapes[0]} -> {shapes[1]}")
-    return found
-
-
-def _own_name(name: str | None, operator: str = "") -> str:
-    """A name, unless Keras made it of the class (``operator``) of the layer or model, and maybe numbered it."""
-    layer = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=.)(?=[A-Z][a-z])", "_", operator).lower()
-    made = ("input_layer", "functional", "sequential", "model", *filter(None, [layer]))
-    return "" if not name or re.sub(r"_\d+$", "", name) in made else name
+def _own_name(name: str, operator: str = "") -> str:
+    """Return a name, unless Keras made it from the class (``operator``) of the layer or model."""
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=.)(?=[A-Z][a-z])", "_", operator).lower()
+    made = ("input_layer", "functional", "sequential", "model", *filter(None, [snake]))
+    return "" if re.sub(r"_\d+$", "", name) in made else name
 
 
 def _operands(node: Node) -> str:
-    return ", ".join(each.written if isinstance(each, Number) else each for each in node.operands)
+    return ", ".join(operand.written if isinstance(operand, Number) else operand for operand in node.operands)
 
 
-def _options(options: tuple[object, ...]) -> str:
-    return ", ".join(f"{arg.key}={spelled(arg.value)}" for arg in options)  # type: ignore[attr-defined]
+def _options(options: Sequence[Arg]) -> str:
+    return ", ".join(f"{arg.key}={spelled(arg.value)}" for arg in options)
 
 
-def _count(count: int | None) -> str:
-    return "not known" if count is None else f"{count:,}"
+def _called(graph: Graph, numbers: Sequence[int]) -> str:
+    """Return the numbers, operators and names of nodes."""
+    nodes = [(number, graph.nodes[number]) for number in numbers]
+    return ", ".join(f"{number + 1} {node.operator} {node.name}".rstrip() for number, node in nodes)
 
 
-def called(graph: Graph, number: int) -> str:
-    """A node as a line names it: its number, what it is, and its name."""
+def _described(graph: Graph, number: int) -> str:
     node = graph.nodes[number]
-    return f"{number + 1} {node.operator}{' ' * bool(node.name)}{node.name}"
-
-
-def _said(graph: Graph, number: int) -> str:
-    node = graph.nodes[number]
-    options = ", ".join([*filter(None, [_operands(node)]), *filter(None, [_options(node.options)])])
-    counts = [each.count for each in node.parameters]
+    options = ", ".join(filter(None, [_operands(node), _options(node.options)]))
+    counts = [parameter.count for parameter in node.parameters]
     learned = f", {sum(count or 0 for count in counts):,} parameters" if counts and None not in counts else ""
     inside = f"({options})" if options or node.operator != "input" else ""
-    return f"{number + 1} {node.operator}{inside}{' ' * bool(node.name)}{node.name} {shown(node.shape)}{learned}"
-
-
-def _reads(graph: Graph, number: int) -> str:
-    return ", ".join(called(graph, each) for each in graph.nodes[number].inputs)
+    return f"{number + 1} {node.operator}{inside} {node.name}".rstrip() + f" {shown(node.shape)}{learned}"

@@ -1,14 +1,18 @@
-"""A text as statements: ``block:property value;``. Pure; Lark is imported when a text is read.
+"""The syntax of a text: ``block:property value;``. Pure.
 
-Statements are divided first, by brackets, strings, comments and ``;`` alone, and each is parsed by itself: so one that is wrong hides no other.
+Statements are divided first, by brackets, strings, comments and ``;`` alone. Each is then parsed by itself, so that a mistake in one hides no other:
+
+    statement = block ":" property [ item { "," item } [ "," ] ]
+    item      = argument { argument }
+    argument  = [ key "=" ] value
+    value     = number | string | name | name "(" [ argument { "," argument } [ "," ] ] ")" | "[" [ value { "," value } [ "," ] ] "]"
 """
 
 from __future__ import annotations
 
-import functools
 import re
 import unicodedata
-from typing import Any, NamedTuple
+from typing import NamedTuple, NoReturn
 
 from ddlf.extras.text.language.problems import MAX_PROBLEMS, Problems
 from ddlf.extras.text.language.values import Arg, Call, Items, Number, Statement, Text, Value, Word
@@ -18,32 +22,10 @@ MAX_DEPTH = 20
 MAX_DIGITS = 40
 MAX_STATEMENTS = 5000
 MAX_ITEMS = 1000
-GRAMMAR = r"""
-start: NAME ":" NAME [item ("," item)* [","]]
-item: arg+
-?arg: value | KEY value -> named | NAME "=" value -> named
-?value: NUMBER -> number | STRING -> text | NAME -> word | list | FLAT -> flat | NAME "(" [each ("," each)* [","]] ")" -> call | BARE -> bare
-list: OPEN [value ("," value)* [","]] "]"
-?each: arg -> arg
-OPEN: "["
-FLAT.2: /\[[ \t\r\n]*[-+.0-9eE]+(?:,[ \t\r\n]*[-+.0-9eE]+)*[ \t\r\n]*\]/
-KEY.2: /[A-Za-z][A-Za-z0-9_]*[ \t]*=/
-BARE.2: /[A-Za-z][A-Za-z0-9_]*\(\)/
-NAME: /[A-Za-z][A-Za-z0-9_]*(>[A-Za-z][A-Za-z0-9_]*)?/
-NUMBER: /[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?(?![A-Za-z0-9_.])/
-STRING: /"([^"\\\n]|\\["\\])*"/
-%ignore /[ \t\r\n\f]+/
-%ignore /#[^\n]*/
-"""
-"""FLAT, KEY and BARE are several tokens in one, of which dense texts have thousands."""
 LOOK_ALIKE = str.maketrans(
     "АВЕКМНОРСТХасеорухіѕј−–—“”„‘’；：，（）＝［］Αοα", 'ABEKMHOPCTXaceopyxisj---"""\'\';:,()=[]Aoa'
 )
 """Letters and signs of other alphabets that look like those of a text."""
-
-
-class _NoNumber(Exception):
-    """What stands where a number is meant, and where."""
 
 
 class Part(NamedTuple):
@@ -93,8 +75,14 @@ def parse(text: str, problems: Problems) -> Parsed:
 
 _HEAD = re.compile(r"\s*([A-Za-z]\w*)", re.ASCII)
 _SIGNS = re.compile(r'"(?:[^"\\\n]|\\.)*"|"|#[^\n]*|[()\[\];]|[^\s"#()\[\];]+')
-_NUMBERS = re.compile(r"[-+.0-9eE]+")
-_NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_TOKEN = re.compile(
+    r"""[ \t\r\n\f]+ | \#[^\n]*
+    | (?P<name> [A-Za-z]\w* (?: > [A-Za-z]\w* )? )
+    | (?P<number> [-+]? (?: [0-9]+ (?: \.[0-9]* )? | \.[0-9]+ ) (?: [eE][-+]?[0-9]+ )? (?![A-Za-z0-9_.]) )
+    | (?P<string> " (?: [^"\\\n] | \\["\\] )* " )
+    | (?P<sign> [:,=()\[\]] )""",
+    re.ASCII | re.VERBOSE,
+)
 _CLOSES = {")": "(", "]": "["}
 
 
@@ -172,39 +160,146 @@ def _above(comments: list[str], gap: bool, outer: bool) -> tuple[tuple[str, ...]
 
 
 def _statement(text: str, part: Part, problems: Problems) -> Statement | Part | None:
-    """The statement of a part; the part of the next one if a ``;`` is missing between them; None if it cannot be read."""
-    from lark import TextSlice, UnexpectedCharacters, UnexpectedInput, UnexpectedToken
-    from lark.exceptions import VisitError
-
+    """Return the statement of a part, the part of the next one if a ``;`` is missing between them, or None."""
     if text.count(",", part.start, part.end) > MAX_ITEMS:
         problems.add(part.start, f"a statement has at most {MAX_ITEMS:,} values")
         return None
     try:
-        made: Statement = _parser().parse(TextSlice(text, part.start, part.end))
-    except (VisitError, _NoNumber) as error:
-        where, written = (error.orig_exc if isinstance(error, VisitError) else error).args
-        problems.add(where, f"{written[:MAX_DIGITS]!r} is no number")
+        return _Parser(text, part).statement()
+    except _Mistake as mistake:
+        problems.add(*mistake.args)
         return None
-    except UnexpectedInput as error:
-        if isinstance(error, UnexpectedCharacters):
-            problems.add(*_character(text, int(error.pos_in_stream or 0)))
-            return None
-        if not isinstance(error, UnexpectedToken):
-            problems.add(part.end, "';' cannot stand here")
-            return None
-        at = part.end if error.token.type == "$END" else int(error.token.start_pos or 0)
-        behind = re.search(r"\S(?=\s*(?<!\w)[A-Za-z]\w*\s*\Z)", text[part.start : at])
-        if error.token.type == "COLON" and behind and _is_closed(text[part.start : at]):
-            problems.add(part.start + behind.end(), "';' is missing")
-            begin = re.compile(r"\s*").match(text, part.start + behind.end())
-            return Part(begin.end() if begin else at, part.end)
-        wanted = error.accepts or error.expected
-        if wanted == {"COLON"} and (before := text[part.start : at].rstrip()):
-            problems.add(part.start + len(before), f"':' is missing behind the block's name {before.split()[-1]!r}")
-        else:
-            problems.add(at, _unexpected(text, part, at, str(error.token), wanted))
-        return None
-    return Statement(made.block, made.property, made.items, made.at, part.above, part.beside, part.gap)
+    except _MissingEnd as missing:
+        end, following = missing.args
+        problems.add(end, "';' is missing")
+        return Part(following, part.end)
+
+
+class _Mistake(Exception):
+    """A place in the text, and what is wrong there."""
+
+
+class _MissingEnd(Exception):
+    """The places where a ``;`` is missing, and where the next statement starts."""
+
+
+NAME, NUMBER, STRING, END = "a name", "a number", "a string", "';'"
+VALUE = {NAME, NUMBER, STRING, "'['"}
+ORDER = (END, "':'", "','", NAME, NUMBER, "'['", "')'", "']'", STRING)
+"""The kinds of tokens as an error lists them."""
+
+
+class _Parser:
+    """Parses one statement by recursive descent. ``kind``, ``written`` and ``at`` are those of the current token."""
+
+    def __init__(self, text: str, part: Part) -> None:
+        self.text, self.part, self.position = text, part, part.start
+        self._advance()
+
+    def _advance(self) -> None:
+        while self.position < self.part.end:
+            match = _TOKEN.match(self.text, self.position, self.part.end)
+            if match is None:
+                raise _Mistake(*_character(self.text, self.position))
+            self.position = match.end()
+            if match.lastgroup:
+                self.at, self.written = match.start(), match[0]
+                self.kind = repr(match[0]) if match.lastgroup == "sign" else f"a {match.lastgroup}"
+                return
+        self.at, self.written, self.kind = self.part.end, "", END
+
+    def statement(self) -> Statement:
+        at = self.at
+        block = self._name()
+        if self.kind != "':'":
+            self._refuse("':'")
+        self._advance()
+        name = self._name()
+        items = []
+        while self.kind != END:
+            args = [self._argument(END)]
+            while self.kind in VALUE:
+                args.append(self._argument())
+            items.append(tuple(args))
+            if self.kind == "','":
+                self._advance()
+            elif self.kind != END:
+                self._refuse(END, "','", *VALUE)
+        return Statement(block, name, tuple(items), at, self.part.above, self.part.beside, self.part.gap)
+
+    def _name(self) -> Word:
+        if self.kind != NAME:
+            self._refuse(NAME)
+        word = Word(self.written, self.at)
+        self._advance()
+        return word
+
+    def _argument(self, *closing: str) -> Arg:
+        """Parse an argument; ``closing`` could stand here, too."""
+        if self.kind != NAME:
+            value = self._value(*closing)
+            return Arg("", value, value.at)
+        word = self._name()
+        if self.kind == "'='":
+            self._advance()
+            return Arg(word.name, self._value(), word.at)
+        return Arg("", self._word_or_call(word), word.at)
+
+    def _value(self, *closing: str) -> Value:
+        at, written = self.at, self.written
+        if self.kind == NAME:
+            return self._word_or_call(self._name())
+        if self.kind not in VALUE:
+            self._refuse(*VALUE, *closing)
+        kind = self.kind
+        self._advance()
+        if kind == NUMBER:
+            return Number(written, at)
+        if kind == STRING:
+            return Text(re.sub(r"\\(.)", r"\1", written[1:-1]), at)
+        values = []
+        while self.kind != "']'":
+            values.append(self._value("']'"))
+            self._separate("']'")
+        self._advance()
+        return Items(tuple(values), at)
+
+    def _word_or_call(self, word: Word) -> Word | Call:
+        if self.kind != "'('":
+            return word
+        self._advance()
+        args = []
+        while self.kind != "')'":
+            args.append(self._argument("')'"))
+            self._separate("')'")
+        self._advance()
+        return Call(word.name, tuple(args), word.at)
+
+    def _separate(self, closing: str) -> None:
+        if self.kind == "','":
+            self._advance()
+        elif self.kind != closing:
+            self._refuse("','", closing)
+
+    def _refuse(self, *expected: str) -> NoReturn:
+        """Raise for the current token."""
+        before = self.text[self.part.start : self.at]
+        if self.kind == "':'":
+            last = re.search(r"\S(?=\s*(?<!\w)[A-Za-z]\w*\s*\Z)", before)
+            if last and _is_closed(before):
+                end = self.part.start + last.end()
+                raise _MissingEnd(end, end + len(self.text[end : self.at]) - len(self.text[end : self.at].lstrip()))
+            raise _Mistake(self.at, "':' cannot stand here, did you mean '='?")
+        if expected == ("':'",):
+            name = before.rstrip()
+            place = self.part.start + len(name)
+            raise _Mistake(place, f"':' is missing behind the block's name {name.split()[-1]!r}")
+        if self.kind == "'['" and re.search(r"(?<!\w)[A-Za-z]\w*\s*\Z", before):
+            raise _Mistake(self.at, "'=' is missing before '[', did you mean '=['?")
+        names = sorted(expected, key=ORDER.index)
+        here = END if self.kind == END else repr(self.written)
+        listed = f"{', '.join(names[:-1])}{' or ' * bool(names[1:])}{names[-1]}"
+        raise _Mistake(self.at, f"{here} cannot stand here; there can be {listed}")
 
 
 def _is_closed(text: str) -> bool:
@@ -235,75 +330,3 @@ def _character(text: str, at: int) -> tuple[int, str]:
 def _word_at(text: str, at: int) -> str:
     match = re.compile(r"[-+.\w]+").match(text, at)
     return match[0][:MAX_DIGITS] if match else text[at]
-
-
-_SAID = {"COLON": "':'", "COMMA": "','", "EQUAL": "'='", "LPAR": "'('", "OPEN": "'['", "RPAR": "')'", "RSQB": "']'"} | {
-    "NAME": "a name",
-    "NUMBER": "a number",
-    "STRING": "a string",
-    "$END": "';'",
-}
-
-
-def _unexpected(text: str, part: Part, at: int, token: str, wanted: set[str]) -> str:
-    """What is wrong where a token cannot stand."""
-    here = "';'" if at == part.end else repr(token)
-    if token == ":" and at < part.end:
-        return "':' cannot stand here, did you mean '='?"
-    if token[:1] == "[" and re.search(r"(?<!\w)[A-Za-z]\w*\s*\Z", text[part.start : at]):
-        return "'=' is missing before '[', did you mean '=['?"
-    names = [_SAID[name] for name in sorted(wanted) if name in _SAID and not (name == "EQUAL" and "KEY" in wanted)]
-    if not names:
-        return f"{here} cannot stand here"
-    return f"{here} cannot stand here; there can be {', '.join(names[:-1])}{' or ' * bool(names[1:])}{names[-1]}"
-
-
-@functools.cache
-def _parser() -> Any:
-    """The parser of one statement."""
-    from lark import Lark, Token, Transformer, v_args
-
-    @v_args(inline=True)
-    class Made(Transformer):  # type: ignore[misc, type-arg, unused-ignore]
-        """Values in the place of trees."""
-
-        def number(self, token: Token) -> Number:
-            return Number(str(token), token.start_pos or 0)
-
-        def text(self, token: Token) -> Text:
-            return Text(re.sub(r"\\(.)", r"\1", token[1:-1]), token.start_pos or 0)
-
-        def word(self, token: Token) -> Word:
-            return Word(str(token), token.start_pos or 0)
-
-        def list(self, begin: Token, *values: Value) -> Items:
-            return Items(values, begin.start_pos or 0)
-
-        def flat(self, token: Token) -> Items:
-            at = token.start_pos or 0
-            found = [(match[0], at + match.start()) for match in _NUMBERS.finditer(token)]
-            for written, where in found:
-                if not _NUMBER.fullmatch(written):
-                    raise _NoNumber(where, written)
-            return Items(tuple(Number(written, where) for written, where in found), at)
-
-        def bare(self, token: Token) -> Call:
-            return Call(str(token[:-2]), (), token.start_pos or 0)
-
-        def named(self, key: Token, value: Value) -> Arg:
-            return Arg(str(key.rstrip("=").rstrip()), value, key.start_pos or 0)
-
-        def arg(self, value: Value | Arg) -> Arg:
-            return value if isinstance(value, Arg) else Arg("", value, value.at)
-
-        def call(self, name: Token, *args: Arg) -> Call:
-            return Call(str(name), args, name.start_pos or 0)
-
-        def item(self, *args: Value | Arg) -> tuple[Arg, ...]:
-            return tuple(self.arg(each) for each in args)
-
-        def start(self, block: Token, name: Token, *items: tuple[Arg, ...]) -> Statement:
-            at = block.start_pos or 0
-            return Statement(Word(str(block), at), Word(str(name), name.start_pos or 0), items, at)
-
-    return Lark(GRAMMAR, parser="lalr", lexer="contextual", transformer=Made(), maybe_placeholders=False)

@@ -140,7 +140,6 @@ def test_every_text(texts, check, examples):
 )
 def test_reading_takes_time_by_the_length_of_a_text(text):
     """Processor time of ten thousand characters, far above what a quiet machine needs: what grows with the square would take seconds."""
-    read(DIGITS)  # makes the parser
     began = time.process_time()
     with pytest.raises(NotationError):
         read(("a:layers " if text[0] in "x1[r" else "") + text * (10_000 // len(text)))
@@ -148,7 +147,6 @@ def test_reading_takes_time_by_the_length_of_a_text(text):
 
 
 def test_a_word_without_end_takes_no_longer():
-    read(DIGITS)
     began = time.process_time()
     for text in ("{}", "a:layers b {}", "a:layers {} [1];"):
         with pytest.raises(NotationError):
