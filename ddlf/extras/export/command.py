@@ -28,7 +28,7 @@ def export(options: argparse.Namespace) -> int:
         if not options.verify and getattr(options, name):
             raise ConfigError(f"{flag} has no effect without --verify", hint="add --verify, or leave it out")
     formats = read(options.to)
-    others = [each.name for each in formats if each.name != "stablehlo"]
+    others = [item.name for item in formats if item.name != "stablehlo"]
     if options.batch is not None and others:
         raise ConfigError(
             f"--batch fixes the batch of stablehlo, and has no effect on {', '.join(others)}",
@@ -53,7 +53,7 @@ def export(options: argparse.Namespace) -> int:
             if options.debug:
                 _show_logs(steps)
             if not options.verify:
-                return 1 if any(each.refused for each in written) else 0
+                return 1 if any(exported.refused for exported in written) else 0
             return _compared(comparison, backends, written, options)
 
 
@@ -82,16 +82,16 @@ def _compared(
 ) -> int:
     tolerance = TOLERANCE if options.tolerance is None else options.tolerance
     say = _silent if options.json else _say
-    say(_line("what", "run by", "difference", [f"batch {each}" for each in comparison.batches], "size"))
+    say(_line("what", "run by", "difference", [f"batch {batch}" for batch in comparison.batches], "size"))
     rows = compare(comparison, backends, written, lambda row: say(_told(row, tolerance)))
     layers = comparison.by_layer(tolerance)
-    for each in layers:
-        say(_first(each, backends[0], tolerance))
+    for entry in layers:
+        say(_first(entry, backends[0], tolerance))
     if options.debug:
         _show_logs(comparison.steps)
     if options.json:
-        print(json.dumps({"rows": [asdict(row) for row in rows], "layers": [asdict(each) for each in layers]}))
-    return 0 if all_agree(rows, tolerance) and not any(each.first for each in layers) else 1
+        print(json.dumps({"rows": [asdict(row) for row in rows], "layers": [asdict(entry) for entry in layers]}))
+    return 0 if all_agree(rows, tolerance) and not any(entry.first for entry in layers) else 1
 
 
 def _named(text: str) -> list[str]:
@@ -135,14 +135,14 @@ def _told(row: Row, tolerance: float) -> str:
         return _line(row.what, row.by, "", (), "", str(row.refused))
     far = "reference" if row.difference is None else f"{row.difference:.1e}"
     note = "" if row.agrees(tolerance) else f"differs by more than {tolerance:g}, at batch {row.batch}"
-    times = [f"{1000 * each:.3g} ms" for each in row.seconds]
+    times = [f"{1000 * item:.3g} ms" for item in row.seconds]
     return _line(row.what, row.by, far, times, size(row.bytes) if row.bytes else "", note)
 
 
 def _line(what: str, by: str, far: str, times: Sequence[str], bytes: str, note: str = "") -> str:
     if note and not far:
         return f"{what:<12}{by:<31}  {note}"
-    return f"{what:<12}{by:<31}  {far:<11}{''.join(f'{each:<11}' for each in times)}{bytes:<9}{note}".rstrip()
+    return f"{what:<12}{by:<31}  {far:<11}{''.join(f'{item:<11}' for item in times)}{bytes:<9}{note}".rstrip()
 
 
 def _first(layers: LayerComparison, reference: str, tolerance: float) -> str:

@@ -67,24 +67,24 @@ def plan(
         raise ConfigError(f"there is no folder {there_is}", hint="make it first, or name another with --out")
     if not os.access(there_is, os.W_OK | os.X_OK):
         raise ConfigError(f"the folder {folder} cannot be written to", hint="name another with --out")
-    found = []
-    for each in formats:
-        if each.name == "onnx" and source.half is not None:
+    result = []
+    for item in formats:
+        if item.name == "onnx" and source.half is not None:
             layer, policy = source.half
             raise ConfigError(
                 f"ONNX is written of models in float32, and the layer {layer!r} of {source.path} computes in {policy}",
                 hint="make the model without keras.config.set_dtype_policy, and give it the same weights",
             )
-        wanted = ExportTarget(each, writer_of(each, backend), tuple(folder / name for name in each.files(source.stem)))
+        wanted = ExportTarget(item, writer_of(item, backend), tuple(folder / name for name in item.files(source.stem)))
         there = [path for path in wanted.paths if path.exists() or path.is_symlink()]
         if there and not overwrite:
             raise ConfigError(
                 f"{there[0]} exists", hint="write over it with --overwrite, or name another folder with --out"
             )
-        found.append(wanted)
+        result.append(wanted)
     if not installed_backends():
         raise ConfigError("Keras has no backend here", hint=to_install(["tensorflow-cpu"]))
-    return found
+    return result
 
 
 @contextmanager
@@ -130,11 +130,11 @@ def write(
     Raises:
         ConfigError: The model cannot be loaded, or the folder cannot be written to.
     """
-    found = []
-    for each in wanted:
-        found.append(_write(model, each, stem, steps, batch))
-        tell(found[-1])
-    return found
+    result = []
+    for item in wanted:
+        result.append(_write(model, item, stem, steps, batch))
+        tell(result[-1])
+    return result
 
 
 def _write(model: Path, wanted: ExportTarget, stem: str, steps: StepRunner, batch: int | None) -> Exported:
@@ -172,4 +172,4 @@ def _write(model: Path, wanted: ExportTarget, stem: str, steps: StepRunner, batc
 
 def size_of(path: Path) -> int:
     """Bytes of a file, or of all files in a folder."""
-    return sum(each.stat().st_size for each in ([path] if path.is_file() else path.rglob("*")) if each.is_file())
+    return sum(item.stat().st_size for item in ([path] if path.is_file() else path.rglob("*")) if item.is_file())

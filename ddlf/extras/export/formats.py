@@ -134,7 +134,7 @@ ALL = (
         ("mlir", "hlo", "iree", "xla", "jax"),
     ),
 )
-FORMATS = {each.name: each for each in ALL}
+FORMATS = {item.name: item for item in ALL}
 """All formats by name."""
 
 
@@ -149,7 +149,7 @@ def read(text: str) -> list[Format]:
         raise ConfigError("--to names no format", hint=f"there are: {', '.join(FORMATS)}")
     for name in names:
         if name not in FORMATS:
-            meant = [each.name for each in ALL if name.lower() in each.also]
+            meant = [item.name for item in ALL if name.lower() in item.also]
             near = meant or difflib.get_close_matches(name.lower(), FORMATS, 1)
             raise ConfigError(
                 f"there is no format {name!r}",

@@ -63,8 +63,8 @@ class Loaded:
         structure = _inputs(self.model, path)
         flat = keras.tree.flatten(structure)
         self.inputs = [
-            InputSpec(str(each.name or f"input_{number}"), (None, *each.shape[1:]), str(each.dtype))
-            for number, each in enumerate(flat)
+            InputSpec(str(array.name or f"input_{number}"), (None, *array.shape[1:]), str(array.dtype))
+            for number, array in enumerate(flat)
         ]
         self.layout = plain(keras.tree.pack_sequence_as(structure, list(range(len(flat)))))
         self.structure = structure
@@ -75,12 +75,12 @@ class Loaded:
 
     def run(self, flat: Sequence[Any]) -> list[Any]:
         """What comes out of some inputs, as Keras predicts it, in Keras's own order."""
-        return [np.asarray(each) for each in keras.tree.flatten(self.model.predict_on_batch(self.packed(flat)))]
+        return [np.asarray(item) for item in keras.tree.flatten(self.model.predict_on_batch(self.packed(flat)))]
 
     def outputs(self) -> Any:
         """The numbers of the outputs, in a list, a dict, or as they are."""
-        found = self.model(self.packed([ones(each) for each in self.inputs]), training=False)
-        return plain(keras.tree.pack_sequence_as(found, list(range(len(keras.tree.flatten(found))))))
+        result = self.model(self.packed([ones(entry) for entry in self.inputs]), training=False)
+        return plain(keras.tree.pack_sequence_as(result, list(range(len(keras.tree.flatten(result))))))
 
 
 def load(path: Path, code: Path | None) -> Any:
@@ -126,9 +126,9 @@ def own_layers(code: Path) -> dict[str, Any]:
     except Exception as error:
         raise ConfigError(f"--layers {code} fails: {type(error).__name__}: {error}") from error
     return {
-        name: each
-        for name, each in vars(module).items()
-        if isinstance(each, type) and issubclass(each, keras.layers.Layer) and each.__module__ == module.__name__
+        name: item
+        for name, item in vars(module).items()
+        if isinstance(item, type) and issubclass(item, keras.layers.Layer) and item.__module__ == module.__name__
     }
 
 
@@ -148,7 +148,7 @@ def _inputs(model: Any, path: Path) -> Any:
             f"{path} was never built: nobody knows what shape it takes",
             hint="give it a keras.Input, or call it once with data, and save it again",
         )
-    if len(known) > 1 or not all(isinstance(each, int | None) for each in next(iter(known.values()))):
+    if len(known) > 1 or not all(isinstance(item, int | None) for item in next(iter(known.values()))):
         raise ConfigError(
             f"{path} is a subclass of keras.Model that takes several arguments",
             hint="give it one, or make it of keras.Input and layers",
@@ -161,7 +161,7 @@ def plain(structure: Any) -> Any:
     """A structure as JSON has it."""
     if isinstance(structure, dict):
         return {str(key): plain(value) for key, value in structure.items()}
-    return [plain(each) for each in structure] if isinstance(structure, list | tuple) else structure
+    return [plain(item) for item in structure] if isinstance(structure, list | tuple) else structure
 
 
 def ones(each: InputSpec, batch: int = 2) -> Any:
@@ -178,21 +178,21 @@ def made(loaded: Loaded, batch: int) -> list[Any]:
     """
     random = np.random.default_rng([SEED, batch])
     counts = [getattr(layer, name, None) for layer in _layers(loaded.model) for name in COUNTS]
-    most = min((int(each) for each in counts if each), default=WHOLE)
-    found = []
-    for each in loaded.inputs:
-        shape = [batch, *(size or FREE for size in each.shape[1:])]
-        if each.dtype in ("string", "object"):
+    most = min((int(item) for item in counts if item), default=WHOLE)
+    result = []
+    for spec in loaded.inputs:
+        shape = [batch, *(size or FREE for size in spec.shape[1:])]
+        if spec.dtype in ("string", "object"):
             raise ConfigError(
-                f"the input {each.name!r} takes text, of which none can be made", hint="leave --verify out"
+                f"the input {spec.name!r} takes text, of which none can be made", hint="leave --verify out"
             )
-        if "int" in each.dtype:
-            found.append(random.integers(0, most, shape).astype(each.dtype))
-        elif each.dtype == "bool":
-            found.append(random.integers(0, 2, shape).astype(bool))
+        if "int" in spec.dtype:
+            result.append(random.integers(0, most, shape).astype(spec.dtype))
+        elif spec.dtype == "bool":
+            result.append(random.integers(0, 2, shape).astype(bool))
         else:
-            found.append(keras.ops.convert_to_numpy(keras.ops.cast(random.normal(size=shape), each.dtype)))
-    return found
+            result.append(keras.ops.convert_to_numpy(keras.ops.cast(random.normal(size=shape), spec.dtype)))
+    return result
 
 
 def given(loaded: Loaded, path: Path, batch: int) -> list[Any]:
@@ -211,18 +211,18 @@ def given(loaded: Loaded, path: Path, batch: int) -> list[Any]:
             arrays = dict(file)
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(f"--inputs {path} cannot be read: {error}") from error
-    found = []
-    for each in loaded.inputs:
-        array = next(iter(arrays.values())) if len(loaded.inputs) == len(arrays) == 1 else arrays.get(each.name)
+    result = []
+    for spec in loaded.inputs:
+        array = next(iter(arrays.values())) if len(loaded.inputs) == len(arrays) == 1 else arrays.get(spec.name)
         if array is None:
             raise ConfigError(
-                f"--inputs {path} has no array {each.name!r}", hint=f"it has: {', '.join(arrays) or 'nothing'}"
+                f"--inputs {path} has no array {spec.name!r}", hint=f"it has: {', '.join(arrays) or 'nothing'}"
             )
-        fits = [wanted in (None, there) for wanted, there in zip(each.shape[1:], array.shape[1:], strict=False)]
-        if array.ndim != len(each.shape) or not all(fits) or not len(array):
-            raise ConfigError(f"--inputs {path}: {each.name!r} takes {each.shape}, and the array has {array.shape}")
-        found.append(array[np.arange(batch) % len(array)].astype(each.dtype))
-    return found
+        fits = [wanted in (None, there) for wanted, there in zip(spec.shape[1:], array.shape[1:], strict=False)]
+        if array.ndim != len(spec.shape) or not all(fits) or not len(array):
+            raise ConfigError(f"--inputs {path}: {spec.name!r} takes {spec.shape}, and the array has {array.shape}")
+        result.append(array[np.arange(batch) % len(array)].astype(spec.dtype))
+    return result
 
 
 def _layers(model: Any) -> Iterator[Any]:
@@ -241,7 +241,7 @@ def each_layer(loaded: Loaded, flat: Sequence[Any]) -> dict[str, Any]:
         loaded: The model.
         flat: Its inputs.
     """
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     times: dict[str, int] = {}
     usual = keras.Operation.__call__
 
@@ -250,19 +250,19 @@ def each_layer(loaded: Loaded, flat: Sequence[Any]) -> dict[str, Any]:
         times[operation.name] = count = times.get(operation.name, 0) + 1
         name = operation.name if count == 1 else f"{operation.name}, time {count}"
         leaves = keras.tree.flatten(outputs)
-        for number, each in enumerate(leaves):
+        for number, leaf in enumerate(leaves):
             try:
-                found[name if len(leaves) == 1 else f"{name}, output {number}"] = keras.ops.convert_to_numpy(each)
+                result[name if len(leaves) == 1 else f"{name}, output {number}"] = keras.ops.convert_to_numpy(leaf)
             except Exception:  # a tracer of any backend: each has errors of its own
                 continue
         return outputs
 
     keras.Operation.__call__ = call
     try:
-        loaded.model(loaded.packed([keras.ops.convert_to_tensor(each) for each in flat]), training=False)
+        loaded.model(loaded.packed([keras.ops.convert_to_tensor(array) for array in flat]), training=False)
     finally:
         keras.Operation.__call__ = usual
-    return found
+    return result
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ def write(loaded: Loaded, format: Format, folder: Path, stem: str, batch: int | 
         stem: Their name without its ending.
         batch: Samples of each batch, of StableHLO only; None for any.
     """
-    loaded.model(loaded.packed([ones(each) for each in loaded.inputs]), training=False)  # Keras exports what was called
+    loaded.model(loaded.packed([ones(spec) for spec in loaded.inputs]), training=False)  # Keras exports what was called
     paths = [folder / name for name in format.files(stem)]
     if format.name == "stablehlo":
         exported = stablehlo(loaded, batch)
@@ -299,8 +299,8 @@ def _free(loaded: Loaded) -> Any:
 
     batch = torch.export.Dim("batch")
     axes = [
-        {0: batch} | {axis: torch.export.Dim.AUTO for axis, size in enumerate(each.shape) if axis and size is None}
-        for each in loaded.inputs
+        {0: batch} | {axis: torch.export.Dim.AUTO for axis, size in enumerate(spec.shape) if axis and size is None}
+        for spec in loaded.inputs
     ]
     return [(loaded.packed(axes),)]
 
@@ -319,8 +319,8 @@ def stablehlo(loaded: Loaded, batch: int | None = None) -> Any:
 
     scope = jax.export.SymbolicScope()
     shapes = []
-    for number, each in enumerate(loaded.inputs):
-        free = [str(batch or "batch"), *(f"size{number}_{axis}" for axis in range(1, len(each.shape)))]
-        text = ",".join(free[axis] if size is None else str(size) for axis, size in enumerate(each.shape))
-        shapes.append(jax.ShapeDtypeStruct(jax.export.symbolic_shape(text, scope=scope), each.dtype))
+    for number, spec in enumerate(loaded.inputs):
+        free = [str(batch or "batch"), *(f"size{number}_{axis}" for axis in range(1, len(spec.shape)))]
+        text = ",".join(free[axis] if size is None else str(size) for axis, size in enumerate(spec.shape))
+        shapes.append(jax.ShapeDtypeStruct(jax.export.symbolic_shape(text, scope=scope), spec.dtype))
     return jax.export.export(jax.jit(predict))(*shapes)

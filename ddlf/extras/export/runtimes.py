@@ -21,8 +21,8 @@ def saved_model(path: Path, facts: dict[str, Any]) -> Run:
     loaded = tf.saved_model.load(str(path))
 
     def run(flat: list[Any]) -> Sequence[Any]:
-        found = loaded.serve(packed(facts["layout"], [tf.constant(each) for each in flat]))
-        return [each.numpy() for each in unpacked(facts["outputs"], found)]
+        result = loaded.serve(packed(facts["layout"], [tf.constant(array) for array in flat]))
+        return [array.numpy() for array in unpacked(facts["outputs"], result)]
 
     return run
 
@@ -32,8 +32,8 @@ def onnx(path: Path, facts: dict[str, Any]) -> Run:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    there = [each.name for each in session.get_inputs()]
-    names = matched([each["name"] for each in facts["inputs"]], there)
+    there = [port.name for port in session.get_inputs()]
+    names = matched([spec["name"] for spec in facts["inputs"]], there)
     return lambda flat: session.run(None, dict(zip(names, flat, strict=True)))
 
 
@@ -53,12 +53,12 @@ def tflite(path: Path, facts: dict[str, Any]) -> Run:
 
 def _lite(interpreter: Any, facts: dict[str, Any]) -> Run:
     runner = interpreter.get_signature_runner(next(iter(interpreter.get_signature_list())))
-    names = matched([each["name"] for each in facts["inputs"]], list(runner.get_input_details()))
+    names = matched([spec["name"] for spec in facts["inputs"]], list(runner.get_input_details()))
 
     def run(flat: list[Any]) -> Sequence[Any]:
-        found = runner(**dict(zip(names, flat, strict=True)))
+        result = runner(**dict(zip(names, flat, strict=True)))
         wanted = _names(facts["outputs"])
-        return [found[name] for name in matched(wanted, sorted(found, key=_by_number))]
+        return [result[name] for name in matched(wanted, sorted(result, key=_by_number))]
 
     return run
 
@@ -68,13 +68,13 @@ def openvino(path: Path, facts: dict[str, Any]) -> Run:
     import openvino as ov
 
     compiled = ov.Core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    there = [each.any_name for each in compiled.inputs]
-    names = matched([each["name"] for each in facts["inputs"]], there)
+    there = [port.any_name for port in compiled.inputs]
+    names = matched([spec["name"] for spec in facts["inputs"]], there)
 
     def run(flat: list[Any]) -> Sequence[Any]:
-        found = compiled(dict(zip(names, flat, strict=True)))
+        result = compiled(dict(zip(names, flat, strict=True)))
         # Behind the model's own outputs may be others, as the size of a batch that was looked at.
-        return [found[each] for each in compiled.outputs[: len(_names(facts["outputs"]))]]
+        return [result[port] for port in compiled.outputs[: len(_names(facts["outputs"]))]]
 
     return run
 
@@ -87,8 +87,8 @@ def torch(path: Path, facts: dict[str, Any]) -> Run:
 
     def run(flat: list[Any]) -> Sequence[Any]:
         with library.no_grad():
-            found = module(packed(facts["layout"], [library.from_numpy(each) for each in flat]))
-        return [each.numpy() for each in unpacked(facts["outputs"], found)]
+            result = module(packed(facts["layout"], [library.from_numpy(array) for array in flat]))
+        return [array.numpy() for array in unpacked(facts["outputs"], result)]
 
     return run
 
@@ -114,8 +114,8 @@ def iree(path: Path, facts: dict[str, Any]) -> Run:
             if batch not in modules:
                 modules[batch] = _compiled(stablehlo(loaded, batch).mlir_module_serialized)
             module = modules[batch]
-        found = module.main(*flat)
-        return [each.to_host() for each in (found if isinstance(found, list | tuple) else [found])]
+        result = module.main(*flat)
+        return [item.to_host() for item in (result if isinstance(result, list | tuple) else [result])]
 
     return run
 
@@ -139,11 +139,11 @@ def jax(path: Path, facts: dict[str, Any]) -> Run:
 
     exported = library.export.deserialize(bytearray(path.with_suffix(".jax").read_bytes()))
     call = library.jit(exported.call)
-    return lambda flat: [np.asarray(each) for each in call(*flat)]
+    return lambda flat: [np.asarray(item) for item in call(*flat)]
 
 
 RUNTIMES: dict[str, Callable[[Path, dict[str, Any]], Run]] = {
-    each.__name__: each for each in (saved_model, onnx, litert, tflite, openvino, torch, iree, jax)
+    item.__name__: item for item in (saved_model, onnx, litert, tflite, openvino, torch, iree, jax)
 }
 """By the names that ``formats`` has."""
 
@@ -152,24 +152,24 @@ def packed(layout: Any, flat: Sequence[Any]) -> Any:
     """Flat values in a list, a dict or alone, as a layout has their numbers."""
     if isinstance(layout, dict):
         return {key: packed(value, flat) for key, value in layout.items()}
-    return [packed(each, flat) for each in layout] if isinstance(layout, list) else flat[layout]
+    return [packed(item, flat) for item in layout] if isinstance(layout, list) else flat[layout]
 
 
-def unpacked(layout: Any, found: Any) -> list[Any]:
+def unpacked(layout: Any, result: Any) -> list[Any]:
     """The inverse of ``packed``."""
     flat: dict[int, Any] = {}
 
-    def take(layout: Any, found: Any) -> None:
+    def take(layout: Any, result: Any) -> None:
         if isinstance(layout, dict):
             for key, value in layout.items():
-                take(value, found[key])
+                take(value, result[key])
         elif isinstance(layout, list):
-            for value, each in zip(layout, found, strict=True):
-                take(value, each)
+            for value, item in zip(layout, result, strict=True):
+                take(value, item)
         else:
-            flat[layout] = found
+            flat[layout] = result
 
-    take(layout, found)
+    take(layout, result)
     return [flat[number] for number in range(len(flat))]
 
 
@@ -182,20 +182,20 @@ def matched(wanted: Sequence[str], there: Sequence[str]) -> list[str]:
         wanted: Names in Keras.
         there: Names in the runtime, in its order.
     """
-    found = []
+    result = []
     for name in wanted:
-        near = [each for each in there if each == name] or [each for each in there if name and name in each]
+        near = [array for array in there if array == name] or [array for array in there if name and name in array]
         if len(near) != 1:
             return list(there)
-        found += near
-    return found if len(set(found)) == len(wanted) else list(there)
+        result += near
+    return result if len(set(result)) == len(wanted) else list(there)
 
 
 def _names(layout: Any) -> list[str]:
     """What outputs are called: by their keys, where they have some."""
     if isinstance(layout, dict):
-        found = sorted((value, key) for key, value in layout.items() if isinstance(value, int))
-        return [key for _, key in found]
+        result = sorted((value, key) for key, value in layout.items() if isinstance(value, int))
+        return [key for _, key in result]
     return [""] * (len(layout) if isinstance(layout, list) else 1)
 
 

@@ -88,7 +88,7 @@ def _written(path: Path, stem: str) -> ExportSource:
 
 
 def _near(path: Path) -> str:
-    others = {each.name: each for ending in (SAVED, TEXT) for each in path.parent.glob(f"*{ending}")}
+    others = {item.name: item for ending in (SAVED, TEXT) for item in path.parent.glob(f"*{ending}")}
     near = difflib.get_close_matches(path.name, others, 1)
     return f"did you mean {str(others[near[0]])!r}?" if near else ""
 
@@ -112,17 +112,17 @@ def _saved(path: Path, stem: str) -> ExportSource:
         raise ConfigError(f"{path} is no .keras file: {error}", hint="save the model again") from error
     own: dict[str, None] = {}
     half = None
-    for each in _objects(config):
-        if each.get("class_name") == "Lambda" and _of_keras(each):
+    for item in _objects(config):
+        if item.get("class_name") == "Lambda" and _of_keras(item):
             raise ConfigError(
-                f"{path} has a Lambda, the layer {each['config'].get('name')!r}: to load it would run code of the file",
+                f"{path} has a Lambda, the layer {item['config'].get('name')!r}: to load it would run code of the file",
                 hint="write it as a layer of your own, registered with keras.saving.register_keras_serializable",
             )
-        if not _of_keras(each):
-            own[str(each.get("registered_name") or each["class_name"])] = None
-        policy = _policy(each)
+        if not _of_keras(item):
+            own[str(item.get("registered_name") or item["class_name"])] = None
+        policy = _policy(item)
         if half is None and policy.removeprefix("mixed_") in HALF:
-            half = (str(each["config"].get("name", stem)), policy)
+            half = (str(item["config"].get("name", stem)), policy)
     return ExportSource(path, stem, tuple(own), half)
 
 

@@ -61,7 +61,7 @@ class Refused:
 
     Attributes:
         who: The package that refuses.
-        why: Its sentence.
+        why: Its sentence; a key of the JSON that `ddlf export --json` prints.
     """
 
     who: str
@@ -110,10 +110,10 @@ class StepRunner:
         done = file.with_suffix(".done.json")
         if not done.exists():
             return Refused("its process", _ended(ended.returncode, log))
-        found: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
-        if "error" in found:
-            raise ConfigError(found["error"], hint=found["hint"])
-        return Refused(**found["refused"]) if "refused" in found else found
+        result: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
+        if "error" in result:
+            raise ConfigError(result["error"], hint=result["hint"])
+        return Refused(**result["refused"]) if "refused" in result else result
 
     def outputs(self, name: str, batch: int | str) -> list[Any]:
         """What a step computed of a batch, or of its layers."""
@@ -175,15 +175,15 @@ def _keras(job: dict[str, Any], job_file: Path) -> dict[str, Any]:
             path = job["inputs"]
             _save(inputs, given(loaded, Path(path), batch) if path else made(loaded, batch))
     done = {
-        "inputs": [asdict(each) for each in loaded.inputs],
+        "inputs": [asdict(spec) for spec in loaded.inputs],
         "layout": loaded.layout,
         "outputs": loaded.outputs(),
         "parameters": loaded.model.count_params(),
     }
     if job["layers"]:
-        found = each_layer(loaded, _read(_inputs_of(job_file.parent, max(job["batches"]))))
-        _save(job_file.with_suffix(".layers.npz"), list(found.values()))
-        done["layers"] = list(found)
+        result = each_layer(loaded, _read(_inputs_of(job_file.parent, max(job["batches"]))))
+        _save(job_file.with_suffix(".layers.npz"), list(result.values()))
+        done["layers"] = list(result)
     return done | {"seconds": _run_all(loaded.run, job, job_file)}
 
 
@@ -215,9 +215,9 @@ def _inputs_of(folder: Path, batch: int) -> Path:
 
 
 def _save(path: Path, arrays: Sequence[Any]) -> None:
-    found = [np.asarray(each) for each in arrays]
-    usual = [each.astype("float32") if each.dtype.kind == "V" else each for each in found]  # a file has no bfloat16
-    named: dict[str, Any] = {str(number): each for number, each in enumerate(usual)}
+    result = [np.asarray(array) for array in arrays]
+    usual = [item.astype("float32") if item.dtype.kind == "V" else item for item in result]  # a file has no bfloat16
+    named: dict[str, Any] = {str(number): array for number, array in enumerate(usual)}
     np.savez(path, **named)
 
 
@@ -255,8 +255,8 @@ def refusal(error: BaseException) -> dict[str, str]:
 def _sentence(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     for pattern, said in MATTERS:
-        if found := re.search(pattern, text):
-            text = said.format(*found.groups())
+        if result := re.search(pattern, text):
+            text = said.format(*result.groups())
     first = text.partition(". ")[0].removesuffix(".")
     return f"{first[:297]}..." if len(first) > 300 else first
 

@@ -166,12 +166,12 @@ class BackendComparison:
         worst, at, wrong = 0.0, 0, ""
         for batch in self.batches:
             wanted = self.steps.outputs(f"keras-{self.reference}", batch)
-            found = self.steps.outputs(name, batch)
-            shapes, others = ([each.shape for each in arrays] for arrays in (wanted, found))
+            result = self.steps.outputs(name, batch)
+            shapes, others = ([array.shape for array in arrays] for arrays in (wanted, result))
             if shapes != others:
                 wrong = f"at batch {batch} it gives {_shapes(others)}, and Keras {_shapes(shapes)}"
                 break
-            far = max(map(difference, wanted, found), default=0.0)
+            far = max(map(difference, wanted, result), default=0.0)
             if far >= worst:
                 worst, at = far, batch
         refused = Refused(row.by, wrong) if wrong else None
@@ -195,8 +195,8 @@ class BackendComparison:
             tolerance: The difference from which on a layer counts as different.
         """
         mine, theirs = (
-            dict(zip(self._named[each], self.steps.outputs(f"keras-{each}", "layers"), strict=True))
-            for each in (self.reference, backend)
+            dict(zip(self._named[item], self.steps.outputs(f"keras-{item}", "layers"), strict=True))
+            for item in (self.reference, backend)
         )
         common = [name for name in mine if name in theirs]
         before = 0.0
@@ -209,22 +209,22 @@ class BackendComparison:
         return LayerComparison(backend, len(common), before=before)
 
 
-def difference(wanted: Any, found: Any) -> float:
-    """Return max |found - wanted| / max(1, max |wanted|): absolute for values up to 1, relative to the largest above. NaN is equal to NaN alone.
+def difference(wanted: Any, result: Any) -> float:
+    """Return max |result - wanted| / max(1, max |wanted|): absolute for values up to 1, relative to the largest above. NaN is equal to NaN alone.
 
     Args:
         wanted: An array.
-        found: One of the same shape.
+        result: An array of the same shape.
     """
-    wanted, found = np.asarray(wanted, "float64"), np.asarray(found, "float64")
+    wanted, result = np.asarray(wanted, "float64"), np.asarray(result, "float64")
     if not wanted.size:
         return 0.0
-    same = (wanted == found) | (np.isnan(wanted) & np.isnan(found))
-    if not (np.isfinite(wanted) & np.isfinite(found))[~same].all():
+    same = (wanted == result) | (np.isnan(wanted) & np.isnan(result))
+    if not (np.isfinite(wanted) & np.isfinite(result))[~same].all():
         return math.inf
     finite = np.abs(wanted[np.isfinite(wanted)])
     scale = max(1.0, float(finite.max(initial=0.0)))
-    far = np.abs(np.subtract(found, wanted, where=~same, out=np.zeros_like(wanted)))
+    far = np.abs(np.subtract(result, wanted, where=~same, out=np.zeros_like(wanted)))
     return float(far.max()) / scale
 
 
@@ -256,8 +256,8 @@ def compare(
     if add(comparison.first):
         for backend in backends[1:]:
             add(comparison.keras(backend))
-        for each in written:
-            for row in comparison.artefact(each):
+        for exported in written:
+            for row in comparison.artefact(exported):
                 add(row)
     return rows
 

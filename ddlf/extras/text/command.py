@@ -154,9 +154,10 @@ def show(options: argparse.Namespace) -> int:
     far = distances(graph)
     for number, node in enumerate(graph.nodes):
         learned = ", ".join(
-            f"{each.name} {shown(each.shape)} ({far[number][0]},{far[number][1] + 1})" for each in node.parameters
+            f"{parameter.name} {shown(parameter.shape)} ({far[number][0]},{far[number][1] + 1})"
+            for parameter in node.parameters
         )
-        reads = ", ".join(str(each + 1) for each in node.inputs)
+        reads = ", ".join(str(source + 1) for source in node.inputs)
         rows.append((str(number + 1), _called(node), reads, shown(node.shape), node.dtype, learned))
     wide = [max(len(row[column]) for row in rows) for column in range(5)]
     for row in rows:
@@ -177,7 +178,7 @@ def _label(graph: Graph, number: int) -> str:
 
 
 def _called(node: Node) -> str:
-    operands = [each.written if isinstance(each, Number) else each for each in node.operands]
+    operands = [operand.written if isinstance(operand, Number) else operand for operand in node.operands]
     types = [node.written] if node.operator == "cast" else []
     options = [f"{arg.key}={spelled(arg.value)}" for arg in node.options]
     options += [f"call={spelled(node.given)}"] if node.given else []
@@ -197,8 +198,8 @@ def _sum(model: Model) -> str:
 
 
 def _warn(model: Model) -> None:
-    for each in model.warnings:
-        print(f"{model.file}:{each.line}:{each.column}: warning: {each.sentence}", file=sys.stderr)
+    for warning in model.warnings:
+        print(f"{model.file}:{warning.line}:{warning.column}: warning: {warning.sentence}", file=sys.stderr)
 
 
 def _facts(model: Model) -> dict[str, Any]:
@@ -209,19 +210,24 @@ def _facts(model: Model) -> dict[str, Any]:
         "layers": [
             {
                 "layer": _called(node),
-                "reads": [each + 1 for each in node.inputs],
+                "reads": [source + 1 for source in node.inputs],
                 "shape": node.shape,
                 "dtype": node.dtype,
                 "parameters": [
-                    {"name": each.name, "shape": each.shape, "dtype": each.dtype, "count": each.count}
+                    {
+                        "name": parameter.name,
+                        "shape": parameter.shape,
+                        "dtype": parameter.dtype,
+                        "count": parameter.count,
+                    }
                     | {"from_input": begun, "to_output": left + 1}
-                    for each in node.parameters
+                    for parameter in node.parameters
                 ],
             }
             for node, (begun, left) in zip(graph.nodes, far, strict=True)
         ],
-        "outputs": [{"name": each.name, "reads": each.node + 1, "loss": each.loss or None} for each in graph.heads],
-        "warnings": [each._asdict() for each in model.warnings],
+        "outputs": [{"name": head.name, "reads": head.node + 1, "loss": head.loss or None} for head in graph.heads],
+        "warnings": [warning._asdict() for warning in model.warnings],
     }
 
 

@@ -105,9 +105,9 @@ def app_of(path: Path, data: str | None = None) -> type[TextApp]:
     Raises:
         NotationError: Something is wrong in the text.
     """
-    found = _app_class(re.sub(r"\W", "_", path.stem) or "model", load_notation(path))
-    found.data = data
-    return found
+    result = _app_class(re.sub(r"\W", "_", path.stem) or "model", load_notation(path))
+    result.data = data
+    return result
 
 
 def _app_class(name: str, notation: Notation) -> type[TextApp]:

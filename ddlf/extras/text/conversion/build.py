@@ -12,7 +12,7 @@ import keras
 
 from ddlf.errors import NotationError
 from ddlf.extras import provided
-from ddlf.extras.text.conversion.objects import PLAIN_CALLS, found, valued
+from ddlf.extras.text.conversion.objects import PLAIN_CALLS, class_named, valued
 from ddlf.extras.text.conversion.operator import Operator
 from ddlf.extras.text.language.blocks import plain
 from ddlf.extras.text.language.forms import FUNCTIONAL, Form
@@ -122,11 +122,11 @@ class _Building:
         self.problems.check()
         outputs = {head.block: self.made[head.node] for head in heads}
         named = {head.name: self.made[head.node] for head in heads}
-        first, last = (next(iter(each.values())) if len(each) == 1 else each for each in (inputs, named))
+        first, last = (next(iter(item.values())) if len(item) == 1 else item for item in (inputs, named))
         if self.form.block:
             first = _structure(self.form.inputs, inputs, self.form.block)
             last = _structure(self.form.outputs, outputs, self.form.block)
-        kind = keras.Model if self.form.kind == FUNCTIONAL else found(self.form.kind)
+        kind = keras.Model if self.form.kind == FUNCTIONAL else class_named(self.form.kind)
         return self._completed(lambda options: kind(first, last, name=self.name, **options))
 
     def _sequential(self) -> Any:
@@ -186,7 +186,7 @@ class _Building:
     def _output(self, number: int) -> Any:
         """What comes out of a node; None after a problem."""
         node = self.graph.nodes[number]
-        into = [_first(self.made[each]) for each in node.inputs]
+        into = [_first(self.made[source]) for source in node.inputs]
         try:
             if node.operator == "input":
                 given = self.given[node.name] = self._input(node)
@@ -203,7 +203,7 @@ class _Building:
             self.problems.add(node.call, f"{node.operator}: Keras says: {_first_sentence(error)}")
             return None
         flat = keras.tree.flatten(made)
-        if not flat or not all(isinstance(each, keras.KerasTensor) for each in flat):
+        if not flat or not all(isinstance(array, keras.KerasTensor) for array in flat):
             self.problems.add(node.call, f"{node.operator} gives no tensor")
             return None
         self._learned(number, flat[0])
@@ -262,13 +262,13 @@ class _Building:
             self.factors[name] = node.lrm
         options = {arg.key: valued(arg.value, self._model) for arg in node.options}
         if is_keras(node.operator):
-            return found(node.operator)(**options, name=name)
+            return class_named(node.operator)(**options, name=name)
         if OPERATORS[node.operator].kind in SHAPED:
             if node.shape is None or None in node.shape:
                 self.problems.add(node.call, f"{node.operator} needs shape=")
                 return None
             options["shape"] = list(node.shape)
-        numbers = [each.value if isinstance(each, Number) else None for each in node.operands]
+        numbers = [operand.value if isinstance(operand, Number) else None for operand in node.operands]
         if OPERATORS[node.operator].kind == "attend":
             numbers = [None] * len(node.parameters)
         initial = initial_values(self.graph, number, self.initial)
@@ -277,10 +277,10 @@ class _Building:
             numbers,
             options,
             [
-                (each.name, list(each.shape or ()), each.dtype, first)
-                for each, first in zip(node.parameters, initial, strict=True)
+                (item.name, list(item.shape or ()), item.dtype, first)
+                for item, first in zip(node.parameters, initial, strict=True)
             ],
-            [*(self.graph.nodes[each].dtype for each in node.inputs), node.dtype],
+            [*(self.graph.nodes[source].dtype for source in node.inputs), node.dtype],
             name=name,
         )
 
@@ -298,8 +298,10 @@ class _Building:
         """Tell if a shape is not the one that the text gives."""
         if wanted is None or made is None:
             return
-        found = tuple(made.shape[1:])
-        if len(found) != len(wanted) or any(one not in (None, two) for one, two in zip(wanted, found, strict=True)):
+        result = tuple(made.shape[1:])
+        if len(result) != len(wanted) or any(
+            first not in (None, two) for first, two in zip(wanted, result, strict=True)
+        ):
             self.problems.add(
                 at, f"{what}: the text says {shown(tuple(wanted))}, and Keras gives {shown(tuple(made.shape[1:]))}"
             )
@@ -308,10 +310,10 @@ class _Building:
         """Infer again what follows, with the shape that only Keras knew."""
         nodes = list(self.graph.nodes)
         nodes[number] = replace(nodes[number], wanted=shape, shape=shape)
-        if all(each.operator not in OPERATORS for each in nodes[number + 1 :]):
+        if all(node.operator not in OPERATORS for node in nodes[number + 1 :]):
             self.graph = Graph(tuple(nodes), self.graph.heads)  # Keras knows of its own what follows
             return
-        graph = Graph(tuple(replace(each, wanted=each.wanted or each.shape) for each in nodes), self.graph.heads)
+        graph = Graph(tuple(replace(node, wanted=node.wanted or node.shape) for node in nodes), self.graph.heads)
         shapes = infer(graph, self.problems)
         known = tuple(replace(node, shape=shape) for node, shape in zip(nodes, shapes, strict=True))
         models = {name: graph for name, (_, graph) in self.text.parts.items()}
@@ -326,18 +328,22 @@ def _first(made: Any) -> Any:
 def _structure(value: Value | None, tensors: dict[str, Any], block: str) -> Any:
     """Tensors as a text gives them to a model: one, a list or a dict of them."""
     if isinstance(value, Items):
-        return [_structure(each, tensors, block) for each in value.values]
+        return [_structure(item, tensors, block) for item in value.values]
     if isinstance(value, Call):
         made = PLAIN_CALLS.get(value.name, PLAIN_CALLS["tuple"])
         inner = [(arg.key, _structure(arg.value, tensors, block)) for arg in value.args]
-        return made(*(each for key, each in inner if not key), **{key: each for key, each in inner if key})
+        return made(*(item for key, item in inner if not key), **{key: item for key, item in inner if key})
     return _first(tensors[value.name if isinstance(value, Word) else block])
 
 
 def takes_a_list(layer: Any, count: int) -> bool:
     """Whether a layer takes several inputs as one list."""
     parameters = inspect.signature(layer.call).parameters.values()
-    named = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    named = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
     return count > 1 and (len(named) < count or named[0] in ("inputs", "input"))
 
 
@@ -373,7 +379,7 @@ def initial_values(graph: Graph, number: int, written: str = "") -> Sequence[str
         return [1.0, 0.0][: len(node.parameters)]
     if written:
         weights, bias = written, 0.0
-    return [weights if len(each.shape or ()) > 1 else bias for each in node.parameters]
+    return [weights if len(parameter.shape or ()) > 1 else bias for parameter in node.parameters]
 
 
 def _activation(graph: Graph, number: int) -> str:

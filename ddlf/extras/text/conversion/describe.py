@@ -172,15 +172,15 @@ class _Text:
             )
         lines.append(f"{block}:model {spelled(call)}")
         lines.append(f"{block}:input {self.input(entries[0], block)}")
-        layers = {each["config"]["name"]: each for each in entries[1:]}
-        blocks = {name: self.model(each, model.get_layer(name)) for name, each in layers.items() if is_model(each)}
-        kinds = [(name, self.kind(each)) for name, each in layers.items() if name not in blocks]
+        layers = {entry["config"]["name"]: entry for entry in entries[1:]}
+        blocks = {name: self.model(entry, model.get_layer(name)) for name, entry in layers.items() if is_model(entry)}
+        kinds = [(name, self.kind(entry)) for name, entry in layers.items() if name not in blocks]
         explicit = unfree_names(kinds, {block, *blocks})
         calls = [
             Call(blocks[name], (), 0)
             if name in blocks
-            else self.layer(each, name if name in explicit else "", model.get_layer(name).output.shape)
-            for name, each in layers.items()
+            else self.layer(entry, name if name in explicit else "", model.get_layer(name).output.shape)
+            for name, entry in layers.items()
         ]
         if calls:
             lines.append(f"{block}:layers {', '.join(map(spelled, calls))}")
@@ -247,10 +247,10 @@ class _Functional:
 
     def __init__(self, text: _Text, config: Config, model: Any, block: str, lines: list[str], call: Call) -> None:
         self.text, self.config, self.model, self.block, self.lines, self.call = text, config, model, block, lines, call
-        self.entries = {each["name"]: each for each in config["layers"]}
-        self.layers = {each.name: each for each in model.operations}
+        self.entries = {entry["name"]: entry for entry in config["layers"]}
+        self.layers = {item.name: item for item in model.operations}
         self.models = {
-            name: text.model(each, self.layers[name]) for name, each in self.entries.items() if is_model(each)
+            name: text.model(entry, self.layers[name]) for name, entry in self.entries.items() if is_model(entry)
         }
         self.outputs = dict(leaves(config["output_layers"], model.output, self.entries))
         self.chains = Chains(units_of(self.entries), self.outputs)
@@ -318,7 +318,7 @@ class _Functional:
         else:
             name, made = unit.layer if unit.layer in explicit else "", self.layers[unit.layer]
             if self.text.is_operator(unit.entry) and not any(unit.kwargs.values()):
-                to = [self.blocks[key] for each in unit.args[1:] if (key := key_of(each)) is not None]
+                to = [self.blocks[key] for arg in unit.args[1:] if (key := key_of(arg)) is not None]
                 return self.text.layer(unit.entry, name, made.output.shape, to)
             call = self.text.layer(unit.entry, name, ())
         return Call(call.name, (*call.args, *self._given(unit)), 0)
@@ -330,15 +330,15 @@ class _Functional:
             kwargs = {key: value for key, value in kwargs.items() if value is not None}
         if isinstance(self.layers[unit.layer], keras.layers.RNN) and kwargs == {"training": False, "mask": None}:
             kwargs = {}  # which Keras notes down when nothing is said
-        one = [key_of(each) for each in args]
+        one = [key_of(arg) for arg in args]
         if not kwargs and len(args) == 1 and isinstance(args[0], list) and len(args[0]) > 1:
-            several = [key_of(each) for each in args[0]]
+            several = [key_of(item) for item in args[0]]
             if None not in several and takes_a_list(self.layers[unit.layer], len(several)):
                 return [self._to(several[1:])]
         elif not kwargs and None not in one and not takes_a_list(self.layers[unit.layer], len(one)):
             return [self._to(one[1:])] if len(one) > 1 else []
-        made = [Arg("", self._value(each, unit), 0) for each in args]
-        made += [Arg(key, self._value(each, unit), 0) for key, each in kwargs.items()]
+        made = [Arg("", self._value(arg, unit), 0) for arg in args]
+        made += [Arg(key, self._value(item, unit), 0) for key, item in kwargs.items()]
         return [Arg("call", Call("with", tuple(made), 0), 0)]
 
     def _to(self, keys: list[Key | None]) -> Arg:
@@ -350,11 +350,11 @@ class _Functional:
         if key is not None:
             return Word(IT if key == unit.reads[0] else self.blocks[key], 0)
         if isinstance(value, list):
-            return Items(tuple(self._value(each, unit) for each in value), 0)
+            return Items(tuple(self._value(item, unit) for item in value), 0)
         if isinstance(value, tuple):
-            return Call("tuple", tuple(Arg("", self._value(each, unit), 0) for each in value), 0)
+            return Call("tuple", tuple(Arg("", self._value(item, unit), 0) for item in value), 0)
         if isinstance(value, dict) and "class_name" not in value:
-            return Call("dict", tuple(Arg(str(name), self._value(each, unit), 0) for name, each in value.items()), 0)
+            return Call("dict", tuple(Arg(str(name), self._value(item, unit), 0) for name, item in value.items()), 0)
         made = self.text.writer.value(value, f"the call of {unit.layer!r}")
         return Text(made.name, 0) if isinstance(made, Word) and made.name not in PLAIN else made
 
@@ -364,10 +364,10 @@ class _Functional:
         if key is not None:
             return Word(self.blocks[self.chains.end[key]], 0)
         if isinstance(value, dict):
-            return Call("dict", tuple(Arg(str(name), self._structure(each), 0) for name, each in value.items()), 0)
-        inner = [self._structure(each) for each in value]
+            return Call("dict", tuple(Arg(str(name), self._structure(item), 0) for name, item in value.items()), 0)
+        inner = [self._structure(item) for item in value]
         return (
-            Call("tuple", tuple(Arg("", each, 0) for each in inner), 0)
+            Call("tuple", tuple(Arg("", item, 0) for item in inner), 0)
             if isinstance(value, tuple)
             else Items(tuple(inner), 0)
         )
@@ -442,11 +442,11 @@ def leaves(structure: Any, tensors: Any, entries: dict[str, Any]) -> Iterator[tu
     if key is not None:
         yield key, tensors
     elif isinstance(structure, dict):
-        for name, each in structure.items():
-            yield from leaves(each, tensors[name], entries)
+        for name, item in structure.items():
+            yield from leaves(item, tensors[name], entries)
     else:
-        for each, tensor in zip(structure, tensors, strict=True):
-            yield from leaves(each, tensor, entries)
+        for item, tensor in zip(structure, tensors, strict=True):
+            yield from leaves(item, tensor, entries)
 
 
 def units_of(entries: dict[str, Any]) -> dict[Key, Unit]:
@@ -470,11 +470,11 @@ def _tensors(value: Any) -> Iterator[Key]:
     if key is not None:
         yield key
     elif isinstance(value, dict):
-        for each in value.values():
-            yield from _tensors(each)
+        for item in value.values():
+            yield from _tensors(item)
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _tensors(each)
+        for item in value:
+            yield from _tensors(item)
 
 
 class Chains(list[list[Unit]]):
@@ -536,7 +536,7 @@ class Chains(list[list[Unit]]):
         for unit in chain:
             if unit.call and not unit.tensor:
                 needs[where[unit.layer, unit.call - 1, 0]] = None
-            needs.update(dict.fromkeys(where[each] for each in unit.reads))
+            needs.update(dict.fromkeys(where[item] for item in unit.reads))
         needs.pop(key, None)
         return [*needs]
 
@@ -582,11 +582,11 @@ def layers_within(config: Any) -> Iterator[Config]:
     """Every layer of a model, and of the models within."""
     if isinstance(config, dict):
         yield from config["layers"] if isinstance(config.get("layers"), list) else ()
-        for each in config.values():
-            yield from layers_within(each)
+        for item in config.values():
+            yield from layers_within(item)
     elif isinstance(config, list | tuple):
-        for each in config:
-            yield from layers_within(each)
+        for item in config:
+            yield from layers_within(item)
 
 
 def unfree_names(layers: list[tuple[str, str]], taken: set[str], explicit: set[str] | None = None) -> set[str]:
@@ -655,16 +655,16 @@ def respelled(config: Config, shape: Sequence[int | None], to: Sequence[str], va
     """
     name, types, parameters = config["operator"], config["types"], config["parameters"]
     operator = OPERATORS[name]
-    args = [Arg("", each, 0) for each in _operands(operator.kind, config["operands"], parameters)]
+    args = [Arg("", item, 0) for item in _operands(operator.kind, config["operands"], parameters)]
     *into, out = types
     usual = types_of(Node(name), list(into))[1] if name != "cast" else ""
     weights = out if out in INTEGERS else "float32"
     if out != usual or any(dtype != weights for _, _, dtype, _ in parameters):
         args.append(Arg("", Word(out, 0), 0))
-    options = {key: each for key, each in config["options"].items() if key != "shape"}
-    args += [Arg(key, value(each), 0) for key, each in options.items()]
+    options = {key: item for key, item in config["options"].items() if key != "shape"}
+    args += [Arg(key, value(item), 0) for key, item in options.items()]
     if to:
-        words = tuple(Word(each, 0) for each in to)
+        words = tuple(Word(item, 0) for item in to)
         args.append(Arg("to", words[0] if len(words) == 1 else Items(words, 0), 0))
     if operator.kind in SHAPED and (parameters or operator.kind in ("reshape", "free")):
         sizes = tuple(Word("none", 0) if size is None else Number(str(size), 0) for size in shape)
@@ -673,21 +673,21 @@ def respelled(config: Config, shape: Sequence[int | None], to: Sequence[str], va
 
 
 def _operands(kind: str, operands: Sequence[Any], parameters: Sequence[Sequence[Any]]) -> Iterator[Value]:
-    names = iter(re.sub(r"\d+$", "", str(each[0])) for each in parameters)
+    names = iter(re.sub(r"\d+$", "", str(parameter[0])) for parameter in parameters)
     if kind == "attend":  # which has more parameters than operands
-        yield from (Word(each, 0) for each in list(names)[:6:2])
+        yield from (Word(item, 0) for item in list(names)[:6:2])
         return
-    for each in operands:
-        yield Word(next(names), 0) if each is None else Number(repr(each), 0)
+    for operand in operands:
+        yield Word(next(names), 0) if operand is None else Number(repr(operand), 0)
 
 
 def initial_of_all(entries: Iterator[Config]) -> str:
     """The initializer that most matrices of operators have."""
-    found = Counter(
+    result = Counter(
         str(initial)
         for entry in entries
         if is_operator(entry)
         for _, shape, _, initial in entry["config"]["parameters"]
         if len(shape) > 1
     )
-    return found.most_common(1)[0][0] if found else ""
+    return result.most_common(1)[0][0] if result else ""

@@ -24,7 +24,7 @@ def behind_batch(axis: int) -> int:
 
 def of_options(axes: Sequence[int] | None, rank: int) -> tuple[int, ...]:
     """Some axes as tensors have them; all but the batch's if they are not written."""
-    return tuple(range(1, rank)) if axes is None else tuple(behind_batch(each) for each in axes)
+    return tuple(range(1, rank)) if axes is None else tuple(behind_batch(axis) for axis in axes)
 
 
 def _each(function: Callable[..., Any], **defaults: Any) -> Formula:
@@ -42,7 +42,7 @@ def _binary(function: Callable[[Any, Any], Any]) -> Formula:
         if len(into) > 1:  # the batch stays the first axis of both
             rank = max(len(one.shape), len(other.shape))
             one, other = (
-                ops.reshape(each, (-1, *[1] * (rank - len(each.shape)), *each.shape[1:])) for each in (one, other)
+                ops.reshape(item, (-1, *[1] * (rank - len(item.shape)), *item.shape[1:])) for item in (one, other)
             )
         return function(one, other)
 
@@ -68,8 +68,8 @@ def _reduced(function: Callable[..., Any]) -> Formula:
 def _arg(function: Callable[..., Any]) -> Formula:
     def compute(into: list[Any], operands: list[Any], options: Options) -> Any:
         axis = behind_batch(options.get("axis", 0))
-        found = ops.cast(function(into[0], axis=axis), "int32")
-        return ops.expand_dims(found, axis) if options.get("keepDimensions") else found
+        result = ops.cast(function(into[0], axis=axis), "int32")
+        return ops.expand_dims(result, axis) if options.get("keepDimensions") else result
 
     return compute
 
@@ -107,10 +107,10 @@ def _cumulative_sum(into: list[Any], operands: list[Any], options: Options) -> A
     x, axis = into[0], behind_batch(options.get("axis", 0))
     if options.get("reversed"):
         x = ops.flip(x, axis=axis)
-    found = ops.cumsum(x, axis=axis)
+    result = ops.cumsum(x, axis=axis)
     if options.get("exclusive"):
-        found = found - x
-    return ops.flip(found, axis=axis) if options.get("reversed") else found
+        result = result - x
+    return ops.flip(result, axis=axis) if options.get("reversed") else result
 
 
 def _prelu(into: list[Any], operands: list[Any], options: Options) -> Any:
@@ -131,23 +131,23 @@ def _dequantized(into: list[Any], operands: list[Any], options: Options) -> Any:
 
 def _along(values: Any, axis: int, rank: int) -> Any:
     """A parameter of one axis, as wide as the tensor that it is multiplied with."""
-    return ops.reshape(values, [1 if each != axis % rank else -1 for each in range(rank)])
+    return ops.reshape(values, [1 if item != axis % rank else -1 for item in range(rank)])
 
 
 def _instance_normalization(into: list[Any], operands: list[Any], options: Options) -> Any:
     x, rank = into[0], len(into[0].shape)
     channels = 1 if options.get("layout", "nchw") == "nchw" else rank - 1
     space = [axis for axis in range(1, rank) if axis != channels]
-    found = normalized(x, ops.moments(x, axes=space, keepdims=True), options)
-    return scaled(found, [_along(each, channels, rank) for each in operands])
+    result = normalized(x, ops.moments(x, axes=space, keepdims=True), options)
+    return scaled(result, [_along(operand, channels, rank) for operand in operands])
 
 
 def _layer_normalization(into: list[Any], operands: list[Any], options: Options) -> Any:
     x, rank = into[0], len(into[0].shape)
-    axes = [each % rank for each in of_options(options.get("axes", [-1]), rank)]
-    found = normalized(x, ops.moments(x, axes=axes, keepdims=True), options)
+    axes = [axis % rank for axis in of_options(options.get("axes", [-1]), rank)]
+    result = normalized(x, ops.moments(x, axes=axes, keepdims=True), options)
     wide = [x.shape[axis] if axis in axes else 1 for axis in range(rank)]
-    return scaled(found, [ops.reshape(each, wide) for each in operands])
+    return scaled(result, [ops.reshape(operand, wide) for operand in operands])
 
 
 def normalized(x: Any, moments: tuple[Any, Any], options: Options) -> Any:
@@ -158,15 +158,15 @@ def normalized(x: Any, moments: tuple[Any, Any], options: Options) -> Any:
 
 def scaled(x: Any, operands: Sequence[Any]) -> Any:
     """Multiplied with the first operand, added to the second, as far as they are there."""
-    for index, each in enumerate(operands):
-        x = x + each if index else x * each
+    for index, item in enumerate(operands):
+        x = x + item if index else x * item
     return x
 
 
 def _residual(into: list[Any], operands: list[Any], options: Options) -> Any:
     total = into[0]
-    for each in into[1:]:
-        total = total + each
+    for item in into[1:]:
+        total = total + item
     return total
 
 
@@ -179,8 +179,8 @@ def _gemm(into: list[Any], operands: list[Any], options: Options) -> Any:
     rest = operands if len(into) > 1 else operands[1:]
     if options.get("bTranspose"):
         other = ops.swapaxes(other, -1, -2)
-    found = options.get("alpha", 1.0) * ops.matmul(into[0], other)
-    return found + options.get("beta", 1.0) * rest[0] if rest else found
+    result = options.get("alpha", 1.0) * ops.matmul(into[0], other)
+    return result + options.get("beta", 1.0) * rest[0] if rest else result
 
 
 def _concat(into: list[Any], operands: list[Any], options: Options) -> Any:
@@ -200,7 +200,7 @@ def _expand(into: list[Any], operands: list[Any], options: Options) -> Any:
 def _transpose(into: list[Any], operands: list[Any], options: Options) -> Any:
     rank = len(into[0].shape)
     order = options.get("permutation", range(rank - 2, -1, -1))
-    return ops.transpose(into[0], (0, *(each + 1 for each in order)))
+    return ops.transpose(into[0], (0, *(axis + 1 for axis in order)))
 
 
 def _slice(into: list[Any], operands: list[Any], options: Options) -> Any:
@@ -317,7 +317,7 @@ def _transposed(x: Any, weights: Any, options: Options) -> Any:
         wide = (weights.shape[axis] - 1) * dilations[axis] + 1
         size = (x.shape[1 + axis] - 1) * strides[axis] + wide - before - after + extra[axis]
         lacks = before + size - made.shape[1 + axis]
-        made = ops.pad(made, [(0, max(lacks, 0) if each == 1 + axis else 0) for each in range(4)])
+        made = ops.pad(made, [(0, max(lacks, 0) if item == 1 + axis else 0) for item in range(4)])
         cut = slice(before, before + size)
         made = made[:, cut] if axis == 0 else made[:, :, cut]
     return made
@@ -387,7 +387,7 @@ def pool_max(into: list[Any], operands: list[Any], options: Options) -> Any:
 def resample(into: list[Any], operands: list[Any], options: Options) -> Any:
     """Another height and width; the centres of pixels stay where they are."""
     x = into[0]
-    axes = [each + 1 if each >= 0 else each + len(x.shape) for each in options.get("axes", [1, 2])]
+    axes = [axis + 1 if axis >= 0 else axis + len(x.shape) for axis in options.get("axes", [1, 2])]
     scales = options.get("scales", [1, 1])
     sizes = options.get("sizes") or [
         max(int(x.shape[axis] * scale), 1) for axis, scale in zip(axes, scales, strict=True)
@@ -411,8 +411,8 @@ def _gates(weights: Any, order: str, wanted: str) -> list[Any]:
 def _sums(x: Any, weights: Any, bias: Any, order: str, wanted: str) -> list[Any]:
     biases = _gates(bias, order, wanted) if bias is not None else [0.0] * len(wanted)
     return [
-        ops.matmul(x, ops.transpose(each)) + add
-        for each, add in zip(_gates(weights, order, wanted), biases, strict=True)
+        ops.matmul(x, ops.transpose(item)) + add
+        for item, add in zip(_gates(weights, order, wanted), biases, strict=True)
     ]
 
 
@@ -420,7 +420,7 @@ def _lstm_step(x: Any, state: Sequence[Any], operands: list[Any], options: Optio
     w, r, b, rb = (*operands, None, None)[:4]
     order = options.get("layout", "iofg")
     into = zip(_sums(x, w, b, order, "iofg"), _sums(state[0], r, rb, order, "iofg"), strict=True)
-    i, o, f, g = (one + other for one, other in into)
+    i, o, f, g = (first + other for first, other in into)
     cell = ops.sigmoid(f) * state[1] + ops.sigmoid(i) * ops.tanh(g)
     return ops.sigmoid(o) * ops.tanh(cell), cell
 
@@ -494,12 +494,12 @@ def gather(into: list[Any], operands: list[Any], options: Options) -> Any:
     x, indices = into[0], ops.cast(into[1], "int32")
     axis %= len(x.shape)
     x = ops.moveaxis(x, axis, 1)
-    found = _taken(_table(x, 1), _flat(indices))
-    found = ops.reshape(found, (-1, *indices.shape[1:], *x.shape[2:]))
+    result = _taken(_table(x, 1), _flat(indices))
+    result = ops.reshape(result, (-1, *indices.shape[1:], *x.shape[2:]))
     count = len(indices.shape) - 1
-    rank = len(found.shape)
+    rank = len(result.shape)
     before = list(range(1 + count, count + axis))
-    return ops.transpose(found, (0, *before, *range(1, 1 + count), *range(count + axis, rank)))
+    return ops.transpose(result, (0, *before, *range(1, 1 + count), *range(count + axis, rank)))
 
 
 def gather_elements(into: list[Any], operands: list[Any], options: Options) -> Any:
@@ -511,18 +511,18 @@ def gather_nd(into: list[Any], operands: list[Any], options: Options) -> Any:
     """What lies at each row of indices, which go into the first axes."""
     x, indices = into[0], ops.cast(into[1], "int32")
     depth = indices.shape[-1]
-    found = _taken(_table(x, depth), _flat(_numbered(indices, x.shape[1:])))
-    return ops.reshape(found, (-1, *indices.shape[1:-1], *x.shape[1 + depth :]))
+    result = _taken(_table(x, depth), _flat(_numbered(indices, x.shape[1:])))
+    return ops.reshape(result, (-1, *indices.shape[1:-1], *x.shape[1 + depth :]))
 
 
 def scatter_elements(into: list[Any], operands: list[Any], options: Options) -> Any:
     """What comes in, with a value written at each index along an axis."""
     x, indices, updates = into[0], ops.cast(into[1], "int32"), into[2]
     axis = behind_batch(options.get("axis", 0)) % len(x.shape)
-    x, indices, updates = (ops.moveaxis(each, axis, -1) for each in (x, indices, updates))
-    rows, rows_there, written = (ops.reshape(each, (-1, each.shape[-1])) for each in (x, indices, updates))
-    found = _written(rows[..., None], rows_there, written[..., None])
-    return ops.moveaxis(ops.reshape(found, (-1, *x.shape[1:])), -1, axis)
+    x, indices, updates = (ops.moveaxis(tensor, axis, -1) for tensor in (x, indices, updates))
+    rows, rows_there, written = (ops.reshape(tensor, (-1, tensor.shape[-1])) for tensor in (x, indices, updates))
+    result = _written(rows[..., None], rows_there, written[..., None])
+    return ops.moveaxis(ops.reshape(result, (-1, *x.shape[1:])), -1, axis)
 
 
 def scatter_nd(into: list[Any], operands: list[Any], options: Options) -> Any:

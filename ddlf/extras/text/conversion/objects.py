@@ -46,7 +46,7 @@ def as_installed() -> Iterator[None]:
         keras.config.set_image_data_format(layout)
 
 
-def found(name: str) -> Any:
+def class_named(name: str) -> Any:
     """The class of Keras, or of the user's own that is registered, with that name.
 
     Raises:
@@ -85,7 +85,7 @@ def valued(value: Value, model: Made | None = None, tensors: Any = ()) -> Any:
     if isinstance(value, Tensor):
         return tensors[value.index]
     if isinstance(value, Items):
-        return [valued(each, model, tensors) for each in value.values]
+        return [valued(item, model, tensors) for item in value.values]
     if isinstance(value, Word) and ">" in value.name:
         return keras.saving.get_registered_object(value.name) or value.name
     if not isinstance(value, Call):
@@ -96,7 +96,7 @@ def valued(value: Value, model: Made | None = None, tensors: Any = ()) -> Any:
         return PLAIN_CALLS[value.name](*args, **options)
     if model is not None and (made := model(value)) is not None:
         return made
-    return found(value.name)(*args, **options)
+    return class_named(value.name)(*args, **options)
 
 
 def _array(values: Any, dtype: str) -> Any:
@@ -148,9 +148,9 @@ def plainly(value: Any) -> Any:
 
 def _without(value: Any) -> Any:
     if isinstance(value, list):
-        return [_without(each) for each in value]
+        return [_without(item) for item in value]
     if isinstance(value, dict):
-        return {key: _without(each) for key, each in value.items() if key not in LATER}
+        return {key: _without(item) for key, item in value.items() if key not in LATER}
     return value
 
 
@@ -180,7 +180,7 @@ def class_name(entry: Config, what: str) -> str:
     if from_keras and kind in ("Sequential", FUNCTIONAL):
         return str(kind)
     try:
-        made = found(name)
+        made = class_named(name)
     except ValueError:
         made = None
     if made is None or not (from_keras or made.__module__ == module):
@@ -222,7 +222,7 @@ class Writer:
         return Call(name, self.known[key], 0)
 
     def _args(self, name: str, config: Config, what: str, named: bool) -> tuple[Arg, ...]:
-        kind, args = found(name), dict[str, Value]()
+        kind, args = class_named(name), dict[str, Value]()
         wanted = {key: plainly(value) for key, value in config.items()}
         parameters = inspect.signature(kind.__init__).parameters
         keys = [key for key in parameters if key in config] + [key for key in config if key not in parameters]
@@ -248,7 +248,7 @@ class Writer:
                     raise CannotBeWritten(f"{what} ({name}) cannot be made again of its config: {error}") from error
             if not wrong:
                 break
-            more = [each for each in wrong if each in left][:1]
+            more = [item for item in wrong if item in left][:1]
             if not more:
                 raise CannotBeWritten(f"{what} ({name}) does not come back with the same {', '.join(wrong)}")
             left.remove(more[0])
@@ -266,7 +266,7 @@ class Writer:
 
     def _shorter(self, value: Any) -> list[Value]:
         """Forms in which Keras might take the same, the shortest first."""
-        if isinstance(value, list | tuple) and value and all(each == value[0] for each in value):
+        if isinstance(value, list | tuple) and value and all(item == value[0] for item in value):
             first = value[0]
             inner = self._shorter(first) if isinstance(first, list | tuple) else []
             return [*inner, *([Number(repr(first), 0)] if type(first) in (int, float) else [])]
@@ -298,7 +298,7 @@ class Writer:
                 raise CannotBeWritten(
                     f"{what} has a list of {len(value):,} values, and a text has {MAX_ITEMS:,} at most"
                 )
-            return Items(tuple(self.value(each, what) for each in value), 0)
+            return Items(tuple(self.value(item, what) for item in value), 0)
         if isinstance(value, dict):
             return self._object(value, what)
         raise CannotBeWritten(f"{what} has a value of the type {type(value).__name__}, which a text cannot say")
@@ -315,7 +315,7 @@ class Writer:
                 {"class_name": "__lambda__"}, what
             )  # code, defaults, closure: so Keras has a lambda as activation
         if kind is None or "config" not in value:
-            pairs = [self._pair(key, each, what) for key, each in value.items()]
+            pairs = [self._pair(key, item, what) for key, item in value.items()]
             return Call("dict", tuple(pairs), 0)
         config = value["config"]
         if kind in ("function", "__lambda__"):
@@ -326,7 +326,7 @@ class Writer:
             return Call(name, (Arg("", values, 0), Arg("dtype", Text(config["dtype"], 0), 0)), 0)
         if kind == "__slice__":
             ends = [self.value(config[key], what) for key in ("start", "stop", "step")]
-            return Call("slice", tuple(Arg("", each, 0) for each in ends), 0)
+            return Call("slice", tuple(Arg("", item, 0) for item in ends), 0)
         if kind == "__ellipsis__":
             return Call("ellipsis", (), 0)
         if kind.startswith("__"):

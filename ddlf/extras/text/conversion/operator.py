@@ -38,7 +38,7 @@ class Operator(keras.layers.Layer):  # type: ignore[misc]
     ) -> None:
         super().__init__(autocast=False, **{"dtype": "float32"} | kwargs)
         self.operator, self.operands, self.options = operator, tuple(operands), dict(options or {})
-        self.parameters, self.types = [tuple(each) for each in parameters], tuple(types)
+        self.parameters, self.types = [tuple(parameter) for parameter in parameters], tuple(types)
         self.seeds = keras.random.SeedGenerator() if operator == "dropout" else None
         self.made: list[Any] = []
 
@@ -61,7 +61,7 @@ class Operator(keras.layers.Layer):  # type: ignore[misc]
         *before, after = self.types
         if self.operator in ("quantizeLinear", "dequantizeLinear"):
             before = ["float32"]  # what it makes larger or smaller, and by how much
-        given = [ops.cast(each, dtype) for each, dtype in zip(into, before, strict=True)]
+        given = [ops.cast(item, dtype) for item, dtype in zip(into, before, strict=True)]
         learned = iter(self.made)
         operands = [ops.cast(next(learned) if number is None else number, before[0]) for number in self.operands]
         if self.operator == "gather":  # a place, which small types have no room for
@@ -77,13 +77,15 @@ class Operator(keras.layers.Layer):  # type: ignore[misc]
         """By the batch's own mean and variance in training, which are kept; by those that were kept otherwise (arXiv:1502.03167)."""
         rank, axis = len(x.shape), self.options.get("axis", 0)
         axis = (axis + 1 if axis >= 0 else axis) % rank
-        wide = [1 if each != axis else -1 for each in range(rank)]
-        mean, variance = (ops.reshape(each, wide) for each in operands[:2])
+        wide = [1 if item != axis else -1 for item in range(rank)]
+        mean, variance = (ops.reshape(operand, wide) for operand in operands[:2])
         if training and self.trainable:
-            mean, variance = ops.moments(x, axes=[each for each in range(rank) if each != axis], keepdims=True)
+            mean, variance = ops.moments(x, axes=[item for item in range(rank) if item != axis], keepdims=True)
             for kept, now in zip(self.made, (mean, variance), strict=False):
                 kept.assign(MOMENTUM * kept + (1 - MOMENTUM) * ops.cast(ops.reshape(now, (-1,)), kept.dtype))
-        return scaled(normalized(x, (mean, variance), self.options), [ops.reshape(each, wide) for each in operands[2:]])
+        return scaled(
+            normalized(x, (mean, variance), self.options), [ops.reshape(operand, wide) for operand in operands[2:]]
+        )
 
     def get_config(self) -> dict[str, Any]:
         """What makes the same layer again."""
@@ -92,7 +94,7 @@ class Operator(keras.layers.Layer):  # type: ignore[misc]
             "operator": self.operator,
             "operands": list(self.operands),
             "options": self.options,
-            "parameters": [list(each) for each in self.parameters],
+            "parameters": [list(parameter) for parameter in self.parameters],
             "types": list(self.types),
         }
         return config | own
@@ -102,13 +104,13 @@ def _initializer(initial: Any, layout: str) -> Any:
     """Initial values; those of filters are drawn as Keras lays them out, and turned."""
     if not isinstance(initial, str):
         return keras.initializers.Constant(initial)
-    found = keras.initializers.get(initial)
+    result = keras.initializers.get(initial)
 
     def turned(shape: Any, dtype: Any = None) -> Any:
         if len(shape) != 4:
-            return found(shape, dtype=dtype)
+            return result(shape, dtype=dtype)
         usual = "hwio"
-        drawn = found(tuple(shape[layout.index(letter)] for letter in usual), dtype=dtype)
+        drawn = result(tuple(shape[layout.index(letter)] for letter in usual), dtype=dtype)
         return ops.transpose(drawn, [usual.index(letter) for letter in layout])
 
     return turned

@@ -120,7 +120,7 @@ def load(path: Path) -> tuple[str, dict[str, Any]]:
         data = path.read_bytes()
         with safetensors.safe_open(path, framework="numpy") as file:
             facts = file.metadata() or {}
-        found = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
+        result = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
     except safetensors.SafetensorError as error:
@@ -128,7 +128,7 @@ def load(path: Path) -> tuple[str, dict[str, Any]]:
             f"{path} is cut or no safetensors file: {error}", hint="copy it again, or save the weights again"
         ) from error
     return _text(facts, path), {
-        name: np.frombuffer(each["data"], _dtype(each["dtype"], path)).reshape(each["shape"]) for name, each in found
+        name: np.frombuffer(item["data"], _dtype(item["dtype"], path)).reshape(item["shape"]) for name, item in result
     }
 
 
@@ -157,21 +157,21 @@ def fill(model: Any, tensors: dict[str, Any], path: Path) -> None:
         ConfigError: They are those of another model, or there is one too many. Then nothing was changed.
     """
     wanted = variables(model)
-    for name, each in wanted.items():
+    for name, item in wanted.items():
         if name not in tensors:
             raise ConfigError(f"{path} has weights of another model: {name!r} is not among them")
-        if tuple(tensors[name].shape) != tuple(each.shape):
-            sizes = f"{name!r} has {shown(tensors[name].shape)} there and {shown(tuple(each.shape))} here"
+        if tuple(tensors[name].shape) != tuple(item.shape):
+            sizes = f"{name!r} has {shown(tensors[name].shape)} there and {shown(tuple(item.shape))} here"
             raise ConfigError(f"{path} has weights of another model: {sizes}")
-        if str(tensors[name].dtype) != str(each.dtype):
+        if str(tensors[name].dtype) != str(item.dtype):
             raise ConfigError(
-                f"{path} has weights of another model: {name!r} is {tensors[name].dtype} there and {each.dtype} here"
+                f"{path} has weights of another model: {name!r} is {tensors[name].dtype} there and {item.dtype} here"
             )
     if more := [name for name in tensors if name not in wanted]:
         many = f" and {len(more) - 1} more" * (len(more) > 1)
         raise ConfigError(f"{path} has a tensor too many: the model has no {more[0]!r}{many}")
-    for name, each in wanted.items():
-        each.assign(tensors[name])
+    for name, item in wanted.items():
+        item.assign(tensors[name])
     for layer in model._flatten_layers():
         if hasattr(layer, "finalize_state"):  # Normalization computes with a copy
             layer.finalize_state()
@@ -196,18 +196,18 @@ def check_text(model: Model, text: str, path: Path) -> None:
 
 def variables(model: Any) -> dict[str, Any]:
     """Every weight of a model by its name in the file, in the order of the model."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     seen: set[int] = set()
-    for name, each in _named(model):
-        if id(each) in seen:
+    for name, item in _named(model):
+        if id(item) in seen:
             continue
-        seen.add(id(each))
+        seen.add(id(item))
         free, count = name, 1
-        while free in found:
+        while free in result:
             count += 1
             free = f"{name}_{count}"
-        found[free] = each
-    return found
+        result[free] = item
+    return result
 
 
 def _named(model: Any, before: str = "") -> Iterator[tuple[str, Any]]:
@@ -217,9 +217,9 @@ def _named(model: Any, before: str = "") -> Iterator[tuple[str, Any]]:
         if isinstance(layer, keras.Model):
             yield from _named(layer, f"{before}{layer.name}/")
             continue
-        for each in layer.weights:
-            _, inside, own = str(each.path).rpartition(f"{layer.name}/")
+        for weight in layer.weights:
+            _, inside, own = str(weight.path).rpartition(f"{layer.name}/")
             own = re.sub(
-                r"\bvariable_\d+$", "variable", own if inside else each.name
+                r"\bvariable_\d+$", "variable", own if inside else weight.name
             )  # Keras counts those without a name
-            yield f"{before}{layer.name}/{own}", each
+            yield f"{before}{layer.name}/{own}", weight

@@ -71,7 +71,7 @@ def plain(value: Value) -> Any:
         return value.value
     if isinstance(value, Word):
         return PLAIN.get(value.name, value.name)
-    return [plain(each) for each in value.values] if isinstance(value, Items) else value
+    return [plain(item) for item in value.values] if isinstance(value, Items) else value
 
 
 def sizes(
@@ -93,15 +93,15 @@ def sizes(
     if not value.values and not empty:
         problems.add(value.at, f"{key} has a shape without a size, such as [10] has one")
         return None
-    for each in value.values:
-        number = each.value if isinstance(each, Number) else None
-        if free and each == Word("none", 0):
+    for item in value.values:
+        number = item.value if isinstance(item, Number) else None
+        if free and item == Word("none", 0):
             continue
         if not isinstance(number, int) or not 1 <= number <= MAX_SIZE:
-            shown = each.written if isinstance(each, Number) else getattr(each, "name", "a list")
-            problems.add(each.at, f"a size must be a whole number from 1 to {MAX_SIZE:,}, got {shown[:MAX_DIGITS]}")
+            shown = item.written if isinstance(item, Number) else getattr(item, "name", "a list")
+            problems.add(item.at, f"a size must be a whole number from 1 to {MAX_SIZE:,}, got {shown[:MAX_DIGITS]}")
             return None
-    return tuple(plain(each) for each in value.values)
+    return tuple(plain(item) for item in value.values)
 
 
 class Blocks(dict[str, Block]):
@@ -235,7 +235,7 @@ class Blocks(dict[str, Block]):
         elif call.name not in self and call.name not in self.broken and not self.is_placeholder(call.name):
             keras = self.problems.near(call.name, keras_layers.arguments()) if call.name.casefold() == "dense" else ""
             meant = keras or self.problems.near(
-                call.name, [*OPERATORS, *(each.name for each in self.values() if each.is_macro)]
+                call.name, [*OPERATORS, *(block.name for block in self.values() if block.is_macro)]
             )
             self.problems.add(
                 call.at,
@@ -303,27 +303,27 @@ class Blocks(dict[str, Block]):
             each_of = value.values if isinstance(value, Items) else ()
             if not each_of:
                 self.problems.add(value.at, "shapes must be a list of shapes, such as [[128], [80]]")
-            for each in each_of:
-                if not isinstance(each, Items):
-                    meant = f", did you mean '[{each.written}]'?" if isinstance(each, Number) else ", such as [10]"
-                    self.problems.add(each.at, f"shapes has a list of sizes for each copy{meant}")
+            for item in each_of:
+                if not isinstance(item, Items):
+                    meant = f", did you mean '[{item.written}]'?" if isinstance(item, Number) else ", such as [10]"
+                    self.problems.add(item.at, f"shapes has a list of sizes for each copy{meant}")
                 else:
-                    sizes(each, key, self.problems, empty=False)
+                    sizes(item, key, self.problems, empty=False)
         elif kind == SIZES:
             sizes(value, key, self.problems, free=key == "shape")
         elif kind == LIST:
-            wrong = not isinstance(value, Items) or not all(isinstance(plain(each), int) for each in value.values)
+            wrong = not isinstance(value, Items) or not all(isinstance(plain(item), int) for item in value.values)
             if wrong:
                 self.problems.add(value.at, f"{key} must be {LIST}, such as [0, 1]")
         elif key == "splits":
             parts = plain(value) if isinstance(value, Items) else [plain(value)]
-            if not parts or not all(_suits("a size", each) for each in parts):
+            if not parts or not all(_suits("a size", item) for item in parts):
                 self.problems.add(
                     value.at, "splits must be a number of parts, or a list of their sizes, such as [2, 3]"
                 )
         elif key == "scales":
             factors = plain(value) if isinstance(value, Items) else [0]
-            if not all(_suits(NUMBER, each) and 0 < each <= MAX_SIZE for each in factors):
+            if not all(_suits(NUMBER, factor) and 0 < factor <= MAX_SIZE for factor in factors):
                 self.problems.add(value.at, "scales must be a list of numbers above 0, such as [2, 2]")
         elif kind and not _suits(kind, plain(value)):
             self.problems.add(value.at, f"{key} must be {'a whole number of 1 or more' if kind == 'a size' else kind}")

@@ -108,7 +108,7 @@ class _Expansion:
             name = str(plain(says["name"].items[0][0].value))
         if "loss" in says and says["loss"].items:
             loss = str(plain(says["loss"].items[0][0].value))
-        numbers = tuple((key, float(each.items[0][0].value.value)) for key, each in factors if _is_number(each))  # type: ignore[union-attr]
+        numbers = tuple((key, float(factor.items[0][0].value.value)) for key, factor in factors if _is_number(factor))  # type: ignore[union-attr]
         return Head(name, end, loss, numbers, dtype, shape, block.name, says["output"].at)
 
     def _end(self, block: Block, at: int) -> int | None:
@@ -159,7 +159,7 @@ class _Expansion:
         other = self.blocks.get(word.name)
         if other is None or other.is_macro or other.is_name_only:
             if word.name not in self.blocks.broken:
-                known = [each.name for each in self.blocks.values() if not each.is_macro and each is not block]
+                known = [item.name for item in self.blocks.values() if not item.is_macro and item is not block]
                 why = (
                     "is a macro, which has no end of its own"
                     if other and other.is_macro
@@ -201,12 +201,12 @@ class _Expansion:
             self.problems.add(own["shape"].at, "'shape' and 'shapes' are given both")
             return None
         if not (isinstance(shapes.value, Items) and shapes.value.values) or not all(
-            isinstance(each, Items) for each in shapes.value.values
+            isinstance(item, Items) for item in shapes.value.values
         ):
             return None  # told already
         rest = tuple(arg for arg in call.args if arg.key not in ("shapes", "name"))
-        for each in shapes.value.values[:-1]:
-            current = self._layer(replace(call, args=(*rest, Arg("shape", each, shapes.at))), current, scope, within)
+        for item in shapes.value.values[:-1]:
+            current = self._layer(replace(call, args=(*rest, Arg("shape", item, shapes.at))), current, scope, within)
         last = Arg("shape", shapes.value.values[-1], shapes.at)
         args = (*(arg for arg in call.args if arg.key != "shapes"), last)
         return self._layer(replace(call, args=args), current, scope, within)
@@ -239,8 +239,8 @@ class _Expansion:
             return None
         inner: Scope = Scope(current, {}, scope)
         at: int | None = current
-        for each in body:
-            at = self._layer(each, at, inner, inside)
+        for item in body:
+            at = self._layer(item, at, inner, inside)
         return at
 
     def _bound(self, call: Call, block: Block) -> list[Call] | None:
@@ -248,14 +248,14 @@ class _Expansion:
         given = [arg for arg in call.args if arg.key and arg.key not in KEPT]
         body, taken = list(block.calls), set[str]()
         for arg in given:
-            for index, each in enumerate(block.calls):
-                if each.name == arg.key and (made := self._instead(each, arg)):
+            for index, item in enumerate(block.calls):
+                if item.name == arg.key and (made := self._instead(item, arg)):
                     body[index], taken = made, taken | {arg.key}
-        free = [each.name for each in block.calls if self.blocks.is_free(each.name) and each.name not in taken]
+        free = [call.name for call in block.calls if self.blocks.is_free(call.name) and call.name not in taken]
         for arg in given:
             if arg.key in taken:
                 continue
-            inner = [index for index, each in enumerate(body) if self._accepts(each.name, arg.key)]
+            inner = [index for index, item in enumerate(body) if self._accepts(item.name, arg.key)]
             last = body[-1]
             if not inner and not self._binds(last.name, arg.key) and self.problems.near(arg.key, free):
                 self.problems.add(
@@ -264,7 +264,7 @@ class _Expansion:
                 return None
             used = False
             for index in inner or [len(body) - 1]:
-                if arg.key not in {each.key for each in body[index].args}:
+                if arg.key not in {arg.key for arg in body[index].args}:
                     body[index] = replace(body[index], args=(*body[index].args, arg))
                     used = True
             if not used:
@@ -290,7 +290,7 @@ class _Expansion:
         if (name, key) not in self.accepting:
             self.accepting[name, key] = False  # while it is found out: a macro that calls itself
             self.accepting[name, key] = self._binds(block.calls[-1].name, key) or any(
-                each.name == key or self._accepts(each.name, key, depth + 1) for each in block.calls
+                call.name == key or self._accepts(call.name, key, depth + 1) for call in block.calls
             )
         return self.accepting[name, key]
 
@@ -307,7 +307,7 @@ class _Expansion:
         keras = is_keras(name) or name in self.forms
         if name not in OPERATORS and not keras:
             if name not in self.blocks.broken:
-                macros = [each.name for each in self.blocks.values() if each.is_macro]
+                macros = [block.name for block in self.blocks.values() if block.is_macro]
                 self.problems.add(
                     call.at, f"unknown operator {name!r}{self.problems.near(name, [*OPERATORS, *macros])}"
                 )
@@ -337,7 +337,7 @@ class _Expansion:
                 return None
             share, options = again
         elif name in self.forms:
-            share = name if any(each.operator == name for each in self.nodes) else ""
+            share = name if any(node.operator == name for node in self.nodes) else ""
             for arg in options:
                 self.problems.add(arg.at, f"{name!r} is a model, which is called without {arg.key}=")
         node = Node(name, inputs, operands, options, called, written, wanted, within.lrm, given, share)
@@ -353,8 +353,8 @@ class _Expansion:
             if "to" in own:
                 self.problems.add(own["to"].at, "'to' and 'call' are given both")
                 return None
-            found = self._given(own["call"], current, scope)
-            return None if found is None else (found[0], tuple(found[1]))
+            given = self._given(own["call"], current, scope)
+            return None if given is None else (given[0], tuple(given[1]))
         inputs = [current]
         if name == "residual" and "to" not in own:
             inputs.append(scope.start)
@@ -383,8 +383,8 @@ class _Expansion:
         if other.operator != call.name or not other.name:
             self.problems.add(arg.at, f"share= must name a {call.name}, and this is a {other.operator}")
             return None
-        for each in options:
-            self.problems.add(each.at, f"{call.name} has its options where it is called first, not with share=")
+        for item in options:
+            self.problems.add(item.at, f"{call.name} has its options where it is called first, not with share=")
         return other.share or other.name, other.options
 
     # -- what a layer reads ---------------------------------------------------------------------------------------
@@ -394,7 +394,7 @@ class _Expansion:
         name, written = call.name, ""
         if name not in OPERATORS:
             return "", ()
-        operator, found = OPERATORS[name], list[str | Number]()
+        operator, operands = OPERATORS[name], list[str | Number]()
         for arg in (arg for arg in call.args if not arg.key):
             value = arg.value
             if isinstance(value, Word) and value.name in DTYPES:
@@ -413,11 +413,11 @@ class _Expansion:
                 )
                 return "", None
             elif isinstance(value, Word):
-                found.append(value.name)
+                operands.append(value.name)
                 if value.name in scope.names:
                     self.problems.add(value.at, f"{value.name!r} is a layer, did you mean 'to={value.name}'?")
             elif isinstance(value, Number):
-                found.append(value)
+                operands.append(value)
             else:
                 self.problems.add(value.at, f"an operand of {name} is a parameter's name, a number or a type")
                 return "", None
@@ -425,16 +425,16 @@ class _Expansion:
         if name == "cast" and not written:
             self.problems.add(call.at, "cast needs a type, such as cast(float16)")
             return "", None
-        if not least <= len(found) <= most:
+        if not least <= len(operands) <= most:
             wanted = f"{least}" if least == most else f"{least} to {most}"
             if most == 0:
-                self.problems.add(call.at, f"{name} takes no operand, got {len(found)}")
+                self.problems.add(call.at, f"{name} takes no operand, got {len(operands)}")
             else:
                 self.problems.add(
-                    call.at, f"{name} takes {wanted} parameter{'s' * (most > 1)} or numbers, got {len(found)}"
+                    call.at, f"{name} takes {wanted} parameter{'s' * (most > 1)} or numbers, got {len(operands)}"
                 )
             return "", None
-        return written, tuple(found)
+        return written, tuple(operands)
 
     def _reads_enough(self, call: Call, count: int) -> bool:
         """Tell whether ``to`` names as many layers as an operator reads."""
@@ -466,7 +466,7 @@ class _Expansion:
         block = self.blocks.get(value.name)
         if block is not None and not block.is_macro and not block.is_name_only:
             return self._end(block, value.at)
-        known += [each.name for each in self.blocks.values() if not each.is_macro]
+        known += [block.name for block in self.blocks.values() if not block.is_macro]
         if value.name not in self.blocks.broken:
             meant = self.problems.near(value.name, known)
             # The layer of this name may be there, and be what is wrong itself, or be in a statement that could not be read.
@@ -486,9 +486,7 @@ class _Expansion:
             if isinstance(value, Items):
                 return Items(tuple(map(tensors, value.values)), value.at)
             if isinstance(value, Call):
-                return Call(
-                    value.name, tuple(Arg(each.key, tensors(each.value), each.at) for each in value.args), value.at
-                )
+                return Call(value.name, tuple(Arg(arg.key, tensors(arg.value), arg.at) for arg in value.args), value.at)
             if not isinstance(value, Word) or value.name in PLAIN:
                 return value
             node = current if value.name == IT else self._named(value, scope, "call")
@@ -509,7 +507,7 @@ class _Expansion:
 
 def _sizes(items: Items) -> bool:
     return all(
-        (isinstance(each, Number) and isinstance(each.value, int)) or each == Word("none", 0) for each in items.values
+        (isinstance(item, Number) and isinstance(item.value, int)) or item == Word("none", 0) for item in items.values
     )
 
 

@@ -48,21 +48,21 @@ class Forms(dict[str, Form]):
     def __init__(self, blocks: Blocks) -> None:
         super().__init__()
         self.blocks, self.problems = blocks, blocks.problems
-        found = {block.name: form for block in blocks.values() if (form := _form(block))}
-        within = {name for block in blocks.values() for name in called(block.calls, found)}
-        own = [form for name, form in found.items() if name not in within]
+        forms = {block.name: form for block in blocks.values() if (form := _form(block))}
+        within = {name for block in blocks.values() for name in called(block.calls, forms)}
+        own = [form for name, form in forms.items() if name not in within]
         for form in own[1:]:
             self.problems.add(form.at, f"{form.block!r} and {own[0].block!r} are models, and none calls the other")
         self.main = own[0] if own else Form()
-        self.owners = self._claimed(found)
+        self.owners = self._claimed(forms)
         self.heads = {
-            name: form.block for form in found.values() for name in self._names(form.outputs, form, "output", "outputs")
+            name: form.block for form in forms.values() for name in self._names(form.outputs, form, "output", "outputs")
         }
-        self.update(found)
+        self.update(forms)
         outputs = {name for name, block in blocks.items() if "output" in block.statements}
-        if found and not own and outputs <= self.heads.keys():
-            names = ", ".join(found)
-            self.problems.add(next(iter(found.values())).at, f"each model is called by another one or itself: {names}")
+        if forms and not own and outputs <= self.heads.keys():
+            names = ", ".join(forms)
+            self.problems.add(next(iter(forms.values())).at, f"each model is called by another one or itself: {names}")
 
     def owner(self, name: str) -> str:
         """The block of the model that a block belongs to; empty of the text's own."""
@@ -81,10 +81,10 @@ class Forms(dict[str, Form]):
             name = at.name
         return ""
 
-    def _claimed(self, found: dict[str, Form]) -> dict[str, str]:
+    def _claimed(self, forms: dict[str, Form]) -> dict[str, str]:
         """The model of each input; the text's own has the empty name."""
         owners: dict[str, str] = {}
-        for form in found.values():
+        for form in forms.values():
             for name in self._names(form.inputs, form, "input", "inputs"):
                 if name in owners:
                     self.problems.add(form.at, f"{name!r} is an input of {form.block!r} and of {owners[name]!r}")
@@ -104,7 +104,7 @@ class Forms(dict[str, Form]):
         for word in (word for word in walk(value) if isinstance(word, Word)):
             block = self.blocks.get(word.name)
             if block is None or property_ not in block.statements:
-                having = [each.name for each in self.blocks.values() if property_ in each.statements]
+                having = [block.name for block in self.blocks.values() if property_ in block.statements]
                 meant = self.problems.near(word.name, having)
                 self.problems.add(word.at, f"there is no block {word.name!r} with an {property_}{meant}")
             else:

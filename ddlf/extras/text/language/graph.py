@@ -109,7 +109,7 @@ class Graph:
     @property
     def parameters(self) -> int | None:
         """Values to learn; None if that of some layer is not known without Keras."""
-        counts = [each.count for node in self.nodes for each in node.parameters]
+        counts = [parameter.count for node in self.nodes for parameter in node.parameters]
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
 
@@ -135,7 +135,8 @@ def pruned(graph: Graph, inputs: Collection[str] = ()) -> Graph:
             wanted += graph.nodes[number].inputs
     numbers = {old: new for new, old in enumerate(sorted(kept))}
     nodes = tuple(
-        replace(graph.nodes[old], inputs=tuple(numbers[each] for each in graph.nodes[old].inputs)) for old in numbers
+        replace(graph.nodes[old], inputs=tuple(numbers[source] for source in graph.nodes[old].inputs))
+        for old in numbers
     )
     return Graph(nodes, tuple(replace(head, node=numbers[head.node]) for head in graph.heads))
 
@@ -144,27 +145,27 @@ def distances(graph: Graph) -> list[tuple[int, int]]:
     """For each node the edges of the longest path from an input to it, and from it to an output; a parameter's way to an output is one longer."""
     begun = [0] * len(graph.nodes)
     for number, node in enumerate(graph.nodes):
-        begun[number] = max((begun[each] + 1 for each in node.inputs), default=0)
+        begun[number] = max((begun[source] + 1 for source in node.inputs), default=0)
     left = [0] * len(graph.nodes)
     for number in reversed(range(len(graph.nodes))):
-        for each in graph.nodes[number].inputs:
-            left[each] = max(left[each], left[number] + 1)
+        for source in graph.nodes[number].inputs:
+            left[source] = max(left[source], left[number] + 1)
     return list(zip(begun, left, strict=True))
 
 
 def parameter_distances(graph: Graph) -> dict[str, tuple[int, int]]:
     """For each parameter the edges of the longest path from an input to where it is used, and from it to an output."""
     return {
-        each.name: (begun, left + 1)
+        parameter.name: (begun, left + 1)
         for node, (begun, left) in zip(graph.nodes, distances(graph), strict=True)
-        for each in node.parameters
+        for parameter in node.parameters
     }
 
 
 def consumers(nodes: Iterable[Node]) -> dict[int, list[int]]:
     """The nodes that read each node."""
-    found: dict[int, list[int]] = {}
+    readers: dict[int, list[int]] = {}
     for number, node in enumerate(nodes):
-        for each in node.inputs:
-            found.setdefault(each, []).append(number)
-    return found
+        for source in node.inputs:
+            readers.setdefault(source, []).append(number)
+    return readers

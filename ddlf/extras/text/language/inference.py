@@ -88,20 +88,20 @@ def infer(graph: Graph, problems: Problems) -> list[Known]:
             node = graph.nodes[number]
             if node.operator == "input" or number in dead:
                 continue
-            before = [shapes[each] for each in node.inputs]
+            before = [shapes[source] for source in node.inputs]
             try:
                 ins, out = _rule(node)(node, options_of(node), before, shapes[number])
                 new = {number: unified(shapes[number], out)}
-                for each, shape in zip(node.inputs, ins, strict=True):
-                    new[each] = unified(new.get(each, shapes[each]), shape)
+                for item, shape in zip(node.inputs, ins, strict=True):
+                    new[item] = unified(new.get(item, shapes[item]), shape)
             except Misfit as error:
                 dead.add(number)
                 problems.add(node.call, f"{node.operator}: {error}")
                 continue
-            for each, shape in new.items():
-                if shape != shapes[each]:
-                    shapes[each] = shape
-                    waiting.extend([each, *readers.get(each, ())])
+            for item, shape in new.items():
+                if shape != shapes[item]:
+                    shapes[item] = shape
+                    waiting.extend([item, *readers.get(item, ())])
 
     follow(list(range(len(graph.nodes))))
     for head in graph.heads:
@@ -136,8 +136,8 @@ def _same(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> 
 
 def _residual(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
     shape = out
-    for each in ins:
-        shape = unified(shape, each)
+    for tensor in ins:
+        shape = unified(shape, tensor)
     return [shape] * len(ins), shape
 
 
@@ -146,13 +146,13 @@ def _binary(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -
         return _same(node, options, ins, out)
     if None in ins:
         return ins, out
-    a, b = (each or () for each in ins)
+    a, b = (tensor or () for tensor in ins)
     rank = max(len(a), len(b))
     sizes: list[int | None] = []
-    for one, other in zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True):
-        if None not in (one, other) and one != other and 1 not in (one, other):
+    for first, other in zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True):
+        if None not in (first, other) and first != other and 1 not in (first, other):
             raise Misfit(f"the shapes {shown(a)} and {shown(b)} do not fit")
-        sizes.append(other if one == 1 else one)
+        sizes.append(other if first == 1 else first)
     return ins, tuple(sizes)
 
 
@@ -267,18 +267,18 @@ def _reduce(node: Node, options: dict[str, Any], shape: Shape) -> Shape:
 
 
 def _concat(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
-    ranks = {len(each) for each in ins if each is not None}
+    ranks = {len(tensor) for tensor in ins if tensor is not None}
     if not ranks:
         return ins, out
     if len(ranks) > 1:
         raise Misfit(f"{' and '.join(map(shown, ins))} have different numbers of axes")
     rank = ranks.pop()
     axis = axis_of(options.get("axis", 0), rank)
-    rest: Known = None if out is None else tuple(None if each == axis else size for each, size in enumerate(out))
+    rest: Known = None if out is None else tuple(None if item == axis else size for item, size in enumerate(out))
     rest = unified(rest, (None,) * rank)
     for shape in ins:
         if shape is not None:
-            rest = unified(rest, tuple(None if each == axis else size for each, size in enumerate(shape)))
+            rest = unified(rest, tuple(None if item == axis else size for item, size in enumerate(shape)))
     assert rest is not None
     parts = [None if shape is None else shape[axis] for shape in ins]
     whole = None if None in parts else sum(part or 0 for part in parts)
@@ -374,7 +374,7 @@ def _attend(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -
     heads, width = options.get("heads", 1), shape[-1]
     if width is not None and width % heads:
         raise Misfit(f"{heads} heads do not divide a width of {width}")
-    return [shape, *(unified(each, (None, None)) for each in ins[1:])], shape
+    return [shape, *(unified(tensor, (None, None)) for tensor in ins[1:])], shape
 
 
 def _gather(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
@@ -430,7 +430,7 @@ def _split(node: Node, options: dict[str, Any], ins: list[Known], out: Known) ->
 
 def _along(before: tuple[int | None, ...], axis: int) -> tuple[int | None, ...]:
     """The shape of indices of single values: as many axes, of one of them any size."""
-    return tuple(None if each == axis else size for each, size in enumerate(before))
+    return tuple(None if item == axis else size for item, size in enumerate(before))
 
 
 def _nd(before: tuple[int | None, ...], indices: tuple[int | None, ...]) -> tuple[Known, int]:
@@ -466,8 +466,8 @@ _RULES: dict[str, Rule] = {
 
 def highest(types: list[str]) -> str:
     """The type that has room for all; two different ones of 16 bits make float32."""
-    found = set(types)
-    return "float32" if found >= set(HALF) else min(found, key=DTYPES.index, default="float32")
+    result = set(types)
+    return "float32" if result >= set(HALF) else min(result, key=DTYPES.index, default="float32")
 
 
 def typed(graph: Graph, problems: Problems) -> Graph:
@@ -494,15 +494,15 @@ def typed(graph: Graph, problems: Problems) -> Graph:
         return casts[source, dtype]
 
     for old, node in enumerate(graph.nodes):
-        inputs = [numbers[each] for each in node.inputs]
-        into = [made[each].dtype for each in inputs]
-        if node.operator in OPERATORS and any(each not in DTYPES for each in into):
+        inputs = [numbers[source] for source in node.inputs]
+        into = [made[entry].dtype for entry in inputs]
+        if node.operator in OPERATORS and any(item not in DTYPES for item in into):
             problems.add(node.call, f"{node.operator} cannot read {', '.join(into)}, which layers of Keras can only")
             into = ["float32"] * len(into)
         works, result = types_of(node, into)
         _fitting(node, into, problems)
         if works:
-            inputs = [cast(each, works, node, node.call) for each in inputs]
+            inputs = [cast(entry, works, node, node.call) for entry in inputs]
         for operand in node.operands:
             if isinstance(operand, Number):
                 _check(operand, works or result, problems)
@@ -584,14 +584,14 @@ def with_parameters(graph: Graph, problems: Problems, models: Mapping[str, Graph
             continue
         shared.add(node.share or (node.operator if node.operator in models else node.name))
         if node.operator in models:
-            inner = [each for other in models[node.operator].nodes for each in other.parameters]
-            made = [replace(each, name=f"{node.operator}.{each.name}") for each in inner]
-            count += sum(each.count or 0 for each in made)
-        if node.operator == "attend" and sum(isinstance(each, str) for each in node.operands) < 3:
+            inner = [parameter for other in models[node.operator].nodes for parameter in other.parameters]
+            made = [replace(item, name=f"{node.operator}.{item.name}") for item in inner]
+            count += sum(item.count or 0 for item in made)
+        if node.operator == "attend" and sum(isinstance(operand, str) for operand in node.operands) < 3:
             problems.add(
                 node.call, "attend learns all of its three parameters: write names, and no number", derived=True
             )
-        for base, shape in _shapes(node, [graph.nodes[each] for each in node.inputs]):
+        for base, shape in _shapes(node, [graph.nodes[source] for source in node.inputs]):
             used[base] += 1
             dtype = node.dtype if node.written or node.dtype in INTEGERS else "float32"
             parameter = Parameter(f"{base}{used[base]}", shape, "float32" if node.operator not in OPERATORS else dtype)
@@ -618,9 +618,9 @@ def _shapes(node: Node, inputs: list[Node]) -> list[tuple[str, Shape | None]]:
     if node.operator == "input" or not (node.operator in OPERATORS or is_keras(node.operator)):
         return []
     if node.operator not in OPERATORS:
-        found = keras_layers.parameters_of(node.operator, options_of(node), before)
-        return [("kernel", None)] if found is None else list(found)
-    names = [each for each in node.operands if isinstance(each, str)]
+        result = keras_layers.parameters_of(node.operator, options_of(node), before)
+        return [("kernel", None)] if result is None else list(result)
+    names = [operand for operand in node.operands if isinstance(operand, str)]
     if not names:
         return []
     kind, options, out = OPERATORS[node.operator].kind, options_of(node), node.shape

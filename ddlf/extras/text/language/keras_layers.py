@@ -99,7 +99,7 @@ def _shape_of(name: str, options: dict[str, Any], before: Shape | None) -> Shape
     if name == "Embedding":
         return (*before, options["output_dim"])
     if name == "Permute":
-        return tuple(before[each - 1] for each in options["dims"])
+        return tuple(before[axis - 1] for axis in options["dims"])
     if name == "Flatten":
         return (prod(before),) if None not in before else (None,)  # type: ignore[arg-type]
     if name in ("LSTM", "GRU", "SimpleRNN"):
@@ -152,12 +152,12 @@ def _moved(name: str, options: dict[str, Any], before: Shape) -> list[int | None
     rank = len(before) - 1
     if name.startswith("Up"):
         times = _each(options.get("size", 2), rank)
-        return [None if size is None else size * each for size, each in zip(before, times, strict=False)]
+        return [None if size is None else size * item for size, item in zip(before, times, strict=False)]
     key = "padding" if name.startswith("Zero") else "cropping"
     edges = options.get(key, 1)
     if rank == 1 and not isinstance(edges, int):
         edges = [edges]
-    widths = [each * 2 if isinstance(each, int) else sum(each) for each in _each(edges, rank)]
+    widths = [axis * 2 if isinstance(axis, int) else sum(axis) for axis in _each(edges, rank)]
     sign = 1 if name.startswith("Zero") else -1
     return [None if size is None else size + sign * wide for size, wide in zip(before, widths, strict=False)]
 
@@ -181,8 +181,8 @@ def parameters_of(name: str, options: dict[str, Any], before: Shape | None) -> l
         before: The shape that goes in.
     """
     try:
-        found = _parameters_of(name, options, before)
-        return found if found is None or all(_are_sizes(shape) for _, shape in found) else None
+        result = _parameters_of(name, options, before)
+        return result if result is None or all(_are_sizes(shape) for _, shape in result) else None
     except (TypeError, ValueError, IndexError, KeyError):
         return None
 
@@ -213,8 +213,8 @@ def _parameters_of(name: str, options: dict[str, Any], before: Shape | None) -> 
     if name in ("LayerNormalization", "BatchNormalization"):
         axis = options.get("axis", -1)
         size = (before[axis if axis < 0 else axis - 1],)
-        found = [("gamma", size)] * options.get("scale", True) + [("beta", size)] * options.get("center", True)
-        return found + [("moving_mean", size), ("moving_variance", size)] * (name[0] == "B")
+        result = [("gamma", size)] * options.get("scale", True) + [("beta", size)] * options.get("center", True)
+        return result + [("moving_mean", size), ("moving_variance", size)] * (name[0] == "B")
     if name in ("LSTM", "GRU", "SimpleRNN"):
         units, gates = options["units"], {"LSTM": 4, "GRU": 3, "SimpleRNN": 1}[name]
         bias = (2, gates * units) if name == "GRU" and options.get("reset_after", True) else (gates * units,)
@@ -237,5 +237,5 @@ def _filters_of(name: str, options: dict[str, Any], before: Shape, biased: bool)
     if name.startswith("Depthwise"):
         return [("kernel", (*kernel, last, times))] + [("bias", (last * times,))] * biased
     point = (*[1] * len(kernel), last * times, options["filters"])
-    found: list[tuple[str, Shape]] = [("depthwise_kernel", (*kernel, last, times)), ("pointwise_kernel", point)]
-    return found + [("bias", (options["filters"],))] * biased
+    result: list[tuple[str, Shape]] = [("depthwise_kernel", (*kernel, last, times)), ("pointwise_kernel", point)]
+    return result + [("bias", (options["filters"],))] * biased

@@ -65,11 +65,11 @@ def read(text: str | bytes, file: str = "model.nnm", *, own: Collection[str] = (
     problems.check()
     parts = _Graphs(whole, forms, problems)
     graph = parts.graph(forms.main)
-    reached = {node.at for each in parts.values() for node in each.nodes if node.operator == "input"}
+    reached = {node.at for item in parts.values() for node in item.nodes if node.operator == "input"}
     for block in blocks.values():
         if "input" in block.statements and block.statements["input"].at not in reached:
             problems.warn(block.at, f"the input {block.name!r} leads to no output")
-    called = {name: (forms[name], each) for name, each in parts.items() if name != forms.main.block}
+    called = {name: (forms[name], item) for name, item in parts.items() if name != forms.main.block}
     return Model(file, text, graph, blocks.train, problems.warnings(), forms.main, called)
 
 

@@ -92,11 +92,13 @@ class Problems:
             NotationError: With all that was found, in the order of the text.
         """
         if self._found:
-            found = self._sorted(self._found)
-            lines = [f"{self.file}:{each.line}:{each.column}: {each.sentence}" for each in found[:MAX_SHOWN]]
-            if len(found) > MAX_SHOWN:
-                lines.append(f"and {len(found) - MAX_SHOWN} more")
-            raise NotationError("\n".join(lines), problems=found)
+            problems = self._sorted(self._found)
+            lines = [
+                f"{self.file}:{problem.line}:{problem.column}: {problem.sentence}" for problem in problems[:MAX_SHOWN]
+            ]
+            if len(problems) > MAX_SHOWN:
+                lines.append(f"and {len(problems) - MAX_SHOWN} more")
+            raise NotationError("\n".join(lines), problems=problems)
 
-    def _sorted(self, found: Iterable[tuple[int, str]]) -> tuple[Problem, ...]:
-        return tuple(Problem(*self.place(at), sentence) for at, sentence in sorted(found))
+    def _sorted(self, problems: Iterable[tuple[int, str]]) -> tuple[Problem, ...]:
+        return tuple(Problem(*self.place(at), sentence) for at, sentence in sorted(problems))

@@ -54,7 +54,7 @@ def parse(text: str, problems: Problems) -> Parsed:
             parts[MAX_STATEMENTS].start, f"a text has at most {MAX_STATEMENTS:,} statements, got {len(parts):,}"
         )
         return Parsed((), (), frozenset())
-    found: list[Statement] = []
+    parsed: list[Statement] = []
     broken = {match[1] for start in unread if (match := _HEAD.match(text, start))}
     for part in parts:
         if len(problems) > MAX_PROBLEMS:
@@ -67,10 +67,10 @@ def parse(text: str, problems: Problems) -> Parsed:
                 broken.add(match[1])
             part, statement = statement, _statement(text, statement, problems)
         if isinstance(statement, Statement):
-            found.append(statement)
+            parsed.append(statement)
         elif match := _HEAD.match(text, part.start):
             broken.add(match[1])
-    return Parsed(tuple(found), below, frozenset(broken))
+    return Parsed(tuple(parsed), below, frozenset(broken))
 
 
 _HEAD = re.compile(r"\s*([A-Za-z]\w*)", re.ASCII)

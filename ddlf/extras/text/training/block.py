@@ -93,36 +93,36 @@ def read_train(block: Mapping[str, Statement], problems: Problems) -> Train:
         block: Its statements, by key.
         problems: Is told what is wrong; nothing is raised.
     """
-    found = Train()
+    train = Train()
     for key, statement in block.items():
         name = ALIASES.get(key, key)
-        if name in found.at:
+        if name in train.at:
             problems.add(statement.property.at, f"train has {key!r} and {name!r}, which are the same: leave out one")
         elif key not in KEYS and (name not in SETTINGS or name in NOT_WRITTEN):
             _refuse_key(key, statement, problems)
         elif statement.items and (value := _one_value(key, statement, problems)) is not None:
-            found.at[name] = value.at
+            train.at[name] = value.at
             if key in KEYS:
                 if wrong := KEYS[key](value):
                     problems.add(value.at, f"{key} must be {wrong}{_near(key, value, problems)}")
                 elif key in ("optimizer", "penalty", "scaling"):
                     check_arguments(value, problems)
-                found.own[key] = value
+                train.own[key] = value
             else:
-                _take_setting(key, name, value, found, problems)
-    _refuse_twice(found, problems)
-    return found
+                _take_setting(key, name, value, train, problems)
+    _refuse_twice(train, problems)
+    return train
 
 
-def _refuse_twice(found: Train, problems: Problems) -> None:
+def _refuse_twice(train: Train, problems: Problems) -> None:
     """Learning rate and clipping may stand in several places: nobody should have to know which one wins."""
-    optimizer = found.own.get("optimizer")
+    optimizer = train.own.get("optimizer")
     for key, names in IN_BRACKETS.items():
-        here = found.own.get(key)
+        here = train.own.get(key)
         if here is None or is_none(here) or not isinstance(optimizer, Call):
             continue
         if any(arg.key in names for arg in optimizer.args):
-            problems.add(found.at[key], "the optimizer has one, too: leave out one of both")
+            problems.add(train.at[key], "the optimizer has one, too: leave out one of both")
 
 
 def check_train(model: Model) -> Train:
@@ -132,14 +132,14 @@ def check_train(model: Model) -> Train:
         NotationError: Something is wrong in it.
     """
     problems = Problems(model.text, model.file)
-    found = read_train(model.train, problems)
-    if "initial" in found.own and not model.draws:
+    train = read_train(model.train, problems)
+    if "initial" in train.own and not model.draws:
         problems.add(
-            found.at["initial"],
+            train.at["initial"],
             "initial has no effect: no operator has weights, and layers of Keras have their own, such as kernel_initializer=he_normal",
         )
     problems.check()
-    return found
+    return train
 
 
 def read_key(key: str, text: str, origin: str) -> Train:
@@ -149,18 +149,18 @@ def read_key(key: str, text: str, origin: str) -> Train:
         ConfigError: It cannot be; ``origin`` says where it stands.
     """
     _, parsed, problems = statements(f"train:{key} {text};", origin)
-    found = read_train({each.property.name: each for each in parsed.statements}, problems)
+    train = read_train({statement.property.name: statement for statement in parsed.statements}, problems)
     try:
         problems.check()
     except NotationError as error:
-        raise ConfigError(f"{origin}: {'; '.join(each[2] for each in error.problems)}") from None
-    return found
+        raise ConfigError(f"{origin}: {'; '.join(problem[2] for problem in error.problems)}") from None
+    return train
 
 
 def ignored_of(own: Mapping[str, Value]) -> float | None:
     """The label that is left out of the losses; None for none."""
-    found = own.get("ignore")
-    return found.value if isinstance(found, Number) else None
+    label = own.get("ignore")
+    return label.value if isinstance(label, Number) else None
 
 
 def clips(optimizer: Value | None) -> bool:
@@ -199,20 +199,20 @@ def _one_value(key: str, statement: Statement, problems: Problems) -> Value | No
     return args[0].value
 
 
-def _take_setting(key: str, name: str, value: Value, found: Train, problems: Problems) -> None:
+def _take_setting(key: str, name: str, value: Value, train: Train, problems: Problems) -> None:
     if isinstance(value, Call):
         problems.add(value.at, f"{key} must be {SETTINGS[name].check}, and no layer")
         return
-    given = plain(value)
-    if name == "class_weight" and isinstance(given, list):
-        given = dict(enumerate(given))
+    plain_value = plain(value)
+    if name == "class_weight" and isinstance(plain_value, list):
+        plain_value = dict(enumerate(plain_value))
     try:
-        SETTINGS[name].check(key, given)
+        SETTINGS[name].check(key, plain_value)
     except ConfigError as error:
         hint = f", {error.hint}" if error.hint else ""
         problems.add(value.at, f"{error.message}{hint}")
         return
-    found.settings[name] = given
+    train.settings[name] = plain_value
 
 
 def _near(key: str, value: Value, problems: Problems) -> str:
@@ -291,7 +291,7 @@ def _word(what: str, names: tuple[str, ...]) -> Check:
 
 def _metrics(value: Value) -> str:
     each = value.values if isinstance(value, Items) else (value,)
-    fine = all(isinstance(one, Word | Call | Text) and not _has_lambda(one) for one in each)
+    fine = all(isinstance(item, Word | Call | Text) and not _has_lambda(item) for item in each)
     return "" if fine else "a metric of Keras, or a list of them: [accuracy, AUC()]"
 
 
@@ -307,7 +307,9 @@ def _scaling(value: Value) -> str:
 
 def _loss_weights(value: Value) -> str:
     each = plain(value) if isinstance(value, Items) else []
-    fine = bool(each) and all(isinstance(one, int | float) and not isinstance(one, bool) and one >= 0 for one in each)
+    fine = bool(each) and all(
+        isinstance(item, int | float) and not isinstance(item, bool) and item >= 0 for item in each
+    )
     if isinstance(value, Word | Call) and value.name == UNCERTAINTY:
         args = value.args if isinstance(value, Call) else ()
         fine = all(arg.key and isinstance(arg.value, Number) and arg.value.value > 0 for arg in args)

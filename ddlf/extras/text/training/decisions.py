@@ -271,7 +271,7 @@ def _initial(task: LearningTask) -> Answer:
 
 
 def _scaling(task: LearningTask) -> Answer:
-    answers = [scaling(each) for each in task.inputs]
+    answers = [scaling(entry) for entry in task.inputs]
     values = [value for value, _, _ in answers]
     wanted = [answer for answer in answers if answer[0] != "none"] or answers
     return values[0] if len(values) == 1 else f"[{', '.join(values)}]", wanted[0][1], wanted[0][2]
@@ -286,15 +286,17 @@ def scaling(given: InputStatistics) -> Answer:
     large = max(abs(given.low), abs(given.high))
     if not isfinite(large):
         return "none", "scaling-not-finite", "inputs are NaN or infinite"
-    spans = [each for each in given.ranges if each > 0]
+    spans = [number for number in given.ranges if number > 0]
     apart = max(spans) / min(spans) if spans else 1.0
     if large <= LARGE and apart <= APART:
         return "none", "scaling-fine", f"inputs lie between {given.low:.3g} and {given.high:.3g}"
     if given.means and len(given.means) <= MOST_NUMBERS:
-        why = f"ranges of features are {apart:,.0f} times apart" if apart > APART else f"inputs go up to {large:,.4g}"
-        means = ", ".join(f"{each:.6g}" for each in given.means)
-        variances = ", ".join(f"{each * each or 1.0:.6g}" for each in given.deviations)
-        return f"Normalization(axis=-1, mean=[{means}], variance=[{variances}])", "scaling-features", why
+        reason = (
+            f"ranges of features are {apart:,.0f} times apart" if apart > APART else f"inputs go up to {large:,.4g}"
+        )
+        means = ", ".join(f"{number:.6g}" for number in given.means)
+        variances = ", ".join(f"{number * number or 1.0:.6g}" for number in given.deviations)
+        return f"Normalization(axis=-1, mean=[{means}], variance=[{variances}])", "scaling-features", reason
     half = (given.high - given.low) / 2 or 1.0
     middle = (given.high + given.low) / 2
     value = f"Rescaling(scale={1 / half:.6g}, offset={-middle / half:.6g})"
@@ -302,7 +304,7 @@ def scaling(given: InputStatistics) -> Answer:
 
 
 def _penalty(task: LearningTask) -> Answer:
-    features = max((each.shape[0] for each in task.inputs if len(each.shape) == 1 and each.numbers), default=0)
+    features = max((entry.shape[0] for entry in task.inputs if len(entry.shape) == 1 and entry.numbers), default=0)
     if features > MANY_FEATURES:
         return "L1(l1=0.0001)", "penalty-features", f"{features:,} features, of which few are likely to matter"
     if not task.parameters or not task.samples:
@@ -311,8 +313,8 @@ def _penalty(task: LearningTask) -> Answer:
     density = sum(layer in DROPOUTS for layer in task.layers) / max(task.learning, 1)
     if each > PER_SAMPLE and density < DROPOUT_DENSITY:
         return "L2(l2=0.0001)", "penalty-capacity", f"{each:,.0f} parameters a sample and little dropout"
-    why = f"{each:,.1f} parameters a sample" if each <= PER_SAMPLE else "there is enough dropout"
-    return "none", "penalty-none", why
+    reason = f"{each:,.1f} parameters a sample" if each <= PER_SAMPLE else "there is enough dropout"
+    return "none", "penalty-none", reason
 
 
 def _patience(task: LearningTask) -> Answer:
@@ -327,16 +329,16 @@ def _optimizer(task: LearningTask) -> Answer:
 
 def schedule(task: LearningTask) -> Answer:
     """How the learning rate goes over the run."""
-    if found := next((layer for layer in task.layers if layer in ATTENDING), None):
-        why = f"the first gradients of {found} are far larger than later ones: warm-up (arXiv:2002.04745)"
-        return '"warmup:0.05,cosine"', "schedule-attention", why
+    if result := next((layer for layer in task.layers if layer in ATTENDING), None):
+        reason = f"the first gradients of {result} are far larger than later ones: warm-up (arXiv:2002.04745)"
+        return '"warmup:0.05,cosine"', "schedule-attention", reason
     return "none", "schedule-none", "nothing in the model needs a warm-up"
 
 
 def clipping(task: LearningTask) -> Answer:
     """The largest norm of all gradients together."""
-    if found := next((layer for layer in task.layers if layer in RECURRENT), None):
-        return "1.0", "clipping-recurrent", f"gradients through {found} may explode (arXiv:1211.5063)"
+    if result := next((layer for layer in task.layers if layer in RECURRENT), None):
+        return "1.0", "clipping-recurrent", f"gradients through {result} may explode (arXiv:1211.5063)"
     return "none", "clipping-none", "nothing in the model is recurrent"
 
 
@@ -345,17 +347,19 @@ def clip(task: LearningTask) -> Answer:
     layers = set(task.layers)
     if layers & RECURRENT:
         return "none", "clip-recurrent", "gradients of what is recurrent have a largest norm"
-    for each in task.inputs:
-        if each.peak > PEAK:
-            why = f"the largest sample is {each.peak:,.0f} times the middle one: a batch with it is to step no further"
-            return "rolling", "clip-inputs", why
+    for entry in task.inputs:
+        if entry.peak > PEAK:
+            reason = (
+                f"the largest sample is {entry.peak:,.0f} times the middle one: a batch with it is to step no further"
+            )
+            return "rolling", "clip-inputs", reason
     for output in task.outputs:
         if output.loss in SQUARED and output.labels is not None and output.labels.far > OUTLIERS:
-            why = f"{output.labels.far:.1%} of the labels are outliers, which the loss squares"
-            return "rolling", "clip-labels", why
+            reason = f"{output.labels.far:.1%} of the labels are outliers, which the loss squares"
+            return "rolling", "clip-labels", reason
     if task.depth > DEEP and not layers & (NORMALIZING - SCALING):
-        why = f"{task.depth} operators deep, without normalization and skips (arXiv:2102.06171)"
-        return "agc", "clip-deep", why
+        reason = f"{task.depth} operators deep, without normalization and skips (arXiv:2102.06171)"
+        return "agc", "clip-deep", reason
     return "none", "clip-none", "no outliers in the data, and the model is not deep, or normalizes"
 
 
@@ -370,9 +374,9 @@ def loss_weights(task: LearningTask) -> Answer:
         large, small = max(sizes, key=lambda name: sizes[name]), min(sizes, key=lambda name: sizes[name])
         if sizes[large] > UNEVEN * sizes[small]:
             times = sizes[large] / sizes[small]
-            why = f"at first the loss of {large} is {times:,.0f} times that of {small} (arXiv:1705.07115)"
+            reason = f"at first the loss of {large} is {times:,.0f} times that of {small} (arXiv:1705.07115)"
             each = ", ".join(f"{output.name or output.block}={sizes[output.block]:.6g}" for output in task.outputs)
-            return f"uncertainty({each})", "weights-uncertainty", why
+            return f"uncertainty({each})", "weights-uncertainty", reason
     return "none", "weights-equal", "losses of all outputs count the same"
 
 
@@ -416,8 +420,8 @@ def parameters(output: OutputStatistics) -> Iterator[tuple[str, str, str, str]]:
     if labels is None:
         return
     if output.loss == "HUL" and labels.sigma > 0:
-        why = f"{HUBER} times the deviation of the labels"
-        yield "delta", f"{HUBER * labels.sigma:.6g}", "huber-sigma", why
+        reason = f"{HUBER} times the deviation of the labels"
+        yield "delta", f"{HUBER * labels.sigma:.6g}", "huber-sigma", reason
     if output.loss == "FOL" and output.last != "softmax" and len(labels.counts) == 2 and min(labels.counts):
         alpha = labels.counts[0] / sum(labels.counts)
         yield "alpha", f"{alpha:.6g}", "focal-counts", f"{alpha:.1%} of the labels are 0, and alpha weighs the others"
@@ -521,7 +525,7 @@ def _depth(graph: Graph) -> int:
     """Operators on the shortest path from an input to an output, of the output for which it is longest; nodes come after what they read."""
     begun: list[int] = []
     for node in graph.nodes:
-        begun.append(min((begun[each] for each in node.inputs), default=-1) + 1)
+        begun.append(min((begun[source] for source in node.inputs), default=-1) + 1)
     return max((begun[head.node] for head in graph.heads), default=0)
 
 
@@ -563,9 +567,9 @@ def labels_of(y: np.ndarray[Any, Any], shape: tuple[int, ...], ignore: float | N
         sums = y.reshape(-1, y.shape[-1]).sum(axis=0, dtype=np.float64)
         majority, counts = float(sums.max() / sums.sum()), tuple(map(int, sums))
     elif whole and high - low < MOST_NUMBERS:
-        found = np.bincount((y - low).astype(np.int64).reshape(-1))
-        majority = float(found.max() / y.size)
-        counts = (*[0] * int(low), *map(int, found)) if 0 <= low < MOST_NUMBERS else ()
+        result = np.bincount((y - low).astype(np.int64).reshape(-1))
+        majority = float(result.max() / y.size)
+        counts = (*[0] * int(low), *map(int, result)) if 0 <= low < MOST_NUMBERS else ()
     if not rows or not one_each:
         middle = np.median(y)
         away = np.abs(np.asarray(y, np.float64) - middle)
@@ -577,7 +581,7 @@ def labels_of(y: np.ndarray[Any, Any], shape: tuple[int, ...], ignore: float | N
 
 def _input(graph: Graph, node: Node, x: Any) -> InputStatistics:
     number = graph.nodes.index(node)
-    readers = [graph.nodes[each] for each in consumers(graph.nodes).get(number, ())]
+    readers = [graph.nodes[node] for node in consumers(graph.nodes).get(number, ())]
     numbers = node.dtype not in INTEGERS and not any(reader.operator in TOKEN_READERS for reader in readers)
     scaled = bool(readers) and all(reader.operator in NORMALIZING for reader in readers)
     shape = tuple(int(size or 0) for size in node.shape or ())
@@ -593,7 +597,7 @@ def _input(graph: Graph, node: Node, x: Any) -> InputStatistics:
     if len(shape) == 2 and not np.median(ranges) < SAME_SCALE * (high - low):  # a picture, or a sequence of one scale
         return plain
     means, deviations = x.mean(axis=steps, dtype=np.float64), x.std(axis=steps, dtype=np.float64)
-    known = [tuple(map(float, each)) for each in (means, deviations, ranges)]
+    known = [tuple(map(float, item)) for item in (means, deviations, ranges)]
     return replace(plain, means=known[0], deviations=known[1], ranges=known[2])
 
 

@@ -71,9 +71,9 @@ def load_notation(path: str | Path) -> Notation:
     from ddlf.extras.text.conversion.weights import load
 
     text, tensors = load(place_of(path))
-    found = Notation(text, str(path))
-    found.tensors = tensors
-    return found
+    result = Notation(text, str(path))
+    result.tensors = tensors
+    return result
 
 
 class Notation:
@@ -110,8 +110,10 @@ class Notation:
         self._problems = Problems(self.parsed.text, file)
         self.train_block = check_train(self.parsed)
         said = [read_key(key, value, f"-p {key}") for (block, key), value in self.values.items() if block == "train"]
-        self._own = {key: value for each in said for key, value in each.own.items()}
-        self.settings = self.train_block.settings | {name: one for each in said for name, one in each.settings.items()}
+        self._own = {key: value for item in said for key, value in item.own.items()}
+        self.settings = self.train_block.settings | {
+            name: first for item in said for name, first in item.settings.items()
+        }
         self._made: Any = None
         self.places: dict[str, int] = {}
         self._trained: Any = None  # what was compiled, if it is around the model
@@ -184,15 +186,17 @@ class Notation:
     def written(self) -> frozenset[tuple[str, str]]:
         """Block and key of all that is not to be decided."""
         _, parsed, _ = statements(self.parsed.text, self.file)
-        found = {(each.block.name, each.property.name) for each in parsed.statements} | self.values.keys()
+        result = {
+            (statement.block.name, statement.property.name) for statement in parsed.statements
+        } | self.values.keys()
         optimizer, clipping = self.own("optimizer"), self.own("clipping")
         if clips(optimizer):
-            found |= {("train", "clipping"), ("train", "clip")}
+            result |= {("train", "clipping"), ("train", "clip")}
         if clipping is not None and not is_none(clipping):
-            found.add(("train", "clip"))
+            result.add(("train", "clip"))
         if has_own_rates(optimizer):
-            found.add(("train", "schedule"))
-        return frozenset(found)
+            result.add(("train", "schedule"))
+        return frozenset(result)
 
     @property
     def path(self) -> Path:
@@ -202,7 +206,7 @@ class Notation:
     def statement_places(self) -> dict[tuple[str, str], int]:
         """Return where each statement stands, by block and key; a setting of a run also under its long name."""
         _, parsed, _ = statements(self.parsed.text, self.file)
-        places = {(each.block.name, each.property.name): each.at for each in parsed.statements}
+        places = {(statement.block.name, statement.property.name): statement.at for statement in parsed.statements}
         long_names = {("train", ALIASES.get(key, key)): at for (block, key), at in places.items() if block == "train"}
         return places | long_names
 
@@ -271,7 +275,7 @@ class Notation:
         settled = Notation(
             self.parsed.text,
             self.file,
-            self.values | {(each.block, each.key): each.value for each in decisions},
+            self.values | {(decision.block, decision.key): decision.value for decision in decisions},
             self.decisions + decisions,
         )
         settled._check(task.outputs)
@@ -287,7 +291,7 @@ class Notation:
                 raise AppError(f"{self.file}: the output {head.name!r} has the loss {loss}: {why}")
 
     def _losses(self) -> dict[str, str]:
-        return {each.name: self.loss_of(each)[0] for each in self.parsed.graph.heads}
+        return {head.name: self.loss_of(head)[0] for head in self.parsed.graph.heads}
 
     def loss_of(self, head: Head) -> tuple[str, dict[str, float]]:
         """Name of an output's loss, and its factors."""
@@ -327,11 +331,11 @@ class Notation:
 
         model, graph = self.keras, self.parsed.graph
         heads = [(head, *self.loss_of(head), last_activation(graph, head.node)) for head in graph.heads]
-        found = compile(model, heads, self._all_own(), self.place)
+        result = compile(model, heads, self._all_own(), self.place)
         self._by_text = True
-        if found is not model:
-            self._trained, found.notation = found, self
-        return found
+        if result is not model:
+            self._trained, result.notation = result, self
+        return result
 
     @property
     def patience(self) -> int | None:
@@ -515,7 +519,7 @@ class Notation:
         check_rows(x, y)
         if y and self._by_text:
             self._check(outputs_of(self.parsed, y, self._losses(), ignored_of(self._all_own())))
-        return tuple(next(iter(each.values())) if len(each) == 1 else each for each in (x, y))  # type: ignore[return-value]
+        return tuple(next(iter(item.values())) if len(item) == 1 else item for item in (x, y))  # type: ignore[return-value]
 
 
 async def check_app(app: App) -> None:
@@ -563,6 +567,6 @@ def not_open(app: App) -> list[str]:
 
 def take_decided(app: App, notation: Notation) -> None:
     """Set on an app the settings of a run that were decided."""
-    for each in notation.decisions:
-        if each.block == "train" and each.key in OF_RUNS:
-            setattr(app, each.key, notation.settings[each.key])
+    for decision in notation.decisions:
+        if decision.block == "train" and decision.key in OF_RUNS:
+            setattr(app, decision.key, notation.settings[decision.key])

@@ -36,9 +36,9 @@ def text_of(path: Path | str) -> bytes:
             hint="write it to a file, or read it as such: ddlf.extras.text.language.model.read(text)",
         )
     if ask is not None:
-        found = ask(str(path))
-        if isinstance(found, bytes):
-            return found
+        result = ask(str(path))
+        if isinstance(result, bytes):
+            return result
         raise NotationError(
             f"the master gives no text {str(path)!r} to this worker",
             hint=f"put it below the folder of the script or the current one on the master, with a name that ends in {SUFFIX} or {WEIGHTS}",
