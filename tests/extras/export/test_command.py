@@ -72,14 +72,14 @@ def here(tmp_path, monkeypatch, capsys):
         ),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_starts(here, monkeypatch, arguments, sentence):
+def test_export_refuses_impossible_options_first(here, monkeypatch, arguments, sentence):
     monkeypatch.setattr(subprocess, "run", None)
     _, err, code = here(*arguments.split())
     assert code == 2
     assert sentence in err
 
 
-def test_inputs_that_are_wrong_are_said_before_anything_is_written(here, tmp_path, monkeypatch):
+def test_export_checks_inputs_before_it_writes(here, tmp_path, monkeypatch):
     def wrong(self, backend):
         raise ConfigError("a.npz has no array 'digits'")
 
@@ -92,7 +92,7 @@ def test_inputs_that_are_wrong_are_said_before_anything_is_written(here, tmp_pat
     assert "a.npz has no array 'digits'" in err
 
 
-def test_what_exists_stays(here, tmp_path):
+def test_export_keeps_existing_files(here, tmp_path):
     (tmp_path / "digits.tflite").write_text("mine")
     _, err, code = here("export", "digits.nnm", "--to", "litert")
     assert code == 2
@@ -100,7 +100,7 @@ def test_what_exists_stays(here, tmp_path):
     assert (tmp_path / "digits.tflite").read_text() == "mine"
 
 
-def test_a_row_says_what_was_run_or_who_refused():
+def test_row_names_the_runtime_or_the_refusing_package():
     said = [
         Row("keras", "TensorFlow 2.21.0", seconds=(0.001, 0.01, 0.1)),
         Row("onnx", "onnxruntime 1.31.0", 3e-7, 7, (0.0001, 0.001, 0.01), 21_000),
@@ -116,7 +116,7 @@ def test_a_row_says_what_was_run_or_who_refused():
     assert lines[4][2:] == ["not", "run: it is not installed; python -m pip install 'ddlf[export]'"]
 
 
-def test_the_first_layer_that_differs_is_said():
+def test_compare_prints_the_first_different_layer():
     same, other = LayerComparison("jax", 12, before=2e-7), LayerComparison("jax", 12, "lstm", 0.003, 2e-7)
     assert (
         export._first(same, "tensorflow", 1e-5)
@@ -127,14 +127,14 @@ def test_the_first_layer_that_differs_is_said():
     )
 
 
-def test_what_was_written_and_what_not_is_said(tmp_path):
+def test_export_prints_written_and_refused_formats(tmp_path):
     wanted = ExportTarget(FORMATS["openvino"], "tensorflow", (tmp_path / "a.xml", tmp_path / "a.bin"))
     assert export._wrote(Exported(wanted, 12_345)) == f"wrote     {tmp_path}/a.xml and {tmp_path}/a.bin: 12.3 kB"
     assert export._wrote(Exported(wanted, refused=Refused("Keras", "no"))) == "refused   openvino: Keras refuses: no"
 
 
 @pytest.mark.slow
-def test_a_small_model_is_written_run_and_compared_with_keras(here, tmp_path):
+def test_small_model_exports_and_agrees_with_keras(here, tmp_path):
     """Two outputs by name, by what the tests have anyway; what JAX writes is run in ``tests/trials/test_export.py``."""
     (tmp_path / "heads.nnm").write_text(HEADS)
     out, _, code = here("export", "heads.nnm", "--to", "saved_model", "--verify", "--json")
@@ -150,7 +150,7 @@ def test_a_small_model_is_written_run_and_compared_with_keras(here, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_first_layer_that_differs_between_backends_is_named(here, tmp_path):
+def test_compare_finds_the_first_different_layer_of_backends(here, tmp_path):
     """A layer of one's own that computes something else on JAX."""
     (tmp_path / "mine.py").write_text(MINE)
     layers = "[keras.Input((3,)), keras.layers.Dense(4), mine.Mine(name='odd'), keras.layers.Dense(2)]"

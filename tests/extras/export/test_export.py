@@ -25,7 +25,7 @@ def refused(*arguments, **options):
     return str(error.value)
 
 
-def test_what_is_there_is_refused_unless_it_may_be_replaced(source, tmp_path):
+def test_plan_refuses_existing_files_without_overwrite(source, tmp_path):
     formats = [FORMATS["onnx"], FORMATS["openvino"]]
     assert [wanted.paths[-1].name for wanted in plan(source, formats, tmp_path)] == ["a.onnx", "a.bin"]
     (tmp_path / "a.bin").touch()
@@ -35,14 +35,14 @@ def test_what_is_there_is_refused_unless_it_may_be_replaced(source, tmp_path):
     assert len(plan(source, formats, tmp_path, overwrite=True)) == 2
 
 
-def test_a_folder_that_is_not_there_is_refused(source, tmp_path):
+def test_plan_refuses_a_missing_folder(source, tmp_path):
     assert refused(source, [FORMATS["onnx"]], tmp_path / "no" / "no").startswith(
         f"there is no folder {tmp_path}/no; make it"
     )
     assert plan(source, [FORMATS["onnx"]], tmp_path / "new")  # which is made when something is written
 
 
-def test_onnx_of_what_computes_in_16_bits_is_refused_and_other_formats_are_not(source, tmp_path):
+def test_plan_refuses_16_bits_only_for_onnx(source, tmp_path):
     mixed = ExportSource(source.path, "a", half=("dense", "mixed_float16"))
     assert refused(mixed, [FORMATS["litert"], FORMATS["onnx"]], tmp_path).startswith(
         f"ONNX is written of models in float32, and the layer 'dense' of {tmp_path}/a.keras computes in mixed_float16; "
@@ -69,7 +69,7 @@ def written(steps, tmp_path, format="openvino"):
     return write(tmp_path / "a.keras", [ExportTarget(FORMATS[format], "tensorflow", paths)], "a", steps)[0]
 
 
-def test_all_files_of_a_format_come_or_none(tmp_path):
+def test_write_replaces_all_files_of_a_format_or_none(tmp_path):
     (tmp_path / "a.bin").write_text("old")
     found = written(Writing("a.xml"), tmp_path)
     assert str(found.refused) == "Keras refuses: it wrote no a.bin"
@@ -78,20 +78,20 @@ def test_all_files_of_a_format_come_or_none(tmp_path):
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a.bin": "new", "a.xml": "new"}
 
 
-def test_what_is_refused_half_way_leaves_nothing(tmp_path):
+def test_refused_write_leaves_no_files(tmp_path):
     who = Refused("OpenVINO", "no")
     assert written(Writing("a.xml", outcome=who), tmp_path).refused is who
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_takes_the_place_of_a_folder(tmp_path):
+def test_write_replaces_a_folder_by_a_file(tmp_path):
     (tmp_path / "a.onnx").mkdir()
     (tmp_path / "a.onnx" / "old").touch()
     assert written(Writing("a.onnx"), tmp_path, "onnx").refused is None
     assert (tmp_path / "a.onnx").read_text() == "new"
 
 
-def test_the_size_of_a_folder_is_that_of_all_its_files(tmp_path):
+def test_folder_size_counts_all_files(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a").write_bytes(bytes(3))
     (tmp_path / "b").write_bytes(bytes(4))

@@ -17,7 +17,7 @@ def installed(monkeypatch):
     return only
 
 
-def test_formats_are_read_in_their_order_each_once():
+def test_read_keeps_the_order_of_formats():
     assert [each.name for each in read("onnx, saved_model,onnx")] == ["onnx", "saved_model"]
 
 
@@ -32,31 +32,31 @@ def test_formats_are_read_in_their_order_each_once():
         (" , ", "--to names no format; there are: saved_model, onnx, litert, openvino, torch, stablehlo"),
     ],
 )
-def test_an_unknown_format_is_refused_with_what_is_meant(text, sentence):
+def test_read_refuses_an_unknown_format_with_a_suggestion(text, sentence):
     with pytest.raises(ConfigError) as error:
         read(text)
     assert str(error.value) == sentence
 
 
-def test_no_two_formats_write_the_same_file_nor_are_meant_by_the_same_word():
+def test_formats_have_distinct_files_and_aliases():
     endings = [ending for each in ALL for ending in each.endings]
     words = [word for each in ALL for word in (each.name, *each.also)]
     assert len(endings) == len(set(endings))
     assert len(set(words)) >= len(words) - 1  # torch is also a backend, and the name of its format
 
 
-def test_files_have_the_name_of_the_model():
+def test_format_files_have_the_name_of_the_model():
     assert FORMATS["saved_model"].files("heads") == ("heads.saved_model",)
     assert FORMATS["stablehlo"].files("heads") == ("heads.mlirbc", "heads.jax")
 
 
-def test_all_that_is_imported_has_a_distribution():
+def test_every_module_has_a_distribution():
     modules = {name for each in ALL for names in each.writers.values() for name in names}
     modules |= {name for each in ALL for runtime in each.runtimes for name in runtime.modules}
     assert modules | set(BACKENDS) == set(DISTRIBUTIONS)
 
 
-def test_the_usual_backend_is_taken_and_else_one_that_is_installed(installed):
+def test_writer_prefers_the_usual_backend(installed):
     installed("tensorflow", "jax", "tf2onnx", "jax2onnx", "onnx")
     assert writer_of(FORMATS["onnx"], None) == "tensorflow"
     installed("jax", "jax2onnx", "onnx")
@@ -64,7 +64,7 @@ def test_the_usual_backend_is_taken_and_else_one_that_is_installed(installed):
     assert writer_of(FORMATS["onnx"], "jax") == "jax"
 
 
-def test_what_is_not_installed_is_one_sentence_with_the_line_for_pip(installed):
+def test_missing_package_is_one_sentence_with_pip(installed):
     installed("tensorflow", "jax")
     with pytest.raises(ConfigError) as error:
         writer_of(FORMATS["onnx"], None)
@@ -87,14 +87,14 @@ def test_what_is_not_installed_is_one_sentence_with_the_line_for_pip(installed):
         ("stablehlo", "torch", "JAX"),
     ],
 )
-def test_a_backend_on_which_keras_does_not_write_a_format_is_refused(name, backend, where):
+def test_writer_refuses_a_backend_without_the_format(name, backend, where):
     with pytest.raises(
         ConfigError, match=rf"^Keras writes {name} for any batch on {where} only, not on {BACKENDS[backend]}; leave"
     ):
         writer_of(FORMATS[name], backend)
 
 
-def test_extras_that_are_told_of_are_there():
+def test_pip_extras_exist():
     import tomllib
     from pathlib import Path
 

@@ -16,7 +16,7 @@ from ddlf.extras.export.runtimes import RUNTIMES, matched, packed, unpacked
     ],
     ids=["one", "list", "dict", "nested"],
 )
-def test_what_is_packed_is_unpacked(layout, structure, flat):
+def test_unpacked_inverts_packed(layout, structure, flat):
     assert packed(layout, flat) == structure
     assert unpacked(layout, structure) == list(flat)
 
@@ -32,9 +32,9 @@ def test_what_is_packed_is_unpacked(layout, structure, flat):
         (["", ""], ["output_0", "output_1"], ["output_0", "output_1"]),
     ],
 )
-def test_names_are_matched_where_they_are_clear_and_else_the_order_counts(wanted, there, found):
+def test_matched_uses_clear_names_or_the_order(wanted, there, found):
     assert matched(wanted, there) == found
 
 
-def test_each_runtime_of_a_format_is_there():
+def test_every_runtime_of_a_format_exists():
     assert {runtime.name for each in ALL for runtime in each.runtimes} == set(RUNTIMES)

@@ -33,7 +33,7 @@ def said(path, code=None):
     return str(error.value).replace(f"{path.parent}/", "")
 
 
-def test_a_saved_model_a_text_and_a_run_are_found(saved, tmp_path):
+def test_find_accepts_a_model_a_text_and_a_run(saved, tmp_path):
     assert find(saved(layer("Dense")), None).stem == "model"
     run = tmp_path / "20261122-101500-app"
     run.mkdir()
@@ -43,7 +43,7 @@ def test_a_saved_model_a_text_and_a_run_are_found(saved, tmp_path):
     assert find(tmp_path / "digits.nnm", None).is_text
 
 
-def test_a_path_that_is_no_model_has_its_sentence(saved, tmp_path):
+def test_find_refuses_other_paths_with_a_sentence(saved, tmp_path):
     saved()
     assert said(tmp_path / "modle.keras").startswith("there is no file")
     assert said(tmp_path / "modle.keras").endswith("did you mean 'model.keras'?")
@@ -63,13 +63,13 @@ def test_a_path_that_is_no_model_has_its_sentence(saved, tmp_path):
     assert said(tmp_path / "app.py").endswith("train the app with: ddlf run app.py --save model.keras")
 
 
-def test_a_text_that_is_wrong_is_refused_as_everywhere(tmp_path):
+def test_find_refuses_a_wrong_text(tmp_path):
     (tmp_path / "a.nnm").write_text("a:input shape=[1]; a:layers rellu();")
     with pytest.raises(NotationError, match="did you mean 'relu'"):
         find(tmp_path / "a.nnm", None)
 
 
-def test_layers_of_the_users_own_are_named_unless_their_file_is(saved, tmp_path):
+def test_find_names_custom_layers_without_their_file(saved, tmp_path):
     path = saved(layer("Dense"), layer("Mine", "mine", "own>Mine"), layer("Other", "mine", "Other"))
     assert said(path) == (
         "model.keras has layers of its author's own: own>Mine, Other; name the Python file that has them: --layers FILE.py"
@@ -79,7 +79,7 @@ def test_layers_of_the_users_own_are_named_unless_their_file_is(saved, tmp_path)
     assert said(path, tmp_path / "no.py").endswith("no.py: there is no such Python file")
 
 
-def test_what_keras_and_this_package_have_is_nobodys_own(saved):
+def test_find_knows_layers_of_keras_and_ddlf(saved):
     path = saved(
         layer("Operator", "ddlf.extras.text.conversion.operator", "ddlf>Operator"),
         layer(
@@ -92,7 +92,7 @@ def test_what_keras_and_this_package_have_is_nobodys_own(saved):
     assert find(path, None).own == ()
 
 
-def test_a_lambda_is_refused_by_its_name(saved):
+def test_find_refuses_a_lambda_by_name(saved):
     assert said(saved(layer("Lambda", name="twice"))) == (
         "model.keras has a Lambda, the layer 'twice': to load it would run code of the file; "
         "write it as a layer of your own, registered with keras.saving.register_keras_serializable"
@@ -100,7 +100,7 @@ def test_a_lambda_is_refused_by_its_name(saved):
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float16", "bfloat16"])
-def test_the_first_layer_that_computes_in_16_bits_is_known(saved, policy):
+def test_find_names_the_first_16_bit_layer(saved, policy):
     written = {"module": "keras", "class_name": "DTypePolicy", "config": {"name": policy}, "registered_name": None}
     path = saved(layer("Dense", dtype="float32"), layer("Dense", name="second", dtype=written))
     assert find(path, None).half == ("second", policy)
@@ -120,11 +120,11 @@ def text_of(layers, tmp_path):
         ("Dense(units=3, dtype=float32)", None),
     ],
 )
-def test_so_is_that_of_a_text(tmp_path, layers, half):
+def test_find_names_the_first_16_bit_layer_of_a_text(tmp_path, layers, half):
     assert find(text_of(layers, tmp_path), None).half == half
 
 
-def test_so_are_layers_of_ones_own_in_a_text(tmp_path):
+def test_find_names_custom_layers_of_a_text(tmp_path):
     path = text_of("numpy>Add(call=with(it, 1)), own>Mine(), own>Mine()", tmp_path)
     assert said(path).startswith("a.nnm has layers of its author's own: own>Mine; name the Python file")
     (tmp_path / "mine.py").touch()

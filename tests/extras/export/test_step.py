@@ -31,14 +31,14 @@ def raised(file, sentence, tmp_path):
         ("own/layers.py", "Python"),
     ],
 )
-def test_the_package_that_raised_is_who_refuses(tmp_path, file, who):
+def test_refusal_names_the_raising_package(tmp_path, file, who):
     assert refusal(raised(file, "no such\n  operator: X. More of it", tmp_path)) == {
         "who": who,
         "why": "no such operator: X",
     }
 
 
-def test_what_is_long_is_cut_and_what_is_silent_has_its_name(tmp_path):
+def test_refusal_cuts_long_sentences_and_names_silent_errors(tmp_path):
     assert len(refusal(raised("a.py", "x" * 1000, tmp_path))["why"]) == 300
     assert refusal(raised("a.py", "", tmp_path))["why"] == "ZeroDivisionError"
 
@@ -61,28 +61,28 @@ def leaving(done):
     return f'import pathlib, sys; pathlib.Path(sys.argv[1]).with_suffix(".done.json").write_text(r"""{done}""")'
 
 
-def test_what_a_step_leaves_is_given_back(steps):
+def test_step_returns_its_results(steps):
     assert steps(leaving('{"seconds": [1.0]}')).do("a", "jax") == {"seconds": [1.0]}
 
 
-def test_a_step_that_refuses_says_who(steps):
+def test_refused_step_names_the_package(steps):
     who = steps(leaving('{"refused": {"who": "JAX", "why": "no"}}')).do("a", "jax")
     assert who == Refused("JAX", "no")
     assert str(who) == "JAX refuses: no"
 
 
-def test_what_is_the_users_to_mend_is_raised(steps):
+def test_step_raises_errors_of_the_user(steps):
     with pytest.raises(ConfigError, match=r"^never built; build it$"):
         steps(leaving('{"error": "never built", "hint": "build it"}')).do("a", "jax")
 
 
-def test_a_process_that_is_gone_is_a_refusal_with_its_last_words(steps):
+def test_dead_step_is_refused_with_its_last_line(steps):
     code = 'import os, signal; os.write(2, b"all is lost\\n"); os.kill(os.getpid(), signal.SIGKILL)'
     found = steps(code).do("a", "jax")
     assert found == Refused("its process", "it ended with SIGKILL; its last words: all is lost")
 
 
-def test_arrays_come_back_in_their_order(steps, tmp_path):
+def test_step_arrays_keep_their_order(steps, tmp_path):
     np.savez(tmp_path / "a.7.npz", **{str(number): np.full(2, number) for number in range(12)})
     found = steps("").outputs("a", 7)
     assert [each[0] for each in found] == list(range(12))
@@ -111,5 +111,5 @@ def test_arrays_come_back_in_their_order(steps, tmp_path):
     ],
     ids=["openvino", "onnx", "iree", "keras"],
 )
-def test_the_sentence_that_matters_is_found_behind_others(tmp_path, text, why):
+def test_refusal_finds_the_relevant_sentence(tmp_path, text, why):
     assert refusal(raised("a.py", text, tmp_path))["why"] == why

@@ -29,7 +29,7 @@ NAN, INF = math.nan, math.inf
         ([1, 2], [1, 4], 1.0),
     ],
 )
-def test_a_difference_is_absolute_below_one_and_relative_above(wanted, found, far):
+def test_difference_is_absolute_below_one_and_relative_above(wanted, found, far):
     assert difference(np.array(wanted), np.array(found)) == far
 
 
@@ -67,7 +67,7 @@ def onnx(monkeypatch):
     return Exported(ExportTarget(FORMATS["onnx"], "tensorflow", (Path("model.onnx"),)), 1000)
 
 
-def test_the_reference_comes_first_and_others_are_compared_with_it(onnx):
+def test_comparison_runs_the_reference_first(onnx):
     steps = Played({"keras-tensorflow": [[1.0]], "keras-jax": [[1.0]], "run-onnx-onnx": [[0.75]]})
     first, second, third = rows(steps, [onnx])
     assert (first.difference, second.difference, third.difference) == (None, 0.0, 0.25)
@@ -76,7 +76,7 @@ def test_the_reference_comes_first_and_others_are_compared_with_it(onnx):
     assert [backend for _, backend, _ in steps.done[:2]] == ["tensorflow", "jax"]
 
 
-def test_who_refuses_has_a_row_and_does_not_agree(onnx):
+def test_refused_run_has_a_row_and_disagrees(onnx):
     refused = Refused("tf2onnx", "there is no operator for it")
     written = Exported(onnx.target, refused=refused)
     steps = Played({"keras-tensorflow": [[1.0]]}, {"keras-jax": refused})
@@ -85,19 +85,19 @@ def test_who_refuses_has_a_row_and_does_not_agree(onnx):
     assert not row.agrees(1.0)
 
 
-def test_outputs_of_other_shapes_are_a_refusal_with_both(onnx):
+def test_outputs_of_another_shape_are_refused(onnx):
     steps = Played({"keras-tensorflow": [[1.0, 2.0]], "run-onnx-onnx": [[1.0]]})
     assert rows(steps, [onnx], ["tensorflow"])[1].refused.why == "at batch 1 it gives [1], and Keras [2]"
 
 
-def test_a_runtime_that_is_not_installed_is_said_and_nothing_is_claimed(onnx):
+def test_missing_runtime_is_reported_without_a_result(onnx):
     wanted = ExportTarget(FORMATS["openvino"], "tensorflow", (Path("model.xml"), Path("model.bin")))
     _, row = rows(Played({"keras-tensorflow": [[1.0]]}), [Exported(wanted, 10)], ["tensorflow"])
     assert row.lacking == "python -m pip install 'ddlf[export]'"
     assert not row.agrees(1.0)
 
 
-def test_nothing_is_compared_with_a_reference_that_did_not_run(onnx):
+def test_comparison_stops_without_a_reference(onnx):
     steps = Played({}, {"keras-tensorflow": Refused("Keras", "no")})
     assert [row.what for row in rows(steps, [onnx])] == ["keras"]
     assert not Row("keras", "", refused=Refused("Keras", "no")).agrees(1.0)
@@ -113,7 +113,7 @@ def test_nothing_is_compared_with_a_reference_that_did_not_run(onnx):
     ],
     ids=["equal", "differs", "lacks", "shape"],
 )
-def test_the_first_layer_that_differs_is_named(theirs, first, far, before):
+def test_comparison_names_the_first_different_layer(theirs, first, far, before):
     mine = {"a": [1.0], "b": [2.0], "c": [3.0]}
     known = {
         "keras-tensorflow.layers": mine,
@@ -128,7 +128,7 @@ def test_the_first_layer_that_differs_is_named(theirs, first, far, before):
     assert found.before == pytest.approx(before)
 
 
-def test_a_layer_is_named_also_where_outputs_have_another_shape_and_none_where_a_backend_did_not_run():
+def test_comparison_names_a_layer_despite_other_output_shapes():
     known = {"keras-tensorflow.layers": {"a": [1.0], "b": [2.0]}, "keras-jax.layers": {"a": [1.0], "b": [2.0, 3.0]}}
     known |= {"keras-tensorflow": [[2.0]], "keras-jax": [[2.0, 3.0]]}
     steps = Played(known, {"keras-torch": Refused("torch", "no")})
@@ -138,7 +138,7 @@ def test_a_layer_is_named_also_where_outputs_have_another_shape_and_none_where_a
     assert [(each.backend, each.first) for each in comparison.by_layer(0.01)] == [("jax", "b")]
 
 
-def test_all_agree_if_nothing_differs_or_refuses_and_each_format_was_run_by_something():
+def test_all_agree_needs_a_run_of_each_format():
     fine, far = Row("onnx", "onnxruntime", 1e-7), Row("onnx", "onnxruntime", 1e-3)
     lacking, by_another = Row("stablehlo", "IREE", lacking="pip"), Row("stablehlo", "JAX", 0.0)
     assert all_agree([fine, lacking, by_another], 1e-5)

@@ -24,7 +24,7 @@ def digits(tmp_path):
     return tmp_path / "digits.nnm"
 
 
-def test_every_kind_of_file_becomes_every_other_one_with_the_same_bits(digits, tmp_path, capsys):
+def test_convert_keeps_bits_between_all_file_types(digits, tmp_path, capsys):
     files = [
         tmp_path / name
         for name in ("a.safetensors", "b.keras", "c.nnm", "d.safetensors", "e.nnm", "f.keras", "g.keras")
@@ -40,7 +40,7 @@ def test_every_kind_of_file_becomes_every_other_one_with_the_same_bits(digits, t
     assert ddlf(capsys, "diff", files[0], digits) == ("", 0)
 
 
-def test_weights_of_a_text_that_was_changed_are_refused(digits, tmp_path, capsys):
+def test_convert_refuses_weights_of_a_changed_text(digits, tmp_path, capsys):
     saved = tmp_path / "a.safetensors"
     ddlf(capsys, "convert", digits, saved)
     digits.write_text(DIGITS.replace("48", "47"))
@@ -64,14 +64,14 @@ def test_weights_of_a_text_that_was_changed_are_refused(digits, tmp_path, capsys
         (["a.npz", "b.keras"], "a.npz is no model"),
     ],
 )
-def test_what_cannot_be_converted_has_a_sentence(arguments, sentence, digits, tmp_path, capsys, monkeypatch):
+def test_convert_refuses_wrong_files_with_a_sentence(arguments, sentence, digits, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     said, code = ddlf(capsys, "convert", *(each.format(digits) for each in arguments))
     assert code == 2
     assert sentence in said
 
 
-def test_what_is_no_model_and_layers_that_are_not_there_are_refused_also_where_nothing_needs_them(digits, capsys):
+def test_show_and_diff_refuse_missing_layers_and_other_files(digits, capsys):
     for arguments, sentence in (
         (("show", digits, "--layers", "none.py"), "--layers names"),
         (("diff", digits, "a.npz"), "no model"),
@@ -80,14 +80,14 @@ def test_what_is_no_model_and_layers_that_are_not_there_are_refused_also_where_n
         assert (code, sentence in said) == (2, True), said
 
 
-def test_what_no_text_can_say_and_what_is_no_model_is_refused(tmp_path, capsys):
+def test_convert_refuses_a_broken_keras_file(tmp_path, capsys):
     (tmp_path / "a.keras").write_bytes(b"no zip file")
     said, code = ddlf(capsys, "convert", tmp_path / "a.keras", tmp_path / "b.nnm")
     assert code == 2
     assert "cannot be loaded by Keras" in said
 
 
-def test_layers_of_ones_own_come_from_a_file(tmp_path, capsys):
+def test_convert_takes_custom_layers_from_a_file(tmp_path, capsys):
     source = (
         "import keras\n\n@keras.saving.register_keras_serializable('mine')\nclass Twice(keras.layers.Layer):\n"
         "    def call(self, x):\n        return 2 * x\n"
@@ -100,7 +100,7 @@ def test_layers_of_ones_own_come_from_a_file(tmp_path, capsys):
     assert "mine>Twice()" in (tmp_path / "b.nnm").read_text()
 
 
-def test_a_difference_is_a_line_with_what_changed(digits, tmp_path, capsys):
+def test_diff_prints_a_line_for_each_difference(digits, tmp_path, capsys):
     (tmp_path / "other.nnm").write_text(DIGITS.replace("[24]", "[20]").replace("relu)", "tanh)").replace("SCE", "CCE"))
     said, code = ddlf(capsys, "diff", digits, tmp_path / "other.nnm")
     assert code == 1
@@ -117,7 +117,7 @@ def test_a_difference_is_a_line_with_what_changed(digits, tmp_path, capsys):
     ]
 
 
-def test_a_model_of_keras_differs_by_its_layers(tmp_path, capsys):
+def test_diff_compares_layers_of_keras_files(tmp_path, capsys):
     for name, more in (("a", []), ("b", [keras.layers.Dropout(0.5, name="drop")])):
         layers = [
             keras.Input((4,)),
@@ -134,7 +134,7 @@ def test_a_model_of_keras_differs_by_its_layers(tmp_path, capsys):
     assert "reads" not in said
 
 
-def test_names_that_keras_gave_make_no_difference(tmp_path, capsys):
+def test_diff_ignores_automatic_names(tmp_path, capsys):
     def saved(name, units=8, last=None):
         x = keras.Input((4,))
         hidden = keras.layers.Dense(units, "relu")(x)
@@ -156,7 +156,7 @@ RESIDUAL = (
 )
 
 
-def test_a_picture_in_the_terminal_has_lanes_for_what_goes_around_others(tmp_path, capsys):
+def test_show_draws_a_lane_for_each_skip(tmp_path, capsys):
     (tmp_path / "a.nnm").write_text(RESIDUAL)
     said, _ = ddlf(capsys, "show", tmp_path / "a.nnm", "--graph")
     assert said.splitlines()[:-1] == [
@@ -183,6 +183,6 @@ def test_show_writes_the_drawing_as_svg_that_a_browser_can_read(tmp_path, capsys
     assert all(float(row.get("y")) < float(picture.get("height")) for row in rows)
 
 
-def test_a_file_of_keras_is_shown(tmp_path, capsys):
+def test_show_reads_a_keras_file(tmp_path, capsys):
     keras.Sequential([keras.Input((64,)), keras.layers.Dense(10, name="d")], name="m").save(tmp_path / "a.keras")
     assert "650 parameters" in ddlf(capsys, "show", tmp_path / "a.keras")[0]

@@ -17,7 +17,7 @@ def made(text):
     return build(read(text))
 
 
-def test_three_dense_layers_are_those_of_keras():
+def test_dense_macros_equal_dense_layers_of_keras():
     """The same numbers from Keras's own layers with the same weights."""
     model = made(DIGITS)
     assert model.count_params() == 4546
@@ -35,18 +35,18 @@ def test_three_dense_layers_are_those_of_keras():
 
 
 @pytest.mark.parametrize(("text", "count"), [(HEADS, 2443), (LM, 99968)])
-def test_golden_models_have_their_parameters(text, count):
+def test_built_model_has_the_parameter_count_of_the_text(text, count):
     assert made(text).count_params() == count == read(text).graph.parameters
 
 
-def test_squares_of_whole_numbers():
+def test_integers_are_squared_in_float16():
     model = made(SQUARE)
     found = model(np.array([[1, 2, 3, 4, 5]], "int32"))
     assert found.dtype == "float32"
     assert np.asarray(found).tolist() == [[4, 9, 16, 25, 36]]
 
 
-def test_several_outputs_have_the_names_of_their_blocks_and_train_by_them():
+def test_outputs_train_by_the_names_of_their_blocks():
     model = made(HEADS)
     model.compile("sgd", loss={"digit": "sparse_categorical_crossentropy", "parity": "binary_crossentropy"})
     random = np.random.default_rng(0)
@@ -56,7 +56,7 @@ def test_several_outputs_have_the_names_of_their_blocks_and_train_by_them():
     assert {name: each.shape for name, each in model(x).items()} == {"digit": (32, 10), "parity": (32, 1)}
 
 
-def test_the_future_is_not_seen_through_a_causal_mask():
+def test_causal_mask_hides_the_future():
     model = made(LM)
     x = np.random.default_rng(0).integers(0, 256, (1, 96))
     other = x.copy()
@@ -66,7 +66,7 @@ def test_the_future_is_not_seen_through_a_causal_mask():
     assert (one_of[:, 50:] != another[:, 50:]).any()
 
 
-def test_initial_values_fit_what_follows():
+def test_initial_values_follow_from_the_activation():
     text = one("dense(shape=[400], activation=relu), dense(shape=[300], activation=tanh)", "[500]", "[300]")
     w1, b1, w2, b2 = made(text).get_weights()
     assert np.abs(w1).max() == pytest.approx(np.sqrt(6 / 500), rel=0.02)
@@ -75,7 +75,7 @@ def test_initial_values_fit_what_follows():
     assert set(b2.tolist()) == {0.0}
 
 
-def test_batches_are_normalized_by_their_own_moments_in_training_and_by_those_that_were_kept_later():
+def test_batch_norm_uses_batch_moments_in_training_and_kept_ones_later():
     model = made(one("batchNorm(mean, variance, scale, bias)", after="[8]"))
     x = np.random.default_rng(0).normal(3, 2, (64, 8)).astype("float32")
     found = np.asarray(model(x, training=True))
@@ -86,14 +86,14 @@ def test_batches_are_normalized_by_their_own_moments_in_training_and_by_those_th
     assert trained == {"mean1": False, "variance1": False, "scale1": True, "bias1": True}
 
 
-def test_dropout_acts_in_training_only():
+def test_dropout_acts_only_in_training():
     model = made(one("dropout(p=0.5)"))
     x = np.ones((100, 8), "float32")
     np.testing.assert_array_equal(model(x), x)
     assert {0.0, 2.0} == set(np.asarray(model(x, training=True)).ravel().tolist())
 
 
-def test_a_model_of_a_text_is_saved_and_loaded_as_any(tmp_path):
+def test_built_model_saves_and_loads_as_keras_file(tmp_path):
     model = made(LM)
     model.save(tmp_path / "lm.keras")
     again = keras.saving.load_model(tmp_path / "lm.keras")
@@ -106,14 +106,14 @@ def test_a_model_of_a_text_is_saved_and_loaded_as_any(tmp_path):
     assert len(mine) == 6
 
 
-def test_names_are_those_of_the_text_and_else_the_same_each_time():
+def test_layer_names_are_stable():
     text = one("Dense(units=8, name=first), Dense(units=8), Dense(units=8), dense(shape=[8], activation=relu)")
     names = [layer.name for layer in made(text).layers]
     assert names == ["a", "first", "dense", "dense_1", "matmul", "add", "relu"]
     assert names == [layer.name for layer in made(text).layers]
 
 
-def test_shapes_that_only_keras_knows_flow_on():
+def test_shapes_known_only_to_keras_reach_later_layers():
     model = made(
         one(
             "Reshape(target_shape=[4, 2]), ZeroPadding1D(padding=1), reduceMean(axes=[0]), matmul(w), softmax()",
@@ -125,7 +125,7 @@ def test_shapes_that_only_keras_knows_flow_on():
     assert [weight.shape for weight in model.weights] == [(2, 3)]
 
 
-def test_types_are_those_of_the_text():
+def test_built_types_equal_those_of_the_text():
     model = made(one("matmul(w, float16), add(b), relu(), softmax()"))
     assert [str(weight.dtype) for weight in model.weights] == ["float16", "float32"]
     assert model.output.dtype == "float32"
@@ -142,13 +142,13 @@ def test_types_are_those_of_the_text():
         ("own>Missing(units=3)", "2:10", "there is no own>Missing"),
     ],
 )
-def test_what_keras_refuses_has_its_place(layers, place, sentence):
+def test_error_of_keras_names_the_place_in_the_text(layers, place, sentence):
     with pytest.raises(NotationError) as caught:
         made(one(layers))
     assert sentence in str(caught.value), caught.value
 
 
-def test_convert_writes_a_model_that_keras_loads(tmp_path, capsys):
+def test_convert_writes_a_file_that_keras_loads(tmp_path, capsys):
     (tmp_path / "digits.nnm").write_text(DIGITS)
     with pytest.raises(SystemExit) as ended:
         main.main(["model", "convert", str(tmp_path / "digits.nnm"), str(tmp_path / "digits.keras")])
@@ -159,14 +159,14 @@ def test_convert_writes_a_model_that_keras_loads(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_converted_model_is_loaded_by_another_process_that_imports_the_layer(tmp_path):
+def test_converted_model_loads_in_another_process(tmp_path):
     path = tmp_path / "digits.keras"
     made(DIGITS).save(path)
     code = f"import ddlf.extras.text.conversion.operator, keras; print(keras.saving.load_model({str(path)!r}).count_params())"
     assert python(code) == "4546\n"
 
 
-def test_a_factor_of_the_learning_rate_is_in_whatever_optimizer_the_model_is_compiled_with():
+def test_learning_rate_factor_applies_to_any_optimizer():
     import keras
 
     model = made(one('dense(shape=[8], activation=relu, lrm=0.5), Dense(units=8, name="end", lrm=2), relu(lrm=3)'))
@@ -180,7 +180,7 @@ def test_a_factor_of_the_learning_rate_is_in_whatever_optimizer_the_model_is_com
     assert isinstance(plain.optimizer, keras.optimizers.SGD)
 
 
-def test_a_text_with_layers_of_ones_own_is_exported_with_their_file(tmp_path):
+def test_text_with_custom_layers_exports_with_their_file(tmp_path):
     from ddlf.extras.export import keras_model, steps
 
     mine = "import keras\n@keras.saving.register_keras_serializable('exported')\nclass Twice(keras.layers.Layer):\n"

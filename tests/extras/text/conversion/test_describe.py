@@ -63,7 +63,7 @@ def comes_back(name, tmp_path):
 @pytest.mark.parametrize(
     "layer", ["LSTM(units=3, dropout=0.5)", "GRU(units=3)", "SimpleRNN(units=3, return_sequences=true)"]
 )
-def test_a_recurrent_layer_that_is_called_with_nothing_is_told_so_and_comes_back(layer):
+def test_recurrent_layer_without_call_arguments_round_trips(layer):
     out = [4, 3] if "sequences" in layer else [3]
     model = build(read(f"a:input shape=[4, 2]; a:layers {layer}; a:output shape={out};"))
     text = describe(model)
@@ -72,17 +72,17 @@ def test_a_recurrent_layer_that_is_called_with_nothing_is_told_so_and_comes_back
 
 
 @pytest.mark.parametrize("name", zoo.OTHERS)
-def test_a_model_comes_back_with_its_bits(name, tmp_path):
+def test_model_round_trips_with_its_bits(name, tmp_path):
     comes_back(name, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*zoo.APPS, *zoo.SHORT])
-def test_apps_and_applications_come_back_with_their_bits(name, tmp_path):
+def test_apps_and_applications_round_trip_with_their_bits(name, tmp_path):
     comes_back(name, tmp_path)
 
 
-def test_a_stack_is_as_short_as_one_would_write_it():
+def test_describe_writes_a_stack_in_short_form():
     keras.backend.clear_session()
     model = keras.Sequential(
         [
@@ -117,7 +117,7 @@ SEQUENCE = """s:input int32 shape=[6]; s:layers Embedding(input_dim=9, output_di
 @pytest.mark.parametrize(
     "text", [DIGITS, HEADS, LM, SEVERAL, PLACES, IMAGE, SEQUENCE, DIGITS + "train:initial orthogonal;"]
 )
-def test_operators_are_operators_again(text):
+def test_describe_writes_operators_as_operators(text):
     model = build(read(text))
     found = describe(model)
     assert "Operator" not in found
@@ -125,7 +125,7 @@ def test_operators_are_operators_again(text):
     assert build(read(found)).get_config() == model.get_config()
 
 
-def test_an_operator_that_its_text_would_not_make_is_written_as_the_layer_that_it_is():
+def test_describe_writes_a_changed_operator_as_a_layer():
     model = build(read(DIGITS))
     model.layers[1].trainable = False
     assert "ddlf>Operator(operator=matmul" in describe(model)
@@ -172,14 +172,14 @@ def stack(*more):
     ],
     ids=["lambda", "lambda-argument", "function", "layer", "subclassed", "unbuilt", "constant"],
 )  # fmt: skip
-def test_what_no_text_can_say_is_refused_by_name(make, sentence):
+def test_describe_refuses_unwritable_objects_by_name(make, sentence):
     from ddlf.extras.text.conversion.objects import CannotBeWritten
 
     with pytest.raises(CannotBeWritten, match=sentence):
         describe(make())
 
 
-def test_defaults_are_those_of_a_fresh_keras_whatever_is_set_here():
+def test_describe_assumes_the_defaults_of_a_fresh_keras():
     keras.config.set_dtype_policy("mixed_float16")
     try:
         text = describe(stack(layers.Dense(3, name="d")))
@@ -211,7 +211,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "sentence"), WRONG, ids=[str(number) for number in range(len(WRONG))])
-def test_what_is_wrong_with_models_in_a_text_has_its_place(text, sentence):
+def test_error_in_a_model_statement_names_its_place(text, sentence):
     at = text.index("~")
     with pytest.raises(NotationError) as caught:
         read(text.replace("~", ""))

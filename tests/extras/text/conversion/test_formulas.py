@@ -10,12 +10,12 @@ STATE = {"dropout", "batchNorm", "batchNormalization"}
 NAMES = [f"{number} {case.name}" for number, case in enumerate(CASES)]
 
 
-def test_every_operator_is_tried():
+def test_cases_cover_every_operator():
     assert {case.name for case in CASES} | STATE | {"cast", "part"} == set(OPERATORS)
 
 
 @pytest.mark.parametrize("case", CASES, ids=NAMES)
-def test_an_operator_gives_what_numpy_gives(case):
+def test_operator_equals_numpy(case):
     hold_forward(case)
 
 
@@ -24,5 +24,5 @@ def test_an_operator_gives_what_numpy_gives(case):
     [case for case in CASES if case.smooth],
     ids=[name for name, case in zip(NAMES, CASES, strict=True) if case.smooth],
 )
-def test_its_gradient_is_the_central_difference(case):
+def test_operator_gradient_equals_the_central_difference(case):
     hold_gradients(case)

@@ -22,7 +22,7 @@ def saved(text, path):
 
 
 @pytest.mark.parametrize("text", [DIGITS, BATCH])
-def test_weights_come_back_bit_for_bit_with_the_text(text, tmp_path):
+def test_weights_load_bit_for_bit_with_their_text(text, tmp_path):
     model = saved(text, tmp_path / "m.safetensors")
     found, tensors = weights.load(tmp_path / "m.safetensors")
     again = build(read(found))
@@ -35,7 +35,7 @@ def test_weights_come_back_bit_for_bit_with_the_text(text, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["m.safetensors"]
 
 
-def test_a_normalization_computes_with_what_it_learned(tmp_path):
+def test_loaded_normalization_uses_its_statistics(tmp_path):
     text = one("Normalization()", more="")
     model = build(read(text))
     model.layers[-1].adapt(np.random.default_rng(0).normal(3, 2, (64, 8)))
@@ -56,7 +56,7 @@ def test_a_normalization_computes_with_what_it_learned(tmp_path):
     ],
     ids=["more", "less", "shape", "type"],
 )  # fmt: skip
-def test_weights_of_another_model_are_refused_and_change_nothing(change, sentence, tmp_path):
+def test_fill_refuses_weights_of_another_model(change, sentence, tmp_path):
     model = saved(DIGITS, tmp_path / "m.safetensors")
     before = model.get_weights()
     with pytest.raises(ConfigError, match=sentence):
@@ -64,7 +64,7 @@ def test_weights_of_another_model_are_refused_and_change_nothing(change, sentenc
     assert all(np.array_equal(one, other) for one, other in zip(before, model.get_weights(), strict=True))
 
 
-def test_a_file_that_is_cut_or_has_no_text_is_refused(tmp_path):
+def test_load_refuses_a_truncated_file_or_missing_text(tmp_path):
     path = tmp_path / "m.safetensors"
     saved(DIGITS, path)
     whole = path.read_bytes()
@@ -81,13 +81,13 @@ def test_a_file_that_is_cut_or_has_no_text_is_refused(tmp_path):
         weights.load(tmp_path / "none.safetensors")
 
 
-def test_a_text_that_was_changed_since_is_told_and_one_of_another_form_is_not(tmp_path):
+def test_check_text_refuses_a_changed_text_but_not_another_form(tmp_path):
     weights.check_text(read(DIGITS), "# the same\n" + DIGITS, tmp_path)
     with pytest.raises(ConfigError, match="was changed since its weights were saved"):
         weights.check_text(read(DIGITS), DIGITS.replace("48", "47"), tmp_path)
 
 
-def test_names_say_where_a_weight_is():
+def test_weight_names_contain_the_path():
     inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="d")], name="inner")
     a, b = keras.Input((4,)), keras.Input((4,))
     attend = keras.layers.MultiHeadAttention(1, 2, name="mha")

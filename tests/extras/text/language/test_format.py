@@ -114,7 +114,7 @@ def is_read_or_refused_with_its_places(text):
     ],
     ids=["models", "texts", "anything"],
 )
-def test_every_text(texts, check, examples):
+def test_made_up_texts_keep_their_promises(texts, check, examples):
     settings(max_examples=examples, deadline=None)(given(texts)(check))()
 
 
@@ -138,7 +138,7 @@ def test_every_text(texts, check, examples):
         "#\n",
     ],
 )
-def test_reading_takes_time_by_the_length_of_a_text(text):
+def test_read_takes_linear_time(text):
     """Processor time of ten thousand characters, far above what a quiet machine needs: what grows with the square would take seconds."""
     began = time.process_time()
     with pytest.raises(NotationError):
@@ -146,7 +146,7 @@ def test_reading_takes_time_by_the_length_of_a_text(text):
     assert time.process_time() - began < 1
 
 
-def test_a_word_without_end_takes_no_longer():
+def test_long_word_takes_linear_time():
     began = time.process_time()
     for text in ("{}", "a:layers b {}", "a:layers {} [1];"):
         with pytest.raises(NotationError):
@@ -155,11 +155,11 @@ def test_a_word_without_end_takes_no_longer():
 
 
 @pytest.mark.parametrize("text", [DIGITS, SQUARE, HEADS, LM])
-def test_the_examples_are_the_same_models_in_their_one_form(text):
+def test_format_keeps_the_model(text):
     assert read(format(text)).graph == read(text).graph
 
 
-def test_comments_empty_lines_and_spellings_stay():
+def test_format_keeps_comments_empty_lines_and_spellings():
     text = (
         "# A model\n\n\n\na:input   shape = [ 8 ];# what comes\n# what goes\na:output shape=[8];\n\na:layers relu(), # first\n"
         "  clamp(minValue=-.5,maxValue=1e-3),;\n# end"
@@ -170,11 +170,11 @@ def test_comments_empty_lines_and_spellings_stay():
     )
 
 
-def test_a_long_statement_has_a_layer_in_each_line():
+def test_format_writes_a_long_statement_with_a_layer_per_line():
     text = f"a:layers {', '.join(['dense(shape=[10], activation=relu)'] * 4)};"
     assert format(text).splitlines()[0] == "a:layers"
     assert format(text).splitlines()[1:] == [f"    dense(shape=[10], activation=relu){end}" for end in ",,,;"]
 
 
-def test_every_operator_can_be_named():
+def test_operator_names_are_readable():
     assert {"relu", "lstmCell", "attend", "reduceVariance", "batchNorm"} <= set(OPERATORS)

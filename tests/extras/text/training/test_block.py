@@ -21,7 +21,7 @@ def block(*lines):
     return found
 
 
-def test_settings_of_a_run_have_their_names_and_two_have_short_ones():
+def test_train_block_takes_settings_by_name_and_short_form():
     found = block(
         "epochs 3",
         "batch 16",
@@ -37,7 +37,7 @@ def test_settings_of_a_run_have_their_names_and_two_have_short_ones():
     }
 
 
-def test_every_setting_that_is_no_object_can_be_written():
+def test_train_block_takes_every_setting_except_objects():
     for name in SETTINGS:
         text = f"train:{name} ~;"
         model = read(DIGITS + text.replace("~", "none"))
@@ -48,7 +48,7 @@ def test_every_setting_that_is_no_object_can_be_written():
         assert "has no key" not in said
 
 
-def test_own_keys_are_values_of_the_text():
+def test_train_block_keeps_its_own_keys_as_values():
     found = block(
         "optimizer adam",
         "penalty L2(l2=0.1)",
@@ -96,7 +96,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "sentence"), WRONG)
-def test_what_is_wrong_is_told_at_its_place(text, sentence):
+def test_train_block_error_names_its_place(text, sentence):
     lines = f"train:{text};"
     before, after = lines.split("~")
     with pytest.raises(NotationError) as error:
@@ -106,26 +106,26 @@ def test_what_is_wrong_is_told_at_its_place(text, sentence):
     assert sentence in str(error.value)
 
 
-def test_two_errors_are_both_told():
+def test_train_block_reports_two_errors():
     with pytest.raises(NotationError) as error:
         block("optimzer adam", "epochs 0")
     assert len(error.value.problems) == 2
 
 
-def test_a_value_that_does_not_stand_in_the_text_is_looked_at_as_well():
+def test_read_key_checks_a_value_from_outside_the_text():
     assert read_key("optimizer", "sgd", "-p optimizer").own["optimizer"] == Word("sgd", 0)
     with pytest.raises(ConfigError, match=r"^-p optimizer: optimizer must be .*did you mean 'SGD'"):
         read_key("optimizer", "sdg", "-p optimizer")
 
 
-def test_all_own_keys_are_told_of_when_none_is_near():
+def test_unknown_key_lists_all_keys_when_none_is_near():
     with pytest.raises(NotationError) as error:
         block("zzzzz 3")
     assert all(key in str(error.value) for key in KEYS)
 
 
 @pytest.mark.parametrize("name", [*OPTIMIZERS, *SCHEDULES, *PENALTIES])
-def test_arguments_are_those_of_keras(name):
+def test_known_arguments_equal_those_of_keras(name):
     import keras
 
     from ddlf.extras.stabilisers.rlion import Rlion

@@ -22,7 +22,7 @@ def fitted(text=DIGITS, held_out=0.0, **arrays):
     return dataset(arrays, "folder/some.npz", read(text), "", held_out)
 
 
-def test_whole_arrays_are_divided():
+def test_arrays_without_parts_are_divided():
     found, notes = fitted(x=X, y=Y)
     assert {name: array.tolist() for name, array in found.items()} == {
         **dict(x_train=X[ODD].tolist(), y_train=Y[ODD].tolist()),
@@ -31,7 +31,7 @@ def test_whole_arrays_are_divided():
     assert notes == ["every fifth sample is for the test"]
 
 
-def test_parts_and_weights_are_taken_as_they_are():
+def test_arrays_with_parts_stay_as_they_are():
     found, notes = fitted(x_train=X, y_train=Y, w_train=Y / 9, x_val=X[:3], y_val=Y[:3], x_test=X[:2], y_test=Y[:2])
     assert {name: len(array) for name, array in found.items()} == {
         **dict(x_train=10, y_train=10, w_train=10, x_val=3, y_val=3, x_test=2, y_test=2)
@@ -40,17 +40,17 @@ def test_parts_and_weights_are_taken_as_they_are():
 
 
 @pytest.mark.parametrize("shape", [(10, 8, 8), (10, 8, 8, 1), (10, 64, 1), (10, 1, 64)])
-def test_a_flat_input_takes_images(shape):
+def test_flat_input_takes_images(shape):
     assert fitted(x_train=X.reshape(shape), y_train=Y)[0]["x_train"].tolist() == X.tolist()
 
 
-def test_an_image_may_lack_its_one_channel_and_lie_flat():
+def test_image_input_takes_flat_rows_and_missing_channels():
     text = DIGITS.replace("shape=[64]", "shape=[8, 8, 1]").replace("layers dense(", "layers Flatten(), dense(")
     for shape in ((10, 8, 8), (10, 64)):
         assert fitted(text, x_train=X.reshape(shape), y_train=Y)[0]["x_train"].shape == (10, 8, 8, 1)
 
 
-def test_labels_get_the_form_that_the_loss_wants():
+def test_labels_get_the_form_of_the_loss():
     rows = np.eye(10, dtype="float32")[Y]
     cce = DIGITS.replace("SCE", "CCE")
     none = DIGITS.replace("digits:loss SCE;", "")
@@ -65,7 +65,7 @@ def test_labels_get_the_form_that_the_loss_wants():
         assert fitted(text, x_train=X, y_train=given)[0]["y_train"].tolist() == wanted.tolist()
 
 
-def test_labels_that_are_texts_become_numbers_the_same_in_all_parts():
+def test_text_labels_get_equal_numbers_in_all_parts():
     names = np.array(["dog", "ant", "cat", "dog"])
     found, notes = fitted(x_train=X[:4], y_train=names, x_test=X[:1], y_test=np.array(["emu"]))
     assert found["y_train"].tolist() == [2, 0, 1, 2]
@@ -73,7 +73,7 @@ def test_labels_that_are_texts_become_numbers_the_same_in_all_parts():
     assert "0 ant, 1 cat, 2 dog, 3 emu" in notes[0]
 
 
-def test_several_ends_are_found_by_the_names_of_their_blocks():
+def test_several_inputs_and_outputs_match_blocks_by_name():
     left, right, out = np.ones((10, 3)), np.ones((10, 2)), np.ones(10)
     found, _ = fitted(
         TWO, left_train=left, right_train=right, sum_train=out, left_test=left, right_test=right, sum_test=out
@@ -84,7 +84,7 @@ def test_several_ends_are_found_by_the_names_of_their_blocks():
     assert {name: array.shape for name, array in heads["y_train"].items()} == {"digit": (8,), "parity": (8, 1)}
 
 
-def test_an_output_called_as_one_of_several_inputs_has_its_labels_in_y():
+def test_output_with_the_name_of_an_input_has_labels_in_y():
     left, right, out = np.ones((10, 3)), np.ones((10, 2)), np.ones((10, 1))
     text = TWO.replace(" right:name sum;", "")
     found, _ = fitted(text, left_train=left, right_train=right, y_train=out)
@@ -94,7 +94,7 @@ def test_an_output_called_as_one_of_several_inputs_has_its_labels_in_y():
         fitted(text + "more:from left; more:output shape=[4];", left_train=left, right_train=right, y_train=out)
 
 
-def test_a_table_has_its_labels_in_the_last_column_or_beside_it():
+def test_table_has_labels_in_its_last_column_or_in_target():
     table = np.concatenate([X, Y[:, None]], axis=1)
     found, notes = fitted(data=table)
     assert found["y_train"].tolist() == Y[ODD].tolist()
@@ -104,20 +104,20 @@ def test_a_table_has_its_labels_in_the_last_column_or_beside_it():
     assert beside["y_train"].tolist() == Y[ODD].tolist()
 
 
-def test_of_an_autoencoder_inputs_are_the_labels():
+def test_autoencoder_uses_inputs_as_labels():
     found, notes = fitted(COPY, x=X[:, :8])
     assert found["y_train"].tolist() == found["x_train"].tolist()
     assert any("inputs are the labels" in note for note in notes)
 
 
-def test_some_of_the_training_samples_are_held_out():
+def test_validation_holds_out_training_samples():
     found, notes = fitted(held_out=0.25, x_train=X, y_train=Y)
     assert found["y_val"].tolist() == [0, 4, 8]
     assert sorted([*found["y_val"], *found["y_train"]]) == list(range(10))
     assert notes == ["1 of 4 samples of training is for validation"]
 
 
-def test_what_nothing_reads_is_told():
+def test_unused_arrays_are_reported():
     assert fitted(x_train=X, y_train=Y, names=Y)[1] == ["nothing reads names of some.npz"]
 
 
@@ -146,14 +146,14 @@ BAD = [
 
 
 @pytest.mark.parametrize(("text", "arrays", "sentence"), BAD, ids=range(len(BAD)))
-def test_what_does_not_fit_is_a_sentence(text, arrays, sentence):
+def test_unfit_array_is_refused_with_a_sentence(text, arrays, sentence):
     with pytest.raises(DatasetError) as error:
         fitted(text, **arrays)
     assert sentence in str(error.value)
     assert str(error.value).startswith("some.npz ")
 
 
-def test_validation_data_is_not_held_out_beside_some_that_is_there():
+def test_validation_is_refused_beside_validation_data():
     with pytest.raises(DatasetError, match="has x_val"):
         fitted(held_out=0.1, x_train=X, y_train=Y, x_val=X, y_val=Y)
 
@@ -161,7 +161,7 @@ def test_validation_data_is_not_held_out_beside_some_that_is_there():
 # -- where it comes from ------------------------------------------------------------------------------------------------
 
 
-def test_sets_that_are_ready_have_numbers_of_classes():
+def test_built_in_data_sets_have_class_numbers():
     (x_train, y_train), (x_test, y_test) = with_classes("iris")
     assert x_train.shape == (120, 4)
     assert np.bincount(y_train).tolist() == [40, 40, 40]
@@ -175,7 +175,7 @@ def test_sets_that_are_ready_have_numbers_of_classes():
 
 
 @pytest.mark.slow  # the import
-def test_irises_are_those_of_scikit_learn():
+def test_iris_equals_scikit_learn():
     from sklearn.datasets import load_iris
 
     bunch = load_iris()
@@ -187,7 +187,7 @@ def test_irises_are_those_of_scikit_learn():
     assert y_test.tolist() == bunch.target[test].tolist()
 
 
-def test_a_file_takes_its_content_along(tmp_path):
+def test_data_source_carries_the_content_of_a_file(tmp_path):
     np.savez(tmp_path / "some.npz", x=X, y=Y)
     source = DataSource(str(tmp_path / "some.npz"))
     there = DataSource.__new__(DataSource)
@@ -196,7 +196,7 @@ def test_a_file_takes_its_content_along(tmp_path):
     assert there.arrays()["y"].tolist() == Y.tolist()
 
 
-def test_a_large_file_must_be_the_same_there(tmp_path, monkeypatch):
+def test_large_file_must_be_equal_on_each_machine(tmp_path, monkeypatch):
     monkeypatch.setattr("ddlf.extras.text.training.data.MAX_SHIPPED_BYTES", 10)
     np.savez(tmp_path / "some.npz", x=X, y=Y)
     there = DataSource.__new__(DataSource)
@@ -212,7 +212,7 @@ def test_a_large_file_must_be_the_same_there(tmp_path, monkeypatch):
     ("name", "sentence"),
     [("digit", "did you mean 'digits'?"), ("data/some.npy", "is neither a file nor a data set"), (".", "is a folder"), ("some.csv", "ends in .npz")],
 )  # fmt: skip
-def test_what_is_no_data_is_named(name, sentence, tmp_path, monkeypatch):
+def test_data_source_refuses_other_names(name, sentence, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "some.csv").write_text("1,2")
     with pytest.raises(ConfigError, match=f"--data {name}") as error:
@@ -220,7 +220,7 @@ def test_what_is_no_data_is_named(name, sentence, tmp_path, monkeypatch):
     assert sentence in str(error.value)
 
 
-def test_a_file_that_is_no_archive_or_has_objects_is_a_sentence(tmp_path):
+def test_data_source_refuses_broken_files_and_objects(tmp_path):
     (tmp_path / "some.npz").write_bytes(b"x,y\n1,2\n")
     with pytest.raises(DatasetError, match="cannot be read"):
         DataSource(str(tmp_path / "some.npz")).arrays()

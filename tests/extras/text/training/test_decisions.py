@@ -50,7 +50,7 @@ LARGE = replace(QUANTITIES, labels=replace(QUANTITY.labels, square=24.0))
         (OutputStatistics("a", "linear", (96, 256), "float32", LabelStatistics((96,), True, 0.0, 255.0)), "SCE"),
     ],
 )
-def test_the_loss_follows_from_output_and_labels(output, value):
+def test_loss_follows_from_output_and_labels(output, value):
     assert loss(output)[0] == value
 
 
@@ -63,12 +63,12 @@ def test_the_loss_follows_from_output_and_labels(output, value):
         (replace(ROWS, shape=(7,)), r"has the shape \[10\], and its labels have \[7\]"),
     ],
 )
-def test_labels_that_no_loss_can_compare_are_refused(labels, sentence):
+def test_loss_refuses_labels_that_it_cannot_compare(labels, sentence):
     with pytest.raises(ValueError, match=sentence):
         loss(replace(SOFTMAX, labels=labels))
 
 
-def test_the_delta_of_huber_is_a_multiple_of_the_deviation():
+def test_huber_delta_is_a_multiple_of_the_deviation():
     output = replace(QUANTITY, labels=LabelStatistics((), False, -3.0, 90.0, sigma=2.0, far=0.01))
     found = {each.key: each for each in decide(replace(FACTS, outputs=(output,)), ())}
     assert found["loss"].value == "HUL"
@@ -78,7 +78,7 @@ def test_the_delta_of_huber_is_a_multiple_of_the_deviation():
     assert "delta" not in {each.key for each in decide(replace(FACTS, outputs=(output,)), {("a", "delta")})}
 
 
-def test_the_alpha_of_the_focal_loss_is_the_share_of_the_others():
+def test_focal_alpha_is_the_fraction_of_zeros():
     labels = LabelStatistics((), True, 0.0, 1.0, majority=0.95, counts=(95, 5))
     output = OutputStatistics("a", "sigmoid", (1,), "float32", labels)
     found = {each.key: each.value for each in decide(replace(FACTS, outputs=(output,)), ())}
@@ -108,7 +108,7 @@ def test_the_alpha_of_the_focal_loss_is_the_share_of_the_others():
         (replace(FINE, low=0.0, high=255.0, means=(), ranges=()), "Rescaling(scale=0.00784314, offset=-1)"),
     ],
 )
-def test_inputs_are_scaled_if_nothing_else_does(given, value):
+def test_scaling_acts_unless_the_model_scales(given, value):
     assert scaling(given)[0] == value
 
 
@@ -151,11 +151,11 @@ def test_inputs_are_scaled_if_nothing_else_does(given, value):
         ("class_weight", replace(FACTS, outputs=(replace(RARE, loss="FOL", last="sigmoid"),)), "none"),
     ],
 )
-def test_each_key_is_decided_as_its_rule_says(key, facts, value):
+def test_rule_decides_its_key(key, facts, value):
     assert RULES[key](facts)[0] == value
 
 
-def test_what_is_written_is_never_decided():
+def test_written_keys_are_never_decided():
     everything = {each.key for each in decide(FACTS, ())}
     assert everything == {"loss", *RULES}
     for key in RULES:
@@ -177,11 +177,11 @@ def test_what_is_written_is_never_decided():
         (None, "CCE", ""),
     ],
 )
-def test_a_loss_that_cannot_compare_is_named_with_the_one_that_can(labels, name, sentence):
+def test_mismatch_names_the_fitting_loss(labels, name, sentence):
     found = mismatch(replace(SOFTMAX, labels=labels), name)
     assert bool(found) == bool(sentence)
     assert sentence in found
 
 
-def test_one_output_may_have_labels_of_one_number():
+def test_single_output_takes_labels_of_one_number():
     assert mismatch(QUANTITY, "MSE") == ""

@@ -30,12 +30,12 @@ COUNTS = {
 }  # fmt: skip
 
 
-def test_each_text_is_counted_here():
+def test_every_example_text_has_a_count():
     assert sorted(path.stem for path in MODELS.glob("*.nnm")) == sorted(COUNTS)
 
 
 @pytest.mark.parametrize("name", sorted(COUNTS))
-def test_a_text_is_in_its_form_and_has_no_warning(name):
+def test_example_text_is_formatted_and_has_no_warning(name):
     path = MODELS / f"{name}.nnm"
     assert format(path.read_text()) == path.read_text()
     assert load(path).warnings == ()
@@ -44,13 +44,13 @@ def test_a_text_is_in_its_form_and_has_no_warning(name):
 
 @pytest.mark.slow  # sixteen models
 @pytest.mark.parametrize("name", sorted(COUNTS))
-def test_its_model_has_the_parameters_of_the_literature(name):
+def test_example_model_has_the_published_parameter_count(name):
     assert load_notation(MODELS / f"{name}.nnm").keras.count_params() == COUNTS[name]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "accuracy"), [("digits", 0.9), ("digits_cnn", 0.9), ("iris", 0.9), ("xor", 1.0)])
-async def test_the_short_ones_learn(name, accuracy):
+async def test_short_example_models_learn(name, accuracy):
     app = app_of(MODELS / f"{name}.nnm")()
     app.settle()
     await app.load_dataset()

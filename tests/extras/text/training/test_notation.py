@@ -29,7 +29,7 @@ def settled(text, x=X, y=Y, validation=False):
     return Notation(text).settled(x, y, validation=validation)
 
 
-def test_what_is_decided_is_written_down_and_then_decides_itself():
+def test_text_with_its_decisions_decides_nothing_again():
     """Whoever runs the text of a run again decides nothing, and has the same model."""
     first = settled(OPEN + "# why\ntrain:penalty none; train:epochs 3;")
     assert {each.key: each.value for each in first.decisions} == {
@@ -43,7 +43,7 @@ def test_what_is_decided_is_written_down_and_then_decides_itself():
     assert again.text == first.text
 
 
-def test_what_is_written_stays_whatever_the_data_is():
+def test_written_keys_stay_with_any_data():
     text = (
         OPEN
         + "train:loss CCE; train:optimizer SGD(learning_rate=0.5); train:scaling none; train:patience 3; train:clipping 2; train:metrics none;"
@@ -59,7 +59,7 @@ def test_what_is_written_stays_whatever_the_data_is():
     assert not any(isinstance(layer, keras.layers.Normalization) for layer in model.layers)
 
 
-def test_clipping_in_the_optimizers_brackets_is_written_too():
+def test_optimizer_with_own_clipping_prevents_a_decision():
     text = (
         one("LSTM(units=4), dense(shape=[1], activation=linear)", "[5, 2]", "[1]")
         + "train:optimizer Adam(clipnorm=3.0);"
@@ -81,12 +81,12 @@ def test_clipping_in_the_optimizers_brackets_is_written_too():
         ("train:class_weight [1, 2];", "class_weight"),
     ],
 )
-def test_nothing_is_decided_that_what_is_written_says_already(more, key):
+def test_written_key_prevents_related_decisions(more, key):
     assert key in {each.key for each in settled(OPEN).decisions}
     assert key not in {each.key for each in settled(OPEN + more).decisions}
 
 
-def test_a_sample_that_is_an_outlier_is_noticed_and_bytes_have_none():
+def test_outlier_sample_turns_clip_on_except_in_bytes():
     x = X.copy()
     x[3] *= 1000
     assert settled(OPEN).settings["clip"] is None
@@ -94,7 +94,7 @@ def test_a_sample_that_is_an_outlier_is_noticed_and_bytes_have_none():
     assert settled(OPEN, np.eye(64, dtype="uint8")[:40] * 255).settings["clip"] is None
 
 
-def test_training_alone_goes_by_what_is_said_and_decided_of_a_run():
+def test_train_method_uses_written_and_decided_settings():
     """The last step of all has the rate of the end, also when training goes on; rare classes count more."""
     from ddlf.training.slot.optimizers import chain, innermost
 
@@ -117,7 +117,7 @@ TASKS = (
 )
 
 
-def test_losses_of_different_size_are_weighed_by_uncertainty(tmp_path):
+def test_uneven_losses_count_by_uncertainty(tmp_path):
     """Decided, trained, written down, saved with the weights of the model alone, and read again."""
     from ddlf.extras.stabilisers import Uncertain
     from ddlf.training.slot.optimizers import chain, unwrapped
@@ -144,7 +144,7 @@ def test_losses_of_different_size_are_weighed_by_uncertainty(tmp_path):
         Notation(LINE + "train:loss_weights uncertainty;").train(x, x[:, :1])
 
 
-def test_labels_that_are_left_out_count_in_no_loss_and_in_no_rule():
+def test_ignored_labels_count_in_no_loss_and_no_rule():
     text = "a:input shape=[3]; a:output shape=[3]; a:layers identity(); train:ignore -1;"
     x, y = np.zeros((3, 3), "float32"), np.array([0, -1, 2])
     x[1] = [9, 0, 0]
@@ -153,7 +153,7 @@ def test_labels_that_are_left_out_count_in_no_loss_and_in_no_rule():
     assert {each.key: each.value for each in found.decisions}["loss"] == "SCE"
 
 
-def test_scaling_becomes_a_layer_of_the_model_with_the_numbers_of_training():
+def test_scaling_adds_a_layer_with_the_training_statistics():
     x = np.stack([np.arange(10.0), 1000 * np.arange(10.0)], axis=1)
     found = settled(LINE, x, x[:, 0])
     layer = next(layer for layer in found.keras.layers if isinstance(layer, keras.layers.Normalization))
@@ -169,7 +169,7 @@ def test_scaling_becomes_a_layer_of_the_model_with_the_numbers_of_training():
     ("places", "value"),
     [((0.0, 0.0, 1000.0), "Normalization"), ((0.0, 500.0, 1000.0), "Normalization"), ((20.0, 20.0, 20.0), "Rescaling")],
 )
-def test_features_of_a_sequence_that_lie_in_other_places_are_scaled_each(places, value):
+def test_sequence_features_far_apart_are_scaled_separately(places, value):
     x = np.random.default_rng(0).normal(places, 3.0, (50, 9, 3))
     found = settled(
         "a:input shape=[9, 3]; a:output shape=[1]; a:loss MSE; a:layers GRU(units=2), Dense(units=1);", x, x[:, 0, 0]
@@ -181,14 +181,14 @@ def test_features_of_a_sequence_that_lie_in_other_places_are_scaled_each(places,
         np.testing.assert_allclose(scaled, (x - x.mean((0, 1))) / x.std((0, 1)), rtol=1e-3, atol=1e-3)
 
 
-def test_a_penalty_is_of_weights_and_not_of_biases():
+def test_penalty_applies_to_weights_but_not_biases():
     found = settled(LINE + "train:penalty L2(l2=0.5);", np.ones((4, 2)), np.ones(4))
     model = found.compiled()
     expected = sum(0.5 * float(np.sum(np.square(each))) for each in model.get_weights() if each.ndim == 2)
     assert float(sum(model.losses)) == pytest.approx(expected, rel=1e-5)
 
 
-def test_start_weights_can_be_written():
+def test_written_initializer_draws_the_first_weights():
     found = settled(OPEN + "train:initial he_normal;")
     assert found.own("initial") == Word("he_normal", 0)
     first, bias, *_ = found.keras.get_weights()
@@ -207,7 +207,7 @@ def test_start_weights_can_be_written():
         ("KLD", "", "softmax", [0.5, 0.25, 0.25], [0.2, 0.7, 0.1], 0.5 * np.log(2.5) + 0.25 * np.log(0.25 / 0.7) + 0.25 * np.log(2.5)),
     ],
 )  # fmt: skip
-def test_losses_are_those_of_the_formulas(name, factors, last, y, p, expected):
+def test_losses_equal_their_formulas(name, factors, last, y, p, expected):
     size = len(p)
     found = Notation(f"a:input shape=[{size}]; a:output shape=[{size}]; a:loss {name}; {factors} a:layers {last}();")
     found = found.settled(np.zeros((2, size)), np.array([y, y]), validation=False)
@@ -215,14 +215,14 @@ def test_losses_are_those_of_the_formulas(name, factors, last, y, p, expected):
     assert float(made.loss(np.array([y]), np.array([p]))) == pytest.approx(expected, rel=1e-5)
 
 
-def test_logits_are_compared_as_such():
+def test_linear_output_counts_as_logits():
     text = "a:input shape=[3]; a:output shape=[3]; a:layers identity();"
     made = settled(text, np.zeros((3, 3)), np.arange(3)).compiled()
     assert float(made.loss(np.array([0]), np.zeros((1, 3)))) == pytest.approx(np.log(3))
 
 
 @pytest.mark.slow  # it trains
-def test_it_runs_tests_and_trains_by_itself_with_names(tmp_path, monkeypatch):
+def test_notation_runs_tests_and_trains_with_named_arrays(tmp_path, monkeypatch):
     (tmp_path / "heads.nnm").write_text(HEADS + "train:epochs 3;")
     monkeypatch.chdir(tmp_path)
     loaded = ddlf.load_notation("heads.nnm")
@@ -241,7 +241,7 @@ def test_it_runs_tests_and_trains_by_itself_with_names(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow  # it trains
-def test_training_alone_is_that_of_keras_with_the_same_seed():
+def test_train_method_equals_keras_with_the_same_seed():
     loaded = Notation(DIGITS + "train:optimizer SGD(learning_rate=0.1); train:batch 8; train:penalty none;")
     loaded.train(X, Y, epochs=2, seed=5)
     keras.utils.set_random_seed(5)
@@ -265,7 +265,7 @@ def test_training_alone_is_that_of_keras_with_the_same_seed():
         ),
     ],
 )
-def test_a_name_that_is_none_is_told(call, sentence):
+def test_unknown_array_name_is_refused(call, sentence):
     with pytest.raises(NotationError, match=sentence):
         call(Notation(HEADS))
 
@@ -297,7 +297,7 @@ NO_ROW = "has samples of shape \\[64\\], and those that are given have"
         (X, np.eye(10)[Y], "write CCE for rows of 0 and 1"),
     ],
 )
-def test_arrays_that_a_model_cannot_take_are_refused_before_keras_gets_them_also_when_it_is_compiled(x, y, sentence):
+def test_unfit_arrays_are_refused_before_keras_gets_them(x, y, sentence):
     for model in (Notation(DIGITS), COMPILED):
         with pytest.raises((DatasetError, AppError), match=sentence):
             model.test(x, y)
@@ -309,12 +309,12 @@ COMPILED = Notation(DIGITS)
 COMPILED._by_text = True
 
 
-def test_an_app_whose_data_has_another_shape_than_its_text_is_told_so():
+def test_app_data_of_another_shape_is_refused():
     with pytest.raises(DatasetError, match=f"{NO_ROW} \\[8, 8\\]; change"):
         settled(DIGITS, X.reshape(-1, 8, 8))
 
 
-def test_a_list_is_in_the_order_of_the_text_and_one_sample_has_an_axis_of_its_own():
+def test_list_of_inputs_follows_the_order_of_the_text():
     one, ten = np.full((2, 3), 1.0), np.full((2, 3), 10.0)
     pair = Notation(PAIR)
     np.testing.assert_array_equal(pair.run([one, ten]), np.full((2, 3), 19.0))
@@ -326,7 +326,7 @@ def test_a_list_is_in_the_order_of_the_text_and_one_sample_has_an_axis_of_its_ow
         pair.run([one, ten[:1]])
 
 
-def test_patience_without_validation_data_has_no_effect_and_is_refused():
+def test_patience_is_refused_without_validation_data():
     text = DIGITS + "\ntrain:patience 3;"
     with pytest.raises(NotationError, match=r"model.nnm:\d+:16: train:patience has no effect without validation data"):
         Notation(text).train(X, Y)
@@ -334,7 +334,7 @@ def test_patience_without_validation_data_has_no_effect_and_is_refused():
 
 
 @pytest.mark.slow  # it trains
-def test_training_alone_holds_out_what_a_run_would():
+def test_train_method_holds_out_the_samples_of_a_run():
     loaded = Notation(DIGITS + "train:validation 0.25; train:patience 2;")
     history = loaded.train(X, Y, epochs=1)
     there = np.arange(40) % 4 == 0
@@ -343,7 +343,7 @@ def test_training_alone_holds_out_what_a_run_would():
         loaded.train(X, Y, validation=(X, Y))
 
 
-def test_what_is_no_path_of_a_text_is_refused(tmp_path):
+def test_load_notation_refuses_a_wrong_path(tmp_path):
     for wrong, sentence in (
         (None, "no NoneType"),
         (DIGITS, "a text is given where the path"),
@@ -364,7 +364,7 @@ def test_what_is_no_path_of_a_text_is_refused(tmp_path):
         (OPEN, None, "write loss"),
     ],
 )
-def test_labels_that_do_not_go_with_an_output_are_refused(text, y, sentence):
+def test_labels_that_do_not_fit_an_output_are_refused(text, y, sentence):
     with pytest.raises(AppError, match=sentence):
         settled(text, y=y)
 
@@ -378,20 +378,20 @@ def test_labels_that_do_not_go_with_an_output_are_refused(text, y, sentence):
         ("loss_weights [1, 2]", "model.nnm:5:20: train:loss_weights: Keras says: 2 numbers for 1 outputs"),
     ],
 )
-def test_what_keras_refuses_has_its_place(key, sentence):
+def test_error_of_keras_names_the_place_in_the_text(key, sentence):
     text = DIGITS + "\n" * (4 - DIGITS.count("\n")) + f"train:{key};"
     with pytest.raises(NotationError, match=sentence):
         settled(text).compiled()
 
 
-def test_a_command_that_says_nothing_of_the_optimizer_leaves_it_its_place():
+def test_optimizer_keeps_its_place_without_a_new_value():
     found = Notation("\n" + DIGITS + "train:optimizer SGD(momentum=9);", "model.nnm").having(
         {("train", "patience"): "3"}
     )
     assert found.place("optimizer").startswith(f"model.nnm:{DIGITS.count(chr(10)) + 2}:")
 
 
-def test_values_of_a_command_win_over_the_text():
+def test_command_values_override_the_text():
     found = Notation(DIGITS + "train:optimizer adam;").having({("train", "optimizer"): "SGD(learning_rate=0.25)"})
     assert float(found.settled(X, Y, validation=False).compiled().optimizer.learning_rate) == 0.25
     assert "train:optimizer SGD(learning_rate=0.25);" in found.text
@@ -404,7 +404,7 @@ def test_values_of_a_command_win_over_the_text():
         found.having({("train", "optimizer"): "fast"})
 
 
-def test_what_was_saved_is_loaded_with_its_text_and_gives_the_same_bits(tmp_path):
+def test_saved_weights_load_with_their_text_to_the_same_bits(tmp_path):
     first = settled(OPEN, X * 100)
     first.compiled()
     save(first.keras, first.text, tmp_path / "some.safetensors")
@@ -415,7 +415,7 @@ def test_what_was_saved_is_loaded_with_its_text_and_gives_the_same_bits(tmp_path
     assert loss == pytest.approx(float(first.keras.evaluate(X, Y, verbose=0)[0]), rel=1e-6)
 
 
-def test_it_travels_as_text():
+def test_notation_keeps_text_and_decisions_when_pickled():
     first = settled(OPEN)
     there = pickle.loads(pickle.dumps(first))
     assert there.text == first.text
@@ -423,7 +423,7 @@ def test_it_travels_as_text():
     assert there.digest == first.digest
 
 
-def test_comments_and_the_length_of_the_run_are_no_part_of_what_it_is():
+def test_digest_ignores_comments_and_settings_of_the_run():
     same = [
         DIGITS,
         "# a comment\n" + DIGITS,
@@ -435,7 +435,7 @@ def test_comments_and_the_length_of_the_run_are_no_part_of_what_it_is():
     assert len({Notation(text).digest for text in [DIGITS, *others]}) == 4
 
 
-def test_a_model_that_a_program_has_compiled_stays_as_it_is():
+def test_compiled_model_stays_as_it_is():
     loaded = Notation(DIGITS)
     loaded.compile("sgd", "mse")
     app = type("App", (), {"x_train": X, "y_train": Y, "notation": loaded})()
@@ -444,7 +444,7 @@ def test_a_model_that_a_program_has_compiled_stays_as_it_is():
 
 
 @pytest.mark.slow  # a new process
-def test_loading_imports_no_keras():
+def test_load_notation_imports_no_keras():
     python(
         "import sys, ddlf; ddlf.load_notation('apps/models/digits.nnm'); assert not {'keras', 'tensorflow', 'pydantic'} & set(sys.modules)"
     )

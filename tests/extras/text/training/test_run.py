@@ -78,7 +78,7 @@ async def bits(app):
 
 
 @pytest.mark.slow
-async def test_a_text_trains_to_the_bits_of_the_same_model_in_python_whoever_is_lost(two_workers, text):
+async def test_text_trains_to_the_bits_of_python_after_losing_a_worker(two_workers, text):
     def kill(record):
         if record.round == 1:
             os.kill(two_workers.workers[1].facts["pid"], signal.SIGKILL)
@@ -101,7 +101,7 @@ async def test_a_text_trains_to_the_bits_of_the_same_model_in_python_whoever_is_
 
 
 @pytest.mark.slow
-async def test_a_changed_text_is_named_when_a_run_goes_on(two_workers, text):
+async def test_resume_refuses_a_changed_text(two_workers, text):
     first = quiet(app_of(text)(two_workers))
     first.checkpoint = text.parent / "kept"
     await first.train_model()
@@ -117,7 +117,7 @@ async def test_a_changed_text_is_named_when_a_run_goes_on(two_workers, text):
 
 
 @pytest.mark.slow
-async def test_the_command_runs_a_text_without_python(text, standing_template):
+async def test_run_command_trains_a_text_without_python_code(text, standing_template):
     folder = text.parent
     words = ["ddlf", "run", text.name, "--local", "2", "--out", "runs", "--save", "out.safetensors"]
     (said,) = several([[*words, "-p", "learning_rate=0.2", "--ui", "plain"]], folder, standing_template)
@@ -141,7 +141,7 @@ async def test_the_command_runs_a_text_without_python(text, standing_template):
         ("train:mode downpour; train:merge median;", {}, ConfigError, "merge='median' is for synchronous training"),
     ],
 )
-async def test_values_that_cannot_be_are_refused_at_once(text, more, values, kind, sentence):
+async def test_run_command_refuses_impossible_values(text, more, values, kind, sentence):
     text.write_text(TEXT + more)
     app = app_of(text)()
     for name, value in values.items():
@@ -150,14 +150,14 @@ async def test_values_that_cannot_be_are_refused_at_once(text, more, values, kin
         await app.run_context.check()
 
 
-async def test_a_text_without_data_says_how_to_name_it(text):
+async def test_text_without_data_explains_how_to_name_it(text):
     text.write_text(DIGITS)
     with pytest.raises(ConfigError, match="does not say what data it is to learn") as error:
         await app_of(text)().run_context.check()
     assert "--data digits|mnist|cifar10|iris|FILE.npz" in str(error.value)
 
 
-async def test_an_app_may_have_a_text_in_the_place_of_create_model(text):
+async def test_app_uses_a_text_instead_of_create_model(text):
     app = OnlyData()
     await app.run_context.check_written()
     assert app.notation.inputs == {"digits": (64,)}
@@ -174,7 +174,7 @@ async def test_an_app_may_have_a_text_in_the_place_of_create_model(text):
 RARE = "a:input shape=[4]; a:output shape=[3]; a:layers Dense(units=3, activation=softmax);"
 
 
-async def test_settings_of_a_run_are_decided_where_nobody_says_them(tmp_path):
+async def test_open_settings_of_a_run_are_decided(tmp_path):
     """In the text, the class, a flag or by what a callback needs: what is said stays, also that there is to be none."""
     (tmp_path / "rare.nnm").write_text(RARE)
     x, y = np.ones((100, 4), "float32"), np.zeros(100, int)
@@ -197,14 +197,14 @@ async def test_settings_of_a_run_are_decided_where_nobody_says_them(tmp_path):
         assert key not in {each.key for each in (await app(**said)).notation.decisions}
 
 
-async def test_settings_of_a_text_are_those_of_the_app(text):
+async def test_app_takes_settings_from_its_text(text):
     assert (app_of(text).master_epochs, app_of(text).batch_size, app_of(text).__name__) == (2, 16, "digits")
 
 
 # -- the way to workers -----------------------------------------------------------------------------------------------
 
 
-async def test_a_master_gives_texts_below_its_folders_and_nothing_else(text, monkeypatch):
+async def test_master_gives_only_texts_below_its_folders(text, monkeypatch):
     folder = text.parent
     monkeypatch.setattr(sys, "path", [str(folder / "elsewhere")])
     inner, outer = folder / "inner", folder / "outer"
@@ -221,14 +221,14 @@ async def test_a_master_gives_texts_below_its_folders_and_nothing_else(text, mon
         assert give.answer("text", name) is None
 
 
-async def test_a_worker_takes_the_masters_text_and_never_a_file_of_its_own(text, monkeypatch):
+async def test_worker_takes_the_text_of_the_master(text, monkeypatch):
     monkeypatch.setattr(shipped, "ask", lambda name: DIGITS.encode() if name == "digits.nnm" else None)
     assert "train" not in ddlf.load_notation("digits.nnm").text
     with pytest.raises(ddlf.DDLFError, match=r"the master gives no text .other\.nnm."):
         ddlf.load_notation("other.nnm")
 
 
-async def test_a_worker_gets_the_text_in_a_file_of_weights_which_is_the_masters_only(text, monkeypatch):
+async def test_worker_gets_the_text_from_a_file_of_weights(text, monkeypatch):
     from safetensors.numpy import save_file
 
     save_file({"w": np.ones(3, "float32")}, text.parent / "some.safetensors", {"ddlf.model": DIGITS})
@@ -244,13 +244,13 @@ async def test_a_worker_gets_the_text_in_a_file_of_weights_which_is_the_masters_
     assert (loaded.outputs, loaded.tensors) == ({"digits": (10,)}, None)
 
 
-async def test_a_text_beside_the_script_is_found(text, monkeypatch):
+async def test_text_beside_the_script_is_read(text, monkeypatch):
     monkeypatch.chdir(Path(text.parent).parent)
     monkeypatch.setattr(sys, "path", [str(text.parent), *sys.path])
     assert ddlf.load_notation("digits.nnm").outputs == {"digits": (10,)}
 
 
-async def test_an_app_of_a_text_travels_with_text_and_data(text, tmp_path):
+async def test_text_app_keeps_text_and_data_when_pickled(text, tmp_path):
     import pickle
 
     np.savez(tmp_path / "some.npz", x=np.ones((10, 64), "float32"), y=np.arange(10))
