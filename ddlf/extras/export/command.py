@@ -1,4 +1,4 @@
-"""``ddlf export`` and ``ddlf model compare``: models as files of other programs, and whether they compute what Keras does. Nothing is connected."""
+"""``ddlf export`` and ``ddlf model compare``: write a model for other programs, and compare the results with Keras. No cluster is needed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def export(options: argparse.Namespace) -> int:
         steps = StepRunner(Path(name), options.code)
         with loadable(source, steps, wanted[0].backend) as model:
             if source.is_text:
-                say("weights   those that the text begins with")
+                say("weights   initial weights of the text")
             batches = (options.batch,) if options.batch is not None else BATCHES
             comparison = BackendComparison(model, steps, backends[0], inputs=options.inputs, batches=batches)
             if options.inputs is not None:

@@ -1,4 +1,4 @@
-"""Writes a model in several formats: looks first whether all of them can be, then has each written in a process of its own. Runs here."""
+"""Write a model in several formats: check first that all can be written, then write each in a process of its own."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class ExportTarget:
 
     Attributes:
         format: The format.
-        backend: Of Keras on which it is written.
-        paths: What is to be there then.
+        backend: The backend of Keras that writes it.
+        paths: The files and folders of the format.
     """
 
     format: Format
@@ -32,12 +32,12 @@ class ExportTarget:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What became of a format that was wanted.
+    """The result of writing a format.
 
     Attributes:
         target: The format, and its files.
         bytes: All that was written, weights in it.
-        refused: Who could not write it, if anybody.
+        refused: The package that could not write it, or None.
     """
 
     target: ExportTarget
@@ -48,14 +48,14 @@ class Exported:
 def plan(
     source: ExportSource, formats: list[Format], folder: Path, *, backend: str | None = None, overwrite: bool = False
 ) -> list[ExportTarget]:
-    """Return what is to be written, after a look at all that could be in the way. Nothing is written yet.
+    """Return the formats to write, after a check of everything that could prevent it. Nothing is written yet.
 
     Args:
         source: The model.
-        formats: What is wanted.
+        formats: The formats.
         folder: Where to.
-        backend: Of Keras; None for the usual one of each format.
-        overwrite: Whether what is there may be replaced.
+        backend: The backend of Keras; None for the usual one of each format.
+        overwrite: Whether existing files may be replaced.
 
     Raises:
         ConfigError: One of them cannot be written.
@@ -94,7 +94,7 @@ def loadable(source: ExportSource, steps: StepRunner, backend: str) -> Iterator[
     Args:
         source: The model.
         steps: Where it is made.
-        backend: Of Keras, which draws the first weights.
+        backend: The backend of Keras that draws the first weights.
 
     Raises:
         ConfigError: Keras cannot make a model of the text.
@@ -117,13 +117,13 @@ def write(
     tell: Callable[[Exported], None] = lambda _: None,
     batch: int | None = None,
 ) -> list[Exported]:
-    """Write what is wanted, each format as a whole or not at all.
+    """Write formats, each atomically.
 
     Args:
         model: A ``.keras`` file.
         wanted: As planned.
-        stem: What files are called.
-        steps: Where steps leave what they find.
+        stem: The name of the files.
+        steps: The runner of the steps.
         tell: Hears of each as soon as it is there.
         batch: Samples of each batch of StableHLO; None for any.
 

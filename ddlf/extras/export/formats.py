@@ -1,4 +1,4 @@
-"""The formats that models are exported to: what they are made of, on which backend of Keras, and with which packages. Runs here."""
+"""The formats of exported models: their files, the backends of Keras that write them, their runtimes and packages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddlf.errors import ConfigError
 from ddlf.worker.machine import has_module
 
 BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "torch"}
-"""Backends of Keras on which a model can be run here, the usual one first, and what people call them."""
+"""The backends of Keras that can run a model here, the usual one first, and their usual names."""
 DISTRIBUTIONS = {
     "tensorflow": ("tensorflow-cpu", "tensorflow"),
     "jax": ("jax",),
@@ -24,20 +24,20 @@ DISTRIBUTIONS = {
     "iree.compiler": ("iree-base-compiler",),
     "iree.runtime": ("iree-base-runtime",),
 }
-"""Of each module that a step imports, the distributions that may bring it, the usual one first."""
+"""The distributions that contain each module that a step imports, the usual one first."""
 
 EXTRAS = {"tensorflow-cpu": "tensorflow", "torch": "export-torch", "jax2onnx": "export-jax"}
-"""What brings a distribution, where it is not the extra ``export``."""
+"""The extra of DDLF that installs a distribution, unless it is ``export``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What runs an exported model.
+    """A program that runs exported models.
 
     Attributes:
         name: As ``step`` knows it.
-        called: What people call it.
-        modules: What it imports.
+        called: Its usual name.
+        modules: The modules that it imports.
     """
 
     name: str
@@ -57,9 +57,9 @@ class Format:
     Attributes:
         name: As ``--to`` has it.
         keras: As ``keras.Model.export`` has it; empty where Keras has no such format.
-        endings: Of what is written, behind the name of the model; Keras is given the first.
-        writers: The backends of Keras on which it is written with a free batch, the usual one first, and the modules that this needs besides.
-        runtimes: What runs it, its own one first.
+        endings: The suffixes of its files; Keras gets the first one.
+        writers: The backends of Keras that write it with any batch size, the usual one first, and the further modules that they need.
+        runtimes: The programs that run it, its own runtime first.
     """
 
     name: str
@@ -159,7 +159,7 @@ def read(text: str) -> list[Format]:
 
 
 def writer_of(format: Format, backend: str | None) -> str:
-    """Return the backend of Keras on which a format is written.
+    """Return the backend of Keras that writes a format.
 
     Args:
         format: The format.
@@ -184,14 +184,14 @@ def writer_of(format: Format, backend: str | None) -> str:
 
 
 def to_install(distributions: list[str]) -> str:
-    """How to install what is lacking."""
+    """Return the command that installs missing distributions."""
     names = [EXTRAS.get(name, "export") for name in distributions]
     extras = ",".join(dict.fromkeys(names))
     return f"python -m pip install 'ddlf[{extras}]'"
 
 
 def absent(modules: tuple[str, ...]) -> list[str]:
-    """Of some modules those distributions that would bring what is not installed."""
+    """Return the distributions of the modules that are not installed."""
     return [DISTRIBUTIONS[name][0] for name in modules if not has_module(name)]
 
 

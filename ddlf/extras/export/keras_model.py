@@ -20,7 +20,7 @@ from ddlf.extras.export.source import find
 
 SEED = 0
 FREE = 16
-"""Length of what has no length of its own, as a sequence of any length, in inputs that are made."""
+"""The length of an axis without a fixed size in made-up inputs."""
 WHOLE = 10
 """Whole numbers that are made are below it, where no layer says how many there are."""
 COUNTS = ("input_dim", "num_tokens", "num_bins")
@@ -55,7 +55,7 @@ class Loaded:
     Attributes:
         model: The model.
         inputs: Its inputs.
-        layout: What it takes: the numbers of its inputs in a list, a dict, or as they are.
+        layout: The numbers of its inputs in a list, a dict, or alone, as the model takes them.
     """
 
     def __init__(self, path: Path, code: Path | None) -> None:
@@ -74,7 +74,7 @@ class Loaded:
         return keras.tree.pack_sequence_as(self.structure, list(flat))
 
     def run(self, flat: Sequence[Any]) -> list[Any]:
-        """What comes out of some inputs, as Keras predicts it, in Keras's own order."""
+        """Return the outputs for some inputs, as Keras predicts them, in Keras's order."""
         return [np.asarray(item) for item in keras.tree.flatten(self.model.predict_on_batch(self.packed(flat)))]
 
     def outputs(self) -> Any:
@@ -95,7 +95,7 @@ def load(path: Path, code: Path | None) -> Any:
         if (short := name.rpartition(">")[2]) in own:
             own.setdefault(name, own[short])
     try:
-        with zipfile.ZipFile(path):  # else Keras says only that there is no such file
+        with zipfile.ZipFile(path):  # a clearer error than Keras's, which only says that the file does not exist
             pass
         return keras.saving.load_model(path, custom_objects=own, compile=False)
     except Exception as error:
@@ -133,7 +133,7 @@ def own_layers(code: Path) -> dict[str, Any]:
 
 
 def _inputs(model: Any, path: Path) -> Any:
-    """What a model takes, as Keras's own structure of shapes.
+    """Return the inputs of a model in Keras's structure of shapes.
 
     Raises:
         ConfigError: Nobody knows yet.
@@ -232,10 +232,10 @@ def _layers(model: Any) -> Iterator[Any]:
 
 
 def each_layer(loaded: Loaded, flat: Sequence[Any]) -> dict[str, Any]:
-    """Return what comes out of each layer, also of those in layers, in the order in which they end.
+    """Return the output of each layer, also of layers inside layers, in the order in which their calls end.
 
-    Several outputs of a layer have a number behind its name, and so has what it gives when it is called again. What has no values, since Keras
-    compiles a loop around it, is left out.
+    Further outputs of a layer, and outputs of its further calls, have a number behind its name. Outputs without values are left out: Keras
+    compiles a loop around them.
 
     Args:
         loaded: The model.
@@ -253,7 +253,7 @@ def each_layer(loaded: Loaded, flat: Sequence[Any]) -> dict[str, Any]:
         for number, leaf in enumerate(leaves):
             try:
                 result[name if len(leaves) == 1 else f"{name}, output {number}"] = keras.ops.convert_to_numpy(leaf)
-            except Exception:  # a tracer of any backend: each has errors of its own
+            except Exception:  # a tracer: each backend raises another error
                 continue
         return outputs
 
@@ -278,7 +278,9 @@ def write(loaded: Loaded, format: Format, folder: Path, stem: str, batch: int | 
         stem: Their name without its ending.
         batch: Samples of each batch, of StableHLO only; None for any.
     """
-    loaded.model(loaded.packed([ones(spec) for spec in loaded.inputs]), training=False)  # Keras exports what was called
+    loaded.model(
+        loaded.packed([ones(spec) for spec in loaded.inputs]), training=False
+    )  # Keras exports only a called model
     paths = [folder / name for name in format.files(stem)]
     if format.name == "stablehlo":
         exported = stablehlo(loaded, batch)
@@ -287,14 +289,14 @@ def write(loaded: Loaded, format: Format, folder: Path, stem: str, batch: int | 
         return
     more = {"dynamic_shapes": _free(loaded)} if format.name == "torch" else {}
     loaded.model.export(str(paths[0]), format=format.keras, verbose=False, **more)
-    if format.name == "onnx":  # tf2onnx writes what it does not know all the same
+    if format.name == "onnx":  # tf2onnx also writes operators that it does not know
         import onnx
 
         onnx.checker.check_model(str(paths[0]))
 
 
 def _free(loaded: Loaded) -> Any:
-    """Which sizes torch leaves open: the batch, of one name in all inputs, and what has no size of its own."""
+    """Return the sizes that torch leaves open: the batch, with one name in all inputs, and axes without a fixed size."""
     import torch
 
     batch = torch.export.Dim("batch")

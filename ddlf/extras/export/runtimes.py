@@ -1,6 +1,6 @@
-"""Runs what was exported, in the process of a step: each function loads a file and returns what computes flat outputs from flat inputs.
+"""Run exported models in the process of a step. Each function loads a file, and returns a function from flat inputs to flat outputs.
 
-A runtime has an order of its own; inputs and outputs are matched by name where it has names, and else taken in Keras's order.
+A runtime has its own order. Inputs and outputs are matched by name if it has names, else taken in Keras's order.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def matched(wanted: Sequence[str], there: Sequence[str]) -> list[str]:
 
 
 def _names(layout: Any) -> list[str]:
-    """What outputs are called: by their keys, where they have some."""
+    """Return the names of outputs: their keys, if they have keys."""
     if isinstance(layout, dict):
         result = sorted((value, key) for key, value in layout.items() if isinstance(value, int))
         return [key for _, key in result]

@@ -1,4 +1,4 @@
-"""What is exported: a ``.keras`` file, a model as text, or the folder of a run. Looked at without Keras, to say at once what cannot be."""
+"""The model to export: a ``.keras`` file, a model as text, or the folder of a run. It is checked without Keras, so that errors come at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ExportSource:
 
     Attributes:
         path: Its file.
-        stem: What the files that are written are called.
+        stem: The name of the written files.
         own: LayerComparison of the user's own in it, as Keras has registered them.
         half: A layer that computes in 16 bits and its policy, or nothing.
     """
@@ -50,7 +50,7 @@ def find(path: Path, code: Path | None) -> ExportSource:
         code: The Python file with the user's own layers, if there is one.
 
     Raises:
-        ConfigError: It is no model, or one that cannot be loaded.
+        ConfigError: The path is not a model, or the model cannot be loaded.
         NotationError: It is a text with something wrong in it.
     """
     if code is not None and not (code.is_file() and code.suffix == ".py"):
@@ -104,7 +104,7 @@ def _instead(path: Path) -> str:
 
 
 def _saved(path: Path, stem: str) -> ExportSource:
-    """What the config in a ``.keras`` file tells."""
+    """Read the config of a ``.keras`` file."""
     try:
         with zipfile.ZipFile(path) as file:
             config = json.loads(file.read("config.json"))

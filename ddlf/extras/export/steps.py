@@ -1,4 +1,4 @@
-"""StepRunner of an export, each in a process of its own, because Keras has one backend per process.
+"""The steps of an export, each in a process of its own, because Keras has one backend per process.
 
 ``StepRunner`` starts ``python -m ddlf.extras.export.steps FOLDER/NAME.json``. The file contains the job. The process writes its results beside the
 file: ``NAME.done.json``, and arrays as ``NAME.BATCH.npz``. Only that process imports Keras.
@@ -25,7 +25,7 @@ import numpy as np
 from ddlf.errors import ConfigError, DDLFError
 
 ALONE = {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1"}
-"""All compute on the processor: accelerators round in ways of their own, and one process could keep them from the next."""
+"""All steps compute on the CPU: accelerators round differently, and one process could take them from the next."""
 
 
 MEASURED_S = 0.2
@@ -50,14 +50,14 @@ MATTERS = (
     (r"No Op registered for (\w+)", "ONNX has no operator {}"),
     (r"Exception encountered when calling (.+?)\. \x1b\[1m(.*?)\x1b\[0m", "in {}: {}"),
 )
-"""Where in an error the sentence is that matters, if others stand before it, and what is said then: OpenVINO, onnxruntime, IREE, onnx, Keras."""
+"""Where the relevant sentence of an error stands, and how it is reported: OpenVINO, onnxruntime, IREE, onnx, Keras."""
 NOBODY = ("numpy", "absl", "google", "optree")
 """Packages that refuse what another one gave to them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """What became of a step that could not be done.
+    """A step that failed in a package.
 
     Attributes:
         who: The package that refuses.
@@ -72,10 +72,10 @@ class Refused:
 
 
 class StepRunner:
-    """A folder in which steps leave what they find.
+    """Runs steps in a folder with their files.
 
     Args:
-        folder: New, empty and removed by whoever made it.
+        folder: New and empty; the caller removes it.
         code: The Python file with the user's own layers, or None.
     """
 
@@ -87,9 +87,9 @@ class StepRunner:
         """Do a step.
 
         Args:
-            name: Of its files; each step has its own.
-            backend: Of Keras in that process.
-            job: What there is to do, as ``step`` has it.
+            name: The name of its files, unique for each step.
+            backend: The backend of Keras in that process.
+            job: The job: its kind in ``do``, and what that function below needs.
 
         Raises:
             ConfigError: The model itself, the user's file or his inputs are wrong.
@@ -116,7 +116,7 @@ class StepRunner:
         return Refused(**result["refused"]) if "refused" in result else result
 
     def outputs(self, name: str, batch: int | str) -> list[Any]:
-        """What a step computed of a batch, or of its layers."""
+        """Return the arrays that a step computed for a batch, or for its layers."""
         return _read(self.folder / f"{name}.{batch}.npz")
 
 
@@ -130,7 +130,7 @@ def _ended(code: int, log: Path) -> str:
 
 
 def main(job_file: Path) -> None:
-    """Do a step, and write what came of it."""
+    """Run the job in a file, and write its results."""
     job = json.loads(job_file.read_text(encoding="utf-8"))
     try:
         done = STEPS[job["do"]](job, job_file)
@@ -227,7 +227,7 @@ def _read(path: Path) -> list[Any]:
 
 
 def _run_all(run: Callable[[list[Any]], Sequence[Any]], job: dict[str, Any], job_file: Path) -> list[float]:
-    """Run all batches, keep what comes out, and say how long each takes: the median, without the first time."""
+    """Run all batches, save their outputs, and return the median time of each without its first run."""
     seconds = []
     for batch in job["batches"]:
         flat = _read(_inputs_of(job_file.parent, batch))
@@ -242,7 +242,7 @@ def _run_all(run: Callable[[list[Any]], Sequence[Any]], job: dict[str, Any], job
 
 
 def refusal(error: BaseException) -> dict[str, str]:
-    """Who refuses, which is the installed package whose code raised, and why, in a sentence."""
+    """Return the installed package whose code raised an error, and the relevant sentence."""
     who = "Python"
     for frame in traceback.extract_tb(error.__traceback__):
         _, installed, inside = frame.filename.replace(os.sep, "/").rpartition("/site-packages/")

@@ -1,4 +1,4 @@
-"""Compares a model on each backend of Keras, and what was exported of it in its own runtime, on the same inputs. Runs here, in steps."""
+"""Compare a model on each backend of Keras, and each exported model in its own runtime, on the same inputs."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from ddlf.extras.export.formats import BACKENDS, DISTRIBUTIONS, absent, to_insta
 from ddlf.extras.export.steps import Refused, StepRunner
 
 BATCHES = (1, 7, 64)
-"""Samples in a batch: one, as when somebody asks; a number that nothing is made for; many."""
+"""Batch sizes: a single request, a number without a special role, and many samples."""
 TOLERANCE = 1e-5
 """How far outputs may be from Keras's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was run, or who refused.
+    """The result of one run.
 
     Attributes:
         what: ``"keras"`` or the name of a format.
-        by: What ran it, with its version.
+        by: The program that ran it, with its version.
         difference: The greatest from the reference over all batches; None of the reference itself, and of what did not run.
         batch: Where that was.
-        seconds: Of each batch.
-        bytes: Of what was written.
-        refused: Who could not write or run it.
+        seconds: The time of each batch.
+        bytes: The size of the files.
+        refused: The package that could not write or run it, or None.
         lacking: How to install what would have run it.
     """
 
@@ -58,7 +58,7 @@ class LayerComparison:
         backend: The backend.
         count: LayerComparison that both have.
         first: The first that differs, in the order of the reference; empty if none does.
-        difference: Of that one.
+        difference: The difference of the first different layer.
         before: The greatest difference of those before it.
     """
 
@@ -74,14 +74,14 @@ class BackendComparison:
 
     Args:
         model: A ``.keras`` file.
-        steps: Where steps leave what they find.
-        reference: The backend of Keras with which all are compared.
+        steps: The runner of the steps.
+        reference: The backend of Keras that all others are compared with.
         inputs: A file with inputs, or None to make some.
         batches: Samples of each batch.
-        layers: Whether to keep what comes out of each layer.
+        layers: Whether to keep the output of each layer.
 
     Attributes:
-        facts: What Keras says of the model: ``inputs``, ``outputs``, ``layout``, ``parameters``.
+        facts: Facts of the model from Keras: ``inputs``, ``outputs``, ``layout``, ``parameters``.
     """
 
     def __init__(
@@ -135,14 +135,14 @@ class BackendComparison:
         return self._compared(Row("keras", by, seconds=tuple(done["seconds"])), f"keras-{backend}")
 
     def artefact(self, written: Exported) -> Iterator[Row]:
-        """Run what was written in each of its runtimes."""
+        """Run an exported model in each of its runtimes."""
         format = written.target.format
         if written.refused is not None:
             yield Row(format.name, f"Keras on {BACKENDS[written.target.backend]}", refused=written.refused)
             return
         for number, runtime in enumerate(format.runtimes):
             if lacking := absent(runtime.modules):
-                if number == 0:  # the others are for those who have them anyway
+                if number == 0:  # the others are optional
                     yield Row(format.name, runtime.called, bytes=written.bytes, lacking=to_install(lacking))
                 continue
             name = f"run-{format.name}-{runtime.name}"
@@ -188,11 +188,11 @@ class BackendComparison:
         return [self.first_layer(backend, tolerance) for backend in self._named if backend != self.reference]
 
     def first_layer(self, backend: str, tolerance: float) -> LayerComparison:
-        """Compare layers of a backend with those of the reference, on the largest batch.
+        """Compare the layers of a backend with those of the reference on the largest batch.
 
         Args:
             backend: One that was run.
-            tolerance: The difference from which on a layer counts as different.
+            tolerance: The largest difference of equal layers.
         """
         mine, theirs = (
             dict(zip(self._named[item], self.steps.outputs(f"keras-{item}", "layers"), strict=True))
@@ -238,9 +238,9 @@ def compare(
     """Run everything, the reference first.
 
     Args:
-        comparison: Of the model.
-        backends: Of Keras, the reference first.
-        written: What was exported.
+        comparison: The comparison of the model.
+        backends: The backends of Keras, the reference first.
+        written: The exported models.
         tell: Hears of each row as soon as it is there.
 
     Raises:

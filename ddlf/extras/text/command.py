@@ -68,7 +68,7 @@ def _check_kind(path: Path) -> None:
 
 
 def provide(name: str) -> Any:
-    """Give other parts what they need to know of a text: ``layers_of_text`` or ``model_of_text``."""
+    """Give an object to other parts: ``layers_of_text`` or ``model_of_text``."""
     return {"layers_of_text": layers_of_text, "model_of_text": model_of_text}.get(name)
 
 
@@ -101,7 +101,7 @@ def model_of_text(path: Path) -> Any:
 
 
 def check(options: argparse.Namespace) -> int:
-    """Say what is wrong with some texts; returns the exit code."""
+    """Report the mistakes in some texts; return the exit code."""
     code = 0
     for path in options.files:
         try:
@@ -332,7 +332,7 @@ def _check_layers(layers: Path | None) -> None:
 
 
 def _register(layers: Path | None) -> None:
-    """Run the user's file that registers layers of their own."""
+    """Run the user's file that registers custom layers."""
     _check_layers(layers)
     if layers is not None:
         runpy.run_path(str(layers), run_name=layers.stem)

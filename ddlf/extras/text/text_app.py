@@ -15,7 +15,7 @@ from ddlf.extras.text.training.notation import Notation, load_notation, not_open
 
 
 class TextApp(IApp):
-    """A model that is text, and data by name. Each text gets a subclass of its own, with the settings of its block ``train``.
+    """An app of a model as text, with data by name. Each text gets its own subclass, with the settings of its block ``train``.
 
     Attributes:
         takes_data: Whether the text may say what the data is.
@@ -48,7 +48,7 @@ class TextApp(IApp):
         """Read the data, bring it to what the text wants, and decide what is open: before anything is started.
 
         Raises:
-            ConfigError: No data is named, or what is named is not there.
+            ConfigError: No data is named, or the named data does not exist.
             DatasetError: The data does not fit.
             NotationError: A key has a value that cannot be.
         """

@@ -24,17 +24,17 @@ from ddlf.extras.text.language.problems import Problems
 from ddlf.extras.text.language.values import Call, Items, Number, Value, Word
 
 SHAPED = ("reshape", "free")
-"""Kinds of operators that are told what comes out."""
+"""Kinds of operators that need the shape of their output."""
 ERRORS = (TypeError, ValueError, NotImplementedError, KeyError, RuntimeError, AttributeError)
-"""What Keras raises where something does not fit."""
+"""The exceptions that Keras raises if something does not fit."""
 RELU_LIKE = ("relu", "leakyRelu", "prelu", "elu", "gelu", "hardSwish")
 TRANSPARENT = (
     *("add", "identity", "cast", "batchNormalization", "batchNorm", "instanceNormalization", "layerNormalization"),
     *("dropout", "reshape"),
 )
-"""What may stand between weights and the activation that they are drawn for."""
+"""Operators that may stand between weights and their activation."""
 BEFORE_RELU = 0.01
-"""Of a bias before relu, so that no unit begins dead."""
+"""The initial bias before relu, so that no unit starts dead."""
 
 
 def build(
@@ -76,7 +76,7 @@ def scaling_of(value: Value | None, inputs: Sequence[str]) -> dict[str, Call]:
 
 
 def initial_of(value: Value | None) -> str:
-    """The initializer of weights that a text names; empty for those that follow from what comes after a layer."""
+    """Return the initializer of weights that a text names; empty if it follows from the activation."""
     return value.name if isinstance(value, Word) and value.name != "by_activation" else ""
 
 
@@ -107,7 +107,7 @@ class _Building:
         self.made: list[Any] = []
         self.factors: dict[str, float] = {}  # of the learning rate, by the name of the layer
         self.places: dict[str, int] = {}
-        self.given: dict[str, Any] = {}  # the inputs themselves, where a layer scales what comes in
+        self.given: dict[str, Any] = {}  # the inputs themselves, in front of the layers that scale them
 
     def model(self) -> Any:
         if self.form.kind == "Sequential":
@@ -130,7 +130,7 @@ class _Building:
         return self._completed(lambda options: kind(first, last, name=self.name, **options))
 
     def _sequential(self) -> Any:
-        """A stack of layers, each of which reads the one before."""
+        """Make a stack of layers, each of which reads the layer before it."""
         nodes = self.graph.nodes
         model = self._completed(lambda options: keras.Sequential(name=self.name, **options))
         for number, node in enumerate(nodes):
@@ -184,7 +184,7 @@ class _Building:
         return keras.Input(node.wanted, batch_size=batch, dtype=node.dtype, name=name, **options)
 
     def _output(self, number: int) -> Any:
-        """What comes out of a node; None after a problem."""
+        """Return the output of a node, or None after a problem."""
         node = self.graph.nodes[number]
         into = [_first(self.made[source]) for source in node.inputs]
         try:
@@ -311,7 +311,7 @@ class _Building:
         nodes = list(self.graph.nodes)
         nodes[number] = replace(nodes[number], wanted=shape, shape=shape)
         if all(node.operator not in OPERATORS for node in nodes[number + 1 :]):
-            self.graph = Graph(tuple(nodes), self.graph.heads)  # Keras knows of its own what follows
+            self.graph = Graph(tuple(nodes), self.graph.heads)  # Keras infers the remaining shapes itself
             return
         graph = Graph(tuple(replace(node, wanted=node.wanted or node.shape) for node in nodes), self.graph.heads)
         shapes = infer(graph, self.problems)
@@ -321,7 +321,7 @@ class _Building:
 
 
 def _first(made: Any) -> Any:
-    """Of several tensors the first one."""
+    """Return the first of several tensors."""
     return made[0] if isinstance(made, list) else made
 
 
@@ -360,7 +360,7 @@ def initial_values(graph: Graph, number: int, written: str = "") -> Sequence[str
 
     Args:
         graph: The whole.
-        number: Of the node.
+        number: The number of the node.
         written: Name of the initializer of weights, where it does not follow from the activation; biases are 0 then.
     """
     node = graph.nodes[number]

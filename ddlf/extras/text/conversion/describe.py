@@ -45,7 +45,7 @@ RESERVED = {*PLAIN, *OPERATORS, TRAIN, IT, "activation", "with"}
 
 
 def describe(model: Any) -> str:
-    """Return the text of a Sequential or functional model, without its weights and what it is compiled with.
+    """Return the text of a Sequential or functional model, without its weights and the arguments of ``compile``.
 
     Args:
         model: The model of Keras; it has an input shape.
@@ -79,9 +79,9 @@ class _Way:
     """In which way a model is written.
 
     Attributes:
-        short: What Keras does of its own accord is left out.
+        short: Whether to leave out arguments that Keras adds itself.
         operators: Layers that hold an operator are written as the operator.
-        initial: The initializer that weights of operators have, where it does not follow from what comes after them.
+        initial: The initializer of the operators' weights, unless it follows from their activation.
     """
 
     short: bool = True
@@ -201,7 +201,7 @@ class _Text:
         return self.model(entry, keras.saving.deserialize_keras_object(entry))
 
     def kind(self, entry: Config) -> str:
-        """After what a layer is named that has no name of its own."""
+        """Return the word that Keras makes automatic names of a layer from."""
         return kind_of(entry, operators=self.way.operators)
 
     def is_operator(self, entry: Config) -> bool:
@@ -324,12 +324,12 @@ class _Functional:
         return Call(call.name, (*call.args, *self._given(unit)), 0)
 
     def _given(self, unit: Unit) -> list[Arg]:
-        """What a layer is called with, beside the layer before."""
+        """Return the arguments of a layer's call, except for the layer before it."""
         args, kwargs = unit.args, unit.kwargs
-        if self.text.way.short:  # Keras gives a mask of its own accord
+        if self.text.way.short:  # Keras adds a mask itself
             kwargs = {key: value for key, value in kwargs.items() if value is not None}
         if isinstance(self.layers[unit.layer], keras.layers.RNN) and kwargs == {"training": False, "mask": None}:
-            kwargs = {}  # which Keras notes down when nothing is said
+            kwargs = {}  # Keras records these for a call without arguments
         one = [key_of(arg) for arg in args]
         if not kwargs and len(args) == 1 and isinstance(args[0], list) and len(args[0]) > 1:
             several = [key_of(item) for item in args[0]]
@@ -385,10 +385,10 @@ class Unit:
     """A call of a layer, an input, or one of several tensors that a call gives.
 
     Attributes:
-        key: What it gives.
+        key: The tensor of its output.
         entry: The layer's config.
-        args: What the call is given by position.
-        kwargs: What it is given by name.
+        args: The positional arguments of the call.
+        kwargs: The keyword arguments of the call.
         reads: The tensors among those, in their order.
     """
 
@@ -478,10 +478,10 @@ def _tensors(value: Any) -> Iterator[Key]:
 
 
 class Chains(list[list[Unit]]):
-    """The chains in an order in which each stands behind what it reads, and calls of a layer in their own order.
+    """Chains of layers: each stands after the chains that it reads, and calls of one layer keep their order.
 
     Args:
-        units: Everything that gives a tensor; those that only an output needs are added.
+        units: All tensors; tensors that only an output needs are added.
         outputs: The tensors that are a model's outputs.
 
     Attributes:
@@ -542,7 +542,7 @@ class Chains(list[list[Unit]]):
 
 
 def _sorted(needs: dict[Key, list[Key]], ends: list[Key]) -> list[Key] | None:
-    """Chains behind what they need, from inputs towards each end in turn; None if they go in a circle."""
+    """Sort chains after the chains that they need, from inputs to each end in turn; return None for a circle."""
     done: dict[Key, None] = {}
     inputs = [key for key, wanted in needs.items() if not wanted]
     for begin in [*ends, *inputs, *needs]:
@@ -568,7 +568,7 @@ def _sorted(needs: dict[Key, list[Key]], ends: list[Key]) -> list[Key] | None:
 
 
 def is_model(entry: Config) -> bool:
-    """Whether a layer is a model of its own."""
+    """Tell whether a layer is a model itself."""
     return isinstance(entry["config"], dict) and "layers" in entry["config"]
 
 
@@ -590,7 +590,7 @@ def layers_within(config: Any) -> Iterator[Config]:
 
 
 def unfree_names(layers: list[tuple[str, str]], taken: set[str], explicit: set[str] | None = None) -> set[str]:
-    """The names that ``build`` would not give of its own; layers are in the order of the text, each with its kind."""
+    """Return the names that ``build`` would not choose itself; layers are in the order of the text, each with its kind."""
     explicit = set(explicit or ())
     while True:
         used, wrong = {*taken, *explicit}, set()
@@ -633,11 +633,11 @@ def is_operator(entry: Config) -> bool:
 
 
 def kind_of(entry: Config, *, operators: bool) -> str:
-    """After what a layer is named that has no name of its own.
+    """Return the word that Keras makes automatic names of a layer from.
 
     Args:
         entry: It, as Keras serializes it.
-        operators: Whether those that hold an operator are written as such.
+        operators: Whether layers of operators are written as operators.
     """
     if operators and is_operator(entry):
         return str(entry["config"]["operator"])
@@ -648,9 +648,9 @@ def respelled(config: Config, shape: Sequence[int | None], to: Sequence[str], va
     """An operator with its operands and options.
 
     Args:
-        config: Of the layer.
-        shape: What comes out of it, without the batch.
-        to: The blocks that it reads beside what comes in.
+        config: The config of the layer.
+        shape: The shape of its output, without the batch.
+        to: The other blocks that it reads.
         value: Writes a value of an option.
     """
     name, types, parameters = config["operator"], config["types"], config["parameters"]

@@ -1,6 +1,7 @@
-"""What each operator of models as text computes, on any backend of Keras. Definitions and defaults are WebNN's (https://www.w3.org/TR/webnn/).
+"""The computation of each operator of a text, on any backend of Keras. Definitions and defaults are WebNN's (https://www.w3.org/TR/webnn/).
 
-A formula gets what comes in, the batch first; its operands, which are numbers and parameters; and its options, whose axes count without the batch.
+A formula gets its inputs, with the batch as first axis; its operands, which are numbers and parameters; and its options,
+whose axes count without the batch.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ def _layer_normalization(into: list[Any], operands: list[Any], options: Options)
 
 
 def normalized(x: Any, moments: tuple[Any, Any], options: Options) -> Any:
-    """What is left of a mean, in units of the standard deviation."""
+    """Subtract the mean, and divide by the standard deviation."""
     mean, variance = moments
     return (x - mean) / ops.sqrt(variance + options.get("epsilon", 1e-5))
 
@@ -231,7 +232,7 @@ def _split(into: list[Any], operands: list[Any], options: Options) -> Any:
 
 
 def _where(into: list[Any], operands: list[Any], options: Options) -> Any:
-    """Where what comes in is not 0 the first, else the second; ``to`` is the first of them."""
+    """Select the first operand where the input is not 0, else the second; ``to`` is the first one."""
     one, other = (*into[1:], *operands)
     return ops.where(ops.not_equal(into[0], 0), one, other)
 
@@ -340,7 +341,7 @@ def _pooled(x: Any, options: Options, pool: Callable[..., Any], value: float, wh
 
 
 def _dilated(x: Any, options: Options) -> Any:
-    """Of each window the values at each of its places, first; places are apart from each other."""
+    """Return, as a new first axis, the values at each place of a window whose places are apart."""
     window, apart = options["windowDimensions"], options["dilations"]
     steps = options.get("strides", [1, 1])
     ends = [size - (places - 1) * gap for size, places, gap in zip(x.shape[1:3], window, apart, strict=True)]
@@ -403,7 +404,7 @@ def resample(into: list[Any], operands: list[Any], options: Options) -> Any:
 
 
 def _gates(weights: Any, order: str, wanted: str) -> list[Any]:
-    """What belongs to each gate, in another order."""
+    """Return the slice of each gate, in another order."""
     parts = ops.split(weights, len(order), axis=0)
     return [parts[order.index(letter)] for letter in wanted]
 
@@ -487,7 +488,7 @@ def _over_time(x: Any, step: Any, state: Any, options: Options) -> Any:
 
 
 def gather(into: list[Any], operands: list[Any], options: Options) -> Any:
-    """Of each sample the slices at its own indices along an axis; with an operand the slice there."""
+    """Take from each sample the slices at its own indices along an axis, or the slice at an operand."""
     axis = behind_batch(options.get("axis", 0))
     if len(into) == 1:
         return ops.take(into[0], ops.cast(operands[0], "int32"), axis=axis)
@@ -508,7 +509,7 @@ def gather_elements(into: list[Any], operands: list[Any], options: Options) -> A
 
 
 def gather_nd(into: list[Any], operands: list[Any], options: Options) -> Any:
-    """What lies at each row of indices, which go into the first axes."""
+    """Take the values at each row of indices into the first axes."""
     x, indices = into[0], ops.cast(into[1], "int32")
     depth = indices.shape[-1]
     result = _taken(_table(x, depth), _flat(_numbered(indices, x.shape[1:])))
@@ -516,7 +517,7 @@ def gather_nd(into: list[Any], operands: list[Any], options: Options) -> Any:
 
 
 def scatter_elements(into: list[Any], operands: list[Any], options: Options) -> Any:
-    """What comes in, with a value written at each index along an axis."""
+    """Write a value at each index along an axis."""
     x, indices, updates = into[0], ops.cast(into[1], "int32"), into[2]
     axis = behind_batch(options.get("axis", 0)) % len(x.shape)
     x, indices, updates = (ops.moveaxis(tensor, axis, -1) for tensor in (x, indices, updates))
@@ -526,7 +527,7 @@ def scatter_elements(into: list[Any], operands: list[Any], options: Options) -> 
 
 
 def scatter_nd(into: list[Any], operands: list[Any], options: Options) -> Any:
-    """What comes in, with a slice written at each row of indices."""
+    """Write a slice at each row of indices."""
     x, indices, updates = into[0], ops.cast(into[1], "int32"), into[2]
     table, there = _table(x, indices.shape[-1]), _flat(_numbered(indices, x.shape[1:]))
     written = ops.reshape(updates, (-1, there.shape[1], table.shape[2]))
@@ -534,7 +535,7 @@ def scatter_nd(into: list[Any], operands: list[Any], options: Options) -> Any:
 
 
 def _table(x: Any, depth: int) -> Any:
-    """Of each sample a row for each place in its first axes."""
+    """Return a table for each sample: a row for each place in its first axes."""
     return ops.reshape(x, (-1, math.prod(x.shape[1 : 1 + depth]), math.prod(x.shape[1 + depth :])))
 
 

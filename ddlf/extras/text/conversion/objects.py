@@ -35,7 +35,7 @@ Made = Callable[[Call], Any]
 
 @contextlib.contextmanager
 def as_installed() -> Iterator[None]:
-    """Keras's defaults as they are where nobody changed them, so that what differs from them is written."""
+    """Set the defaults of a fresh Keras for a while, so that arguments are compared with them."""
     policy, layout = keras.config.dtype_policy(), keras.config.image_data_format()
     keras.config.set_dtype_policy("float32")
     keras.config.set_image_data_format("channels_last")
@@ -77,7 +77,7 @@ def valued(value: Value, model: Made | None = None, tensors: Any = ()) -> Any:
     Args:
         value: As the text has it.
         model: Gives the model of Keras that a block is; None if it is none.
-        tensors: What the layer reads, where the value has tensors.
+        tensors: The tensors that the layer reads, for the tensors in the value.
 
     Raises:
         ValueError: There is no such class.
@@ -122,14 +122,14 @@ PLAIN_CALLS: dict[str, Callable[..., Any]] = {
     "constant": _tensor,
     "number": float,
 }
-"""What has brackets and is no class: values that Python has, and a text has no sign for."""
+"""Calls that are not classes: Python values without a literal in a text."""
 
 # -- back to a text ------------------------------------------------------------------------------------------------------
 
 
 Config = dict[str, Any]
 REFUSED = (TypeError, ValueError, NotImplementedError, AttributeError, KeyError, IndexError, OSError)
-"""What classes raise that miss an argument, or do not take a value."""
+"""The exceptions that classes raise for a missing or wrong argument."""
 LATER = ("build_config", "compile_config", "shared_object_id")
 
 
@@ -142,7 +142,7 @@ class CannotBeWritten(NotationError):
 
 
 def plainly(value: Any) -> Any:
-    """A config as a file has it, with lists in the place of tuples, and without what is known only when data came or training was set up."""
+    """Return a config as a file has it, with lists for tuples, and without what Keras adds after data or ``compile``."""
     return _without(json.loads(json.dumps(value, default=str)))
 
 
@@ -208,8 +208,8 @@ class Writer:
 
         Args:
             entry: It, as Keras serializes it.
-            what: What it is, for errors.
-            named: Whether its name is no argument, for the caller writes it.
+            what: The name of the object, for errors.
+            named: Whether the caller writes the name.
 
         Raises:
             CannotBeWritten: No arguments make an equal one.
@@ -217,7 +217,7 @@ class Writer:
         name = class_name(entry, what)
         config = dict(entry["config"] or {})
         key = f"{name} {json.dumps(config if not named else config | {'name': ''}, default=str)}"
-        if key not in self.known or '"layers"' in key:  # each model in an argument is one of its own
+        if key not in self.known or '"layers"' in key:  # each model in an argument is a new one
             self.known[key] = self._args(name, config, what, named)
         return Call(name, self.known[key], 0)
 

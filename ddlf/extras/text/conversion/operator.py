@@ -21,10 +21,10 @@ class Operator(keras.layers.Layer):  # type: ignore[misc]
     Args:
         operator: Its name.
         operands: Numbers, and for each parameter None, in the order of the text.
-        options: Its options by name; ``shape`` is what comes out, without the batch.
-        parameters: Of each parameter its name, shape, type and initial values: a name of Keras's initializers or a number.
-        types: What it computes each input in, and the type of what comes out.
-        kwargs: What every layer takes.
+        options: Its options by name; ``shape`` is the shape of its output without the batch.
+        parameters: The name, shape, type and initial values of each parameter: the name of an initializer of Keras, or a number.
+        types: The type in which it computes each input, and the type of its output.
+        kwargs: The arguments of any layer.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Operator(keras.layers.Layer):  # type: ignore[misc]
         return ops.cast(FORMULAS[self.operator](given, operands, options), after)
 
     def _normalize_batch(self, x: Any, operands: list[Any], *, training: bool) -> Any:
-        """By the batch's own mean and variance in training, which are kept; by those that were kept otherwise (arXiv:1502.03167)."""
+        """Normalize by the batch's mean and variance in training, and update the kept ones; else by the kept ones (arXiv:1502.03167)."""
         rank, axis = len(x.shape), self.options.get("axis", 0)
         axis = (axis + 1 if axis >= 0 else axis) % rank
         wide = [1 if item != axis else -1 for item in range(rank)]
@@ -88,7 +88,7 @@ class Operator(keras.layers.Layer):  # type: ignore[misc]
         )
 
     def get_config(self) -> dict[str, Any]:
-        """What makes the same layer again."""
+        """Return the config of the layer."""
         config: dict[str, Any] = super().get_config()
         own = {
             "operator": self.operator,
@@ -101,7 +101,7 @@ class Operator(keras.layers.Layer):  # type: ignore[misc]
 
 
 def _initializer(initial: Any, layout: str) -> Any:
-    """Initial values; those of filters are drawn as Keras lays them out, and turned."""
+    """Return the initializer of a parameter. Filters are drawn in Keras's layout, then transposed."""
     if not isinstance(initial, str):
         return keras.initializers.Constant(initial)
     result = keras.initializers.get(initial)

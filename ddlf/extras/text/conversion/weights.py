@@ -63,7 +63,7 @@ def save(model: Any, text: str, path: Path) -> None:
 
 
 def text_within(path: Path) -> str:
-    """Return the text of a file, of which no tensor is read.
+    """Return the text of a file without reading a tensor.
 
     Raises:
         ConfigError: It cannot be read, or has none.
@@ -154,7 +154,7 @@ def fill(model: Any, tensors: dict[str, Any], path: Path) -> None:
         path: The file, for errors.
 
     Raises:
-        ConfigError: They are those of another model, or there is one too many. Then nothing was changed.
+        ConfigError: The weights belong to another model, or one is surplus. Then the model is unchanged.
     """
     wanted = variables(model)
     for name, item in wanted.items():

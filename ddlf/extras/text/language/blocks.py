@@ -33,14 +33,14 @@ MAX_SIZE = 2**31 - 1
 PLAIN = {"true": True, "True": True, "false": False, "False": False, "none": None, "None": None}
 TRAIN = "train"
 OF_INPUTS = {"batch": "a size", "sparse": FLAG, "ragged": FLAG, "optional": FLAG, "name": "a name"}
-"""What an input says beside its type and shape."""
+"""The options of an input, besides its type and shape."""
 CODE = ("Lambda", "TFSMLayer", "JaxLayer", "FlaxLayer", "TorchModuleWrapper")
-"""Layers that run code of their own."""
+"""Layers that execute their own code."""
 
 
 @dataclass(slots=True)
 class Block:
-    """What the statements of one name say.
+    """The statements of one name.
 
     Attributes:
         name: The name.
@@ -66,7 +66,7 @@ class Block:
 
 
 def plain(value: Value) -> Any:
-    """A value as Python has it; a layer stays what it is."""
+    """Return a value as Python has it. A call stays a call."""
     if isinstance(value, Number | Text):
         return value.value
     if isinstance(value, Word):
@@ -77,12 +77,12 @@ def plain(value: Value) -> Any:
 def sizes(
     value: Value, key: str, problems: Problems, *, empty: bool = True, free: bool = False
 ) -> tuple[int | None, ...] | None:
-    """The sizes of a list; None if it is wrong, which is told.
+    """Return the sizes of a list, or None after a problem.
 
     Args:
         value: The list.
-        key: What it is, for errors.
-        problems: Is told what is wrong.
+        key: The name of the list, for errors.
+        problems: Collects the mistakes.
         empty: Whether it may have no size.
         free: Whether a size may be ``none``, which takes any.
     """
@@ -109,7 +109,7 @@ class Blocks(dict[str, Block]):
 
     Args:
         parsed: The statements.
-        problems: Is told what is wrong.
+        problems: Collects the mistakes.
         own: Names of the user's own layers of Keras.
     """
 
@@ -201,7 +201,7 @@ class Blocks(dict[str, Block]):
             self.problems.add(value.at, "'name' must be a name")
 
     def _model(self, value: Value) -> None:
-        """Look at what a block says of a model."""
+        """Check the value of a statement ``model``."""
         if not isinstance(value, Call):
             self.problems.add(value.at, "'model' is a class of models, such as Sequential() or Functional()")
             return
@@ -248,7 +248,7 @@ class Blocks(dict[str, Block]):
         return not known and self.is_placeholder(name)
 
     def refuse_code(self, value: Value) -> None:
-        """Refuse layers that run code of their own, also inside a value."""
+        """Refuse layers that execute their own code, also inside a value."""
         for call in walk(value):
             if isinstance(call, Call) and call.name.removeprefix("keras>") in CODE:
                 self.problems.add(call.at, f"{call.name} is not allowed: a text never runs code")

@@ -18,9 +18,9 @@ from ddlf.extras.text.language.values import Arg, Call, Items, Number, Tensor, T
 
 MAX_LAYERS = 10_000
 MAX_NESTED = 30
-"""Macros within macros, and blocks each of which begins at the end of the next."""
+"""The largest depth of macros, and the largest number of blocks that each begin at the end of the next."""
 NO_OPTIONS = ("", "to", "call", "share", *EVERYWHERE)
-"""Keys of what is no option of the layer itself."""
+"""Keys that are not options of the layer itself."""
 KEPT = ("name", "shapes", "lrm")
 """Options of a macro's call that belong to the call itself."""
 
@@ -28,11 +28,11 @@ KEPT = ("name", "shapes", "lrm")
 IT = "it"
 """In ``call=with(...)``: what the layer before gives."""
 INSTEAD = ("binary", "matmul", "gather", "where")
-"""Kinds of operators of which ``to`` stands in the place of an operand."""
+"""Kinds of operators whose operand ``to`` replaces."""
 
 
 class _TooMany(Exception):
-    """The text asks for more layers than there may be."""
+    """The text has too many layers."""
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class Within:
 
 
 def expand(blocks: Blocks, forms: Forms) -> Graph:
-    """Return the graph of all blocks of all models, with what leads nowhere. What is wrong is told to the blocks' problems."""
+    """Return the graph of all blocks of all models, also of unused ones. Mistakes go to the blocks' problems."""
     return _Expansion(blocks, forms).graph()
 
 
@@ -274,7 +274,7 @@ class _Expansion:
         return None if free else body
 
     def _instead(self, call: Call, arg: Arg) -> Call | None:
-        """The layer that an option puts in the place of one."""
+        """Return the layer that an option puts in place of another one, or None after a problem."""
         if isinstance(arg.value, Word):
             return Call(arg.value.name, call.args, arg.value.at)
         if isinstance(arg.value, Call):
@@ -347,7 +347,7 @@ class _Expansion:
     def _inputs(
         self, call: Call, own: dict[str, Arg], current: int, scope: Scope, *, keras: bool
     ) -> tuple[Call | None, tuple[int, ...]] | None:
-        """What a layer is called with, if the text says it, and what it reads; None if that is wrong."""
+        """Return the arguments of a layer's call, if the text has them, and the nodes that it reads; None after a problem."""
         name = call.name
         if keras and "call" in own:
             if "to" in own:
@@ -469,13 +469,13 @@ class _Expansion:
         known += [block.name for block in self.blocks.values() if not block.is_macro]
         if value.name not in self.blocks.broken:
             meant = self.problems.near(value.name, known)
-            # The layer of this name may be there, and be what is wrong itself, or be in a statement that could not be read.
+            # The layer of this name may be wrong itself, or be in a statement that could not be read.
             follows = value.name in self.blocks.called or (bool(self.blocks.broken) and not meant)
             self.problems.add(value.at, f"nothing above is called {value.name!r}{meant}", derived=follows)
         return None
 
     def _given(self, arg: Arg, current: int, scope: Scope) -> tuple[Call, list[int]] | None:
-        """What ``call=with(...)`` says, with tensors in the place of words, and the nodes that it reads; None if it is wrong."""
+        """Return the value of ``call=with(...)``, with tensors for words, and the nodes that it reads; None after a problem."""
         call = arg.value
         if not isinstance(call, Call) or call.name != "with":
             self.problems.add(arg.value.at, "call= is what the layer is called with, such as call=with(it, mask=other)")

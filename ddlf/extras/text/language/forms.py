@@ -1,4 +1,4 @@
-"""What models a text has: its own, and those that are called in it as layers. Pure.
+"""The models of a text: its own model, and the models that it calls as layers. Pure.
 
 ``tower:model Sequential();`` makes of the block a model that is called as ``tower()``, each time with the same weights. Its inputs and outputs are
 the block's own, or blocks that ``inputs=`` and ``outputs=`` name. A block belongs to the model of the input that it begins at.
@@ -17,13 +17,13 @@ FUNCTIONAL = "Functional"
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a model is.
+    """A model of a text.
 
     Attributes:
         block: The block that says so; empty if none does.
         kind: Its class.
-        name: What it is called; empty if the text does not say.
-        options: What else it is made with.
+        name: Its name; empty if the text has none.
+        options: Its further options.
         inputs: Which blocks go in, as they are given to it; None for all there are.
         outputs: Which blocks come out.
         at: Where the text says it.
@@ -42,7 +42,7 @@ class Forms(dict[str, Form]):
     """Each model by its block; the text's own is ``main``, which no block need say.
 
     Args:
-        blocks: All blocks; their problems are told what is wrong.
+        blocks: All blocks; their problems collect the mistakes.
     """
 
     def __init__(self, blocks: Blocks) -> None:

@@ -1,4 +1,4 @@
-"""A model as a graph: nodes in an order in which each stands behind what it reads. Pure."""
+"""A model as a graph. Each node stands behind the nodes that it reads. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Shape = tuple[int | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """What a node learns.
+    """A parameter of a node.
 
     Attributes:
         name: Its name in the text with a number: ``w1``.
@@ -43,16 +43,16 @@ class Node:
         operator: Name of the operator or of Keras's layer; ``input`` of an input.
         inputs: The nodes that it reads, the first of them the layer before it.
         operands: Names of parameters and numbers, in their order.
-        options: What is set, by name.
+        options: Its options by name.
         name: Its name in the text, the block's of an input; empty if it has none.
         written: The type that the text gives it; empty if it is inferred.
         wanted: The shape that the text gives it.
         lrm: Factor of the learning rate of its parameters.
-        given: What a layer of Keras is called with, if that is more than what it reads; words for tensors are their numbers.
-        share: Name of the layer that it is again, with the same weights; empty if it is one of its own.
+        given: The arguments of the call of a Keras layer, if it has more than inputs; its tensors are numbered.
+        share: The name of the layer whose weights it uses; empty for a layer with its own weights.
         shape: Sizes of what comes out, without the batch.
         dtype: Type of what comes out.
-        parameters: What it learns.
+        parameters: Its parameters.
         at: Where the text says it.
         call: Where the text calls the outermost macro that it comes from.
     """
@@ -82,7 +82,7 @@ class Head:
         name: The block's name, or what its ``name`` says.
         node: Number of the node.
         loss: As the text says it; empty if it does not.
-        factors: What the text says of ``delta``, ``gamma`` and ``alpha``.
+        factors: The values of ``delta``, ``gamma`` and ``alpha`` in the text.
         written: The type that the text gives it.
         wanted: The shape that the text gives it.
         block: The block's name.

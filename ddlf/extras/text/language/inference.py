@@ -76,7 +76,7 @@ def options_of(node: Node) -> dict[str, Any]:
 
 
 def infer(graph: Graph, problems: Problems) -> list[Known]:
-    """Return the shape of each node, as far as it follows; what does not fit is told to ``problems``."""
+    """Return the shape of each node, as far as it is known. Contradictions go to ``problems``."""
     shapes = [node.wanted for node in graph.nodes]
     readers = consumers(graph.nodes)
     dead: set[int] = set()
@@ -206,7 +206,7 @@ def _conv(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> 
 
 
 def kernel_of(node: Node, options: dict[str, Any], before: Shape, out: Known) -> list[int] | None:
-    """Height and width of a filter: as written, or what is left between what goes in and what comes out."""
+    """Return height and width of a filter: the written ones, or those that follow from the input and the output shape."""
     if "kernel" in options:
         return _pair(options, "kernel", 1)
     if out is None or len(out) != 3 or _pair(options, "strides", 1) != [1, 1] or "Transpose" in node.operator:
@@ -395,7 +395,7 @@ def _gather(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -
 
 
 def _scatter(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
-    """What comes in, with values written to it at indices: two layers that ``to`` names."""
+    """Infer the shapes of an input, and of the indices and values that are written to it: two layers in ``to``."""
     before, indices, updates = ins
     before = out = unified(before, out)
     if before is not None and node.operator == "scatterElements":
@@ -434,7 +434,7 @@ def _along(before: tuple[int | None, ...], axis: int) -> tuple[int | None, ...]:
 
 
 def _nd(before: tuple[int | None, ...], indices: tuple[int | None, ...]) -> tuple[Known, int]:
-    """The shape of what lies at indices, each of which is a row of numbers of the first axes."""
+    """Return the shape of the values at indices; each row of indices selects a place in the first axes."""
     if not indices or indices[-1] is None:
         raise Misfit(f"indices have a last axis with a number for each axis that they go into, got {shown(indices)}")
     if indices[-1] > len(before):
@@ -516,7 +516,7 @@ def typed(graph: Graph, problems: Problems) -> Graph:
 
 
 def types_of(node: Node, into: list[str]) -> tuple[str, str]:
-    """The type that a node computes in, empty if it takes what comes, and that of what comes out."""
+    """Return the type in which a node computes, empty if it takes any, and the type of its output."""
     if node.operator in ("input", "cast"):
         return "", node.written
     if node.operator not in OPERATORS:
@@ -596,7 +596,9 @@ def with_parameters(graph: Graph, problems: Problems, models: Mapping[str, Graph
             dtype = node.dtype if node.written or node.dtype in INTEGERS else "float32"
             parameter = Parameter(f"{base}{used[base]}", shape, "float32" if node.operator not in OPERATORS else dtype)
             count += parameter.count or 0
-            if parameter.count is None and not unknown and node.operator in OPERATORS:  # Keras knows of its own
+            if (
+                parameter.count is None and not unknown and node.operator in OPERATORS
+            ):  # Keras infers its own parameters
                 what = (
                     f"{parameter.name} has shape {shown(shape)}"
                     if shape
@@ -659,7 +661,7 @@ def _shapes(node: Node, inputs: list[Node]) -> list[tuple[str, Shape | None]]:
 
 
 def _filters(node: Node, options: dict[str, object], before: Shape | None, out: Shape | None) -> list[Shape | None]:
-    """Of a filter and its bias."""
+    """Return the shapes of a filter and its bias."""
     if before is None or out is None or len(before) != 3 or len(out) != 3:
         return [None, None]
     axis = 0 if options.get("inputLayout", "nchw") == "nchw" else 2

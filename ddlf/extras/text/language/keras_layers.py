@@ -1,4 +1,4 @@
-"""Keras's layers by name: their arguments, and the shapes and parameters of those that models mostly have. Pure: Keras itself is not asked.
+"""Keras's layers by name: their arguments, and the shapes and parameters of the usual ones. Pure: Keras is not imported.
 
 ``keras_layers.txt`` has each layer of Keras 3.15 and its arguments. A layer that is not in there may be one of the user's own; what it gives and
 holds is not known here.
@@ -43,13 +43,13 @@ _MOVING = frozenset(f"{what}{rank}D" for what in ("ZeroPadding", "Cropping", "Up
 def shape_of(
     name: str, options: dict[str, Any], before: Shape | None, more: Sequence[Shape | None] = ()
 ) -> Shape | None:
-    """What a layer gives, without the batch; None if that is not known.
+    """Return the shape of a layer's output without the batch, or None if it is unknown.
 
     Args:
         name: The layer.
         options: Its arguments as plain values.
         before: The shape that goes in.
-        more: Those of other layers that it reads.
+        more: The shapes of the other layers that it reads.
     """
     try:
         shape = (
@@ -63,7 +63,7 @@ def shape_of(
 
 
 def _merged(name: str, options: dict[str, Any], shapes: list[Shape | None]) -> Shape | None:
-    """Of tensors that are joined along an axis, or merged one by one."""
+    """Return the shape of tensors that are joined along an axis, or merged elementwise."""
     known = [shape for shape in shapes if shape is not None]
     if len(known) < len(shapes) or len({len(shape) for shape in known}) > 1:
         return None
@@ -141,7 +141,7 @@ _CONVOLUTIONS = frozenset((
 
 
 def _spread(size: int | None, window: int, stride: int, dilation: int, padding: str) -> int | None:
-    """What a transposed convolution makes of a size."""
+    """Return a size after a transposed convolution."""
     if size is None or padding not in ("valid", "same"):
         return None
     return size * stride + (max(dilation * (window - 1) + 1 - stride, 0) if padding == "valid" else 0)
@@ -227,7 +227,7 @@ def _parameters_of(name: str, options: dict[str, Any], before: Shape | None) -> 
 
 
 def _filters_of(name: str, options: dict[str, Any], before: Shape, biased: bool) -> list[tuple[str, Shape]] | None:
-    """Of convolutions that are transposed, or have a filter for each channel."""
+    """Return the parameters of transposed, depthwise and separable convolutions."""
     kernel, last = _each(options["kernel_size"], len(before) - 1), before[-1]
     if last is None or options.get("data_format") == "channels_first":
         return None

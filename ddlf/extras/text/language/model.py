@@ -1,4 +1,4 @@
-"""A model from its text: statements, blocks, graph, shapes, types, parameters, one after the other. Pure, but for ``load``, which reads a file."""
+"""A model from its text: statements, blocks, graph, shapes, types and parameters. Pure, except for ``load``, which reads a file."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Model:
     Attributes:
         file: Name of the file.
         text: The text itself.
-        graph: What it computes: pruned, with shapes, types, casts and parameters.
-        train: What its block ``train`` says, by key.
-        warnings: What is allowed, and probably not meant.
-        form: What kind of a model it is.
-        parts: The models that are called in it as layers, by their blocks: what kind, and what each computes.
+        graph: The computation: pruned, with shapes, types, casts and parameters.
+        train: The statements of its block ``train``, by key.
+        warnings: What is allowed, but probably not intended.
+        form: The kind of the model.
+        parts: The models that it calls as layers, by their blocks: the kind and the graph of each.
     """
 
     file: str
@@ -42,7 +42,7 @@ class Model:
 
     @property
     def draws(self) -> bool:
-        """Whether operators have weights: layers of Keras have initializers of their own."""
+        """Whether operators have weights. Layers of Keras have their own initializers."""
         graphs = [self.graph, *(graph for _, graph in self.parts.values())]
         return any(node.parameters and node.operator in OPERATORS for graph in graphs for node in graph.nodes)
 
@@ -74,7 +74,7 @@ def read(text: str | bytes, file: str = "model.nnm", *, own: Collection[str] = (
 
 
 def statements(text: str | bytes, file: str) -> tuple[str, Parsed, Problems]:
-    """The text as such, its statements, and what is wrong with them.
+    """Return the decoded text, its statements, and their mistakes.
 
     Raises:
         NotationError: It is too large, or no text.
@@ -101,7 +101,7 @@ def statements(text: str | bytes, file: str) -> tuple[str, Parsed, Problems]:
 
 
 def _other_kind(data: bytes) -> str:
-    """What a file is that is no text."""
+    """Return a note on a file that is not a text."""
     if data.startswith(b"PK\x03\x04"):
         return ": this is a zip file, as .keras and .npz are; of a model `ddlf model convert` makes a text"
     return ": this is an HDF5 file; load it with Keras, and save it as .keras" if data.startswith(b"\x89HDF") else ""
@@ -145,7 +145,7 @@ class _Graphs(dict[str, Graph]):
     Args:
         whole: All nodes and outputs of the text.
         forms: Its models.
-        problems: Is told what is wrong.
+        problems: Collects the mistakes.
     """
 
     def __init__(self, whole: Graph, forms: Forms, problems: Problems) -> None:

@@ -31,8 +31,8 @@ def changed(text: str, values: Mapping[tuple[str, str], str], *, without: str = 
 
     Args:
         text: A text without errors.
-        values: What is to stand there, by block and property.
-        without: A block that is left out, and all comments with it: to compare texts by what they mean.
+        values: The new values, by block and property.
+        without: A block to leave out, together with all comments, to compare texts by their meaning.
     """
     _, parsed, _ = statements(text, "")
     left: dict[tuple[str, str], str] = dict(values)

@@ -1,4 +1,4 @@
-"""What is wrong with a text, and where: several things at once. Pure."""
+"""The mistakes in a text with their places, several at once. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_SHOWN = 20
 MAX_WORD = 40
 """Letters of a word that are compared with others."""
 MAX_PROBLEMS = 100
-"""Problems after which no more are looked for."""
+"""After so many mistakes, no more are collected."""
 
 
 def nearest(word: str, known: Iterable[str]) -> list[str]:
@@ -36,7 +36,7 @@ class Problem(NamedTuple):
 
 
 class Problems:
-    """Collects what is wrong with a text.
+    """Collects the mistakes in a text.
 
     Args:
         text: The whole text.
@@ -58,22 +58,22 @@ class Problems:
         return line, at - self._starts[line - 1] + 1
 
     def add(self, at: int, sentence: str, *, derived: bool = False) -> None:
-        """Remember what is wrong at a character.
+        """Add a mistake at a character.
 
         Args:
             at: Index of the character.
-            sentence: What is wrong, and what is meant.
-            derived: Whether it may only follow from another problem. Then it is told only if there is none before.
+            sentence: The mistake, and what was probably meant.
+            derived: Whether it may only follow from another mistake. Then it is added only if it is the first one.
         """
         if not (derived and self._found):
             self._found[at, sentence] = None
 
     def warn(self, at: int, sentence: str) -> None:
-        """Remember what is allowed, and probably not meant."""
+        """Add a warning: something that is allowed, but probably not intended."""
         self._warned[at, sentence] = None
 
     def near(self, word: str, known: Iterable[str]) -> str:
-        """The end of a sentence that says what is meant, or nothing: case does not count. Only of those that are shown, for it takes time."""
+        """Return the end of a sentence with the word that was probably meant, or nothing. Only shown mistakes get one, because it takes time."""
         folded: dict[str, str] = {}
         for name in known if len(self) < MAX_SHOWN else ():
             folded.setdefault(name.casefold(), name)
@@ -82,7 +82,7 @@ class Problems:
         return f", did you mean {folded[meant[0]]!r}?" if meant else ""
 
     def warnings(self) -> tuple[Problem, ...]:
-        """What ``warn`` was told, in the order of the text."""
+        """Return the warnings in the order of the text."""
         return self._sorted(self._warned)
 
     def check(self) -> None:

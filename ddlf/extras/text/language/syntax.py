@@ -39,7 +39,7 @@ class Part(NamedTuple):
 
 
 class Parsed(NamedTuple):
-    """The statements of a text, the comments below the last one, and the blocks of which some statement could not be read."""
+    """The statements of a text, the comments below the last one, and the blocks with an unreadable statement."""
 
     statements: tuple[Statement, ...]
     below: tuple[str, ...]
@@ -47,7 +47,7 @@ class Parsed(NamedTuple):
 
 
 def parse(text: str, problems: Problems) -> Parsed:
-    """Return what stands in a text. What cannot be read is told to ``problems``, and left out."""
+    """Return the statements of a text. Unreadable ones go to ``problems``, and are left out."""
     parts, below, unread = _divided(text, problems)
     if len(parts) > MAX_STATEMENTS:
         problems.add(
@@ -176,7 +176,7 @@ def _statement(text: str, part: Part, problems: Problems) -> Statement | Part | 
 
 
 class _Mistake(Exception):
-    """A place in the text, and what is wrong there."""
+    """A place in the text, and the mistake there."""
 
 
 class _MissingEnd(Exception):

@@ -1,4 +1,4 @@
-"""What stands in a text: numbers, words, lists, layers, statements, each with its place. Pure.
+"""The syntax tree of a text: numbers, words, lists, calls and statements, each with its place. Pure.
 
 Two of them are equal if they say the same, wherever they stand.
 """
@@ -70,7 +70,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """What a layer reads, by its number among all that it reads; a word until the graph is made."""
+    """A tensor that a layer reads, by its number among all of them; a word until the graph is made."""
 
     name: str
     index: int

@@ -1,4 +1,4 @@
-"""The block ``train`` of a text: keys of its own, and settings of a run. Keras is not asked."""
+"""The block ``train`` of a text: its own keys, and settings of a run. Keras is not imported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SETS = ("digits", "mnist", "cifar10", "iris")
 ALIASES = {"batch": "batch_size", "epochs": "master_epochs"}
 """Short names of settings."""
 IN_BRACKETS = {"learning_rate": ("learning_rate",), "clipping": ("clipnorm", "clipvalue", "global_clipnorm")}
-"""Keys that may stand in the brackets of an optimizer as well, and what they are called there."""
+"""Keys that may also stand in the brackets of an optimizer, and their names there."""
 NOT_WRITTEN = ("callbacks", "worker_callbacks")
 """Settings that are objects of a program."""
 SCALINGS = ("Normalization", "Rescaling")
@@ -73,10 +73,10 @@ Check = Callable[[Value], str]
 
 @dataclass(frozen=True)
 class Train:
-    """What a block ``train`` says.
+    """The content of a block ``train``.
 
     Attributes:
-        own: The values of its own keys.
+        own: The values of the block's own keys.
         settings: Values of settings of a run, by their whole names.
         at: Where each of them stands.
     """
@@ -91,7 +91,7 @@ def read_train(block: Mapping[str, Statement], problems: Problems) -> Train:
 
     Args:
         block: Its statements, by key.
-        problems: Is told what is wrong; nothing is raised.
+        problems: Collects the mistakes; nothing is raised.
     """
     train = Train()
     for key, statement in block.items():
@@ -126,7 +126,7 @@ def _refuse_twice(train: Train, problems: Problems) -> None:
 
 
 def check_train(model: Model) -> Train:
-    """What the block ``train`` of a model says.
+    """Return the content of the block ``train`` of a model.
 
     Raises:
         NotationError: Something is wrong in it.
@@ -143,7 +143,7 @@ def check_train(model: Model) -> Train:
 
 
 def read_key(key: str, text: str, origin: str) -> Train:
-    """What a block would say with one key that does not stand in the text.
+    """Return the content of a block with one key that does not stand in the text.
 
     Raises:
         ConfigError: It cannot be; ``origin`` says where it stands.
@@ -169,7 +169,7 @@ def clips(optimizer: Value | None) -> bool:
 
 
 def has_own_rates(optimizer: Value | None) -> bool:
-    """Whether an optimizer follows a schedule of its own."""
+    """Tell whether an optimizer has its own schedule."""
     named = getattr(optimizer, "name", "").casefold() == "schedulefreeadamw"
     return named or any(arg.key == "learning_rate" and isinstance(arg.value, Call) for arg in _args(optimizer))
 
@@ -216,7 +216,7 @@ def _take_setting(key: str, name: str, value: Value, train: Train, problems: Pro
 
 
 def _near(key: str, value: Value, problems: Problems) -> str:
-    """What was meant, of names."""
+    """Return the name that was probably meant."""
     name = value.name if isinstance(value, Word | Call) else ""
     if key == "loss":
         name = loss_meant(name)
@@ -257,7 +257,7 @@ def check_arguments(value: Value, problems: Problems, *, inner: bool = False) ->
 
 
 def is_none(value: Value) -> bool:
-    """Whether a value says that there is to be none."""
+    """Tell whether a value is ``none``."""
     return isinstance(value, Word) and value.name in ("none", "None")
 
 
@@ -352,4 +352,4 @@ NAMES: dict[str, tuple[str, ...]] = {
     "scaling": SCALINGS,
     "penalty": tuple(PENALTIES),
 }
-"""What people may have meant."""
+"""The names that may have been meant, by key."""

@@ -51,7 +51,7 @@ def compile(
     """Compile a model.
 
     Args:
-        model: Of Keras, built.
+        model: The Keras model, built.
         heads: Each output with its loss, the factors of that, and its last activation.
         own: Values of the block ``train``.
         place: Gives file, line and column of a key for an error.
@@ -147,7 +147,7 @@ def _known(metric: Any) -> Any:
 
 
 def usual_metrics(loss: str) -> list[Any]:
-    """What people look at beside a loss."""
+    """Return the usual metrics beside a loss."""
     if loss in ("SCE", "CCE", "CCEL", "BCE", "FOL"):
         return ["accuracy"]
     return ["mae"] if loss in ("MSE", "HUL") else []

@@ -294,7 +294,7 @@ class _DataFitter:
         return self._error(f"has no {what}{self._near('x_train')}; it has {present}", hint)
 
     def _near(self, name: str) -> str:
-        """Name the array that was probably meant, unless it has a meaning of its own."""
+        """Name the array that was probably meant, unless its name has another meaning."""
         known = ("x", "y", "w", *(end.name for end in (*self.inputs, *self.outputs)))
         folded = {array.lower(): array for array in self.arrays if array.rpartition("_")[0] not in known}
         near = difflib.get_close_matches(name.lower(), folded, 1, 0.7)

@@ -71,7 +71,7 @@ PEAK = 100.0
 UNEVEN = 10.0
 """Losses count by uncertainty if the first ones differ by this factor."""
 HUBER = 1.345
-"""Of the errors' deviation: 95 % as good as the mean square where there are no outliers (Huber 1964, Holland and Welsch 1977)."""
+"""The delta of Huber in deviations of the errors: 95 % as good as the mean square without outliers (Huber 1964, Holland and Welsch 1977)."""
 MOST_CLASSES = 1_000
 
 Answer = tuple[str, str, str]
@@ -80,7 +80,7 @@ Answer = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class LabelStatistics:
-    """What the labels of an output are.
+    """Statistics of the labels of an output.
 
     Attributes:
         shape: Sizes of one sample's label.
@@ -88,11 +88,11 @@ class LabelStatistics:
         low: The least.
         high: The largest.
         one_each: Whether each row sums to 1.
-        majority: Share of the most frequent class; 0 if these are no classes.
+        majority: The fraction of the most frequent class; 0 if the labels are not classes.
         sigma: Robust deviation of all values, 1.4826 times the median distance from the median.
         far: Share of values more than 6 sigma from the median.
         square: Mean of the squares of all values.
-        counts: Samples of each class, from 0; empty if these are no classes.
+        counts: The samples of each class, from 0; empty if the labels are not classes.
     """
 
     shape: tuple[int, ...]
@@ -131,7 +131,7 @@ class InputStatistics:
         scaled: Whether a layer that scales reads it.
         low: The least value in training.
         high: The largest.
-        means: Of each feature; empty if they were not looked at.
+        means: The mean of each feature; empty if it was not computed.
         deviations: Likewise.
         ranges: Likewise, largest minus least.
         peak: The largest norm of a sample over that of the middle one; 0 if it was not looked at.
@@ -156,8 +156,8 @@ class LearningTask:
     Attributes:
         inputs: In the order of the text.
         outputs: Likewise.
-        samples: Of training.
-        parameters: Of the model; 0 if only Keras knows.
+        samples: The number of training samples.
+        parameters: The number of parameters; 0 if only Keras knows it.
         layers: The operators of all layers.
         learning: How many layers have parameters.
         validation: Whether there is validation data.
@@ -180,7 +180,7 @@ class LearningTask:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What was decided.
+    """A decision about a key.
 
     Attributes:
         block: Where it would be written.
@@ -198,7 +198,7 @@ class Decision:
 
 
 def decide(task: LearningTask, written: Collection[tuple[str, str]]) -> Iterator[Decision]:
-    """Decide what is not written.
+    """Decide all open keys.
 
     Args:
         task: The facts of model and data.
@@ -278,7 +278,7 @@ def _scaling(task: LearningTask) -> Answer:
 
 
 def scaling(given: InputStatistics) -> Answer:
-    """What one input is scaled by."""
+    """Decide how to scale one input."""
     if not given.numbers:
         return "none", "scaling-tokens", "these are no quantities"
     if given.scaled:
@@ -343,7 +343,7 @@ def clipping(task: LearningTask) -> Answer:
 
 
 def clip(task: LearningTask) -> Answer:
-    """How gradients are clipped by what they were, or by the weights."""
+    """Decide how to clip gradients: by earlier gradients, or by the weights."""
     layers = set(task.layers)
     if layers & RECURRENT:
         return "none", "clip-recurrent", "gradients of what is recurrent have a largest norm"
@@ -441,7 +441,7 @@ RULES: dict[str, Callable[[LearningTask], Answer]] = {
 }
 """By key of the block ``train``."""
 OF_RUNS = ("schedule", "clip", "class_weight")
-"""Those that are settings of a run."""
+"""Keys that are settings of a run."""
 
 
 def mismatch(output: OutputStatistics, loss: str) -> str:
@@ -483,7 +483,7 @@ def learning_task(
     losses: Mapping[str, str] | None = None,
     ignore: float | None = None,
 ) -> LearningTask:
-    """What there is to know.
+    """Return the facts of a model and its data.
 
     Args:
         model: The text.
@@ -492,7 +492,7 @@ def learning_task(
         parameters: How many the model has.
         validation: Whether there is validation data.
         weighted: Whether samples have weights.
-        losses: Those that are written, by name of the output.
+        losses: The written losses, by name of the output.
         ignore: Label of what is left out of the losses; None for nothing.
     """
     graph = model.graph
@@ -515,14 +515,14 @@ def learning_task(
 
 
 def outputs_of(model: Model, y: Any, losses: Mapping[str, str], ignore: float | None) -> tuple[OutputStatistics, ...]:
-    """What there is to know of each output and its labels; see ``facts``."""
+    """Return the facts of each output and its labels; see ``learning_task``."""
     graph = model.graph
     labels = by_name(y, [head.name for head in graph.heads])
     return tuple(_output(graph, head, labels.get(head.name), losses.get(head.name, ""), ignore) for head in graph.heads)
 
 
 def _depth(graph: Graph) -> int:
-    """Operators on the shortest path from an input to an output, of the output for which it is longest; nodes come after what they read."""
+    """Return the operators on the shortest path to an output, for the output with the longest one."""
     begun: list[int] = []
     for node in graph.nodes:
         begun.append(min((begun[source] for source in node.inputs), default=-1) + 1)
@@ -551,7 +551,7 @@ def _output(graph: Graph, head: Head, labels: Any, loss: str, ignore: float | No
 
 
 def labels_of(y: np.ndarray[Any, Any], shape: tuple[int, ...], ignore: float | None = None) -> LabelStatistics:
-    """What some labels are, for an output of a shape; of those that are left out nothing is known but the shape."""
+    """Return the statistics of labels for an output of a shape. Ignored labels only count for the shape."""
     if ignore is not None:
         kept = y[y == y] if ignore != ignore else y[y != ignore]
         return replace(labels_of(kept, ()), shape=tuple(y.shape[1:]))

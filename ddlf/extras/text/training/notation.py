@@ -57,8 +57,8 @@ SET_RATES = ("LearningRateScheduler", "ReduceLROnPlateau")
 def load_notation(path: str | Path) -> Notation:
     """Load a model that is text.
 
-    In ``create_model`` it is what ``self.model`` can be set to: a worker gets the text of the master, and what is not written is decided when the
-    data is there. By itself it has ``run``, ``test`` and ``train``.
+    ``create_model`` can set ``self.model`` to it: a worker gets the text of the master, and open keys are decided with the data. Without an app
+    it has ``run``, ``test`` and ``train``.
 
     Args:
         path: The file: from the current folder, or beside the script; or a ``.safetensors`` file, whose weights it begins with.
@@ -77,22 +77,22 @@ def load_notation(path: str | Path) -> Notation:
 
 
 class Notation:
-    """A model that is text, and what is decided of its training. Other names are those of the model of Keras, which is made when one is asked for.
+    """A model as text, with the decisions about its training. All other attributes are those of the Keras model, which is made on first use.
 
     Args:
         text: The text.
         file: Its name, for errors.
-        values: What holds in the place of the text: value by block and key.
+        values: Values that replace those of the text, by block and key.
         decisions: Those among them that rules have made.
 
     Attributes:
-        parsed: What the text says of the model.
-        train_block: What its block ``train`` says.
+        parsed: The model in the text.
+        train_block: The block ``train`` of the text.
         settings: Values of settings of a run by name, of the text or decided.
         inputs: Shape of each input, by name.
         outputs: Shape of each output, by name.
         places: Where the text says each layer of the model, once it is made: characters, by the layers' names.
-        tensors: Weights to begin with, by name; None for those that are drawn.
+        tensors: Weights to start with, by name; None to draw them.
 
     Raises:
         NotationError: Something is wrong in it.
@@ -133,12 +133,12 @@ class Notation:
 
     @property
     def text(self) -> str:
-        """The text with all that was decided: whoever runs it again decides nothing."""
+        """The text with all decisions. A run of this text decides nothing."""
         return changed(self.parsed.text, self.values) if self.values else self.parsed.text
 
     @property
     def digest(self) -> str:
-        """Of what decides about the bits: layers, losses and keys of training, but for settings of the run; 16 hex digits."""
+        """A hash of everything that decides about the bits: layers, losses and keys of training, without settings of the run; 16 hex digits."""
         own = {key: value for key, value in self._all_own().items() if key != "data"}
         blocks = changed(
             self.parsed.text,
@@ -179,7 +179,7 @@ class Notation:
 
     @property
     def loss(self) -> str:
-        """The loss of outputs without one of their own; empty if there is none."""
+        """The loss of outputs without their own; empty if there is none."""
         return str(getattr(self.own("loss"), "name", ""))
 
     @property
@@ -339,7 +339,7 @@ class Notation:
 
     @property
     def patience(self) -> int | None:
-        """Epochs without progress after which training ends; None for no limit."""
+        """The number of epochs without progress that ends training, or None."""
         value = self.own("patience")
         return getattr(value, "value", None)
 
@@ -398,13 +398,13 @@ class Notation:
     # -- by itself ----------------------------------------------------------------------------------------------------
 
     def run(self, inputs: Any) -> Any:
-        """What the model gives: an array, or of several outputs a dict of arrays by name.
+        """Return the output of the model: an array, or a dict of arrays by name for several outputs.
 
         Args:
             inputs: An array with a row for each sample, or a dict by the names of the inputs.
 
         Raises:
-            NotationError: A name is no input's.
+            NotationError: No input has such a name.
             DatasetError: An array is none that the input takes.
         """
         return self.keras.predict(self._taken(inputs)[0], verbose=0)
@@ -414,10 +414,10 @@ class Notation:
 
         Args:
             inputs: As ``run`` has them.
-            outputs: What is to come out: an array, or a dict by the names of the outputs.
+            outputs: The expected outputs: an array, or a dict by the names of the outputs.
 
         Raises:
-            NotationError: A name is no input's or output's.
+            NotationError: No input or output has such a name.
             DatasetError: An array is none that the input or output takes.
             AppError: Labels do not go with an output.
         """
@@ -441,9 +441,9 @@ class Notation:
             inputs: As ``run`` has them.
             outputs: As ``test`` has them.
             validation: Inputs and outputs that are tested after each epoch.
-            epochs: By default those of the text, else 10.
+            epochs: The number of epochs; by default that of the text, else 10.
             batch_size: By default that of the text, else 32.
-            seed: Of first weights and order, by default that of the text, else 0; without effect on a model that is there already.
+            seed: The seed of first weights and order; by default that of the text, else 0. It has no effect on an existing model.
 
         Returns:
             A list for loss and each metric, with a value for each epoch.
@@ -548,12 +548,12 @@ def take_notation(app: App) -> None:
 
 
 def _says(app: App, name: str) -> bool:
-    """Whether an app has a value of its own for a setting."""
+    """Tell whether an app sets a setting itself."""
     return name in vars(app) or any(name in vars(kind) for kind in type(app).__mro__ if kind.__module__ != "ddlf.app")
 
 
 def not_open(app: App) -> list[str]:
-    """The settings of a run that no rule is to decide for an app: those that it sets itself, and those that would not go with what it sets."""
+    """Return the settings of a run that no rule decides for an app: those that it sets, and those that contradict them."""
     names = [name for name in OF_RUNS if _says(app, name)]
     check = SETTINGS["rate_decay"].check
     if check("rate_decay", app.rate_decay) != check("rate_decay", "never"):

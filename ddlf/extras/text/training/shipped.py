@@ -1,4 +1,4 @@
-"""The bytes of a text: on the master those of the file, on a worker those that the master has. Runs on both; imports nothing of weight."""
+"""The bytes of a text: the file on the master, the master's bytes on a worker. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from ddlf.errors import NotationError
 
 SUFFIX, WEIGHTS = ".nnm", ".safetensors"
-"""Of a text, and of a file with weights and their text, of which a worker gets the text: weights come to it with each round."""
+"""The suffixes of a text, and of a file with weights and their text. A worker only gets the text; weights come with each round."""
 
 ask: Callable[[str], Any] | None = None
 """In an executor: asks the master for the text with a name; None also where nobody answers."""
@@ -60,7 +60,7 @@ def answer(kind: str, name: str, folders: Sequence[Path]) -> bytes | None:
     """Return the text that a worker asks for, if it is below one of the folders; from a file with weights only its text.
 
     Args:
-        kind: What the worker asks for; only ``"text"`` is answered.
+        kind: The kind of question; only ``"text"`` is answered.
         name: The path as the program has it.
         folders: Resolved.
     """
