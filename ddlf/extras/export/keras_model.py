@@ -184,7 +184,7 @@ def made(loaded: Loaded, batch: int) -> list[Any]:
         shape = [batch, *(size or FREE for size in spec.shape[1:])]
         if spec.dtype in ("string", "object"):
             raise ConfigError(
-                f"the input {spec.name!r} takes text, of which none can be made", hint="leave --verify out"
+                f"the input {spec.name!r} takes text, and no text can be made up", hint="leave --verify out"
             )
         if "int" in spec.dtype:
             result.append(random.integers(0, most, shape).astype(spec.dtype))

@@ -75,7 +75,7 @@ def find(path: Path, code: Path | None) -> ExportSource:
         raise ConfigError(f"{path} is neither a .keras file nor a .nnm text", hint=_instead(path))
     if source.own and code is None:
         raise ConfigError(
-            f"{path} has layers of its author's own: {', '.join(source.own)}",
+            f"{path} has custom layers: {', '.join(source.own)}",
             hint="name the Python file that has them: --layers FILE.py",
         )
     return source

@@ -245,7 +245,9 @@ def convert(options: argparse.Namespace) -> int:
     for path in (source, target):
         _check_kind(path)
     if options.weights and (source.suffix in (KERAS, WEIGHTS) or target.suffix not in (KERAS, WEIGHTS)):
-        raise ConfigError("--weights are those of a text that becomes a model with weights", hint="leave --weights out")
+        raise ConfigError(
+            "--weights only applies to a text that becomes a model with weights", hint="leave --weights out"
+        )
     kinds = [path.suffix if path.suffix in (KERAS, WEIGHTS) else "a text" for path in (source, target)]
     if kinds[0] == kinds[1]:
         raise ConfigError(
@@ -321,7 +323,7 @@ def _loaded(path: Path, layers: Path | None) -> Any:
         sentence = " ".join(str(error).split())[:300]
         raise ConfigError(
             f"{path} cannot be loaded by Keras: {sentence}",
-            hint="where layers of your own are missing, name the Python file that registers them with --layers",
+            hint="if custom layers are missing, name the Python file that registers them with --layers",
         ) from error
 
 

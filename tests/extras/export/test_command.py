@@ -158,7 +158,7 @@ def test_compare_finds_the_first_different_layer_of_backends(here, tmp_path):
     on_jax = {**os.environ, "KERAS_BACKEND": "jax"}  # which is imported sooner
     subprocess.run([sys.executable, "-c", made], cwd=tmp_path, env=on_jax, check=True, timeout=PATIENCE_S)
     _, err, code = here("model", "compare", "m.keras")
-    assert (code, "has layers of its author's own: Mine; name" in err) == (2, True)
+    assert (code, "has custom layers: Mine; name" in err) == (2, True)
     out, _, code = here("model", "compare", "m.keras", "--layers", "mine.py", "--backends", "tensorflow,jax")
     assert code == 1
     assert "TensorFlow and JAX first differ in 'odd', by " in out

@@ -72,7 +72,7 @@ def test_find_refuses_a_wrong_text(tmp_path):
 def test_find_names_custom_layers_without_their_file(saved, tmp_path):
     path = saved(layer("Dense"), layer("Mine", "mine", "own>Mine"), layer("Other", "mine", "Other"))
     assert said(path) == (
-        "model.keras has layers of its author's own: own>Mine, Other; name the Python file that has them: --layers FILE.py"
+        "model.keras has custom layers: own>Mine, Other; name the Python file that has them: --layers FILE.py"
     )
     (tmp_path / "mine.py").touch()
     assert find(path, tmp_path / "mine.py").own == ("own>Mine", "Other")
@@ -126,6 +126,6 @@ def test_find_names_the_first_16_bit_layer_of_a_text(tmp_path, layers, half):
 
 def test_find_names_custom_layers_of_a_text(tmp_path):
     path = text_of("numpy>Add(call=with(it, 1)), own>Mine(), own>Mine()", tmp_path)
-    assert said(path).startswith("a.nnm has layers of its author's own: own>Mine; name the Python file")
+    assert said(path).startswith("a.nnm has custom layers: own>Mine; name the Python file")
     (tmp_path / "mine.py").touch()
     assert find(path, tmp_path / "mine.py").own == ("own>Mine",)

@@ -99,14 +99,16 @@ def _written(entry: Config, model: Any, way: _Way) -> str:
     except NotationError as error:
         raise CannotComeBack(f"the text of the model {model.name!r} cannot be read: {error}") from error
     if again != plainly(entry):
-        raise CannotComeBack(f"the model {model.name!r} does not come back equal: {difference(plainly(entry), again)}")
+        raise CannotComeBack(
+            f"the model {model.name!r} cannot be restored exactly: {difference(plainly(entry), again)}"
+        )
     return made
 
 
 def _serialized(model: Any) -> Config:
     kind = type(model).__name__
     if not isinstance(model, keras.Model):
-        raise CannotBeWritten(f"a {kind} is no model of Keras")
+        raise CannotBeWritten(f"a {kind} is not a Keras model")
     try:
         entry: Config = keras.saving.serialize_keras_object(model)
     except (NotImplementedError, TypeError, ValueError) as error:

@@ -66,9 +66,7 @@ def class_named(name: str) -> Any:
         module = functools.reduce(getattr, home.split("."), keras)
         if (made := getattr(module, name, None)) is not None:
             return made
-    raise ValueError(
-        f"there is no {name}; a layer of one's own is registered with keras.saving.register_keras_serializable"
-    )
+    raise ValueError(f"there is no {name}; register a custom layer with keras.saving.register_keras_serializable")
 
 
 def valued(value: Value, model: Made | None = None, tensors: Any = ()) -> Any:
@@ -169,7 +167,7 @@ def class_name(entry: Config, what: str) -> str:
     kind, module, registered = entry["class_name"], str(entry.get("module") or ""), entry.get("registered_name")
     if kind == "Lambda":
         raise CannotBeWritten(
-            f"{what} is a Lambda, whose function no text can say; write a layer of your own, and register it with "
+            f"{what} is a Lambda, and a text cannot contain its function; write a custom layer, and register it with "
             "keras.saving.register_keras_serializable"
         )
     for home in INNER:
@@ -245,12 +243,12 @@ class Writer:
             except REFUSED as error:
                 wrong = left  # perhaps another argument is needed
                 if not left:
-                    raise CannotBeWritten(f"{what} ({name}) cannot be made again of its config: {error}") from error
+                    raise CannotBeWritten(f"{what} ({name}) cannot be made from its config: {error}") from error
             if not wrong:
                 break
             more = [item for item in wrong if item in left][:1]
             if not more:
-                raise CannotBeWritten(f"{what} ({name}) does not come back with the same {', '.join(wrong)}")
+                raise CannotBeWritten(f"{what} ({name}) cannot be restored with the same {', '.join(wrong)}")
             left.remove(more[0])
             args[more[0]] = self.value(config[more[0]], what)
         for key in [*args]:
@@ -301,11 +299,13 @@ class Writer:
             return Items(tuple(self.value(item, what) for item in value), 0)
         if isinstance(value, dict):
             return self._object(value, what)
-        raise CannotBeWritten(f"{what} has a value of the type {type(value).__name__}, which a text cannot say")
+        raise CannotBeWritten(f"{what} has a value of the type {type(value).__name__}, which a text cannot contain")
 
     def _text(self, value: str, what: str) -> Value:
         if any(letter == "\n" or unicodedata.category(letter) in ("Cc", "Cs") for letter in value):
-            raise CannotBeWritten(f"{what} has a string with a line break or a sign that a text cannot have")
+            raise CannotBeWritten(
+                f"{what} has a string with a line break or another character that a text cannot contain"
+            )
         return named(value)
 
     def _object(self, value: Config, what: str) -> Value:
@@ -330,7 +330,7 @@ class Writer:
         if kind == "__ellipsis__":
             return Call("ellipsis", (), 0)
         if kind.startswith("__"):
-            raise CannotBeWritten(f"{what} has a {kind.strip('_')}, which a text cannot say")
+            raise CannotBeWritten(f"{what} has a {kind.strip('_')}, which a text cannot contain")
         if isinstance(config, dict) and "layers" in config:
             return Call(self.model(value), (), 0)
         return self.call(value, what)
@@ -363,7 +363,7 @@ def _function(value: Config, what: str) -> Value:
     )
     if not known:
         raise CannotBeWritten(
-            f"{what} has a function ({name}), which no text can say; register it with "
+            f"{what} has a function ({name}), which a text cannot contain; register it with "
             "keras.saving.register_keras_serializable"
         )
     return named(name)

@@ -102,7 +102,7 @@ def save_with_text(model: Any, path: Path) -> None:
         other = path.with_suffix(".keras")
         model.save(other)
         raise ConfigError(
-            f"{path} cannot be written, for no text says this model: {error}; it is in {other}"
+            f"{path} cannot be written, because a text cannot contain this model: {error}; it is in {other}"
         ) from error
     save(model if notation is None else unwrapped(model), text, path)
 

@@ -175,7 +175,7 @@ class Blocks(dict[str, Block]):
                 elif isinstance(arg.value, Word) and not arg.key:
                     self.problems.add(arg.at, f"a layer has brackets, did you mean '{arg.value.name}()'?")
                 else:
-                    self.problems.add(arg.at, "a layer is meant here, such as relu()")
+                    self.problems.add(arg.at, "a layer must stand here, such as relu()")
             return
         if len(statement.items) > 1:
             self.problems.add(statement.items[1][0].at, f"{property_!r} has one value, got {len(statement.items)}")

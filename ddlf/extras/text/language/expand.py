@@ -216,7 +216,7 @@ class _Expansion:
         if not block.is_macro:
             what = next(name for name in ("input", "from", "output", "model") if name in block.statements)
             meant = f", did you mean 'from {block.name}'?" if what != "output" else ""
-            self.problems.add(call.at, f"{block.name!r} is no macro: it has its own {what!r}{meant}")
+            self.problems.add(call.at, f"{block.name!r} is not a macro: it has its own {what!r}{meant}")
             return None
         if block.name in within.macros:
             self.problems.add(
@@ -339,7 +339,7 @@ class _Expansion:
         elif name in self.forms:
             share = name if any(node.operator == name for node in self.nodes) else ""
             for arg in options:
-                self.problems.add(arg.at, f"{name!r} is a model, which is called without {arg.key}=")
+                self.problems.add(arg.at, f"{name!r} is a model, and takes no {arg.key}=")
         node = Node(name, inputs, operands, options, called, written, wanted, within.lrm, given, share)
         self.nodes.append(replace(node, at=call.at, call=at))
         return len(self.nodes) - 1
@@ -368,7 +368,7 @@ class _Expansion:
         if not keras and not self._reads_enough(call, len(inputs) - 1 if "to" in own or name != "residual" else 0):
             return None
         if name == "part" and self.nodes[current].operator in OPERATORS:
-            self.problems.add(call.at, "part is of a layer of Keras that gives several tensors")
+            self.problems.add(call.at, "part selects a tensor of a Keras layer with several outputs")
             return None
         return None, tuple(inputs)
 
@@ -443,7 +443,7 @@ class _Expansion:
             return True
         what = {
             "concat": "the name of a layer or block, or a list of them",
-            "scatter": "indices and what is written there, such as to=[indices, updates]",
+            "scatter": "indices and values, such as to=[indices, updates]",
         }.get(OPERATORS[call.name].kind, "one layer or block")
         sentence = (
             f"{call.name} needs to=, {what}" if count < least else f"{call.name} reads {what} with to=, got {count}"
@@ -478,7 +478,7 @@ class _Expansion:
         """Return the value of ``call=with(...)``, with tensors for words, and the nodes that it reads; None after a problem."""
         call = arg.value
         if not isinstance(call, Call) or call.name != "with":
-            self.problems.add(arg.value.at, "call= is what the layer is called with, such as call=with(it, mask=other)")
+            self.problems.add(arg.value.at, "call= takes the arguments of the call, such as call=with(it, mask=other)")
             return None
         inputs, before = [current], len(self.problems)
 
@@ -500,7 +500,7 @@ class _Expansion:
         if not isinstance(made, Call) or len(self.problems) > before:
             return None
         if not any(isinstance(tensor, Tensor) and tensor.index == 0 for tensor in walk(made)):
-            self.problems.add(call.at, f"what comes in is not used; {IT!r} is its name in with()")
+            self.problems.add(call.at, f"the layer's input is not used; its name in with() is {IT!r}")
             return None
         return made, inputs
 

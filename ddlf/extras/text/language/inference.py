@@ -111,7 +111,7 @@ def infer(graph: Graph, problems: Problems) -> list[Known]:
             if not problems:
                 problems.add(
                     head.at,
-                    f"the output has shape {shown(head.wanted)}, but what arrives has {shown(shapes[head.node])}",
+                    f"the output has shape {shown(head.wanted)}, but its layer gives {shown(shapes[head.node])}",
                 )
         else:
             follow([head.node, *readers.get(head.node, ())])
@@ -484,7 +484,8 @@ def typed(graph: Graph, problems: Problems) -> Graph:
             return source
         if _is_down(made[source].dtype, dtype):
             problems.warn(
-                call, f"{made[source].dtype} becomes {dtype}, which loses; if that is meant, write cast({dtype})"
+                call,
+                f"{made[source].dtype} becomes {dtype}, which loses precision; if you want this, write cast({dtype})",
             )
         if (source, dtype) not in casts:
             casts[source, dtype] = len(made)
@@ -542,7 +543,7 @@ def _fitting(node: Node, into: list[str], problems: Problems) -> None:
     if kind == "scatter" and len(into) > 2 and into[2] != into[0]:
         problems.add(
             node.call,
-            f"{node.operator}: {into[2]} is written into {into[0]}; write cast({into[0]}) behind what is written",
+            f"{node.operator}: {into[2]} is written into {into[0]}; write cast({into[0]}) behind the values",
         )
 
 
@@ -556,9 +557,11 @@ def _check(number: Number, dtype: str, problems: Problems) -> None:
         return
     low, high = RANGES[dtype]
     if not isinstance(number.value, int):
-        problems.add(number.at, f"{number.written} is no {dtype}; write a whole number, or cast(float32) before")
+        problems.add(
+            number.at, f"{number.written} is not a valid {dtype}; write a whole number, or cast(float32) before"
+        )
     elif not low <= number.value <= high:
-        problems.add(number.at, f"{number.written} is no {dtype}, which goes from {low:,} to {high:,}")
+        problems.add(number.at, f"{number.written} is not a valid {dtype}, which goes from {low:,} to {high:,}")
 
 
 # -- parameters ------------------------------------------------------------------------------------------------------------

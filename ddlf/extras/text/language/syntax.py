@@ -107,7 +107,7 @@ def _divided(text: str, problems: Problems) -> tuple[list[Part], tuple[str, ...]
                 problems.add(open_[0], f"{text[open_[0]]!r} is not closed")
                 wrong = True
             if start < 0:
-                problems.add(at, "';' ends nothing")
+                problems.add(at, "';' ends no statement")
             elif wrong:
                 unread.append(start)
             else:
@@ -128,7 +128,7 @@ def _divided(text: str, problems: Problems) -> tuple[list[Part], tuple[str, ...]
         elif sign in _CLOSES:
             if not open_ or text[open_[-1]] != _CLOSES[sign]:
                 if not wrong:
-                    problems.add(at, f"{sign!r} closes nothing" if not open_ else _other(text, open_[-1], sign))
+                    problems.add(at, f"{sign!r} closes no bracket" if not open_ else _other(text, open_[-1], sign))
                 wrong = True
             if open_:
                 open_.pop()
@@ -289,7 +289,7 @@ class _Parser:
             if last and _is_closed(before):
                 end = self.part.start + last.end()
                 raise _MissingEnd(end, end + len(self.text[end : self.at]) - len(self.text[end : self.at].lstrip()))
-            raise _Mistake(self.at, "':' cannot stand here, did you mean '='?")
+            raise _Mistake(self.at, "':' is not allowed here, did you mean '='?")
         if expected == ("':'",):
             name = before.rstrip()
             place = self.part.start + len(name)
@@ -299,7 +299,7 @@ class _Parser:
         names = sorted(expected, key=ORDER.index)
         here = END if self.kind == END else repr(self.written)
         listed = f"{', '.join(names[:-1])}{' or ' * bool(names[1:])}{names[-1]}"
-        raise _Mistake(self.at, f"{here} cannot stand here; there can be {listed}")
+        raise _Mistake(self.at, f"{here} is not allowed here; expected {listed}")
 
 
 def _is_closed(text: str) -> bool:
@@ -315,16 +315,16 @@ def _character(text: str, at: int) -> tuple[int, str]:
         if not meant.isascii():
             meant = unicodedata.normalize("NFKC", letter)
         guess = f", did you mean {meant!r}?" if meant.isascii() and meant.isprintable() else ""
-        return at, f"{letter!r} ({name}) is no letter of ASCII{guess}"
+        return at, f"{letter!r} ({name}) is not an ASCII letter{guess}"
     if letter == "_":
         return at, "a name begins with a letter, not with '_'"
     if letter == "'":
-        return at, "\"'\" cannot stand here; strings have other quotes, did you mean '\"'?"
+        return at, "\"'\" is not allowed here; strings have other quotes, did you mean '\"'?"
     if letter in "+-." or letter.isdigit():
-        return at, f"{_word_at(text, at)!r} is no number"
+        return at, f"{_word_at(text, at)!r} is not a number"
     if letter == '"':
         return at, 'a string has no other escapes than \\" and \\\\'
-    return at, f"{letter!r} cannot stand here"
+    return at, f"{letter!r} is not allowed here"
 
 
 def _word_at(text: str, at: int) -> str:

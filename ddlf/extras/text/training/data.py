@@ -272,7 +272,7 @@ class _DataFitter:
         if len(self.inputs) == len(self.outputs) == 1 and _same_sizes(self.inputs[0].shape, self.outputs[0].shape):
             if part in ("train", ""):
                 self.notes.append(
-                    "there are no labels, and what comes out has the shape of what goes in: inputs are the labels"
+                    "there are no labels, and the output has the shape of the input: the inputs are the labels"
                 )
             return x.reshape(len(x), *self.outputs[0].shape)
         name = f"y_{part}" if part else "y"
@@ -351,7 +351,7 @@ class _DataFitter:
             if end.loss != "SCE":
                 return array
             if not (np.all((array == 0) | (array == 1)) and np.all(array.sum(axis=-1) == 1)):
-                problem = f"has rows in {name} that are no classes, and {end.at} has the loss SCE"
+                problem = f"has rows in {name} that are not classes, and {end.at} has the loss SCE"
                 raise self._error(problem, "write CCE or KLD for rows")
             classes: Array = array.argmax(axis=-1).astype(np.int32)
             return classes
@@ -453,7 +453,7 @@ def by_names(data: Any, names: Mapping[str, Any], what: str, file: str, texts: C
                 meant = Problems("", file).near(str(name), names) or known
                 raise NotationError(f"{file} has no {what} {name!r}{meant}")
         if missing := [name for name in names if name not in data]:
-            raise NotationError(f"{file}: nothing is given for the {what} {missing[0]!r}")
+            raise NotationError(f"{file}: no array is given for the {what} {missing[0]!r}")
     elif len(names) == 1:
         data = dict.fromkeys(names, data)
     elif isinstance(data, list | tuple) and len(data) == len(names):
@@ -504,7 +504,7 @@ def check_shapes(arrays: Mapping[str, Any], shapes: Mapping[str, Shape], file: s
         hint = "give a row for each sample: of one sample x[None]" if _fits(shape, wanted) else CHANGE_SHAPE
         sizes = ", ".join("none" if size is None else str(size) for size in wanted)
         raise DatasetError(
-            f"{file}: the input {name!r} has samples of shape [{sizes}], and those that are given have {list(shape[1:])}",
+            f"{file}: the input {name!r} has samples of shape [{sizes}], and the given ones have {list(shape[1:])}",
             hint=hint,
         )
 

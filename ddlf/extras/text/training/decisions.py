@@ -280,7 +280,7 @@ def _scaling(task: LearningTask) -> Answer:
 def scaling(given: InputStatistics) -> Answer:
     """Decide how to scale one input."""
     if not given.numbers:
-        return "none", "scaling-tokens", "these are no quantities"
+        return "none", "scaling-tokens", "the values are not quantities"
     if given.scaled:
         return "none", "scaling-in-model", "the model scales its input"
     large = max(abs(given.low), abs(given.high))
@@ -306,7 +306,7 @@ def scaling(given: InputStatistics) -> Answer:
 def _penalty(task: LearningTask) -> Answer:
     features = max((entry.shape[0] for entry in task.inputs if len(entry.shape) == 1 and entry.numbers), default=0)
     if features > MANY_FEATURES:
-        return "L1(l1=0.0001)", "penalty-features", f"{features:,} features, of which few are likely to matter"
+        return "L1(l1=0.0001)", "penalty-features", f"{features:,} features, and few of them are likely to matter"
     if not task.parameters or not task.samples:
         return "none", "penalty-unknown", "how many parameters a sample has is known to Keras only"
     each = task.parameters / task.samples
@@ -324,7 +324,7 @@ def _patience(task: LearningTask) -> Answer:
 
 
 def _optimizer(task: LearningTask) -> Answer:
-    return "adam", "optimizer-usual", "it depends least on its learning rate, which is Keras's"
+    return "adam", "optimizer-usual", "it depends least on its learning rate, and Keras's is used"
 
 
 def schedule(task: LearningTask) -> Answer:
@@ -332,21 +332,21 @@ def schedule(task: LearningTask) -> Answer:
     if result := next((layer for layer in task.layers if layer in ATTENDING), None):
         reason = f"the first gradients of {result} are far larger than later ones: warm-up (arXiv:2002.04745)"
         return '"warmup:0.05,cosine"', "schedule-attention", reason
-    return "none", "schedule-none", "nothing in the model needs a warm-up"
+    return "none", "schedule-none", "no layer needs a warm-up"
 
 
 def clipping(task: LearningTask) -> Answer:
     """The largest norm of all gradients together."""
     if result := next((layer for layer in task.layers if layer in RECURRENT), None):
         return "1.0", "clipping-recurrent", f"gradients through {result} may explode (arXiv:1211.5063)"
-    return "none", "clipping-none", "nothing in the model is recurrent"
+    return "none", "clipping-none", "no layer is recurrent"
 
 
 def clip(task: LearningTask) -> Answer:
     """Decide how to clip gradients: by earlier gradients, or by the weights."""
     layers = set(task.layers)
     if layers & RECURRENT:
-        return "none", "clip-recurrent", "gradients of what is recurrent have a largest norm"
+        return "none", "clip-recurrent", "a recurrent model has a largest norm of gradients"
     for entry in task.inputs:
         if entry.peak > PEAK:
             reason = (
@@ -368,7 +368,7 @@ def loss_weights(task: LearningTask) -> Answer:
     if len(task.outputs) == 1:
         return "none", "weights-one", "there is one output"
     if task.weighted:
-        return "none", "weights-samples", "samples have weights, which say what counts"
+        return "none", "weights-samples", "the samples have weights"
     sizes = {output.block: size for output in task.outputs if (size := first_loss(output)) > 0}
     if len(sizes) == len(task.outputs):
         large, small = max(sizes, key=lambda name: sizes[name]), min(sizes, key=lambda name: sizes[name])
@@ -397,7 +397,7 @@ def first_loss(output: OutputStatistics) -> float:
 def class_weight(task: LearningTask) -> Answer:
     """How much each class counts."""
     if len(task.outputs) > 1:
-        return "none", "classes-outputs", "weights of classes are those of a single output"
+        return "none", "classes-outputs", "class weights need a single output"
     output = task.outputs[0]
     labels = output.labels
     single = labels is not None and (labels.shape in ((), (1,)) or (labels.one_each and len(labels.shape) == 1))
@@ -406,7 +406,7 @@ def class_weight(task: LearningTask) -> Answer:
     if output.loss == "FOL" and output.last != "softmax":
         return "none", "classes-focal", "alpha of the loss weighs the classes"
     if task.weighted:
-        return "none", "classes-samples", "samples have weights, which say what counts"
+        return "none", "classes-samples", "the samples have weights"
     if labels.majority <= MAJORITY or len(labels.counts) > MOST_CLASSES:
         return "none", "classes-even", f"the largest class has {labels.majority:.0%} of the labels"
     present, total = sum(count > 0 for count in labels.counts), sum(labels.counts)

@@ -380,7 +380,7 @@ class Notation:
             return
         for name, value in self.train_block.settings.items():
             if SETTINGS[name].check(name, value) != SETTINGS[name].check(name, getattr(app, name)):
-                warn(name, f" here: write notation = {self.file!r} in the class, in the place of create_model")
+                warn(name, f" here: write notation = {self.file!r} in the class, instead of create_model")
 
     def _early_stopping(self) -> list[Any]:
         """Return the callback that ends training after ``patience`` epochs without progress, if the text has it."""
@@ -459,7 +459,7 @@ class Notation:
         if validation is not None:
             if not (isinstance(validation, tuple | list) and len(validation) == 2):
                 raise DatasetError(
-                    "validation is no pair of inputs and outputs", hint="give both: validation=(inputs, outputs)"
+                    "validation must be a pair of inputs and outputs", hint="give both: validation=(inputs, outputs)"
                 )
             validation = self._taken(*validation)
         if fraction := getattr(self.own("validation"), "value", 0.0):

@@ -29,7 +29,7 @@ def text_of(path: Path | str) -> bytes:
     from ddlf.extras.text.language.model import read_bytes
 
     if not isinstance(path, str | os.PathLike):
-        raise NotationError(f"the path of a text is no {type(path).__name__}", hint="name a file: digits.nnm")
+        raise NotationError(f"the path of a text must not be a {type(path).__name__}", hint="name a file: digits.nnm")
     if isinstance(path, str) and ("\n" in path or ";" in path) and not Path(path[:200]).exists():
         raise NotationError(
             "a text is given where the path of one is meant",

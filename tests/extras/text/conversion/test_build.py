@@ -137,7 +137,7 @@ def test_built_types_equal_those_of_the_text():
         ("Dropout(rate=3)", "2:10", "Dropout: Keras says:"),
         ("relu(), Dense(unitz=3, units=8)", "2:30", "no argument"),
         ("Conv2D(filters=8, kernel_size=3)", "2:10", "Keras says:"),
-        ("relu(), Dense(units=3)", "1:20", "what arrives has [3]"),
+        ("relu(), Dense(units=3)", "1:20", "its layer gives [3]"),
         ("matmul(w, int4)", "2:10", "Keras has no type int4"),
         ("own>Missing(units=3)", "2:10", "there is no own>Missing"),
     ],

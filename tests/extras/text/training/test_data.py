@@ -129,7 +129,7 @@ BAD = [
     (DIGITS, dict(x_train=X, y_train=Y + 1), "labels that begin with 1 lack a '- 1'"),
     (DIGITS, dict(x_train=X, y_train=Y + 0.5), "whole numbers from 0 to 9"),
     (DIGITS, dict(x_train=X, y_train=np.ones((10, 7))), "labels of shape [7], and model.nnm:1 wants digits: [10], or class numbers of shape []"),
-    (DIGITS, dict(x_train=X, y_train=np.ones((10, 10))), "rows in y_train that are no classes"),
+    (DIGITS, dict(x_train=X, y_train=np.ones((10, 10))), "rows in y_train that are not classes"),
     (DIGITS, dict(x_train=X, y_train=Y[:9]), "another number of samples in each array: x_train 10, y_train 9"),
     (DIGITS, dict(x_train=X), "has no y_train"),
     (DIGITS, dict(y_train=Y, y_test=Y), "has no x_train; it has y_test, y_train"),

@@ -258,7 +258,7 @@ def test_train_method_equals_keras_with_the_same_seed():
     ("call", "sentence"),
     [
         (lambda one: one.run({"trank": X}), "has no input 'trank', did you mean 'trunk'"),
-        (lambda one: one.test(X, {"digit": Y}), "nothing is given for the output 'parity'"),
+        (lambda one: one.test(X, {"digit": Y}), "no array is given for the output 'parity'"),
         (
             lambda one: one.test(X, {"digit": Y, "parity": Y, "more": Y}),
             "has no output 'more'; there are digit, parity",
@@ -273,7 +273,7 @@ def test_unknown_array_name_is_refused(call, sentence):
 PAIR = (
     "z:input shape=[3]; z:layers relu(name=held); a:input shape=[3]; a:layers mul(2), sub(to=held); a:output shape=[3];"
 )
-NO_ROW = "has samples of shape \\[64\\], and those that are given have"
+NO_ROW = "has samples of shape \\[64\\], and the given ones have"
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_train_method_holds_out_the_samples_of_a_run():
 
 def test_load_notation_refuses_a_wrong_path(tmp_path):
     for wrong, sentence in (
-        (None, "no NoneType"),
+        (None, "must not be a NoneType"),
         (DIGITS, "a text is given where the path"),
         ("no.nnm", "No such file"),
     ):
