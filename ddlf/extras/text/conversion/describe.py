@@ -34,7 +34,7 @@ from ddlf.extras.text.language.inference import types_of
 from ddlf.extras.text.language.model import read
 from ddlf.extras.text.language.operators import INTEGERS, OPERATORS
 from ddlf.extras.text.language.printer import format, spelled
-from ddlf.extras.text.language.values import Arg, Call, Items, Number, Text, Value, Word
+from ddlf.extras.text.language.values import Arg, Call, Items, Number, String, Value, Word
 
 Key = tuple[str, int, int]
 """A tensor: its layer, the number of the call, and its number among the tensors of the call."""
@@ -358,7 +358,7 @@ class _Functional:
         if isinstance(value, dict) and "class_name" not in value:
             return Call("dict", tuple(Arg(str(name), self._value(item, unit), 0) for name, item in value.items()), 0)
         made = self.text.writer.value(value, f"the call of {unit.layer!r}")
-        return Text(made.name, 0) if isinstance(made, Word) and made.name not in PLAIN else made
+        return String(made.name, 0) if isinstance(made, Word) and made.name not in PLAIN else made
 
     def _structure(self, value: Any) -> Value:
         """Inputs or outputs of the model as it has them: one, a list or a dict."""

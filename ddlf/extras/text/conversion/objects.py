@@ -23,7 +23,7 @@ from ddlf.extras.text.language.expand import IT
 from ddlf.extras.text.language.forms import FUNCTIONAL
 from ddlf.extras.text.language.keras_layers import INNER
 from ddlf.extras.text.language.syntax import MAX_ITEMS
-from ddlf.extras.text.language.values import Arg, Call, Items, Number, Tensor, Text, Value, Word
+from ddlf.extras.text.language.values import Arg, Call, Items, Number, String, Tensor, Value, Word
 
 HOMES = (
     *("layers", "initializers", "regularizers", "constraints", "quantizers", "dtype_policies", "random"),
@@ -155,7 +155,7 @@ def _without(value: Any) -> Any:
 def named(name: str) -> Value:
     """A name or a string as a text has it."""
     simple = re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*(>[A-Za-z][A-Za-z0-9_]*)?", name)
-    return Word(name, 0) if simple and name not in PLAIN and name != IT else Text(name, 0)
+    return Word(name, 0) if simple and name not in PLAIN and name != IT else String(name, 0)
 
 
 def class_name(entry: Config, what: str) -> str:
@@ -323,7 +323,7 @@ class Writer:
         if kind in ("__numpy__", "__tensor__"):
             values = self.value(config["value"], what)
             name = "array" if kind == "__numpy__" else "constant"
-            return Call(name, (Arg("", values, 0), Arg("dtype", Text(config["dtype"], 0), 0)), 0)
+            return Call(name, (Arg("", values, 0), Arg("dtype", String(config["dtype"], 0), 0)), 0)
         if kind == "__slice__":
             ends = [self.value(config[key], what) for key in ("start", "stop", "step")]
             return Call("slice", tuple(Arg("", item, 0) for item in ends), 0)
@@ -351,7 +351,7 @@ def _differs(differing: Callable[[dict[str, Value]], list[str]], args: dict[str,
 
 def _number(value: float) -> Value:
     if value != value or value in (float("inf"), float("-inf")):
-        return Call("number", (Arg("", Text(repr(value), 0), 0),), 0)
+        return Call("number", (Arg("", String(repr(value), 0), 0),), 0)
     return Number(repr(value), 0)
 
 

@@ -27,7 +27,7 @@ from ddlf.extras.text.language.operators import (
 )
 from ddlf.extras.text.language.problems import Problems
 from ddlf.extras.text.language.syntax import MAX_DIGITS, Parsed
-from ddlf.extras.text.language.values import Arg, Call, Items, Number, Statement, Text, Value, Word, walk
+from ddlf.extras.text.language.values import Arg, Call, Items, Number, Statement, String, Value, Word, walk
 
 MAX_SIZE = 2**31 - 1
 PLAIN = {"true": True, "True": True, "false": False, "False": False, "none": None, "None": None}
@@ -67,7 +67,7 @@ class Block:
 
 def plain(value: Value) -> Any:
     """Return a value as Python has it. A call stays a call."""
-    if isinstance(value, Number | Text):
+    if isinstance(value, Number | String):
         return value.value
     if isinstance(value, Word):
         return PLAIN.get(value.name, value.name)
@@ -197,7 +197,7 @@ class Blocks(dict[str, Block]):
             self._model(value)
         elif property_ == "from" and not isinstance(value, Word):
             self.problems.add(value.at, "'from' must name a block")
-        elif property_ == "name" and not isinstance(value, Word | Text):
+        elif property_ == "name" and not isinstance(value, Word | String):
             self.problems.add(value.at, "'name' must be a name")
 
     def _model(self, value: Value) -> None:
@@ -336,7 +336,7 @@ class Blocks(dict[str, Block]):
             self.problems.add(
                 value.at, f"{key} must be {' or '.join(WORDS[key])}{self.problems.near(shown, WORDS[key])}"
             )
-        elif key == "name" and not isinstance(value, Word | Text):
+        elif key == "name" and not isinstance(value, Word | String):
             self.problems.add(value.at, "name must be a name")
         return len(self.problems) == before
 
@@ -355,7 +355,7 @@ def _suits(kind: str, value: Any) -> bool:
 def _of_input(arg: Arg, problems: Problems) -> None:
     """Look at what an input says beside its type and shape."""
     kind, value = OF_INPUTS[arg.key], arg.value
-    right = isinstance(value, Word | Text) if kind == "a name" else _suits(kind, plain(value))
+    right = isinstance(value, Word | String) if kind == "a name" else _suits(kind, plain(value))
     if not right:
         problems.add(value.at, f"{arg.key} must be {kind}")
 

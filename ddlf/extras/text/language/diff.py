@@ -9,7 +9,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from ddlf.extras.text.language.graph import Graph, Head, Node
+from ddlf.extras.text.language.graph import Graph, ModelOutput, Node
 from ddlf.extras.text.language.inference import shown
 from ddlf.extras.text.language.model import Model
 from ddlf.extras.text.language.printer import spelled
@@ -65,7 +65,7 @@ def _node_fields(node: Node) -> Fields:
     }
 
 
-def _head_fields(head: Head) -> Fields:
+def _head_fields(head: ModelOutput) -> Fields:
     return {"loss": head.loss, "type": head.written, **dict(head.factors)}
 
 
@@ -104,7 +104,7 @@ def _heads(first: Graph, second: Graph, same: Mapping[int, int], prefix: str) ->
     yield from (f"+ {prefix}output {name}" for name in after if name not in before)
 
 
-def _named_heads(graph: Graph) -> dict[str, Head]:
+def _named_heads(graph: Graph) -> dict[str, ModelOutput]:
     return {
         _own_name(head.name, graph.nodes[head.node].operator) or str(number): head
         for number, head in enumerate(graph.heads, 1)

@@ -12,9 +12,9 @@ from typing import Any
 from ddlf.extras.text.language import keras_layers
 from ddlf.extras.text.language.blocks import PLAIN, Block, Blocks, plain, typed
 from ddlf.extras.text.language.forms import Forms
-from ddlf.extras.text.language.graph import Graph, Head, Node
+from ddlf.extras.text.language.graph import Graph, ModelOutput, Node
 from ddlf.extras.text.language.operators import DTYPES, EVERYWHERE, OPERATORS, is_keras
-from ddlf.extras.text.language.values import Arg, Call, Items, Number, Tensor, Text, Value, Word, walk
+from ddlf.extras.text.language.values import Arg, Call, Items, Number, String, Tensor, Value, Word, walk
 
 MAX_LAYERS = 10_000
 MAX_NESTED = 30
@@ -70,7 +70,7 @@ class _Expansion:
         self.accepting: dict[tuple[str, str], bool] = {}
 
     def graph(self) -> Graph:
-        heads: list[Head] = []
+        heads: list[ModelOutput] = []
         try:
             for block in self.blocks.values():
                 if not block.is_macro and not block.is_name_only:
@@ -89,7 +89,7 @@ class _Expansion:
                 self.problems.warn(block.at, f"the macro {block.name!r} is never called")
         return Graph(tuple(self.nodes), tuple(heads))
 
-    def _head(self, block: Block) -> Head | None:
+    def _head(self, block: Block) -> ModelOutput | None:
         says = block.statements
         factors = [(name, says[name]) for name in ("delta", "gamma", "alpha") if name in says]
         if "output" not in says:
@@ -109,7 +109,7 @@ class _Expansion:
         if "loss" in says and says["loss"].items:
             loss = str(plain(says["loss"].items[0][0].value))
         numbers = tuple((key, float(factor.items[0][0].value.value)) for key, factor in factors if _is_number(factor))  # type: ignore[union-attr]
-        return Head(name, end, loss, numbers, dtype, shape, block.name, says["output"].at)
+        return ModelOutput(name, end, loss, numbers, dtype, shape, block.name, says["output"].at)
 
     def _end(self, block: Block, at: int) -> int | None:
         """Number of the node at the end of a block that begins somewhere; None if it cannot be found."""
@@ -187,7 +187,7 @@ class _Expansion:
             end = self._macro(call, block, current, scope, replace(within, lrm=lrm))
         else:
             end = self._node(call, current, scope, replace(within, lrm=lrm))
-        if end is not None and "name" in own and isinstance(own["name"].value, Word | Text):
+        if end is not None and "name" in own and isinstance(own["name"].value, Word | String):
             name = str(plain(own["name"].value))
             last = self.blocks[name].calls[-1:] if name in self.blocks and name == self.open[-1] else []
             if name in scope.names or (name in self.blocks and call not in last):
@@ -328,7 +328,7 @@ class _Expansion:
         shape = own["shape"].value if "shape" in own else None
         wanted = tuple(plain(shape)) if isinstance(shape, Items) and _sizes(shape) else None
         options = tuple(sorted((arg for arg in call.args if arg.key not in NO_OPTIONS), key=lambda arg: arg.key))
-        called = str(plain(own["name"].value)) if "name" in own and isinstance(own["name"].value, Word | Text) else ""
+        called = str(plain(own["name"].value)) if "name" in own and isinstance(own["name"].value, Word | String) else ""
         given, inputs = read
         share = ""
         if keras and "share" in own:

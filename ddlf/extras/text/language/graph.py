@@ -75,7 +75,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ModelOutput:
     """An output.
 
     Attributes:
@@ -104,7 +104,7 @@ class Graph:
     """All nodes and outputs of a model."""
 
     nodes: tuple[Node, ...]
-    heads: tuple[Head, ...]
+    heads: tuple[ModelOutput, ...]
 
     @property
     def parameters(self) -> int | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ddlf.extras.text.language import keras_layers
 from ddlf.extras.text.language.blocks import plain
-from ddlf.extras.text.language.graph import Graph, Head, Node, Parameter, Shape, consumers
+from ddlf.extras.text.language.graph import Graph, ModelOutput, Node, Parameter, Shape, consumers
 from ddlf.extras.text.language.operators import DTYPES, INTEGERS, OPERATORS, is_keras
 from ddlf.extras.text.language.problems import Problems
 from ddlf.extras.text.language.values import Number
@@ -476,7 +476,7 @@ def typed(graph: Graph, problems: Problems) -> Graph:
     numbers: dict[int, int] = {}
     casts: dict[tuple[int, str], int] = {}
 
-    def cast(source: int, dtype: str, at: Node | Head, call: int) -> int:
+    def cast(source: int, dtype: str, at: Node | ModelOutput, call: int) -> int:
         if made[source].dtype == dtype:
             return source
         if made[source].dtype not in DTYPES:

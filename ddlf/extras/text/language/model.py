@@ -13,7 +13,7 @@ from ddlf.extras.text.language.forms import Form, Forms, called
 from ddlf.extras.text.language.graph import Graph, pruned
 from ddlf.extras.text.language.inference import infer, typed, with_parameters
 from ddlf.extras.text.language.operators import OPERATORS
-from ddlf.extras.text.language.problems import Problem, Problems
+from ddlf.extras.text.language.problems import Problems, TextProblem
 from ddlf.extras.text.language.syntax import MAX_BYTES, Parsed, parse
 from ddlf.extras.text.language.values import Statement
 
@@ -36,7 +36,7 @@ class Model:
     text: str
     graph: Graph
     train: dict[str, Statement]
-    warnings: tuple[Problem, ...]
+    warnings: tuple[TextProblem, ...]
     form: Form = field(default_factory=Form)
     parts: dict[str, tuple[Form, Graph]] = field(default_factory=dict)
 
@@ -108,7 +108,7 @@ def _other_kind(data: bytes) -> str:
 
 
 def _refuse(file: str, line: int, column: int, sentence: str) -> None:
-    raise NotationError(f"{file}:{line}:{column}: {sentence}", problems=(Problem(line, column, sentence),))
+    raise NotationError(f"{file}:{line}:{column}: {sentence}", problems=(TextProblem(line, column, sentence),))
 
 
 def load(path: Path | str, *, own: Collection[str] = ()) -> Model:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ddlf.extras.text.language.model import statements
-from ddlf.extras.text.language.values import Arg, Call, Items, Number, Statement, Text, Value, Word
+from ddlf.extras.text.language.values import Arg, Call, Items, Number, Statement, String, Value, Word
 
 WIDTH = 100
 """Characters of a line that a statement may have before it is divided."""
@@ -89,7 +89,7 @@ def spelled(value: Value) -> str:
     """A value as a text has it."""
     if isinstance(value, Number):
         return value.written
-    if isinstance(value, Text):
+    if isinstance(value, String):
         return '"' + value.value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     if isinstance(value, Items):
         return f"[{', '.join(map(spelled, value.values))}]"

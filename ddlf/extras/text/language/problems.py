@@ -27,7 +27,7 @@ def nearest(word: str, known: Iterable[str]) -> list[str]:
     return sorted(near, key=far)[:1]
 
 
-class Problem(NamedTuple):
+class TextProblem(NamedTuple):
     """Something to repair, or to know: line and column in characters, from 1."""
 
     line: int
@@ -81,7 +81,7 @@ class Problems:
         meant = meant or nearest(word.casefold()[:MAX_WORD], folded)
         return f", did you mean {folded[meant[0]]!r}?" if meant else ""
 
-    def warnings(self) -> tuple[Problem, ...]:
+    def warnings(self) -> tuple[TextProblem, ...]:
         """Return the warnings in the order of the text."""
         return self._sorted(self._warned)
 
@@ -100,5 +100,5 @@ class Problems:
                 lines.append(f"and {len(problems) - MAX_SHOWN} more")
             raise NotationError("\n".join(lines), problems=problems)
 
-    def _sorted(self, problems: Iterable[tuple[int, str]]) -> tuple[Problem, ...]:
-        return tuple(Problem(*self.place(at), sentence) for at, sentence in sorted(problems))
+    def _sorted(self, problems: Iterable[tuple[int, str]]) -> tuple[TextProblem, ...]:
+        return tuple(TextProblem(*self.place(at), sentence) for at, sentence in sorted(problems))

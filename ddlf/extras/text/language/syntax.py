@@ -15,7 +15,7 @@ import unicodedata
 from typing import NamedTuple, NoReturn
 
 from ddlf.extras.text.language.problems import MAX_PROBLEMS, Problems
-from ddlf.extras.text.language.values import Arg, Call, Items, Number, Statement, Text, Value, Word
+from ddlf.extras.text.language.values import Arg, Call, Items, Number, Statement, String, Value, Word
 
 MAX_BYTES = 1 << 18
 MAX_DEPTH = 20
@@ -256,7 +256,7 @@ class _Parser:
         if kind == NUMBER:
             return Number(written, at)
         if kind == STRING:
-            return Text(re.sub(r"\\(.)", r"\1", written[1:-1]), at)
+            return String(re.sub(r"\\(.)", r"\1", written[1:-1]), at)
         values = []
         while self.kind != "']'":
             values.append(self._value("']'"))

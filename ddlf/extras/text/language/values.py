@@ -35,7 +35,7 @@ class Word:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class String:
     """What stands in quotes."""
 
     value: str
@@ -77,7 +77,7 @@ class Tensor:
     at: int = field(compare=False)
 
 
-Value: TypeAlias = Number | Word | Text | Items | Call | Tensor
+Value: TypeAlias = Number | Word | String | Items | Call | Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from ddlf.extras.text.language.blocks import plain
 from ddlf.extras.text.language.model import Model, statements
 from ddlf.extras.text.language.operators import LOSSES, loss_meant
 from ddlf.extras.text.language.problems import Problems
-from ddlf.extras.text.language.values import Arg, Call, Items, Number, Statement, Text, Value, Word, walk
+from ddlf.extras.text.language.values import Arg, Call, Items, Number, Statement, String, Value, Word, walk
 from ddlf.training.registry import SETTINGS
 
 SETS = ("digits", "mnist", "cifar10", "iris")
@@ -291,7 +291,7 @@ def _word(what: str, names: tuple[str, ...]) -> Check:
 
 def _metrics(value: Value) -> str:
     each = value.values if isinstance(value, Items) else (value,)
-    fine = all(isinstance(item, Word | Call | Text) and not _has_lambda(item) for item in each)
+    fine = all(isinstance(item, Word | Call | String) and not _has_lambda(item) for item in each)
     return "" if fine else "a metric of Keras, or a list of them: [accuracy, AUC()]"
 
 
@@ -318,7 +318,7 @@ def _loss_weights(value: Value) -> str:
 
 
 def _data(value: Value) -> str:
-    fine = isinstance(value, Text) or (isinstance(value, Word) and value.name in SETS)
+    fine = isinstance(value, String) or (isinstance(value, Word) and value.name in SETS)
     return "" if fine else f'one of {", ".join(SETS)}, or a file in quotes: "data.npz"'
 
 

@@ -13,7 +13,7 @@ from ddlf.errors import NotationError
 from ddlf.extras import provided
 from ddlf.extras.text.conversion.objects import valued
 from ddlf.extras.text.language.blocks import plain
-from ddlf.extras.text.language.graph import Head
+from ddlf.extras.text.language.graph import ModelOutput
 from ddlf.extras.text.language.values import Call, Items, Number, Value, Word
 from ddlf.extras.text.training.block import UNCERTAINTY, ignored_of
 
@@ -44,7 +44,7 @@ def _focal(gamma: float, alpha: float, last: str) -> Any:
 
 def compile(
     model: Any,
-    heads: Sequence[tuple[Head, str, dict[str, float], str]],
+    heads: Sequence[tuple[ModelOutput, str, dict[str, float], str]],
     own: Mapping[str, Value],
     place: Callable[[str], str],
 ) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.extras.text.language.graph import Graph, Head, Node, consumers, inputs_of
+from ddlf.extras.text.language.graph import Graph, ModelOutput, Node, consumers, inputs_of
 from ddlf.extras.text.language.inference import options_of
 from ddlf.extras.text.language.model import Model
 from ddlf.extras.text.language.operators import INTEGERS, is_keras
@@ -541,7 +541,7 @@ def last_activation(graph: Graph, number: int) -> str:
     return node.operator
 
 
-def _output(graph: Graph, head: Head, labels: Any, loss: str, ignore: float | None) -> OutputStatistics:
+def _output(graph: Graph, head: ModelOutput, labels: Any, loss: str, ignore: float | None) -> OutputStatistics:
     node = graph.nodes[head.node]
     shape = tuple(head.wanted or node.shape or ())
     sizes = tuple(int(size or 0) for size in shape)

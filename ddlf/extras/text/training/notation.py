@@ -17,11 +17,11 @@ from ddlf.data.parts import has
 from ddlf.errors import AppError, DatasetError, NotationError
 from ddlf.events import Decided, Warned
 from ddlf.extras import OPTIONAL_SETTINGS, check_settings, hooks
-from ddlf.extras.text.language.graph import Head, inputs_of
+from ddlf.extras.text.language.graph import ModelOutput, inputs_of
 from ddlf.extras.text.language.model import read, statements
 from ddlf.extras.text.language.printer import changed, spelled
 from ddlf.extras.text.language.problems import Problems
-from ddlf.extras.text.language.values import Call, Text, Value
+from ddlf.extras.text.language.values import Call, String, Value
 from ddlf.extras.text.training import shipped
 from ddlf.extras.text.training.block import (
     ALIASES,
@@ -175,7 +175,7 @@ class Notation:
     def data(self) -> str | None:
         """The data that the text names: a data set, or a file as it is written."""
         value = self.own("data")
-        return None if value is None else value.value if isinstance(value, Text) else str(getattr(value, "name", ""))
+        return None if value is None else value.value if isinstance(value, String) else str(getattr(value, "name", ""))
 
     @property
     def loss(self) -> str:
@@ -293,7 +293,7 @@ class Notation:
     def _losses(self) -> dict[str, str]:
         return {head.name: self.loss_of(head)[0] for head in self.parsed.graph.heads}
 
-    def loss_of(self, head: Head) -> tuple[str, dict[str, float]]:
+    def loss_of(self, head: ModelOutput) -> tuple[str, dict[str, float]]:
         """Name of an output's loss, and its factors."""
         said = {key: self.values.get((head.block, key)) for key in ("delta", "gamma", "alpha")}
         factors = dict(head.factors) | {key: float(value) for key, value in said.items() if value is not None}
