@@ -11,16 +11,12 @@ from ddlf.extras.text.language import keras_layers
 from ddlf.extras.text.language.operators import (
     DTYPES,
     EVERYWHERE,
-    FLAG,
     FOREIGN,
-    LIST,
     LOSSES,
-    NUMBER,
     OPERATORS,
     PROPERTIES,
     SIZES,
     VALUES,
-    WHOLE,
     WORDS,
     is_keras,
     loss_meant,
@@ -32,7 +28,7 @@ from ddlf.extras.text.language.values import Arg, Call, Items, Number, Statement
 MAX_SIZE = 2**31 - 1
 PLAIN = {"true": True, "True": True, "false": False, "False": False, "none": None, "None": None}
 TRAIN = "train"
-OF_INPUTS = {"batch": "a size", "sparse": FLAG, "ragged": FLAG, "optional": FLAG, "name": "a name"}
+OF_INPUTS = ("batch", "sparse", "ragged", "optional", "name")
 """The options of an input, besides its type and shape."""
 CODE = ("Lambda", "TFSMLayer", "JaxLayer", "FlaxLayer", "TorchModuleWrapper")
 """Layers that execute their own code."""
@@ -298,66 +294,35 @@ class Blocks(dict[str, Block]):
     def value(self, arg: Arg) -> bool:
         """Look at the value of an option; returns whether it is right."""
         key, value, before = arg.key, arg.value, len(self.problems)
-        kind = VALUES.get(key, "")
         if key == "shapes":
-            each_of = value.values if isinstance(value, Items) else ()
-            if not each_of:
+            shapes = value.values if isinstance(value, Items) else ()
+            if not shapes:
                 self.problems.add(value.at, "shapes must be a list of shapes, such as [[128], [80]]")
-            for item in each_of:
+            for item in shapes:
                 if not isinstance(item, Items):
                     meant = f", did you mean '[{item.written}]'?" if isinstance(item, Number) else ", such as [10]"
                     self.problems.add(item.at, f"shapes has a list of sizes for each copy{meant}")
                 else:
                     sizes(item, key, self.problems, empty=False)
-        elif kind == SIZES:
+        elif key in SIZES:
             sizes(value, key, self.problems, free=key == "shape")
-        elif kind == LIST:
-            wrong = not isinstance(value, Items) or not all(isinstance(plain(item), int) for item in value.values)
-            if wrong:
-                self.problems.add(value.at, f"{key} must be {LIST}, such as [0, 1]")
-        elif key == "splits":
-            parts = plain(value) if isinstance(value, Items) else [plain(value)]
-            if not parts or not all(_suits("a size", item) for item in parts):
-                self.problems.add(
-                    value.at, "splits must be a number of parts, or a list of their sizes, such as [2, 3]"
-                )
-        elif key == "scales":
-            factors = plain(value) if isinstance(value, Items) else [0]
-            if not all(_suits(NUMBER, factor) and 0 < factor <= MAX_SIZE for factor in factors):
-                self.problems.add(value.at, "scales must be a list of numbers above 0, such as [2, 2]")
-        elif kind and not _suits(kind, plain(value)):
-            self.problems.add(value.at, f"{key} must be {'a whole number of 1 or more' if kind == 'a size' else kind}")
-        elif key == "lrm" and plain(value) <= 0:
-            self.problems.add(value.at, "lrm must be a number above 0")
-        elif key == "p" and not 0 <= plain(value) < 1:
-            self.problems.add(value.at, "p must be a number from 0 to below 1")
         elif key in WORDS and (not isinstance(value, Word) or value.name not in WORDS[key]):
-            shown = value.name if isinstance(value, Word) else "this"
-            self.problems.add(
-                value.at, f"{key} must be {' or '.join(WORDS[key])}{self.problems.near(shown, WORDS[key])}"
-            )
-        elif key == "name" and not isinstance(value, Word | String):
-            self.problems.add(value.at, "name must be a name")
+            meant = self.problems.near(value.name, WORDS[key]) if isinstance(value, Word) else ""
+            self.problems.add(value.at, f"{key} must be {' or '.join(WORDS[key])}{meant}")
+        else:
+            _check_value(arg, self.problems)
         return len(self.problems) == before
 
 
 COMMON_OPTIONS = (*keras_layers.COMMON, *EVERYWHERE, "to", "call", "share")
 
 
-def _suits(kind: str, value: Any) -> bool:
-    if kind == FLAG:
-        return isinstance(value, bool)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return kind == NUMBER or (isinstance(value, int) and (kind == WHOLE or value >= 1))
-
-
-def _of_input(arg: Arg, problems: Problems) -> None:
-    """Look at what an input says beside its type and shape."""
-    kind, value = OF_INPUTS[arg.key], arg.value
-    right = isinstance(value, Word | String) if kind == "a name" else _suits(kind, plain(value))
-    if not right:
-        problems.add(value.at, f"{arg.key} must be {kind}")
+def _check_value(arg: Arg, problems: Problems) -> None:
+    what, fits = VALUES.get(arg.key, ("", lambda value: True))
+    if arg.key == "name" and not isinstance(arg.value, Word | String):
+        problems.add(arg.value.at, "name must be a name")
+    elif not fits(plain(arg.value)):
+        problems.add(arg.value.at, f"{arg.key} must be {what}")
 
 
 def typed(args: tuple[Arg, ...], property_: str, problems: Problems) -> tuple[str, tuple[int | None, ...] | None]:
@@ -371,7 +336,7 @@ def typed(args: tuple[Arg, ...], property_: str, problems: Problems) -> tuple[st
         if arg.key == "shape":
             seen, shape = True, sizes(arg.value, "shape", problems, empty=property_ == "output", free=True)
         elif property_ == "input" and arg.key in OF_INPUTS:
-            _of_input(arg, problems)
+            _check_value(arg, problems)
         elif arg.key:
             problems.add(arg.at, f"{property_!r} has no {arg.key!r}{problems.near(arg.key, ['shape', *OF_INPUTS])}")
             seen = True

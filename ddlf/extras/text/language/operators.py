@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ddlf.extras.text.language import keras_layers
 
@@ -148,21 +150,54 @@ def _operators() -> dict[str, OperatorSpec]:
 OPERATORS = _operators()
 OPERATORS["batchNorm"] = OPERATORS["batchNormalization"]
 
-WHOLE, LIST, SIZES = "a whole number", "a list of whole numbers", "a list of sizes"
-NUMBER, FLAG, SIZE = "a number", "true or false", "a size"
-VALUES = {
-    name: value
-    for value, names in (
-        (WHOLE, "axis index diagonal"),
-        (LIST, "axes padding permutation starts beginningPadding endingPadding outputPadding"),
-        (SIZES, "shape kernel strides dilations windowDimensions sizes repetitions"),
-        (NUMBER, "alpha beta minValue maxValue epsilon p lrm value"),
-        (FLAG, "keepDimensions exclusive reversed upper bTranspose returnSequence resetAfter"),
-        (SIZE, f"heads groups {' '.join(keras_layers.COUNTS)}"),
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_size(value: Any) -> bool:
+    return _is_whole(value) and value >= 1
+
+
+def _is_list(value: Any, fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(fits, value))
+
+
+SIZES = ("shape", "kernel", "strides", "dilations", "windowDimensions", "sizes", "repetitions")
+"""Options that are lists of sizes."""
+VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    name: (what, fits)
+    for names, what, fits in (
+        ("axis index diagonal", "a whole number", _is_whole),
+        (f"heads groups batch {' '.join(keras_layers.COUNTS)}", "a whole number of 1 or more", _is_size),
+        ("alpha beta minValue maxValue epsilon value", "a number", _is_number),
+        ("lrm", "a number above 0", lambda value: _is_number(value) and value > 0),
+        ("p", "a number from 0 to below 1", lambda value: _is_number(value) and 0 <= value < 1),
+        ("keepDimensions exclusive reversed upper bTranspose", "true or false", lambda value: isinstance(value, bool)),
+        ("returnSequence resetAfter sparse ragged optional", "true or false", lambda value: isinstance(value, bool)),
+        (
+            "axes padding permutation starts beginningPadding endingPadding outputPadding",
+            "a list of whole numbers, such as [0, 1]",
+            lambda value: _is_list(value, _is_whole),
+        ),
+        (
+            "splits",
+            "a number of parts, or a list of their sizes, such as [2, 3]",
+            lambda value: _is_size(value) or (_is_list(value, _is_size) and bool(value)),
+        ),
+        (
+            "scales",
+            "a list of numbers above 0, such as [2, 2]",
+            lambda value: _is_list(value, lambda factor: _is_number(factor) and 0 < factor < 2**31),
+        ),
     )
     for name in names.split()
 }
-"""The kind of value that an option has. Other options are words."""
+"""What the value of an option must be, and whether a value is that. Other options are words."""
 WORDS = {
     "mask": ("causal", "none"),
     "inputLayout": ("nchw", "nhwc"),
