@@ -52,7 +52,7 @@ def _model_fields(model: Model, other: Model) -> Fields:
 def _node_fields(node: Node) -> Fields:
     fields: Fields = {arg.key: spelled(arg.value) for arg in node.options}
     if "name" in fields:  # the name of an input in Keras, beside that of its block
-        fields |= {"name": _own_name(str(fields["name"])), "block": node.name}
+        fields |= {"name": _own_name(str(fields["name"])), "block": _own_name(node.name)}
     else:
         fields["name"] = _own_name(node.name, node.operator)
     return fields | {
