@@ -4,145 +4,763 @@ Rounds, slots and workers count from 1. ``ddlf/monitor/terminal`` turns events i
 no sentences, except reasons (``why``), which are texts of errors.
 """
 
-from ddlf.events import checkpoints, cluster, maps, phases, run, slots, workers
-from ddlf.events.checkpoints import (
-    CheckpointDamaged,
-    CheckpointFailed,
-    CheckpointWritten,
-)
-from ddlf.events.cluster import (
-    ClusterEvent,
-    ExecutorEnded,
-    Stream,
-    WorkerConnected,
-    WorkerDisconnected,
-    WorkerNotReached,
-    WorkerWrote,
-)
-from ddlf.events.event import (
-    Event,
-)
-from ddlf.events.maps import (
-    HowMapped,
-    MapBegan,
-    MapEnded,
-    MapEvent,
-    MapMoved,
-)
-from ddlf.events.phases import (
-    PhaseBegan,
-    PhaseEnded,
-    PhaseEvent,
-    PhaseMoved,
-    What,
-)
-from ddlf.events.run import (
-    Advised,
-    Committed,
-    Converged,
-    DataLoaded,
-    DataPartitioned,
-    Decided,
-    Evaluated,
-    ExchangeChosen,
-    How,
-    ModelBuilt,
-    ModelSaved,
-    NothingToTrain,
-    RunBegan,
-    RunEnded,
-    TrainingBegan,
-    Warned,
-)
-from ddlf.events.slots import (
-    FilesChanged,
-    PartsChanged,
-    ResidualDropped,
-    SlotBackedUp,
-    SlotEvent,
-    SlotFinished,
-    SlotMoved,
-    SlotsChanged,
-    SlotStarted,
-    UpdateArrived,
-    UpdateClipped,
-    UpdateRejected,
-)
-from ddlf.events.workers import (
-    WaitingForWorkers,
-    WorkerEvent,
-    WorkerGone,
-    WorkerJoined,
-    WorkerLost,
-    WorkerReady,
-    WorkerReturned,
-)
+from __future__ import annotations
 
-__all__ = [
-    "KINDS",
-    "Advised",
-    "CheckpointDamaged",
-    "CheckpointFailed",
-    "CheckpointWritten",
-    "ClusterEvent",
-    "Committed",
-    "Converged",
-    "DataLoaded",
-    "DataPartitioned",
-    "Decided",
-    "Evaluated",
-    "Event",
-    "ExchangeChosen",
-    "ExecutorEnded",
-    "FilesChanged",
-    "How",
-    "HowMapped",
-    "MapBegan",
-    "MapEnded",
-    "MapEvent",
-    "MapMoved",
-    "ModelBuilt",
-    "ModelSaved",
-    "NothingToTrain",
-    "PartsChanged",
-    "PhaseBegan",
-    "PhaseEnded",
-    "PhaseEvent",
-    "PhaseMoved",
-    "ResidualDropped",
-    "RunBegan",
-    "RunEnded",
-    "SlotBackedUp",
-    "SlotEvent",
-    "SlotFinished",
-    "SlotMoved",
-    "SlotStarted",
-    "SlotsChanged",
-    "Stream",
-    "TrainingBegan",
-    "UpdateArrived",
-    "UpdateClipped",
-    "UpdateRejected",
-    "WaitingForWorkers",
-    "Warned",
-    "What",
-    "WorkerConnected",
-    "WorkerDisconnected",
-    "WorkerEvent",
-    "WorkerGone",
-    "WorkerJoined",
-    "WorkerLost",
-    "WorkerNotReached",
-    "WorkerReady",
-    "WorkerReturned",
-    "WorkerWrote",
+from dataclasses import dataclass, field
+from typing import Literal, dataclass_transform
+
+from ddlf.events.record import RoundRecord
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class Event:
+    """A fact about the past. Each subclass is a frozen dataclass with keyword-only arguments."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
+
+
+How = Literal["complete", "converged", "stopped", "cancelled", "failed"]
+"""The ways in which a run can end."""
+
+
+class RunBegan(Event):
+    """Training was requested, and its settings are valid. No worker is connected yet.
+
+    Args:
+        run: Unique name of the run.
+        app: Name of the app's class.
+        mode: ``"sync"`` or ``"async"``.
+        epochs: Local epochs to train.
+        worker_epochs: Local epochs in a round.
+        batch_size: Samples in a batch of each worker.
+        seed: Seed of all random numbers.
+        worker_steps: Batches of each slot in a round, if the setting is used.
+        round_samples: Largest number of samples in a round, if the setting is used.
+    """
+
+    run: str
+    app: str
+    mode: str
+    epochs: int
+    worker_epochs: int
+    batch_size: int
+    seed: int
+    worker_steps: int | None = None
+    round_samples: int | None = None
+
+
+class ModelBuilt(Event):
+    """All workers at the beginning have built the same model.
+
+    Args:
+        name: Name of the model.
+        parameters: Number of values in its weights.
+        keras: Version of Keras on the workers.
+        backends: Distinct backends of Keras on the workers.
+        threads: Distinct numbers of threads of the workers.
+        seconds: Seconds from the first connection until model and data were ready.
+        bfloat16_gain: Speed-up of matrix products in bfloat16 on the first worker's machine; 0 if not measured.
+    """
+
+    name: str
+    parameters: int
+    keras: str
+    backends: tuple[str, ...]
+    threads: tuple[int, ...]
+    seconds: float
+    bfloat16_gain: float = 0.0
+
+
+class DataLoaded(Event):
+    """All workers at the beginning have the same training data.
+
+    Args:
+        samples: Number of training samples.
+        shape: Shape of one sample.
+        content: Fingerprint of the training data.
+        workers: Number of workers that have it.
+        loaded: Number of workers that had to load it.
+        seconds: Loading time of the slowest worker.
+    """
+
+    samples: int
+    shape: tuple[int, ...]
+    content: str
+    workers: int
+    loaded: int
+    seconds: float
+
+
+class Warned(Event):
+    """The app is likely to contain a mistake.
+
+    Args:
+        about: Its subject: ``"data"``, ``"model"``, ``"callback"``, ``"network"``, or a setting.
+        why: A description of the mistake.
+    """
+
+    about: str
+    why: str
+
+
+class Decided(Event):
+    """A rule has decided a value that the model text leaves open.
+
+    Args:
+        key: Block and key, as you would write them.
+        value: The value, as you would write it.
+        rule: Name of the rule.
+        why: Its reason.
+    """
+
+    key: str
+    value: str
+    rule: str
+    why: str
+
+
+class Advised(Event):
+    """The adviser has a finding. A run reports the first three.
+
+    Args:
+        rule: Name of the rule, such as ``"L02"``.
+        severity: ``"E"``: the model cannot learn; ``"W"``: it costs accuracy or time.
+        what: The finding.
+        fix: What to do.
+        place: ``file:line`` in your code; empty if unknown.
+        more: Number of further findings.
+    """
+
+    rule: str
+    severity: str
+    what: str
+    fix: str
+    place: str = ""
+    more: int = 0
+
+
+class TrainingBegan(Event):
+    """Master and workers are ready, and the starting weights are known.
+
+    Args:
+        mode: ``"sync"`` or ``"async"``.
+        samples: Number of training samples.
+        slots: Number of slots.
+        fixed: Whether this number stays when workers join.
+        workers: Workers of the cluster.
+        version: Number of merges in the starting weights; 0 for a new run.
+        source: Path of the checkpoints that it resumes; None without one.
+        rounds: Number of rounds of the whole training; 0 in events of 0.1.
+        reached: Number of rounds that the fastest slot has completed; 0 in events of 0.1.
+        facts: All settings and data that determine the bits of the run, by name, as JSON.
+        shard_workers: Number of workers that only serve weights in Downpour.
+    """
+
+    mode: str
+    samples: int
+    slots: int
+    fixed: bool
+    workers: int
+    version: int = 0
+    source: str | None = None
+    rounds: int = 0
+    reached: int = 0
+    facts: dict[str, str] = field(default_factory=dict)
+    shard_workers: int = 0
+
+
+class DataPartitioned(Event):
+    """Each slot keeps its own samples for the whole run.
+
+    Args:
+        partition: The partition rule, as text.
+        samples: Number of samples of each slot.
+        labels: Number of samples of each label for each slot, if the rule uses labels; else empty.
+    """
+
+    partition: str
+    samples: tuple[int, ...]
+    labels: tuple[dict[str, int], ...] = ()
+
+
+class ExchangeChosen(Event):
+    """``exchange="auto"`` has chosen an exchange.
+
+    Args:
+        exchange: ``"star"`` or ``"sharded"``.
+        why: The reason.
+    """
+
+    exchange: str
+    why: str
+
+
+class NothingToTrain(Event):
+    """A resumed run is already complete.
+
+    Args:
+        round: Number of rounds that were trained.
+        epochs: Number of requested local epochs.
+        converged: Whether it had converged before all epochs were done.
+    """
+
+    round: int
+    epochs: int
+    converged: bool
+
+
+class Committed(Event):
+    """Updates were merged, so the global weights have changed.
+
+    This event comes when the record is complete: after the evaluation of these weights, if any, and just before
+    ``IApp.on_round``.
+
+    Args:
+        record: The record of the round, or of the update in asynchronous training.
+    """
+
+    record: RoundRecord
+
+
+class RunEnded(Event):
+    """Training has ended, and its results are saved.
+
+    Args:
+        run: Unique name of the run, as in ``RunBegan``.
+        how: ``"complete"``, ``"converged"``, ``"stopped"`` (by ``stop_training``), ``"cancelled"`` or ``"failed"``.
+        version: Number of merges in the final weights; 0 if the run ended before training began.
+        why: The error's text if it has failed.
+        staleness: Number of asynchronous updates with staleness 0, 1 and so on.
+        weights: Digest of the final weights of asynchronous training; else empty.
+    """
+
+    run: str
+    how: How
+    version: int
+    why: str = ""
+    staleness: tuple[int, ...] = ()
+    weights: str = ""
+
+
+class Converged(Event):
+    """A callback, ``is_convergent`` or the setting ``converge`` has ended training before all epochs were done.
+
+    Args:
+        version: Number of merges in the weights.
+        epochs: Number of requested local epochs.
+    """
+
+    version: int
+    epochs: int
+
+
+class Evaluated(Event):
+    """The master's model was evaluated on the test data by ``IApp.evaluate_model``.
+
+    Args:
+        metrics: Keras's metrics by name.
+    """
+
+    metrics: dict[str, float]
+
+
+class ModelSaved(Event):
+    """The master's model was saved.
+
+    Args:
+        path: Path of the file.
+    """
+
+    path: str
+
+
+What = Literal[
+    "starting",
+    "connecting",
+    "importing",
+    "sending",
+    "loading",
+    "building",
+    "evaluating",
+    "validating",
+    "saving",
+    "writing",
 ]
+"""The kinds of phases: starting workers' processes, connecting to workers, importing the backend, sending code, loading data, building the model,
+evaluating test or validation data, saving the model, writing a checkpoint."""
 
-BASES = (ClusterEvent, MapEvent, PhaseEvent, SlotEvent, WorkerEvent)
+
+class PhaseEvent(Event):
+    """Base of all events about a phase.
+
+    Args:
+        phase: Number of the phase, unique in this process.
+        what: Kind of the phase, one of ``ddlf.events.What``.
+        worker: Number of the worker that it concerns; 0 for the master.
+        name: Name of that worker in cluster.yaml, else ``"worker 2"``; empty for the master.
+    """
+
+    phase: int
+    what: What
+    worker: int = 0
+    name: str = ""
+
+
+class PhaseBegan(PhaseEvent):
+    """A phase has begun.
+
+    Args:
+        total: Amount of work; 0 if unknown.
+        unit: Unit of the total: ``"workers"``, ``"bytes"``, ``"samples"``; empty without a total.
+        address: Host and port that the phase connects to; else empty.
+    """
+
+    total: int = 0
+    unit: str = ""
+    address: str = ""
+
+
+class PhaseMoved(PhaseEvent):
+    """A phase has progressed.
+
+    Args:
+        done: Amount of work done, in the unit of its ``PhaseBegan``.
+    """
+
+    done: int
+
+
+class PhaseEnded(PhaseEvent):
+    """A phase has ended, with or without success.
+
+    Args:
+        seconds: Seconds that it took.
+        why: The error's text if it has failed, or ``"cancelled"``.
+    """
+
+    seconds: float
+    why: str = ""
+
+
+class SlotEvent(Event):
+    """Base of all events about one slot.
+
+    Args:
+        round: Round of the slot.
+        slot: Number of the slot.
+        worker: Number of the worker that computes it.
+    """
+
+    round: int
+    slot: int
+    worker: int
+
+
+class SlotStarted(SlotEvent):
+    """A slot was given to a worker."""
+
+
+class SlotMoved(SlotEvent):
+    """A slot has progressed. This event comes at most a few times a second. Your own ``train`` reports progress only if
+    it calls ``replica.fit``.
+
+    Args:
+        done: Samples trained on in this round so far, counted once for each local epoch.
+        total: Samples of the whole round, counted the same way.
+        epoch: Number of the local epoch, counted over the whole run.
+        loss: Loss of this epoch so far; None without one.
+    """
+
+    done: int
+    total: int
+    epoch: int
+    loss: float | None = None
+
+
+class SlotFinished(SlotEvent):
+    """A worker has returned the update of a slot."""
+
+
+class UpdateArrived(SlotEvent):
+    """The master has received the update of a slot, and has not checked it yet.
+
+    Args:
+        samples: Number of samples that it was trained on.
+        epochs: Number of local epochs.
+        compute_s: Seconds of local training, on the worker's clock.
+        transfer_s: Remaining seconds from sending the weights to receiving the update.
+        bytes_out: Bytes sent for it.
+        bytes_back: Bytes received for it.
+        files: Numbers, from 1, of the first 100 partition files that the worker opened.
+    """
+
+    samples: int
+    epochs: int
+    compute_s: float
+    transfer_s: float
+    bytes_out: int
+    bytes_back: int
+    files: tuple[int, ...] = ()
+
+
+class SlotBackedUp(SlotEvent):
+    """A slot is late, so a second worker computes it, too."""
+
+
+class UpdateRejected(SlotEvent):
+    """An update was rejected.
+
+    Args:
+        why: The verdict on it.
+    """
+
+    why: str
+
+
+class UpdateClipped(SlotEvent):
+    """An update was scaled down.
+
+    Args:
+        factor: Its factor, below 1.
+        why: The verdict on it.
+    """
+
+    factor: float
+    why: str
+
+
+class ResidualDropped(SlotEvent):
+    """State of a slot was lost with its worker. The bits differ from here on.
+
+    Args:
+        codec: Name of the codec of updates.
+        why: How it was lost.
+        groups: Names of the lost state: ``residual``; ``own``, the slot's own weights, replaced by the global ones;
+            ``optimizer``, its optimizer state, which restarts.
+    """
+
+    codec: str
+    why: str
+    groups: tuple[str, ...] = ("residual",)
+
+
+class PartsChanged(Event):
+    """Asynchronous slots get other numbers of samples, because their measured speeds differ.
+
+    Args:
+        round: First round with these numbers.
+        samples: Number of samples of each slot in a round.
+    """
+
+    round: int
+    samples: tuple[int, ...]
+
+
+class FilesChanged(Event):
+    """Training changes to newer partition files with the same samples.
+
+    Args:
+        round: First round that reads them.
+        before: Previous version of the data set.
+        version: New version of the data set.
+        files: Number of its partition files.
+    """
+
+    round: int
+    before: int
+    version: int
+    files: int
+
+
+class SlotsChanged(Event):
+    """The number of slots has grown, because workers have joined.
+
+    Args:
+        round: First round with this number.
+        slots: New number of slots.
+    """
+
+    round: int
+    slots: int
+
+
+class WorkerEvent(Event):
+    """Base of all events about one worker of a run.
+
+    Args:
+        round: Newest round that has begun, or the round of the worker's slot.
+        worker: Number of the worker.
+    """
+
+    round: int
+    worker: int
+
+
+class WorkerReady(WorkerEvent):
+    """A worker has loaded app, data and model for the beginning of the run.
+
+    Args:
+        name: Name of the worker.
+    """
+
+    name: str
+
+
+class WorkerLost(WorkerEvent):
+    """A worker was lost. The run tries to reconnect it.
+
+    Args:
+        slot: Number of its slot, which moves to another worker; None without a slot.
+        why: The reason.
+    """
+
+    slot: int | None = None
+    why: str
+
+
+class WorkerReturned(WorkerEvent):
+    """A lost worker has returned, and has loaded app, data and model again.
+
+    Args:
+        name: Name of the worker.
+    """
+
+    name: str
+
+
+class WorkerJoined(WorkerEvent):
+    """A worker has joined during the run.
+
+    Args:
+        name: Name of the worker.
+        workers: Number of workers now.
+        slots: Number of slots if it is fixed, else None.
+    """
+
+    name: str
+    workers: int
+    slots: int | None = None
+
+
+class WorkerGone(WorkerEvent):
+    """A worker has left the run for good.
+
+    Args:
+        rejected: Number of its rejected updates in a row if this is the reason, else 0.
+        why: The error's text, possibly several lines, if there was an error.
+    """
+
+    rejected: int = 0
+    why: str = ""
+
+
+class WaitingForWorkers(Event):
+    """All workers are lost.
+
+    Args:
+        round: Newest round that has begun.
+        seconds: Seconds until the run ends, unless a worker returns.
+    """
+
+    round: int
+    seconds: float
+
+
+class CheckpointWritten(Event):
+    """A checkpoint is complete and on the disk.
+
+    Args:
+        version: Number of merges in it, as in its name.
+        path: Path of the checkpoint folder.
+        seconds: Seconds that it took, from the first request for state on workers.
+        slices: Number of slices that workers have written; 0 if the master has written the whole checkpoint.
+        through: Workers that cannot see the folder, so that the master has written their slices.
+    """
+
+    version: int
+    path: str
+    seconds: float
+    slices: int = 0
+    through: tuple[int, ...] = ()
+
+
+class CheckpointFailed(Event):
+    """A checkpoint could not be written. Training continues.
+
+    Args:
+        round: Newest complete round when the checkpoint began.
+        why: The error's text.
+        newest: Number of the newest complete checkpoint; None without one.
+    """
+
+    round: int
+    why: str
+    newest: int | None = None
+
+
+class CheckpointDamaged(Event):
+    """A part of a checkpoint is damaged. The run uses another one, or continues without this part.
+
+    Args:
+        why: The damaged part, and its replacement.
+    """
+
+    why: str
+
+
+Stream = Literal["stdout", "stderr"]
+"""The standard streams of a program."""
+
+
+class ClusterEvent(Event):
+    """Base of all events about one worker of a cluster.
+
+    Args:
+        worker: Number of the worker.
+        name: Name of the worker in cluster.yaml, else ``"worker 2"``.
+    """
+
+    worker: int
+    name: str
+
+
+class WorkerConnected(ClusterEvent):
+    """The executor of a worker has answered, so the worker can be used.
+
+    Args:
+        address: Host and port of its daemon.
+        host: The machine's own host name.
+        python: Version of Python on the worker.
+        cores: Number of cores that it may use.
+        threads: Number of threads that it computes with; 0 if unknown.
+        again: Whether it was connected before.
+    """
+
+    address: str
+    host: str
+    python: str
+    cores: int
+    threads: int
+    again: bool = False
+
+
+class WorkerDisconnected(ClusterEvent):
+    """The connection to a worker has ended.
+
+    Args:
+        why: The reason; empty if this side closed the connection.
+    """
+
+    why: str = ""
+
+
+class WorkerNotReached(ClusterEvent):
+    """Another attempt to connect to a missing worker has failed. More attempts follow.
+
+    Args:
+        tries: Number of failed attempts in a row.
+        why: The reason of the last failure.
+    """
+
+    tries: int
+    why: str
+
+
+class ExecutorEnded(ClusterEvent):
+    """A worker's executor has ended and lost its state. The daemon starts another one.
+
+    Args:
+        why: The signal or exit code, with the last lines of its log.
+    """
+
+    why: str
+
+
+class WorkerWrote(ClusterEvent):
+    """User code on a worker has written lines to a standard stream of Python, for example with ``print`` or ``logging``.
+
+    A worker drops lines above a certain rate and counts them. All lines of these events and all dropped lines together
+    are the lines that the worker has written while this master had it.
+
+    Args:
+        stream: ``"stdout"`` or ``"stderr"``.
+        lines: The lines, without line ends; a very long one is cut and says so. Empty if only dropped lines are
+            reported.
+        dropped: Number of dropped lines of both streams, just before these.
+    """
+
+    stream: Stream
+    lines: tuple[str, ...]
+    dropped: int = 0
+
+
+HowMapped = Literal["complete", "cancelled", "failed"]
+"""The ways in which a map can end."""
+
+
+class MapEvent(Event):
+    """Base of all events about a map.
+
+    Args:
+        map: Number of the map, unique in this process.
+        function: Name of the function.
+    """
+
+    map: int
+    function: str
+
+
+class MapBegan(MapEvent):
+    """A map has begun to take items.
+
+    Args:
+        items: Number of items; None if unknown.
+        workers: Number of workers that may compute items.
+        per_worker: Number of items that may run on one worker at the same time.
+    """
+
+    items: int | None
+    workers: int
+    per_worker: int
+
+
+class MapMoved(MapEvent):
+    """Items are done. This event comes at most a few times a second.
+
+    Args:
+        done: Number of items with a result so far.
+        failed: Number of items with an error so far.
+    """
+
+    done: int
+    failed: int
+
+
+class MapEnded(MapEvent):
+    """A map is over.
+
+    Args:
+        how: ``"complete"``, ``"cancelled"`` (the caller stopped taking results) or ``"failed"``.
+        done: Number of items with a result.
+        failed: Number of items with an error.
+        seconds: Seconds since it began.
+        compute_s: Sum of the seconds that workers spent on items.
+        why: The error's text if it has failed.
+    """
+
+    how: HowMapped
+    done: int
+    failed: int
+    seconds: float
+    compute_s: float
+    why: str = ""
+
+
+BASES = (Event, ClusterEvent, MapEvent, PhaseEvent, SlotEvent, WorkerEvent)
 KINDS: dict[str, type[Event]] = {
     name: kind
-    for module in (run, phases, slots, workers, checkpoints, cluster, maps)
-    for name, kind in vars(module).items()
-    if isinstance(kind, type) and issubclass(kind, Event) and kind not in (Event, *BASES)
+    for name, kind in list(globals().items())
+    if isinstance(kind, type) and issubclass(kind, Event) and kind not in BASES
 }
 """All events by name, in the order in which they are described."""

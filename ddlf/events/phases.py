@@ -10,77 +10,9 @@ import itertools
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from ddlf.events.event import Event
-
-What = Literal[
-    "starting",
-    "connecting",
-    "importing",
-    "sending",
-    "loading",
-    "building",
-    "evaluating",
-    "validating",
-    "saving",
-    "writing",
-]
-"""The kinds of phases: starting workers' processes, connecting to workers, importing the backend, sending code, loading data, building the model,
-evaluating test or validation data, saving the model, writing a checkpoint."""
-
-
-class PhaseEvent(Event):
-    """Base of all events about a phase.
-
-    Args:
-        phase: Number of the phase, unique in this process.
-        what: Kind of the phase, one of ``ddlf.events.What``.
-        worker: Number of the worker that it concerns; 0 for the master.
-        name: Name of that worker in cluster.yaml, else ``"worker 2"``; empty for the master.
-    """
-
-    phase: int
-    what: What
-    worker: int = 0
-    name: str = ""
-
-
-class PhaseBegan(PhaseEvent):
-    """A phase has begun.
-
-    Args:
-        total: Amount of work; 0 if unknown.
-        unit: Unit of the total: ``"workers"``, ``"bytes"``, ``"samples"``; empty without a total.
-        address: Host and port that the phase connects to; else empty.
-    """
-
-    total: int = 0
-    unit: str = ""
-    address: str = ""
-
-
-class PhaseMoved(PhaseEvent):
-    """A phase has progressed.
-
-    Args:
-        done: Amount of work done, in the unit of its ``PhaseBegan``.
-    """
-
-    done: int
-
-
-class PhaseEnded(PhaseEvent):
-    """A phase has ended, with or without success.
-
-    Args:
-        seconds: Seconds that it took.
-        why: The error's text if it has failed, or ``"cancelled"``.
-    """
-
-    seconds: float
-    why: str = ""
-
+from ddlf.events import Event, PhaseBegan, PhaseEnded, PhaseMoved, What
 
 _numbers = itertools.count(1)
 
