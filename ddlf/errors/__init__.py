@@ -3,33 +3,33 @@
 ::
 
     DDLFError
-    |-- ConfigError (ValueError)                an argument, an option or the configuration file
-    |-- NotationError (ValueError)              the text of a model
-    |-- AppError (TypeError)                    the user's app lacks something
+    |-- ConfigError (ValueError)                an argument, an option or the configuration file is invalid
+    |-- NotationError (ValueError)              the text of a model has a mistake
+    |-- AppError (TypeError)                    the user's app lacks a required part
     |-- ListenError (OSError)                   a worker cannot listen
     |-- ConnectError (ConnectionError)          a worker cannot be reached
-    |-- AuthError (PermissionError)             the two sides hold different tokens
-    |-- VersionError (ConnectionError)          the two sides cannot speak or exchange code
-    |-- ProtocolError (ConnectionError)         bytes that are not of the protocol
-    |-- FrameTooLarge (ValueError)              a message over the receiver's limit
-    |-- NotPicklable (TypeError)                what cannot be sent
-    |-- ResultNotData (TypeError)               what may not come back
-    |-- RemoteError (and what was raised)       a method raised on a worker
+    |-- AuthError (PermissionError)             the two sides have different tokens
+    |-- VersionError (ConnectionError)          the two sides have incompatible versions
+    |-- ProtocolError (ConnectionError)         the other side sent invalid bytes
+    |-- FrameTooLarge (ValueError)              a message exceeds the receiver's limit
+    |-- NotPicklable (TypeError)                an object cannot be sent
+    |-- ResultNotData (TypeError)               a result is not plain data
+    |-- RemoteError (and the raised class)      a method raised on a worker
     |-- RequestCancelled                        a request was cancelled on the worker
-    |-- RequestFailed                           a request ended without a result, for what happened around it
+    |-- RequestFailed                           a request ended without a result, for a reason outside its method
     |   |-- WorkerLost (ConnectionError)        the connection ended first
     |   |-- ExecutorCrashed (RuntimeError)      the process that ran it ended
-    |   |-- RequestTimeout (TimeoutError)       its time was over
-    |   `-- LeaseError (PermissionError)        somebody else has the worker, or the folder
-    |-- AppMissing (LookupError)                a worker does not hold this run's app
-    |-- BadUpdate (ValueError)                  what a slot sent back cannot be merged
-    |-- ClusterTooSmall (ConnectionError)       too few workers are left
+    |   |-- RequestTimeout (TimeoutError)       its time limit was over
+    |   `-- LeaseError (PermissionError)        another master has the worker or the folder
+    |-- AppMissing (LookupError)                a worker does not host a role of this run
+    |-- BadUpdate (ValueError)                  an update cannot be merged
+    |-- ClusterTooSmall (ConnectionError)       too few workers remain
     |-- DatasetError (ValueError)               a data set cannot be used
-    |   |-- DatasetDamaged                      a partition file is not what the manifest says
-    |   `-- DatasetMismatch                     two nodes hold different data
+    |   |-- DatasetDamaged                      a partition file differs from the manifest
+    |   `-- DatasetMismatch                     two nodes have different data
     `-- CheckpointError (OSError)               a checkpoint cannot be used
-        |-- CheckpointCorrupt (ValueError)      it is not what was written
-        `-- CheckpointMismatch (ValueError)     it is of another run
+        |-- CheckpointCorrupt (ValueError)      its content differs from what was written
+        `-- CheckpointMismatch (ValueError)     it belongs to another run
 
 Each class also derives from the builtin in brackets, which a caller would catch. A class exists only if some caller
 handles it differently. The text of an error says what happened, where, and what to do next (``hint``). The facts are
@@ -44,23 +44,24 @@ from ddlf.errors.tracebacks import RemoteError as RemoteError
 
 
 class ConfigError(DDLFError, ValueError):
-    """An argument, an option or the configuration file has a value that cannot be used.
+    """An argument, an option or the configuration file has an invalid value.
 
     What to do:
-        Change the value that the text names; it says what can stand there. ``ddlf config show app.py --origin`` shows where each setting comes from.
+        Change the value that the text names; the text has the valid values. ``ddlf config show app.py --origin`` shows
+        where each setting comes from.
     """
 
     exit_code = 2
 
 
 class NotationError(DDLFError, ValueError):
-    """The text of a model cannot be read, or says what cannot be.
+    """The text of a model has a mistake.
 
     What to do:
-        Mend what each line of the text names, at its line and column; ``ddlf model check`` says whether all is well.
+        Correct each line that the text names. ``ddlf model check`` reports whether the model is valid.
 
     Attributes:
-        problems: Line and column, both from 1, and sentence of each thing that is wrong, in the order of the text.
+        problems: Line, column and sentence of each mistake, in the order of the text. Lines and columns count from 1.
     """
 
     exit_code = 2
@@ -68,99 +69,104 @@ class NotationError(DDLFError, ValueError):
 
 
 class AppError(DDLFError, TypeError):
-    """The user's app lacks something that it must have.
+    """The user's app lacks a required part.
 
     What to do:
-        Write in the app's class what the text names.
+        Add the part that the text names to the app's class.
     """
 
     exit_code = 2
 
 
 class AppMissing(DDLFError, LookupError):
-    """A worker does not hold what a training run gave it: its executor is a new one, or another run took its place.
+    """A worker no longer hosts a role of this run, because its executor was restarted or another run replaced it.
 
     What to do:
-        Nothing, mostly: a run brings its app to such a worker again. If that ends the run, see with ``ddlf status`` who else uses the worker.
+        Usually nothing: a run sends its app to the worker again. If the error ends the run, ``ddlf status`` shows who
+        else uses the worker.
     """
 
 
 class ListenError(DDLFError, OSError):
-    """A worker cannot listen on the address it was given.
+    """A worker cannot listen on its address.
 
     What to do:
-        Choose another port with ``--port``, or end the program that listens there (``ss -ltnp``). A host must be an address of this machine.
+        Choose another port with ``--port``, or end the program that uses the port (``ss -ltnp`` shows it). A host must
+        be an address of this machine.
     """
 
     exit_code = 3
 
 
 class ConnectError(DDLFError, ConnectionError):
-    """One or more workers could not be reached.
+    """One or more workers cannot be reached.
 
     What to do:
-        Start the workers that the text names (``ddlf-worker --port 9000`` on each machine); if they run, look at the addresses and at
-        firewalls. ``min_workers`` goes on without those that are missing.
+        Start the workers that the text names (``ddlf-worker --port 9000`` on each machine). If they are running, check
+        addresses and firewalls. ``min_workers`` starts without missing workers.
     """
 
     exit_code = 3
 
 
 class AuthError(DDLFError, PermissionError):
-    """The two sides do not hold the same token, or a token cannot be used.
+    """The two sides have different tokens, or a token cannot be used.
 
     What to do:
-        Copy the token of one side to the other; ``ddlf token new`` and ``ddlf token show`` say how. Who changes a token starts the workers anew.
+        Copy the token of one side to the other (``ddlf token new``, ``ddlf token show``). Restart the workers after you
+        have changed their token.
     """
 
     exit_code = 4
 
 
 class VersionError(DDLFError, ConnectionError):
-    """The two sides speak different versions of the protocol or run Python versions that cannot exchange code.
+    """The two sides use different protocol versions, or Python versions that cannot exchange code.
 
     What to do:
-        Install the same DDLF, and the same minor version of Python, on both sides.
+        Install the same version of DDLF, and the same minor version of Python, on both sides.
     """
 
     exit_code = 4
 
 
 class ProtocolError(DDLFError, ConnectionError):
-    """The other side sent bytes that are not of the protocol. The connection is closed.
+    """The other side sent invalid bytes. The connection is closed.
 
     What to do:
-        See what listens on that port: most likely it is no worker. If it is one, use the same version of DDLF on both sides.
+        Check which program listens on that port. If it is a worker, use the same version of DDLF on both sides.
     """
 
 
 class FrameTooLarge(DDLFError, ValueError):
-    """A message is over the limit of the side that would receive it. Nothing was sent.
+    """A message exceeds the receiver's limit. Nothing was sent.
 
     What to do:
-        Send less at once, or let the workers load it: ``load_dataset`` runs there, too.
+        Send less data at once, or let the workers load it themselves: ``load_dataset`` can run on workers.
     """
 
 
 class ClusterTooSmall(DDLFError, ConnectionError):
-    """So many workers were lost that training cannot go on.
+    """Too few workers remain to continue the training.
 
     What to do:
-        See why the workers were lost: their terminals say so. With checkpoints ``--resume auto`` goes on; ``wait_for_workers_s`` waits longer.
+        Find out why the workers were lost; their terminals show it. With checkpoints, ``--resume auto`` continues the
+        run. ``wait_for_workers_s`` waits longer for workers to return.
     """
 
     exit_code = 5
 
 
 class RequestFailed(DDLFError):
-    """A request ended without a result and without an error of its method: for what happened around it.
+    """A request ended without a result, for a reason outside its method.
 
     What to do:
-        Call again if ``may_have_run`` is False, or if it does no harm to run it twice; ``options(idempotent=True)`` does so by itself.
+        Call again if ``may_have_run`` is False, or if running twice is harmless. ``options(idempotent=True)`` repeats
+        such calls automatically.
 
     Attributes:
-        may_have_run: Whether the request can have started on the worker.
-        attempts: How often it was tried; only an idempotent request is tried again.
+        may_have_run: Whether the request may have started on the worker.
+        attempts: Number of attempts. Only idempotent requests are repeated.
     """
 
     may_have_run: bool = True
@@ -171,11 +177,12 @@ class WorkerLost(RequestFailed, ConnectionError):
     """The connection to a worker ended before the request did.
 
     What to do:
-        Look at the worker's terminal and at the network. Training goes on without a lost worker; for a call see ``RequestFailed``.
+        Check the worker's terminal and the network. A training continues without the lost worker. For other calls see
+        ``RequestFailed``.
 
     Attributes:
-        last_seen_s: How long before this error the worker gave its last sign of life, in seconds; None if it never did.
-        signal: The name of the signal that ended the worker's process, as ``"SIGKILL"``, where this machine can know it; else None.
+        last_seen_s: Seconds between the worker's last sign of life and this error; None if there was no sign of life.
+        signal: Name of the signal that ended the worker's process, such as ``"SIGKILL"``; None if unknown.
     """
 
     exit_code = 5
@@ -184,19 +191,19 @@ class WorkerLost(RequestFailed, ConnectionError):
 
 
 class ExecutorCrashed(RequestFailed, RuntimeError):
-    """The process that ran the request ended; the worker's daemon lives and has started a new one. What waited for its turn has not run.
+    """The process that ran the request ended. The worker's daemon has started a new one. Waiting requests have not run.
 
     What to do:
-        With SIGKILL mostly memory was short: use less of it, or fewer workers on that machine. Else a native library failed; its last words say
-        more. For a call see ``RequestFailed``.
+        SIGKILL usually means that the machine ran out of memory: use less of it, or fewer workers on that machine.
+        Otherwise a native library failed; the last lines of its output tell more. For the call see ``RequestFailed``.
 
     Attributes:
-        exit_code_of_process: Exit code, None when a signal ended it.
-        signal: The name of that signal, as ``"SIGSEGV"``, or None.
-        stderr_tail: The last lines it wrote to its standard error.
-        pid: Process id, if the worker says so.
-        gave_up: Whether its daemon ended it, since a request that was cancelled did not end.
-        begun: The highest number of a request that can have begun in it.
+        exit_code_of_process: Exit code; None if a signal ended the process.
+        signal: Name of that signal, such as ``"SIGSEGV"``, or None.
+        stderr_tail: The last lines that the process wrote to its standard error.
+        pid: Process id, if the worker reports it.
+        gave_up: Whether the daemon ended the process because a cancelled request did not end.
+        begun: The highest number of a request that may have begun in the process.
     """
 
     exit_code = 5
@@ -208,24 +215,25 @@ class ExecutorCrashed(RequestFailed, RuntimeError):
     begun: int = 2**64
 
     def _rest(self) -> str:
-        return f"\nits last words:\n{self.stderr_tail}" if self.stderr_tail else ""
+        return f"\nits last output:\n{self.stderr_tail}" if self.stderr_tail else ""
 
 
 class RequestTimeout(RequestFailed, TimeoutError):
-    """A request did not end within its time.
+    """A request did not end within its time limit.
 
     What to do:
-        See with ``ddlf status`` what the worker does; give the call more time with ``options(timeout_s=...)``.
+        ``ddlf status`` shows what the worker does. Allow more time with ``options(timeout_s=...)``.
     """
 
     exit_code = 6
 
 
 class LeaseError(RequestFailed, PermissionError):
-    """Somebody else holds what only one may hold: a worker, or a folder of checkpoints.
+    """Another master has the lease of a worker or of a checkpoint folder.
 
     What to do:
-        Wait until the others are done (``--wait``), ask them (the text says who they are), or take it from them with ``--takeover``.
+        Wait until the other master has finished (``--wait``), ask its user (the text has the name), or take the lease
+        with ``--takeover``.
     """
 
     exit_code = 3
@@ -236,23 +244,24 @@ class RequestCancelled(DDLFError):
     """The request was cancelled while it ran on the worker.
 
     What to do:
-        Nothing: somebody wanted it.
+        Nothing, because somebody cancelled it on purpose.
     """
 
 
 class NotPicklable(DDLFError, TypeError):
-    """A function or an argument holds something that cannot be sent to another process.
+    """A function or an argument contains an object that cannot be sent to another process.
 
     What to do:
-        Make files, locks, connections and sessions on the worker, inside the function, instead of sending them.
+        Create files, locks, connections and sessions inside the function, on the worker, instead of sending them.
     """
 
 
 class ResultNotData(DDLFError, TypeError):
-    """A worker's result is not plain data, and the master does not unpickle what workers send unless told to.
+    """A worker's result is not plain data, and the master does not unpickle results by default.
 
     What to do:
-        Return numbers, text, containers, arrays or dataclasses; or trust the workers with ``pickle_results=True`` (``--pickle-results``).
+        Return numbers, text, containers, arrays or dataclasses. If you trust the workers, set ``pickle_results=True``
+        (``--pickle-results``).
     """
 
 
@@ -260,25 +269,25 @@ class DatasetError(DDLFError, ValueError):
     """A data set cannot be found, read or used.
 
     What to do:
-        Put the file where the text says, or name the right folder in ``DDLF_DATA``; a file that is damaged is removed and loaded again.
+        Put the file where the text says, or set ``DDLF_DATA`` to its folder. A damaged file is removed and loaded again.
     """
 
     exit_code = 7
 
 
 class DatasetDamaged(DatasetError):
-    """A partition file is missing, or is not what the manifest says.
+    """A partition file is missing or differs from the manifest.
 
     What to do:
-        Bring it back from a copy, or split the data set again; to train without it, set ``on_bad="skip"``.
+        Restore the file from a copy, or split the data set again. To train without it, set ``on_bad="skip"``.
     """
 
 
 class DatasetMismatch(DatasetError):
-    """Two nodes hold different data under the same name.
+    """Two nodes have different data under the same name.
 
     What to do:
-        Give every machine the same files, and load them without shuffling by chance.
+        Give every machine the same files, and load them without random shuffling.
     """
 
 
@@ -286,25 +295,25 @@ class CheckpointError(DDLFError, OSError):
     """A checkpoint cannot be written, found, read or used.
 
     What to do:
-        Do to the disk or the folder what the text says: there is no room, or you may not write there.
+        Repair what the text names: for example free disk space, or write permission for the folder.
 
     Attributes:
-        errno: What the operating system said, as ``errno.ENOSPC``; None when it said nothing.
+        errno: Error number of the operating system, such as ``errno.ENOSPC``; None if there is none.
     """
 
     exit_code = 7
 
 
 class CheckpointCorrupt(CheckpointError, ValueError):
-    """A checkpoint is not what was once written.
+    """The content of a checkpoint differs from what was written.
 
     What to do:
-        Go on from one before it (``--resume DIR/round-000011``), or bring the file back from a copy.
+        Continue from an earlier checkpoint (``--resume DIR/round-000011``), or restore the file from a copy.
 
     Attributes:
-        file: The damaged file, or the folder when the checkpoint as a whole is wrong.
-        expected: What should be there, as ``"SHA-256 9f86..."`` or ``"4096 bytes"``.
-        got: What is there.
+        file: The damaged file, or the folder if the checkpoint as a whole is wrong.
+        expected: The expected content, such as ``"SHA-256 9f86..."`` or ``"4096 bytes"``.
+        got: The actual content.
     """
 
     file: str = ""
@@ -313,22 +322,23 @@ class CheckpointCorrupt(CheckpointError, ValueError):
 
 
 class CheckpointMismatch(CheckpointError, ValueError):
-    """A checkpoint is whole, but of another model, other data or other settings than this run.
+    """A checkpoint is intact, but belongs to another model, other data or other settings.
 
     What to do:
-        Run with the settings, model and data that the text names, or begin anew in another folder.
+        Use the settings, model and data that the text names, or start a new run in another folder.
     """
 
 
 class BadUpdate(DDLFError, ValueError):
-    """What a worker sent back from a round cannot be merged. The weights are those of before.
+    """A worker's update cannot be merged. The weights stay as they were before the round.
 
     What to do:
-        With NaN or infinity, train with smaller steps. If one worker alone does it, ``update_policy="reject"`` goes on without it.
+        If it contains NaN or infinity, train with smaller steps. If only one worker sends such updates,
+        ``update_policy="reject"`` continues without them.
 
     Attributes:
-        tensor: Which tensor, as ``"dense/kernel"`` or ``"tensor 3"``; empty when it is the update as a whole.
-        count: Values of that tensor that are wrong.
+        tensor: Name of the tensor, such as ``"dense/kernel"`` or ``"tensor 3"``; empty for the update as a whole.
+        count: Number of invalid values in that tensor.
     """
 
     tensor: str = ""

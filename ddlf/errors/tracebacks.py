@@ -19,17 +19,18 @@ from typing import Any
 
 
 class DDLFError(Exception):
-    """The root of the tree: catch it for whatever DDLF raises.
+    """The root of the tree. Catch it to handle every error of DDLF.
 
     Args:
         message: What happened and where, without a full stop at the end.
         hint: What to do next, as an imperative clause.
-        worker: The worker it happened on, as ``"worker 2 (10.0.0.7:9000)"``; empty on the master.
-        facts: Those of its class, by name.
+        worker: The worker on which it happened, such as ``"worker 2 (10.0.0.7:9000)"``; empty on the master.
+        facts: Facts that its class declares, by name.
 
     Attributes:
-        others: The errors of the other workers that failed in the same call, in worker order. This one is of the first.
-        item_index: Index of the item of a map that it is of, from 0; None of what is no map's.
+        others: The errors of the other workers that failed in the same call, in worker order. This error belongs to the
+            first worker.
+        item_index: Index of the failed item of a map, from 0; None outside a map.
     """
 
     __module__ = "ddlf.errors"  # the tree is there, and users look for it there
@@ -127,21 +128,23 @@ MANY = 8
 
 
 class RemoteError(DDLFError):
-    """A method raised on a worker.
+    """A method raised an exception on a worker.
 
-    The error raised on the master is also an instance of the class that was raised on the worker, if this side knows it: a builtin
-    exception, or one of a module that is imported here, as the user's script is. So ``except ValueError`` and ``except MyError`` work across
-    machines. The text ends with the worker's own traceback.
+    The error is also an instance of the class that was raised on the worker, if the master knows that class: a builtin
+    exception, or a class of an imported module such as the user's script. ``except ValueError`` and ``except MyError``
+    therefore work across machines. The text ends with the worker's own traceback.
 
     What to do:
-        Mend your own line that the traceback ends with.
+        Correct your own line at the end of the traceback.
 
     Attributes:
-        type: The class that was raised on the worker; None if this side does not know it.
-        type_name: Qualified name, as ``"ValueError"`` or ``"my_app.BadBatch"``.
+        type: The class that was raised on the worker; None if the master does not know it.
+        type_name: Qualified name of the class, such as ``"ValueError"`` or ``"my_app.BadBatch"``.
         remote_message: ``str()`` of the exception on the worker.
-        remote_traceback: The worker's own traceback, with the worker's files and lines; empty when the error comes from none of the user's lines.
-        attributes: What the exception had as attributes, as far as it is data. ``args`` and those whose names are free are attributes here, too.
+        remote_traceback: The worker's own traceback, with the worker's files and lines; empty if no line of the user's
+            code raised the error.
+        attributes: The attributes of the exception that are data. They are also attributes of this error, unless a name
+            is taken, and so are its ``args``.
     """
 
     __module__ = "ddlf.errors"
