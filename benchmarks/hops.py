@@ -6,13 +6,14 @@ The round: two workers on this machine, exchange ``star``, rule ``mean``, no cod
 next. The push: one replica of Downpour whose shard is on another worker, with a push after each batch and no fetch. On the worker that
 pushes, the trace has its event loop, and of its compute thread what ``FUNCTION``, the end of a batch, calls; on the other worker it has
 the event loop. The output counts the distinct files and functions of ``ddlf`` in which a call began. Heartbeats, events and reads of a
-property count as well: the trace leaves nothing out.
+property count as well. Only the calls that collect the trace are left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ def trace(inside: str = "") -> Any:
 
     found = getattr(sys, "_ddlf_calls", None)
     if found is None:
-        found = sys._ddlf_calls = set()  # type: ignore[attr-defined]
+        found = sys._ddlf_calls = Counter()  # type: ignore[attr-defined]
     depth = [0]
 
     def note(frame: Any, event: str, _: Any) -> None:
@@ -62,7 +63,7 @@ def trace(inside: str = "") -> Any:
         if inside and frame.f_code.co_name == inside:
             depth[0] += 1 if event == "call" else -1
         if event == "call" and (not inside or depth[0] > 0):
-            found.add((name[at:], frame.f_code.co_qualname))
+            found[name[at:], frame.f_code.co_qualname] += 1
 
     if not inside:
         threading.setprofile(note)
@@ -71,28 +72,40 @@ def trace(inside: str = "") -> Any:
 
 async def trace_there(self: Any, inside: str = "") -> None:
     """Trace in an executor: on its event loop, and on its compute thread all, or what ``inside`` calls."""
-    trace()
     await self.compute(lambda: trace(inside))
+    trace()
 
 
-async def collect_there(self: Any) -> list[tuple[str, str]]:
+async def collect_there(self: Any) -> list[tuple[str, str, int]]:
     """Return what was called in the executor since the last time."""
     return collect()
 
 
-def collect() -> list[tuple[str, str]]:
-    """Return what was called in this process since the last time."""
+def collect() -> list[tuple[str, str, int]]:
+    """Return what was called in this process since the last time, with how often."""
     import sys
 
-    found = sys._ddlf_calls  # type: ignore[attr-defined]
-    result = sorted(found)
+    found: Counter[tuple[str, str]] = getattr(sys, "_ddlf_calls", Counter())
+    result = [(*call, count) for call, count in sorted(found.items())]
     found.clear()
     return result
+
+
+async def collected(worker: Any) -> Counter[tuple[str, str]]:
+    """Return what was called in a worker's executor since the last time, with how often."""
+    return Counter({(file, name): count for file, name, count in await worker.run_method(collect_there)})
+
+
+async def own_calls(worker: Any) -> Counter[tuple[str, str]]:
+    """Return what is called when the trace is collected. The run must be over, because a worker's calls take turns."""
+    await collected(worker)
+    return await collected(worker)
 
 
 async def round_of(cluster: Any) -> dict[str, list[tuple[str, str]]]:
     """The calls of the third of four rounds."""
     found: dict[str, list[tuple[str, str]]] = {}
+    calls: Counter[tuple[str, str]] = Counter()
     app = Plain(cluster)
     app.master_epochs = 4
     worker = cluster.workers[0]
@@ -104,32 +117,37 @@ async def round_of(cluster: Any) -> dict[str, list[tuple[str, str]]]:
             await worker.run_method(collect_there)
             collect()
         if record.version == 3:
-            found["master"] = collect()
-            found["worker"] = await worker.run_method(collect_there)
+            found["master"] = [call[:2] for call in collect()]
+            calls.update(await collected(worker))
 
     app.on_round = on_round  # type: ignore[method-assign]
     await app.train_sync()
+    found["worker"] = sorted(calls - await own_calls(worker))
     return found
 
 
 async def push_of(cluster: Any, inside: str) -> dict[str, list[tuple[str, str]]]:
     """The calls of the pushes of the third of four rounds."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    calls: dict[str, Counter[tuple[str, str]]] = {}
     app = Plain(cluster)
     vars(app).update(mode="downpour", shard_workers=1, shards=1, copies=0, n_fetch=10_000, n_push=1, master_epochs=4)
     replica, server = cluster.workers
 
     async def on_round(record: Any) -> None:
         if record.version == 2:
+            for worker in cluster.workers:
+                await collected(worker)  # sends its code, which is not part of a push
             await replica.run_method(trace_there, inside=inside)
             await server.run_method(trace_there)
         if record.version == 3:
-            found["replica"] = await replica.run_method(collect_there)
-            found["server"] = await server.run_method(collect_there)
+            calls["replica"], calls["server"] = await collected(replica), await collected(server)
 
     app.on_round = on_round  # type: ignore[method-assign]
     await app.train_downpour()
-    return found
+    return {
+        name: sorted(calls[name] - await own_calls(worker))
+        for name, worker in (("replica", replica), ("server", server))
+    }
 
 
 def show(what: str, traced: dict[str, list[tuple[str, str]]], *, as_list: bool) -> None:
