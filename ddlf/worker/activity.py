@@ -209,9 +209,8 @@ class Activity:
         """Return whether this key, which is not empty, is the key of the lease."""
         return self._page[_LEASE_AT:_LEASE_END] == lease
 
-    @property
-    def lease(self) -> bytes:
-        """The key of the lease; zeros while the worker is free."""
+    def read_lease(self) -> bytes:
+        """Return the key of the lease; zeros while the worker is free."""
         return self._page[_LEASE_AT:_LEASE_END]
 
     def clear(self) -> None:

@@ -40,7 +40,7 @@ from ddlf.rpc.messages import (
 )
 from ddlf.worker.activity import Activity
 from ddlf.worker.lease import MASTER_ID_BYTES
-from ddlf.worker.methods import Method
+from ddlf.worker.methods import Method, Methods
 from ddlf.worker.peers import Admitted, Peers, refuse_between_workers, refuse_code
 
 EAGER: dict[str, Any] = {"eager_start": True} if sys.version_info >= (3, 12) else {}
@@ -83,7 +83,7 @@ class Calls:
 
     Args:
         worker: The object that methods receive as ``self``.
-        find: Returns the method for a request of a session. An exception from it is the answer.
+        methods: Finds the method of a request.
         sessions: All open sessions.
         activity: The page in which the daemon sees the running method; None without a daemon.
 
@@ -95,14 +95,14 @@ class Calls:
     def __init__(
         self,
         worker: object,
-        find: Callable[[Request, Session], Method],
+        methods: Methods,
         sessions: Iterable[Session] = (),
         activity: Activity | None = None,
     ) -> None:
         self.running: Call | None = None
         self.on_turn_over: Callable[[], None] = lambda: None
         self._worker = worker
-        self._find = find
+        self._methods = methods
         self._sessions = sessions
         self._activity = activity
         self._waiting: deque[Call] = deque()
@@ -111,7 +111,7 @@ class Calls:
     def submit(self, call: Call) -> None:
         """Run a call now or when its turn comes. It is answered exactly once."""
         try:
-            call.method = method = self._find(call.request, call.session)
+            call.method = method = self._methods.find(call.request, by_peer=call.session.peer is not None)
         except Exception as error:
             call.session.answer(call, Response(error=error))
             return
@@ -176,7 +176,7 @@ class Calls:
         if not method.concurrent:
             self.running = call
         if call.deadline is not None and asyncio.get_running_loop().time() > call.deadline:
-            late = RequestTimeout("its time was over before its turn came", may_have_run=False)
+            late = RequestTimeout("its time limit ended before its turn came", may_have_run=False)
             self._finish(call, Response(error=late))
             return
         activity, beside = self._activity, None
@@ -356,7 +356,7 @@ class Session:
             return _no_connect()
         if self._activity is not None and self._activity.holds(self._lease):
             return None
-        return LeaseError("this master does not have the worker any more", hint="connect again")
+        return LeaseError("this master no longer has the worker", hint="connect again")
 
     @property
     def _had_lease(self) -> bool:

@@ -25,19 +25,19 @@ from pathlib import Path
 from typing import Any
 
 from ddlf.data.array_cache import ArrayCache
-from ddlf.errors import DDLFError, ProtocolError
+from ddlf.errors import DDLFError
 from ddlf.extras import hooks
 from ddlf.rpc.admission import Admission
 from ddlf.rpc.buffers import POOL
 from ddlf.rpc.code import CodeCache, unpickle
 from ddlf.rpc.listen import answer
-from ddlf.rpc.messages import Limits, Request
+from ddlf.rpc.messages import Limits
 from ddlf.rpc.tls import Security, worker_tls
 from ddlf.worker.activity import Activity
 from ddlf.worker.calls import Calls, Session
 from ddlf.worker.executor_process import HAND_OVER, LEASE_CHANGED
 from ddlf.worker.imports import MasterFinder, ask_daemon, leave_current_folder
-from ddlf.worker.methods import Hosting, Method, Methods, once
+from ddlf.worker.methods import Hosting, Method, Methods
 from ddlf.worker.peers import Dialling
 from ddlf.worker.worker import Worker
 from ddlf.worker.written import Written
@@ -84,22 +84,22 @@ class Executor:
     ) -> None:
         self.sessions: set[Session] = set()
         self._activity = activity
-        self._methods = Methods(session_dir, persist_dir, load)
+        methods = Methods(session_dir, persist_dir, load)
         self._code = CodeCache(load)
         self._finder: MasterFinder | None = None
         self._master_id, self._gives_modules = b"", False
         datasets = ArrayCache(tell=activity.hold if activity is not None else None)
-        self.worker = worker = kind(self._methods, datasets)
-        self.calls = Calls(worker, self._find, self.sessions, activity)
+        self.worker = worker = kind(methods, datasets)
+        self.calls = Calls(worker, methods, self.sessions, activity)
         self.peers = worker.peers
         if activity is not None:
-            self.peers.lease = lambda: activity.lease
+            self.peers.lease = activity.read_lease
             worker.on_shard = activity.show_shard
         self.peers.changed = self.end_sessions_without_lease
         self.peers.lost = lambda id, why: self._tell({"what": "silent", "worker": id, "why": why})
-        self._hosting = worker.roles = Hosting(worker, free, over=self.peers.forget)
+        self._hosting = worker.roles = methods.roles = Hosting(worker, free, over=self.peers.forget)
         worker.on_tell = self._tell
-        self.commands = {
+        self.commands = methods.commands = {
             name: Method(name, getattr(worker, name), skip=0, at_once=name in AT_ONCE, kept=name in KEPT)
             for name in (*IN_TURN, *AT_ONCE)
         }
@@ -175,29 +175,6 @@ class Executor:
         running = self.calls.running
         return self._gives_modules and not (running is not None and running.session.is_guest)
 
-    def _find(self, request: Request, session: Session) -> Method:
-        """Return the method that a request names.
-
-        Raises:
-            ProtocolError: The command does not exist, or it lacks its method.
-            LookupError: The method does not exist.
-            AppMissing: The role does not exist.
-        """
-        command = request.command
-        try:
-            if command == "run":
-                name = request.args[0]
-                return self._methods.get(getattr(name, "__name__", name))
-            if command == "run_method":
-                return once(request.args[0])
-        except IndexError:
-            raise ProtocolError(f"{command} without a method") from None
-        if command == "call":
-            return self._hosting.find(*request.args, by_peer=session.peer is not None)
-        if command not in self.commands:
-            raise ProtocolError(f"unknown command {command!r}")
-        return self.commands[command]
-
 
 def main(argv: list[str] | None = None) -> None:
     """Run as ``python -m ddlf.worker.executor CHANNEL_FD ACTIVITY_FD``."""
@@ -266,7 +243,7 @@ async def _serve(executor: Executor, channel: socket.socket, activity: Activity,
             executor.end_sessions_without_lease()
             return
         if not descriptors:  # the kernel had no descriptors left for it
-            admission.log_refusal("a connection", "no descriptor left for it")
+            admission.log_refusal("a connection", "no file descriptor is free")
             return
         sock = socket.socket(fileno=descriptors[0])
         sock.set_inheritable(False)

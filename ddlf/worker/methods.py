@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from ddlf.errors import AppMissing, ProtocolError
 from ddlf.rpc.code import pickle_object, unpickle
 from ddlf.rpc.iworker import NAME
+from ddlf.rpc.messages import Request
 
 
 @dataclass(slots=True)
@@ -106,13 +107,20 @@ def _positional(function: Callable[..., Any], *, follow_wrapped: bool) -> list[s
 
 
 class Methods:
-    """Hosted methods by name.
+    """The functions that a request can name: commands of the worker, hosted methods, and verbs of hosted roles.
 
     Args:
         session_dir: Folder for methods that live as long as the daemon.
         persist_dir: Folder for methods that outlive the daemon.
         unpickle: Makes a function from its bytes.
+
+    Attributes:
+        commands: The commands by name, in addition to ``run``, ``run_method`` and ``call``.
+        roles: The hosted roles.
     """
+
+    commands: dict[str, Method]
+    roles: Hosting
 
     def __init__(self, session_dir: Path, persist_dir: Path, unpickle: Callable[[bytes], Any] = unpickle) -> None:
         self._unpickle = unpickle
@@ -124,6 +132,33 @@ class Methods:
                 for path in folder.glob("*.method"):
                     flags, _, name = path.stem.rpartition("-")
                     self._methods[name] = Method(name, None, "s" in flags, "c" in flags, path)
+
+    def find(self, request: Request, *, by_peer: bool) -> Method:
+        """Return the method that a request names.
+
+        Args:
+            request: The request.
+            by_peer: Whether another worker has sent it.
+
+        Raises:
+            ProtocolError: The command does not exist, or it lacks its method.
+            LookupError: The method does not exist.
+            AppMissing: The role does not exist.
+        """
+        command = request.command
+        if command == "call":
+            return self.roles.find(*request.args, by_peer=by_peer)
+        try:
+            if command == "run":
+                name = request.args[0]
+                return self.get(getattr(name, "__name__", name))
+            if command == "run_method":
+                return once(request.args[0])
+        except IndexError:
+            raise ProtocolError(f"{command} without a method") from None
+        if command not in self.commands:
+            raise ProtocolError(f"unknown command {command!r}")
+        return self.commands[command]
 
     def names(self) -> list[str]:
         """Return the names of all hosted methods, sorted."""
@@ -138,7 +173,7 @@ class Methods:
         name = name or str(getattr(function, "__name__", ""))
         if not NAME.fullmatch(name):
             raise ValueError(
-                f"{name!r} is no name for a method; give one with name=..., of letters, digits and underscores"
+                f"{name!r} is not a valid name for a method; set name=... to letters, digits and underscores"
             )
         method = Method(name, function, takes_self(function), concurrent or getattr(function, "concurrent", False))
         folder = self._persist_dir if persist else self._session_dir
@@ -246,7 +281,7 @@ class Hosting:
             return self._close
         role = self._roles.get((run, name))
         if role is None:
-            raise AppMissing(f"it holds no {name} of this run")
+            raise AppMissing(f"it hosts no {name} of this run")
         function = getattr(role, verb, None)
         if verb.startswith("_") or not inspect.iscoroutinefunction(function):
             raise ProtocolError(f"a {name} has no verb {verb!r}")
