@@ -119,7 +119,7 @@ async def between(options: argparse.Namespace, which: list[int]) -> list[Pair]:
         unmet = await introduced(workers, role[0])
         for two in itertools.combinations(workers, 2):
             way: Way | DDLFError
-            no_way = [f"{a.nickname} has no way to {b.nickname}: {why}" for a, b, why in unmet if {a, b} == {*two}]
+            no_way = [f"{a.nickname} cannot reach {b.nickname}: {why}" for a, b, why in unmet if {a, b} == {*two}]
             try:
                 if no_way:
                     raise ConnectError("; ".join(no_way))

@@ -57,7 +57,7 @@ def joined(findings: Iterable[Problem]) -> list[Problem]:
 def of_error(error: DDLFError, where: str) -> Problem:
     """What kept a worker from answering, or this side from asking."""
     do = error.hint or (
-        "mend that, and look again" if isinstance(error, ConfigError) else "look at the worker's terminal"
+        "mend that, and look again" if isinstance(error, ConfigError) else "check the worker's terminal"
     )
     return Problem("error", (where,), error.message, do, error.exit_code)
 

@@ -37,7 +37,7 @@ def wait_on(
         before_waiting(coroutine)
     if running_here() is loop:
         coroutine.close()
-        raise RuntimeError(f"{who} is for code that is not async; inside a coroutine use {instead}")
+        raise RuntimeError(f"{who} is for synchronous code; in a coroutine use {instead}")
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     try:
         return future.result()

@@ -176,7 +176,7 @@ class Group:
         self.behaviour = Behaviour()
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a cluster is its master's; what runs on a worker cannot use it, nor begin a map within a map")
+        raise TypeError("a cluster belongs to its master: functions on workers can neither use it nor start a map")
 
     def _repr_html_(self) -> str:
         """Return the HTML table for notebooks: the workers, and the ones that ``connect`` did not reach."""
@@ -313,7 +313,7 @@ class Group:
         for given in per_worker:
             if not isinstance(given, dict):
                 raise TypeError(
-                    f"arguments are named, as in a=1, or for one worker each a dict of its keyword arguments, got a {type(given).__name__}"
+                    f"pass keyword arguments such as a=1, or one dict of them for each worker, not a {type(given).__name__}"
                 )
         return await self._send([Request(command, method, **given) for given in per_worker])
 
@@ -577,12 +577,13 @@ class Cluster(Group):
         echo: bool = True,
     ) -> None:
         if isinstance(hosts, Launcher) and token_file is not None:
-            raise ConfigError("a launcher has a token of its own", hint="leave out token_file")
+            raise ConfigError("a launcher has its own token", hint="leave out token_file")
         launcher = hosts if isinstance(hosts, Launcher) else Given(hosts, ports, token_file=token_file, names=names)
         count = len(launcher.addresses)
         if len(advertise) not in (0, count):
             raise ConfigError(
-                f"{count} workers but {len(advertise)} places to advertise", hint="an empty text for none"
+                f"{count} workers but {len(advertise)} advertised addresses",
+                hint="use an empty text for a worker without one",
             )
         for text in filter(None, advertise):
             parse_advertised(text)

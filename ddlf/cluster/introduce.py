@@ -48,13 +48,13 @@ async def introduce(
         raise no_way(found)
 
 
-HINT = "let a firewall pass that, or say where other workers reach it: ddlf-worker --advertise HOST:PORT, or advertise: in cluster.yaml"
+HINT = "open that port in the firewall, or set the address for other workers: ddlf-worker --advertise HOST:PORT, or advertise: in cluster.yaml"
 """Hint of the error when one worker cannot reach another one."""
 
 
 def no_way(found: Sequence[tuple[ProxyWorker, ProxyWorker, str]], hint: str = HINT) -> ConnectError:
     """Return the error for pairs without a way, given the result of ``introduced``."""
-    lines = [f"{caller.name} has no way to {called.name}: {why}" for caller, called, why in found]
+    lines = [f"{caller.name} cannot reach {called.name}: {why}" for caller, called, why in found]
     more = [f"and {len(lines) - PAIRS_SHOWN} more pairs"] if len(lines) > PAIRS_SHOWN else []
     return ConnectError("\n".join([*lines[:PAIRS_SHOWN], *more]), hint=hint)
 
@@ -70,11 +70,12 @@ async def introduced(
     for worker in workers:
         if worker.claim.guest:
             raise ConfigError(
-                f"{worker.name} is asked as a guest, who cannot introduce it to others", hint="take it: without guest"
+                f"{worker.name} is connected as a guest, so it cannot be introduced to other workers",
+                hint="connect without guest",
             )
     named = {id for caller, called in (calls or {}).items() for id in (caller, *called)}
     if unknown := sorted(named - {worker.id for worker in workers}):
-        raise ConfigError(f"worker {unknown[0]} is to call or be called, and is not among those that are introduced")
+        raise ConfigError(f"worker {unknown[0]} is named in calls, but is not among the introduced workers")
     places = dict(zip(workers, await asyncio.gather(*map(_place, workers)), strict=True))
     _check_distinct(places)
     executors = {worker.id: worker.facts["executor"] for worker in workers}
@@ -99,7 +100,7 @@ async def _place(worker: ProxyWorker) -> dict[str, Any]:
         return dict(await worker.ask("addresses"))
     except ProtocolError as error:
         raise VersionError(
-            "is of a release whose workers do not call each other",
+            "runs a release that does not support calls between workers",
             worker=worker.name,
             hint="install the same version of DDLF on all machines",
         ) from error
@@ -128,7 +129,7 @@ def _check_distinct(places: Mapping[ProxyWorker, dict[str, Any]]) -> None:
             if other is not worker:
                 raise ConfigError(
                     f"{other.name} and {worker.name} are both advertised at {host}:{port}",
-                    hint="give each an address of its own: --advertise where it is started, or advertise: in cluster.yaml",
+                    hint="give each its own address: --advertise when you start it, or advertise: in cluster.yaml",
                 )
 
 

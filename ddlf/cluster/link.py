@@ -169,7 +169,7 @@ class Phase(Enum):
 
     NEW = ("not connected yet", "connect first: await cluster.connect(), or async with cluster")
     OPEN = ("", "")
-    LOST = ("the connection was lost", "connect again, or look at the worker's terminal")
+    LOST = ("the connection was lost", "connect again, or check the worker's terminal")
     CLOSED = ("the connection was closed on this side", "connect again")
 
 
@@ -265,10 +265,10 @@ class Standing:
             )
             self.news.set()
             if gave_up:
-                log.warning("%s; what methods kept in it is gone", self.crash)
+                log.warning("%s; the state that methods kept in it is lost", self.crash)
         elif event == "stopped_by":
             self._stopped_by = str(facts["by"])
-            self._stopped_hint = str(facts.get("hint", "ask them, and start it again"))
+            self._stopped_hint = str(facts.get("hint", "ask that user, and start the worker again"))
         else:
             self.lease = LeaseError(
                 f"was taken over by {facts['by']} at {facts['since']}, epoch {facts['epoch']} > {epoch}",
@@ -315,7 +315,7 @@ class Standing:
         lost = WorkerLost(
             f"the connection was lost ({reason or 'the other side closed it'})",
             worker=worker,
-            hint="look at the worker's terminal, or ask with: ddlf status",
+            hint="check the worker's terminal, or run: ddlf status",
             last_seen_s=silent_s,
         )
         if self._stopped_by:
@@ -652,7 +652,7 @@ class Link:
             self.claim.epoch = granted["epoch"]
         except LeaseError as error:
             if f"leased by {master_name()} " in error.message:
-                error.hint = "this process has it already: close its other cluster, or name the worker once"
+                error.hint = "this process already has it: close its other cluster, or list the worker only once"
             raise
 
     async def ask(self, command: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
@@ -755,7 +755,7 @@ class Link:
             raise VersionError(
                 f"runs Python {self.facts['python']}, the master {sys.version.split()[0]}",
                 worker=self.name,
-                hint=f"code can only be sent between equal minor versions: install {mine} there",
+                hint=f"code can only be sent between equal minor versions: install {mine} on the worker",
             )
 
     async def _begin_session(self, data: DataChannel, timeout_s: float) -> None:

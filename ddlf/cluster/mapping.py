@@ -76,7 +76,7 @@ class Function:
             raise
         except (ExecutorCrashed, WorkerLost) as error:
             if error.may_have_run and not self.job.idempotent:
-                error.hint = "what may run twice is tried again on another worker: options(idempotent=True)"
+                error.hint = "options(idempotent=True) repeats such items on another worker"
             raise
 
     def _pickle(self, value: Any) -> bytes:
@@ -317,7 +317,7 @@ def items_of(iterables: Sequence[Any]) -> tuple[Any, int | None]:
         raise TypeError("map takes a function and its items, got no items")
     for items in iterables:
         if not isinstance(items, Iterable) and not hasattr(items, "__getitem__"):
-            several = " beside others" if isinstance(items, AsyncIterable) else ""
+            several = " as one of several" if isinstance(items, AsyncIterable) else ""
             raise TypeError(f"map takes items to iterate over, got {type(items).__name__}{several}")
     lengths = [len(items) if hasattr(items, "__len__") else None for items in iterables]
     known = [length for length in lengths if length is not None]

@@ -155,7 +155,7 @@ class Members:
         text = "\n".join([f"{', and '.join(problems)}:", *rows])
         if len(reached) >= (self._min_workers or len(known)):
             if reasons != self._said:  # a run connects repeatedly; warn only about changes
-                log.warning("%s\ngoing on with %d worker%s", text, len(reached), "s" * (len(reached) != 1))
+                log.warning("%s\ncontinuing with %d worker%s", text, len(reached), "s" * (len(reached) != 1))
             self._said = reasons
             self._keep(reached, [worker for worker in (*known, *self.missing) if worker not in reached])
             return
@@ -177,7 +177,7 @@ class Members:
         """
         for worker in self.known:
             if (worker.host, worker.port) == (host, port):
-                raise ConfigError(f"{host}:{port} is in the cluster already, as {worker.name}")
+                raise ConfigError(f"{host}:{port} is already in the cluster, as {worker.name}")
         return self.known[-1].id + 1
 
     async def add(self, worker: ProxyWorker) -> None:

@@ -296,7 +296,7 @@ class ProxyWorker(IWorker):
             raise ConnectError(
                 f"{self.name} was not reached again within {timeout_s:g} s"
                 + (f", the last try: {last}" if last else ""),
-                hint="look at the worker's terminal",
+                hint="check the worker's terminal",
             ) from last
 
     # -- requests ---------------------------------------------------------------------------------------------------

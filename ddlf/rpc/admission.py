@@ -98,7 +98,7 @@ class Admission:
     def _end(self, task: asyncio.Task[None]) -> None:
         address, _ = self._greetings.pop(task)
         task.cancel()
-        self.log_refusal(address, "too many handshakes at once, the oldest had to go")
+        self.log_refusal(address, "too many handshakes at once, so the oldest connection was closed")
 
     def log_refusal(self, address: str, reason: str) -> None:
         """Log a refusal, at most once a minute for each address and kind of reason, so that a port scanner cannot fill

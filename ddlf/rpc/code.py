@@ -362,7 +362,7 @@ def dump_result(value: Any) -> tuple[Tag, bytes]:
         return Tag.OBJECT, pickle_object(value)
     except NotPicklable as error:
         error.message = error.message.replace(_CANNOT_GO, "cannot be sent back as a result")
-        error.hint = "return plain data, or what it was made from"
+        error.hint = "return plain data, such as the values from which it was made"
         raise
 
 

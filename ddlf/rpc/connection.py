@@ -499,11 +499,11 @@ class Channel:
     def _elsewhere(self) -> WorkerLost:
         """Return the error for a call from an event loop that does not have the connection."""
         where, hint = (
-            ("in another process", "make a Cluster of its own in each")
+            ("another process", "create a separate Cluster in each process")
             if os.getpid() != self._pid
-            else ("on another event loop", "connect and call inside one asyncio.run, or use ddlf.run")
+            else ("another event loop", "connect and call inside one asyncio.run, or use ddlf.run")
         )
-        return WorkerLost(f"connected {where}", hint=hint, worker=self._owner.name, may_have_run=False)
+        return WorkerLost(f"its connection belongs to {where}", hint=hint, worker=self._owner.name, may_have_run=False)
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.kind == Kind.EVENT:

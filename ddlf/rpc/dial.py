@@ -97,9 +97,9 @@ async def shake_hands(
             read_preamble(preamble)
             if not tls_follows(preamble):
                 raise ConnectError(
-                    "the worker does not encrypt connections from here, this side demands it",
+                    "the worker does not encrypt connections from this address, but this side requires encryption",
                     hint="start it with a token and without --insecure-plaintext and --host 127.0.0.1; "
-                    "on a link that nobody else can read, say insecure_plaintext on this side too",
+                    "on a private link, set insecure_plaintext on this side too",
                 )
             sock = encrypted = tls.begin_client(sock, context, host)
             await tls.finish(encrypted)
@@ -199,8 +199,8 @@ async def _reach(host: str, port: int, timeout_s: float) -> socket.socket:
 def _explain(error: BaseException, where: str, token: bytes) -> None:
     """Raise an error with advice for a failed handshake. Return if there is no advice to give."""
     if isinstance(error, AuthError) and not error.hint and is_automatic(token):
-        error.message = "it was started with a token, or by another user, and on this side none was given"
-        error.hint = "give the worker's: --token-file FILE, or a copy of it where ddlf token show looks"
+        error.message = "it was started with a token or by another user, and this side has no token"
+        error.hint = "use the worker's token: --token-file FILE, or copy it to the place that ddlf token show prints"
     if isinstance(error, AuthError | VersionError | ConnectError):
         error.message = f"{where}: {error.message}"
         error.hint = error.hint or "copy the same token file to both machines (ddlf token show), or restart the worker"
@@ -217,7 +217,7 @@ def _explain(error: BaseException, where: str, token: bytes) -> None:
     if isinstance(error, OSError):
         raise ConnectError(
             f"{where}: connected, but the other side closed the connection during the handshake",
-            hint="it is no DDLF worker, or one that runs another version",
+            hint="it is not a DDLF worker, or it runs another version",
         ) from None
 
 

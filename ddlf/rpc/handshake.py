@@ -211,9 +211,9 @@ class ClientHandshake:
             if hello.key_id == key_id(self._key):
                 raise AuthError(
                     "the handshake was altered on the way, although both sides name the same token",
-                    hint="somebody may be in between: check the address, the name service and the network",
+                    hint="an attacker may be in between: check the address, the name service and the network",
                 )
-            raise AuthError("it holds another token than this side")
+            raise AuthError("it has another token than this side")
         return hello, proof(self._key, "C", self._mine, theirs, certificate)
 
     @staticmethod
@@ -227,7 +227,7 @@ class ClientHandshake:
         if data == bytes([Verdict.ACCEPTED]):
             return
         if data == bytes([Verdict.BUSY]):
-            raise ConnectError("the worker has no place for another connection", hint="close other masters")
+            raise ConnectError("the worker accepts no more connections", hint="close other masters")
         raise AuthError("the worker refused this side's token")
 
 

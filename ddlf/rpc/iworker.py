@@ -106,7 +106,7 @@ def method_name(method: str | Callable[..., Any]) -> str:
     name = method if isinstance(method, str) else getattr(method, "__name__", method)
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ConfigError(
-            f"{str(name)[:60]!r} is no name of a method",
+            f"{str(name)[:60]!r} is not a valid name of a method",
             hint="a name has letters, digits and underscores, up to 128, and begins with a letter",
         )
     return name

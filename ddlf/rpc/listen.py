@@ -149,7 +149,7 @@ async def answer(
         certificate = NO_CERTIFICATE
         if tls_follows(preamble):
             if encryption is None:
-                raise ProtocolError("the client wants TLS, this port is plain")
+                raise ProtocolError("the client wants TLS, but this port is plaintext")
             await send_all(sock, short_answer(tls=True))
             sock = encrypted = tls.begin_worker(sock, encryption)
             try:
@@ -168,14 +168,14 @@ async def answer(
                 raise
             # The client saw from this side's proof that the tokens differ, and left. The log of this worker should say
             # so.
-            raise AuthError("token mismatch: the client holds another token") from None
+            raise AuthError("token mismatch: the client has another token") from None
         if not handshake.accepts(proof):
             await asyncio.sleep(delay_s)
             await send_all(sock, bytes([Verdict.REFUSED]))
             raise AuthError("token mismatch")
         if not has_place():
             await send_all(sock, bytes([Verdict.BUSY]))
-            raise ConnectError("no place for another connection")
+            raise ConnectError("this worker accepts no more connections")
         await send_all(sock, bytes([Verdict.ACCEPTED]))
     except BaseException as error:
         sock.close()
@@ -195,7 +195,7 @@ def refusal_of_preamble(sock: socket.socket, preamble: bytes, *, encrypts: bool,
         insecure_plaintext: Whether it may serve other machines without TLS.
     """
     if tls_follows(preamble):
-        return "" if encrypts else "the client wants TLS, this port is plain"
+        return "" if encrypts else "the client wants TLS, but this port is plaintext"
     if insecure_plaintext or tls.is_local(sock):
         return ""
-    return "the client speaks plaintext, other machines must encrypt"
+    return "the client does not encrypt, which other machines must do"

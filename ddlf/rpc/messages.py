@@ -433,7 +433,7 @@ def load_known(fields: list[Any]) -> Any:
     """
     what, module, name, content = fields
     if type(module) is not str or type(name) is not str:
-        raise ProtocolError("a class is named by texts")
+        raise ProtocolError("the name of a class must be text")
     kind = known(module, name)
     if what == "enum" and isinstance(kind, type) and issubclass(kind, Enum):
         if type(content) is str and content in kind.__members__:
@@ -448,9 +448,9 @@ def load_known(fields: list[Any]) -> Any:
             return _made(kind, content)
     elif what not in ("enum", "namedtuple", "dataclass"):
         raise ProtocolError(f"object of kind {str(what)[:40]!r} not allowed")
-    problem = "is not what it is on the worker" if kind is not None else "is not known here"
+    problem = "differs from the class on the worker" if kind is not None else "is unknown on this side"
     raise ResultNotData(
-        f"the result holds a {module}.{name}, which {problem}",
+        f"the result contains a {module}.{name}, which {problem}",
         hint="import its module on this side before the call, or return a dict",
     )
 
@@ -502,7 +502,7 @@ def _made(kind: type, state: dict[str, Any]) -> Any:
     slots = _slots(kind)
     for name, item in state.items():
         if type(name) is not str or (name.startswith("__") and name.endswith("__")):
-            raise ProtocolError("attributes are named by texts")
+            raise ProtocolError("the names of attributes must be text")
         if name in slots:
             object.__setattr__(value, name, item)
         elif hasattr(value, "__dict__"):
@@ -837,7 +837,7 @@ def _load_text_array(memory: Any, description: list[Any]) -> np.ndarray[Any, Any
     array = _shaped(bytearray(memory) if type(memory) is bytes else memory, f"{kind}{size}", dtype, order, shape)
     # NumPy would notice wrong characters only when they are read.
     if kind != "S" and array.size and np.frombuffer(memory, "<u4" if kind == "U" else ">u4").max() > sys.maxunicode:
-        raise ProtocolError("text of no characters")
+        raise ProtocolError("a text array without characters")
     return array
 
 
@@ -848,7 +848,7 @@ def _text_scalar(text: Any) -> Any:
         return np.str_(text)
     if type(text) is bytes:
         return np.bytes_(text)
-    raise ProtocolError(f"text is no {type(text).__name__}")
+    raise ProtocolError(f"expected text, got a {type(text).__name__}")
 
 
 def _shaped(memory: Any, name: str, dtype: np.dtype[Any], order: Any, shape: list[Any]) -> np.ndarray[Any, Any]:
@@ -1025,7 +1025,7 @@ def _hint(error: BaseException) -> str:
         name = error.filename
         if isinstance(name, str) and not os.path.isabs(name):
             with contextlib.suppress(OSError):  # the folder itself is gone
-                return f"relative paths begin at {os.getcwd()} there, so put it there on each machine, or name it from the root"
+                return f"on the worker, relative paths start at {os.getcwd()}: copy the file there on each machine, or use an absolute path"
         return ""
     missing = isinstance(error, ModuleNotFoundError) and type(error.name) is str and not error.name.startswith("ddlf")
     return where_modules_come_from(str(error.name)) if missing else ""  # type: ignore[attr-defined]
@@ -1033,7 +1033,7 @@ def _hint(error: BaseException) -> str:
 
 def where_modules_come_from(name: str) -> str:
     """Return advice about a module that a worker cannot import."""
-    return f"install {name.partition('.')[0]} on the worker, or keep it below the script's folder, from where modules travel"
+    return f"install {name.partition('.')[0]} on the worker, or keep it below the script's folder, so that it is sent to workers"
 
 
 def _carried(error: BaseException) -> dict[str, Any]:
@@ -1113,7 +1113,7 @@ def _text(error: BaseException) -> str:
         # A hint travels separately from the text. A RemoteError keeps the traceback of its worker.
         text = error.message if isinstance(error, DDLFError) and not isinstance(error, RemoteError) else str(error)
     except Exception as broken:
-        text = f"<its text cannot be made: {type(broken).__name__}>"
+        text = f"<its text is unavailable: {type(broken).__name__}>"
     return text if len(text) <= MAX_ERROR_TEXT else text[:MAX_ERROR_TEXT] + " [cut]"
 
 

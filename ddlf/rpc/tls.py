@@ -241,7 +241,7 @@ def _context(kind: int, ca: Path | None, certificate: Path | None, key: Path | N
         try:
             context.load_verify_locations(ca)
         except ssl.SSLError:
-            raise ConfigError(f"tls_ca {ca} holds no certificate", hint="give a file in PEM form") from None
+            raise ConfigError(f"tls_ca {ca} contains no certificate", hint="give a file in PEM form") from None
         for authority in context.get_ca_certs():
             if ssl.cert_time_to_seconds(str(authority["notAfter"])) < time.time():
                 raise ConfigError(f"tls_ca {ca} has expired ({authority['notAfter']})", hint="renew it")
@@ -261,7 +261,7 @@ def _unusable(certificate: Path, key: Path, error: ssl.SSLError) -> str:
     if error.reason == "KEY_VALUES_MISMATCH":
         return f"tls_key {key} does not belong to tls_cert {certificate}"
     if "ENCRYPTED" in key.read_text(errors="replace"):
-        return f"tls_key {key} is protected by a password, which nobody is there to type"
+        return f"tls_key {key} is protected by a password, which cannot be entered here"
     return f"tls_cert {certificate} with tls_key {key} cannot be used ({(error.reason or str(error)).lower()})"
 
 
@@ -303,5 +303,5 @@ def _der(certificate: Path) -> bytes:
     """Return the first certificate of a file. This is the certificate that the other side sees."""
     found = re.search(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", certificate.read_text(), re.DOTALL)
     if found is None:
-        raise ConfigError(f"tls_cert {certificate} holds no certificate", hint="give a file in PEM form")
+        raise ConfigError(f"tls_cert {certificate} contains no certificate", hint="give a file in PEM form")
     return ssl.PEM_cert_to_DER_cert(found[0])

@@ -206,7 +206,7 @@ def _user_folder(kind: Literal["config", "state"]) -> Path:
     except RuntimeError:  # newer versions of platformdirs; older ones return a folder that begins with a literal ~
         folder = Path("~")
     if not folder.is_absolute():
-        raise AuthError("this user has no home folder to keep a token in", hint="set HOME, or name a token file")
+        raise AuthError("this user has no home folder for a token", hint="set HOME, or name a token file")
     return folder
 
 

@@ -48,7 +48,7 @@ class Reason(NamedTuple):
 def reason_of(code: int | None, name: str | None) -> Reason:
     """Return the reason that an exit code, or the name of a signal, shows by itself."""
     if code == UNKNOWN:
-        return Reason("has ended, and so has the process that could say how")
+        return Reason("has ended for an unknown reason, because the process that started it has ended, too")
     if name == "SIGKILL":
         return Reason(
             f"was ended by {name}",
@@ -237,7 +237,7 @@ class ExecutorProcess:
                 self.settled.set()
                 self._log(
                     f"executor {facts['text']}, the {MAX_START_FAILURES}th one at its start: given up. "
-                    f"Its last words:\n{facts['stderr_tail']}"
+                    f"Its last output:\n{facts['stderr_tail']}"
                 )
             self._on_exit({**facts, "state": self.state})
 
@@ -354,7 +354,7 @@ class ExecutorProcess:
             try:
                 socket.send_fds(self._channel, [HAND_OVER.pack(preamble, deadline)], [sock.fileno()])
             except BlockingIOError:
-                raise ConnectError("the executor is busy, and too many connections wait for it already") from None
+                raise ConnectError("the executor is busy, and too many connections are waiting for it") from None
             except (BrokenPipeError, ConnectionResetError):
                 self.settled.clear()  # it has ended, which ``keep_running`` will soon notice
             else:
@@ -393,8 +393,8 @@ class ExecutorProcess:
         running = self.activity.running()
         name = running.name if running is not None else ""
         self._reason = Reason(
-            f"was ended by its daemon: {name!r} went on for {grace_s:g} s after it was cancelled",
-            "cancel ends what runs Python code or awaits; let native code work in pieces",
+            f"was ended by its daemon: {name!r} continued for {grace_s:g} s after it was cancelled",
+            "a cancellation ends only Python code and awaits, so split long native calls",
             gave_up=True,
         )
         self._kill_group()
@@ -417,7 +417,7 @@ class ExecutorProcess:
         self._start_failures = 0
         self._wanted.set()
         if self._process is not None and self._process.returncode is None:
-            self._reason = Reason(f"was restarted by {who}", "ask them whether they are done")
+            self._reason = Reason(f"was restarted by {who}", "ask that user whether they have finished")
         self._kill_group()
         if self._process is not None:
             await self._process.wait()
@@ -430,7 +430,7 @@ class ExecutorProcess:
         """
         self._reason = Reason(
             f"was stopped (SIGSTOP) for {seconds:.0f} s, so its daemon ended it",
-            "find out who stops processes there; to slow one down use its priority",
+            "find out what stops processes on that machine; to slow a process down, lower its priority",
         )
         self._kill_group()
 

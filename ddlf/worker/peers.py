@@ -51,7 +51,7 @@ also counts as silent, so this is longer than any event loop is blocked. Heartbe
 def refuse_between_workers(value: Any) -> NoReturn:
     """Refuse an object. This is the ``dump_object`` between workers: they exchange only data."""
     raise NotPicklable(
-        f"a {type(value).__module__}.{type(value).__qualname__} cannot go from worker to worker, only data can",
+        f"a {type(value).__module__}.{type(value).__qualname__} cannot be sent between workers, because only data can",
         hint="send numbers, text, lists, dicts or arrays",
     )
 
@@ -196,7 +196,7 @@ class Peer:
                 found.append(f"{host}:{port} {there}")
                 if given:
                     break
-            raise ConnectError("; ".join(found) or "no address of it is known", worker=self.name)
+            raise ConnectError("; ".join(found) or "it has no known address", worker=self.name)
 
     async def _greet(self, host: str, port: int) -> Channel | str:
         """Return a connection to an address, or a text that says which other process answers there."""
@@ -255,11 +255,11 @@ class Peer:
         try:
             executor, run, id, refusal = who["executor"], who["run"], who["id"], who["refusal"]
         except (LookupError, TypeError):
-            raise ProtocolError("who answered did not say who it is") from None
+            raise ProtocolError("the process that answered did not identify itself") from None
         if executor == self._caller.executor:
             return "leads back to this worker itself"
         if run != self._caller.run:
-            return "leads to a worker that is not in this run, or not any more"
+            return "leads to a worker outside this run"
         if id != self.id:
             return f"leads to worker {id}"
         if refusal:
@@ -308,7 +308,7 @@ class Peer:
 
     def _lost(self, why: object) -> WorkerLost:
         lost = f"the link from worker {self._caller.me} to it was lost ({why})"
-        return WorkerLost(lost, worker=self.name, hint="look at the network between the two")
+        return WorkerLost(lost, worker=self.name, hint="check the network between the two workers")
 
 
 DIALS_AT_ONCE = 4
@@ -368,7 +368,7 @@ class Peers(Mapping[int, Peer]):
 
     def __getitem__(self, id: int) -> Peer:
         if id not in self._peers:
-            raise AppMissing(f"worker {id} is none that this one may call in this run")
+            raise AppMissing(f"worker {id} may not be called by this worker in this run")
         return self._peers[id]
 
     def __iter__(self) -> Iterator[int]:
@@ -402,7 +402,7 @@ class Peers(Mapping[int, Peer]):
             LeaseError: The caller is not the master that has the worker.
         """
         if not any(lease) or lease != self.lease():
-            raise LeaseError("only the master that has a worker can introduce it to others", hint="not as a guest")
+            raise LeaseError("only the master with the lease can introduce workers", hint="connect without guest")
         before = self._peers if (run, me, lease) == (self.run, self.me, self._lease) else {}
         self.run, self.me, self._lease, self._callers = run, me, lease, frozenset(callers)
         old, self._peers = self._peers, {}
@@ -454,17 +454,17 @@ class Peers(Mapping[int, Peer]):
             ProtocolError: The arguments do not have this form.
         """
         if list(map(type, asked)) != [str, int, str, bytes]:
-            raise ProtocolError("greet takes a run, a number, the name of an executor, and what it shows")
+            raise ProtocolError("greet takes a run, a number, the name of an executor, and a pass")
         run, id, executor, shown = asked
         lease, refusal = self.lease(), ""
         if run != self.run or lease != self._lease or not run:
-            refusal = "the worker is not in this run, or not any more"
+            refusal = "the worker is not in this run"
         elif id != self.me:
             refusal = f"this is worker {self.me}"
         elif executor not in self._callers:
             refusal = "its master has not allowed this worker to call it"
         elif not hmac.compare_digest(shown, peer_pass(lease, run, executor)):
-            refusal = "this worker was not let in with the lease that its master has now"
+            refusal = "its pass does not match the present lease"
         in_run = run == self.run and lease == self._lease
         facts = {"executor": self.executor, "run": run if in_run else "", "id": self.me, "refusal": refusal}
         return facts, None if refusal else Admitted(executor, run, lease)
@@ -472,7 +472,13 @@ class Peers(Mapping[int, Peer]):
     def refusal(self, admitted: Admitted) -> LeaseError | None:
         """Return why an admitted worker may no longer call this worker; None if it may."""
         now = admitted.run == self.run and admitted.lease == self.lease() and admitted.executor in self._callers
-        return None if now else LeaseError("may not be called by that worker any more", hint="its master has gone on")
+        return (
+            None
+            if now
+            else LeaseError(
+                "may no longer be called by that worker", hint="its master has introduced the workers again without it"
+            )
+        )
 
     def check(self, admitted: Admitted | None, command: str, args: list[Any]) -> None:
         """Check whether another worker may send a request.
@@ -486,9 +492,9 @@ class Peers(Mapping[int, Peer]):
         if refusal := self.refusal(admitted):
             raise refusal
         if command != "call":
-            raise ProtocolError(f"a worker may call what roles offer to others, and not {command[:40]!r}")
+            raise ProtocolError(f"a worker may call only verbs that roles offer to others, not {command[:40]!r}")
         if args[:1] != [admitted.run]:
-            raise ProtocolError("a worker may call roles of the run that it was let in for, and no others")
+            raise ProtocolError("a worker may call only roles of its own run")
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

@@ -179,7 +179,7 @@ class Worker(IWorker):
             ValueError: The name is not a Python identifier.
         """
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name.startswith("__"):
-            raise ValueError(f"{name!r} is no valid variable name")
+            raise ValueError(f"{name!r} is not a valid variable name")
         self.variables[name] = value
 
     async def get_variable(self, name: str) -> Any:

@@ -96,7 +96,7 @@ async def test_doctor_names_workers_that_cannot_reach_each_other(daemons, free_p
     monkeypatch.setattr(InProcessDaemon, "addresses", addresses)
     (finding,) = await findings(*ports)
     assert finding.where == (f"worker 1 (127.0.0.1:{ports[0]})",)
-    assert finding.what.startswith(f"it has no way to worker 2 (127.0.0.1:{ports[1]}): ")
+    assert finding.what.startswith(f"it cannot reach worker 2 (127.0.0.1:{ports[1]}): ")
     assert "nothing listens there" in finding.what
     assert finding.exit_code == 1
 
@@ -159,7 +159,7 @@ async def test_doctor_reports_a_closed_port(free_port):
 async def test_doctor_reports_a_wrong_token():
     daemon = DaemonWithoutProcesses(new_token().encode())
     (finding,) = await findings(daemon.port)
-    assert finding.what == "it holds another token than this side"
+    assert finding.what == "it has another token than this side"
     assert "copy the same token file to both machines" in finding.do
     assert finding.exit_code == 4
     await daemon.end()

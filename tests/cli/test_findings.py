@@ -113,7 +113,7 @@ def test_problems_between_workers_are_joined_to_one_finding():
     pairs = [("worker 1", "worker 3", "refused"), ("worker 2", "worker 3", "refused")]
     (finding,) = joined(of_pair(*pair) for pair in pairs)
     assert finding.where == ("worker 1", "worker 2")
-    assert finding.what == "it has no way to worker 3: refused"
+    assert finding.what == "it cannot reach worker 3: refused"
     assert "--advertise" in finding.do
 
 

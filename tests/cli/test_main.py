@@ -299,7 +299,7 @@ def test_status_with_another_token_is_exit_code_4(standing, tmp_path):
     ddlf("token", "new", "--token-file", tmp_path / "other")
     ended = ddlf("status", "--hosts", f"127.0.0.1:{first.port}", "--token-file", tmp_path / "other")
     assert ended.returncode == 4
-    assert "it holds another token than this side" in ended.stdout
+    assert "it has another token than this side" in ended.stdout
 
 
 def test_stop_ends_the_workers(workers):
@@ -376,7 +376,7 @@ def test_stop_by_force_names_who_did_it_to_master_and_worker(workers, tmp_path):
         assert (ended.returncode, ended.stdout.split()[-1]) == (0, "stopped"), ended
         _, errors = user.communicate(timeout=PATIENCE_S)
     assert user.returncode == 5
-    assert f"was stopped by {me} (ddlf stop); ask them, and start it again" in errors
+    assert f"was stopped by {me} (ddlf stop); ask that user, and start the worker again" in errors
     assert [worker.process.wait(PATIENCE_S) for worker in both] == [0, 0]
     assert f"stopped by {me} (ddlf stop)" in both[0].output
 

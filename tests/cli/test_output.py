@@ -84,7 +84,7 @@ def test_error_in_a_file_is_one_sentence_and_a_reference(capsys):
     assert capsys.readouterr().err == "error  it is gone; look at it\nmore   ddlf help WorkerLost\n"
     show_error(ExecutorCrashed("it ended", stderr_tail="Killed", hint="use less"), whole=False)
     assert capsys.readouterr().err == (
-        "error  it ended; use less\nits last words:\nKilled\nmore   ddlf help ExecutorCrashed\n"
+        "error  it ended; use less\nits last output:\nKilled\nmore   ddlf help ExecutorCrashed\n"
     )
     show_error(ConfigError("it is no number", hint="write one"), whole=False)
     assert capsys.readouterr().err == "error  it is no number; write one\n", "there is no more to say"

@@ -60,7 +60,7 @@ def test_run_inside_its_coroutine_says_to_use_await():
     async def outer():
         return run(answer(1))
 
-    with pytest.raises(RuntimeError, match=r"ddlf.run is for code that is not async; inside a coroutine use await"):
+    with pytest.raises(RuntimeError, match=r"ddlf.run is for synchronous code; in a coroutine use await"):
         run(outer())
 
 

@@ -477,7 +477,9 @@ async def test_results_of_classes_that_both_sides_know_come_as_they_are(cluster,
         assert found.names.tolist() == ["a", "bc"]
     wanted = Unknown.A
     monkeypatch.delitem(globals(), "Unknown")
-    with pytest.raises(ResultNotData, match=r"worker 1 .*the result holds a .*Unknown, which is not known here"):
+    with pytest.raises(
+        ResultNotData, match=r"worker 1 .*the result contains a .*Unknown, which is unknown on this side"
+    ):
         await cluster.run_method(lambda: wanted)
     assert await cluster.run_code("1 + 1") == [2, 2], "over the same connections"
 
@@ -658,7 +660,7 @@ async def test_another_token_is_one_sentence_with_what_to_do(start_worker, tmp_p
     other = tmp_path / "other-token"
     other.write_text(new_token())
     other.chmod(0o600)
-    with pytest.raises(ConnectError, match="it holds another token than this side; copy the same token file") as caught:
+    with pytest.raises(ConnectError, match="it has another token than this side; copy the same token file") as caught:
         await Cluster(["127.0.0.1"], worker.port, token_file=other).connect()
     assert caught.value.exit_code == AuthError.exit_code == 4
 

@@ -126,10 +126,10 @@ async def test_an_address_that_leads_to_another_worker_or_to_oneself_is_named(cl
     second.advertise = f"127.0.0.1:{first.port}"
     with pytest.raises(ConnectError) as caught:
         await introduce(cluster.workers, RUN)
-    assert f"{first.name} has no way to {second.name}: 127.0.0.1:{first.port} leads back to this worker itself" in str(
+    assert f"{first.name} cannot reach {second.name}: 127.0.0.1:{first.port} leads back to this worker itself" in str(
         caught.value
     )
-    assert f"{third.name} has no way to {second.name}: 127.0.0.1:{first.port} leads to worker 1" in str(caught.value)
+    assert f"{third.name} cannot reach {second.name}: 127.0.0.1:{first.port} leads to worker 1" in str(caught.value)
     assert "ddlf-worker --advertise HOST:PORT, or advertise: in cluster.yaml" in caught.value.hint
 
 
@@ -157,7 +157,7 @@ async def test_a_pair_without_a_way_is_named_with_each_address_and_why(cluster, 
     first, second, _ = cluster.workers
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InProcessDaemon, "addresses", lambda self: place("127.0.0.1", machine=str(self.port)))
-        with pytest.raises(ConnectError, match="no address of it is known") as caught:
+        with pytest.raises(ConnectError, match="it has no known address") as caught:
             await introduce(cluster.workers, RUN)
     assert str(caught.value).count("has no way to") == 5
     assert "and 1 more pairs" in str(caught.value)
@@ -236,9 +236,7 @@ async def test_workers_reach_each_other_while_a_token_is_being_replaced():
 
 async def test_a_pair_with_different_tokens_is_named():
     async with workers_with((NEW,), (OLD,)) as workers:
-        with pytest.raises(
-            ConnectError, match=r"worker 1 \(.*\) has no way to worker 2 \(.*\): 127.0.0.1:\d+: .*token"
-        ):
+        with pytest.raises(ConnectError, match=r"worker 1 \(.*\) cannot reach worker 2 \(.*\): 127.0.0.1:\d+: .*token"):
             await introduce(workers, RUN)
 
 

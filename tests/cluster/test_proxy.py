@@ -72,7 +72,7 @@ async def test_more_calls_than_a_worker_queues_are_all_answered(worker):
 
 
 async def test_a_call_without_any_time_is_over_at_once(worker):
-    with pytest.raises(RequestTimeout, match=r"'add' did not end within 0 s|its time was over before its turn came"):
+    with pytest.raises(RequestTimeout, match=r"'add' did not end within 0 s|its time limit ended before its turn came"):
         await worker.rpc(Request("run_method", add, a=1, b=2), timeout_s=0)
     assert await worker.run_method(add, a=1, b=2) == 3
 

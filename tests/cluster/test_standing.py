@@ -127,4 +127,7 @@ async def test_whoever_started_the_process_knows_best_how_it_ended(code, text):
 async def test_a_worker_that_somebody_stopped_says_who_it_was(standing):
     standing.open()
     standing.heard("stopped_by", {"by": "anna"}, "w", epoch=1, first_id=1)
-    assert str(await standing.of_worker(None, "w", None)) == "w: was stopped by anna; ask them, and start it again"
+    assert (
+        str(await standing.of_worker(None, "w", None))
+        == "w: was stopped by anna; ask that user, and start the worker again"
+    )

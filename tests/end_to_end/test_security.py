@@ -75,7 +75,7 @@ async def test_thousand_wrong_tokens_open_nothing(start_worker, token_file):
 
     async def guess():
         async with limit:
-            with pytest.raises(AuthError, match="it holds another token than this side"):
+            with pytest.raises(AuthError, match="it has another token than this side"):
                 await dial("127.0.0.1", worker.port, Role.CONTROL, new_token().encode(), max_message_bytes=1000)
 
     await asyncio.gather(*(guess() for _ in range(1000)))
@@ -152,7 +152,7 @@ asyncio.run(main())
                 shown = Path(f"/proc/{pid}/{name}").read_bytes()
                 assert token.encode() not in shown, (pid, name)
             assert resource.prlimit(pid, resource.RLIMIT_CORE) == (0, 0)
-        os.kill(executor, signal.SIGSEGV)  # its last words come into the log
+        os.kill(executor, signal.SIGSEGV)  # its last output come into the log
         psutil.Process(child).wait(PATIENCE_S)
     finally:
         daemon.terminate()
@@ -237,7 +237,7 @@ async def test_a_connection_above_the_limit_is_refused_with_a_sentence(worker_wi
     first_free = []
     with contextlib.ExitStack() as held:
         first, *_ = [await connect() for _ in range(8)]
-        with pytest.raises(ConnectError, match="no place for another connection; close other masters"):
+        with pytest.raises(ConnectError, match="this worker accepts no more connections; close other masters"):
             await connect()
         first.close()
         async with asyncio.timeout(PATIENCE_S):

@@ -55,7 +55,7 @@ async def test_the_oldest_of_an_address_go_after_a_moment_and_no_others(door):
     assert door.ended == [], "so many may be real masters that begin at the same moment"
     await asyncio.sleep(0.1)
     assert door.ended == [0, 1]
-    assert door.lines == ["refused 10.0.0.1: too many handshakes at once, the oldest had to go"]
+    assert door.lines == ["refused 10.0.0.1: too many handshakes at once, so the oldest connection was closed"]
 
 
 async def test_those_that_have_just_come_are_not_the_ones_to_go(door):

@@ -166,7 +166,7 @@ async def test_what_is_told_of_a_request_and_cannot_be_read_breaks_the_protocol(
 
 
 async def test_another_event_loop_is_refused(channel):
-    with pytest.raises(WorkerLost, match="connected on another event loop") as caught:
+    with pytest.raises(WorkerLost, match="its connection belongs to another event loop") as caught:
         await asyncio.to_thread(asyncio.run, channel.call(Request("run", "f")))
     assert caught.value.may_have_run is False
 

@@ -313,7 +313,7 @@ def test_corrupt_code_is_refused(data):
 def test_code_that_needs_a_missing_module_says_which():
     gone = __name__.replace("test_code", "test_gone")
     data = pickle.dumps(Model).replace(__name__.encode(), gone.encode())
-    advice = "install tests on the worker, or keep it below the script's folder, from where modules travel"
+    advice = "install tests on the worker, or keep it below the script's folder, so that it is sent to workers"
     with pytest.raises(NotPicklable, match=rf"No module named '{gone}'\); {advice}$"):
         unpickle(data)
 

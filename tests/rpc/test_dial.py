@@ -200,7 +200,7 @@ async def test_a_listener_that_closes_during_the_handshake_is_named_as_such(leng
     data = reply.answer(short_answer() + bytes(56))[1][:length]
     assert await refusal(says(data, then_close=True)) == (
         "127.0.0.1:PORT: connected, but the other side closed the connection during the handshake; "
-        "it is no DDLF worker, or one that runs another version"
+        "it is not a DDLF worker, or it runs another version"
     )
 
 
@@ -216,7 +216,7 @@ async def test_another_token_is_an_error_of_authentication_with_advice_and_witho
         with pytest.raises(AuthError) as caught:
             await call(port, token=b"o" * 43)
     assert str(caught.value) == (
-        f"127.0.0.1:{port}: it holds another token than this side; "
+        f"127.0.0.1:{port}: it has another token than this side; "
         "copy the same token file to both machines (ddlf token show), or restart the worker"
     )
 
@@ -226,8 +226,8 @@ async def test_who_has_given_no_token_is_not_told_of_another_one():
         with pytest.raises(AuthError) as caught:
             await call(port, token=loopback_tokens().primary)
     assert str(caught.value) == (
-        f"127.0.0.1:{port}: it was started with a token, or by another user, and on this side none was given; "
-        "give the worker's: --token-file FILE, or a copy of it where ddlf token show looks"
+        f"127.0.0.1:{port}: it was started with a token or by another user, and this side has no token; "
+        "use the worker's token: --token-file FILE, or copy it to the place that ddlf token show prints"
     )
 
 
@@ -235,7 +235,7 @@ async def test_who_has_given_no_token_is_not_told_of_another_one():
     ("verdict", "kind", "text"),
     [
         (Verdict.REFUSED, AuthError, "the worker refused this side's token; copy the same token file to both machines"),
-        (Verdict.BUSY, ConnectError, "the worker has no place for another connection; close other masters"),
+        (Verdict.BUSY, ConnectError, "the worker accepts no more connections; close other masters"),
     ],
 )
 async def test_the_workers_verdict_is_told(verdict, kind, text):

@@ -60,7 +60,7 @@ def test_two_sides_with_the_same_token_accept_each_other_and_learn_what_the_othe
 
 
 def test_a_client_shows_no_proof_to_a_worker_with_another_token():
-    with pytest.raises(AuthError, match="it holds another token than this side"):
+    with pytest.raises(AuthError, match="it has another token than this side"):
         meet(worker_tokens=(OTHER,))
 
 
@@ -149,7 +149,7 @@ def test_every_refused_client_gets_the_same_byte_and_a_busy_worker_says_so():
         ClientHandshake.read_verdict(bytes([Verdict.REFUSED]))
     with pytest.raises(AuthError):
         ClientHandshake.read_verdict(b"\0")
-    with pytest.raises(ConnectError, match="no place for another connection; close other masters"):
+    with pytest.raises(ConnectError, match="this worker accepts no more connections; close other masters"):
         ClientHandshake.read_verdict(bytes([Verdict.BUSY]))
 
 

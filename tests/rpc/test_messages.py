@@ -193,8 +193,8 @@ class NoText(Exception):
 
 
 def test_awkward_exceptions_arrive_like_any_other():
-    assert arrive(raised(Silent())).remote_message == "<its text cannot be made: RuntimeError>"
-    assert arrive(raised(NoText())).remote_message == "<its text cannot be made: TypeError>"
+    assert arrive(raised(Silent())).remote_message == "<its text is unavailable: RuntimeError>"
+    assert arrive(raised(NoText())).remote_message == "<its text is unavailable: TypeError>"
     arrived = arrive(raised(TwoArguments(5, "why")))
     assert isinstance(arrived, TwoArguments)
     assert not hasattr(arrived, "callback"), "it is no data"

@@ -196,7 +196,7 @@ async def test_a_program_that_speaks_tls_but_not_ours_is_named(apart):
 
 async def test_another_token_is_refused_under_tls_too(apart):
     async with Worker(own_certificate()) as worker:
-        with pytest.raises(AuthError, match="it holds another token than this side"):
+        with pytest.raises(AuthError, match="it has another token than this side"):
             await call(worker.port, OTHER)
 
 
@@ -382,10 +382,10 @@ def wrong(tmp_path):
         ((None, *expired.issue("old", ends_in=datetime.timedelta(days=-3))), "old.pem has expired (20"),
         ((None, *ca.issue("new", ends_in=3 * datetime.timedelta(days=365))), "new.pem is not valid before 20"),
         ((expired.file, None, None), f"tls_ca {expired.file} has expired ("),
-        ((text, None, None), f"tls_ca {text} holds no certificate; give a file in PEM form"),
+        ((text, None, None), f"tls_ca {text} contains no certificate; give a file in PEM form"),
         ((tmp_path / "none.pem", None, None), f"tls_ca {tmp_path}/none.pem cannot be read: No such file or directory"),
         ((None, certificate, open_key), f"key {open_key} is readable by others (0644); run 'chmod 600 {open_key}'"),
-        ((None, certificate, secret), f"tls_key {secret} is protected by a password, which nobody is there to type"),
+        ((None, certificate, secret), f"tls_key {secret} is protected by a password, which cannot be entered here"),
         ((None, text, key), f"tls_cert {text} with tls_key {key} cannot be used ("),
     ]
 

@@ -53,7 +53,7 @@ start()
 
 async def test_forked_child_must_connect_itself_and_parent_continues():
     refusal, answer = (await asyncio.to_thread(python, FORK)).splitlines()
-    assert "connected in another process; make a Cluster of its own in each" in refusal
+    assert "its connection belongs to another process; create a separate Cluster in each process" in refusal
     assert answer == "[2]"
 
 

@@ -216,6 +216,6 @@ async def test_oldest_silent_connections_go_and_a_master_gets_in(running):
         assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
     assert not any(reader.at_eof() for reader, _ in idle[3:])
     assert await lets_in_who_has_the_token(running)
-    await running.line_with("too many handshakes at once, the oldest had to go")
+    await running.line_with("too many handshakes at once, so the oldest connection was closed")
     for _, writer in idle:
         writer.close()

@@ -122,7 +122,7 @@ class Crew:
 async def test_a_run_does_not_begin_when_two_workers_cannot_reach_each_other():
     crew = Crew(3)
     crew.unmet = [(1, 3)]
-    with pytest.raises(ConnectError, match=r"worker 1 has no way to worker 3: 127.0.0.1:1 refused") as caught:
+    with pytest.raises(ConnectError, match=r"worker 1 cannot reach worker 3: 127.0.0.1:1 refused") as caught:
         await crew.members.reach()
     for part in ("open the port", "exchange='star'", "ddlf doctor --pairs"):
         assert part in caught.value.hint

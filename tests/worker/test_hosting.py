@@ -162,7 +162,7 @@ async def test_roles_that_a_role_has_made_end_with_it():
     assert await hosting.find("run", "third", "work").function() == "worked"
     await hosting.close("run", "first", "close")
     for name in ("first", "second", "third"):
-        with pytest.raises(AppMissing, match=f"it holds no {name} of this run"):
+        with pytest.raises(AppMissing, match=f"it hosts no {name} of this run"):
             hosting.find("run", name, "work")
     await asyncio.sleep(0)
     assert one.closed

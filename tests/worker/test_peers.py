@@ -187,9 +187,11 @@ async def test_a_call_that_is_cancelled_ends_there(peers):
 
 
 async def test_only_data_goes_from_worker_to_worker_in_both_directions(peers):
-    with pytest.raises(NotPicklable, match=r"function cannot go from worker to worker, only data can .*; send num"):
+    with pytest.raises(
+        NotPicklable, match=r"function cannot be sent between workers, because only data can .*; send num"
+    ):
         await role(peers[0]).send_code(2)
-    with pytest.raises(NotPicklable, match="cannot go from worker to worker, only data can"):
+    with pytest.raises(NotPicklable, match="cannot be sent between workers, because only data can"):
         await role(peers[0]).call(2, "an_object")
     assert len(await role(peers[0]).call(2, "push", np.ones(4))) == 4  # and the connection goes on
 
@@ -226,11 +228,11 @@ async def test_a_peer_may_call_only_what_roles_offer_to_others(cluster, peers):
     async with stranger(cluster, peers[1]) as (greet, ask):
         await greet(RUN, 2, *shown(cluster, peers[0], peers[1]))
         for command in ("run_code", "set_variable", "connect", "introduce", "meet", "greet", "close", "clean"):
-            with pytest.raises(ProtocolError, match=f"may call what roles offer to others, and not '{command}'"):
+            with pytest.raises(ProtocolError, match=f"may call only verbs that roles offer to others, not '{command}'"):
                 await ask(command, "1")
-        with pytest.raises(ProtocolError, match="roles of the run that it was let in for, and no others"):
+        with pytest.raises(ProtocolError, match="only roles of its own run"):
             await ask("call", "another-run", "shard", "push", np.ones(4))
-        with pytest.raises(ProtocolError, match="roles of the run that it was let in for"):
+        with pytest.raises(ProtocolError, match="only roles of its own run"):
             await ask("call")
 
 
@@ -239,7 +241,7 @@ async def test_the_master_says_who_may_call_whom(cluster):
     await introduce(cluster.workers, RUN, calls={1: [2], 2: [1, 3]})
     assert [(await worker.call(SHARD, "ids"))[1] for worker in cluster.workers] == [[2], [1, 3], []]
     await role(first).call(2, "push", np.ones(4))
-    with pytest.raises(AppMissing, match="worker 3 is none that this one may call in this run"):
+    with pytest.raises(AppMissing, match="worker 3 may not be called by this worker in this run"):
         await role(first).call(3, "push", np.ones(4))
     async with stranger(cluster, third) as (greet, ask):
         facts = await greet(RUN, 3, *shown(cluster, first, third))
@@ -271,7 +273,7 @@ async def test_who_shows_another_pass_is_refused(cluster, peers):
     for shows in wrong.values():
         async with stranger(cluster, second) as (greet, _):
             facts = await greet(RUN, 2, executor, shows)
-            assert facts["refusal"] == "this worker was not let in with the lease that its master has now"
+            assert facts["refusal"] == "its pass does not match the present lease"
     async with stranger(cluster, second) as (greet, _):
         assert (await greet(RUN, 2, executor, right))["refusal"] == ""
 

@@ -216,7 +216,7 @@ async def test_variables_are_set_read_listed_and_deleted(worker):
 
 @pytest.mark.parametrize("name", ["1x", "class", "__builtins__", "😀", "", "a.b", 7, None])
 async def test_a_name_that_is_no_identifier_is_refused_as_a_variable(worker, name):
-    with pytest.raises(ValueError, match="is no valid variable name"):
+    with pytest.raises(ValueError, match="is not a valid variable name"):
         await worker.set_variable(name, 1)
 
 

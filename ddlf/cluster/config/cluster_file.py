@@ -285,11 +285,11 @@ class _Section(BaseModel):
 class WorkerAddress(_Section):
     """Where one worker listens. Written as ``host:port``, or as a mapping."""
 
-    host: Host = Field(description="Host name or IP address, as the master reaches it.")
+    host: Host = Field(description="Host name or IP address at which the master reaches the worker.")
     port: Port = Field(default=DEFAULT_PORT, description="The one TCP port of the worker.")
-    name: Name | None = Field(default=None, description="A name for messages; host:port if not given.")
+    name: Name | None = Field(default=None, description="Name for messages; the default is host:port.")
     advertise: Advertised | None = Field(
-        default=None, description="Where other workers reach it, HOST or HOST:PORT; found out if not given."
+        default=None, description="Address for other workers, HOST or HOST:PORT; by default the worker's own addresses."
     )
 
     @model_validator(mode="before")
@@ -313,7 +313,7 @@ class SecurityConfig(_Section):
 
     tls_ca: Annotated[Path, Field(strict=False)] | None = Field(
         default=None,
-        description="File with the certificates that sign those of the workers; only if you have your own.",
+        description="File with the certificates of your own authority, if it signs the workers' certificates.",
     )
     tls_cert: Annotated[Path, Field(strict=False)] | None = Field(
         default=None, description="File with the certificate to show to workers that demand one."
@@ -324,7 +324,7 @@ class SecurityConfig(_Section):
     )
     pickle_results: bool = Field(
         default=False,
-        description="Take results of methods that are no plain data, too. A worker could then run code on the master.",
+        description="Also accept results that are not plain data. A worker could then run code on the master.",
     )
 
     @field_validator("token_file", "tls_ca", "tls_cert", "tls_key")
@@ -350,14 +350,19 @@ class SecurityConfig(_Section):
 class _OfTheCluster(_Section):
     """Settings of ``ddlf run`` and ``ddlf.main``. They win over the app's own attributes, and command-line flags over them."""
 
-    min_workers: Count | None = Field(default=None, description="Start with this many workers if some do not answer.")
-    connect_timeout_s: float = Field(
-        default=10.0, gt=0, allow_inf_nan=False, description="How long to try to reach all workers, in seconds."
+    min_workers: Count | None = Field(
+        default=None, description="Start with this number of workers if others do not answer."
     )
-    heartbeat_s: Seconds | None = Field(default=None, description="Between two signs of life; 0.5 by default.")
-    suspect_after_s: Seconds | None = Field(default=None, description="Silence that makes suspect; 2 by default.")
+    connect_timeout_s: float = Field(
+        default=10.0, gt=0, allow_inf_nan=False, description="Seconds to try to reach all workers."
+    )
+    heartbeat_s: Seconds | None = Field(default=None, description="Seconds between two signs of life; 0.5 by default.")
+    suspect_after_s: Seconds | None = Field(
+        default=None, description="Seconds of silence after which a worker is suspect; 2 by default."
+    )
     dead_after_s: Seconds | None = Field(
-        default=None, description="Silence after which a worker is given up, at least 3 x heartbeat_s; 4 by default."
+        default=None,
+        description="Seconds of silence after which a worker is given up, at least 3 x heartbeat_s; 4 by default.",
     )
 
 
@@ -396,11 +401,12 @@ class ClusterConfig(_Section):
     # strict=False only concerns the container: YAML gives a list, and a frozen model holds a tuple.
     workers: Annotated[tuple[WorkerAddress, ...], Field(strict=False)] = Field(
         default=(),
-        description="The workers, in the order that counts them.",
+        description="The workers, in the order of their numbers.",
         json_schema_extra={"minItems": 1, "maxItems": MAX_WORKERS},
     )
     launcher: str | None = Field(
-        default=None, description="Instead of workers, what starts them: NAME or NAME:TEXT, of an installed package."
+        default=None,
+        description="Launcher that starts the workers, instead of a list: NAME or NAME:TEXT, from an installed package.",
     )
     security: SecurityConfig = Field(default=SecurityConfig(), description="The token's file, and certificates.")
     run: RunConfig = Field(default=RunConfig(), description="Settings of a run.")
@@ -582,7 +588,7 @@ def _read_text(path: Path, named_by: str) -> str:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"config file {quote(str(path))}{named_by} cannot be read: {reason}") from error
     if len(content) > MAX_FILE_BYTES:
-        raise ConfigError(f"{path} is larger than 1 MiB, so it is no cluster configuration")
+        raise ConfigError(f"{path} is larger than 1 MiB, so it cannot be a cluster configuration")
     try:
         text = content.decode("utf-8-sig")
         broken_at = content.find(b"\0")

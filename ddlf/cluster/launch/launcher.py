@@ -118,12 +118,12 @@ def installed(text: str) -> Launcher:
     name, _, rest = text.partition(":")
     found = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name not in found:
-        there = f"there are: {', '.join(sorted(found))}" if found else "install the package that brings it"
+        there = f"there are: {', '.join(sorted(found))}" if found else "install the package that provides it"
         raise ConfigError(f"there is no launcher {name!r}", hint=there)
     launcher = found[name].load()(rest)
     if not isinstance(launcher, Launcher):
         raise ConfigError(
-            f"{found[name].value} makes a {type(launcher).__name__}, which is no ddlf.cluster.launch.launcher.Launcher"
+            f"{found[name].value} makes a {type(launcher).__name__} instead of a ddlf.cluster.launch.launcher.Launcher"
         )
     return launcher
 
@@ -155,7 +155,7 @@ def addresses(hosts: Sequence[str], ports: Sequence[int] | int) -> list[Address]
         if colon and ":" not in behind:
             raise ConfigError(
                 f"a host is a name or an address without a port, got {host!r}",
-                hint=f"give ports apart, one for each host or one for all: Cluster([{name!r}], [{behind or 9000}])",
+                hint=f"give ports separately, one for each host or one for all: Cluster([{name!r}], [{behind or 9000}])",
             )
     for port in ports:
         if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:

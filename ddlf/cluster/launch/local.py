@@ -104,7 +104,7 @@ class Local(Launcher):
         if not facts:
             raise ConnectError(
                 f"a local worker ended with exit code {await process.wait()} before it was ready",
-                hint="see its lines above",
+                hint="see its output above",
             )
         if facts["failure"]:
             raise ConnectError(f"a local worker cannot start its executor, the last one {facts['failure']}")

@@ -55,7 +55,7 @@ class Pool(concurrent.futures.Executor):
     def __init__(self, workers: int | Cluster | None = None, **options: Any) -> None:
         if isinstance(workers, Cluster):
             if options:
-                raise ConfigError(f"{', '.join(options)} has no effect on a cluster", hint="say it to the Cluster")
+                raise ConfigError(f"{', '.join(options)} has no effect on a cluster", hint="pass it to Cluster instead")
             self.cluster = workers
         else:
             count = len(os.sched_getaffinity(0)) if workers is None else workers
@@ -114,7 +114,7 @@ class Pool(concurrent.futures.Executor):
             raise ValueError("chunksize must be 1 or more")  # the text of the standard library
         if chunksize > 1:
             warnings.warn(
-                "chunksize has no effect: short items are sent ahead of their turn. Where one takes less than a call, let the function take many",
+                "chunksize has no effect, because short items are sent ahead of their turn. Pass several very short items to one call",
                 stacklevel=2,
             )
         source, total = items_of(iterables)
@@ -327,7 +327,7 @@ class _Results:
             elif self._news.wait(None if self._deadline is None else max(0.0, self._deadline - time.monotonic())):
                 self._news.clear()
             else:
-                raise TimeoutError("a result did not come in time")
+                raise TimeoutError("a result did not arrive in time")
 
     def _ready(self) -> Future[Any] | None:
         if not self._ordered:

@@ -192,7 +192,7 @@ class Together:
             return other, None
         raise ConnectError(
             f"{worker.name} does not get its part of the round from {other.name}: {found['why']}",
-            hint="look at the network between the two, or use exchange='star'",
+            hint="check the network between the two workers, or use exchange='star'",
         )
 
     async def _loss_of(self, worker: ProxyWorker) -> DDLFError | None:

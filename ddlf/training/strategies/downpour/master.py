@@ -419,7 +419,7 @@ class Serving:
         await self._placement.versions()
         raise ConnectError(
             f"worker {worker} does not reach the shards of worker {told['peer']}: {told['why']}",
-            hint="look at the network between the two, or say where that one is reached: ddlf-worker --advertise HOST:PORT",
+            hint="check the network between the two workers, or say where that one is reached: ddlf-worker --advertise HOST:PORT",
         )
 
 
