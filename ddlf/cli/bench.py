@@ -119,10 +119,10 @@ async def between(options: argparse.Namespace, which: list[int]) -> list[Pair]:
         unmet = await introduced(workers, role[0])
         for two in itertools.combinations(workers, 2):
             way: Way | DDLFError
-            no_way = [f"{a.nickname} cannot reach {b.nickname}: {why}" for a, b, why in unmet if {a, b} == {*two}]
+            problems = [f"{a.nickname} cannot reach {b.nickname}: {why}" for a, b, why in unmet if {a, b} == {*two}]
             try:
-                if no_way:
-                    raise ConnectError("; ".join(no_way))
+                if problems:
+                    raise ConnectError("; ".join(problems))
                 async with asyncio.timeout(options.limit):
                     way = Way(*await two[0].call(role, "measure", two[1].id, options.megabytes * 10**6))
             except DDLFError as error:

@@ -68,7 +68,7 @@ def running_here() -> asyncio.AbstractEventLoop | None:
 
 async def _settle() -> None:
     """Wait until every cancelled task of this loop has ended."""
-    mine = asyncio.current_task()
+    current = asyncio.current_task()
     await asyncio.gather(
-        *(task for task in asyncio.all_tasks() if task is not mine and task.cancelling()), return_exceptions=True
+        *(task for task in asyncio.all_tasks() if task is not current and task.cancelling()), return_exceptions=True
     )

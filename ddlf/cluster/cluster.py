@@ -71,7 +71,7 @@ class Hosted:
     def renewals(self, method: Callable[..., Any], workers: Sequence[ProxyWorker]) -> dict[ProxyWorker, Request]:
         """Return requests that replace a hosted function, for the workers that host another one under its name."""
         hosted = self.methods.get(method_name(method), {})
-        found = {}
+        requests = {}
         for worker in workers:
             old = hosted.get(worker.id, hosted.get(None, _GONE))
             if old is not _GONE and old.args[0].function is not method:
@@ -79,8 +79,8 @@ class Hosted:
                 if old.args[0].data == now.data:
                     old.args = (now,)  # the next comparison is then an identity check
                 else:
-                    found[worker] = Request("add_method", now, **old.kwargs)
-        return found
+                    requests[worker] = Request("add_method", now, **old.kwargs)
+        return requests
 
     def requests_for(self, number: int) -> list[Request]:
         """Return the requests that give a worker's new executor the methods and variables of the previous one.
@@ -245,9 +245,9 @@ class Group:
     def _find(self, worker: ProxyWorker | int) -> ProxyWorker:
         if isinstance(worker, ProxyWorker):
             return worker
-        for found in self._workers:
-            if found.id == worker:
-                return found
+        for member in self._workers:
+            if member.id == worker:
+                return member
         raise ConfigError(f"there is no worker {worker!r}; the cluster has {_numbers(self._workers)}")
 
     @property
@@ -370,9 +370,9 @@ class Group:
             args: Positional arguments of the method.
             kwargs: Keyword arguments of the method.
         """
-        found = self._find(worker)
-        await self._renew(method, [found])
-        return await self._rpc(found, Request("run", method_name(method), *args, **kwargs))
+        proxy = self._find(worker)
+        await self._renew(method, [proxy])
+        return await self._rpc(proxy, Request("run", method_name(method), *args, **kwargs))
 
     run_on = run_at
 

@@ -113,8 +113,8 @@ class Job:
         return lane.has_turn(alone=self.timeout_s is not None)
 
 
-class Place:
-    """The place of one call: first in a queue, then on a lane.
+class QueuedCall:
+    """One waiting or running call: first in a queue, then on a lane.
 
     Args:
         job: The job that the call belongs to.
@@ -141,7 +141,7 @@ class Dispatch:
         self._members = members
         self._lanes: dict[ProxyWorker, WorkerLane] = {}
         self._why: dict[WorkerLane, DDLFError] = {}
-        self._queues: tuple[OrderedDict[Place, None], ...] = (OrderedDict(), OrderedDict())
+        self._queues: tuple[OrderedDict[QueuedCall, None], ...] = (OrderedDict(), OrderedDict())
         self._coming: dict[WorkerLane, asyncio.Task[None]] = {}
         self._habits: dict[bytes, Habit] = {}
         self._open = 0  # number of calls that have not ended
@@ -166,28 +166,28 @@ class Dispatch:
         self._open += 1
         try:
             while True:
-                place = self._ask(job)
+                queued = self._ask(job)
                 try:
-                    lane = place.lane or await self._placed(place)
+                    lane = queued.lane or await self._on_lane(queued)
                     seconds, value = await lane.worker.rpc(request, job.timeout_s)
-                    self._note(place, lane, seconds)
+                    self._note(queued, lane, seconds)
                     return value
                 except LOSS as error:
-                    began = place.lane is not None and getattr(error, "may_have_run", False)
+                    began = queued.lane is not None and getattr(error, "may_have_run", False)
                     may_have_run |= began  # one attempt is enough
                     if isinstance(error, RequestFailed):
                         error.may_have_run = may_have_run
-                    if place.lane is None:  # no worker remains
+                    if queued.lane is None:  # no worker remains
                         raise
-                    self._lost(place.lane, error)
-                    attempts += began or place.lane.is_first(place)
+                    self._lost(queued.lane, error)
+                    attempts += began or queued.lane.is_first(queued)
                     if attempts == MAX_ATTEMPTS or (may_have_run and not job.idempotent):
                         if isinstance(error, RequestFailed):
                             error.attempts = attempts
                         error.message += f" (tried {attempts} times)" if attempts > 1 else ""
                         raise
                 finally:
-                    self._leave(place)
+                    self._leave(queued)
         finally:
             self._open -= 1
 
@@ -207,101 +207,101 @@ class Dispatch:
             self._why[lane] = WorkerLost("the cluster was closed", may_have_run=False)
         self._give_up()
 
-    # -- places -----------------------------------------------------------------------------------------------------
+    # -- queued calls -----------------------------------------------------------------------------------------------------
 
     def _all(self) -> list[WorkerLane]:
         lanes = self._lanes
         return [lanes.get(worker) or lanes.setdefault(worker, Lane(worker)) for worker in self._members.present]
 
-    def _queue(self, job: Job) -> OrderedDict[Place, None]:
+    def _queue(self, job: Job) -> OrderedDict[QueuedCall, None]:
         return self._queues[job.per_worker > 1]
 
-    def _ask(self, job: Job) -> Place:
-        """Return a place for a call: on a free lane, else in the queue.
+    def _ask(self, job: Job) -> QueuedCall:
+        """Put a call on a free lane, else into the queue.
 
         Raises:
             DDLFError: No worker remains that may do the call. This is the error of the last loss.
         """
-        place = Place(job)
+        queued = QueuedCall(job)
         job.waiting += 1
-        self._queue(job)[place] = None
-        if job.waiting == 1:  # otherwise an earlier call of the job already found no place
+        self._queue(job)[queued] = None
+        if job.waiting == 1:  # otherwise an earlier call of the job already found no free lane
             self._fill()
-        if place.lane is None and (error := self._hopeless(job)):
-            self._leave(place)
+        if queued.lane is None and (error := self._hopeless(job)):
+            self._leave(queued)
             raise error
-        return place
+        return queued
 
-    async def _placed(self, place: Place) -> WorkerLane:
-        place.put = asyncio.get_running_loop().create_future()
-        await place.put
-        assert place.lane is not None
-        return place.lane
+    async def _on_lane(self, queued: QueuedCall) -> WorkerLane:
+        queued.put = asyncio.get_running_loop().create_future()
+        await queued.put
+        assert queued.lane is not None
+        return queued.lane
 
-    def _leave(self, place: Place) -> None:
-        """Give back a place in a queue or on a lane."""
-        if place.lane is None:
-            if place in self._queue(place.job):
-                del self._queue(place.job)[place]
-                place.job.waiting -= 1
+    def _leave(self, queued: QueuedCall) -> None:
+        """Remove a call from its queue or lane."""
+        if queued.lane is None:
+            if queued in self._queue(queued.job):
+                del self._queue(queued.job)[queued]
+                queued.job.waiting -= 1
             return
-        place.lane.end(place)
-        self._fill_lane(place.lane)
+        queued.lane.end(queued)
+        self._fill_lane(queued.lane)
 
     def _fill(self) -> None:
         """Move waiting calls to the lanes with the least work."""
         lanes = self._all()
         while True:
-            free = {lane: place for lane in lanes if (place := self._next_for(lane))}
+            free = {lane: queued for lane in lanes if (queued := self._next_for(lane))}
             if not free:
                 return
             lane = min(free, key=attrgetter("load"))
             self._put(free[lane], lane)
 
     def _fill_lane(self, lane: WorkerLane) -> None:
-        while place := self._next_for(lane):
-            self._put(place, lane)
+        while queued := self._next_for(lane):
+            self._put(queued, lane)
 
-    def _next_for(self, lane: WorkerLane) -> Place | None:
-        """Return the next place for a lane, or None.
+    def _next_for(self, lane: WorkerLane) -> QueuedCall | None:
+        """Return the next call for a lane, or None.
 
         If the lane may do a call but has no room for it yet, no later call overtakes it.
         """
         for queue in self._queues if lane.open else ():
-            for place in queue:
-                if place.job.allows(lane):
-                    if place.job.fits(lane):
-                        return place
+            for queued in queue:
+                if queued.job.allows(lane):
+                    if queued.job.fits(lane):
+                        return queued
                     break
         return None
 
-    def _put(self, place: Place, lane: WorkerLane) -> None:
-        job = place.job
-        del self._queue(job)[place]
+    def _put(self, queued: QueuedCall, lane: WorkerLane) -> None:
+        job = queued.job
+        del self._queue(job)[queued]
         job.waiting -= 1
-        place.lane = lane
-        place.lonely = not lane.turns
-        place.begin = asyncio.get_running_loop().time()
+        queued.lane = lane
+        queued.lonely = not lane.turns
+        queued.begin = asyncio.get_running_loop().time()
         if job.per_worker > 1:
-            lane.beside.add(place)
+            lane.beside.add(queued)
         else:
-            lane.add_turn(place, job.habit.seconds)
-        if place.put is not None and not place.put.done():
-            place.put.set_result(None)
+            lane.add_turn(queued, job.habit.seconds)
+        if queued.put is not None and not queued.put.done():
+            queued.put.set_result(None)
         job.on_sent()
 
-    def _note(self, place: Place, lane: WorkerLane, seconds: float) -> None:
+    def _note(self, queued: QueuedCall, lane: WorkerLane, seconds: float) -> None:
         """Learn from a call that has ended."""
-        habit = place.job.habit
+        habit = queued.job.habit
         habit.took(seconds)
-        place.job.compute_s += seconds
+        queued.job.compute_s += seconds
         carried = lane.worker.bytes_sent + lane.worker.bytes_received
         if habit not in lane.known:  # this call carried the function, so its bytes are not typical
             lane.known.add(habit)
         else:
             habit.carried(carried - lane.carried)
-            if place.lonely:
-                lane.measured_way(asyncio.get_running_loop().time() - place.begin - seconds)
+            if queued.lonely:
+                lane.measured_way(asyncio.get_running_loop().time() - queued.begin - seconds)
         lane.carried = carried
 
     # -- losses -----------------------------------------------------------------------------------------------------
@@ -350,8 +350,8 @@ class Dispatch:
     def _give_up(self) -> None:
         """End the calls that wait for workers that will not return."""
         for queue in self._queues:
-            for place in list(queue):
-                if error := self._hopeless(place.job):
-                    self._leave(place)
-                    if place.put is not None and not place.put.done():
-                        place.put.set_exception(error)
+            for queued in list(queue):
+                if error := self._hopeless(queued.job):
+                    self._leave(queued)
+                    if queued.put is not None and not queued.put.done():
+                        queued.put.set_exception(error)

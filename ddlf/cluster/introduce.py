@@ -44,17 +44,17 @@ async def introduce(
         WorkerLost: A worker was lost meanwhile; other possible errors are ``ExecutorCrashed``, ``AppMissing`` and
             ``LeaseError``.
     """
-    if found := await introduced(workers, run, calls=calls):
-        raise no_way(found)
+    if pairs := await introduced(workers, run, calls=calls):
+        raise unreachable(pairs)
 
 
 HINT = "open that port in the firewall, or set the address for other workers: ddlf-worker --advertise HOST:PORT, or advertise: in cluster.yaml"
 """Hint of the error when one worker cannot reach another one."""
 
 
-def no_way(found: Sequence[tuple[ProxyWorker, ProxyWorker, str]], hint: str = HINT) -> ConnectError:
-    """Return the error for pairs without a way, given the result of ``introduced``."""
-    lines = [f"{caller.name} cannot reach {called.name}: {why}" for caller, called, why in found]
+def unreachable(pairs: Sequence[tuple[ProxyWorker, ProxyWorker, str]], hint: str = HINT) -> ConnectError:
+    """Return the error for workers that cannot reach each other, given the result of ``introduced``."""
+    lines = [f"{caller.name} cannot reach {called.name}: {why}" for caller, called, why in pairs]
     more = [f"and {len(lines) - PAIRS_SHOWN} more pairs"] if len(lines) > PAIRS_SHOWN else []
     return ConnectError("\n".join([*lines[:PAIRS_SHOWN], *more]), hint=hint)
 
@@ -76,15 +76,22 @@ async def introduced(
     named = {id for caller, called in (calls or {}).items() for id in (caller, *called)}
     if unknown := sorted(named - {worker.id for worker in workers}):
         raise ConfigError(f"worker {unknown[0]} is named in calls, but is not among the introduced workers")
-    places = dict(zip(workers, await asyncio.gather(*map(_place, workers)), strict=True))
-    _check_distinct(places)
+    endpoints = dict(zip(workers, await asyncio.gather(*map(_endpoint, workers)), strict=True))
+    _check_distinct(endpoints)
     executors = {worker.id: worker.facts["executor"] for worker in workers}
-    await asyncio.gather(*(worker.rpc(_introduction(worker, places, run, calls)) for worker in workers))
+    await asyncio.gather(*(worker.rpc(_introduction(worker, endpoints, run, calls)) for worker in workers))
     unmet = await asyncio.gather(*(worker.rpc(Request("meet")) for worker in workers))
-    others = {worker.id: worker for worker in workers}
-    missed = {one for worker, found in zip(workers, unmet, strict=True) for id, _ in found for one in (worker.id, id)}
-    await asyncio.gather(*(_check_there(others[id], executors[id]) for id in missed))
-    return [(worker, others[id], why) for worker, found in zip(workers, unmet, strict=True) for id, why in found]
+    by_number = {worker.id: worker for worker in workers}
+    missed = {
+        number
+        for worker, failures in zip(workers, unmet, strict=True)
+        for id, _ in failures
+        for number in (worker.id, id)
+    }
+    await asyncio.gather(*(_check_there(by_number[id], executors[id]) for id in missed))
+    return [
+        (worker, by_number[id], why) for worker, failures in zip(workers, unmet, strict=True) for id, why in failures
+    ]
 
 
 async def _check_there(worker: ProxyWorker, executor: str) -> None:
@@ -94,7 +101,7 @@ async def _check_there(worker: ProxyWorker, executor: str) -> None:
         raise AppMissing("its executor ended while workers were introduced to each other", worker=worker.name)
 
 
-async def _place(worker: ProxyWorker) -> dict[str, Any]:
+async def _endpoint(worker: ProxyWorker) -> dict[str, Any]:
     """Return a worker's port and addresses, as its daemon reports them."""
     try:
         return dict(await worker.ask("addresses"))
@@ -106,25 +113,29 @@ async def _place(worker: ProxyWorker) -> dict[str, Any]:
         ) from error
 
 
-def _given(worker: ProxyWorker, place: Mapping[str, Any], caller: int | None = None) -> list[tuple[str, int]]:
+def _advertised(worker: ProxyWorker, endpoint: Mapping[str, Any], caller: int | None = None) -> list[tuple[str, int]]:
     """Return the addresses that a user has given for reaching a worker.
 
     They come from ``advertise`` in cluster.yaml, either for all callers or for this one, and from the worker's
     ``--advertise``.
     """
-    told = worker.advertise
-    texts = [told] if isinstance(told, str) else [text for id, text in told.items() if caller in (None, id)]
-    found = [parse_advertised(text) for text in texts if text]
-    if place["advertised"]:
-        found.append(tuple(place["advertised"]))
-    return [(host, port or place["port"]) for host, port in found]
+    advertised = worker.advertise
+    texts = (
+        [advertised]
+        if isinstance(advertised, str)
+        else [text for id, text in advertised.items() if caller in (None, id)]
+    )
+    parsed = [parse_advertised(text) for text in texts if text]
+    if endpoint["advertised"]:
+        parsed.append(tuple(endpoint["advertised"]))
+    return [(host, port or endpoint["port"]) for host, port in parsed]
 
 
-def _check_distinct(places: Mapping[ProxyWorker, dict[str, Any]]) -> None:
+def _check_distinct(endpoints: Mapping[ProxyWorker, dict[str, Any]]) -> None:
     """Raise ``ConfigError`` if two workers advertise the same address. This check needs no connection."""
     seen: dict[tuple[str, int], ProxyWorker] = {}
-    for worker, place in places.items():
-        for host, port in _given(worker, place):
+    for worker, endpoint in endpoints.items():
+        for host, port in _advertised(worker, endpoint):
             other = seen.setdefault((same_host(host), port), worker)
             if other is not worker:
                 raise ConfigError(
@@ -135,7 +146,7 @@ def _check_distinct(places: Mapping[ProxyWorker, dict[str, Any]]) -> None:
 
 def _introduction(
     worker: ProxyWorker,
-    places: Mapping[ProxyWorker, dict[str, Any]],
+    endpoints: Mapping[ProxyWorker, dict[str, Any]],
     run: str,
     calls: Mapping[int, Collection[int]] | None,
 ) -> Request:
@@ -149,17 +160,20 @@ def _introduction(
         run=run,
         me=worker.id,
         lease=worker.claim.key["lease"],
-        callers=[other.facts["executor"] for other in places if may(other, worker)],
+        callers=[other.facts["executor"] for other in endpoints if may(other, worker)],
         peers=[
             {
                 "id": other.id,
                 "name": other.name,
                 "addresses": candidates(
-                    _given(other, place, worker.id), (other.host, other.port), place, places[worker]["machine"]
+                    _advertised(other, endpoint, worker.id),
+                    (other.host, other.port),
+                    endpoint,
+                    endpoints[worker]["machine"],
                 ),
                 "shows": peer_pass(other.claim.key["lease"], run, worker.facts["executor"]),
             }
-            for other, place in places.items()
+            for other, endpoint in endpoints.items()
             if may(worker, other)
         ],
         dead_after_s=worker.timing.dead_after_s,
@@ -167,21 +181,21 @@ def _introduction(
 
 
 def candidates(
-    given: Sequence[tuple[str, int]], dialled: tuple[str, int], place: Mapping[str, Any], caller: str
+    advertised: Sequence[tuple[str, int]], dialled: tuple[str, int], endpoint: Mapping[str, Any], caller: str
 ) -> list[tuple[str, int, bool]]:
     """Return the addresses where one worker may reach another one, best first.
 
     Args:
-        given: Addresses that a user has given.
+        advertised: Addresses that a user has given.
         dialled: The address that the master dials for the called worker.
-        place: Facts from the called worker's daemon: machine, port, and the addresses that it listens on.
+        endpoint: Facts from the called worker's daemon: machine, port, and the addresses that it listens on.
         caller: Machine of the calling worker.
 
     Returns:
         Host, port, and whether a user has given the address.
     """
-    port = place["port"]
-    listens = [(host, port) for host in place["addresses"]]
-    near = [one for one in listens if machine(one[0]) == LOOPBACK and place["machine"] == caller]
-    far = [one for one in (dialled, *listens) if machine(one[0]) != LOOPBACK]
-    return [(*one, one in given) for one in dict.fromkeys((*given, *near, *far))]
+    port = endpoint["port"]
+    listens = [(host, port) for host in endpoint["addresses"]]
+    loopback = [address for address in listens if machine(address[0]) == LOOPBACK and endpoint["machine"] == caller]
+    remote = [address for address in (dialled, *listens) if machine(address[0]) != LOOPBACK]
+    return [(*address, address in advertised) for address in dict.fromkeys((*advertised, *loopback, *remote))]

@@ -627,9 +627,9 @@ class Link:
         # Use new request numbers each time, because the daemon may still be ending requests with the old ones.
         self._first_id = secrets.randbits(48) + 1
         self._ids = itertools.count(self._first_id)
-        theirs = Limits(max_body_bytes=hello.max_message_bytes)
+        peer_limits = Limits(max_body_bytes=hello.max_message_bytes)
         control = ControlChannel(
-            self, partial(Connection, sock, limits=CONTROL_LIMITS, peer_limits=theirs), self._ids, self.timing
+            self, partial(Connection, sock, limits=CONTROL_LIMITS, peer_limits=peer_limits), self._ids, self.timing
         )
         try:
             await self._claim_worker(control, timeout_s)
@@ -726,10 +726,13 @@ class Link:
         sock, hello = await self._dial_executor(timeout_s)
         from ddlf.rpc.buffers import POOL  # imports NumPy, which would delay a cluster's first steps
 
-        limits, theirs = Limits(max_body_bytes=self.max_message_bytes), Limits(max_body_bytes=hello.max_message_bytes)
+        limits, peer_limits = (
+            Limits(max_body_bytes=self.max_message_bytes),
+            Limits(max_body_bytes=hello.max_message_bytes),
+        )
         self.data = data = DataChannel(
             self,
-            partial(Connection, sock, limits=limits, peer_limits=theirs, allocate=POOL.take),
+            partial(Connection, sock, limits=limits, peer_limits=peer_limits, allocate=POOL.take),
             self._ids,
             load_result if self.session["pickle_results"] else refuse_loading,
             code=CodeSender(),
@@ -749,13 +752,13 @@ class Link:
         return data
 
     def _check_python(self) -> None:
-        mine = f"{sys.version_info.major}.{sys.version_info.minor}"
-        if self.facts["python"].rsplit(".", 1)[0] != mine:
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        if self.facts["python"].rsplit(".", 1)[0] != version:
             self.close()
             raise VersionError(
                 f"runs Python {self.facts['python']}, the master {sys.version.split()[0]}",
                 worker=self.name,
-                hint=f"code can only be sent between equal minor versions: install {mine} on the worker",
+                hint=f"code can only be sent between equal minor versions: install {version} on the worker",
             )
 
     async def _begin_session(self, data: DataChannel, timeout_s: float) -> None:

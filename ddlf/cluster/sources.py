@@ -87,25 +87,25 @@ class Sources:
         if what not in KINDS:
             folders = [each for each in (folder, Path.cwd().resolve()) if each is not None]
             answers = (answer(what, name, folders) for answer in hooks("answer"))
-            return next((found for found in answers if found is not None), None)
+            return next((match for match in answers if match is not None), None)
         if folder is None:
             return None
         if what == "names":
             return _names(folder)
-        found = find(folder, name)
-        if found is None:
+        match = find(folder, name)
+        if match is None:
             return None
         if what == "module":
             self._given.add(name)
-            kind, path = found
+            kind, path = match
             source = path.read_bytes() if kind != "namespace" else b""
             return {"kind": kind, "file": str(path), "source": source}
-        if name not in self._given or found[0] == "source":
+        if name not in self._given or match[0] == "source":
             return None
-        inside = found[1] if found[0] == "namespace" else found[1].parent
+        package_folder = match[1] if match[0] == "namespace" else match[1].parent
         if what == "files":
-            return _files(inside)
-        return _data(inside, file) if what == "data" else None
+            return _files(package_folder)
+        return _data(package_folder, file) if what == "data" else None
 
 
 def _names(folder: Path) -> list[str]:
@@ -120,36 +120,36 @@ def _names(folder: Path) -> list[str]:
 
 def find(folder: Path, name: str) -> tuple[str, Path] | None:
     """Return the kind and the file of a module in a folder, by the rules of Python's own import system."""
-    kind, path, inside = "", folder, folder
+    kind, path, current = "", folder, folder
     for part in name.split("."):
         if not part.isidentifier() or kind == "source":
             return None
         for kind, path in (
-            ("package", inside / part / "__init__.py"),
-            ("source", inside / f"{part}.py"),
-            ("namespace", inside / part),
+            ("package", current / part / "__init__.py"),
+            ("source", current / f"{part}.py"),
+            ("namespace", current / part),
         ):
             if path.is_dir() if kind == "namespace" else path.is_file():
                 break
         else:
             return None
-        inside = inside / part
+        current = current / part
     return (kind, path) if path.resolve().is_relative_to(folder.resolve()) else None
 
 
 def _files(folder: Path) -> list[str] | None:
     """Return the data files in a package's folder, with ``/``; None if there are too many."""
-    found: list[str] = []
+    files: list[str] = []
     for at, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if name != "__pycache__" and not name.startswith("."))
-        found += [
+        files += [
             (Path(at) / name).relative_to(folder).as_posix()
             for name in files
             if not name.endswith((".py", ".pyc")) and not name.startswith(".")
         ]
-        if len(found) > MAX_FILES:
+        if len(files) > MAX_FILES:
             return None
-    return sorted(found)
+    return sorted(files)
 
 
 def _data(folder: Path, file: str) -> bytes | None:

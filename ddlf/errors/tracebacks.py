@@ -96,18 +96,18 @@ def _where(error: DDLFError) -> str:
 
 def _several(errors: Sequence[Exception], of: int) -> str:
     """Return the failures of several workers: each text once, with its workers, then each traceback once."""
-    said: dict[str, list[str]] = {}
+    workers_of: dict[str, list[str]] = {}
     tracebacks: dict[str, str] = {}
     for error in errors:
         worker = getattr(error, "worker", "")
-        text = _alone(error)
-        said.setdefault(text.removeprefix(f"{worker}: "), []).append(worker)
+        text = _sentence(error)
+        workers_of.setdefault(text.removeprefix(f"{worker}: "), []).append(worker)
         if isinstance(error, RemoteError) and error.remote_traceback:
             # The same lines with another text count as the same traceback. The text may contain a file name with the
             # worker's number.
             lines = error.remote_traceback.rstrip().removesuffix(error.message)
             tracebacks.setdefault(lines, error.remote_traceback.rstrip())
-    rows = [f"{', '.join(filter(None, who))}: {text}".removeprefix(": ") for text, who in said.items()]
+    rows = [f"{', '.join(filter(None, who))}: {text}".removeprefix(": ") for text, who in workers_of.items()]
     more = [f"and {len(rows) - MANY} other texts"] if len(rows) > MANY else []
     return "\n".join(
         [f"{len(errors)} of {of} workers failed", *rows[:MANY], *more]
@@ -115,7 +115,7 @@ def _several(errors: Sequence[Exception], of: int) -> str:
     )
 
 
-def _alone(error: Exception) -> str:
+def _sentence(error: Exception) -> str:
     if not isinstance(error, DDLFError):
         return f"{type(error).__name__}: {error}"
     where = _where(error)
@@ -159,8 +159,8 @@ class RemoteError(DDLFError):
     @property
     def type(self) -> builtins.type[BaseException] | None:
         """The class that was raised on the worker; None if this side does not know it."""
-        mine = (kind for kind in builtins.type(self).__mro__ if qualified_name(kind) == self.type_name)
-        return next(mine, None) or known_class(self.type_name)
+        bases = (kind for kind in builtins.type(self).__mro__ if qualified_name(kind) == self.type_name)
+        return next(bases, None) or known_class(self.type_name)
 
     @classmethod
     def of(cls, name: str, *arguments: Any, worker: str = "") -> RemoteError:
@@ -238,16 +238,16 @@ def _remake(kind: type[Any], base: Any, args: tuple[Any, ...], state: dict[str, 
 
 def known_class(name: str) -> type[BaseException] | None:
     """Return the exception class with that qualified name, if it is a builtin or its module is already imported."""
-    found: Any = vars(builtins).get(name)
+    value: Any = vars(builtins).get(name)
     parts = name.split(".")
     for cut in range(len(parts) - 1, 0, -1):
         module = sys.modules.get(".".join(parts[:cut]))
         if module is not None:
-            found = module
+            value = module
             for part in parts[cut:]:
-                found = getattr(found, "__dict__", {}).get(part)  # getattr could run a module's import
+                value = getattr(value, "__dict__", {}).get(part)  # getattr could run a module's import
             break
-    return found if isinstance(found, type) and issubclass(found, BaseException) else None
+    return value if isinstance(value, type) and issubclass(value, BaseException) else None
 
 
 def qualified_name(kind: type) -> str:

@@ -30,16 +30,16 @@ class History(list[RoundRecord]):
         Metrics of validation data begin with ``val_``, metrics of test data with ``test_``. An entry is NaN if its
         record lacks the metric, for example between two tests.
         """
-        found: dict[str, list[float]] = {}
-        for place, record in enumerate(self):
+        columns: dict[str, list[float]] = {}
+        for index, record in enumerate(self):
             for name, value in metrics(record).items():
-                found.setdefault(name, [float("nan")] * len(self))[place] = value
-        return found
+                columns.setdefault(name, [float("nan")] * len(self))[index] = value
+        return columns
 
     @property
     def epoch(self) -> list[int]:
         """The numbers of the rounds, or in asynchronous training of the updates. They stand for Keras's epochs."""
-        return [_place(record) for record in self]
+        return [_number(record) for record in self]
 
     @property
     def staleness(self) -> dict[int, int]:
@@ -75,11 +75,11 @@ class History(list[RoundRecord]):
         Raises:
             ConfigError: Matplotlib is not installed, or a metric does not exist.
         """
-        found = self.history
-        known = list(dict.fromkeys(_base(name) for name in found))
+        metrics = self.history
+        known = list(dict.fromkeys(_base(name) for name in metrics))
         if unknown := [name for name in names if name not in known]:
-            there = f"there are {', '.join(known)}" if known else "there are none yet"
-            raise ConfigError(f"the history has no metric {unknown[0]!r}", hint=there)
+            hint = f"there are {', '.join(known)}" if known else "there are none yet"
+            raise ConfigError(f"the history has no metric {unknown[0]!r}", hint=hint)
         try:
             from matplotlib.figure import Figure
         except ImportError:
@@ -90,8 +90,8 @@ class History(list[RoundRecord]):
         figure = Figure(figsize=(5.0 * max(len(panels), 1), 3.6), layout="constrained")
         for number, base in enumerate(panels, 1):
             axes = figure.add_subplot(1, len(panels), number)
-            for name in (name for name in found if _base(name) == base):
-                points = [(x, y) for x, y in zip(self.epoch, found[name], strict=True) if y == y]
+            for name in (name for name in metrics if _base(name) == base):
+                points = [(x, y) for x, y in zip(self.epoch, metrics[name], strict=True) if y == y]
                 axes.plot(*zip(*points, strict=True), label=name, marker="." if len(points) < 40 else None)
             axes.set_xlabel("update" if self and self[0].slot is not None else "round")
             axes.set_ylabel(base)
@@ -104,7 +104,7 @@ class History(list[RoundRecord]):
         names = list(self.history)
         head = "".join(f"<th>{escape(name)}</th>" for name in ("round", *names, "seconds"))
         half = SHOWN // 2
-        rows = [(_place(record), *(metrics(record).get(name) for name in names), record.seconds) for record in self]
+        rows = [(_number(record), *(metrics(record).get(name) for name in names), record.seconds) for record in self]
         shown = rows if len(rows) <= SHOWN else [*rows[:half], (), *rows[-half:]]
         body = "".join(
             f"<tr>{''.join(f'<td>{_cell(value)}</td>' for value in one) or '<td>...</td>'}</tr>" for one in shown
@@ -112,14 +112,14 @@ class History(list[RoundRecord]):
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
     @overload
-    def __getitem__(self, place: SupportsIndex) -> RoundRecord: ...
+    def __getitem__(self, index: SupportsIndex) -> RoundRecord: ...
 
     @overload
-    def __getitem__(self, place: slice) -> History: ...
+    def __getitem__(self, index: slice) -> History: ...
 
-    def __getitem__(self, place: SupportsIndex | slice) -> RoundRecord | History:
+    def __getitem__(self, index: SupportsIndex | slice) -> RoundRecord | History:
         """Return a record, or a part of the history."""
-        found = super().__getitem__(place)
+        found = super().__getitem__(index)
         return History(found) if isinstance(found, list) else found
 
 
@@ -133,7 +133,7 @@ def row(record: RoundRecord) -> dict[str, Any]:
     return {**{name: getattr(record, name) for name in COLUMNS}, **metrics(record)}
 
 
-def _place(record: RoundRecord) -> int:
+def _number(record: RoundRecord) -> int:
     return record.round if record.slot is None else record.version
 
 

@@ -49,9 +49,9 @@ def _find(value: Any, path: str, can_pickle: Callable[[Any], bool], depth: int, 
         return None
     seen.add(id(value))
     for suffix, part in _parts(value):
-        found = _find(part, f"{path}{suffix}", can_pickle, depth + 1, seen)
-        if found:
-            return found
+        culprit = _find(part, f"{path}{suffix}", can_pickle, depth + 1, seen)
+        if culprit:
+            return culprit
     return f"{path} (a {type(value).__module__}.{type(value).__qualname__})"
 
 
@@ -89,7 +89,7 @@ def _parts_of_object(value: Any) -> Iterator[tuple[str, Any]]:
     except Exception:  # the object cannot be pickled at all
         return
     if isinstance(reduced, tuple):
-        yield from ((f" -> argument {place}", item) for place, item in enumerate(reduced[1], 1))
+        yield from ((f" -> argument {position}", item) for position, item in enumerate(reduced[1], 1))
     for part in state:
         for names in part if isinstance(part, tuple) else (part,):  # attributes, slots
             if isinstance(names, dict):
@@ -192,10 +192,10 @@ def _reduce_cached(value: Any) -> str | tuple[Any, ...]:
     """
     module = sys.modules.get(value.__module__)
     own = value.__module__ == "__main__" or value.__module__ in cloudpickle.list_registry_pickle_by_value()
-    found: Any = module
+    resolved: Any = module
     for part in value.__qualname__.split("."):
-        found = getattr(found, part, None)
-    if found is value and not own:
+        resolved = getattr(resolved, part, None)
+    if resolved is value and not own:
         return str(value.__qualname__)
     return _cache, (value.__wrapped__, value.cache_parameters()), vars(value)
 

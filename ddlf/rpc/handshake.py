@@ -205,16 +205,16 @@ class ClientHandshake:
             AuthError: The worker does not have the same token, or the bytes were altered on the way.
             ProtocolError: The other side is not a DDLF worker.
         """
-        theirs, given = data[: HELLO.size], data[HELLO.size :]
-        hello = decode_hello(theirs)
-        if not hmac.compare_digest(given, proof(self._key, "S", self._mine, theirs, certificate)):
+        worker_hello, worker_proof = data[: HELLO.size], data[HELLO.size :]
+        hello = decode_hello(worker_hello)
+        if not hmac.compare_digest(worker_proof, proof(self._key, "S", self._mine, worker_hello, certificate)):
             if hello.key_id == key_id(self._key):
                 raise AuthError(
                     "the handshake was altered on the way, although both sides name the same token",
                     hint="an attacker may be in between: check the address, the name service and the network",
                 )
             raise AuthError("it has another token than this side")
-        return hello, proof(self._key, "C", self._mine, theirs, certificate)
+        return hello, proof(self._key, "C", self._mine, worker_hello, certificate)
 
     @staticmethod
     def read_verdict(data: bytes) -> None:
@@ -262,6 +262,6 @@ class WorkerHandshake:
 
     def accepts(self, given: bytes) -> bool:
         """Return whether the client's proof was made with one of the tokens. Every result takes the same time."""
-        wanted = [proof(key, "C", self._client, self._mine, self._certificate) for key in self._keys]
-        matches = [hmac.compare_digest(given, one) for one in wanted]
+        proofs = [proof(key, "C", self._client, self._mine, self._certificate) for key in self._keys]
+        matches = [hmac.compare_digest(given, expected) for expected in proofs]
         return any(matches)

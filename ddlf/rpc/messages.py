@@ -381,9 +381,9 @@ def _checked(kind: type, value: Any) -> Any:
 
 def dump_standard(value: Any) -> list[Any] | None:
     """Return ``[name, *fields]`` for a value of the standard library, and None for any other object."""
-    found = _DUMP.get(type(value))
+    dump = _DUMP.get(type(value))
     try:
-        return [found[0], *found[1](value)] if found else None
+        return [dump[0], *dump[1](value)] if dump else None
     except _Other:
         return None
 
@@ -459,10 +459,10 @@ def known(module: str, name: str) -> Any:
     """Return the object with a qualified name in an imported module, without running the module's code; None if there
     is none.
     """
-    found: Any = sys.modules.get(module)
+    value: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, "__dict__", {}).get(part)  # getattr could run a module's __getattr__
-    return found
+        value = getattr(value, "__dict__", {}).get(part)  # getattr could run a module's __getattr__
+    return value
 
 
 def _is_named_tuple(kind: Any) -> bool:

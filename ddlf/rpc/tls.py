@@ -185,9 +185,9 @@ def is_local(sock: socket.socket) -> bool:
 
 def is_loopback(address: str) -> bool:
     """Return whether an IP address belongs to this machine alone. An IPv4 address inside IPv6 counts as IPv4."""
-    found = ipaddress.ip_address(address.partition("%")[0])
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return (mapped or found).is_loopback
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return (mapped or parsed).is_loopback
 
 
 def make_certificate(path: Path) -> None:
@@ -289,19 +289,21 @@ def _check_lifetime(certificate: Path) -> None:
 
     from cryptography import x509
 
-    now, found = datetime.datetime.now(datetime.UTC), x509.load_der_x509_certificate(_der(certificate))
-    if found.not_valid_after_utc < now:
-        raise ConfigError(f"tls_cert {certificate} has expired ({found.not_valid_after_utc:%Y-%m-%d})", hint="renew it")
-    if found.not_valid_before_utc > now:
+    now, parsed = datetime.datetime.now(datetime.UTC), x509.load_der_x509_certificate(_der(certificate))
+    if parsed.not_valid_after_utc < now:
         raise ConfigError(
-            f"tls_cert {certificate} is not valid before {found.not_valid_before_utc:%Y-%m-%d}",
+            f"tls_cert {certificate} has expired ({parsed.not_valid_after_utc:%Y-%m-%d})", hint="renew it"
+        )
+    if parsed.not_valid_before_utc > now:
+        raise ConfigError(
+            f"tls_cert {certificate} is not valid before {parsed.not_valid_before_utc:%Y-%m-%d}",
             hint="compare the clocks",
         )
 
 
 def _der(certificate: Path) -> bytes:
     """Return the first certificate of a file. This is the certificate that the other side sees."""
-    found = re.search(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", certificate.read_text(), re.DOTALL)
-    if found is None:
+    match = re.search(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", certificate.read_text(), re.DOTALL)
+    if match is None:
         raise ConfigError(f"tls_cert {certificate} contains no certificate", hint="give a file in PEM form")
-    return ssl.PEM_cert_to_DER_cert(found[0])
+    return ssl.PEM_cert_to_DER_cert(match[0])

@@ -89,7 +89,7 @@ def write_token(path: str | Path | None = None, token: str | None = None) -> Pat
     path = _expanded(default_path() if path is None else path)
     if token is not None:
         given = _parse(token.encode("utf-8", "surrogateescape"), "what was pasted")
-        token = "\n".join(one.decode() for one in given)
+        token = "\n".join(token_bytes.decode() for token_bytes in given)
     try:
         _create(path, token or new_token())
     except FileExistsError:

@@ -138,9 +138,9 @@ class Calls:
         """Run the first waiting call whose master reads its answers."""
         if self.running is not None:
             return
-        for place, call in enumerate(self._waiting):
+        for index, call in enumerate(self._waiting):
             if not call.session.held_back:
-                del self._waiting[place]
+                del self._waiting[index]
                 break
         else:
             return

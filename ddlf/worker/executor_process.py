@@ -247,13 +247,13 @@ class ExecutorProcess:
         # Killed executors leave temporary files, such as TensorFlow's generated code.
         shutil.rmtree(self._tmp_dir, ignore_errors=True)
         self._tmp_dir.mkdir(mode=0o700)
-        self._channel, theirs = socket.socketpair()
+        self._channel, executor_end = socket.socketpair()
         self._channel.setblocking(False)
         # Opened anew for each process, so that the tail belongs to it alone and the file cannot grow without limit.
         self._stderr = open(self._log_path, "w+b")  # noqa: SIM115, ASYNC230
-        with theirs:
-            descriptors = theirs.fileno(), self._activity_fd, STDOUT, self._stderr.fileno()
-            self._process = await self._forks.fork(self._environment, *descriptors) or await self._spawn(theirs)
+        with executor_end:
+            descriptors = executor_end.fileno(), self._activity_fd, STDOUT, self._stderr.fileno()
+            self._process = await self._forks.fork(self._environment, *descriptors) or await self._spawn(executor_end)
         security = self._options.security or Security()
         # The worker's own certificate, then the organisation's certificates.
         tls_files = self._certificate, security.tls_ca, security.tls_cert, security.tls_key

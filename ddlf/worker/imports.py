@@ -35,17 +35,17 @@ def ask_daemon(channel: socket.socket, what: str, name: str, file: str = "") -> 
     Returns:
         The result of ``Sources.answer``; None also if there is no master.
     """
-    mine, theirs = socket.socketpair()
-    with mine:
-        with theirs:
+    reply, daemon_end = socket.socketpair()
+    with reply:
+        with daemon_end:
             question = json.dumps([what, name, file]).encode()
             try:
                 if len(question) > MAX_QUESTION_BYTES:
                     return None
-                socket.send_fds(channel, [question], [theirs.fileno()])
+                socket.send_fds(channel, [question], [daemon_end.fileno()])
             except OSError:
                 return None
-        data = b"".join(iter(lambda: mine.recv(1024**2), b""))
+        data = b"".join(iter(lambda: reply.recv(1024**2), b""))
     if len(data) < LENGTH.size or LENGTH.unpack_from(data)[0] != len(data) - LENGTH.size:
         return None
     try:
@@ -85,11 +85,11 @@ class MasterFinder(importlib.abc.MetaPathFinder):
                 return None
         elif fullname not in self._top():
             return None
-        found = self.ask("module", fullname)
-        if not isinstance(found, dict):
+        answer = self.ask("module", fullname)
+        if not isinstance(answer, dict):
             return None
         self._found.add(fullname)
-        loader = MasterLoader(self, found)
+        loader = MasterLoader(self, answer)
         is_package = loader.kind != "source"
         return importlib.machinery.ModuleSpec(fullname, loader, origin=loader.file, is_package=is_package)
 

@@ -71,11 +71,11 @@ def about(folders: Iterable[Path] = (), needs: Iterable[str] = ()) -> dict[str, 
 
 def packages(names: Iterable[str] = PACKAGES) -> dict[str, str]:
     """Return the versions of the installed distributions."""
-    found = {}
+    versions = {}
     for name in names:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def unmet(needs: Iterable[str] = ()) -> list[str]:
@@ -84,7 +84,7 @@ def unmet(needs: Iterable[str] = ()) -> list[str]:
     """
     from packaging.requirements import InvalidRequirement, Requirement
 
-    found = []
+    missing = []
     for text in (*(metadata.requires("ddlf") or ()), *needs):
         try:
             wanted = Requirement(text)
@@ -92,10 +92,10 @@ def unmet(needs: Iterable[str] = ()) -> list[str]:
             continue
         if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
             continue
-        there = packages([wanted.name]).get(wanted.name)
-        if there is None or not wanted.specifier.contains(there, prereleases=True):
-            found.append(f"{wanted.name}{wanted.specifier} ({f'{there} is' if there else 'not'} installed)")
-    return found
+        version = packages([wanted.name]).get(wanted.name)
+        if version is None or not wanted.specifier.contains(version, prereleases=True):
+            missing.append(f"{wanted.name}{wanted.specifier} ({f'{version} is' if version else 'not'} installed)")
+    return missing
 
 
 def keras_backend() -> str:
@@ -206,14 +206,14 @@ def _group_folders(controller: str) -> Iterator[Path]:
 
 def disks(folders: Iterable[Path]) -> list[dict[str, Any]]:
     """Describe each disk of the given folders once: its first folder, its size and the free bytes for this user."""
-    found: dict[int, dict[str, Any]] = {}
+    by_device: dict[int, dict[str, Any]] = {}
     for folder in folders:
-        existing = next((place for place in (folder, *folder.parents) if place.is_dir()), None)
+        existing = next((parent for parent in (folder, *folder.parents) if parent.is_dir()), None)
         with contextlib.suppress(OSError):
-            if existing is not None and (disk := existing.stat().st_dev) not in found:
+            if existing is not None and (disk := existing.stat().st_dev) not in by_device:
                 usage = shutil.disk_usage(existing)
-                found[disk] = {"folder": str(existing), "size": usage.total, "free": usage.free}
-    return list(found.values())
+                by_device[disk] = {"folder": str(existing), "size": usage.total, "free": usage.free}
+    return list(by_device.values())
 
 
 def footprint(*pids: int | None) -> dict[str, int | None]:
@@ -247,8 +247,11 @@ def addresses_of(host: str) -> list[str]:
     if host not in ANY:
         return [host]
     loopback = ["127.0.0.1"] if host == ANY[0] else ["::1", "127.0.0.1"]
-    found = [*_ipv4(), *(_ipv6() if host == ANY[1] else ())]
-    return [*loopback, *(one for one in dict.fromkeys(found) if not ipaddress.ip_address(one).is_loopback)]
+    addresses = [*_ipv4(), *(_ipv6() if host == ANY[1] else ())]
+    return [
+        *loopback,
+        *(address for address in dict.fromkeys(addresses) if not ipaddress.ip_address(address).is_loopback),
+    ]
 
 
 def same_machine() -> str:
@@ -259,7 +262,7 @@ def same_machine() -> str:
 
 
 def _ipv4() -> list[str]:
-    found = []
+    addresses = []
     if sys.platform.startswith("linux"):
         import fcntl
 
@@ -267,10 +270,10 @@ def _ipv4() -> list[str]:
             for _, name in socket.if_nameindex():
                 with contextlib.suppress(OSError):  # no IPv4 address
                     answer = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                    found.append(socket.inet_ntoa(answer[20:24]))
+                    addresses.append(socket.inet_ntoa(answer[20:24]))
     with contextlib.suppress(OSError):  # the host name cannot be resolved
-        found += [str(one[4][0]) for one in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
-    return found
+        addresses += [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
+    return addresses
 
 
 def _ipv6() -> list[str]:

@@ -88,8 +88,8 @@ def takes_self(function: Callable[..., Any]) -> bool:
     code = None if inspect.ismethod(function) else getattr(function, "__code__", None)
     if code is not None and not hasattr(function, "__wrapped__"):
         return bool(code.co_argcount and code.co_varnames[0] == "self")
-    around, inside = _positional(function, follow_wrapped=False), _positional(function, follow_wrapped=True)
-    return around[:1] == ["self"] or (inside[:1] == ["self"] and ("*" in around or len(around) >= len(inside)))
+    outer, inner = _positional(function, follow_wrapped=False), _positional(function, follow_wrapped=True)
+    return outer[:1] == ["self"] or (inner[:1] == ["self"] and ("*" in outer or len(outer) >= len(inner)))
 
 
 def _positional(function: Callable[..., Any], *, follow_wrapped: bool) -> list[str]:
@@ -206,10 +206,10 @@ class Methods:
         """
         method = self._methods.get(name)
         if method is None:
-            near = difflib.get_close_matches(str(name), self._methods, 1)
-            have = f"it has: {', '.join(self.names())}" if self._methods else "it has none; add it with add_method"
-            guess = f" (did you mean {near[0]!r}?)" if near else ""
-            raise LookupError(f"no method {name!r} here; {have}{guess}")
+            similar = difflib.get_close_matches(str(name), self._methods, 1)
+            known = f"it has: {', '.join(self.names())}" if self._methods else "it has none; add it with add_method"
+            guess = f" (did you mean {similar[0]!r}?)" if similar else ""
+            raise LookupError(f"no method {name!r} here; {known}{guess}")
         if method.function is None:
             assert method.path is not None
             method.function = self._unpickle(method.path.read_bytes())
@@ -336,8 +336,8 @@ class Hosting:
     def _taken(self, key: tuple[str, str]) -> list[Role]:
         """Remove a role and the roles that it has made, and return them."""
         role = self._roles.pop(key, None)
-        made = [one for name in self._companions.pop(key, ()) for one in self._taken((key[0], name))]
-        return made if role is None else [role, *made]
+        companions = [companion for name in self._companions.pop(key, ()) for companion in self._taken((key[0], name))]
+        return companions if role is None else [role, *companions]
 
     async def _end_behind(self, roles: list[Role]) -> None:
         for role in roles:

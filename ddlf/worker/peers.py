@@ -176,35 +176,35 @@ class Peer:
         async with self._reaching:
             if self._channel is not None:
                 return self._channel
-            found: list[str] = []
+            problems: list[str] = []
             for address in list(self._addresses):
                 if self._is_over:
                     raise AppMissing(f"this worker is not in a run with {self.name} any more")
                 host, port, given = address
                 try:
-                    there = await self._greet(host, port)
+                    outcome = await self._greet(host, port)
                 except LeaseError:
                     raise
                 except DDLFError as error:
-                    found.append(error.message)
+                    problems.append(error.message)
                     continue
-                if isinstance(there, Channel):
-                    self._channel, self._silence = there, None
+                if isinstance(outcome, Channel):
+                    self._channel, self._silence = outcome, None
                     self._listening = self.spawn(self._listen(host, port))
-                    self._addresses.sort(key=lambda one: one != address)  # next time try this address first
-                    return there
-                found.append(f"{host}:{port} {there}")
+                    self._addresses.sort(key=lambda candidate: candidate != address)  # next time try this address first
+                    return outcome
+                problems.append(f"{host}:{port} {outcome}")
                 if given:
                     break
-            raise ConnectError("; ".join(found) or "it has no known address", worker=self.name)
+            raise ConnectError("; ".join(problems) or "it has no known address", worker=self.name)
 
     async def _greet(self, host: str, port: int) -> Channel | str:
         """Return a connection to an address, or a text that says which other process answers there."""
         caller = self._caller
         sock, hello = await caller.dialling(host, port)
         end_when_silent(sock, SILENT_S)
-        limits, theirs = (Limits(max_body_bytes=one.max_message_bytes) for one in (caller.dialling, hello))
-        open = partial(Connection, sock, limits=limits, peer_limits=theirs, allocate=POOL.take)
+        limits, peer_limits = (Limits(max_body_bytes=side.max_message_bytes) for side in (caller.dialling, hello))
+        open = partial(Connection, sock, limits=limits, peer_limits=peer_limits, allocate=POOL.take)
         channel = Channel(self, open, caller.numbers, refuse_loading, refuse_between_workers)
         is_good = False
         try:
@@ -231,8 +231,8 @@ class Peer:
         if self._control is not None:  # it belongs to a call after a connection that was lost meanwhile
             sock.close()
             return
-        theirs = Limits(max_body_bytes=hello.max_message_bytes)
-        open = partial(Connection, sock, limits=CONTROL_LIMITS, peer_limits=theirs)
+        peer_limits = Limits(max_body_bytes=hello.max_message_bytes)
+        open = partial(Connection, sock, limits=CONTROL_LIMITS, peer_limits=peer_limits)
         self._control = ControlChannel(self, open, self._caller.numbers, self._timing)
         self._control.begin_heartbeats(None, self._lose)
         if self._is_over or self._channel is None:
@@ -427,17 +427,17 @@ class Peers(Mapping[int, Peer]):
         """
         # Begin with the next worker, so that not all workers connect to the first one at the same time.
         order = sorted(self._peers.values(), key=lambda peer: (peer.id < self.me, peer.id))
-        places = asyncio.Semaphore(DIALS_AT_ONCE)
+        dials = asyncio.Semaphore(DIALS_AT_ONCE)
 
         async def reach(peer: Peer) -> tuple[int, str] | None:
-            async with places:
+            async with dials:
                 try:
                     await peer.reach()
                 except DDLFError as error:
                     return peer.id, error.message
             return None
 
-        return [found for found in await asyncio.gather(*map(reach, order)) if found is not None]
+        return [failure for failure in await asyncio.gather(*map(reach, order)) if failure is not None]
 
     # -- requests of other workers ------------------------------------------------------------------------------------
 

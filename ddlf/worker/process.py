@@ -78,15 +78,15 @@ class Template:
         Raises:
             OSError: No process could be started.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        ours, template_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with template_end:
             try:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "ddlf.worker.template", str(theirs.fileno())],
+                    [sys.executable, "-m", "ddlf.worker.template", str(template_end.fileno())],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(),),
+                    pass_fds=(template_end.fileno(),),
                     env=environment,
                     cwd=cwd,
                     start_new_session=True,
@@ -116,10 +116,10 @@ class Template:
         Raises:
             OSError: The template has ended, or cannot keep up with the requests.
         """
-        reply, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        reply, template_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with template_end:
             try:
-                self._send({"do": "preload", "modules": modules}, [theirs.fileno()])
+                self._send({"do": "preload", "modules": modules}, [template_end.fileno()])
             except BaseException:
                 reply.close()
                 raise
@@ -156,13 +156,13 @@ class Template:
             The fork; None if the template could not fork for any reason.
         """
         request = {"do": "fork", "cwd": os.getcwd(), "environment": environment}
-        reply, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        reply, template_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         reply.setblocking(False)
         read_end, lifeline = os.pipe()
         try:
             try:
-                with theirs:
-                    descriptors = [theirs.fileno(), channel, activity, read_end, stdout, stderr]
+                with template_end:
+                    descriptors = [template_end.fileno(), channel, activity, read_end, stdout, stderr]
                     while True:
                         with contextlib.suppress(BlockingIOError):  # the template does not keep up
                             self._send(request, descriptors)

@@ -58,7 +58,7 @@ system at the next allocation.
 
 READY = "ready"
 
-Life = Callable[[], Any]
+MainFunction = Callable[[], Any]
 """The function that a fork runs after it has left the stack frames of its parent. It may return the next function to
 run.
 """
@@ -74,9 +74,9 @@ def main(argv: list[str] | None = None) -> None:
     from ddlf.worker import executor  # noqa: F401 - every executor needs it
 
     freeze()
-    life: Life | None = Template(requests, []).serve
-    while life is not None:
-        life = life()
+    main_function: MainFunction | None = Template(requests, []).serve
+    while main_function is not None:
+        main_function = main_function()
 
 
 class Template:
@@ -101,7 +101,7 @@ class Template:
         self._waiting: list[tuple[bytes, list[int]]] = []  # requests to preload
         self._failures: dict[tuple[str, ...], str] = {}
 
-    def serve(self) -> Life:
+    def serve(self) -> MainFunction:
         """Serve until all clients are gone. Then this process ends.
 
         Returns:
@@ -110,7 +110,7 @@ class Template:
         while True:
             # Handle one event at a time: a handler may close a descriptor and open another one with the same number.
             fd, _ = self._poll.poll()[0]
-            life: Life | None = None
+            main_function: MainFunction | None = None
             if fd == self._requests.fileno():
                 message, descriptors, _, _ = socket.recv_fds(self._requests, MESSAGE_BYTES, DESCRIPTORS)
                 for descriptor in descriptors:  # processes that user code starts must not inherit them
@@ -118,15 +118,15 @@ class Template:
                 if not message:
                     self._end_warm_one()
                     os._exit(0)
-                life = self._handle(message, descriptors)
+                main_function = self._handle(message, descriptors)
             elif self._warm_one is not None and fd == self._warm_one.fileno():
                 self._hear_warm_one()
             elif fd in self._children:
                 self._look_after(self._children[fd], fd)
-            if life is not None:
-                return life
+            if main_function is not None:
+                return main_function
 
-    def _handle(self, message: bytes, descriptors: list[int]) -> Life | None:
+    def _handle(self, message: bytes, descriptors: list[int]) -> MainFunction | None:
         """Handle a request and close its descriptors. A client whose request fails therefore sees the end of its
         socket.
         """
@@ -143,7 +143,7 @@ class Template:
 
     # -- forks ------------------------------------------------------------------------------------------------------
 
-    def _fork(self, request: dict[str, Any], descriptors: list[int]) -> Life | None:
+    def _fork(self, request: dict[str, Any], descriptors: list[int]) -> MainFunction | None:
         pid = os.fork()
         if pid == 0:
             self._let_go()
@@ -179,7 +179,7 @@ class Template:
 
     # -- the warm template -------------------------------------------------------------------------------------------
 
-    def _preload(self, modules: list[str], message: bytes, descriptors: list[int]) -> Life | None:
+    def _preload(self, modules: list[str], message: bytes, descriptors: list[int]) -> MainFunction | None:
         """Let forks start with modules imported. The descriptors are closed after the answer."""
         if reason := self._failures.get(tuple(modules)):
             answer(descriptors, reason)
@@ -194,7 +194,7 @@ class Template:
             close(descriptors)
         return None
 
-    def _begin_warm_one(self, modules: list[str]) -> Life | None:
+    def _begin_warm_one(self, modules: list[str]) -> MainFunction | None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent, pid = os.getpid(), os.fork()
         if pid == 0:
@@ -273,7 +273,7 @@ class Child:
         self.reply.close()
 
 
-def warm_up(modules: list[str], requests: socket.socket, parent: int) -> Life:
+def warm_up(modules: list[str], requests: socket.socket, parent: int) -> MainFunction:
     """Run the warm template: import the modules, check that this process can be forked, and return the loop to run.
 
     Args:
@@ -359,11 +359,11 @@ def why_unsafe() -> str:
 
 def open_files() -> set[str]:
     """Return the paths of this process's open descriptors."""
-    found = set()
+    paths = set()
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the descriptor of the list itself
-            found.add(os.readlink(f"/proc/self/fd/{fd}"))
-    return found
+            paths.add(os.readlink(f"/proc/self/fd/{fd}"))
+    return paths
 
 
 def become_executor(request: dict[str, Any], descriptors: list[int], imported: list[str]) -> None:
@@ -372,12 +372,12 @@ def become_executor(request: dict[str, Any], descriptors: list[int], imported: l
 
     reply, channel, activity, lifeline, stdout, stderr = descriptors
     os.setsid()
-    for fd, place in ((stdout, 1), (stderr, 2)):
-        os.dup2(fd, place)
+    for fd, target in ((stdout, 1), (stderr, 2)):
+        os.dup2(fd, target)
         os.close(fd)
     end_with(lifeline)
-    with socket.socket(fileno=reply) as told:  # not before there is a group that can be killed
-        tell(told, {"pid": os.getpid(), "modules": imported})
+    with socket.socket(fileno=reply) as client:  # not before there is a group that can be killed
+        tell(client, {"pid": os.getpid(), "modules": imported})
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     os.environ.update(request["environment"])
     tempfile.tempdir = None

@@ -114,13 +114,13 @@ class Worker(IWorker):
     async def _load(self, name: str) -> dict[str, Any]:
         from ddlf.data import datasets
 
-        held = name in self.datasets
-        if not held:
+        is_loaded = name in self.datasets
+        if not is_loaded:
             self.datasets.make_room()
             self.datasets[name] = await asyncio.to_thread(datasets.load, name)
         self.datasets.use([name])
         (self.x_train, self.y_train), (self.x_test, self.y_test) = self.datasets[name]
-        return {"name": name, "samples": len(self.x_train), "loaded": not held}
+        return {"name": name, "samples": len(self.x_train), "loaded": not is_loaded}
 
     async def add_method(
         self, method: Callable[..., Any], *, name: str | None = None, persist: bool = False, concurrent: bool = False
@@ -140,8 +140,8 @@ class Worker(IWorker):
         """Run a hosted method of this worker from inside another method. It does not wait for its turn, because its
         caller has the turn.
         """
-        found = self._methods.get(getattr(method, "__name__", method))  # type: ignore[arg-type]
-        return await self._call(found, args, kwargs)
+        hosted = self._methods.get(getattr(method, "__name__", method))  # type: ignore[arg-type]
+        return await self._call(hosted, args, kwargs)
 
     async def run_method(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run a function with this worker from inside another method."""
@@ -202,9 +202,11 @@ class Worker(IWorker):
 
     def _check_variable(self, name: str) -> None:
         if name not in self.variables:
-            near = difflib.get_close_matches(str(name), self.variables, 1)
+            similar = difflib.get_close_matches(str(name), self.variables, 1)
             guess = (
-                f"; did you mean {near[0]!r}?" if near else f"; set are: {', '.join(sorted(self.variables)) or 'none'}"
+                f"; did you mean {similar[0]!r}?"
+                if similar
+                else f"; set are: {', '.join(sorted(self.variables)) or 'none'}"
             )
             raise KeyError(f"no variable {name!r} here{guess}")
 

@@ -545,14 +545,14 @@ def load_config(path: str | Path | None = None) -> ClusterConfig:
     Raises:
         ConfigError: The file is missing, or it has problems. The message has one line with the position of each.
     """
-    found = find_config(path)
-    if found is None:
+    default_path = find_config(path)
+    if default_path is None:
         raise ConfigError(
             f"no cluster configuration: DDLF_CONFIG is not set and {Path.cwd() / 'cluster.yaml'} does not exist",
             hint=SMALLEST_EXAMPLE,
         )
-    text = _read_text(found, named_by="" if path is not None else " (named by DDLF_CONFIG)")
-    return _config(text, found, found.parent.absolute())
+    text = _read_text(default_path, named_by="" if path is not None else " (named by DDLF_CONFIG)")
+    return _config(text, default_path, default_path.parent.absolute())
 
 
 @lru_cache(maxsize=1)  # one command reads the file several times

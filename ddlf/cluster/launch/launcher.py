@@ -116,14 +116,14 @@ def installed(text: str) -> Launcher:
         ConfigError: No installed package has a launcher of this name, or its entry point returns another object.
     """
     name, _, rest = text.partition(":")
-    found = {entry.name: entry for entry in entry_points(group=GROUP)}
-    if name not in found:
-        there = f"there are: {', '.join(sorted(found))}" if found else "install the package that provides it"
-        raise ConfigError(f"there is no launcher {name!r}", hint=there)
-    launcher = found[name].load()(rest)
+    launchers = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if name not in launchers:
+        hint = f"there are: {', '.join(sorted(launchers))}" if launchers else "install the package that provides it"
+        raise ConfigError(f"there is no launcher {name!r}", hint=hint)
+    launcher = launchers[name].load()(rest)
     if not isinstance(launcher, Launcher):
         raise ConfigError(
-            f"{found[name].value} makes a {type(launcher).__name__} instead of a ddlf.cluster.launch.launcher.Launcher"
+            f"{launchers[name].value} makes a {type(launcher).__name__} instead of a ddlf.cluster.launch.launcher.Launcher"
         )
     return launcher
 

@@ -14,7 +14,7 @@ from typing import Any
 from ddlf.algorithms.update_check import Verdict
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.cluster import Cluster
-from ddlf.cluster.introduce import no_way
+from ddlf.cluster.introduce import unreachable
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.data.parts import content_of
 from ddlf.errors import ConnectError, DDLFError
@@ -171,7 +171,7 @@ class Members:
                     left_out.add(lost)  # a call that needs this worker reports its loss
                     continue
                 if unmet and not self._introduced:
-                    refused = no_way(unmet, HINT)
+                    refused = unreachable(unmet, HINT)
                     self._crew.end(refused)
                     raise refused
                 self._introduced = set(present)
