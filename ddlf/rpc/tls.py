@@ -17,7 +17,6 @@ import hashlib
 import ipaddress
 import os
 import re
-import secrets
 import socket
 import ssl
 import stat
@@ -27,7 +26,7 @@ from pathlib import Path
 
 from ddlf.errors import AuthError, ConfigError, ProtocolError
 from ddlf.rpc.stream import ready
-from ddlf.rpc.tokens import is_private
+from ddlf.rpc.tokens import create_private, is_private
 
 LIFETIME_DAYS = 3650
 
@@ -221,16 +220,8 @@ def make_certificate(path: Path) -> None:
     encoded = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     ) + certificate.public_bytes(serialization.Encoding.PEM)
-    # A hard link, like for tokens. If workers start at once, one of them wins. Nobody reads a partial file.
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(encoded)
-        with contextlib.suppress(FileExistsError):
-            os.link(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+    with contextlib.suppress(FileExistsError):  # of workers that start at the same time, one wins
+        create_private(path, encoded)
 
 
 def _context(kind: int, ca: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext:

@@ -227,29 +227,37 @@ def _expanded(path: str | Path) -> Path:
 
 
 def _create(path: Path, token: str) -> None:
-    """Create ``path`` with its whole content at once, so that nobody can read a half-written token.
-
-    It uses a hard link. This is the one portable step that fails if the name exists and also shows the file complete.
+    """Create a token file.
 
     Raises:
         FileExistsError: ``path`` exists.
         AuthError: The file cannot be written.
     """
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with open(descriptor, "w", encoding="ascii") as file:
-                file.write(f"{token}\n")
-            os.link(draft, path)
-        finally:
-            draft.unlink()
+        create_private(path, f"{token}\n".encode("ascii"))
     except OSError as error:
         # The folder's path can be a file, which is a different problem from an existing token.
         if isinstance(error, FileExistsError) and os.path.lexists(path):
             raise
         raise AuthError(f"cannot write token file {path}: {error.strerror}", hint="choose a folder you own") from error
+
+
+def create_private(path: Path, content: bytes) -> None:
+    """Create a file that only this user can read, with its whole content at once, so that nobody reads a partial file.
+
+    It uses a hard link. This is the one portable step that fails if the name exists and also shows the file complete.
+
+    Raises:
+        FileExistsError: ``path`` exists.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(content)
+        os.link(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _read_named(path: Path, what: str) -> Tokens:

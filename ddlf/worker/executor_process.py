@@ -65,8 +65,7 @@ MAX_QUESTION_BYTES = 4096
 class Questions:
     """The executor's open questions during imports. The daemon passes them to the master and does not interpret them.
 
-    Each arrives with a socket for its answer. If the socket ends without data, there is no
-    answer.
+    Each arrives with a socket for its answer. If the socket ends without data, there is no answer.
     """
 
     def __init__(self) -> None:
@@ -236,8 +235,8 @@ class ExecutorProcess:
                 self._wanted.clear()
                 self.settled.set()
                 self._log(
-                    f"executor {facts['text']}, the {MAX_START_FAILURES}th one at its start: given up. "
-                    f"Its last output:\n{facts['stderr_tail']}"
+                    f"executor {facts['text']}; {MAX_START_FAILURES} executors in a row ended at their start, so no other one "
+                    f"is started. Its last output:\n{facts['stderr_tail']}"
                 )
             self._on_exit({**facts, "state": self.state})
 

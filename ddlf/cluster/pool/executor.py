@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import copy
-import os
 import threading
 import time
 import warnings
@@ -22,6 +21,7 @@ from ddlf.cluster.background_loop import shared_loop, wait_on
 from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.mapping import Tally, items_of, untupled
 from ddlf.errors import ConfigError
+from ddlf.worker.machine import cores
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class Pool(concurrent.futures.Executor):
                 raise ConfigError(f"{', '.join(options)} has no effect on a cluster", hint="pass it to Cluster instead")
             self.cluster = workers
         else:
-            count = len(os.sched_getaffinity(0)) if workers is None else workers
+            count = cores() if workers is None else workers
             self.cluster = Cluster.local(count, **{"pickle_results": True, **options})
         self._owns = self.cluster.loop is None
         self._loop = self.cluster.loop or shared_loop()
