@@ -68,7 +68,7 @@ async def introduced(
         For each such pair: the caller, the called worker, and the problem at each address.
     """
     for worker in workers:
-        if worker.claim.guest:
+        if worker.identity.guest:
             raise ConfigError(
                 f"{worker.name} is connected as a guest, so it cannot be introduced to other workers",
                 hint="connect without guest",
@@ -159,7 +159,7 @@ def _introduction(
         "introduce",
         run=run,
         me=worker.id,
-        lease=worker.claim.key["lease"],
+        lease=worker.identity.key["lease"],
         callers=[other.facts["executor"] for other in endpoints if may(other, worker)],
         peers=[
             {
@@ -171,7 +171,7 @@ def _introduction(
                     endpoint,
                     endpoints[worker]["machine"],
                 ),
-                "shows": peer_pass(other.claim.key["lease"], run, worker.facts["executor"]),
+                "shows": peer_pass(other.identity.key["lease"], run, worker.facts["executor"]),
             }
             for other, endpoint in endpoints.items()
             if may(worker, other)

@@ -58,7 +58,7 @@ from ddlf.events import (
     WorkerWrote,
 )
 from ddlf.rpc.code import CodeSender, load_result
-from ddlf.rpc.connection import Channel, Connection, Deadline, said
+from ddlf.rpc.connection import Channel, Connection, Deadline, title_of
 from ddlf.rpc.dial import dial
 from ddlf.rpc.handshake import Role
 from ddlf.rpc.heartbeats import ControlChannel, Liveness, Timing, end_when_silent
@@ -66,7 +66,7 @@ from ddlf.rpc.messages import CONTROL_LIMITS, Frame, Kind, Limits, Request, dump
 from ddlf.rpc.tls import Security
 
 
-class Claim:
+class Identity:
     """The proof of identity that one master shows to one worker.
 
     Args:
@@ -173,7 +173,7 @@ class Phase(Enum):
     CLOSED = ("the connection was closed on this side", "connect again")
 
 
-class Standing:
+class LinkState:
     """The state of the link to one worker, and the known reasons why it is not open.
 
     Args:
@@ -193,7 +193,7 @@ class Standing:
         self.lease: LeaseError | None = None
         self._stopped_by = self._stopped_hint = ""
         self._how_ended = how_ended
-        self.news = asyncio.Event()
+        self.worker_events = asyncio.Event()
 
     @property
     def is_closed(self) -> bool:
@@ -212,7 +212,7 @@ class Standing:
     def lose(self) -> None:
         """Note that the connection to the daemon has ended."""
         self.phase = Phase.CLOSED if self.is_closed else Phase.LOST
-        self.news.set()
+        self.worker_events.set()
 
     def close(self) -> None:
         """Note that the master ends the link."""
@@ -263,7 +263,7 @@ class Standing:
                 # If it ran another master's request, or none, the crash says nothing about this master's requests.
                 begun=max(ran, int(facts.get("beside", 2**64))) if ran >= first_id else 2**64,
             )
-            self.news.set()
+            self.worker_events.set()
             if gave_up:
                 log.warning("%s; the state that methods kept in it is lost", self.crash)
         elif event == "stopped_by":
@@ -286,8 +286,8 @@ class Standing:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(NEWS_S):
                     while self.phase is Phase.OPEN and not data.is_explained_by(self.crash):
-                        self.news.clear()
-                        await self.news.wait()
+                        self.worker_events.clear()
+                        await self.worker_events.wait()
         return self.crash if data.is_explained_by(self.crash) else None
 
     async def of_worker(self, reason: object, worker: str, silent_s: float | None) -> DDLFError:
@@ -323,7 +323,7 @@ class Standing:
         return lost
 
 
-def of_start(last_exit: dict[str, Any], worker: str) -> ExecutorCrashed:
+def start_failure(last_exit: dict[str, Any], worker: str) -> ExecutorCrashed:
     """Return the error for a worker that has given up starting its executor."""
     return ExecutorCrashed(
         f"it cannot start its executor, the last one {last_exit['text']}",
@@ -338,7 +338,7 @@ def of_start(last_exit: dict[str, Any], worker: str) -> ExecutorCrashed:
 STREAMS: dict[int, Stream] = {1: "stdout", 2: "stderr"}
 
 
-class News:
+class WorkerEvents:
     """Emits events about one worker, while it is connected.
 
     Args:
@@ -532,15 +532,15 @@ class Link:
     Args:
         session: Settings that an executor receives with each session: id, N, threads, share, pickle_results. The next
             ``connect`` sends them again if they have changed.
-        claim: The master's claim to the worker.
+        identity: How the master identifies itself to the worker.
         others: The arguments of ``ProxyWorker``.
 
     Attributes:
-        standing: Whether the link is open, and if not, why.
+        link_state: Whether the link is open, and if not, why.
         control: The connection to the daemon; None without one.
         data: The connection to the executor; None without one.
         facts: Facts that the executor has reported about itself.
-        news: Emits events about the worker.
+        worker_events: Emits events about the worker.
     """
 
     host: str
@@ -550,7 +550,7 @@ class Link:
     max_message_bytes: int
     security: Security
     timing: Timing
-    claim: Claim
+    identity: Identity
     called: str
     how_ended: Callable[[], Awaitable[int | None]]
     revive: Callable[[], Awaitable[tuple[str, int]]] | None
@@ -558,7 +558,7 @@ class Link:
     emit: Callable[[Event], None]
 
     def __post_init__(self) -> None:
-        self.standing = Standing(self.how_ended)
+        self.link_state = LinkState(self.how_ended)
         self.control: ControlChannel | None = None
         self.data: DataChannel | None = None
         self.facts: dict[str, Any] = {}
@@ -569,10 +569,10 @@ class Link:
         self._opening: asyncio.Task[DataChannel] | None = None
         self._background: set[asyncio.Task[Any]] = set()
         self._bytes_before = (0, 0)
-        self._told: dict[str, Any] = {}  # the session settings that the executor has received
+        self._sent_session: dict[str, Any] = {}  # the session settings that the executor has received
         self._replayed_to = ""  # the executor that has received the requests of ``replay``
         self._sources = Sources()
-        self.news = News(self.emit, self.session, self.called)
+        self.worker_events = WorkerEvents(self.emit, self.session, self.called)
         self._given_up: DDLFError | None = None  # the reason why the master has ended the connections
 
     @property
@@ -588,7 +588,7 @@ class Link:
     @property
     def nickname(self) -> str:
         """The worker's name in cluster.yaml, else ``"worker 2"``."""
-        return self.news.name
+        return self.worker_events.name
 
     @property
     def silent_s(self) -> float | None:
@@ -619,7 +619,7 @@ class Link:
     async def _open_control(self, timeout_s: float) -> None:
         if self.control is not None:
             return
-        self.standing.reopen()
+        self.link_state.reopen()
         if self.revive is not None:
             self.host, self.port = await self.revive()
         sock, hello = await self._dial(Role.CONTROL, timeout_s)
@@ -633,23 +633,27 @@ class Link:
         )
         try:
             await self._claim_worker(control, timeout_s)
-            self.standing.check_not_closed(self.name)  # the caller may have closed it meanwhile
+            self.link_state.check_not_closed(self.name)  # the caller may have closed it meanwhile
         except BaseException:
             control.stream.close()
             raise
-        self.standing.open()
+        self.link_state.open()
         self._given_up = None
         if control.stream.closed:
-            self.standing.lose()
+            self.link_state.lose()
             return
         self.control, self.liveness = control, control.liveness
-        pulse = None if self.claim.guest else Pulse(self._dial_for_pulse, self.claim.master_id, self.timing.heartbeat_s)
+        pulse = (
+            None
+            if self.identity.guest
+            else Pulse(self._dial_for_pulse, self.identity.master_id, self.timing.heartbeat_s)
+        )
         control.begin_heartbeats(pulse, partial(self.drop, abort=True))
 
     async def _claim_worker(self, control: ControlChannel, timeout_s: float) -> None:
         try:
-            granted = await control.call(self.claim.request(self._first_id, self.timing), Deadline(timeout_s))
-            self.claim.epoch = granted["epoch"]
+            granted = await control.call(self.identity.request(self._first_id, self.timing), Deadline(timeout_s))
+            self.identity.epoch = granted["epoch"]
         except LeaseError as error:
             if f"leased by {master_name()} " in error.message:
                 error.hint = "this process already has it: close its other cluster, or list the worker only once"
@@ -662,7 +666,7 @@ class Link:
     def _open_to_ask(self) -> ControlChannel:
         if self.control is not None:
             return self.control
-        raise self.standing.refusal(self.name)
+        raise self.link_state.refusal(self.name)
 
     async def _dial(self, role: Role, timeout_s: float) -> Any:
         try:
@@ -700,10 +704,10 @@ class Link:
         opening = self._opening
         await asyncio.wait([opening], timeout=deadline.left_s())
         if not opening.done():
-            text = f"{said(request)!r} could not be sent within {deadline.timeout_s:g} s"
+            text = f"{title_of(request)!r} could not be sent within {deadline.timeout_s:g} s"
             raise RequestTimeout(text, worker=self.name, may_have_run=False)
         if opening.cancelled():
-            raise self.standing.closed_here(self.name, may_have_run=False)
+            raise self.link_state.closed_here(self.name, may_have_run=False)
         if error := opening.exception():
             error = copy.copy(error)  # each request gets a copy, because its handler may change it
             if isinstance(error, RequestFailed):
@@ -718,11 +722,11 @@ class Link:
 
     async def _open_data(self, timeout_s: float) -> DataChannel:
         if self.data is not None:
-            if self._told != self.session:  # the number of workers has changed, for example
+            if self._sent_session != self.session:  # the number of workers has changed, for example
                 await self._begin_session(self.data, timeout_s)
             return self.data
         self._open_to_ask()
-        crash_before = self.standing.crash
+        crash_before = self.link_state.crash
         sock, hello = await self._dial_executor(timeout_s)
         from ddlf.rpc.buffers import POOL  # imports NumPy, which would delay a cluster's first steps
 
@@ -748,7 +752,7 @@ class Link:
         except BaseException:
             data.stream.close()  # otherwise the next request would use an executor with an incomplete session
             raise
-        self.news.connected(f"{self.host}:{self.port}", self.facts)
+        self.worker_events.connected(f"{self.host}:{self.port}", self.facts)
         return data
 
     def _check_python(self) -> None:
@@ -762,31 +766,31 @@ class Link:
             )
 
     async def _begin_session(self, data: DataChannel, timeout_s: float) -> None:
-        told = dict(self.session)
+        session = dict(self.session)
         # A guest does not answer questions about modules.
-        session = Request("connect", **self.claim.key, **told, modules=not self.claim.guest)
+        request = Request("connect", **self.identity.key, **session, modules=not self.identity.guest)
         try:
-            self.facts = await data.call(session, Deadline(timeout_s))
+            self.facts = await data.call(request, Deadline(timeout_s))
         except LeaseError:
             # A restarted daemon knows no leases. If so, this request fails with that reason.
-            if not self.claim.guest:
+            if not self.identity.guest:
                 await self.ask("ping", timeout_s=timeout_s)
             raise
         data.pid = self.facts["pid"]
-        self._told = told
+        self._sent_session = session
 
     async def _dial_executor(self, timeout_s: float) -> Any:
         deadline = Deadline(timeout_s)
         while True:
-            crash_before = self.standing.crash
+            crash_before = self.link_state.crash
             try:
                 return await self._dial(Role.DATA, timeout_s)
             except ConnectError:
                 status = await self.ask("status", timeout_s=timeout_s)
                 if status["executor"] == "failed":
-                    raise of_start(status["last_exit"], self.name) from None
+                    raise start_failure(status["last_exit"], self.name) from None
                 busy, is_over = status["busy"], deadline.left_s() == 0
-                if busy and not self.claim.guest and not is_over:
+                if busy and not self.identity.guest and not is_over:
                     # An earlier master's call is still running. The daemon ends it some seconds after that master was lost.
                     await asyncio.sleep(BUSY_RETRY_S)
                     continue
@@ -795,7 +799,7 @@ class Link:
                         f"{self.name} is busy with {busy['method']!r} since {busy['seconds']:.0f} s",
                         hint="wait, or end it with: ddlf stop --restart",
                     ) from None
-                if is_over or (status["executor"] == "ready" and self.standing.crash is crash_before):
+                if is_over or (status["executor"] == "ready" and self.link_state.crash is crash_before):
                     raise
                 # The executor ended during the dial, or the next one takes long to start.
 
@@ -812,11 +816,11 @@ class Link:
 
     def close(self) -> None:
         """End both connections for good. The next ``connect`` is that of a new master."""
-        self.standing.close()
+        self.link_state.close()
         for task in list(self._background):
             task.cancel()
-        self.drop(self.standing.closed_here(self.name))
-        self.claim.renew()
+        self.drop(self.link_state.closed_here(self.name))
+        self.identity.renew()
 
     def drop(self, reason: DDLFError, *, abort: bool = False) -> None:
         """End both connections, and all open requests with the same reason."""
@@ -841,15 +845,15 @@ class Link:
             self._bytes_before, self.data = self.bytes_carried, None
         elif channel is self.control:
             self.control = None
-            self.standing.lose()
-            lost = self._given_up or self.standing.lost(channel.reason, self.name, self.silent_s)
-            self.news.disconnected("" if self.standing.is_closed else lost.message)
+            self.link_state.lose()
+            lost = self._given_up or self.link_state.lost(channel.reason, self.name, self.silent_s)
+            self.worker_events.disconnected("" if self.link_state.is_closed else lost.message)
             if self.data is not None:
                 self.data.stream.close()
 
     async def why(self, channel: Channel, reason: BaseException | None) -> DDLFError:
-        crash = await self.standing.of_executor(channel, reason) if isinstance(channel, DataChannel) else None
-        return crash or await self.standing.of_worker(reason, self.name, self.silent_s)
+        crash = await self.link_state.of_executor(channel, reason) if isinstance(channel, DataChannel) else None
+        return crash or await self.link_state.of_worker(reason, self.name, self.silent_s)
 
     def on_cancel(self, channel: Channel, id: int) -> None:
         """Interrupt a request that was cancelled.
@@ -873,12 +877,12 @@ class Link:
                 self.spawn(self._sources.give(self.ask, self.name, int(facts["id"]), *question))
                 return
             if frame.name == "wrote":
-                self.news.wrote(facts)
+                self.worker_events.wrote(facts)
                 return
-            self.standing.heard(frame.name, facts, self.name, epoch=self.claim.epoch, first_id=self._first_id)
-            if frame.name == "executor_exited" and self.standing.crash is not None:
-                self.news.executor_ended(self.standing.crash.message)
-            if frame.name == "lease_lost" and self.standing.lease is not None:
-                self.drop(self.standing.lease)
+            self.link_state.heard(frame.name, facts, self.name, epoch=self.identity.epoch, first_id=self._first_id)
+            if frame.name == "executor_exited" and self.link_state.crash is not None:
+                self.worker_events.executor_ended(self.link_state.crash.message)
+            if frame.name == "lease_lost" and self.link_state.lease is not None:
+                self.drop(self.link_state.lease)
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise ProtocolError(f"event {frame.name[:40]!r} cannot be read ({type(error).__name__}: {error})") from None

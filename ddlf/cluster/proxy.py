@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from html import escape
 from typing import Any
 
-from ddlf.cluster.link import CONNECT_TIMEOUT_S, Claim, Link, master_name, unknown
+from ddlf.cluster.link import CONNECT_TIMEOUT_S, Identity, Link, master_name, unknown
 from ddlf.errors import (
     ConnectError,
     DDLFError,
@@ -121,13 +121,13 @@ class ProxyWorker(IWorker):
         self.id, self.N = id, N
         self.timing = timing or Timing()
         self.advertise = advertise
-        self.claim = Claim(guest=guest, takeover=takeover)
+        self.identity = Identity(guest=guest, takeover=takeover)
         self._link = Link(
             host=host,
             port=port,
             token=token,
             session=dict(id=id, N=N, threads=threads, share=share, pickle_results=pickle_results),
-            claim=self.claim,
+            identity=self.identity,
             max_message_bytes=max_message_bytes,
             security=security,
             timing=self.timing,
@@ -178,7 +178,7 @@ class ProxyWorker(IWorker):
     @property
     def in_use(self) -> bool:
         """Whether the master has connected and not closed since, even if the connection was lost."""
-        return self._link.standing.in_use
+        return self._link.link_state.in_use
 
     @property
     def is_open(self) -> bool:
@@ -201,7 +201,7 @@ class ProxyWorker(IWorker):
     @property
     def epoch(self) -> int:
         """Epoch of the lease; 0 without a lease."""
-        return self.claim.epoch
+        return self.identity.epoch
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -279,19 +279,19 @@ class ProxyWorker(IWorker):
         last = None
         try:
             async with asyncio.timeout(timeout_s), self._reconnecting:
-                self._link.standing.reopen()
+                self._link.link_state.reopen()
                 async for attempt in AsyncRetrying(
                     # Random pauses, so that not all masters dial a returning worker at once.
                     wait=wait_random_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S),
                     retry=retry_if_exception_type((ConnectError, WorkerLost, RequestTimeout)),
                     reraise=True,
                 ):
-                    self._link.standing.check_not_closed(self.name)  # the caller may have closed it meanwhile
+                    self._link.link_state.check_not_closed(self.name)  # the caller may have closed it meanwhile
                     with attempt:
                         await self.connect()
                     failed = attempt.retry_state.outcome and attempt.retry_state.outcome.exception()
                     if isinstance(failed, Exception):  # not the cancellation at the end of timeout_s
-                        self._link.news.not_reached(attempt.retry_state.attempt_number, last := failed)
+                        self._link.worker_events.not_reached(attempt.retry_state.attempt_number, last := failed)
         except TimeoutError:
             raise ConnectError(
                 f"{self.name} was not reached again within {timeout_s:g} s"
@@ -345,7 +345,7 @@ class ProxyWorker(IWorker):
                 if not isinstance(error, ExecutorCrashed | WorkerLost):
                     raise
                 error.attempts = attempt
-                if attempt == MAX_ATTEMPTS or self._link.standing.is_closed:
+                if attempt == MAX_ATTEMPTS or self._link.link_state.is_closed:
                     error.message += f" (tried {attempt} times)" if attempt > 1 else ""
                     raise
                 if not self.connected:

@@ -470,7 +470,7 @@ class Channel:
             # Requests run in the order in which they were sent, and an earlier one was still running.
             if request.command in TAKE_TURNS and error.begun < id:
                 error.may_have_run = False
-                error.message += f", before {said(request)!r} had begun"
+                error.message += f", before {title_of(request)!r} had begun"
             raise
         except ConnectionResetError as error:  # the request could not be sent
             future.cancel()  # the end of the connection may also set an error on it, which nobody would read
@@ -493,7 +493,7 @@ class Channel:
 
     def _time_out(self, future: asyncio.Future[Any], request: Request, deadline: Deadline) -> None:
         if not future.done():
-            text = f"{said(request)!r} did not end within {deadline.timeout_s:g} s"
+            text = f"{title_of(request)!r} did not end within {deadline.timeout_s:g} s"
             future.set_exception(RequestTimeout(text, worker=self._owner.name))
 
     def _elsewhere(self) -> WorkerLost:
@@ -550,7 +550,7 @@ class Channel:
                 future.set_exception(copy.copy(error))
 
 
-def said(request: Request) -> str:
+def title_of(request: Request) -> str:
     """Return the name of a request in errors: the name of its method, if it has one, else its command."""
     if request.command == "call":
         return ".".join(map(str, request.args[1:3]))[:60]

@@ -23,8 +23,8 @@ _USED_AT = 240
 _ASKED_AT = 248  # how often the end of a request was requested
 _ENDED = struct.Struct("<64Q")  # the last 64 requests that have to end
 _ENDED_AT = 256
-_HELD = struct.Struct("<QQ")  # number of data sets, and their bytes
-_HELD_AT = 800
+_DATASETS = struct.Struct("<QQ")  # number of data sets, and their bytes
+_DATASETS_AT = 800
 _SHARD = struct.Struct("<QQQQ32sQQ")  # the fields of Shard; 0 values of the model mean no shard
 _SHARD_AT = 832
 _LEASE_AT = 1024
@@ -100,14 +100,14 @@ class Activity:
         self._page[_USED_AT] = 1
         _RUNNING.pack_into(self._page, 0, id, time.monotonic(), name.encode(errors="replace")[:120])
 
-    def hold(self, count: int, nbytes: int) -> None:
+    def show_datasets(self, count: int, nbytes: int) -> None:
         """Record the number of loaded data sets, and their size in bytes."""
-        _HELD.pack_into(self._page, _HELD_AT, count, nbytes)
+        _DATASETS.pack_into(self._page, _DATASETS_AT, count, nbytes)
 
     @property
-    def held(self) -> tuple[int, int]:
-        """The number of data sets and their bytes, as recorded by ``hold``."""
-        count, nbytes = _HELD.unpack_from(self._page, _HELD_AT)
+    def datasets(self) -> tuple[int, int]:
+        """The number of data sets and their bytes, as recorded by ``show_datasets``."""
+        count, nbytes = _DATASETS.unpack_from(self._page, _DATASETS_AT)
         return count, nbytes
 
     def show_shard(self, shard: Shard | None) -> None:

@@ -621,7 +621,7 @@ class Daemon:
             "cores": cores(),
             "memory": footprint(os.getpid(), self.process.pid),
             "masters": sum(1 for control in self._controls if control.claimed),  # not the workers that only listen
-            "datasets": dict(zip(("count", "bytes"), self.process.activity.held, strict=True)),
+            "datasets": dict(zip(("count", "bytes"), self.process.activity.datasets, strict=True)),
             "shard": None if (shard := self.process.activity.shard) is None else shard._asdict(),
             "methods": self.process.methods,
             "lease": self._holder.facts(self._lease) if self._holder else None,

@@ -88,7 +88,7 @@ class Executor:
         self._code = CodeCache(load)
         self._finder: MasterFinder | None = None
         self._master_id, self._gives_modules = b"", False
-        datasets = ArrayCache(tell=activity.hold if activity is not None else None)
+        datasets = ArrayCache(tell=activity.show_datasets if activity is not None else None)
         self.worker = worker = kind(methods, datasets)
         self.calls = Calls(worker, methods, self.sessions, activity)
         self.peers = worker.peers

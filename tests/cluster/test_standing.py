@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from ddlf.cluster.link import Phase, Standing
+from ddlf.cluster.link import LinkState, Phase
 from ddlf.errors import LeaseError, ProtocolError, WorkerLost
 
 EXITED = {
@@ -33,7 +33,7 @@ async def running():
 
 @pytest.fixture
 def standing():
-    return Standing(running)
+    return LinkState(running)
 
 
 def test_it_is_new_then_open_then_lost_and_closed_only_by_this_side(standing):
@@ -116,7 +116,7 @@ async def test_whoever_started_the_process_knows_best_how_it_ended(code, text):
     async def how_ended():
         return code
 
-    standing = Standing(how_ended)
+    standing = LinkState(how_ended)
     standing.open()
     standing.heard("stopped_by", {"by": "anna"}, "w", epoch=1, first_id=1)
     lost = await standing.of_worker(None, "w", 0.5)

@@ -83,7 +83,7 @@ async def busy(worker: ProxyWorker) -> None:
 async def one_kill(worker: ProxyWorker, pid: int, situation: str) -> tuple[float, str | None]:
     """Kill a process of the worker; returns when the master knew, and the signal that it was told."""
     if situation == "idle":
-        standing = worker._link.standing
+        standing = worker._link.link_state
         standing.news.clear()
         begin = time.perf_counter()
         os.kill(pid, signal.SIGKILL)

@@ -261,7 +261,7 @@ async def test_a_number_of_no_worker_is_refused(cluster):
 async def test_who_shows_another_pass_is_refused(cluster, peers):
     first, second, _ = peers
     executor, right = shown(cluster, first, second)
-    lease = second.claim.key["lease"]
+    lease = second.identity.key["lease"]
     old = lease[:16] + (int.from_bytes(lease[16:], "little") - 1).to_bytes(8, "little")
     wrong = {
         "of another run": peer_pass(lease, "another-run", executor),
@@ -293,7 +293,7 @@ async def test_a_guest_introduces_nobody(cluster):
         with pytest.raises(ConfigError, match="asked as a guest, who cannot introduce it to others"):
             await introduce([guest], RUN)
         facts = dict(run=RUN, me=1, callers=[], peers=[], dead_after_s=4.0)
-        for lease in (b"", bytes(24), first.claim.master_id):
+        for lease in (b"", bytes(24), first.identity.master_id):
             with pytest.raises(LeaseError, match="only the master that has a worker can introduce it"):
                 await guest.rpc(Request("introduce", lease=lease, **facts))
     finally:
@@ -419,7 +419,7 @@ async def test_status_counts_masters_and_not_the_workers_that_listen(peers):
 def shown(cluster, caller, called):
     """What one worker may show to another one."""
     executor = caller.facts["executor"]
-    return executor, peer_pass(called.claim.key["lease"], RUN, executor)
+    return executor, peer_pass(called.identity.key["lease"], RUN, executor)
 
 
 @contextlib.asynccontextmanager
