@@ -28,7 +28,7 @@
     |   |-- DatasetDamaged                      a partition file differs from the manifest
     |   `-- DatasetMismatch                     two nodes have different data
     `-- CheckpointError (OSError)               a checkpoint cannot be used
-        |-- CheckpointCorrupt (ValueError)      its content differs from what was written
+        |-- CheckpointCorrupt (ValueError)      its content has changed
         `-- CheckpointMismatch (ValueError)     it belongs to another run
 
 Each class also derives from the builtin in brackets, which a caller would catch. A class exists only if some caller
@@ -139,7 +139,7 @@ class ProtocolError(DDLFError, ConnectionError):
 
 
 class FrameTooLarge(DDLFError, ValueError):
-    """A message exceeds the receiver's limit. Nothing was sent.
+    """A message exceeds the receiver's limit, so it was not sent.
 
     What to do:
         Send less data at once, or let the workers load it themselves: ``load_dataset`` can run on workers.
@@ -305,7 +305,7 @@ class CheckpointError(DDLFError, OSError):
 
 
 class CheckpointCorrupt(CheckpointError, ValueError):
-    """The content of a checkpoint differs from what was written.
+    """The content of a checkpoint has changed since it was written.
 
     What to do:
         Continue from an earlier checkpoint (``--resume DIR/round-000011``), or restore the file from a copy.

@@ -22,9 +22,9 @@ class DDLFError(Exception):
     """The root of the tree. Catch it to handle every error of DDLF.
 
     Args:
-        message: What happened and where, without a full stop at the end.
+        message: The event and its location, without a full stop at the end.
         hint: What to do next, as an imperative clause.
-        worker: The worker on which it happened, such as ``"worker 2 (10.0.0.7:9000)"``; empty on the master.
+        worker: The worker that caused it, such as ``"worker 2 (10.0.0.7:9000)"``; empty on the master.
         facts: Facts that its class declares, by name.
 
     Attributes:
@@ -81,7 +81,7 @@ def parts(error: DDLFError) -> tuple[str, str, str]:
     """Return the parts of an error's text.
 
     Returns:
-        What happened and where; what to do next; the lines below, beginning with a line break. These are a worker's
+        The event and its location; the hint; the lines below, beginning with a line break. These are a worker's
         traceback, or the errors of several workers.
     """
     if error.others:
@@ -204,8 +204,7 @@ OS_ERROR = ("errno", "strerror", "filename")
 
 @functools.cache
 def _remote(kind: type[Exception]) -> type[RemoteError]:
-    """Return a class that derives from ``RemoteError`` and from ``kind``, or from the nearest base class with which
-    this is possible.
+    """Return a class that derives from ``RemoteError`` and from ``kind``, or from the nearest suitable base class.
 
     Some classes cannot be combined with any other class.
     """

@@ -234,7 +234,7 @@ def unpickle(data: bytes) -> Any:
             f"({type(error).__name__}: {text_of(error)})",
             hint=where_modules_come_from(missing)
             if missing
-            else "install what is missing on the worker, and use the same Python version on all machines",
+            else "install the missing package on the worker, and use the same Python version on all machines",
         ) from error
 
 
@@ -362,7 +362,7 @@ def dump_result(value: Any) -> tuple[Tag, bytes]:
         return Tag.OBJECT, pickle_object(value)
     except NotPicklable as error:
         error.message = error.message.replace(_CANNOT_GO, "cannot be sent back as a result")
-        error.hint = "return plain data, such as the values from which it was made"
+        error.hint = "return plain data, such as the arguments of its constructor"
         raise
 
 

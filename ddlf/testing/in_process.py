@@ -145,7 +145,7 @@ class InProcessExecutor(ExecutorProcess):
 
     async def preload(self, modules: tuple[str, ...], *, replace: bool) -> dict[str, Any]:
         """Do nothing, because the process imports modules once for all workers anyway."""
-        return {"reason": "the executor is no process", "replaceable": False}
+        return {"reason": "the executor is not a process", "replaceable": False}
 
     async def hand_over(self, sock: socket.socket, preamble: bytes, deadline: float) -> None:
         """Serve a data connection on a copy of its socket. The daemon closes its own socket afterwards."""

@@ -248,7 +248,7 @@ class ExecutorProcess:
         self._tmp_dir.mkdir(mode=0o700)
         self._channel, executor_end = socket.socketpair()
         self._channel.setblocking(False)
-        # Opened anew for each process, so that the tail belongs to it alone and the file cannot grow without limit.
+        # Opened again for each process, so that the tail belongs to it alone and the file cannot grow without limit.
         self._stderr = open(self._log_path, "w+b")  # noqa: SIM115, ASYNC230
         with executor_end:
             descriptors = executor_end.fileno(), self._activity_fd, STDOUT, self._stderr.fileno()
@@ -338,7 +338,7 @@ class ExecutorProcess:
             return "\n".join(file.read().decode(errors="replace").splitlines()[-STDERR_TAIL_LINES:])
 
     async def hand_over(self, sock: socket.socket, preamble: bytes, deadline: float) -> None:
-        """Pass a data connection to the executor, as soon as there is one.
+        """Pass a data connection to the executor, as soon as one is ready.
 
         Args:
             sock: The connection. The caller still closes its own descriptor.

@@ -11,7 +11,7 @@ from ddlf.rpc.tls import Security
 
 @dataclass(slots=True)
 class Options:
-    """The options with which a worker is started.
+    """The options of a worker.
 
     Args:
         host: Address to listen on.

@@ -494,7 +494,7 @@ class Peers(Mapping[int, Peer]):
         if command != "call":
             raise ProtocolError(f"a worker may call only verbs that roles offer to others, not {command[:40]!r}")
         if args[:1] != [admitted.run]:
-            raise ProtocolError("a worker may call only roles of its own run")
+            raise ProtocolError("a worker may call only roles of the run that admitted it")
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

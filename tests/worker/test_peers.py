@@ -230,9 +230,9 @@ async def test_a_peer_may_call_only_what_roles_offer_to_others(cluster, peers):
         for command in ("run_code", "set_variable", "connect", "introduce", "meet", "greet", "close", "clean"):
             with pytest.raises(ProtocolError, match=f"may call only verbs that roles offer to others, not '{command}'"):
                 await ask(command, "1")
-        with pytest.raises(ProtocolError, match="only roles of its own run"):
+        with pytest.raises(ProtocolError, match="only roles of the run that admitted it"):
             await ask("call", "another-run", "shard", "push", np.ones(4))
-        with pytest.raises(ProtocolError, match="only roles of its own run"):
+        with pytest.raises(ProtocolError, match="only roles of the run that admitted it"):
             await ask("call")
 
 

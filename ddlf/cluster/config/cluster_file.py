@@ -285,7 +285,7 @@ class _Section(BaseModel):
 class WorkerAddress(_Section):
     """Where one worker listens. Written as ``host:port``, or as a mapping."""
 
-    host: Host = Field(description="Host name or IP address at which the master reaches the worker.")
+    host: Host = Field(description="Host name or IP address for the master.")
     port: Port = Field(default=DEFAULT_PORT, description="The one TCP port of the worker.")
     name: Name | None = Field(default=None, description="Name for messages; the default is host:port.")
     advertise: Advertised | None = Field(
@@ -305,7 +305,7 @@ class WorkerAddress(_Section):
 
 
 class SecurityConfig(_Section):
-    """What master and workers need to trust each other. The secret itself never stands in the file."""
+    """The token and the certificates by which master and workers trust each other. The secret itself never stands in the file."""
 
     token_file: Annotated[Path, Field(strict=False)] | None = Field(
         default=None, description="File with the token; relative to the folder of this file, ~ is the home folder."
@@ -313,7 +313,7 @@ class SecurityConfig(_Section):
 
     tls_ca: Annotated[Path, Field(strict=False)] | None = Field(
         default=None,
-        description="File with the certificates of your own authority, if it signs the workers' certificates.",
+        description="File with the certificates of an authority that signs the workers' certificates.",
     )
     tls_cert: Annotated[Path, Field(strict=False)] | None = Field(
         default=None, description="File with the certificate to show to workers that demand one."
@@ -358,11 +358,11 @@ class _OfTheCluster(_Section):
     )
     heartbeat_s: Seconds | None = Field(default=None, description="Seconds between two signs of life; 0.5 by default.")
     suspect_after_s: Seconds | None = Field(
-        default=None, description="Seconds of silence after which a worker is suspect; 2 by default."
+        default=None, description="Seconds of silence until a worker is suspect; 2 by default."
     )
     dead_after_s: Seconds | None = Field(
         default=None,
-        description="Seconds of silence after which a worker is given up, at least 3 x heartbeat_s; 4 by default.",
+        description="Seconds of silence until a worker is given up, at least 3 x heartbeat_s; 4 by default.",
     )
 
 

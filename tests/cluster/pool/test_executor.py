@@ -66,7 +66,7 @@ def test_results_may_be_objects_since_the_workers_are_its_own(pool):
     with pytest.raises(NotPicklable, match=r"lock \(a _thread.lock\) cannot be sent back as a result") as caught:
         pool.submit(threading.Lock).result()
     assert "(at " not in str(caught.value)
-    assert caught.value.hint == "return plain data, such as the values from which it was made"
+    assert caught.value.hint == "return plain data, such as the arguments of its constructor"
 
 
 def test_what_chunksize_does_not_do_is_said(pool):
