@@ -359,21 +359,8 @@ TAKE_TURNS = frozenset({"run", "run_method", "run_code", "call"})
 """A worker runs these commands one after another, in the order in which they were sent."""
 
 
-class Stream(Protocol):
-    """Carries frames. The members mean the same as in ``Connection``."""
-
-    closed: bool
-    bytes_sent: int
-    bytes_received: int
-
-    def send(self, kind: int, id: int, name: str, buffers: list[Buffer], extra: float | None = None) -> None: ...
-    def detach(self) -> None: ...
-    def close(self) -> None: ...
-    def abort(self) -> None: ...
-
-
-Opener = Callable[[Callable[[Frame], None], Callable[[BaseException | None], None]], Stream]
-"""Makes a stream from two callbacks. The first receives each frame, the second receives the reason for the end."""
+Opener = Callable[[Callable[[Frame], None], Callable[[BaseException | None], None]], Connection]
+"""Makes a connection from two callbacks. The first receives each frame, the second receives the reason for the end."""
 
 
 class Owner(Protocol):

@@ -310,9 +310,7 @@ def _check_file(status: os.stat_result, path: Path, what: str) -> None:
         mode = stat.S_IMODE(status.st_mode)
         raise AuthError(f"{what} {path} is readable by others ({mode:04o})", hint=f"run 'chmod 600 {path}'")
     if os.geteuid() not in (0, status.st_uid) and status.st_uid != 0:
-        raise AuthError(
-            f"{what} {path} belongs to another user (uid {status.st_uid})", hint="copy it to your own file"
-        )
+        raise AuthError(f"{what} {path} belongs to another user (uid {status.st_uid})", hint="copy it to your own file")
 
 
 def is_private(status: os.stat_result) -> bool:
@@ -334,7 +332,9 @@ def _parse(content: bytes, source: str) -> tuple[bytes, ...]:
         AuthError: The content is empty, too long, not text, has more than two lines, or a token is too short.
     """
     if len(content) > MAX_FILE_BYTES:
-        raise AuthError(f"{source} is longer than {MAX_FILE_BYTES} bytes, so it cannot be a token", hint="name another file")
+        raise AuthError(
+            f"{source} is longer than {MAX_FILE_BYTES} bytes, so it cannot be a token", hint="name another file"
+        )
     tokens = tuple(line.strip() for line in content.splitlines() if line.strip())
     if not tokens:
         raise AuthError(f"{source} is empty", hint="run 'ddlf token new' to make a token")

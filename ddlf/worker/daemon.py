@@ -211,43 +211,36 @@ class Control:
         if frame.name in SLOW:
             self._spawn(self._slow(frame, args, kwargs))
             return
-        result: Any = None
-        if frame.name == "ping":
-            pass
-        elif frame.name == "status":
-            result = self._daemon.status()
-        elif frame.name == "addresses":
-            result = self._daemon.addresses()
-        elif frame.name == "claim":
-            try:
-                result = {"epoch": self._claim(*args, **kwargs)}
-            except LeaseError as error:
-                self._fail(frame.id, error)
-                return
-            except (TypeError, ValueError) as error:
-                self._fail(frame.id, ProtocolError(f"claim cannot be read: {error}"))
-                return
-        elif frame.name == "probe":
-            try:
-                result = _probe(*args)
-            except (TypeError, ValueError) as error:
-                self._fail(frame.id, ProtocolError(f"probe cannot be read: {error}"))
-                return
-        elif frame.name == "flush":
-            self._daemon.process.lines.flush()
-        elif frame.name == "beat":
-            self._daemon.hear(args[0] if args else b"")
-        elif frame.name == "shutdown":
-            try:
-                self._daemon.interfere(self, "stopped", **kwargs)
-            except (LeaseError, TypeError) as error:
-                self._fail(frame.id, error)
-                return
-            self._daemon.stop()
+        try:
+            result = self._answer_to(frame.name, args, kwargs)
+        except (LeaseError, ProtocolError) as error:
+            self._fail(frame.id, error)
+        except (TypeError, ValueError) as error:
+            self._fail(frame.id, ProtocolError(f"{frame.name} cannot be read: {error}"))
         else:
-            self._fail(frame.id, ProtocolError(f"unknown control command {frame.name!r}"))
-            return
-        self._connection.send(Kind.RESULT, frame.id, "", dumps(result))
+            self._connection.send(Kind.RESULT, frame.id, "", dumps(result))
+
+    def _answer_to(self, command: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        daemon = self._daemon
+        match command:
+            case "ping":
+                return None
+            case "status":
+                return daemon.status()
+            case "addresses":
+                return daemon.addresses()
+            case "claim":
+                return {"epoch": self._claim(*args, **kwargs)}
+            case "probe":
+                return _probe(*args)
+            case "flush":
+                return daemon.process.lines.flush()
+            case "beat":
+                return daemon.hear(args[0] if args else b"")
+            case "shutdown":
+                daemon.interfere(self, "stopped", **kwargs)
+                return daemon.stop()
+        raise ProtocolError(f"unknown control command {command!r}")
 
     def _claim(
         self,
@@ -296,17 +289,19 @@ class Control:
 
     async def _slow(self, frame: Frame, args: list[Any], kwargs: dict[str, Any]) -> None:
         try:
+            daemon = self._daemon
             result: Any = None
-            if frame.name == "cancel":
-                result = await self._daemon.process.cancel(*args, **kwargs)
-            elif frame.name == "preload":
-                result = await self._daemon.preload(*args, **kwargs)
-            elif frame.name == "machine":
-                result = await self._daemon.machine(*args)
-            elif frame.name == "give":
-                await self._daemon.give(self, *args)
-            else:
-                await self._daemon.process.restart(self._daemon.interfere(self, "restarted", **kwargs))
+            match frame.name:
+                case "cancel":
+                    result = await daemon.process.cancel(*args, **kwargs)
+                case "preload":
+                    result = await daemon.preload(*args, **kwargs)
+                case "machine":
+                    result = await daemon.machine(*args)
+                case "give":
+                    await daemon.give(self, *args)
+                case "restart":
+                    await daemon.process.restart(daemon.interfere(self, "restarted", **kwargs))
             self._connection.send(Kind.RESULT, frame.id, "", dumps(result))
         except ConnectionError:
             return
