@@ -237,7 +237,7 @@ async def test_a_connection_above_the_limit_is_refused_with_a_sentence(worker_wi
     first_free = []
     with contextlib.ExitStack() as held:
         first, *_ = [await connect() for _ in range(8)]
-        with pytest.raises(ConnectError, match="this worker accepts no more connections; close other masters"):
+        with pytest.raises(ConnectError, match="the worker accepts no more connections; close other masters"):
             await connect()
         first.close()
         async with asyncio.timeout(PATIENCE_S):

@@ -149,7 +149,7 @@ def test_every_refused_client_gets_the_same_byte_and_a_busy_worker_says_so():
         ClientHandshake.read_verdict(bytes([Verdict.REFUSED]))
     with pytest.raises(AuthError):
         ClientHandshake.read_verdict(b"\0")
-    with pytest.raises(ConnectError, match="this worker accepts no more connections; close other masters"):
+    with pytest.raises(ConnectError, match="the worker accepts no more connections; close other masters"):
         ClientHandshake.read_verdict(bytes([Verdict.BUSY]))
 
 

@@ -66,7 +66,7 @@ async def test_invalid_method_name_is_refused_before_sending(cluster, name):
     before = cluster.workers[0].bytes_sent
     with pytest.raises(ConfigError) as refused:
         await cluster.run(name)
-    assert "is no name of a method; a name has letters, digits and underscores" in str(refused.value)
+    assert "is not a valid name of a method; a name has letters, digits and underscores" in str(refused.value)
     assert len(str(refused.value)) < 300
     assert cluster.workers[0].bytes_sent == before
 

@@ -163,7 +163,7 @@ async def idle(port: int, token: bytes, count: int, daemon: psutil.Process, *, e
             try:
                 held.append((await dial("127.0.0.1", port, Role.CONTROL, token, max_message_bytes=1000))[0])
             except ConnectError as error:
-                if "this worker accepts no more connections" not in str(error):
+                if "the worker accepts no more connections" not in str(error):
                     raise
                 refused += 1
 

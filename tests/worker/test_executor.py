@@ -331,10 +331,10 @@ async def test_calls_behind_one_that_will_not_end_go_to_the_new_executor(cluster
     assert await asyncio.wait_for(behind, PATIENCE_S) == [1, 2, 3, 4, 5, 2]
     assert await timed == 2
     with pytest.raises(
-        ExecutorCrashed, match=r"ended by its daemon: 'loop_stubbornly' went on for 0\.2 s after it was"
+        ExecutorCrashed, match=r"ended by its daemon: 'loop_stubbornly' continued for 0\.2 s after it was"
     ):
         await running
-    assert "'loop_stubbornly' went on for 0.2 s after it was cancelled" in caplog.text
+    assert "'loop_stubbornly' continued for 0.2 s after it was cancelled" in caplog.text
     assert "what methods kept in it is gone" in caplog.text
 
 

@@ -146,7 +146,7 @@ def test_an_unknown_method_is_refused_with_the_nearest_name(folders):
 
 @pytest.mark.parametrize("name", ["__class__", "_private", "a.b", "../x", "a/b", "x" * 200, "1x", "é"])
 def test_a_name_that_is_no_plain_identifier_is_refused_and_writes_nothing(folders, name):
-    with pytest.raises(ValueError, match="is no name for a method"):
+    with pytest.raises(ValueError, match="is not a valid name for a method"):
         Methods(*folders).add(add, name, False, False)
     assert not folders[0].exists()
 

@@ -290,7 +290,7 @@ async def test_a_guest_introduces_nobody(cluster):
     guest = type(first)(first.host, first.port, cluster._launcher.tokens.primary, guest=True)
     await guest.connect()
     try:
-        with pytest.raises(ConfigError, match="asked as a guest, who cannot introduce it to others"):
+        with pytest.raises(ConfigError, match="connected as a guest, so it cannot be introduced to other workers"):
             await introduce([guest], RUN)
         facts = dict(run=RUN, me=1, callers=[], peers=[], dead_after_s=4.0)
         for lease in (b"", bytes(24), first.identity.master_id):
@@ -330,7 +330,7 @@ async def test_a_peer_is_cut_off_with_the_lease_that_allowed_it(cluster, peers):
     await second.reconnect(PATIENCE_S)
     with pytest.raises(Exception, match="leads to a worker that is not in this run"):
         await role(first).call(2, "push", np.ones(4))
-    with pytest.raises(AppMissing, match="worker 1 is none that this one may call"):
+    with pytest.raises(AppMissing, match="worker 1 may not be called by this worker in this run"):
         await role(second).call(1, "push", np.ones(4))
     await introduce(cluster.workers, RUN)
     assert (await role(first).call(2, "push", np.ones(4))).tolist() == [1, 1, 1, 1]
