@@ -313,7 +313,7 @@ class Group:
         for given in per_worker:
             if not isinstance(given, dict):
                 raise TypeError(
-                    f"pass keyword arguments such as a=1, or one dict of them for each worker, not a {type(given).__name__}"
+                    f"pass keyword arguments such as a=1, or one dict of them for each worker, not {type(given).__name__}"
                 )
         return await self._send([Request(command, method, **given) for given in per_worker])
 

@@ -139,17 +139,17 @@ def find(folder: Path, name: str) -> tuple[str, Path] | None:
 
 def _files(folder: Path) -> list[str] | None:
     """Return the data files in a package's folder, with ``/``; None if there are too many."""
-    files: list[str] = []
+    paths: list[str] = []
     for at, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if name != "__pycache__" and not name.startswith("."))
-        files += [
+        paths += [
             (Path(at) / name).relative_to(folder).as_posix()
             for name in files
             if not name.endswith((".py", ".pyc")) and not name.startswith(".")
         ]
-        if len(files) > MAX_FILES:
+        if len(paths) > MAX_FILES:
             return None
-    return sorted(files)
+    return sorted(paths)
 
 
 def _data(folder: Path, file: str) -> bytes | None:

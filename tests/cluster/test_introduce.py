@@ -138,7 +138,7 @@ async def test_an_address_that_leads_to_a_worker_of_nobody_or_to_another_program
     stranger = InProcessDaemon(Options(host="127.0.0.1", port=0, tokens=cluster._launcher.tokens.all, state_dir=None))
     running = asyncio.create_task(stranger.run())
     second.advertise = f"127.0.0.1:{stranger.port}"
-    with pytest.raises(ConnectError, match=f"127.0.0.1:{stranger.port} leads to a worker that is not in this run"):
+    with pytest.raises(ConnectError, match=f"127.0.0.1:{stranger.port} leads to a worker outside this run"):
         await introduce([first, second], RUN)
     stranger.stop()
     await running
@@ -150,7 +150,7 @@ async def test_two_workers_with_one_address_are_named_before_anybody_is_dialled(
     with pytest.raises(ConfigError) as caught:
         await introduce(cluster.workers, RUN)
     assert str(caught.value).startswith(f"{first.name} and {third.name} are both advertised at lab.example")
-    assert "give each an address of its own" in str(caught.value)
+    assert "give each its own address" in str(caught.value)
 
 
 async def test_a_pair_without_a_way_is_named_with_each_address_and_why(cluster, free_port):
@@ -193,7 +193,7 @@ async def test_a_worker_of_a_release_without_this_is_named(monkeypatch):
 
     monkeypatch.setattr(Control, "_on_frame", older)
     async with in_process_cluster(2) as cluster:
-        with pytest.raises(VersionError, match="of a release whose workers do not call each other") as caught:
+        with pytest.raises(VersionError, match="runs a release that does not support calls between workers") as caught:
             await introduce(cluster.workers, RUN)
         assert caught.value.worker == cluster.workers[0].name
     assert "install the same version" in caught.value.hint

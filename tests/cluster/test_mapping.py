@@ -251,7 +251,7 @@ async def test_what_cannot_be_sent_is_refused_with_the_path_to_it(cluster):
 
 
 async def test_a_map_within_a_map_is_refused_by_a_sentence(cluster):
-    with pytest.raises(NotPicklable, match=r"variable 'cluster' .*nor begin a map within a map"):
+    with pytest.raises(NotPicklable, match=r"variable 'cluster' .*can neither use it nor start a map"):
         cluster.map(lambda x: cluster.map(double, [x]), [1])
 
 

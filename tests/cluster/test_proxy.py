@@ -96,7 +96,7 @@ async def test_a_proxy_says_who_it_is(worker):
 async def test_a_worker_with_another_python_is_refused_with_both_versions(worker, monkeypatch):
     monkeypatch.setattr("sys.version_info", FakeVersion())
     other = ProxyWorker(worker.host, worker.port, worker._link.token, guest=True)
-    with pytest.raises(VersionError, match=r"runs Python 3\.\d+\.\d+, the master .*: install 3\.99 there"):
+    with pytest.raises(VersionError, match=r"runs Python 3\.\d+\.\d+, the master .*: install 3\.99 on the worker"):
         await other.connect()
     assert not other.connected
     await other.close()
@@ -193,5 +193,5 @@ async def test_a_try_that_is_cut_off_by_the_end_of_the_time_is_not_why_a_worker_
 
     worker = ProxyWorker("127.0.0.1", 1, token=new_token())
     monkeypatch.setattr(worker, "connect", connect)
-    with pytest.raises(ConnectError, match=r"within 0\.5 s, the last try: refused; look"):
+    with pytest.raises(ConnectError, match=r"within 0\.5 s, the last try: refused; check"):
         await worker.reconnect(0.5)

@@ -548,7 +548,7 @@ def test_a_file_that_is_missing_under_a_relative_path_is_said_to_be_looked_for_i
         except OSError as error:
             return rebuild(describe(error), worker="worker 2")
 
-    assert f"relative paths begin at {tmp_path} there, so put it there" in str(error_of("data/x.npz"))
+    assert f"relative paths start at {tmp_path}: copy the file there" in str(error_of("data/x.npz"))
     assert isinstance(error_of("data/x.npz"), FileNotFoundError)
     assert error_of(str(tmp_path / "x.npz")).hint == ""
 

@@ -107,7 +107,7 @@ async def test_this_machine_is_reached_without():
 
 async def test_a_client_never_goes_back_to_plaintext(apart):
     async with Worker(insecure_plaintext=True) as worker:
-        with pytest.raises(ConnectError, match="the worker does not encrypt connections from here"):
+        with pytest.raises(ConnectError, match="the worker does not encrypt connections from this address"):
             await call(worker.port)
         assert len(worker.tasks) == 1, "it did not try again"
         _, said = await call(worker.port, insecure_plaintext=True)

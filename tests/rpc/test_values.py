@@ -348,7 +348,9 @@ def test_a_class_of_a_function_is_no_data_and_the_place_inside_of_an_object_is_n
     ids=repr,
 )
 def test_an_object_of_a_class_that_the_master_does_not_know_is_an_error_of_that_result_alone(fields):
-    with pytest.raises(ResultNotData, match=r"the result contains a .*, which (is unknown|differs).*import its module on this side"):
+    with pytest.raises(
+        ResultNotData, match=r"the result contains a .*, which (is unknown|differs).*import its module on this side"
+    ):
         loads([tree(fields, Tag.KNOWN)])
     assert "this" not in sys.modules
 

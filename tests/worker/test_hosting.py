@@ -90,7 +90,7 @@ async def test_two_roles_of_one_run_do_not_know_of_each_other(executor):
 
 
 async def test_a_role_of_an_unknown_run_is_missing(executor):
-    with pytest.raises(AppMissing, match="it holds no counter of this run"):
+    with pytest.raises(AppMissing, match="it hosts no counter of this run"):
         await call(executor, "run", "counter", "add", 1)
     await call(executor, "run", "counter", "open", Counter)
     for run, name in (("another", "counter"), ("run", "stage")):

@@ -152,7 +152,7 @@ def test_a_name_that_is_no_plain_identifier_is_refused_and_writes_nothing(folder
 
 
 def test_a_lambda_needs_a_name(folders):
-    with pytest.raises(ValueError, match="give one with name="):
+    with pytest.raises(ValueError, match="set name="):
         Methods(*folders).add(lambda x: x, None, False, False)
     assert Methods(*folders).add(lambda x: x, "identity", False, False) == "identity"
 

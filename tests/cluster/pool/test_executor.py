@@ -164,7 +164,7 @@ def test_waiting_on_the_loop_of_the_cluster_is_refused():
         async with ddlf.testing.in_process_cluster(1) as cluster:
             other = Pool(cluster)
             assert await asyncio.wrap_future(other.submit(double, 4)) == 8
-            with pytest.raises(RuntimeError, match="inside a coroutine use await on the cluster itself"):
+            with pytest.raises(RuntimeError, match="in a coroutine use await on the cluster itself"):
                 list(other.map(double, [1]))
 
     import ddlf.testing
