@@ -230,7 +230,7 @@ def test_help_is_a_command_too(here):
     assert here("help").stdout == here("--help").stdout
     assert here("help", "run").stdout == here("run", "--help").stdout
     assert "did you mean 'run'" in here("help", "rnu").stderr
-    assert "What to do:\n    Look at the worker's terminal" in here("help", "WorkerLost").stdout
+    assert "What to do:\n    Check the worker's terminal" in here("help", "WorkerLost").stdout
 
 
 @pytest.mark.parametrize(

@@ -317,7 +317,7 @@ async def test_second_master_learns_the_owner_and_disturbs_nothing(workers):
         call = asyncio.ensure_future(first.run_code("await self.gate.wait()\n'through'"))
         await busy(first.workers[0])
         with pytest.raises(
-            LeaseError, match=rf"leased by .*@.* pid {os.getpid()} .*since \d\d:\d\d; this process has it"
+            LeaseError, match=rf"leased by .*@.* pid {os.getpid()} .*since \d\d:\d\d; this process already has it"
         ):
             await cluster_of(workers, port).connect()
         assert await first.run_code("self.id, self.N") == [(1, 1)] if call.done() else not call.done()
@@ -382,7 +382,7 @@ async def test_one_worker_under_two_addresses_is_noticed(workers):
     """F35."""
     _, port = workers.start()
     cluster = Cluster(["127.0.0.1", "localhost"], port, token_file=workers.token_file)
-    with pytest.raises(LeaseError, match=r"1 of 2 .*\n.*this process has it already: .* or name the worker once"):
+    with pytest.raises(LeaseError, match=r"1 of 2 .*\n.*this process already has it: .* or list the worker only once"):
         await cluster.connect()
 
 

@@ -94,7 +94,7 @@ def cases(there: str, folder: Path) -> Iterator[tuple[str, bool, str]]:
         )
     with worker(there, machine, "--insecure-plaintext") as ready:
         yield "a worker without encryption says so", "INSECURE PLAINTEXT" in ready, ready
-        yield "a master that encrypts", *asked(master, 3, "does not encrypt connections from here")
+        yield "a master that encrypts", *asked(master, 3, "does not encrypt connections from this address")
         yield "both without", *asked(master, 0, "INSECURE PLAINTEXT", "--insecure-plaintext")
     yield from certificates(there, folder, master, machine)
 

@@ -335,7 +335,7 @@ async def test_calls_behind_one_that_will_not_end_go_to_the_new_executor(cluster
     ):
         await running
     assert "'loop_stubbornly' continued for 0.2 s after it was cancelled" in caplog.text
-    assert "what methods kept in it is gone" in caplog.text
+    assert "the state that methods kept in it is lost" in caplog.text
 
 
 async def test_calls_that_waited_behind_one_that_crashed_are_told_that_they_have_not_begun(cluster, tmp_path):

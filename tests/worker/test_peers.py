@@ -292,7 +292,7 @@ async def test_a_guest_introduces_nobody(cluster):
             await introduce([guest], RUN)
         facts = dict(run=RUN, me=1, callers=[], peers=[], dead_after_s=4.0)
         for lease in (b"", bytes(24), first.identity.master_id):
-            with pytest.raises(LeaseError, match="only the master that has a worker can introduce it"):
+            with pytest.raises(LeaseError, match="only the master with the lease can introduce workers"):
                 await guest.rpc(Request("introduce", lease=lease, **facts))
     finally:
         await guest.close()
