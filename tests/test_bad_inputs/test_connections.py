@@ -113,7 +113,7 @@ OLD = "the other side speaks protocol %s, this side 1.0; install the same versio
         pytest.param(
             PREAMBLE.pack(b"DDLF", 1, 0, Role.DATA, FLAG_TLS) + bytes(56),
             short_answer(),
-            "the client wants TLS, this port is plain",
+            "the client wants TLS, but this port is plaintext",
             id="TLS flag",
         ),
         pytest.param(b"SSH-2.0-OpenSSH_9.2\r\n", b"", NO_CLIENT % "looks like SSH", id="SSH"),
