@@ -30,13 +30,14 @@ class RunBegan(Event):
     Args:
         run: Unique name of the run.
         app: Name of the app's class.
-        mode: ``"sync"`` or ``"async"``.
+        mode: The name of the strategy, such as ``"sync"``.
         epochs: Local epochs to train.
         worker_epochs: Local epochs in a round.
         batch_size: Samples in a batch of each worker.
         seed: Seed of all random numbers.
         worker_steps: Batches of each slot in a round, if the setting is used.
         round_samples: Largest number of samples in a round, if the setting is used.
+        in_rounds: Whether all slots end a round together; None in events of 0.1.
     """
 
     run: str
@@ -48,6 +49,7 @@ class RunBegan(Event):
     seed: int
     worker_steps: int | None = None
     round_samples: int | None = None
+    in_rounds: bool | None = None
 
 
 class ModelBuilt(Event):
@@ -144,7 +146,7 @@ class TrainingBegan(Event):
     """Master and workers are ready, and the starting weights are known.
 
     Args:
-        mode: ``"sync"`` or ``"async"``.
+        mode: The name of the strategy, such as ``"sync"``.
         samples: Number of training samples.
         slots: Number of slots.
         fixed: Whether this number stays when workers join.
@@ -155,6 +157,7 @@ class TrainingBegan(Event):
         reached: Number of rounds that the fastest slot has completed; 0 in events of 0.1.
         facts: All settings and data that determine the bits of the run, by name, as JSON.
         shard_workers: Number of workers that only serve weights in Downpour.
+        in_rounds: Whether all slots end a round together; None in events of 0.1.
     """
 
     mode: str
@@ -168,6 +171,7 @@ class TrainingBegan(Event):
     reached: int = 0
     facts: dict[str, str] = field(default_factory=dict)
     shard_workers: int = 0
+    in_rounds: bool | None = None
 
 
 class DataPartitioned(Event):
@@ -273,6 +277,15 @@ class ModelSaved(Event):
     """
 
     path: str
+
+
+IN_ROUNDS = frozenset(("sync",))
+"""The strategies of 0.1 whose slots end a round together."""
+
+
+def ends_rounds_together(event: RunBegan | TrainingBegan) -> bool:
+    """Return whether all slots of the run end a round together, also for events of 0.1, which name the mode only."""
+    return event.mode in IN_ROUNDS if event.in_rounds is None else event.in_rounds
 
 
 What = Literal[

@@ -7,8 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from ddlf import events as e
+from ddlf.events import ends_rounds_together
 from ddlf.events.record import RoundRecord
-from ddlf.events.run import ends_rounds_together
 
 COMMITS_OF_A_PACE = 12
 """Number of recent commits that the speed is computed from. The slow first round, which compiles, must drop out."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddlf import events as e
+from ddlf.events import ends_rounds_together
 from ddlf.events.record import RoundRecord
-from ddlf.events.run import ends_rounds_together
 from ddlf.monitor.state import State, Sums, WorkerLane
 from ddlf.monitor.terminal.echo import harmless
 from ddlf.monitor.terminal.lines import line

@@ -8,8 +8,8 @@ import time
 from typing import Any
 
 from ddlf import events as e
+from ddlf.events import ends_rounds_together
 from ddlf.events.record import RoundRecord, TrainingEvent, put
-from ddlf.events.run import ends_rounds_together
 from ddlf.monitor.terminal.display import Display
 from ddlf.monitor.terminal.phrases import waiting
 
