@@ -27,6 +27,7 @@ from ddlf.training import start
 from ddlf.training.crew.crew import Crew
 from ddlf.training.exchanges.peers import Unreached, played_here
 from ddlf.training.exchanges.sharded.worker import ShardedWorker
+from ddlf.training.registry import EXCHANGE as EXCHANGE_CHECK
 from ddlf.training.registry import MODE
 from ddlf.training.reporting import hooked
 from ddlf.training.roles import COPIES, EXCHANGE, REPLICA, SERVERS
@@ -131,7 +132,7 @@ def model_of(app: FakeRun) -> NumpyModel:
         app.samples,
         None if data is None else lambda version: data.at(version).manifest.sizes,
     )
-    model.exchanges_gradients = app.exchange == "gradient"
+    model.exchanges_gradients = EXCHANGE_CHECK.kind(app.exchange).one_step
     return model
 
 

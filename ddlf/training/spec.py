@@ -418,7 +418,7 @@ class ExchangeSettings(Group):
         one_step: Whether a round is one step that all slots make together, without local training.
         on_workers: Whether the workers hold the weights, in slices.
         role: The role that trains on the workers, as ``"module:Class"``.
-        same_bits_as: The exchange whose bits it has, so that a run can continue with either; "" for bits of its own.
+        same_bits_as: The exchange whose bits it has, so that a run can continue with either; "" for none.
     """
 
     one_step: ClassVar[bool] = False

@@ -146,7 +146,7 @@ def _does_not_pay(facts: AppFacts) -> Iterator[Finding]:
     usual = {"mode": "sync", "exchange": "star", "codec": "Float32"}
     if not step_s or slots < 2 or any(settings.get(name) != value for name, value in usual.items()):
         return
-    steps = settings.get("worker_steps") or settings["worker_epochs"] * facts.steps_an_epoch / slots
+    steps = settings.get("worker_steps") or settings.get("worker_epochs", 1) * facts.steps_an_epoch / slots
     keeps = 0 if facts.optimizer is None or settings.get("optimizer_state") != "kept" else facts.optimizer.keeps
     size = 4 * (2 + keeps) * sum(one.trained for one in facts.layers)  # there, and back with what the optimizer keeps
     computes, moves = steps * step_s, slots * size / LINK
