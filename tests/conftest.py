@@ -87,7 +87,7 @@ LONG = (
 LEFT = pytest.StashKey[int]()
 
 # How long an example takes says something about the machine, and nothing about the code.
-settings.register_profile("thorough", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("thorough", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("usual", settings.get_profile("thorough"), max_examples=30)
 settings.load_profile("usual")
 
@@ -134,6 +134,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             share = share_of(nodeid)
+            if nodeid.startswith("tests/benchmarks/"):  # one file of minutes, whose tests share nothing
+                return nodeid
             return f"keras {share}" if share < len(USE_KERAS) else nodeid.partition("::")[0]
 
     return ByFile(config, log)

@@ -114,7 +114,7 @@ def test_fedasync_mixes_the_weights_with_a_rate_that_never_decays(staleness):
 
 
 def test_fedasync_keeps_a_variance_positive():
-    """What is not trained is mixed like the rest, which no rate can turn negative."""
+    """Untrained weights are mixed like the others. No rate turns them negative."""
     variance = np.array([1e-3, 1.0])
     arrived = Arrived(
         update=[variance - 1e-6],
@@ -194,7 +194,7 @@ ACCURACIES = [0.3, 0.2, 0.5, 0.5, 0.6, 0.1, 0.7, 0.6, 0.8, 0.75]
 
 
 def peers(name):
-    """What the table of the source says, with the master as one peer and each slot as another."""
+    """Follow the table of the source, with the master as one peer and each slot as another."""
     w, s, a, expected = W, 0, -np.inf, []
     began = [(w, s)] * K
     for slot, g, b in zip(ORDER, UPDATES, ACCURACIES, strict=True):
@@ -264,6 +264,6 @@ def test_a_rule_with_parameters_out_of_range_is_refused(text, why):
 
 @pytest.mark.parametrize("rule", ARRIVAL.names)
 def test_updates_of_nothing_change_nothing(rule):
-    """As with a learning rate of 0: every slot brings back what it was given."""
+    """Every slot returns its weights unchanged, as with a learning rate of 0."""
     seen, _ = ran(rule, updates=[np.zeros(4)] * len(ORDER), accuracies=[0.5] * len(ORDER))
     close(seen, [W] * len(ORDER))

@@ -1,4 +1,4 @@
-"""What a shard does with a pushed gradient, by its formula and beside another library; and when a replica fetches and pushes."""
+"""A shard applies pushed gradients by its formula and like another library. Replicas fetch and push in time."""
 
 import math
 

@@ -10,7 +10,7 @@ from ddlf.errors import ConfigError
 
 
 def shares(text, steps, epochs):
-    """Of the highest rate, at each step of a run."""
+    """Return the share of the highest rate at each step of a run."""
     rule = SCHEDULE.read(text)
     return rule.share(np.arange(1, steps + 1, dtype=np.float64), steps, rule.warmup.steps(steps, epochs), np)
 

@@ -1,7 +1,4 @@
-"""Processes that are killed or frozen, masters that meet, cables that are cut: what becomes of the requests. Real processes and networks.
-
-The rows are those of the usual faults of a cluster: F1, F2, F4, F5, F13, F17 to F20, F23, F35, F36 and F56 of the project's list.
-"""
+"""Requests end correctly when processes are killed or frozen, masters compete and cables are cut. Real processes and networks."""
 
 import asyncio
 import contextlib
@@ -92,7 +89,6 @@ def cluster_of(workers, *ports, **options):
 
 
 async def test_executor_killed_at_any_moment_harms_nobody_else(workers):
-    """F1."""
     ports = [workers.start()[1] for _ in range(2)]
     async with cluster_of(workers, *ports, dead_after_s=RARELY_S) as cluster:
         first, second = cluster.workers
@@ -128,7 +124,6 @@ async def test_executor_that_ends_between_turns_has_begun_no_waiting_call(worker
 
 
 async def test_daemon_killed_in_mid_frame_leaves_no_process_or_memory(workers):
-    """F2."""
     process, port = workers.start()
     async with cluster_of(workers, port, dead_after_s=RARELY_S) as cluster:
         worker = cluster.workers[0]
@@ -152,7 +147,6 @@ async def test_daemon_killed_in_mid_frame_leaves_no_process_or_memory(workers):
 
 
 async def test_a_master_killed_while_it_sends_a_value_leaves_the_old_value(workers):
-    """F3."""
     _, port = workers.start()
     code = (
         "import asyncio, os, signal, numpy as np\n"
@@ -178,7 +172,6 @@ async def test_a_master_killed_while_it_sends_a_value_leaves_the_old_value(worke
 
 
 async def test_frozen_worker_is_suspect_then_dead_then_usable(workers, tmp_path):
-    """F4."""
     process, port = workers.start()
     async with cluster_of(workers, port, dead_after_s=1) as cluster:
         worker = cluster.workers[0]
@@ -209,7 +202,6 @@ async def test_frozen_worker_is_suspect_then_dead_then_usable(workers, tmp_path)
 
 
 async def test_a_worker_whose_method_holds_the_gil_is_busy_and_not_dead(workers):
-    """F5."""
     _, port = workers.start()
     async with cluster_of(workers, port, dead_after_s=0.5) as cluster:
         await cluster.run_method(hold_the_gil)
@@ -265,7 +257,6 @@ async def lines_of(process):
 
 @pytest.mark.parametrize("first", ["master", "worker"])
 async def test_pause_of_master_and_worker_ends_nothing(workers, first):
-    """F56."""
     process, port = workers.start()
     async with another_master(workers, port, 1, 1.5) as master:
         pids = [master.pid, process.pid] if first == "master" else [process.pid, master.pid]
@@ -279,7 +270,6 @@ async def test_pause_of_master_and_worker_ends_nothing(workers, first):
 
 
 async def test_master_that_slept_through_a_takeover_gets_lease_errors(workers):
-    """F13."""
     _, port = workers.start()
     async with another_master(workers, port, 0.5, 3600) as old:
         looker = ProxyWorker("127.0.0.1", port, workers.token, guest=True)
@@ -310,7 +300,6 @@ async def test_master_that_slept_through_a_takeover_gets_lease_errors(workers):
 
 
 async def test_second_master_learns_the_owner_and_disturbs_nothing(workers):
-    """F36."""
     _, port = workers.start()
     async with cluster_of(workers, port) as first:
         await first.run_code("import asyncio\nself.gate = asyncio.Event()")
@@ -379,7 +368,6 @@ async def test_a_request_with_the_key_of_another_lease_is_refused(workers):
 
 
 async def test_one_worker_under_two_addresses_is_noticed(workers):
-    """F35."""
     _, port = workers.start()
     cluster = Cluster(["127.0.0.1", "localhost"], port, token_file=workers.token_file)
     with pytest.raises(LeaseError, match=r"1 of 2 .*\n.*this process already has it: .* or list the worker only once"):
@@ -387,7 +375,7 @@ async def test_one_worker_under_two_addresses_is_noticed(workers):
 
 
 async def test_the_same_master_may_come_back_after_its_connection_was_reset(workers):
-    """F20: and what it had open is over, once."""
+    """Its open request ends, once."""
     _, port = workers.start()
     async with cluster_of(workers, port, dead_after_s=RARELY_S) as cluster:
         worker = cluster.workers[0]
@@ -492,7 +480,6 @@ async def test_who_closes_while_it_reconnects_stays_closed(workers):
 
 
 async def test_master_that_never_reads_costs_a_bounded_queue(workers):
-    """F23."""
     _, port = workers.start()
     async with cluster_of(workers, port) as cluster:
         worker = cluster.workers[0]
@@ -529,7 +516,6 @@ def link():
 
 @pytest.mark.parametrize("ways", ["both ways", "to the worker", "to the master"])
 async def test_a_silent_partition_is_noticed_by_both_sides(workers, link, ways):
-    """F17 and F18."""
     _, port = workers.start(host=link.address_b, namespace=link.b)
     async with Cluster([link.address_b], port, token_file=workers.token_file, dead_after_s=1) as cluster:
         worker = cluster.workers[0]
@@ -564,7 +550,6 @@ def take_when_free(link, port, token):
 
 
 async def test_a_cable_that_is_out_for_less_than_dead_after_costs_nothing(workers, link, tmp_path):
-    """F19."""
     _, port = workers.start(host=link.address_b, namespace=link.b)
     async with Cluster([link.address_b], port, token_file=workers.token_file) as cluster:
         worker = cluster.workers[0]

@@ -89,6 +89,23 @@ class Quick(Blobs):
         return [old - new for old, new in zip(weights, after, strict=True)], {"loss": float(np.mean(losses))}
 
 
+def compiled(model=None, *, optimizer="sgd", **options):
+    """A model, by default the small one, with this optimizer and these options of ``compile``."""
+    model = model or small_model()
+    model.compile(optimizer, "categorical_crossentropy", **options)
+    return model
+
+
+def with_model(build, app_class=Blobs):
+    """A class of apps whose model is ``build(app)``."""
+
+    class WithModel(app_class):
+        async def create_model(self):
+            self.model = build(self)
+
+    return WithModel
+
+
 def app(cluster, app_class=Blobs, **attributes) -> Blobs:
     """A new app with these attributes."""
     made = app_class(cluster)

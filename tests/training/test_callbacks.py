@@ -94,7 +94,7 @@ def same_rows(one, other):
 
 
 def scalars_of(folder):
-    """What TensorBoard shows: of each tag steps and values."""
+    """Return the steps and values of each tag, as TensorBoard shows them."""
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
     from tensorboard.util import tensor_util
 
@@ -351,7 +351,7 @@ async def test_what_looks_for_a_metric_that_is_not_there_is_told_of(one_worker, 
 
 
 @pytest.mark.slow
-async def test_callback_that_raises_ends_the_run_and_a_long_one_is_interrupted(one_worker):
+async def test_raising_callback_ends_the_run_and_a_long_one_stops(one_worker):
     import keras
 
     def fails(epoch, logs):

@@ -38,7 +38,7 @@ class Returning(FakeWorker):
 
 
 class Story:
-    """What happened, and what workers are to do: answers by worker, in order; the last one stays."""
+    """Records what happened, and answers for the workers, in order; the last answer stays."""
 
     def __init__(self, count, **options):
         self.cluster = FakeCluster(0)

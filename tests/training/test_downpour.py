@@ -389,7 +389,7 @@ async def test_a_model_of_which_nothing_is_trained_is_refused():
         await run_of(frozen=frozenset(START)).train_model()
 
 
-async def test_training_continues_with_another_push_rule_and_number_of_shards():
+async def test_training_continues_with_other_push_rule_and_shard_count():
     run = run_of(master_epochs=1)
     await run.train_model()
     run.push_rule, run.shards = "adam", 2

@@ -1,4 +1,4 @@
-"""What is refused before anything is started: no worker is reached in any of these, there is none."""
+"""Wrong settings are refused before anything starts. No test here has a worker."""
 
 import numpy as np
 import pytest

@@ -51,7 +51,7 @@ async def test_update_judged_twice_is_reported_once(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:overflow")
 @pytest.mark.parametrize("settings", [{"outer": "subtract:1e200"}, {"mode": "async", "outer": "fedavgm:1e200"}])
-async def test_infinite_weights_after_a_step_are_refused_as_fault_of_the_rule(settings):
+async def test_infinite_weights_after_a_step_are_blamed_on_the_rule(settings):
     """Also in the last round, behind which no worker would have noticed."""
     run = FakeRun(master_epochs=1, **settings)
     before = run.model.get_weights()

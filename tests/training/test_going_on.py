@@ -1,4 +1,4 @@
-"""What a run goes on from: what the app was trained to before, a folder of checkpoints, or one of them. Looking changes nothing."""
+"""A run continues an earlier training of its app, a folder of checkpoints, or one checkpoint. Looking changes nothing."""
 
 import asyncio
 import dataclasses
@@ -384,7 +384,7 @@ async def test_a_run_that_was_ended_by_its_user_has_not_converged(tmp_path):
     assert len(await FakeRun(checkpoint=tmp_path, resume="auto").train_model()) == 2
 
 
-async def test_another_learning_rate_is_refused_unless_the_checkpoint_has_none(tmp_path):
+async def test_other_learning_rate_is_refused_if_the_checkpoint_has_one(tmp_path):
     await FakeRun(checkpoint=tmp_path).train_sync(1)
     with pytest.raises(CheckpointMismatch, match=r"optimizer learning_rate: 0.1 in the checkpoint, 1e-06 now"):
         await FakeRun(resume=tmp_path, learning_rate=1e-6).train_model()

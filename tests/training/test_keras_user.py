@@ -5,7 +5,7 @@ import pytest
 
 from ddlf.errors import AppError, ConfigError
 from ddlf.events import Advised
-from tests.training.models import Blobs, blobs, equal, small_model
+from tests.training.models import Blobs, app, blobs, compiled, equal, small_model, with_model
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -121,16 +121,12 @@ async def test_a_name_of_another_library_is_asked_for(one_worker, capsys):
 
 
 async def test_averages_of_the_optimizer_need_the_optimizer_to_be_kept(one_worker):
-    class Averaged(Blobs):
-        samples = 20
+    def build(app):
+        import keras
 
-        async def create_model(self):
-            import keras
+        return compiled(optimizer=keras.optimizers.Adam(use_ema=True))
 
-            self.model = small_model()
-            self.model.compile(keras.optimizers.Adam(use_ema=True), "categorical_crossentropy")
-
-    made = Averaged(one_worker)
+    made = app(one_worker, with_model(build), samples=20)
     await made.train_sync(2)
     plain, told = made.model.get_weights(), made.model.optimizer.variables
     assert equal(plain[:1], [next(v.numpy() for v in told if "average" in v.path)])

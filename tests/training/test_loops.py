@@ -1,4 +1,4 @@
-"""What the training loops promise to those who hook into them, on workers in this process: no test here waits for one to start."""
+"""Training loops keep their promises to hooks. Workers are in this process, so no test waits for one to start."""
 
 import asyncio
 import threading
@@ -19,7 +19,7 @@ from ddlf.testing import FakeRun, in_process_cluster
 from ddlf.training.checkpoints.resume import check_settings
 from ddlf.training.evaluation.master import compute
 from ddlf.training.slot.build import may_count
-from tests.training.models import WIDE, Blobs, Quick, app, distance, equal
+from tests.training.models import WIDE, Blobs, Quick, app, compiled, distance, equal, with_model
 from tests.training.test_failures import start_here  # noqa: F401  the same fixture
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -38,20 +38,13 @@ async def cluster():
 
 @both_modes
 async def test_weights_of_bfloat16_are_trained(cluster, mode):
-    class App(Blobs):
-        async def create_model(self):
-            import keras
+    def build(app):
+        import keras
 
-            layers = [keras.Input((8,)), keras.layers.Dense(16, "tanh"), keras.layers.Dense(4, "softmax")]
-            self.model = keras.Sequential(
-                [
-                    layers[0],
-                    *(keras.layers.Dense.from_config({**x.get_config(), "dtype": "bfloat16"}) for x in layers[1:]),
-                ]
-            )
-            self.model.compile(keras.optimizers.SGD(0.5), "categorical_crossentropy")
+        layers = [keras.layers.Dense(units, name, dtype="bfloat16") for units, name in ((16, "tanh"), (4, "softmax"))]
+        return compiled(keras.Sequential([keras.Input((8,)), *layers]), optimizer=keras.optimizers.SGD(0.5))
 
-    trained = App(cluster.options(workers=[1]))
+    trained = with_model(build)(cluster.options(workers=[1]))
     await trained.prepare()
     before = trained.model.get_weights()
     records = await getattr(trained, f"train_{mode}")(master_epochs=3)
@@ -64,22 +57,17 @@ async def test_weights_of_bfloat16_are_trained(cluster, mode):
 async def test_schedule_of_keras_continues_with_fresh_optimizers(cluster, mode):
     """SGD keeps nothing but its number of steps: the same weights, unless the schedule begins again in each round."""
 
-    class App(Blobs):
-        slots = 1
+    def build(app):
+        import keras
 
-        async def create_model(self):
-            import keras
-
-            await super().create_model()
-            halved = keras.optimizers.schedules.ExponentialDecay(0.5, decay_steps=3, decay_rate=0.5, staircase=True)
-            self.model.compile(keras.optimizers.SGD(halved), "categorical_crossentropy")
+        halved = keras.optimizers.schedules.ExponentialDecay(0.5, decay_steps=3, decay_rate=0.5, staircase=True)
+        return compiled(optimizer=keras.optimizers.SGD(halved))
 
     trained = []
     for state in ("kept", "fresh"):
-        app = App(cluster.options(workers=[1]))
-        app.optimizer_state = state
-        await getattr(app, f"train_{mode}")(master_epochs=4)
-        trained.append(app.model.get_weights())
+        run = app(cluster.options(workers=[1]), with_model(build), slots=1, optimizer_state=state)
+        await getattr(run, f"train_{mode}")(master_epochs=4)
+        trained.append(run.model.get_weights())
     assert equal(*trained)
 
 
@@ -152,14 +140,13 @@ def masked(trainable_mask=False, kind="bool"):
 
 
 def with_mask(**options):
-    class App(Blobs):
-        async def create_model(self):
-            import keras
+    def build(app):
+        import keras
 
-            self.model = keras.Sequential([keras.Input((8,)), masked(**options), keras.layers.Dense(4, "softmax")])
-            self.model.compile(keras.optimizers.SGD(0.05), "categorical_crossentropy")
+        layers = [keras.Input((8,)), masked(**options), keras.layers.Dense(4, "softmax")]
+        return compiled(keras.Sequential(layers), optimizer=keras.optimizers.SGD(0.05))
 
-    return App
+    return with_model(build)
 
 
 @both_modes
@@ -467,7 +454,7 @@ async def test_an_epoch_that_a_callback_left_out_is_not_counted(cluster):
 
 
 class Validated(Quick):
-    """With validation data, too."""
+    """An app with validation data."""
 
     async def load_dataset(self):
         await super().load_dataset()
@@ -494,7 +481,7 @@ async def test_sharded_keras_model_has_the_bits_of_the_star(cluster, kind):
     ],
     ids=["averaged", "scaffold", "streaming"],
 )
-async def test_slot_states_of_a_sharded_keras_model_have_the_bits_of_the_star(cluster, settings):
+async def test_sharded_keras_slot_states_have_the_bits_of_the_star(cluster, settings):
     found = []
     for exchange in ("star", "sharded"):
         trained = app(cluster, Blobs, exchange=exchange, slots=3, master_epochs=3, width=WIDE, **settings)
@@ -505,19 +492,17 @@ async def test_slot_states_of_a_sharded_keras_model_have_the_bits_of_the_star(cl
 
 
 @pytest.mark.slow
-async def test_optimizer_averages_become_the_weights_at_the_end_as_in_the_star(cluster):
+async def test_sharded_run_ends_with_optimizer_averages_as_the_star(cluster):
     """Of slots whose optimizers are on the workers until then."""
 
-    class Averaging(Blobs):
-        async def create_model(self):
-            import keras
+    def build(app):
+        import keras
 
-            await super().create_model()
-            self.model.compile(keras.optimizers.SGD(0.05, use_ema=True), "categorical_crossentropy")
+        return compiled(optimizer=keras.optimizers.SGD(0.05, use_ema=True))
 
     found = []
     for exchange in ("star", "sharded"):
-        trained = app(cluster, Averaging, exchange=exchange, slots=2, master_epochs=2)
+        trained = app(cluster, with_model(build), exchange=exchange, slots=2, master_epochs=2)
         await trained.train_sync()
         found.append(trained.model.get_weights())
         assert not equal(found[-1], trained.run_context.progress.weights)

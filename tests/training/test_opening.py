@@ -1,4 +1,4 @@
-"""What nodes are given and in which order, before training can begin."""
+"""Nodes load data and build models in the right order before training begins."""
 
 import asyncio
 import os

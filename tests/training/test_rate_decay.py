@@ -26,7 +26,7 @@ class Decays(Blobs):
 
 
 def rates(records):
-    """By the formula, of the validations of each epoch."""
+    """Return the rates by the formula, from the validations of each epoch."""
     found, now = [], RATE
     for t, _ in enumerate(records):
         accuracies = [record.metrics["val_accuracy"] for record in records[max(0, t - 1) : t + 1]]

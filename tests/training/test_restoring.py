@@ -10,24 +10,16 @@ import pytest
 from ddlf.algorithms.flat_weights import Rows
 from ddlf.errors import CheckpointCorrupt, CheckpointError, WorkerLost
 from ddlf.events import CheckpointDamaged, Warned
-from ddlf.testing import FakeCluster, FakeRun, FakeWorker
+from ddlf.testing import FakeWorker
 from ddlf.training.checkpoints import contents, restored
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.checkpoints.durable import seal, unseal
 from ddlf.training.checkpoints.restored import found_at, place_of
 from ddlf.training.checkpoints.slices import Slices
 from ddlf.training.strategies.downpour.server import Server
+from tests.training.runs import FROZEN, START, bits, of, run_of, trained
 
 pytestmark = pytest.mark.usefixtures("short_waits")
-CHANCE = np.random.default_rng(2)
-START = {
-    "dense/kernel": CHANCE.normal(size=(50, 40)).astype("f4"),
-    "dense/bias": CHANCE.normal(size=9).astype("f4"),
-    "half": CHANCE.normal(size=5).astype("f2"),
-    "norm/mean": CHANCE.normal(size=7).astype("f4"),
-    "norm/steps": np.asarray(41, "i8"),
-}
-FROZEN = frozenset(["norm/mean", "norm/steps"])
 SYNC = {"exchange": "sharded", "outer": "nesterov", "master_epochs": 4}
 PLAIN = {"exchange": "sharded", "outer": "subtract", "codec": "int8", "optimizer_state": "stays", "master_epochs": 4}
 DOWNPOUR = {"mode": "downpour", "master_epochs": 2, "push_rule": "adagrad", "shards": 3, "softsync": 1}
@@ -36,7 +28,7 @@ BOTH = pytest.mark.parametrize("settings", [SYNC, DOWNPOUR], ids=["sharded", "do
 
 @pytest.fixture
 def here(monkeypatch):
-    """What the master has read of slices: numbers, and -1 for all."""
+    """The numbers of the slices that the master has read, and -1 for all."""
     found, read, read_one, folder = [], Slices.read, Slices.read_one, contents._checked
     monkeypatch.setattr(Slices, "read", lambda slices: (found.append(-1), read(slices))[1])
     monkeypatch.setattr(Slices, "read_one", lambda slices, number: (found.append(number), read_one(slices, number))[1])
@@ -46,29 +38,6 @@ def here(monkeypatch):
         lambda path, file: (found.append(path.name) if "slice" in path.name else 0, folder(path, file))[1],
     )
     return found
-
-
-def run_of(settings, workers=3, **more):
-    run = FakeRun(FakeCluster(workers), slots=3, start=START, frozen=FROZEN, **{**settings, **more})
-    run.told = []
-    run.subscribe(run.told.append)
-    return run
-
-
-async def trained(*arguments, **more):
-    run = run_of(*arguments, **more)
-    await run.train_model()
-    assert run.ledger.is_exact(run.master_epochs)
-    return run
-
-
-def bits(run):
-    state = run.run_context.progress.state
-    return [(a.dtype, a.tobytes()) for a in [*run.model.get_weights(), *(a for name in state for a in state[name])]]
-
-
-def of(run, kind):
-    return [event for event in run.told if isinstance(event, kind)]
 
 
 def blind(run, *workers):

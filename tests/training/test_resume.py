@@ -76,7 +76,7 @@ async def test_with_nothing_there_resume_auto_begins_anew(tmp_path):
     assert len(await trained.train_model()) == 1
 
 
-async def test_a_disk_that_is_full_for_a_while_does_not_end_training_and_for_ever_does(tmp_path, monkeypatch):
+async def test_disk_full_for_a_while_does_not_end_training(tmp_path, monkeypatch):
     failures = chain([1, 1, 0], repeat(1))
     usual = CheckpointFolder.save
 

@@ -3,52 +3,20 @@
 from types import SimpleNamespace
 from unittest import mock
 
-import numpy as np
 import pytest
 
 from ddlf.errors import CheckpointError, WorkerLost
 from ddlf.events import CheckpointFailed, CheckpointWritten, Warned
-from ddlf.testing import FakeCluster, FakeRun, FakeWorker
+from ddlf.testing import FakeWorker
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.checkpoints.keeper import Keeper
+from tests.training.runs import START, bits, of, run_of, trained
 
 pytestmark = pytest.mark.usefixtures("short_waits")
-CHANCE = np.random.default_rng(2)
-START = {
-    "dense/kernel": CHANCE.normal(size=(50, 40)).astype("f4"),
-    "dense/bias": CHANCE.normal(size=9).astype("f4"),
-    "half": CHANCE.normal(size=5).astype("f2"),
-    "norm/mean": CHANCE.normal(size=7).astype("f4"),
-    "norm/steps": np.asarray(41, "i8"),
-}
-FROZEN = frozenset(["norm/mean", "norm/steps"])
 SYNC = {"exchange": "sharded", "outer": "nesterov", "master_epochs": 4}
 DOWNPOUR = {"mode": "downpour", "master_epochs": 2, "push_rule": "adagrad", "shards": 3, "softsync": 2}
 BRINGS = {"values", "kept", "snapshot", "give"}
-"""What brings something of the model's size to the master."""
-
-
-def run_of(settings, workers=3, **more):
-    run = FakeRun(FakeCluster(workers), slots=3, start=START, frozen=FROZEN, **{**settings, **more})
-    run.told = []
-    run.subscribe(run.told.append)
-    return run
-
-
-async def trained(*arguments, **more):
-    run = run_of(*arguments, **more)
-    await run.train_model()
-    assert run.ledger.is_exact(run.master_epochs)
-    return run
-
-
-def bits(run):
-    state = run.run_context.progress.state
-    return [(a.dtype, a.tobytes()) for a in [*run.model.get_weights(), *(a for name in state for a in state[name])]]
-
-
-def of(run, kind):
-    return [event for event in run.told if isinstance(event, kind)]
+"""Calls that bring data of the model's size to the master."""
 
 
 def answering(worker, verb, answer):

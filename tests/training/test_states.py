@@ -1,4 +1,4 @@
-"""What a slot has left for its next round is not lost: not between rounds, not when the slot moves, not when the run is interrupted."""
+"""The state of a slot survives from round to round, when the slot moves, and when the run is interrupted."""
 
 import asyncio
 
@@ -126,7 +126,7 @@ async def test_when_it_is_lost_with_its_worker_an_event_says_so_once():
     assert events[0].text.startswith("lost with worker 2 (it was lost): the residual of int8 in slot 2;")
 
 
-async def test_checkpoint_of_the_round_before_saves_residuals_of_a_lost_worker(tmp_path):
+async def test_checkpoint_saves_residuals_of_a_lost_worker(tmp_path):
     plain = await trained(codec="int8")
     app = losing(FakeRun(codec="int8", master_epochs=6, checkpoint=tmp_path), worker=2, round=3)
     await app.train_model()

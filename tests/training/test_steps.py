@@ -132,7 +132,7 @@ async def test_rounds_as_long_as_an_epoch_are_the_same_bits_as_without(mode):
 @BOTH
 @pytest.mark.parametrize("more", [{}, {"codec": "topk:0.1", "weights_codec": "delta:int8"}], ids=["plain", "coded"])
 async def test_first_slots_have_one_sample_each_when_few_are_left(mode, more):
-    """What a slot left before it had no task is still there when it has one again, also where it has moved."""
+    """A slot without tasks for some rounds gets its state back, also on another worker."""
     settings = {"mode": mode, "samples": 3 * 16 * 2 + 2, "master_epochs": 3, "slots": 3, "optimizer_state": "kept"}
     if mode == "async":
         settings["arrivals"] = [1, 2, 3, 3, 2, 1, 1, 2] * 3
@@ -248,7 +248,7 @@ async def test_a_run_is_not_resumed_with_rounds_of_another_length(tmp_path):
 
 @pytest.mark.parametrize(("samples", "refused"), [(82, True), (85, False), (80, False)])
 async def test_merge_is_refused_when_an_epoch_ends_with_too_few_slots(samples, refused):
-    """Of five slots with a batch of 16 each, those that are left of an epoch have one sample each."""
+    """Five slots have batches of 16. The last slots of an epoch have one sample each."""
     run = FakeRun(slots=5, worker_steps=1, batch_size=16, samples=samples, merge="krum", master_epochs=2)
     if refused:
         with pytest.raises(

@@ -1,4 +1,4 @@
-"""What a run tells those who have subscribed; the workers are made up."""
+"""A run sends its events to subscribers. The workers are fake."""
 
 import asyncio
 import json

@@ -21,7 +21,6 @@ The check, over the master's history and the workers' logs:
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -47,6 +46,7 @@ from ddlf.errors import (
 )
 from ddlf.testing import local_cluster
 from ddlf.testing.cluster import FaultyCluster
+from tests.trials.options import read_options
 
 HANG_S = 90.0
 LATE_S = 5.0
@@ -136,7 +136,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class History:
-    """What happened.
+    """The history of a run.
 
     Args:
         calls: By id.
@@ -332,7 +332,7 @@ class Chaos:
         return value
 
     async def _connect_again(self, worker: ProxyWorker) -> None:
-        """As a user would; a worker that another master had meanwhile is begun with anew, as the error's hint says."""
+        """Connect as a user would. If another master had the worker meanwhile, begin anew, as the error's hint says."""
         try:
             await worker.reconnect(30)
         except LeaseError:
@@ -443,16 +443,7 @@ async def run(seed: int, requests: int, faults: int, workers: int = 4, scale: fl
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run and print; returns the number of violations."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=20_000)
-    parser.add_argument("--faults", type=int, default=500)
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument(
-        "--history", type=Path, help="write every fault and outcome to this file, one JSON object in a line"
-    )
-    given = parser.parse_args(argv)
+    given = read_options(__doc__, argv, requests=20_000, faults=500, workers=4, seed=0, scale=1.0, history=Path)
     print(
         f"chaos: {' '.join(f'--{name} {value}' for name, value in vars(given).items() if value is not None)}",
         flush=True,

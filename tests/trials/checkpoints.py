@@ -7,7 +7,6 @@ damage must be refused with the name of the damaged file, and the checkpoint bef
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import multiprocessing
@@ -28,6 +27,7 @@ import numpy as np
 from benchmarks.measure import table
 from ddlf.errors import CheckpointCorrupt, CheckpointError
 from ddlf.training.checkpoints.checkpoint import REMOVING, REPLACED, WRITING, Checkpoint, CheckpointFolder
+from tests.trials.options import read_options
 
 WAIT_S = 30.0  # for a child's word; it comes within milliseconds
 
@@ -126,7 +126,7 @@ def kills(path: Path, wanted: int, seed: int, megabytes: float = 0.5) -> dict[st
 
 
 def _leftovers(path: Path) -> list[str]:
-    """What a killed writer was at, seen from what it left."""
+    """Return the step at which a writer was killed, judged by its files."""
     found = []
     for name in os.listdir(path):
         if name.startswith(WRITING):
@@ -142,7 +142,7 @@ def _leftovers(path: Path) -> list[str]:
 
 
 def _judge(folder: CheckpointFolder, promised: int, megabytes: float) -> list[str]:
-    """What is wrong in a folder whose writer was killed."""
+    """Return what is wrong in a folder whose writer was killed."""
     wrong: list[str] = []
     wrong += [entry.problem for entry in folder.entries() if entry.round is not None and not entry.complete]
     try:
@@ -273,14 +273,7 @@ def damages(path: Path, times: int, seed: int, kind: str) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run, print, and say with the exit code whether every promise was kept."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=200, help="that hit a write")
-    parser.add_argument("--flips", type=int, default=2000)
-    parser.add_argument("--cuts", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--folder", type=Path, help="on the disk to try; default: where temporary files are")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    options = parser.parse_args(arguments)
+    options = read_options(__doc__, arguments, kills=200, flips=2000, cuts=200, seed=1, folder=Path, json=Path)
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         path = Path(name)
         found: dict[str, Any] = {

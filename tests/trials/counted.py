@@ -27,13 +27,14 @@ import numpy as np
 from benchmarks.shard_copies import PLAIN, kill
 from benchmarks.stand_in_killed import KilledRun, KilledStandIn, size_of_push
 from ddlf.training.slot.task import Task
+from tests.trials.options import read_options
 from tests.trials.workers import Workers
 
 STEPS = 20
-"""Of a replica in a round, which ends with a commit and a checkpoint."""
+"""Steps of a replica in a round, which ends with a commit and a checkpoint."""
 LOOK_S = 0.02
 PAUSE_S = 0.5
-"""Behind a kill, in which the others hear of it."""
+"""Pause after a kill, in which the other processes learn of it."""
 
 
 class SlowStandIn(KilledStandIn):
@@ -176,15 +177,9 @@ def is_well(result: dict[str, Any]) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Do it and print it; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--masters", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--parameters", type=float, default=1.25e7)
-    parser.add_argument("--pause", type=float, default=0.5, help="seconds of a step (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--master", type=json.loads, help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
+    options = read_options(
+        __doc__, argv, kills=50, masters=5, workers=8, parameters=1.25e7, pause=0.5, seed=0, master=json.loads
+    )
     if options.master is not None:
         asyncio.run(master(options.master))
         return 0

@@ -8,7 +8,6 @@ if a damage was not named, or a sample of that file came out.
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from ddlf.data.sources import open_source
 from ddlf.data.split import split
 from ddlf.data.stream import SampleStream
 from ddlf.errors import DatasetError
+from tests.trials.options import read_options
 
 SAMPLES, FILES = 120, 6
 
@@ -39,7 +39,7 @@ def data_set(folder: Path) -> Path:
 
 
 def harmless(place: Path, path: Path, memory: int, seed: int) -> str:
-    """What went wrong with a damaged file; empty if it was named and nothing of it came out."""
+    """Return what went wrong; nothing if the damaged file was named and none of its samples came out."""
     given: list[int] = []
     try:
         data = ddlf.data.open(place)
@@ -60,7 +60,7 @@ def harmless(place: Path, path: Path, memory: int, seed: int) -> str:
 
 
 def trial(flips: int, cuts: int, seed: int = 0) -> list[str]:
-    """What went wrong, of so many bits flipped and files cut, one at a time."""
+    """Flip bits and cut files, one at a time; return what went wrong."""
     chance, wrong = random.Random(seed), []
     with tempfile.TemporaryDirectory() as folder:
         place = data_set(Path(folder))
@@ -82,11 +82,7 @@ def trial(flips: int, cuts: int, seed: int = 0) -> list[str]:
 
 def main() -> int:
     """Run the trial and say what it found."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--flips", type=int, default=500)
-    parser.add_argument("--cuts", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = read_options(__doc__, flips=500, cuts=200, seed=0)
     wrong = trial(options.flips, options.cuts, options.seed)
     print("\n".join(wrong))
     print(f"{options.flips} flipped bits, {options.cuts} truncations: {len(wrong)} not named, or trained on")

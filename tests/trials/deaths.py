@@ -12,7 +12,6 @@ bits in weights or optimizers, or a sample was not trained on exactly once an ep
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import random
@@ -29,6 +28,7 @@ from ddlf import Cluster
 from ddlf.testing import in_process_cluster
 from ddlf.testing.cluster import FaultyCluster
 from tests.trials.disturbed import App, digest
+from tests.trials.options import read_options
 from tests.trials.workers import Workers
 
 WORKERS = 3
@@ -44,7 +44,7 @@ Kill = Callable[[random.Random], Awaitable[str]]
 
 @dataclass
 class Outcome:
-    """What came of all runs.
+    """The results of all runs.
 
     Args:
         killed: How often what was killed, in which phase.
@@ -215,11 +215,7 @@ async def check(running: asyncio.Future[Any], app: Trained, expected: str, outco
 
 def main() -> int:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--how", choices=("in-process", "local", "command"), default="in-process")
-    parser.add_argument("--runs", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = read_options(__doc__, how=("in-process", "local", "command"), runs=100, seed=0)
     begin = time.monotonic()
     if options.how == "in-process":
         outcome = asyncio.run(deaths_in_process(options.runs, options.seed))

@@ -27,6 +27,7 @@ import numpy as np
 
 from ddlf import Cluster, ExecutorCrashed, LeaseError, ProxyWorker, WorkerLost
 from tests.trials.machines import Link, inside
+from tests.trials.options import read_options
 from tests.trials.workers import Workers, go_on, stop
 
 ARRAY_BYTES = 200_000_000
@@ -253,16 +254,16 @@ async def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     """Measure and print; returns the rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=50, help="of each process in each situation")
-    parser.add_argument("--stops", type=int, default=20, help="of each side")
-    parser.add_argument("--partitions", type=int, default=10)
-    parser.add_argument("--dead-after", type=float, nargs="+", default=[4.0, 1.0], choices=sorted(BARS_S))
-    parser.add_argument(
-        "--only", nargs="+", default=["kill", "stop", "partition"], choices=["kill", "stop", "partition"]
+    options = read_options(
+        __doc__,
+        argv,
+        kills=50,
+        stops=20,
+        partitions=10,
+        dead_after=[*BARS_S],
+        only=["kill", "stop", "partition"],
+        json=Path,
     )
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args(argv)
     rows = asyncio.run(measure(options))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")

@@ -9,7 +9,6 @@ interval of checkpoints.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import hashlib
@@ -25,6 +24,7 @@ import numpy as np
 
 from apps.digits_cnn import DigitsCNN
 from ddlf import Cluster, IApp
+from tests.trials.options import read_options
 from tests.trials.workers import Workers
 
 
@@ -134,13 +134,7 @@ def resume(wanted: int, seed: int, rounds: int, exchange: str) -> bool:
 
 def main() -> int:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--exchange", choices=("star", "sharded"), default="star", help="of the masters' runs")
-    parser.add_argument("--lead", type=json.loads, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = read_options(__doc__, kills=20, rounds=30, seed=0, exchange=("star", "sharded"), lead=json.loads)
     if options.lead is not None:
         asyncio.run(lead(**options.lead))
         return 0

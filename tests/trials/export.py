@@ -9,7 +9,6 @@ backend that can, and compared with Keras on the same one. Bar: 1e-5 of Keras, o
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from ddlf.extras.export.formats import ALL, BACKENDS, FORMATS, installed_backend
 from ddlf.extras.export.source import find
 from ddlf.extras.export.steps import StepRunner
 from ddlf.extras.export.verify import BATCHES, TOLERANCE, BackendComparison, Row, compare
+from tests.trials.options import read_options
 
 MLP = """mlp:input shape=[64]; mlp:output shape=[10];
 mlp:layers dense(shapes=[[48],[24]], activation=relu), dense(shape=[10], activation=softmax);
@@ -146,7 +146,7 @@ def told(model: str, backend: str, row: Row) -> str:
 
 
 def outcome(row: Row) -> str:
-    """What became of a row: a difference, or who refuses and why."""
+    """Return the cell of a row: a difference, or who refuses and why."""
     if row.lacking:
         return f"not installed; {row.lacking}"
     if row.refused is not None:
@@ -175,13 +175,15 @@ def table(found: dict[tuple[str, str], list[Row]]) -> str:
 
 
 def main(argv: list[str] | None = None) -> list[Row]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--formats", default=",".join(each.name for each in ALL))
-    parser.add_argument("--backends", default=",".join(installed_backends()))
-    parser.add_argument("--batches", default=",".join(map(str, BATCHES)), help="samples of each that is run")
-    parser.add_argument("--markdown", action="store_true", help="print a table at the end")
-    options = parser.parse_args(argv)
+    options = read_options(
+        __doc__,
+        argv,
+        models=",".join(MODELS),
+        formats=",".join(each.name for each in ALL),
+        backends=",".join(installed_backends()),
+        batches=",".join(map(str, BATCHES)),
+        markdown=False,
+    )
     names, formats = options.models.split(","), options.formats.split(",")
     found = {}
     with tempfile.TemporaryDirectory() as name:

@@ -1,4 +1,4 @@
-"""Nobody is declared dead for being busy.
+"""A busy worker is not declared dead.
 
     python -m tests.trials.false_deaths [--minutes 10] [--workers 4] [--dead-after 4 1] [--method compute|train|gil] [--json out.json]
 
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from ddlf import Cluster, DDLFError, ProxyWorker
+from tests.trials.options import read_options
 
 LOOK_EVERY_S = 0.05
 HOLD_UP_EVERY_S = 10.0
@@ -69,7 +70,7 @@ METHODS: dict[str, Callable[..., int]] = {"compute": compute, "train": train, "g
 
 
 class Watch:
-    """What is seen of the workers' states."""
+    """Watch the states of the workers."""
 
     def __init__(self, workers: list[ProxyWorker]) -> None:
         self._workers = workers
@@ -145,13 +146,7 @@ async def measure(options: argparse.Namespace, dead_after_s: float) -> dict[str,
 
 def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     """Measure and print; returns what was found."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--dead-after", type=float, nargs="+", default=[4.0])
-    parser.add_argument("--method", choices=METHODS, default="compute")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args(argv)
+    options = read_options(__doc__, argv, minutes=10.0, workers=4, dead_after=[4.0], method=(*METHODS,), json=Path)
     found = [asyncio.run(measure(options, dead_after_s)) for dead_after_s in options.dead_after]
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")

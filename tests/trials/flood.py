@@ -1,4 +1,4 @@
-"""What strangers cost: slow drips and garbage, then thousands of idle connections, while a master works.
+"""Strangers send slow drips and garbage, then open thousands of idle connections, while a master works.
 
     python -m tests.trials.flood [--drips 500] [--garbage 100] [--idle 5000] [--seconds 20]
 
@@ -29,6 +29,7 @@ from ddlf.rpc.dial import dial
 from ddlf.rpc.handshake import Role
 from ddlf.rpc.tls import make_certificate
 from tests.tls import far_apart
+from tests.trials.options import read_options
 from tests.trials.workers import Workers
 
 ROOT = Path(__file__).parents[2]
@@ -201,14 +202,7 @@ async def run(options: argparse.Namespace) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     """Print what was found; exit with 1 when a bar was missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--drips", type=int, default=500)
-    parser.add_argument("--garbage", type=float, default=100, help="times a second")
-    parser.add_argument("--idle", type=int, default=5000)
-    parser.add_argument("--seconds", type=float, default=20)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--attack", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = read_options(__doc__, drips=500, garbage=100.0, idle=5000, seconds=20.0, json=False, attack=int)
     if options.attack:
         asyncio.run(attack(options.attack, options.drips, options.garbage))
         return

@@ -11,7 +11,6 @@ at each end of an epoch every sample was trained on as often as there were epoch
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import io
@@ -37,12 +36,13 @@ from ddlf.events.record import RoundRecord
 from ddlf.testing import FaultyStore
 from tests.training.models import Blobs, blobs
 from tests.trials.disturbed import digest
+from tests.trials.options import read_options
 from tests.trials.stores import FaultyBucket
 from tests.trials.workers import Workers
 
 SAMPLES, FILES, SLOTS, EPOCHS = 203, 7, 3, 5
 ROUNDS = 3
-"""Of an epoch."""
+"""Rounds of an epoch."""
 FORMATS = ("npz", "npy", "parquet", "tar", "tfrecord", "placed")
 STORES = ("folder", "http", "s3")
 
@@ -212,18 +212,7 @@ async def compare(formats: Sequence[str], stores: Sequence[str], kills: int, joi
     return fine and len(contents) == 1
 
 
-def arguments() -> argparse.ArgumentParser:
-    """The options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--formats", default=",".join(FORMATS))
-    parser.add_argument("--stores", default=",".join(STORES))
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--joins", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
-    return parser
-
-
 if __name__ == "__main__":
-    given = arguments().parse_args()
+    given = read_options(__doc__, formats=",".join(FORMATS), stores=",".join(STORES), kills=20, joins=2, seed=0)
     every = given.formats.split(","), given.stores.split(",")
     sys.exit(not asyncio.run(compare(*every, given.kills, given.joins, given.seed)))

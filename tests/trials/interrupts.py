@@ -119,7 +119,7 @@ class Run:
             os.killpg(self.process.pid, signal.SIGINT)
 
     def problems(self, ports: set[int]) -> list[str]:
-        """What it has left behind."""
+        """List what it has left behind."""
         found = []
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
@@ -138,11 +138,11 @@ class Run:
         return found
 
     def text(self) -> str:
-        """What it printed."""
+        """Return its output."""
         return self.output.read_text(errors="replace")
 
     def log(self) -> str:
-        """What native code wrote."""
+        """Return the output of native code."""
         return "".join(path.read_text(errors="replace") for path in self.state.rglob("master.log"))
 
     def was_starting(self) -> bool:
@@ -218,7 +218,7 @@ def interrupted(app: Path, options: Sequence[str], moment_s: float, again_s: flo
 
 
 def _wait_for_orphans(run: Run) -> None:
-    """What ends because the command has ended may take a moment; it counts when it is there longer than the limit."""
+    """Processes that end after the command may take a moment. They count when they outlive the limit."""
     deadline = time.monotonic() + LIMIT_S
     while run.processes() and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""What holds on TensorFlow holds on JAX: all tests of stabilisers, and all operators of models as text with all their gradients.
+"""Stabilisers and the operators of models as text, with their gradients, work on JAX as on TensorFlow.
 
 python -m tests.trials.on_jax
 """

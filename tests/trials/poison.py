@@ -9,9 +9,8 @@ test accuracy, mean over seeds, with the updates that were rejected or scaled, o
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from ddlf.algorithms.partition import equal_sizes, partition, shuffled
 from ddlf.algorithms.update_check import judge, scaled
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import BadUpdate
+from tests.trials.options import read_options
 
 SLOTS, BAD_SLOT, BAD_ROUNDS = 4, 2, range(1, 5)
 COLUMNS = (("stop", "mean"), ("reject", "mean"), ("clip", "mean"), ("stop", "median"), ("stop", "trimmed:0.25"))
@@ -63,7 +63,7 @@ class Softmax:
         return [kernel, bias]
 
     def accuracy(self, weights: Weights) -> float:
-        """Of the test data."""
+        """Return the accuracy on the test data."""
         return float(np.mean(self._probabilities(weights, self._x_test).argmax(1) == self._y_test.argmax(1)))
 
     def _probabilities(self, weights: Weights, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -91,7 +91,7 @@ class CNN:
         return list(model.get_weights())
 
     def accuracy(self, weights: Weights) -> float:
-        """Of the test data."""
+        """Return the accuracy on the test data."""
         self._app.model.set_weights(weights)
         return float(self._app.model.evaluate(self._app.x_test, self._app.y_test, verbose=0)[1])
 
@@ -122,8 +122,9 @@ def run(learner: Softmax | CNN, samples: int, poison: str, policy: str, merge: s
     return learner.accuracy(weights), noticed
 
 
-def main(options: argparse.Namespace) -> dict[tuple[str, str, str], float | None]:
+def main(argv: Sequence[str] | None = None) -> dict[tuple[str, str, str], float | None]:
     """Run all and print the table; returns the mean accuracies, None where training stopped."""
+    options = read_options(__doc__, argv, model=("softmax", "cnn"), rounds=8, seeds=3)
     app: Any = DigitsCNN()
     asyncio.run(app.load_dataset())
     rows, found = [["slot 2 sends", *(f"{policy}, {merge}" for policy, merge in COLUMNS)]], {}
@@ -151,14 +152,5 @@ def main(options: argparse.Namespace) -> dict[tuple[str, str, str], float | None
     return found
 
 
-def arguments() -> argparse.ArgumentParser:
-    """The options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=("softmax", "cnn"), default="softmax")
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--seeds", type=int, default=3)
-    return parser
-
-
 if __name__ == "__main__":
-    main(arguments().parse_args())
+    main()

@@ -124,7 +124,7 @@ def digest(arrays: Iterable[Any]) -> str:
 
 
 def facts(app: Any) -> Facts:
-    """What a training has come to."""
+    """Return the result of a training."""
     told = ("round", "rounds", "slot", "version", "staleness", "epochs", "samples", "slots", "verdicts")
     records = [[getattr(record, name) for name in told] for record in app.history]
     return {

@@ -35,6 +35,7 @@ from apps.digits_cnn import DigitsCNN
 from benchmarks.measure import table
 from ddlf import Cluster
 from ddlf.worker.process import EXECUTOR_NAME
+from tests.trials.options import read_options
 from tests.trials.workers import Workers
 
 SAMPLES = 100
@@ -62,7 +63,7 @@ def tasks() -> Counter[str]:
 
 
 class Watch:
-    """What the three processes hold, read again and again.
+    """Read the memory of the three processes again and again.
 
     Args:
         daemon: Its process; the executor is its child.
@@ -225,16 +226,8 @@ async def soak(options: argparse.Namespace) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """Measure and print; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calls", type=int, default=2_000_000)
-    parser.add_argument("--cycles", type=int, default=1_000)
-    parser.add_argument("--minutes", type=float, default=15, help="over which the calls are spread")
-    parser.add_argument(
-        "--warm-up", type=int, default=2000, help="clusters before them: the C library grows with those"
-    )
-    parser.add_argument("--transfers", type=int, default=300)
-    parser.add_argument("--rounds", type=int, default=50)
-    return asyncio.run(soak(parser.parse_args(argv)))
+    default = dict(calls=2_000_000, cycles=1_000, minutes=15.0, warm_up=2000, transfers=300, rounds=50)
+    return asyncio.run(soak(read_options(__doc__, argv, **default)))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ build the model; retries aside. Exit code 1 if not.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import os
@@ -34,6 +33,7 @@ from ddlf.data.sources import open_source
 from ddlf.data.split import split
 from ddlf.testing import FaultyStore
 from tests.training.models import Blobs, blobs
+from tests.trials.options import read_options
 
 KINDS = ("error", "throttle", "cut", "stall")
 BUCKET = "ddlf-trial"
@@ -181,16 +181,6 @@ async def compare(kind: str, share: float, files: int, epochs: int, kinds: Itera
     return fine
 
 
-def arguments() -> argparse.ArgumentParser:
-    """The options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", choices=["s3", "http"], default="s3")
-    parser.add_argument("--share", type=float, default=0.1)
-    parser.add_argument("--files", type=int, default=20)
-    parser.add_argument("--epochs", type=int, default=3)
-    return parser
-
-
 if __name__ == "__main__":
-    given = arguments().parse_args()
+    given = read_options(__doc__, store=("s3", "http"), share=0.1, files=20, epochs=3)
     sys.exit(not asyncio.run(compare(given.store, given.share, given.files, given.epochs)))

@@ -9,15 +9,7 @@ def test_losses_are_noticed_in_about_the_time_that_is_promised(tmp_path):
     """The bars themselves are for a machine that does nothing else."""
     rows = detect.main(
         [
-            "--kills",
-            "2",
-            "--stops",
-            "2",
-            "--partitions",
-            "3",
-            "--dead-after",
-            "1",
-            "--json",
+            *["--kills", "2", "--stops", "2", "--partitions", "3", "--dead-after", "1", "--json"],
             str(tmp_path / "rows.json"),
         ]
     )

@@ -7,7 +7,7 @@ from tests.trials import poison
 
 @pytest.fixture(scope="module")
 def accuracies():
-    return poison.main(poison.arguments().parse_args(["--rounds", "8", "--seeds", "1"]))
+    return poison.main(["--rounds", "8", "--seeds", "1"])
 
 
 @pytest.mark.parametrize("sent", [name for name in poison.POISONS if name != "undisturbed"])

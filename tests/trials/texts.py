@@ -8,7 +8,6 @@ the exit code is 1.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import random
 import sys
@@ -19,6 +18,7 @@ from ddlf.extras.text.language.model import read, statements
 from ddlf.extras.text.language.operators import DTYPES, OPERATORS, PROPERTIES
 from ddlf.extras.text.language.printer import format
 from tests.extras.text.language.texts import DIGITS, HEADS, KERAS, LM, SQUARE
+from tests.trials.options import read_options
 
 SECONDS = 0.05
 CHARACTERS = 10_000
@@ -63,7 +63,7 @@ def changed(text: str, dice: random.Random) -> str:
 
 
 def broken(text: str) -> str:
-    """What promise a text breaks; nothing if none."""
+    """Return the promise that a text breaks, or nothing."""
     sent: str | bytes = text.encode("utf-8", "surrogatepass") if len(text) % 7 == 0 else text
     try:
         read(sent)
@@ -93,10 +93,7 @@ def slow(text: str) -> float:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--texts", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
+    options = read_options(__doc__, arguments, texts=1_000_000, seed=0)
     dice = random.Random(options.seed)
     for seed in SEEDS:
         read(seed)

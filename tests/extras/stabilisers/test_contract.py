@@ -12,8 +12,7 @@ from ddlf.testing import FakeWorker
 from ddlf.training.registry import SETTINGS
 from ddlf.training.slot.replica import Replica
 from tests.training.models import Blobs, app, blobs, equal
-from tests.training.slot.test_feed import _traces
-from tests.training.slot.test_replica import task
+from tests.training.slot.replicas import task, traces
 
 pytestmark = pytest.mark.slow
 STEPS = 2 * 13
@@ -166,11 +165,11 @@ def test_two_rounds_of_one_slot_are_two_epochs_of_fit_and_one_trace(kind):
         update = decode_update(replica.carry(one).update, weights)
         weights = [w - u for w, u in zip(weights, update, strict=True)]
         if number == 0 and keras.backend.backend() == "tensorflow":
-            traced = _traces(replica.app.model)
+            traced = traces(replica.app.model)
     plain.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
     assert max(float(np.abs(a - b).max()) for a, b in zip(weights, plain.get_weights(), strict=True)) < 1e-6
     if keras.backend.backend() == "tensorflow":
-        assert _traces(replica.app.model) == traced
+        assert traces(replica.app.model) == traced
 
 
 @pytest.mark.parametrize("kind", KINDS)

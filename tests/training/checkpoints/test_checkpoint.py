@@ -49,7 +49,7 @@ def listed(folder):
 # What is saved comes back
 
 
-@settings(max_examples=50)
+@settings(max_examples=15)  # each syncs its files; test_tensors.py tries more arrays
 @given(
     st.dictionaries(
         st.from_regex(r"[a-z][a-z0-9_]{0,9}", fullmatch=True), st.dictionaries(names(), arrays()), max_size=3
@@ -228,7 +228,7 @@ def test_a_round_before_the_newest_is_not_saved_unseen(folder):
     assert listed(folder) == ["round-000005"]
 
 
-def test_training_continues_before_a_damaged_checkpoint_and_replaces_it(folder):
+def test_training_replaces_a_damaged_later_checkpoint(folder):
     for number in (1, 2, 5):
         saved = folder.save(of(number))
     (saved / "weights.safetensors").write_bytes(b"")

@@ -21,7 +21,7 @@ TYPES += [np.dtype(getattr(ml_dtypes, name)) for name in tensors.ML_TYPES.values
 
 @st.composite
 def arrays(draw):
-    """Of any type, shape and bit pattern; also without elements or dimensions, transposed, with gaps, and big-endian."""
+    """Draw arrays of any type, shape and bits, also empty, without dimensions, transposed, with gaps, and big-endian."""
     dtype = draw(st.sampled_from(TYPES))
     shape = draw(hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))
     count = int(np.prod(shape))

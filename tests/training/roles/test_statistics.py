@@ -101,7 +101,7 @@ async def test_a_model_in_which_nothing_moves_refuses_to_compute_it_anew(norms):
 
 
 class Layer:
-    """As ``BatchNormalization`` of Keras: in training it moves its statistics towards those of the batch."""
+    """Moves its statistics towards those of the batch in training, like ``BatchNormalization`` of Keras."""
 
     def __init__(self, trainable=True):
         self.trainable, self.momentum = trainable, 0.99

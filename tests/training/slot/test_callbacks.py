@@ -1,4 +1,4 @@
-"""What callbacks keep in themselves, as data. Without Keras: a callback here is an object with attributes."""
+"""The state of callbacks travels as data. A callback here is an object with attributes, without Keras."""
 
 import pickle
 import threading
@@ -22,7 +22,7 @@ class Other(Counts):
 
 
 def moved(state):
-    """As it comes on another machine."""
+    """Return the value as it arrives on another machine."""
     return pickle.loads(pickle.dumps(state))
 
 

@@ -9,7 +9,7 @@ from tests.training.models import Blobs, app, distance
 
 
 class Left:
-    """As the loss ``Masked``."""
+    """Stands for the loss ``Masked``."""
 
     def entries_in(self, labels):
         return (labels != -1).sum(axis=1)

@@ -6,10 +6,11 @@ import pytest
 from ddlf.data.trees import first_array, tree_map
 from ddlf.training.slot.feed import ArrayFeed, TensorFlowFeed, make_feed
 from tests.training.models import blobs, equal, small_model
+from tests.training.slot.replicas import traces
 
 
 def rows(feed):
-    """What one pass over a feed gives."""
+    """Return the batches of one pass over a feed."""
     dataset = feed.dataset
     if isinstance(feed, ArrayFeed):
         return [dataset[number] for number in range(len(dataset))]
@@ -84,16 +85,5 @@ def test_new_orders_of_other_lengths_trace_nothing_again():
     for length in (100, 90, 37, 64, 100):
         feed.set_order(np.arange(length))
         model.fit(feed.dataset, epochs=2, verbose=0, shuffle=False)
-        counts.append(_traces(model))
+        counts.append(traces(model))
     assert counts[-1] == counts[0]
-
-
-def _traces(model) -> int:
-    """How often TensorFlow has traced the model's compiled training step."""
-    compiled = [
-        cell.cell_contents
-        for cell in model.train_function.__closure__
-        if hasattr(cell.cell_contents, "experimental_get_tracing_count")
-    ]
-    (function,) = compiled
-    return function.experimental_get_tracing_count()

@@ -8,21 +8,18 @@ import pytest
 
 import ddlf.data
 from ddlf.algorithms.reading_order import portions
-from ddlf.data.array_cache import ArrayCache
 from ddlf.data.parts import check_data
 from ddlf.data.place import Folder
 from ddlf.data.sources import open_source
 from ddlf.data.split import split
 from ddlf.errors import AppError, DatasetError
-from ddlf.testing import FakeWorker
 from ddlf.training.evaluation.metrics import MetricMerge
 from ddlf.training.evaluation.model import counts, evaluate, fitting
 from ddlf.training.evaluation.workers import added
 from ddlf.training.slot.feed import FileFeed
-from ddlf.training.slot.replica import Replica
 from tests.patience import PATIENCE_S
 from tests.training.models import Blobs, blobs, equal
-from tests.training.slot.test_replica import arrays, task
+from tests.training.slot.replicas import arrays, replica_of, task
 
 pytestmark = pytest.mark.slow
 
@@ -46,23 +43,12 @@ def of_files(where, **attributes):
         def load_dataset(self):
             self.train_data = self.test_data = ddlf.data.open(where)
 
-    return made(App, **attributes)
-
-
-def made(kind=Blobs, **attributes):
-    app = kind()
-    for name, value in attributes.items():
-        setattr(app, name, value)
-    replica = Replica(FakeWorker(2), app)
-    replica.begin()
-    replica.load_data({}, ArrayCache())
-    replica.build()
-    return replica
+    return replica_of(App, **attributes)
 
 
 @pytest.mark.parametrize(("shuffle", "memory"), [("global", None), ("window:2", None), ("window:2", 10_000)])
 def test_round_on_files_has_the_bits_of_arrays_in_that_order(place, shuffle, memory):
-    files, plain = of_files(place(), data_memory=memory), made()
+    files, plain = of_files(place(), data_memory=memory), replica_of()
     start, opened = plain.app.model.get_weights(), []
     for round, portion in enumerate(portions(SIZES, [103, 100], shuffle, seed=3, epoch=1)):
         got = files.carry(task(files, weights=start, indices=portion, round=round))
@@ -76,7 +62,7 @@ def test_round_on_files_has_the_bits_of_arrays_in_that_order(place, shuffle, mem
 
 
 def test_epochs_of_a_round_have_the_same_samples_in_other_orders(place):
-    files, plain = of_files(place()), made()
+    files, plain = of_files(place()), replica_of()
     start = plain.app.model.get_weights()
     (portion,) = portions(SIZES, [203], "global", seed=3, epoch=1)
     got = files.carry(task(files, weights=start, indices=portion, epochs=3))
@@ -94,7 +80,7 @@ def test_samples_and_classes_are_weighted(place, weighted):
             self.x_train, self.y_train = blobs(203)
             self.w_train = weighted.get("w")
 
-    files, plain = of_files(place(**columns), **attributes), made(Weighted, **attributes)
+    files, plain = of_files(place(**columns), **attributes), replica_of(Weighted, **attributes)
     start = plain.app.model.get_weights()
     (portion,) = portions(SIZES, [203], seed=3, epoch=1)
     got = files.carry(task(files, weights=start, indices=portion))
@@ -174,7 +160,7 @@ def test_an_own_train_cannot_choose_samples_of_files(place):
 
 
 def test_an_evaluation_of_files_is_that_of_arrays(place):
-    files, plain = of_files(place()).app, made().app
+    files, plain = of_files(place()).app, replica_of().app
     plain.x_test, plain.y_test = blobs(203)
     weights = plain.model.get_weights()
     assert evaluate(files, weights) == evaluate(plain, weights)
@@ -182,7 +168,7 @@ def test_an_evaluation_of_files_is_that_of_arrays(place):
 
 
 class Measured(Blobs):
-    """With metrics of sums and of confusion counts, and a penalty of weights."""
+    """An app with metrics of sums and of confusion counts, and a penalty of weights."""
 
     own = ""
 
@@ -218,7 +204,7 @@ class Measured(Blobs):
 
 @pytest.mark.parametrize("cuts", [(0, 203), (0, 16, 32, 192, 203)])
 def test_metrics_counted_by_batches_have_the_bits_of_one_evaluation(cuts):
-    replica, other = made(Measured, samples=203), made(Measured)
+    replica, other = replica_of(Measured, samples=203), replica_of(Measured)
     weights = replica.app.model.get_weights()
     expected = evaluate(other.app, weights, batch_size=16)
     before = replica.app.model.steps_per_execution = 16
@@ -235,14 +221,14 @@ def test_metrics_counted_by_batches_have_the_bits_of_one_evaluation(cuts):
     [("metric", "Largest is a metric with an update_state of its own"), ("step", "'more' is no metric")],
 )
 def test_metrics_that_need_not_add_up_are_not_counted_batch_by_batch(own, said):
-    replica = made(Measured, own=own)
+    replica = replica_of(Measured, own=own)
     assert said in counts(replica.app, replica.app.model.get_weights(), "test", 16, 0, 203)["why"]
 
 
 def test_evaluation_takes_smaller_batches_that_fit_the_memory(place):
     app = of_files(place(), data_memory=8 * 4 * 64 * 30).app
     assert fitting(app, "test", 512) < 512
-    plain = made().app
+    plain = replica_of().app
     plain.x_test, plain.y_test = blobs(203)
     weights = plain.model.get_weights()
     assert evaluate(app, weights) == evaluate(plain, weights, batch_size=fitting(app, "test", 512))
@@ -274,7 +260,7 @@ def of_source(make, **attributes):
         def load_dataset(self):
             self.train_data = self.test_data = make()
 
-    return made(App, **attributes)
+    return replica_of(App, **attributes)
 
 
 def pydataset(x, y, batch=32):
@@ -308,7 +294,7 @@ def generated(x, y):
 def test_one_order_of_five_sources_is_the_same_bits(place):
     x, y = blobs(203)
     batches = [32] * 6 + [11]
-    plain, files = made(), of_files(place())
+    plain, files = replica_of(), of_files(place())
     made_up = [of_source(lambda make=make: make(x, y)) for make in (pydataset, pipeline, generated)]
     start = plain.app.model.get_weights()
     for shuffle in ("global", "none"):
@@ -384,7 +370,7 @@ def test_a_pydataset_that_cannot_be_shared_is_refused_in_one_sentence():
 def test_damaged_files_are_skipped_when_allowed(place):
     where = place()
     (where / "v0001" / "00001.safetensors").write_bytes(b"")
-    files, plain = of_files(where, on_bad="skip"), made()
+    files, plain = of_files(where, on_bad="skip"), replica_of()
     start = plain.app.model.get_weights()
     for round, portion in enumerate(portions(SIZES, [103, 100], "window:2", seed=3, epoch=1)):
         got = files.carry(task(files, weights=start, indices=portion, round=round))

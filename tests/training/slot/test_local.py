@@ -9,15 +9,11 @@ import numpy as np
 import pytest
 
 from ddlf.algorithms.encoding import decode_update
-from ddlf.data.array_cache import ArrayCache
 from ddlf.errors import AppError
-from ddlf.testing import FakeWorker
 from ddlf.training.slot.optimizers import read_optimizer
-from ddlf.training.slot.replica import Replica
 from ddlf.training.slot.task import CONTROL
 from tests.training.models import Blobs, distance, equal
-from tests.training.slot.test_feed import _traces
-from tests.training.slot.test_replica import arrays, task
+from tests.training.slot.replicas import arrays, replica_of, task, traces
 
 RATE, BATCH = 0.05, 16
 BEGIN = [np.full((8, 4), 0.1, "float32"), np.zeros(4, "float32")]
@@ -40,17 +36,6 @@ class Linear(Blobs):
         import keras
 
         self.model = linear(self.make_optimizer(keras))
-
-
-def replica_of(app_class=Linear, **attributes):
-    app = app_class()
-    for name, value in attributes.items():
-        setattr(app, name, value)
-    replica = Replica(FakeWorker(2), app)
-    replica.begin()
-    replica.load_data({}, ArrayCache())
-    replica.build()
-    return replica
 
 
 def carried(replica, local, *, number=0, weights=BEGIN, **more):
@@ -78,28 +63,28 @@ def pull(mu, anchor=BEGIN):
 
 
 def test_fedprox_pulls_towards_the_weights_of_its_round():
-    replica = replica_of()
+    replica = replica_of(Linear)
     plain, _ = carried(replica, "plain")
-    found, _ = carried(replica_of(), "fedprox:2")
+    found, _ = carried(replica_of(Linear), "fedprox:2")
     assert distance(found, by_hand(replica, pull(2.0))) < 1e-6
     assert np.linalg.norm(found[0]) < 0.9 * np.linalg.norm(plain[0])
-    assert equal(carried(replica_of(), "fedprox:0")[0], plain)
+    assert equal(carried(replica_of(Linear), "fedprox:0")[0], plain)
 
 
 def test_fedprox_of_the_next_round_compiles_nothing_again():
     import keras
 
-    replica, other = replica_of(), [BEGIN[0] + 1, BEGIN[1] - 1]
+    replica, other = replica_of(Linear), [BEGIN[0] + 1, BEGIN[1] - 1]
     carried(replica, "fedprox:2")
-    traced = _traces(replica.app.model) if keras.backend.backend() == "tensorflow" else None
+    traced = traces(replica.app.model) if keras.backend.backend() == "tensorflow" else None
     found, _ = carried(replica, "fedprox:2", number=1, weights=other)
     assert distance(found, by_hand(replica, pull(2.0, other), other)) < 1e-5
-    assert traced is None or _traces(replica.app.model) == traced
+    assert traced is None or traces(replica.app.model) == traced
 
 
 def test_scaffold_steps_along_its_control_and_leaves_the_next_one():
     """13 steps of plain SGD: the control is the mean gradient of the round."""
-    replica = replica_of()
+    replica = replica_of(Linear)
     plain, reply = carried(replica, "scaffold")
     control = reply.state[CONTROL]
     assert distance(plain, by_hand(replica, lambda now: [0.0, 0.0])) < 1e-6
@@ -114,7 +99,7 @@ def test_scaffold_steps_along_its_control_and_leaves_the_next_one():
 
 def test_scaffold_counts_each_step_by_the_rate_that_it_was_taken_with():
     """26 steps with two rates, as callbacks on the master set them: the control is the mean of the gradients weighted by rate."""
-    replica = replica_of()
+    replica = replica_of(Linear)
     _, reply = carried(replica, "scaffold", epochs=2, first_epoch=0, rates=((RATE,), (RATE / 10,)))
     update = decode_update(reply.update, BEGIN)
     assert distance(reply.state[CONTROL], [u / (13 * RATE + 13 * RATE / 10) for u in update]) < 1e-5
@@ -142,7 +127,7 @@ def test_the_optimizer_takes_the_corrected_gradient_as_any_other(kind):
         optimizer = keras.optimizers.SGD(RATE, **made)
         return keras.optimizers.LossScaleOptimizer(optimizer) if kind == "as it needs" else optimizer
 
-    found, reply = carried(replica_of(make_optimizer=make_optimizer), f"fedprox:{mu}")
+    found, reply = carried(replica_of(Linear, make_optimizer=make_optimizer), f"fedprox:{mu}")
     model = linear(make_optimizer(keras))
     model.set_weights(BEGIN)
     anchors = [keras.ops.convert_to_tensor(w) for w in BEGIN]
@@ -152,7 +137,7 @@ def test_the_optimizer_takes_the_corrected_gradient_as_any_other(kind):
         return keras.ops.mean((y - p) ** 2, axis=-1) + 0.5 * mu * sum(pulls)
 
     model.compile(model.optimizer, loss)
-    x, y = replica_of().app.x_train, replica_of().app.y_train
+    x, y = replica_of(Linear).app.x_train, replica_of(Linear).app.y_train
     model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
     assert distance(found, [b - a for b, a in zip(BEGIN, model.get_weights(), strict=True)]) < 1e-5
     assert equal([a.shape for a in reply.state["optimizer"]], [v.shape for v in read_optimizer(model)])
@@ -216,7 +201,7 @@ def test_an_own_step_and_an_own_loop_of_tensorflow_are_corrected_too():
                 self.model.optimizer.apply(tape.gradient(loss, variables), variables)
             return [b - a for b, a in zip(weights, self.model.get_weights(), strict=True)]
 
-    wanted = by_hand(replica_of(), pull(2.0))
+    wanted = by_hand(replica_of(Linear), pull(2.0))
     for app_class in (WithStep, WithLoop):
         assert distance(carried(replica_of(app_class), "fedprox:2")[0], wanted) < 1e-6
 

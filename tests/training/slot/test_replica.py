@@ -2,78 +2,25 @@
 
 import importlib
 from dataclasses import replace
-from pkgutil import resolve_name
 
 import numpy as np
 import pytest
 
-from ddlf.algorithms.codec import CODEC
-from ddlf.algorithms.encoding import decode_update, encode_update
-from ddlf.data.array_cache import ArrayCache
 from ddlf.data.parts import check_data
-from ddlf.errors import AppError, AppMissing
+from ddlf.errors import AppError
 from ddlf.testing import FakeWorker
-from ddlf.training.registry import EXCHANGE
-from ddlf.training.roles import randomness
+from ddlf.training.slot import keras_model
 from ddlf.training.slot.build import describe_weights
 from ddlf.training.slot.keras_model import reseed
 from ddlf.training.slot.optimizers import final_weights, read_optimizer
 from ddlf.training.slot.replica import Replica, run_train
-from ddlf.training.slot.task import Task
-from tests.training.models import Blobs, blobs, distance, equal, small_model
+from tests.training.models import Blobs, blobs, compiled, distance, equal, small_model, with_model
+from tests.training.slot.replicas import arrays, replica_of, task, traces
 
 
-@pytest.fixture
-def make_replica():
-    def make(app_class=Blobs, **attributes):
-        app = app_class()
-        for name, value in attributes.items():
-            setattr(app, name, value)
-        replica = resolve_name(EXCHANGE.kind(app.exchange).role)(FakeWorker(2), app)
-        replica.begin()
-        replica.load_data({}, ArrayCache())
-        replica.build()
-        return replica
-
-    return make
-
-
-def task(replica, *, weights=None, indices=None, epochs=1, round=0, slot=0, seed=5, name="float32"):
-    weights = replica.app.model.get_weights() if weights is None else weights
-    encoded, _ = encode_update(CODEC.read("float32"), weights, [False] * len(weights))
-    return Task(
-        slot=slot,
-        round=round,
-        slots=1,
-        version=0,
-        first_epoch=round * epochs,
-        epochs=epochs,
-        batch_size=16,
-        seed=seed,
-        indices=np.arange(203, dtype=np.uint8) if indices is None else indices,
-        weights={"delta": False, "encoded": encoded},
-        codec=name,
-        keep=("optimizer",),
-        back=("optimizer",),
-        state=None if carried(replica, slot, round - 1) else {},
-    )
-
-
-def carried(replica, slot, round):
-    try:
-        return bool(replica.slots.left(slot, round))
-    except AppMissing:
-        return False
-
-
-def arrays(reply, like):
-
-    return decode_update(reply.update, like)
-
-
-def test_a_round_tells_how_far_it_is_with_the_loss_so_far(make_replica, monkeypatch):
+def test_a_round_tells_how_far_it_is_with_the_loss_so_far(monkeypatch):
     monkeypatch.setattr("ddlf.training.slot.replica.MOVED_EVERY_S", 0)
-    replica = make_replica()
+    replica = replica_of()
     reply = replica.carry(task(replica, epochs=2, round=1))
     told = replica._worker.told
     assert [facts["done"] for facts in told] == sorted({facts["done"] for facts in told})
@@ -82,8 +29,8 @@ def test_a_round_tells_how_far_it_is_with_the_loss_so_far(make_replica, monkeypa
     assert told[-1] == {"what": "training", "done": 406, "total": 406, "epoch": 4, "loss": reply.metrics["loss"]}
 
 
-def test_a_round_gives_weights_before_minus_weights_after_of_plain_fit(make_replica):
-    replica = make_replica()
+def test_a_round_gives_weights_before_minus_weights_after_of_plain_fit():
+    replica = replica_of()
     before = replica.app.model.get_weights()
     indices = np.random.default_rng(1).permutation(203)[:100].astype(np.uint8)
     reply = replica.carry(task(replica, indices=indices))
@@ -98,42 +45,38 @@ def test_a_round_gives_weights_before_minus_weights_after_of_plain_fit(make_repl
     assert reply.stopped is False
 
 
-def test_rounds_trace_the_model_once(make_replica):
-    from tests.training.slot.test_feed import _traces
-
-    replica = make_replica()
+def test_rounds_trace_the_model_once():
+    replica = replica_of()
     first = None
     for number in range(6):
         replica.carry(task(replica, round=number, indices=np.arange(100 + number, dtype=np.uint8), epochs=2))
-        first = first or _traces(replica.app.model)
-    assert _traces(replica.app.model) == first
+        first = first or traces(replica.app.model)
+    assert traces(replica.app.model) == first
 
 
-def test_gradient_depends_on_weights_and_samples_only(make_replica):
-    fresh, used = (make_replica(exchange="gradient", dropout=0.3, norm=True) for _ in range(2))
+def test_gradient_depends_on_weights_and_samples_only():
+    fresh, used = (replica_of(exchange="gradient", dropout=0.3, norm=True) for _ in range(2))
     weights, rows = fresh.app.model.get_weights(), np.arange(5, 15)
-    from tests.training.slot.test_feed import _traces
-
-    traces = []
+    counts = []
     for number in range(4):
         used.carry(task(used, round=number, weights=weights, indices=rows[: 9 - number]))
-        traces.append(_traces(used.app.model))
-    assert traces == traces[:1] * 4
+        counts.append(traces(used.app.model))
+    assert counts == counts[:1] * 4
     one, other = (replica.carry(task(replica, round=4, weights=weights, indices=rows)) for replica in (fresh, used))
     assert equal(arrays(one, weights), arrays(other, weights))
     assert one.samples == 10
     assert one.counted["names"] == ["loss", "accuracy"] == list(one.metrics)
     model = small_model(1.0, norm=True)
     model.set_weights(weights)
-    one, weights = make_replica(exchange="gradient", norm=True, optimizer="adam"), model.get_weights()
+    one, weights = replica_of(exchange="gradient", norm=True, optimizer="adam"), model.get_weights()
     reply = one.carry(task(one, weights=weights, indices=rows))
     model.train_on_batch(*(array[rows] for array in blobs(203)))
     stepped = [before - after for before, after in zip(weights, model.get_weights(), strict=True)]
     assert distance(arrays(reply, weights), stepped) < 1e-6
 
 
-def test_order_of_later_epochs_depends_on_seed_round_and_slot(make_replica):
-    one, other = make_replica(), make_replica()
+def test_order_of_later_epochs_depends_on_seed_round_and_slot():
+    one, other = replica_of(), replica_of()
     indices = np.arange(50)
     one._task, other._task = task(one), task(other)
     assert np.array_equal(one.order(indices, 0), indices)
@@ -144,8 +87,8 @@ def test_order_of_later_epochs_depends_on_seed_round_and_slot(make_replica):
     assert not np.array_equal(one.order(indices, 1), other.order(indices, 1))
 
 
-def test_slot_does_not_depend_on_the_history_of_its_worker(make_replica):
-    fresh, used = make_replica(dropout=0.5), make_replica(dropout=0.5)
+def test_slot_does_not_depend_on_the_history_of_its_worker():
+    fresh, used = replica_of(dropout=0.5), replica_of(dropout=0.5)
     weights = fresh.app.model.get_weights()
     used.carry(task(used, weights=weights, round=7, slot=3))
     one = fresh.carry(task(fresh, weights=weights, round=2, slot=1))
@@ -162,12 +105,12 @@ def test_reseeding_touches_no_weight():
     assert equal(before, model.get_weights())
 
 
-def test_a_round_does_not_make_the_step_ready_again(make_replica, monkeypatch):
+def test_a_round_does_not_make_the_step_ready_again(monkeypatch):
     from tensorflow.python.eager.context import Context, context
 
-    replica, forgotten = make_replica(dropout=0.3), []
+    replica, forgotten = replica_of(dropout=0.3), []
     # What other tests have drawn in this process is none of this one's.
-    monkeypatch.setattr(randomness, "_functions", dict.fromkeys(context().list_function_names(), False))
+    monkeypatch.setattr(keras_model, "_functions", dict.fromkeys(context().list_function_names(), False))
     monkeypatch.setattr(Context, "_set_global_seed", lambda self, seed: forgotten.append(seed))
     for number in range(3):
         replica.carry(task(replica, round=number))
@@ -196,7 +139,7 @@ def test_what_tensorflow_draws_follows_from_the_seed_alone():
     assert equal(drawn(2), second)
 
 
-def test_stop_ends_local_training_at_the_next_batch(make_replica):
+def test_stop_ends_local_training_at_the_next_batch():
     import keras
 
     class StopAtThird(keras.callbacks.Callback):
@@ -206,13 +149,13 @@ def test_stop_ends_local_training_at_the_next_batch(make_replica):
                 replica.stopping = True
 
     seen = []
-    replica = make_replica(worker_callbacks=[StopAtThird()])
+    replica = replica_of(worker_callbacks=[StopAtThird()])
     reply = replica.carry(task(replica, epochs=50))
     assert reply.stopped is True
     assert len(seen) <= 4
 
 
-def test_callbacks_of_the_app_see_every_batch(make_replica):
+def test_callbacks_of_the_app_see_every_batch():
     import keras
 
     class Count(keras.callbacks.Callback):
@@ -222,12 +165,12 @@ def test_callbacks_of_the_app_see_every_batch(make_replica):
             self.batches += 1
 
     count = Count()
-    replica = make_replica(worker_callbacks=[count])
+    replica = replica_of(worker_callbacks=[count])
     replica.carry(task(replica))
     assert count.batches == 13
 
 
-def test_worker_callbacks_keep_the_state_of_their_slot(make_replica):
+def test_worker_callbacks_keep_the_state_of_their_slot():
     import keras
 
     class Counts(keras.callbacks.Callback):
@@ -241,7 +184,7 @@ def test_worker_callbacks_keep_the_state_of_their_slot(make_replica):
             told.append((epoch, self.epochs))
 
     told = []
-    here, there = make_replica(worker_callbacks=[Counts()]), make_replica(worker_callbacks=[Counts()])
+    here, there = replica_of(worker_callbacks=[Counts()]), replica_of(worker_callbacks=[Counts()])
     keeps = {"keep": ("callbacks",), "back": ("callbacks",)}
     first = here.carry(replace(task(here, epochs=2), **keeps))
     here.carry(replace(task(here, slot=1), **keeps))  # another slot begins with nothing
@@ -250,8 +193,8 @@ def test_worker_callbacks_keep_the_state_of_their_slot(make_replica):
     assert told == [(0, 1), (1, 2), (0, 1), (2, 3), (3, 4), (2, 3), (3, 4)]
 
 
-def test_learning_rates_of_the_master_apply_to_their_epochs(make_replica):
-    replica = make_replica()
+def test_learning_rates_of_the_master_apply_to_their_epochs():
+    replica = replica_of()
     weights = replica.app.model.get_weights()
 
     def trained(epochs, rates):
@@ -263,35 +206,25 @@ def test_learning_rates_of_the_master_apply_to_their_epochs(make_replica):
     assert float(replica.app.model.optimizer.learning_rate) == pytest.approx(0.05)
 
 
-def test_a_custom_train_step_runs(make_replica):
-    class Custom(Blobs):
-        async def create_model(self):
-            import keras
+def test_a_custom_train_step_runs():
+    import keras
 
-            class Model(keras.Model):
-                def train_step(self, data):
-                    logs = super().train_step(data)
-                    return {**logs, "mine": keras.ops.cast(1.5, "float32")}
+    class Custom(keras.Sequential):
+        def train_step(self, data):
+            logs = super().train_step(data)
+            return {**logs, "mine": keras.ops.cast(1.5, "float32")}
 
-            inputs = keras.Input((8,))
-            outputs = keras.layers.Dense(4, activation="softmax")(inputs)
-            self.model = Model(inputs, outputs)
-            self.model.compile("sgd", "categorical_crossentropy")
-
-    replica = make_replica(Custom)
+    replica = replica_of(
+        with_model(lambda app: compiled(Custom([keras.Input((8,)), keras.layers.Dense(4, "softmax")])))
+    )
     assert replica.carry(task(replica)).metrics["mine"] == 1.5
 
 
-def test_a_learning_rate_schedule_goes_on_over_rounds(make_replica):
-    class Scheduled(Blobs):
-        async def create_model(self):
-            import keras
+def test_a_learning_rate_schedule_goes_on_over_rounds():
+    import keras
 
-            self.model = small_model()
-            rate = keras.optimizers.schedules.PiecewiseConstantDecay([13], [0.05, 0.0])
-            self.model.compile(keras.optimizers.SGD(rate), "categorical_crossentropy")
-
-    replica = make_replica(Scheduled)
+    rate = keras.optimizers.schedules.PiecewiseConstantDecay([13], [0.05, 0.0])
+    replica = replica_of(with_model(lambda app: compiled(optimizer=keras.optimizers.SGD(rate))))
     weights = replica.app.model.get_weights()
     first = arrays(replica.carry(task(replica)), weights)
     for number in range(1, 3):
@@ -319,7 +252,7 @@ def test_a_model_that_is_not_there_not_built_or_without_data_is_named():
         check_data(app)
 
 
-def test_epochs_are_counted_over_the_run_for_schedules(make_replica):
+def test_epochs_are_counted_over_the_run_for_schedules():
     import keras
 
     seen = []
@@ -328,7 +261,7 @@ def test_epochs_are_counted_over_the_run_for_schedules(make_replica):
         seen.append((epoch, round(float(rate), 6)))
         return 0.1 * 0.5**epoch
 
-    replica = make_replica(worker_callbacks=[keras.callbacks.LearningRateScheduler(halved)])
+    replica = replica_of(worker_callbacks=[keras.callbacks.LearningRateScheduler(halved)])
     for number in range(3):
         replica.carry(task(replica, round=number, epochs=2))
     assert [epoch for epoch, _ in seen] == [0, 1, 2, 3, 4, 5]
@@ -336,7 +269,7 @@ def test_epochs_are_counted_over_the_run_for_schedules(make_replica):
     assert replica.app.model.steps_per_execution == 16  # it does not look at batches
 
 
-def test_callbacks_that_an_own_train_gives_to_fit_see_every_batch(make_replica):
+def test_callbacks_that_an_own_train_gives_to_fit_see_every_batch():
     import keras
 
     batches = []
@@ -346,29 +279,22 @@ def test_callbacks_that_an_own_train_gives_to_fit_see_every_batch(make_replica):
             see = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: batches.append(batch))
             return super().train(weights, worker_epochs, batch_size), self.replica.fit(1, batch_size, [see])
 
-    replica = make_replica(Own)
+    replica = replica_of(Own)
     with pytest.raises(AppError, match="train returned a tuple with a tuple first"):
         replica.carry(task(replica))
     assert batches == list(range(13))
 
 
-def test_optimizer_averages_replace_the_weights_at_the_end_only(make_replica):
-    class Averaged(Blobs):
-        async def create_model(self):
-            import keras
+def test_optimizer_averages_replace_the_weights_at_the_end_only():
+    import keras
 
-            self.model = small_model()
-            self.model.compile(keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.9), "categorical_crossentropy")
-
-    replica = make_replica(Averaged)
+    averages = keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.9)
+    replica = replica_of(with_model(lambda app: compiled(optimizer=averages)))
     before = weights = replica.app.model.get_weights()
     for number in range(3):
         reply = replica.carry(task(replica, weights=weights, round=number))
         weights = [old - new for old, new in zip(weights, arrays(reply, weights), strict=True)]
-    plain = small_model()
-    plain.compile(
-        replica.app.model.optimizer.from_config(replica.app.model.optimizer.get_config()), "categorical_crossentropy"
-    )
+    plain = compiled(optimizer=averages.from_config(averages.get_config()))
     plain.set_weights(before)
     x, y = blobs(203)
     plain.fit(x, y, batch_size=16, epochs=3, shuffle=False, verbose=0)
@@ -379,20 +305,18 @@ def test_optimizer_averages_replace_the_weights_at_the_end_only(make_replica):
 
 @pytest.mark.parametrize("exchange", ["star", "gradient"])
 @pytest.mark.parametrize("library", ["keras", "tensorflow"])
-def test_unseeded_random_numbers_do_not_depend_on_the_worker(make_replica, library, exchange):
-    class Noisy(Blobs):
-        async def create_model(self):
-            import keras
+def test_unseeded_random_numbers_do_not_depend_on_the_worker(library, exchange):
+    import keras
 
-            class Noise(keras.layers.Layer):
-                def call(self, x):
-                    normal = importlib.import_module(library).random.normal
-                    return x + normal(keras.ops.shape(x))
+    class Noise(keras.layers.Layer):
+        def call(self, x):
+            normal = importlib.import_module(library).random.normal
+            return x + normal(keras.ops.shape(x))
 
-            self.model = keras.Sequential([keras.Input((8,)), Noise(), keras.layers.Dense(4, activation="softmax")])
-            self.model.compile("sgd", "categorical_crossentropy")
-
-    fresh, used = (make_replica(Noisy, exchange=exchange) for _ in range(2))
+    noisy = with_model(
+        lambda app: compiled(keras.Sequential([keras.Input((8,)), Noise(), keras.layers.Dense(4, "softmax")]))
+    )
+    fresh, used = (replica_of(noisy, exchange=exchange) for _ in range(2))
     weights = fresh.app.model.get_weights()
     used.carry(task(used, weights=weights, round=7, slot=3))
     one = fresh.carry(task(fresh, weights=weights, round=2, slot=1))
@@ -402,34 +326,18 @@ def test_unseeded_random_numbers_do_not_depend_on_the_worker(make_replica, libra
     assert not equal(arrays(one, weights), arrays(elsewhere, weights))
 
 
-def test_metrics_have_the_same_names_in_every_run_on_a_worker(make_replica):
-    class Auc(Blobs):
-        async def create_model(self):
-            import keras
+def test_metrics_have_the_same_names_in_every_run_on_a_worker():
+    import keras
 
-            self.model = small_model()
-            self.model.compile("sgd", "categorical_crossentropy", metrics=[keras.metrics.AUC()])
-
-    replicas = [make_replica(Auc) for _ in range(2)]
+    replicas = [replica_of(with_model(lambda app: compiled(metrics=[keras.metrics.AUC()]))) for _ in range(2)]
     assert [set(replica.carry(task(replica)).metrics) for replica in replicas] == [{"loss", "auc"}] * 2
 
 
-def test_a_metric_that_is_an_array_becomes_several_with_numbers(make_replica):
-    class F1(Blobs):
-        async def create_model(self):
-            import keras
+def test_a_metric_that_is_an_array_becomes_several_with_numbers():
+    import keras
 
-            self.model = small_model()
-            self.model.compile("sgd", "categorical_crossentropy", metrics=[keras.metrics.F1Score()])
-
-    replica = make_replica(F1)
-    assert list(replica.carry(task(replica)).metrics) == [
-        "f1_score_0",
-        "f1_score_1",
-        "f1_score_2",
-        "f1_score_3",
-        "loss",
-    ]
+    replica = replica_of(with_model(lambda app: compiled(metrics=[keras.metrics.F1Score()])))
+    assert list(replica.carry(task(replica)).metrics) == [*(f"f1_score_{number}" for number in range(4)), "loss"]
 
 
 @pytest.mark.parametrize(
@@ -441,17 +349,17 @@ def test_a_metric_that_is_an_array_becomes_several_with_numbers(make_replica):
         (([], {"loss": "good"}), "the metric 'loss' is 'good', which is no number"),
     ],
 )
-def test_what_train_cannot_return_is_told_in_a_sentence(make_replica, outcome, sentence):
+def test_what_train_cannot_return_is_told_in_a_sentence(outcome, sentence):
     class Own(Blobs):
         def train(self, weights, worker_epochs, batch_size):
             return outcome
 
-    replica = make_replica(Own)
+    replica = replica_of(Own)
     with pytest.raises(AppError, match=sentence):
         replica.carry(task(replica))
 
 
-def test_numbers_of_any_library_are_metrics(make_replica):
+def test_numbers_of_any_library_are_metrics():
     class Own(Blobs):
         def train(self, weights, worker_epochs, batch_size):
             return tuple(weights), {"loss": np.float32(0.5), "steps": 3}
@@ -460,59 +368,55 @@ def test_numbers_of_any_library_are_metrics(make_replica):
         def train(self, weights, worker_epochs, batch_size):
             return tuple(weights)
 
-    replica = make_replica(Own)
+    replica = replica_of(Own)
     metrics = replica.carry(task(replica)).metrics
     assert metrics == {"loss": 0.5, "steps": 3.0}
     assert {type(value) for value in metrics.values()} == {float}
-    replica = make_replica(Bare)
+    replica = replica_of(Bare)
     assert replica.carry(task(replica)).metrics == {}
 
 
 @pytest.mark.parametrize("inputs", ["subclassed", "sequential"])
-def test_a_model_that_does_not_say_its_input_is_built_on_samples(make_replica, inputs):
-    class Unsaid(Blobs):
-        async def create_model(self):
-            import keras
+def test_a_model_that_does_not_say_its_input_is_built_on_samples(inputs):
+    import keras
 
-            class Own(keras.Model):
-                def __init__(self):
-                    super().__init__()
-                    self.hidden, self.out = keras.layers.Dense(3), keras.layers.Dense(4, activation="softmax")
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.hidden, self.out = keras.layers.Dense(3), keras.layers.Dense(4, activation="softmax")
 
-                def call(self, x):
-                    return self.out(self.hidden(x))
+        def call(self, x):
+            return self.out(self.hidden(x))
 
-            self.model = Own() if inputs == "subclassed" else keras.Sequential([keras.layers.Dense(4)])
-            self.model.compile("adam", "mse")
-
-    replica = make_replica(Unsaid)
+    replica = replica_of(
+        with_model(lambda app: compiled(Own() if inputs == "subclassed" else keras.Sequential([keras.layers.Dense(4)])))
+    )
     assert len(replica.carry(task(replica)).metrics) == 1
 
 
-def test_a_model_without_labels_trains(make_replica):
-    class Autoencoder(Blobs):
+def test_a_model_without_labels_trains():
+    import keras
+
+    class Autoencoder(keras.Sequential):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            assert y is None
+            return keras.ops.mean((x - y_pred) ** 2)
+
+    class Unlabelled(Blobs):
         async def load_dataset(self):
             self.x_train, _ = blobs(self.samples)
 
         async def create_model(self):
-            import keras
-
-            class Own(keras.Model):
-                def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-                    assert y is None
-                    return keras.ops.mean((x - y_pred) ** 2)
-
-            inputs = keras.Input((8,))
-            self.model = Own(inputs, keras.layers.Dense(8)(keras.layers.Dense(2)(inputs)))
+            self.model = Autoencoder([keras.Input((8,)), keras.layers.Dense(2), keras.layers.Dense(8)])
             self.model.compile("adam")
 
-    replica = make_replica(Autoencoder)
+    replica = replica_of(Unlabelled)
     first = replica.carry(task(replica)).metrics["loss"]
     assert replica.carry(task(replica, round=1)).metrics["loss"] < first
 
 
 @pytest.mark.slow
-def test_weights_of_samples_and_of_classes_count_as_in_fit(make_replica):
+def test_weights_of_samples_and_of_classes_count_as_in_fit():
     x, y = blobs(203)
     w = np.linspace(0, 3, 203)
     by_class = {0: 0.5, 2: 4.0}
@@ -520,7 +424,7 @@ def test_weights_of_samples_and_of_classes_count_as_in_fit(make_replica):
         (dict(w_train=w), dict(sample_weight=w)),
         (dict(class_weight=by_class), dict(class_weight=by_class)),
     ):
-        replica = make_replica(weighted_metrics=True, **attributes)
+        replica = replica_of(weighted_metrics=True, **attributes)
         replica.app.model.compile("sgd", "categorical_crossentropy", metrics=["accuracy"], weighted_metrics=["mse"])
         plain = small_model()
         plain.compile("sgd", "categorical_crossentropy", metrics=["accuracy"], weighted_metrics=["mse"])
@@ -553,11 +457,9 @@ def test_an_update_of_float64_becomes_one_of_the_weights_type():
     assert [array.dtype for array in update] == [np.float32, np.int64]
 
 
-def test_moving_statistics_follow_the_formula_and_change_no_training(
-    make_replica,
-):
+def test_moving_statistics_follow_the_formula_and_change_no_training():
     """Against the layer before, computed by hand: two batches of 16 and one of 8."""
-    replica = make_replica(norm=True, dropout=0.5)
+    replica = replica_of(norm=True, dropout=0.5)
     indices = np.random.default_rng(1).permutation(203)[:40].astype(np.uint8)
     weights = replica.app.model.get_weights()
     weights[-4] += 7  # the moving mean of before matters to nobody
