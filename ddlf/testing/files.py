@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ddlf.data.data_set import DataSet
 from ddlf.data.manifest import Column, Manifest, PartitionFile
 
 
@@ -20,9 +21,11 @@ class MadeUp:
         on_disk: The attribute of ``DataSet``.
         in_order: The attribute of ``DataSet``.
         inexact: The attribute of ``DataSet``.
+        sources: The attribute of ``DataSet``.
     """
 
     on_disk, in_order, inexact = True, False, ""
+    sources = DataSet.sources
 
     def __init__(self, sizes: Sequence[int], version: int = 1, hosts: int = 0) -> None:
         files, first = [], 0
