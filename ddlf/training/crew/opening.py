@@ -106,8 +106,7 @@ class Opening:
             await worker.preload(*PRELOADED)
             await self._use_threads(worker)
             phases.begin("sending", total=self._size, unit="bytes")
-            make = (Replica, self.app) if self._replica is Replica else (self._replica, self.app, self.run)
-            await worker.call(self._role, "open", *make, pickle=self._pickle)
+            await worker.call(self._role, "open", self._replica, self.app, self.run, pickle=self._pickle)
             wanted = self.wanted if self.content.done() else None
             asking = asyncio.ensure_future(self._load(worker, wanted, phases))
             await asyncio.sleep(0)  # lets the request be sent

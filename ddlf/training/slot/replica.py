@@ -67,7 +67,7 @@ class Replica:
     MODEL: ClassVar[type[KerasModel]] = KerasModel
     """Trains the app's model."""
 
-    def __init__(self, worker: Worker, app: App) -> None:
+    def __init__(self, worker: Worker, app: App, run: str = "") -> None:
         app.worker, app.replica = worker, self
         self.app = app
         self._worker = worker

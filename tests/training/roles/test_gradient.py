@@ -208,6 +208,6 @@ def test_it_holds_on_jax_too():
     """Without what is written for TensorFlow, and without schedules, which Keras computes in float32 there."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
     # On JAX what a layer does to a trained weight when it is called is lost in one process, too.
-    command += ["-k", "not whole_with_every_optimizer and not own_step and not jax and not changes_a_trained_weight"]
+    command += ["-k", "not step_of_the_whole and not custom_loss_and_step and not jax and not changes_a_trained_weight"]
     jax = {"KERAS_BACKEND": "jax", "JAX_ENABLE_X64": "1"}
     subprocess.run(command, env={**os.environ, **jax}, check=True, timeout=280)

@@ -181,6 +181,9 @@ class Step:
         self._apply: Callable[[list[Any]], Any] | None = None
         places = {id(weight): place for place, weight in enumerate(model.weights)}
         self._places = [places[id(weight)] for weight in model.trainable_variables]
+        if not self._optimizer.built:  # a resumed run writes a state into it before anything asks for the initial one
+            self._optimizer.build(model.trainable_variables)
+        self._initial: State = vars(self._optimizer).setdefault(AT_FIRST, read_optimizer(model))
 
     def plan(self, steps: int, epochs: int) -> None:
         """Give the optimizer's schedules the number of steps and epochs of the run. Each round is one step."""
@@ -188,11 +191,8 @@ class Step:
             one.plan(steps, epochs)
 
     def init(self, weights: Sequence[Tensor]) -> State:
-        """Return the optimizer's initial state, as ``OuterOptimizer`` requires. Build the optimizer if necessary."""
-        if not self._optimizer.built:
-            self._optimizer.build(self._model.trainable_variables)
-        state: State = vars(self._optimizer).setdefault(AT_FIRST, read_optimizer(self._model))
-        return state
+        """Return the optimizer's initial state, as ``OuterOptimizer`` requires."""
+        return self._initial
 
     def update(
         self, state: State, weights: Sequence[Tensor], merged: Sequence[Tensor], trainable: Sequence[bool]
