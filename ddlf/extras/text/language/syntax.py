@@ -1,27 +1,54 @@
 """The syntax of a text: ``block:property value;``. Pure.
 
-Statements are divided first, by brackets, strings, comments and ``;`` alone. Each is then parsed by itself, so that a mistake in one hides no other:
-
-    statement = block ":" property [ item { "," item } [ "," ] ]
-    item      = argument { argument }
-    argument  = [ key "=" ] value
-    value     = number | string | name | name "(" [ argument { "," argument } [ "," ] ] ")" | "[" [ value { "," value } [ "," ] ] "]"
+Statements are divided first, by brackets, strings, comments and ``;`` alone. Lark then parses each by itself, so that a mistake in
+one hides no other. It is imported when a text is read.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
-from typing import NamedTuple, NoReturn
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddlf.extras.text.language.problems import MAX_PROBLEMS, Problems
 from ddlf.extras.text.language.values import Arg, Call, Items, Number, Statement, String, Value, Word
+
+if TYPE_CHECKING:
+    from lark import Lark, Token, Transformer
 
 MAX_BYTES = 1 << 18
 MAX_DEPTH = 20
 MAX_DIGITS = 40
 MAX_STATEMENTS = 5000
 MAX_ITEMS = 1000
+GRAMMAR = r"""
+start: NAME ":" NAME (item ("," item)* ","?)?
+item: argument+
+argument: [NAME "="] value
+?value: NUMBER -> number | STRING -> string | NAME -> word | call | list
+call: NAME "(" (argument ("," argument)* ","?)? ")"
+list: OPEN (value ("," value)* ","?)? "]"
+OPEN: "["
+NAME: /[A-Za-z][A-Za-z0-9_]*(>[A-Za-z][A-Za-z0-9_]*)?/
+NUMBER: /[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?(?![A-Za-z0-9_.])/
+STRING: /"([^"\\\n]|\\["\\])*"/
+%ignore /[ \t\r\n\f]+/
+%ignore /#[^\n]*/
+"""
+TERMINALS = {
+    "$END": "';'",
+    "COLON": "':'",
+    "COMMA": "','",
+    "NAME": "a name",
+    "NUMBER": "a number",
+    "OPEN": "'['",
+    "RPAR": "')'",
+    "RSQB": "']'",
+    "STRING": "a string",
+}
+"""Names of terminals in errors, in the order of a list of them."""
 LOOK_ALIKE = str.maketrans(
     "АВЕКМНОРСТХасеорухіѕј−–—“”„‘’；：，（）＝［］Αοα", 'ABEKMHOPCTXaceopyxisj---"""\'\';:,()=[]Aoa'
 )
@@ -75,14 +102,6 @@ def parse(text: str, problems: Problems) -> Parsed:
 
 _HEAD = re.compile(r"\s*([A-Za-z]\w*)", re.ASCII)
 _SIGNS = re.compile(r'"(?:[^"\\\n]|\\.)*"|"|#[^\n]*|[()\[\];]|[^\s"#()\[\];]+')
-_TOKEN = re.compile(
-    r"""[ \t\r\n\f]+ | \#[^\n]*
-    | (?P<name> [A-Za-z]\w* (?: > [A-Za-z]\w* )? )
-    | (?P<number> [-+]? (?: [0-9]+ (?: \.[0-9]* )? | \.[0-9]+ ) (?: [eE][-+]?[0-9]+ )? (?![A-Za-z0-9_.]) )
-    | (?P<string> " (?: [^"\\\n] | \\["\\] )* " )
-    | (?P<sign> [:,=()\[\]] )""",
-    re.ASCII | re.VERBOSE,
-)
 _CLOSES = {")": "(", "]": "["}
 
 
@@ -161,145 +180,47 @@ def _above(comments: list[str], gap: bool, outer: bool) -> tuple[tuple[str, ...]
 
 def _statement(text: str, part: Part, problems: Problems) -> Statement | Part | None:
     """Return the statement of a part, the part of the next one if a ``;`` is missing between them, or None."""
+    from lark import TextSlice, UnexpectedCharacters, UnexpectedToken
+
     if text.count(",", part.start, part.end) > MAX_ITEMS:
         problems.add(part.start, f"a statement has at most {MAX_ITEMS:,} values")
         return None
+    parser, transformer = _reader()
     try:
-        return _Parser(text, part).statement()
-    except _Mistake as mistake:
-        problems.add(*mistake.args)
-        return None
-    except _MissingEnd as missing:
-        end, following = missing.args
-        problems.add(end, "';' is missing")
-        return Part(following, part.end)
+        statement = transformer.transform(parser.parse(TextSlice(text, part.start, part.end)))
+        return replace(statement, above=part.above, beside=part.beside, gap=part.gap)
+    except UnexpectedCharacters as error:
+        problems.add(*_character(text, error.pos_in_stream or 0))
+    except UnexpectedToken as error:
+        token = error.token
+        at = part.end if token.type == "$END" else _start(token)
+        before = text[part.start : at]
+        last = re.search(r"\S(?=\s*(?<!\w)[A-Za-z]\w*\s*\Z)", before)
+        if token.type == "COLON" and last and _is_closed(before):
+            end = part.start + last.end()
+            problems.add(end, "';' is missing")
+            return Part(at - len(text[end:at].lstrip()), part.end)
+        problems.add(*_unexpected(token, at, before, error.accepts))
+    return None
 
 
-class _Mistake(Exception):
-    """A place in the text, and the mistake there."""
+def _start(token: Token) -> int:
+    return token.start_pos or 0  # every token of a lexer has a position
 
 
-class _MissingEnd(Exception):
-    """The places where a ``;`` is missing, and where the next statement starts."""
-
-
-NAME, NUMBER, STRING, END = "a name", "a number", "a string", "';'"
-VALUE = {NAME, NUMBER, STRING, "'['"}
-ORDER = (END, "':'", "','", NAME, NUMBER, "'['", "')'", "']'", STRING)
-"""The kinds of tokens as an error lists them."""
-
-
-class _Parser:
-    """Parses one statement by recursive descent. ``kind``, ``written`` and ``at`` are those of the current token."""
-
-    def __init__(self, text: str, part: Part) -> None:
-        self.text, self.part, self.position = text, part, part.start
-        self._advance()
-
-    def _advance(self) -> None:
-        while self.position < self.part.end:
-            match = _TOKEN.match(self.text, self.position, self.part.end)
-            if match is None:
-                raise _Mistake(*_character(self.text, self.position))
-            self.position = match.end()
-            if match.lastgroup:
-                self.at, self.written = match.start(), match[0]
-                self.kind = repr(match[0]) if match.lastgroup == "sign" else f"a {match.lastgroup}"
-                return
-        self.at, self.written, self.kind = self.part.end, "", END
-
-    def statement(self) -> Statement:
-        at = self.at
-        block = self._name()
-        if self.kind != "':'":
-            self._refuse("':'")
-        self._advance()
-        name = self._name()
-        items = []
-        while self.kind != END:
-            args = [self._argument(END)]
-            while self.kind in VALUE:
-                args.append(self._argument())
-            items.append(tuple(args))
-            if self.kind == "','":
-                self._advance()
-            elif self.kind != END:
-                self._refuse(END, "','", *VALUE)
-        return Statement(block, name, tuple(items), at, self.part.above, self.part.beside, self.part.gap)
-
-    def _name(self) -> Word:
-        if self.kind != NAME:
-            self._refuse(NAME)
-        word = Word(self.written, self.at)
-        self._advance()
-        return word
-
-    def _argument(self, *closing: str) -> Arg:
-        """Parse an argument; ``closing`` could stand here, too."""
-        if self.kind != NAME:
-            value = self._value(*closing)
-            return Arg("", value, value.at)
-        word = self._name()
-        if self.kind == "'='":
-            self._advance()
-            return Arg(word.name, self._value(), word.at)
-        return Arg("", self._word_or_call(word), word.at)
-
-    def _value(self, *closing: str) -> Value:
-        at, written = self.at, self.written
-        if self.kind == NAME:
-            return self._word_or_call(self._name())
-        if self.kind not in VALUE:
-            self._refuse(*VALUE, *closing)
-        kind = self.kind
-        self._advance()
-        if kind == NUMBER:
-            return Number(written, at)
-        if kind == STRING:
-            return String(re.sub(r"\\(.)", r"\1", written[1:-1]), at)
-        values = []
-        while self.kind != "']'":
-            values.append(self._value("']'"))
-            self._separate("']'")
-        self._advance()
-        return Items(tuple(values), at)
-
-    def _word_or_call(self, word: Word) -> Word | Call:
-        if self.kind != "'('":
-            return word
-        self._advance()
-        args = []
-        while self.kind != "')'":
-            args.append(self._argument("')'"))
-            self._separate("')'")
-        self._advance()
-        return Call(word.name, tuple(args), word.at)
-
-    def _separate(self, closing: str) -> None:
-        if self.kind == "','":
-            self._advance()
-        elif self.kind != closing:
-            self._refuse("','", closing)
-
-    def _refuse(self, *expected: str) -> NoReturn:
-        """Raise for the current token."""
-        before = self.text[self.part.start : self.at]
-        if self.kind == "':'":
-            last = re.search(r"\S(?=\s*(?<!\w)[A-Za-z]\w*\s*\Z)", before)
-            if last and _is_closed(before):
-                end = self.part.start + last.end()
-                raise _MissingEnd(end, end + len(self.text[end : self.at]) - len(self.text[end : self.at].lstrip()))
-            raise _Mistake(self.at, "':' is not allowed here, did you mean '='?")
-        if expected == ("':'",):
-            name = before.rstrip()
-            place = self.part.start + len(name)
-            raise _Mistake(place, f"':' is missing behind the block's name {name.split()[-1]!r}")
-        if self.kind == "'['" and re.search(r"(?<!\w)[A-Za-z]\w*\s*\Z", before):
-            raise _Mistake(self.at, "'=' is missing before '[', did you mean '=['?")
-        names = sorted(expected, key=ORDER.index)
-        here = END if self.kind == END else repr(self.written)
-        listed = f"{', '.join(names[:-1])}{' or ' * bool(names[1:])}{names[-1]}"
-        raise _Mistake(self.at, f"{here} is not allowed here; expected {listed}")
+def _unexpected(token: Token, at: int, before: str, accepted: set[str]) -> tuple[int, str]:
+    """Return where and why a token is not allowed; ``before`` is the text of the statement before it."""
+    if token.type == "COLON":
+        return at, "':' is not allowed here, did you mean '='?"
+    if accepted == {"COLON"}:
+        name = before.rstrip()
+        return at - len(before) + len(name), f"':' is missing behind the block's name {name.split()[-1]!r}"
+    if token.type == "OPEN" and re.search(r"(?<!\w)[A-Za-z]\w*\s*\Z", before):
+        return at, "'=' is missing before '[', did you mean '=['?"
+    names = [name for terminal, name in TERMINALS.items() if terminal in accepted]
+    written = TERMINALS["$END"] if token.type == "$END" else repr(str(token))
+    listed = f"{', '.join(names[:-1])}{' or ' * bool(names[1:])}{names[-1]}"
+    return at, f"{written} is not allowed here; expected {listed}"
 
 
 def _is_closed(text: str) -> bool:
@@ -330,3 +251,39 @@ def _character(text: str, at: int) -> tuple[int, str]:
 def _word_at(text: str, at: int) -> str:
     match = re.compile(r"[-+.\w]+").match(text, at)
     return match[0][:MAX_DIGITS] if match else text[at]
+
+
+@functools.cache
+def _reader() -> tuple[Lark, Transformer[Token, Statement]]:
+    """Return the parser of a statement, and what makes the statement of its tree."""
+    from lark import Lark, Transformer, v_args
+
+    @v_args(inline=True)
+    class Statements(Transformer["Token", Statement]):
+        """Makes the values of a tree, from its leaves up."""
+
+        def number(self, token: Token) -> Number:
+            return Number(str(token), _start(token))
+
+        def string(self, token: Token) -> String:
+            return String(re.sub(r"\\(.)", r"\1", token[1:-1]), _start(token))
+
+        def word(self, token: Token) -> Word:
+            return Word(str(token), _start(token))
+
+        def list(self, bracket: Token, *values: Value) -> Items:
+            return Items(values, _start(bracket))
+
+        def call(self, name: Token, *args: Arg) -> Call:
+            return Call(str(name), args, _start(name))
+
+        def argument(self, key: Token | None, value: Value) -> Arg:
+            return Arg(str(key), value, _start(key)) if key else Arg("", value, value.at)
+
+        def item(self, *args: Arg) -> tuple[Arg, ...]:
+            return args
+
+        def start(self, block: Token, name: Token, *items: tuple[Arg, ...]) -> Statement:
+            return Statement(self.word(block), self.word(name), items, _start(block))
+
+    return Lark(GRAMMAR, parser="lalr", lexer="basic"), Statements()

@@ -207,12 +207,13 @@ def test_read_reports_two_errors():
     assert [(line, column) for line, column, _ in caught.value.problems] == [(2, 10), (2, 32), (4, 15)]
 
 
-def test_read_imports_neither_numpy_nor_keras():
+def test_read_imports_lark_but_neither_numpy_nor_keras():
     code = (
-        "import sys, ddlf.extras.text.language.model as m\nm.read('a:input shape=[1]; a:output shape=[1];')\n"
-        "print([n for n in ('numpy', 'keras', 'tensorflow', 'asyncio') if n in sys.modules])"
+        "import sys, ddlf.extras.text.language.model as m\nprint('lark' in sys.modules)\n"
+        "m.read('a:input shape=[1]; a:output shape=[1];')\n"
+        "print([n for n in ('numpy', 'keras', 'tensorflow', 'asyncio') if n in sys.modules], 'lark' in sys.modules)"
     )
-    assert python(code) == "[]\n"
+    assert python(code) == "False\n[] True\n"
 
 
 def test_notation_page_lists_every_operator():
