@@ -1,7 +1,8 @@
-"""What keeps training stable, as Keras takes it: schedules, optimizers around optimizers, losses. Runs wherever a model is; loads Keras when used.
+"""Schedules, optimizer wrappers and losses that keep training stable. Runs wherever a model is; loads Keras when used.
 
-Each is one file, and registered with ``keras.saving`` as ``ddlf>Name``, so that a model with it can be saved and loaded. What one keeps from step
-to step is in variables of the optimizer or the model: it travels with the slot, is in checkpoints, and needs no callback.
+Each class has its own file. It is registered with ``keras.saving`` as ``ddlf>Name``, so that Keras can save and load a
+model that uses it. Its state is in variables of the optimizer or the model. This state therefore travels with the slot,
+is in checkpoints, and needs no callback.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ EXTRA = Extra(
 
 
 def provide(name: str) -> Any:
-    """Give another part one of the public names, or ``multiplied``."""
+    """Return one of the public names, or ``multiplied``, to another part."""
     if name == "multiplied":
         from ddlf.extras.stabilisers.multipliers import multiplied
 

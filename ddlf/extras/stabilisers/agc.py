@@ -17,13 +17,13 @@ class AGC(Wrapper):
     """Adaptive gradient clipping, for deep networks without normalization.
 
     Args:
-        inner_optimizer: What steps.
-        share: lambda, > 0.
-        last: Names of the last layers, which are not clipped; None for the layer of the last weight.
-        name: Keras's.
+        inner_optimizer: The optimizer that updates the weights.
+        share: The largest ratio of a unit's gradient norm to its weight norm (lambda in the formula), > 0.
+        last: Names of the last layers, whose gradients are not clipped. None selects the layer of the last weight.
+        name: The optimizer's name in Keras.
 
     Raises:
-        ConfigError: A value is out of range, or no weight belongs to a name.
+        ConfigError: A value is out of range, or the model trains no layer with a name in ``last``.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class AGC(Wrapper):
         self.last = None if last is None else list(last)
 
     def begin(self, variables: list[Any]) -> None:
-        """See ``Wrapper``."""
+        """Implement ``Wrapper.begin``."""
         layers = [one.path.rpartition("/")[0] for one in variables if not is_spared(one)]
         named = [layers[-1]] if self.last is None else self.last
         if missing := [name for name in named if not any(_is_in(layer, name) for layer in layers)]:
@@ -48,7 +48,7 @@ class AGC(Wrapper):
         }
 
     def change(self, gradients: list[Any], variables: list[Any]) -> None:
-        """See ``Wrapper``."""
+        """Implement ``Wrapper.change``."""
         self.inner_optimizer.apply([self._clipped(g, v) for g, v in zip(gradients, variables, strict=True)], variables)
 
     def _clipped(self, gradient: Any, variable: Any) -> Any:
@@ -58,7 +58,7 @@ class AGC(Wrapper):
         return whole * self.rule.factor(whole, keras.ops.convert_to_tensor(variable), keras.ops)
 
     def options(self) -> dict[str, Any]:
-        """See ``Wrapper``."""
+        """Implement ``Wrapper.options``."""
         return {"share": self.rule.share, "last": self.last}
 
 

@@ -1,4 +1,7 @@
-"""The settings ``schedule``, ``clip`` and ``multipliers``, put into the optimizer that a model was compiled with. Runs on master and workers."""
+"""Applies the settings ``schedule``, ``clip`` and ``multipliers`` to the optimizer of a compiled model.
+
+Runs on master and workers.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +16,27 @@ from ddlf.training.context import App
 from ddlf.training.slot.optimizers import chain, innermost, unwrapped
 
 MARK = "_ddlf_stabilised"
-"""Where a model has the settings that are in its optimizer."""
+"""The attribute of a model that stores the settings applied to its optimizer."""
 
 
 def ready_model(app: App, model: Any) -> None:
-    """Have the optimizer of an app's model follow the app's settings; see ``stabilised``."""
+    """Apply the app's settings to the optimizer of its model; see ``stabilised``."""
     stabilised(model, *(getattr(app, name, None) for name in ("schedule", "clip", "multipliers")))
 
 
 def stabilised(model: Any, schedule: Any, clip: Any, multipliers: Any = None) -> None:
-    """Have a model's optimizer follow these settings. What is in it already is not put there again.
+    """Apply these settings to a model's optimizer. Calling this again with the same settings changes nothing.
 
     Args:
-        model: Compiled.
-        schedule: Value of the setting; None for the rate that the model was compiled with.
-        clip: Value of the setting; None for what the model was compiled with.
-        multipliers: Likewise.
+        model: A compiled model.
+        schedule: The setting's value. None keeps the learning rate that the model was compiled with.
+        clip: The setting's value. None keeps the clipping that the model was compiled with.
+        multipliers: The setting's value. None keeps the multipliers that the model was compiled with.
 
     Raises:
-        AppError: The model has no optimizer, or one that says itself what a setting says.
-        ConfigError: The settings were others when the model was made, or the model has no such layer.
+        AppError: The model has no optimizer, or its optimizer already has its own schedule, clipping or multipliers.
+        ConfigError: Other settings were applied to this model before, or a multiplier names a layer that the model
+            lacks.
     """
     given = {"schedule": schedule, "clip": clip, "multipliers": multipliers}
     wanted = {name: str(one) for name, one in given.items() if one is not None and one != "none"}
@@ -55,7 +59,7 @@ def stabilised(model: Any, schedule: Any, clip: Any, multipliers: Any = None) ->
     if "multipliers" in wanted:
         _multiply(model, wanted["multipliers"])
     vars(model)[MARK] = wanted
-    model.train_function = None  # one may have been made for the optimizer as it was
+    model.train_function = None  # Keras may have built one for the previous optimizer
 
 
 def _follow(optimizer: Any, rule: str | None) -> None:
@@ -107,7 +111,7 @@ def _multiply(model: Any, rule: str) -> None:
 
     _around(model, made)
     for one in chain(model.optimizer):
-        if isinstance(one, Multipliers):  # a name that is no layer's is refused before anything begins
+        if isinstance(one, Multipliers):  # refuse a name that is no layer before training begins
             one.begin(list(model.trainable_variables))
 
 

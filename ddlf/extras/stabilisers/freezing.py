@@ -1,4 +1,4 @@
-"""Freezing by depth: the first layers stay, those behind them make shorter steps. Runs wherever a model is.
+"""Freezing by depth: the first layers are frozen, and the next layers take shorter steps. Runs wherever a model is.
 
 ``ddlf/algorithms/multipliers.py`` has the formula.
 """
@@ -18,13 +18,13 @@ from ddlf.training.slot.run_position import read
 
 
 def depths(model: Any) -> dict[str, tuple[int, int]]:
-    """Of each layer with weights that are trained the longest path from an input, and that to an output, in layers.
+    """Return for each trained layer the longest paths from an input and to an output, counted in layers.
 
     Args:
-        model: Sequential or functional, and built. Layers of such a model inside of it count one by one.
+        model: A built Sequential or functional model. The layers of a nested model count one by one.
 
     Raises:
-        ConfigError: It does not say in which order its layers are called.
+        ConfigError: The model does not define the order in which its layers are called.
     """
     calls: list[tuple[str, list[int]]] = []
     if _graph(model) is not None:
@@ -82,12 +82,13 @@ def _add(model: Any, places: dict[int, list[int]], calls: list[tuple[str, list[i
 
 
 def frozen_to(model: Any, share: float, optimizer: Any) -> Any:
-    """An optimizer that freezes the first layers of a model by their depth.
+    """Return an optimizer that freezes the first layers of a model by their depth.
 
     Args:
-        model: As of ``depths``.
-        share: f, in [0, 1]: 0 for nothing, 1 for all but what has no weights.
-        optimizer: What steps.
+        model: A built Sequential or functional model.
+        share: The frozen share of the depth, f in [0, 1]. With 0 no layer is frozen, with 1 every layer that has
+            weights.
+        optimizer: The optimizer that updates the weights.
     """
     found = factors(depths(model), share)
     return Multipliers(optimizer, found) if found else optimizer
@@ -95,18 +96,19 @@ def frozen_to(model: Any, share: float, optimizer: Any) -> Any:
 
 @keras.saving.register_keras_serializable(package="ddlf")
 class Unfreezing(Wrapper):
-    """Freezing by depth that is undone step by step: the run is cut into as many equal parts as there are shares, each with its own.
+    """Freeze layers by depth, and unfreeze them during the run. The run has one part of equal length for each share.
 
-    The step of a weight is multiplied as by ``Multipliers``; what the inner optimizer keeps of a frozen one goes on, so it is warm when it is free.
+    ``Unfreezing`` multiplies the step of a weight, like ``Multipliers``. The inner optimizer also updates its state for
+    frozen weights, so that its moments are ready when it unfreezes them.
 
     Args:
-        inner_optimizer: What steps.
-        stages: Of each part of the run the factors by the name of a layer, as of ``Multipliers``.
-        steps: Steps of the run, where plain Keras trains; a run of DDLF has its own number.
-        name: Keras's.
+        inner_optimizer: The optimizer that updates the weights.
+        stages: For each part of the run, the factors by layer name, as in ``Multipliers``.
+        steps: Number of steps, needed for training with plain Keras. A DDLF run sets this number itself.
+        name: The optimizer's name in Keras.
 
     Raises:
-        ConfigError: There is no stage, or plain Keras has not said how many steps there are.
+        ConfigError: ``stages`` is empty, or plain Keras trains and ``steps`` is missing.
     """
 
     follows_the_run = True
@@ -127,24 +129,24 @@ class Unfreezing(Wrapper):
 
     @classmethod
     def of(cls, model: Any, optimizer: Any, shares: Sequence[float], steps: int | None = None) -> Any:
-        """One for a model: the frozen share of its depth in each part of the run, such as ``(0.75, 0.5, 0)``."""
+        """Create the optimizer for a model. ``shares`` has the frozen share of the depth in each part of the run."""
         known = depths(model)
         return cls(optimizer, [factors(known, share) for share in shares], steps)
 
     def plan(self, steps: int, epochs: int) -> None:
-        """See ``RunSchedule``."""
+        """Implement ``RunSchedule.plan``."""
         self.held, self.steps = None, steps
 
     def begin(self, variables: list[Any]) -> None:
-        """See ``Wrapper``."""
+        """Implement ``Wrapper.begin``."""
         self._by_key = {self._var_key(one): [factor_of(one.path, stage) for stage in self.stages] for one in variables}
 
     def change(self, gradients: list[Any], variables: list[Any]) -> None:
-        """See ``Wrapper``."""
+        """Implement ``Wrapper.change``."""
         stage = self._stage()
         mine = [(v, self._by_key[self._var_key(v)]) for v in variables]
         others = [(v, levels) for v, levels in mine if set(levels) != {1.0}]
-        before = [keras.ops.copy(v) for v, _ in others]  # the step is done in place
+        before = [keras.ops.copy(v) for v, _ in others]  # the inner optimizer updates weights in place
         self.inner_optimizer.apply(gradients, variables)
         for (variable, levels), old in zip(others, before, strict=True):
             variable.assign(
@@ -166,7 +168,7 @@ class Unfreezing(Wrapper):
         return keras.ops.cast(keras.ops.clip(keras.ops.floor((step - 1) * parts / steps), 0, parts - 1), "int32")
 
     def options(self) -> dict[str, Any]:
-        """See ``Wrapper``."""
+        """Implement ``Wrapper.options``."""
         return {"stages": self.stages, "steps": self.steps}
 
 

@@ -1,4 +1,7 @@
-"""A loss that leaves entries out, whose mean is over those that are left: of a batch, and of all slots together. Runs wherever a model is."""
+"""A loss that ignores masked entries.
+
+Its mean counts only unmasked ones, within a batch and over all slots. Runs wherever a model is.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,16 @@ from ddlf.errors import ConfigError
 
 @keras.saving.register_keras_serializable(package="ddlf")
 class Masked(keras.losses.Loss):  # type: ignore[misc]
-    """The mean of another loss over the entries whose label is not ``ignore``: ``sum(losses of these) / how many they are``.
+    """The mean of another loss over unmasked entries, whose label is not ``ignore``: ``sum(losses) / count``.
 
-    An entry is what the other loss has one value for: a step of a sequence, where classes are compared; a number, where numbers are. Over the
-    slots of a run the mean is that of all their entries, ``sum(n_k g_k) / sum(n_k)``, with ``n_k`` entries. A batch without any has the loss 0.
+    The other loss gives one value for each entry. For a classification loss, an entry is a step of a sequence; for a
+    regression loss, it is a number. With ``n_k`` unmasked entries in slot k, the merged gradient of a run is ``sum(n_k
+    g_k) / sum(n_k)``. The loss of a batch without unmasked entries is 0.
 
     Args:
-        loss: Name or object of a loss of Keras.
-        ignore: Label of the entries that are left out; ``nan`` for those that are no number.
-        name: Keras's.
+        loss: A Keras loss, by name or as an object.
+        ignore: The label of the entries to ignore. ``nan`` ignores the labels that are NaN.
+        name: The loss's name in Keras.
 
     Example::
 
@@ -57,22 +61,22 @@ class Masked(keras.losses.Loss):  # type: ignore[misc]
         if y_true.shape[1:] != y_pred.shape[1:]:  # numbers of classes
             flat = y_true[..., 0] if len(y_true.shape) == len(y_pred.shape) and y_true.shape[-1] == 1 else y_true
             return call(flat, y_pred)
-        # Keras's losses of numbers take the mean over the last axis: of an axis with one number in it, it is that one's.
+        # Keras's regression losses average over the last axis. With one number in it, each number has a loss.
         return call(y_true[..., None], y_pred[..., None])
 
     def entries_in(self, labels: Any) -> Any:
-        """How many entries of each sample count.
+        """Return the number of unmasked entries in each sample.
 
         Args:
-            labels: An array, shape (n, entries).
+            labels: An array of shape (n, entries).
         """
         return (labels == labels if self.ignore != self.ignore else labels != self.ignore).sum(axis=1)
 
     def get_config(self) -> dict[str, Any]:
-        """As it is saved."""
+        """Return the config that Keras saves."""
         return {"name": self.name, "loss": keras.losses.serialize(self.loss), "ignore": self.ignore}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """As it was saved."""
+        """Create the object from its saved config."""
         return cls(**{**config, "loss": keras.losses.deserialize(config["loss"])})

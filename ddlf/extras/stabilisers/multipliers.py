@@ -1,4 +1,4 @@
-"""An optimizer whose steps are longer or shorter for some layers, or none at all. Runs wherever a model is."""
+"""An optimizer that multiplies the steps of some layers, or freezes them. Runs wherever a model is."""
 
 from __future__ import annotations
 
@@ -13,23 +13,26 @@ from ddlf.extras.stabilisers.wrapper import Wrapper
 from ddlf.training.slot.optimizers import chain
 
 FACTORS = "_ddlf_factors"
-"""Where a model has the factors that each optimizer of it is to have."""
+"""The attribute of a model that stores the factors for each optimizer that it is compiled with."""
 
 
 @keras.saving.register_keras_serializable(package="ddlf")
 class Multipliers(Wrapper):
-    """Multiply the steps of some weights: ``w <- w + m (w' - w)``, with ``w'`` what the inner optimizer makes of ``w``.
+    """Multiply the steps of some weights: ``w <- w + m (w' - w)``. The inner optimizer computes ``w'`` from ``w``.
 
-    So it is a factor of the learning rate whatever the optimizer keeps, weight decay with it. With 0 a weight is frozen: the
-    inner optimizer does not see it, keeps nothing of it, and its bits stay.
+    The factor m acts like a factor of the learning rate for every kind of optimizer, and includes weight decay. A
+    factor of 0 freezes a weight: the inner optimizer does not see it and has no state for it, and its bits do not
+    change.
 
     Args:
-        inner_optimizer: What steps.
-        factors: By the names of layers, or of weights as ``"dense/kernel"``; of several that fit the longest counts. Each is 0 or more.
-        name: Keras's.
+        inner_optimizer: The optimizer that updates the weights.
+        factors: Factors of 0 or more, by the name of a layer, or of a weight such as ``"dense/kernel"``. If several
+            names match a weight, the longest one applies.
+        name: The optimizer's name in Keras.
 
     Raises:
-        ConfigError: A factor is out of range; or, when the model is built, no weight belongs to a name, or all are frozen.
+        ConfigError: A factor is out of range. When the model is built: a name matches no weight, or all weights are
+            frozen.
 
     Example::
 
@@ -44,7 +47,7 @@ class Multipliers(Wrapper):
                 raise ConfigError(f"the factor of {key!r} must be finite and 0 or more, got {factor}")
 
     def begin(self, variables: list[Any]) -> None:
-        """See ``Wrapper``."""
+        """Implement ``Wrapper.begin``."""
         paths = [one.path for one in variables]
         if unknown := [key for key in self.factors if not any(is_part(key, path) for path in paths)]:
             raise ConfigError(
@@ -56,40 +59,41 @@ class Multipliers(Wrapper):
             raise ConfigError("all weights are frozen: nothing is left to train", hint="leave one factor above 0")
 
     def stepped(self, variables: list[Any]) -> list[Any]:
-        """See ``Wrapper``."""
+        """Implement ``Wrapper.stepped``."""
         return [one for one in variables if self._by_key[self._var_key(one)]]
 
     def change(self, gradients: list[Any], variables: list[Any]) -> None:
-        """See ``Wrapper``."""
+        """Implement ``Wrapper.change``."""
         pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if self._by_key[self._var_key(v)]]
         others = [(v, self._by_key[self._var_key(v)]) for _, v in pairs if self._by_key[self._var_key(v)] != 1]
-        before = [keras.ops.copy(v) for v, _ in others]  # the step is done in place
+        before = [keras.ops.copy(v) for v, _ in others]  # the inner optimizer updates weights in place
         self.inner_optimizer.apply([g for g, _ in pairs], [v for _, v in pairs])
         for (variable, factor), old in zip(others, before, strict=True):
             variable.assign(old + factor * (keras.ops.convert_to_tensor(variable) - old))
 
     def options(self) -> dict[str, Any]:
-        """See ``Wrapper``."""
+        """Implement ``Wrapper.options``."""
         return {"factors": self.factors}
 
 
 def is_part(key: str, path: str) -> bool:
-    """Whether a weight belongs to a name: that of its layer, of a model that the layer is in, or its own."""
+    """Return whether a name matches a weight: the weight's own name, its layer's, or that of an enclosing model."""
     return f"/{key}/" in f"/{path}/"
 
 
 def factor_of(path: str, factors: Mapping[str, float]) -> float:
-    """The factor of a weight, 1 if it has none."""
+    """Return the factor of a weight; 1 if no name matches."""
     fitting = sorted((key.count("/"), len(key), factor) for key, factor in factors.items() if is_part(key, path))
     return fitting[-1][2] if fitting else 1.0
 
 
 def multiplied(model: Any, factors: Mapping[str, float]) -> Any:
-    """Have whatever optimizer a model is compiled with step by these factors, such as ``lrm=`` of a text.
+    """Apply these factors to every optimizer that a model is compiled with, such as those of ``lrm=`` in a text.
 
     Args:
-        model: Built. Its ``compile`` is another one from here on; what is saved has the optimizer with its factors.
-        factors: By the names of layers; those of layers without weights that are trained have no effect.
+        model: A built model. This function replaces its ``compile``. A saved model contains the optimizer with the
+            factors.
+        factors: Factors by layer name. A factor of a layer without trained weights has no effect.
 
     Returns:
         The model.
@@ -107,7 +111,7 @@ def multiplied(model: Any, factors: Mapping[str, float]) -> Any:
 
 
 def with_factors_of(model: Any, optimizer: Any) -> Any:
-    """An optimizer that has the factors of ``multiplied``, if a model has any."""
+    """Return the optimizer, with the factors that ``multiplied`` gave to the model, if there are any."""
     if not (factors := vars(model).get(FACTORS)):
         return optimizer
     paths = [one.path for one in model.trainable_variables]
@@ -116,7 +120,7 @@ def with_factors_of(model: Any, optimizer: Any) -> Any:
 
 
 def with_factors(optimizer: Any, factors: Mapping[str, float]) -> Any:
-    """An optimizer that has these factors, if it has none already; what scales the loss stays outside."""
+    """Return the optimizer with these factors, unless it has some. A loss scaling optimizer stays outermost."""
     if not factors or any(isinstance(one, Multipliers) for one in chain(optimizer)):
         return optimizer
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):

@@ -18,15 +18,16 @@ class Rlion(keras.optimizers.Optimizer):  # type: ignore[misc]
         c = beta_1 m + (1 - beta_1) g;  u = slope c / (1 + |slope c|)
         w <- w - learning_rate (u + weight_decay w);  m <- beta_2 m + (1 - beta_2) g
 
-    It keeps one array for each weight, half of what Adam does.
+    Rlion stores one array for each weight. Adam stores two.
 
     Args:
         learning_rate: A number or a schedule.
         beta_1: Share of the momentum in the step, in [0, 1).
-        beta_2: Share of the momentum that is kept, in [0, 1).
-        slope: How steep the step is at 0, > 0; Lion is the limit.
-        weight_decay: Share of a weight that each step takes off, times the rate; None for none. It is decoupled, as in Lion.
-        kwargs: As of every optimizer of Keras.
+        beta_2: Share of the old momentum in the new one, in [0, 1).
+        slope: Steepness of the step around 0, > 0. An infinite slope gives Lion.
+        weight_decay: Share of a weight that each step subtracts, times the learning rate; None disables it. It is
+            decoupled from the gradient, as in Lion.
+        kwargs: The arguments that every Keras optimizer takes.
 
     Source:
         Lion: Chen et al. 2023, arXiv:2302.06675.
@@ -46,14 +47,14 @@ class Rlion(keras.optimizers.Optimizer):  # type: ignore[misc]
         self.beta_1, self.beta_2, self.slope = beta_1, beta_2, slope
 
     def build(self, variables: Any) -> None:
-        """See Keras."""
+        """Override Keras's ``build``."""
         if self.built:
             return
         super().build(variables)
         self.momenta = self.add_optimizer_variables(variables, "momentum")
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """See Keras, which has taken the weight decay off before."""
+        """Override Keras's ``update_step``. Keras has already applied the weight decay."""
         ops = keras.ops
         rate, gradient = ops.cast(learning_rate, variable.dtype), ops.cast(dense(gradient), variable.dtype)
         momentum = self.momenta[self._get_variable_index(variable)]
@@ -62,6 +63,6 @@ class Rlion(keras.optimizers.Optimizer):  # type: ignore[misc]
         self.assign(momentum, self.beta_2 * momentum + (1 - self.beta_2) * gradient)
 
     def get_config(self) -> dict[str, Any]:
-        """As it is saved."""
+        """Return the config that Keras saves."""
         own = {name: getattr(self, name) for name in ("beta_1", "beta_2", "slope")}
         return {**super().get_config(), **own}

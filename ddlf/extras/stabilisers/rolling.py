@@ -1,4 +1,7 @@
-"""An optimizer that clips by what norms were before. Runs wherever a model is; ``ddlf/algorithms/clipping.py`` has the formula."""
+"""An optimizer that clips gradients by the norms of earlier steps.
+
+Runs wherever a model is; ``ddlf/algorithms/clipping.py`` has the formula.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ from ddlf.extras.stabilisers.wrapper import Wrapper, dense, is_spared, scaled
 
 @keras.saving.register_keras_serializable(package="ddlf")
 class RollingClip(Wrapper):
-    """Clip gradients by the rolling mean and spread of their norm: a batch of outliers steps no further than usual ones.
+    """Clip gradients by the rolling mean and spread of their norm. A batch of outliers then takes a usual step.
 
-    A batch with a gradient that is not finite changes nothing: neither weights nor what optimizers keep.
+    A batch with a gradient that is NaN or infinite changes neither the weights nor the optimizer state.
 
     Args:
-        inner_optimizer: What steps.
-        decay, first, later, warm: As of ``ddlf.algorithms.clipping.Rolling``.
-        name: Keras's.
+        inner_optimizer: The optimizer that updates the weights.
+        decay, first, later, warm: The arguments of ``ddlf.algorithms.clipping.Rolling``.
+        name: The optimizer's name in Keras.
 
     Raises:
         ConfigError: A value is out of range.
@@ -43,17 +46,17 @@ class RollingClip(Wrapper):
         self.rule = Rolling(decay=decay, first=first, later=later, warm=warm)
 
     def begin(self, variables: list[Any]) -> None:
-        """See ``Wrapper``."""
+        """Implement ``Wrapper.begin``."""
         self.norms = self.add_variable((2,), name="norms", dtype="float32")  # mean and spread
         self.count = self.add_variable((), name="count", dtype="int32")
 
     def change(self, gradients: list[Any], variables: list[Any]) -> None:
-        """See ``Wrapper``."""
+        """Implement ``Wrapper.change``."""
         norm = self._norm(gradients, variables)
         if keras.backend.backend() == "tensorflow":
             keras.ops.cond(keras.ops.isfinite(norm), lambda: self._step(gradients, variables, norm), lambda: None)
             return
-        # With JAX a branch has no side effects: it is handed all values, and gives those that they become.
+        # A branch in JAX has no side effects: it takes all values as arguments, and returns the new ones.
         whole = [*variables, *self.variables]
         values = [one.value for one in whole]
 
@@ -73,7 +76,7 @@ class RollingClip(Wrapper):
         factor = self.rule.factor(norm, most, keras.ops)
         self.norms.assign(keras.ops.stack([mean, spread]))
         self.count.assign_add(1)
-        # All of them are made in this branch: TensorFlow takes no others.
+        # TensorFlow needs all of them to be created in this branch.
         factors = [1.0 if is_spared(v) else factor for v in variables]
         self.inner_optimizer.apply([scaled(g, f) for g, f in zip(gradients, factors, strict=True)], variables)
 
@@ -87,5 +90,5 @@ class RollingClip(Wrapper):
         return keras.ops.sqrt(sum(squares[1:], squares[0]))
 
     def options(self) -> dict[str, Any]:
-        """See ``Wrapper``."""
+        """Implement ``Wrapper.options``."""
         return {name: getattr(self.rule, name) for name in ("decay", "first", "later", "warm")}

@@ -1,4 +1,7 @@
-"""A learning rate in fractions of the run, which knows how many steps a slot makes in it. Runs wherever a model is."""
+"""A learning rate schedule in fractions of the run.
+
+It knows the number of steps of a slot. Runs wherever a model is.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,22 @@ from ddlf.training.slot.run_position import read
 
 @keras.saving.register_keras_serializable(package="ddlf")
 class RunSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
-    """A schedule whose lengths are shares of the run: warm-up, cosine and others (``ddlf.algorithms.schedules``).
+    """A learning rate schedule in shares of the run: warm-up, cosine and others (``ddlf.algorithms.schedules``).
 
-    In a run of DDLF it goes by the steps of the slot, whatever K, mode, ``worker_steps`` and parts by speed make of them: each slot's last step has
-    the rate of the end. Where a slot's optimizer begins anew in each round, the schedule does not.
+    In a DDLF run, the schedule counts the steps of the slot. Their number depends on K, the mode, ``worker_steps`` and
+    the speed of workers. The last step of each slot always has the final rate. The schedule continues even if the
+    slot's optimizer restarts in each round.
 
     Args:
         peak: The highest rate, > 0.
-        rule: As text, such as ``"warmup:0.05,cosine"``.
-        steps: S, where plain Keras trains: ``epochs * ceil(samples / batch_size)``. A run of DDLF has its own number.
-        epochs: Epochs of that training, by which a warm-up counts; by default it is ``share * steps`` long.
+        rule: The schedule as text, such as ``"warmup:0.05,cosine"``.
+        steps: Number of steps, ``epochs * ceil(samples / batch_size)``, needed for training with plain Keras. A DDLF
+            run sets this number itself.
+        epochs: Number of epochs with plain Keras, which set the length of the warm-up. By default the warm-up has
+            ``share * steps`` steps.
 
     Raises:
-        ConfigError: The rule is none; or the rate is asked for, and nobody has said how many steps there are.
+        ConfigError: The rule is invalid; or the rate is needed, and the number of steps is unknown.
 
     Example::
 
@@ -40,15 +46,18 @@ class RunSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ign
         super().__init__()
         self.peak, self.rule = float(peak), SCHEDULE.read(str(rule))
         self.steps, self.epochs = steps, epochs
-        self.held: Any = None  # a variable of the optimizer, in a run
+        self.held: Any = None  # during a run, a variable of the optimizer
         self._planned: tuple[int, float] | None = None
 
     def warm(self, steps: int, epochs: int) -> float:
-        """W, of so many steps."""
+        """Return the number of warm-up steps W in a run of ``steps`` steps."""
         return self.rule.warmup.steps(steps, epochs)
 
     def plan(self, steps: int, epochs: int) -> None:
-        """Go over so many steps from now on, counted by the optimizer: where the master takes them, one for all slots."""
+        """Start a run of ``steps`` steps, counted by the optimizer.
+
+        If the master steps, this is one count for all slots.
+        """
         self.held, self._planned = None, (steps, self.warm(steps, epochs))
 
     def __call__(self, step: Any) -> Any:
@@ -68,9 +77,9 @@ class RunSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ign
                 f"the schedule {str(self.rule)!r} is in fractions of the run, and plain Keras does not say how many steps it has",
                 hint="RunSchedule(..., steps=epochs * ceil(samples / batch_size)), or train with DDLF",
             )
-        epochs = self.epochs or self.steps  # of so many the share is counted in steps
+        epochs = self.epochs or self.steps  # the number of epochs that the warm-up share refers to
         return self.steps, self.warm(self.steps, epochs)
 
     def get_config(self) -> dict[str, Any]:
-        """As it is saved."""
+        """Return the config that Keras saves."""
         return {"peak": self.peak, "rule": str(self.rule), "steps": self.steps, "epochs": self.epochs}

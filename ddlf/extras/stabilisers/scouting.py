@@ -1,4 +1,7 @@
-"""What the data says of a loss before training: parameters of Huber and focal loss, weights of classes. Runs wherever data is."""
+"""Derives loss settings from the data before training: parameters of Huber and focal loss, class weights.
+
+Runs wherever data is.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,18 @@ import numpy as np
 from ddlf.errors import ConfigError
 
 EFFICIENT = 1.345
-"""delta over the spread of errors without outliers: with it 95 % as good as squares where there are none (Huber 1964)."""
+"""delta over the spread. Without outliers, this Huber loss is 95 % as efficient as squared errors (Huber 1964)."""
 NORMAL = 1.4826
-"""Spread of normal numbers over the median of their distances from the median."""
+"""Standard deviation of normally distributed numbers, divided by their median absolute deviation."""
 GAMMA = 2.0
-"""Of the focal loss, as its authors use it (arXiv:1708.02002)."""
+"""gamma of the focal loss, as its authors use it (arXiv:1708.02002)."""
 
 
 def spread(errors: Any) -> float:
-    """The spread of some errors, of which a few may be outliers: ``1.4826 median |e - median e|``.
+    """Return a spread of errors that is robust against outliers: ``1.4826 median |e - median e|``.
 
     Raises:
-        ConfigError: There are none, or none is finite.
+        ConfigError: There is no finite error.
     """
     found = np.asarray(errors, np.float64).reshape(-1)
     found = found[np.isfinite(found)]
@@ -30,16 +33,16 @@ def spread(errors: Any) -> float:
 
 
 def huber_delta(model: Any, x: Any, y: Any, batch_size: int = 256) -> float:
-    """delta of the Huber loss: 1.345 times the spread of the errors of a model that was trained for a moment, over some samples.
+    """Return delta of the Huber loss: 1.345 times the spread of a briefly trained model's errors on some samples.
 
     Args:
-        model: A model of Keras; or None, for the errors of the constant that fits best, the median.
-        x: Some samples; not looked at without a model.
-        y: Their numbers, shape (n, ...).
-        batch_size: Samples that are predicted together.
+        model: A Keras model. None takes the errors of a constant prediction, the median.
+        x: Some samples; unused without a model.
+        y: The targets of these samples, shape (n, ...).
+        batch_size: Number of samples in a prediction batch.
 
     Raises:
-        ConfigError: All errors are equal: then squares do.
+        ConfigError: More than half of the errors are equal, so the spread is 0. Use squared errors then.
     """
     y = np.asarray(y, np.float64)
     found = np.median(y, axis=0) if model is None else model.predict(x, batch_size=batch_size, verbose=0)
@@ -50,17 +53,21 @@ def huber_delta(model: Any, x: Any, y: Any, batch_size: int = 256) -> float:
 
 
 def has_outliers(errors: Any, far: float = 4.0, share: float = 0.001) -> bool:
-    """Whether more errors are ``far`` spreads from their median than ``share`` of them; of normal ones 0.006 % are farther than 4."""
+    """Return whether more than ``share`` of the errors are over ``far`` spreads from their median.
+
+    Of normally distributed errors, 0.006 % are farther than 4 spreads."""
     found = np.asarray(errors, np.float64).reshape(-1)
     away = np.abs(found - np.median(found))
     return bool(np.mean(away > far * spread(found)) > share)
 
 
 def counts(labels: Any) -> np.ndarray[Any, Any]:
-    """How many samples each class has, from 0: of numbers of classes, shape (n,) or (n, 1), or rows with a 1, shape (n, classes).
+    """Return the number of samples of each class, from class 0.
+
+    Labels are class numbers of shape (n,) or (n, 1), or one-hot rows of shape (n, classes).
 
     Raises:
-        ConfigError: They are neither.
+        ConfigError: The labels are neither class numbers nor one-hot rows.
     """
     found = np.asarray(labels)
     if found.ndim == 2 and found.shape[1] > 1:
@@ -72,17 +79,17 @@ def counts(labels: Any) -> np.ndarray[Any, Any]:
 
 
 def class_weights(labels: Any) -> dict[int, float]:
-    """Weights with which every class counts as much as every other: ``n / (classes * n_c)``, for the setting ``class_weight`` or ``fit``."""
+    """Return weights that balance the classes, ``n / (classes * n_c)``, for the setting ``class_weight`` or ``fit``."""
     found = counts(labels)
     present = int((found > 0).sum())
     return {number: float(found.sum() / (present * n)) for number, n in enumerate(found) if n}
 
 
 def focal_alpha(labels: Any) -> list[float]:
-    """alpha of the focal loss for each class: its share of the others, ``(1 - n_c / n) / (classes - 1)``, so that all of them add up to 1.
+    """Return alpha of the focal loss for each class, ``(1 - n_c / n) / (classes - 1)``. The values add up to 1.
 
     Raises:
-        ConfigError: There is one class only.
+        ConfigError: The labels have only one class.
     """
     found = counts(labels)
     if (found > 0).sum() < 2:
@@ -91,10 +98,10 @@ def focal_alpha(labels: Any) -> list[float]:
 
 
 def focal(labels: Any, gamma: float = GAMMA) -> Any:
-    """The focal loss of Keras for these labels: of rows with a 1, or of two classes as one number.
+    """Return Keras's focal loss for these labels: one-hot rows, or two classes as the numbers 0 and 1.
 
     Raises:
-        ConfigError: They are numbers of more than two classes, which Keras's loss does not take.
+        ConfigError: The labels are numbers of more than two classes, which Keras's focal loss does not accept.
     """
     import keras
 
@@ -110,7 +117,7 @@ def focal(labels: Any, gamma: float = GAMMA) -> Any:
 
 
 def huber(model: Any, x: Any, y: Any) -> Any:
-    """The Huber loss of Keras with the delta of ``huber_delta``."""
+    """Return Keras's Huber loss with the delta of ``huber_delta``."""
     import keras
 
     return keras.losses.Huber(delta=huber_delta(model, x, y))

@@ -1,4 +1,4 @@
-"""Several losses, each weighed by how uncertain its task is, which is learned. Runs wherever a model is."""
+"""Weighs several losses by the uncertainty of their tasks, which the model learns. Runs wherever a model is."""
 
 from __future__ import annotations
 
@@ -15,25 +15,28 @@ from ddlf.training.slot.optimizers import innermost
 
 
 def weighed(losses: Any, log_variances: Any, ops: Any) -> Any:
-    """L, of the losses of the tasks, shape (tasks,): ``sum(L_i / (2 exp s_i) + s_i / 2)``, least where ``s_i = ln L_i``."""
+    """Return ``L = sum(L_i / (2 exp s_i) + s_i / 2)``, which has its minimum at ``s_i = ln L_i``.
+
+    The losses L_i and the log variances s_i have the shape (tasks,)."""
     return ops.sum(losses * ops.exp(-log_variances) + log_variances) / 2
 
 
 @keras.saving.register_keras_serializable(package="ddlf")
 class Uncertain(keras.Model):  # type: ignore[misc]
-    """A model of several outputs whose losses may be of any size: ``L = sum(L_i / (2 exp s_i) + s_i / 2)``.
+    """A model that balances the losses L_i of its outputs: ``L = sum(L_i / (2 exp s_i) + s_i / 2)``.
 
-    The s_i are a weight of the model, trained from 0 without weight decay and without ``RollingClip`` and ``AGC``. Metrics are those of the model,
-    and ``NAME_loss`` for each output, as without it.
+    The s_i are a weight of the model. Training starts them at 0, and applies neither weight decay nor ``RollingClip``
+    nor ``AGC`` to them. The wrapped model's metrics stay the same, including ``NAME_loss`` for each output.
 
     Args:
-        model: With two outputs or more, a list or a dict. Its weights are this one's.
-        name: Keras's.
-        first: About what each loss is at first, by the output's name: s_i begins with its logarithm, in place of 0, and has not far to go.
+        model: The model to wrap. Its outputs are a list or a dict of two or more. The wrapper shares its weights.
+        name: The model's name in Keras.
+        first: The approximate initial loss of each output, by name. Its logarithm replaces 0 as the first s_i, so that
+            s_i converges sooner.
 
     Raises:
-        ConfigError: It has one output, or first losses that are none; or, in ``compile``, not one loss for each, or ``loss_weights``, in whose
-            place this stands.
+        ConfigError: The model has one output, or a first loss is not above 0. In ``compile``: an output has no loss, or
+            ``loss_weights`` is set, which ``Uncertain`` replaces.
 
     Source:
         Kendall, Gal, Cipolla 2018, arXiv:1705.07115.
@@ -46,7 +49,7 @@ class Uncertain(keras.Model):  # type: ignore[misc]
         self.inner = model
         named = getattr(
             model, "_outputs_struct", None
-        )  # by which labels and losses are given; Keras has those of the last layers
+        )  # labels and losses have these names; Keras names outputs by their last layers
         self.output_names = sorted(named) if isinstance(named, Mapping) else list(model.output_names)
         if len(self.output_names) < 2:
             raise ConfigError(
@@ -68,15 +71,15 @@ class Uncertain(keras.Model):  # type: ignore[misc]
 
     @property
     def wrapped_model(self) -> Any:
-        """See ``ddlf.training.slot.optimizers.unwrapped``."""
+        """Return the model inside; see ``ddlf.training.slot.optimizers.unwrapped``."""
         return self.inner
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """The outputs of the model."""
+        """Return the outputs of the wrapped model."""
         return self.inner(inputs, training=training)
 
     def compile(self, optimizer: Any = "rmsprop", loss: Any = None, loss_weights: Any = None, **kwargs: Any) -> None:
-        """See Keras."""
+        """Override Keras's ``compile``."""
         if loss_weights is not None:
             raise ConfigError(
                 "loss_weights has no effect: uncertainty weighs the losses", hint="leave loss_weights out"
@@ -89,21 +92,21 @@ class Uncertain(keras.Model):  # type: ignore[misc]
                 hint=f"loss={{{', '.join(f'{one!r}: ...' for one in self.output_names)}}}",
             )
         super().compile(optimizer=with_factors_of(self.inner, optimizer), loss=loss, **kwargs)
-        # Beside those that the user leaves out of the weight decay.
+        # Keep the weights that the user excluded from weight decay.
         inner = innermost(self.optimizer)
         spared = {*getattr(inner, "_exclude_from_weight_decay", ()), inner._var_key(self.log_variances)}
         inner._exclude_from_weight_decay = spared
         inner._exclude_from_weight_decay_pattern = getattr(inner, "_exclude_from_weight_decay_pattern", None)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """As it was saved."""
+        """Create the object from its saved config."""
         self.compile(**keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
 
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
     ) -> Any:
-        """See Keras."""
+        """Override Keras's ``compute_loss``."""
         labels, outputs = self._in_order(y), self._in_order(y_pred)
         weights = (
             self._in_order(sample_weight) if keras.tree.is_nested(sample_weight) else [sample_weight] * len(labels)
@@ -122,7 +125,7 @@ class Uncertain(keras.Model):  # type: ignore[misc]
         return [given[name] for name in self.output_names] if isinstance(given, Mapping) else list(given)
 
     def get_config(self) -> dict[str, Any]:
-        """As it is saved."""
+        """Return the config that Keras saves."""
         return {
             "name": self.name,
             "model": keras.saving.serialize_keras_object(self.inner),
@@ -131,7 +134,7 @@ class Uncertain(keras.Model):  # type: ignore[misc]
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        """As it was saved."""
+        """Create the object from its saved config."""
         model = keras.saving.deserialize_keras_object(config["model"], custom_objects=custom_objects)
         return cls(model, name=config["name"], first=config.get("first"))
 

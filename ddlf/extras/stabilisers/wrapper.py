@@ -1,4 +1,4 @@
-"""An optimizer around another one: what all of ours have in common. Runs wherever a model is."""
+"""The base class of optimizers that wrap another optimizer. Runs wherever a model is."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from ddlf.errors import ConfigError
 from ddlf.training.slot.optimizers import chain
 
 SPARED = "uncertainty_log_variance"
-"""In the paths of weights that nothing clips: ``uncertainty`` trains them beside those of the model."""
+"""The path part of weights that no wrapper clips. ``uncertainty`` trains them besides the model's weights."""
 
 
 class Wrapper(keras.optimizers.Optimizer):  # type: ignore[misc]
-    """An optimizer that does something to gradients or weights before or after another one has stepped.
+    """An optimizer that changes gradients or weights before or after another optimizer updates the weights.
 
-    It works as Keras's ``LossScaleOptimizer`` does, by ``apply``, on every backend. Its variables are its own and those of the inner one.
+    It overrides ``apply``, like Keras's ``LossScaleOptimizer``, and works on every backend. Its variables include those
+    of the inner optimizer.
 
     Args:
-        inner_optimizer: The optimizer inside; also another wrapper. What scales the loss belongs outside of all.
-        name: Keras's.
+        inner_optimizer: The optimizer inside, or another wrapper. A loss scaling optimizer must be outermost.
+        name: The optimizer's name in Keras.
 
     Raises:
-        ConfigError: What is inside scales the loss: then gradients would be seen scaled.
+        ConfigError: The inner optimizer scales the loss, so that this wrapper would get scaled gradients.
     """
 
     def __init__(self, inner_optimizer: Any, name: str | None = None) -> None:
@@ -40,7 +41,7 @@ class Wrapper(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     @tracking.no_automatic_dependency_tracking  # type: ignore[untyped-decorator]
     def build(self, variables: Sequence[Any]) -> None:
-        """Make what is kept of these weights."""
+        """Create the optimizer state for these weights."""
         if self.built:
             return
         self.begin(list(variables))
@@ -48,18 +49,18 @@ class Wrapper(keras.optimizers.Optimizer):  # type: ignore[misc]
         super().build(variables)
 
     def begin(self, variables: list[Any]) -> None:
-        """Make own variables."""
+        """Create the variables of this wrapper."""
 
     def stepped(self, variables: list[Any]) -> list[Any]:
-        """Those of the weights that the inner optimizer steps."""
+        """Return the weights that the inner optimizer updates."""
         return variables
 
     def change(self, gradients: list[Any], variables: list[Any]) -> None:
-        """Do a step: change gradients or weights, and call ``apply`` of the inner optimizer."""
+        """Take a step: change gradients or weights, and call ``apply`` of the inner optimizer."""
         raise NotImplementedError
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
-        """Step along gradients, as Keras calls it."""
+        """Apply gradients to weights, as Keras calls it."""
         if not self.built:
             with keras.name_scope(self.name):
                 self.build(list(trainable_variables or ()))
@@ -68,12 +69,12 @@ class Wrapper(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     @property
     def variables(self) -> list[Any]:
-        """Its own, and those of the inner optimizer."""
+        """Return the variables of this wrapper and of the inner optimizer."""
         return [*self._variables, *self.inner_optimizer.variables]
 
     @property
     def learning_rate(self) -> Any:
-        """That of the inner optimizer."""
+        """Return the learning rate of the inner optimizer."""
         return self.inner_optimizer.learning_rate
 
     @learning_rate.setter
@@ -82,41 +83,41 @@ class Wrapper(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     @property
     def iterations(self) -> Any:
-        """Those of the inner optimizer."""
+        """Return the step count of the inner optimizer."""
         return self.inner_optimizer.iterations
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
-        """See Keras."""
+        """Override Keras's ``finalize_variable_values``."""
         self.inner_optimizer.finalize_variable_values(var_list)
 
     def get_config(self) -> dict[str, Any]:
-        """As it is saved."""
+        """Return the config that Keras saves."""
         inner = keras.saving.serialize_keras_object(self.inner_optimizer)
         return {"name": self.name, "inner_optimizer": inner, **self.options()}
 
     def options(self) -> dict[str, Any]:
-        """Arguments beside the inner optimizer, as they are saved."""
+        """Return the arguments to save, except the inner optimizer."""
         return {}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        """As it was saved."""
+        """Create the object from its saved config."""
         inner = keras.saving.deserialize_keras_object(config["inner_optimizer"], custom_objects=custom_objects)
         return cls(**{**config, "inner_optimizer": inner})
 
 
 def is_spared(variable: Any) -> bool:
-    """Whether nothing is to clip a weight."""
+    """Return whether a weight is excluded from clipping."""
     return SPARED in str(getattr(variable, "path", variable.name))
 
 
 def dense(gradient: Any) -> Any:
-    """A gradient as a tensor; that of an embedding has only the rows that were used, some of them twice."""
+    """Return a gradient as a dense tensor. An embedding's sparse gradient may contain a row twice."""
     return keras.ops.convert_to_tensor(gradient)
 
 
 def scaled(gradient: Any, factor: Any) -> Any:
-    """A gradient times a number, with the rows that it had."""
+    """Return a gradient times a number. A sparse gradient stays sparse."""
     if hasattr(gradient, "indices") and hasattr(gradient, "dense_shape"):
         values = gradient.values * keras.ops.cast(factor, gradient.values.dtype)
         return type(gradient)(values, gradient.indices, gradient.dense_shape)
