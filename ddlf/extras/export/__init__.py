@@ -1,7 +1,8 @@
 """Export of Keras models to formats of other programs.
 
-``formats`` lists the formats, ``source`` finds the model, ``export`` writes it, and ``verify`` compares the results. ``steps`` runs each step in a
-process of its own, where ``keras_model`` loads and writes the model and ``runtimes`` runs the results.
+``formats`` lists the formats, ``source`` finds the model, ``export`` writes it, and ``verify`` compares the results.
+``steps`` runs each step in its own process. There, ``keras_model`` loads and writes the model, and ``runtimes`` runs
+the exported files.
 """
 
 from ddlf.extras import Extra

@@ -19,11 +19,11 @@ from ddlf.extras.export.steps import StepRunner
 from ddlf.extras.export.verify import BATCHES, TOLERANCE, BackendComparison, LayerComparison, Row, all_agree, compare
 
 OF_VERIFY = {"--inputs": "inputs", "--tolerance": "tolerance", "--json": "json"}
-"""Options that mean nothing unless something is compared."""
+"""Options that only have an effect on a comparison."""
 
 
 def export(options: argparse.Namespace) -> int:
-    """Write a model in some formats; returns the exit code."""
+    """Write a model in some formats, and return the exit code."""
     for flag, name in OF_VERIFY.items():
         if not options.verify and getattr(options, name):
             raise ConfigError(f"{flag} has no effect without --verify", hint="add --verify, or leave it out")
@@ -48,7 +48,7 @@ def export(options: argparse.Namespace) -> int:
             batches = (options.batch,) if options.batch is not None else BATCHES
             comparison = BackendComparison(model, steps, backends[0], inputs=options.inputs, batches=batches)
             if options.inputs is not None:
-                comparison.first  # noqa: B018  # what is wrong with the inputs is said before anything is written
+                comparison.first  # noqa: B018  # refuse wrong inputs before writing a file
             written = write(model, wanted, source.stem, steps, lambda each: say(_wrote(each)), options.batch)
             if options.debug:
                 _show_logs(steps)
@@ -58,7 +58,7 @@ def export(options: argparse.Namespace) -> int:
 
 
 def compare_backends(options: argparse.Namespace) -> int:
-    """Run a model on each backend of Keras, and name the first layer that differs; returns the exit code."""
+    """Run a model on each Keras backend, print the first layer that differs, and return the exit code."""
     source = find(options.model, options.code)
     _check_inputs(options.inputs)
     backends = _named(options.backends) if options.backends else installed_backends()
@@ -105,7 +105,7 @@ def _named(text: str) -> list[str]:
 
 
 def _backends(first: str | None) -> list[str]:
-    """All that are installed, the reference first: the one that is asked for, else the usual one."""
+    """Return the installed backends, the reference first. It is the named backend, or the usual one."""
     return sorted(installed_backends(), key=lambda name: name != first)
 
 

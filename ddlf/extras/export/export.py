@@ -1,4 +1,7 @@
-"""Write a model in several formats: check first that all can be written, then write each in a process of its own."""
+"""Writes a model in several formats.
+
+Checks first that each format can be written, then writes each in its own process.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from ddlf.extras.export.steps import Refused, StepRunner
 
 @dataclass(frozen=True, slots=True)
 class ExportTarget:
-    """A format that is to be written.
+    """A format to write.
 
     Attributes:
         format: The format.
@@ -32,12 +35,12 @@ class ExportTarget:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The result of writing a format.
+    """The result of writing one format.
 
     Attributes:
-        target: The format, and its files.
-        bytes: All that was written, weights in it.
-        refused: The package that could not write it, or None.
+        target: The format and its files.
+        bytes: The size of the written files, including weights.
+        refused: The package that failed to write the format, and its reason; None after success.
     """
 
     target: ExportTarget
@@ -48,21 +51,21 @@ class Exported:
 def plan(
     source: ExportSource, formats: list[Format], folder: Path, *, backend: str | None = None, overwrite: bool = False
 ) -> list[ExportTarget]:
-    """Return the formats to write, after a check of everything that could prevent it. Nothing is written yet.
+    """Return the formats to write. This function checks the formats, folder and packages, and writes nothing.
 
     Args:
-        source: The model.
-        formats: The formats.
-        folder: Where to.
-        backend: The backend of Keras; None for the usual one of each format.
+        source: The model to export.
+        formats: The formats to write.
+        folder: The folder to write to.
+        backend: The Keras backend that writes; None for the usual backend of each format.
         overwrite: Whether existing files may be replaced.
 
     Raises:
-        ConfigError: One of them cannot be written.
+        ConfigError: A format cannot be written.
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file", hint="name a folder with --out")
-    there_is = folder if folder.exists() else folder.absolute().parent  # it is made when the first file is written
+    there_is = folder if folder.exists() else folder.absolute().parent  # created with the first file
     if not there_is.is_dir():
         raise ConfigError(f"there is no folder {there_is}", hint="make it first, or name another with --out")
     if not os.access(there_is, os.W_OK | os.X_OK):
@@ -89,15 +92,17 @@ def plan(
 
 @contextmanager
 def loadable(source: ExportSource, steps: StepRunner, backend: str) -> Iterator[Path]:
-    """The model as a file that Keras loads: a text is made a model first, once, so that all have the same weights.
+    """Yield the path of a ``.keras`` file with the model.
+
+    For a text, Keras creates the model once, so that all formats have the same initial weights.
 
     Args:
-        source: The model.
-        steps: Where it is made.
-        backend: The backend of Keras that draws the first weights.
+        source: The model to export.
+        steps: The runner that creates the model of a text.
+        backend: The Keras backend that draws the initial weights.
 
     Raises:
-        ConfigError: Keras cannot make a model of the text.
+        ConfigError: Keras cannot create the model of the text.
     """
     if not source.is_text:
         yield source.path
@@ -117,15 +122,15 @@ def write(
     tell: Callable[[Exported], None] = lambda _: None,
     batch: int | None = None,
 ) -> list[Exported]:
-    """Write formats, each atomically.
+    """Write the files of each format atomically.
 
     Args:
         model: A ``.keras`` file.
-        wanted: As planned.
-        stem: The name of the files.
-        steps: The runner of the steps.
-        tell: Hears of each as soon as it is there.
-        batch: Samples of each batch of StableHLO; None for any.
+        wanted: The formats to write, from ``plan``.
+        stem: The name of the files without a suffix.
+        steps: The runner that writes each format in its own process.
+        tell: Called with the result of each format as soon as it is written.
+        batch: The fixed batch size of StableHLO; None for a variable one.
 
     Raises:
         ConfigError: The model cannot be loaded, or the folder cannot be written to.
@@ -171,5 +176,5 @@ def _write(model: Path, wanted: ExportTarget, stem: str, steps: StepRunner, batc
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files in a folder."""
+    """Return the size in bytes of a file, or of all files in a folder."""
     return sum(item.stat().st_size for item in ([path] if path.is_file() else path.rglob("*")) if item.is_file())

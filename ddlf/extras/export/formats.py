@@ -10,7 +10,7 @@ from ddlf.errors import ConfigError
 from ddlf.worker.machine import has_module
 
 BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "torch"}
-"""The backends of Keras that can run a model here, the usual one first, and their usual names."""
+"""The Keras backends that DDLF can run, the usual one first, with the names to print."""
 DISTRIBUTIONS = {
     "tensorflow": ("tensorflow-cpu", "tensorflow"),
     "jax": ("jax",),
@@ -27,7 +27,7 @@ DISTRIBUTIONS = {
 """The distributions that contain each module that a step imports, the usual one first."""
 
 EXTRAS = {"tensorflow-cpu": "tensorflow", "torch": "export-torch", "jax2onnx": "export-jax"}
-"""The extra of DDLF that installs a distribution, unless it is ``export``."""
+"""The extra of DDLF that installs a distribution, if it is not the extra ``export``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class Runtime:
     """A program that runs exported models.
 
     Attributes:
-        name: As ``step`` knows it.
-        called: Its usual name.
-        modules: The modules that it imports.
+        name: Its name in a job of ``steps``.
+        called: The name to print.
+        modules: The modules that running it imports.
     """
 
     name: str
@@ -45,21 +45,22 @@ class Runtime:
     modules: tuple[str, ...]
 
     def version(self) -> str:
-        """Name and version, for people."""
+        """Return the runtime's name and version as text to print."""
         names = DISTRIBUTIONS[self.modules[-1]]
         return f"{self.called} {version_of(names)}".strip()
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format.
+    """A file format for exported models.
 
     Attributes:
-        name: As ``--to`` has it.
-        keras: As ``keras.Model.export`` has it; empty where Keras has no such format.
+        name: Its name in ``--to``.
+        keras: Its name in ``keras.Model.export``; empty if Keras lacks the format.
         endings: The suffixes of its files; Keras gets the first one.
-        writers: The backends of Keras that write it with any batch size, the usual one first, and the further modules that they need.
-        runtimes: The programs that run it, its own runtime first.
+        writers: The Keras backends that write it with a variable batch size, the usual one first, each with the further
+            modules that it needs.
+        runtimes: The programs that run it, the format's own runtime first.
     """
 
     name: str
@@ -70,11 +71,11 @@ class Format:
     also: tuple[str, ...] = field(default=())
 
     def files(self, stem: str) -> tuple[str, ...]:
-        """Names of what is written of a model."""
+        """Return the names of the files and folders of an exported model."""
         return tuple(f"{stem}{ending}" for ending in self.endings)
 
     def lacks(self, backend: str) -> list[str]:
-        """Distributions that are not installed and are needed to write it on a backend."""
+        """Return the missing distributions that a backend needs to write this format."""
         return absent((backend, *self.writers[backend]))
 
 
@@ -139,10 +140,10 @@ FORMATS = {item.name: item for item in ALL}
 
 
 def read(text: str) -> list[Format]:
-    """Return the formats that are named, with commas between them.
+    """Return the formats in a comma-separated list of names.
 
     Raises:
-        ConfigError: There is no such format, or none is named.
+        ConfigError: A name is unknown, or the list is empty.
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
@@ -163,10 +164,10 @@ def writer_of(format: Format, backend: str | None) -> str:
 
     Args:
         format: The format.
-        backend: The one that is asked for; None for the first that is installed with all it needs.
+        backend: The requested Keras backend. None selects the first one that is installed with all its modules.
 
     Raises:
-        ConfigError: It is not written there, or something is not installed.
+        ConfigError: The backend cannot write the format, or a distribution is missing.
     """
     if backend is not None and backend not in format.writers:
         raise ConfigError(
@@ -191,12 +192,12 @@ def to_install(distributions: list[str]) -> str:
 
 
 def absent(modules: tuple[str, ...]) -> list[str]:
-    """Return the distributions of the modules that are not installed."""
+    """Return the distributions that contain the missing ones of these modules."""
     return [DISTRIBUTIONS[name][0] for name in modules if not has_module(name)]
 
 
 def version_of(distributions: tuple[str, ...]) -> str:
-    """The version of the first of them that is installed, or nothing."""
+    """Return the version of the first installed distribution; empty if none is installed."""
     for name in distributions:
         try:
             return metadata.version(name)
@@ -206,7 +207,7 @@ def version_of(distributions: tuple[str, ...]) -> str:
 
 
 def installed_backends() -> list[str]:
-    """Backends of Keras that are installed, the usual one first."""
+    """Return the installed Keras backends, the usual one first."""
     return [name for name in BACKENDS if has_module(name)]
 
 

@@ -1,4 +1,4 @@
-"""A model of Keras in the process of a step: loaded, given inputs, run, layer by layer if wanted. ``KERAS_BACKEND`` is set."""
+"""Loads, runs and writes a Keras model in the process of a step, where ``KERAS_BACKEND`` is set."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ SEED = 0
 FREE = 16
 """The length of an axis without a fixed size in made-up inputs."""
 WHOLE = 10
-"""Whole numbers that are made are below it, where no layer says how many there are."""
+"""Made-up whole numbers are below this limit, if no layer defines another one."""
 COUNTS = ("input_dim", "num_tokens", "num_bins")
-"""Attributes of Keras's layers that say how many whole numbers they know."""
+"""Attributes of Keras layers with the number of whole numbers that the layer accepts."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """An input.
+    """One input of a model.
 
     Attributes:
         name: Its name in Keras.
-        shape: With the batch; None where any size will do.
-        dtype: Its type.
+        shape: Its shape with the batch axis. None is a variable size.
+        dtype: The name of its type.
     """
 
     name: str
@@ -43,19 +43,20 @@ class InputSpec:
 
 
 class Loaded:
-    """A model that was loaded, which takes its inputs as a list, in Keras's own order.
+    """A loaded model that takes its inputs as a list, in Keras's order.
 
     Args:
         path: A ``.keras`` file.
-        code: The file with the user's own layers, or None.
+        code: The Python file with the user's own layers, or None.
 
     Raises:
-        ConfigError: It cannot be loaded, or was never built.
+        ConfigError: Keras cannot load the model, or it was never built.
 
     Attributes:
-        model: The model.
-        inputs: Its inputs.
-        layout: The numbers of its inputs in a list, a dict, or alone, as the model takes them.
+        model: The Keras model.
+        inputs: The model's inputs.
+        layout: The structure of the model's inputs, a list, a dict or a single value, with input numbers in place of
+            arrays.
     """
 
     def __init__(self, path: Path, code: Path | None) -> None:
@@ -70,28 +71,28 @@ class Loaded:
         self.structure = structure
 
     def packed(self, flat: Sequence[Any]) -> Any:
-        """Inputs as the model takes them."""
+        """Return a list of inputs in the structure that the model takes."""
         return keras.tree.pack_sequence_as(self.structure, list(flat))
 
     def run(self, flat: Sequence[Any]) -> list[Any]:
-        """Return the outputs for some inputs, as Keras predicts them, in Keras's order."""
+        """Return the predictions for some inputs as a list in Keras's order."""
         return [np.asarray(item) for item in keras.tree.flatten(self.model.predict_on_batch(self.packed(flat)))]
 
     def outputs(self) -> Any:
-        """The numbers of the outputs, in a list, a dict, or as they are."""
+        """Return the structure of the outputs, with output numbers in place of arrays."""
         result = self.model(self.packed([ones(entry) for entry in self.inputs]), training=False)
         return plain(keras.tree.pack_sequence_as(result, list(range(len(keras.tree.flatten(result))))))
 
 
 def load(path: Path, code: Path | None) -> Any:
-    """Return a model.
+    """Load a model; see ``Loaded``.
 
     Raises:
-        ConfigError: See ``Loaded``.
+        ConfigError: Keras cannot load the model, or it was never built.
     """
-    importlib.import_module("ddlf.extras.text.conversion.operator")  # layers of models that were text
+    importlib.import_module("ddlf.extras.text.conversion.operator")  # registers the layers that texts use
     own = own_layers(code) if code is not None else {}
-    for name in find(path, code).own:  # registered when the file was written, and not in the code
+    for name in find(path, code).own:  # layers that were registered when the file was written
         if (short := name.rpartition(">")[2]) in own:
             own.setdefault(name, own[short])
     try:
@@ -110,12 +111,12 @@ def load(path: Path, code: Path | None) -> Any:
 
 
 def own_layers(code: Path) -> dict[str, Any]:
-    """Run a Python file, and return its layers by name: whether they are registered makes no difference then.
+    """Run a Python file, and return its layers by name, so that the file need not register them.
 
     Raises:
-        ConfigError: The file itself fails.
+        ConfigError: The file raises an error.
     """
-    sys.path.insert(0, str(code.parent.resolve()))  # as python FILE.py does
+    sys.path.insert(0, str(code.parent.resolve()))  # like python FILE.py
     spec = importlib.util.spec_from_file_location(code.stem, code)
     assert spec is not None
     assert spec.loader is not None
@@ -158,23 +159,23 @@ def _inputs(model: Any, path: Path) -> Any:
 
 
 def plain(structure: Any) -> Any:
-    """A structure as JSON has it."""
+    """Return a structure of Keras as lists and dicts for JSON."""
     if isinstance(structure, dict):
         return {str(key): plain(value) for key, value in structure.items()}
     return [plain(item) for item in structure] if isinstance(structure, list | tuple) else structure
 
 
 def ones(each: InputSpec, batch: int = 2) -> Any:
-    """A small input, to call a model once."""
+    """Return small inputs of ones, to call a model once."""
     return keras.ops.ones([batch, *(size or FREE for size in each.shape[1:])], each.dtype)
 
 
 def made(loaded: Loaded, batch: int) -> list[Any]:
-    """Return inputs for a model: normal values, whole numbers that its layers know, the same each time.
+    """Return random inputs for a model, from a fixed seed: normal values, or whole numbers that its layers accept.
 
     Args:
         loaded: The model.
-        batch: Samples.
+        batch: The number of samples.
     """
     random = np.random.default_rng([SEED, batch])
     counts = [getattr(layer, name, None) for layer in _layers(loaded.model) for name in COUNTS]
@@ -196,15 +197,15 @@ def made(loaded: Loaded, batch: int) -> list[Any]:
 
 
 def given(loaded: Loaded, path: Path, batch: int) -> list[Any]:
-    """Return inputs from a file, its samples again and again.
+    """Return a batch of inputs from a file. If the file has too few samples, they repeat.
 
     Args:
         loaded: The model.
-        path: ``.npz`` with an array for each input, by its name; one input's may have any name.
-        batch: Samples.
+        path: An ``.npz`` file with an array for each input by its name. If the model has one input, the name is free.
+        batch: The number of samples.
 
     Raises:
-        ConfigError: It has no such array, or one of another shape.
+        ConfigError: The file lacks an array, or an array has the wrong shape.
     """
     try:
         with np.load(path) as file:
@@ -232,14 +233,14 @@ def _layers(model: Any) -> Iterator[Any]:
 
 
 def each_layer(loaded: Loaded, flat: Sequence[Any]) -> dict[str, Any]:
-    """Return the output of each layer, also of layers inside layers, in the order in which their calls end.
+    """Return the output of each layer, including nested layers, in the order in which the calls end.
 
-    Further outputs of a layer, and outputs of its further calls, have a number behind its name. Outputs without values are left out: Keras
-    compiles a loop around them.
+    A number follows the layer's name for its further outputs and calls. Outputs without values, inside a loop that
+    Keras compiles, are missing.
 
     Args:
         loaded: The model.
-        flat: Its inputs.
+        flat: A list of the model's inputs.
     """
     result: dict[str, Any] = {}
     times: dict[str, int] = {}
@@ -253,7 +254,7 @@ def each_layer(loaded: Loaded, flat: Sequence[Any]) -> dict[str, Any]:
         for number, leaf in enumerate(leaves):
             try:
                 result[name if len(leaves) == 1 else f"{name}, output {number}"] = keras.ops.convert_to_numpy(leaf)
-            except Exception:  # a tracer: each backend raises another error
+            except Exception:  # the output is a tracer: each backend raises another error
                 continue
         return outputs
 
@@ -274,9 +275,9 @@ def write(loaded: Loaded, format: Format, folder: Path, stem: str, batch: int | 
     Args:
         loaded: The model.
         format: The format.
-        folder: Where to.
-        stem: Their name without its ending.
-        batch: Samples of each batch, of StableHLO only; None for any.
+        folder: The folder to write to.
+        stem: The name of the files without a suffix.
+        batch: The fixed batch size, for StableHLO only; None for a variable one.
     """
     loaded.model(
         loaded.packed([ones(spec) for spec in loaded.inputs]), training=False
@@ -308,11 +309,11 @@ def _free(loaded: Loaded) -> Any:
 
 
 def stablehlo(loaded: Loaded, batch: int | None = None) -> Any:
-    """Return the model as JAX exports a function of its inputs, weights in it.
+    """Return the model as an exported JAX function of its inputs, including the weights.
 
     Args:
         loaded: The model.
-        batch: Samples of each batch; None for any.
+        batch: The fixed batch size; None for a variable one.
     """
     import jax
 

@@ -1,6 +1,9 @@
-"""Run exported models in the process of a step. Each function loads a file, and returns a function from flat inputs to flat outputs.
+"""Run exported models in the process of a step.
 
-A runtime has its own order. Inputs and outputs are matched by name if it has names, else taken in Keras's order.
+Each function loads a file, and returns a function that takes a list of inputs and returns a list of outputs.
+
+Each runtime has its own order of inputs and outputs. They are matched with Keras's by name. A runtime without names has
+Keras's order.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ Run = Callable[[list[Any]], Sequence[Any]]
 
 
 def saved_model(path: Path, facts: dict[str, Any]) -> Run:
-    """By TensorFlow."""
+    """Load a SavedModel with TensorFlow."""
     import tensorflow as tf
 
     loaded = tf.saved_model.load(str(path))
@@ -28,7 +31,7 @@ def saved_model(path: Path, facts: dict[str, Any]) -> Run:
 
 
 def onnx(path: Path, facts: dict[str, Any]) -> Run:
-    """By onnxruntime."""
+    """Load an ONNX file with onnxruntime."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -38,14 +41,14 @@ def onnx(path: Path, facts: dict[str, Any]) -> Run:
 
 
 def litert(path: Path, facts: dict[str, Any]) -> Run:
-    """By LiteRT."""
+    """Load a LiteRT file with LiteRT."""
     from ai_edge_litert.interpreter import Interpreter
 
     return _lite(Interpreter(model_path=str(path)), facts)
 
 
 def tflite(path: Path, facts: dict[str, Any]) -> Run:
-    """By the interpreter in TensorFlow, which has TensorFlow's own operators for what LiteRT has none."""
+    """Load a LiteRT file with TensorFlow's interpreter, which also has the operators that LiteRT lacks."""
     import tensorflow as tf
 
     return _lite(tf.lite.Interpreter(model_path=str(path)), facts)
@@ -64,7 +67,10 @@ def _lite(interpreter: Any, facts: dict[str, Any]) -> Run:
 
 
 def openvino(path: Path, facts: dict[str, Any]) -> Run:
-    """By OpenVINO, in 32 bits: left alone it takes fewer where the processor has them."""
+    """Load an OpenVINO file with OpenVINO in 32 bits.
+
+    By default, OpenVINO uses 16 bits on processors that support them.
+    """
     import openvino as ov
 
     compiled = ov.Core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
@@ -73,14 +79,14 @@ def openvino(path: Path, facts: dict[str, Any]) -> Run:
 
     def run(flat: list[Any]) -> Sequence[Any]:
         result = compiled(dict(zip(names, flat, strict=True)))
-        # Behind the model's own outputs may be others, as the size of a batch that was looked at.
+        # Further outputs, such as the size of a batch, may follow the model's outputs.
         return [result[port] for port in compiled.outputs[: len(_names(facts["outputs"]))]]
 
     return run
 
 
 def torch(path: Path, facts: dict[str, Any]) -> Run:
-    """By torch."""
+    """Load an exported program with torch."""
     import torch as library
 
     module = library.export.load(str(path)).module()
@@ -94,7 +100,11 @@ def torch(path: Path, facts: dict[str, Any]) -> Run:
 
 
 def iree(path: Path, facts: dict[str, Any]) -> Run:
-    """Compiled by IREE for this processor: once for any batch or, where IREE cannot, for each batch as ``ddlf export --batch`` writes it."""
+    """Compile StableHLO for this processor with IREE.
+
+    One compilation serves all batch sizes. If IREE cannot do that, each batch size is compiled, like ``ddlf export
+    --batch``.
+    """
     from iree.compiler import tools
 
     modules: dict[int, Any] = {}
@@ -134,7 +144,7 @@ def _compiled(module: bytes) -> Any:
 
 
 def jax(path: Path, facts: dict[str, Any]) -> Run:
-    """By JAX, of the file beside that is for it."""
+    """Load StableHLO with JAX, from the file for JAX beside the given one."""
     import jax as library
 
     exported = library.export.deserialize(bytearray(path.with_suffix(".jax").read_bytes()))
@@ -145,11 +155,11 @@ def jax(path: Path, facts: dict[str, Any]) -> Run:
 RUNTIMES: dict[str, Callable[[Path, dict[str, Any]], Run]] = {
     item.__name__: item for item in (saved_model, onnx, litert, tflite, openvino, torch, iree, jax)
 }
-"""By the names that ``formats`` has."""
+"""The functions of this module by the name of the runtime in ``formats``."""
 
 
 def packed(layout: Any, flat: Sequence[Any]) -> Any:
-    """Flat values in a list, a dict or alone, as a layout has their numbers."""
+    """Return a list of values in a structure that has their numbers."""
     if isinstance(layout, dict):
         return {key: packed(value, flat) for key, value in layout.items()}
     return [packed(item, flat) for item in layout] if isinstance(layout, list) else flat[layout]
@@ -174,9 +184,10 @@ def unpacked(layout: Any, result: Any) -> list[Any]:
 
 
 def matched(wanted: Sequence[str], there: Sequence[str]) -> list[str]:
-    """Names of a runtime in the order of Keras's.
+    """Return the names of a runtime in the order of Keras's names.
 
-    A runtime may write more around a name; where one of them is found in none or in several, the runtime's own order is taken.
+    A runtime's name may contain more than Keras's. If a Keras name is in none or in several of the runtime's names, the
+    runtime's order is used.
 
     Args:
         wanted: Names in Keras.

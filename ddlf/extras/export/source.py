@@ -1,4 +1,7 @@
-"""The model to export: a ``.keras`` file, a model as text, or the folder of a run. It is checked without Keras, so that errors come at once."""
+"""Finds the model to export: a ``.keras`` file, a model as text, or the folder of a run.
+
+This module checks the model without importing Keras, so that errors come at once.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,19 @@ from ddlf.extras import provided
 TEXT = ".nnm"
 SAVED = ".keras"
 MODEL = "model.keras"
-"""The model in the folder of a run."""
+"""The file name of the model in the folder of a run."""
 HALF = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
 class ExportSource:
-    """A model that is exported.
+    """A model to export.
 
     Attributes:
         path: Its file.
         stem: The name of the written files.
-        own: LayerComparison of the user's own in it, as Keras has registered them.
-        half: A layer that computes in 16 bits and its policy, or nothing.
+        own: The registered names of the user's own layers in the model.
+        half: The first layer that computes in 16 bits and its type policy, or None.
     """
 
     path: Path
@@ -38,20 +41,20 @@ class ExportSource:
 
     @property
     def is_text(self) -> bool:
-        """Whether it is a text, which has no weights."""
+        """Return whether the model is a text, which has no weights."""
         return self.path.suffix == TEXT
 
 
 def find(path: Path, code: Path | None) -> ExportSource:
-    """Return what a path is.
+    """Return the model at a path.
 
     Args:
-        path: A file or a folder.
+        path: A file, or the folder of a run.
         code: The Python file with the user's own layers, if there is one.
 
     Raises:
-        ConfigError: The path is not a model, or the model cannot be loaded.
-        NotationError: It is a text with something wrong in it.
+        ConfigError: The path is not a model, or the model is not loadable.
+        NotationError: The text has mistakes.
     """
     if code is not None and not (code.is_file() and code.suffix == ".py"):
         raise ConfigError(f"--layers {code}: there is no such Python file")

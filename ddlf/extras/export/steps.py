@@ -1,4 +1,4 @@
-"""The steps of an export, each in a process of its own, because Keras has one backend per process.
+"""The steps of an export. Each runs in its own process, because Keras has one backend per process.
 
 ``StepRunner`` starts ``python -m ddlf.extras.export.steps FOLDER/NAME.json``. The file contains the job. The process writes its results beside the
 file: ``NAME.done.json``, and arrays as ``NAME.BATCH.npz``. Only that process imports Keras.
@@ -25,13 +25,16 @@ import numpy as np
 from ddlf.errors import ConfigError, DDLFError
 
 ALONE = {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1"}
-"""All steps compute on the CPU: accelerators round differently, and one process could take them from the next."""
+"""Settings that keep all steps on the CPU.
+
+Accelerators round differently, and a process could block one for the next.
+"""
 
 
 MEASURED_S = 0.2
-"""How long each batch is run again and again, to know how long it takes."""
+"""Seconds to repeat each batch, to measure its time."""
 FEWEST, MOST = 3, 200
-"""Times that it is run."""
+"""The minimum and maximum number of repetitions."""
 CALLED = {
     "keras": "Keras",
     "tensorflow": "TensorFlow",
@@ -42,7 +45,7 @@ CALLED = {
     "openvino": "OpenVINO",
     "iree": "IREE",
 }
-"""Packages that have another name for people."""
+"""Packages whose printed name differs from the module's name."""
 MATTERS = (
     (r"No conversion rule found for operations: (.*?) To facilitate", "it has no rule for {}"),
     (r"This is an invalid model\. (.*)", "{}"),
@@ -50,9 +53,9 @@ MATTERS = (
     (r"No Op registered for (\w+)", "ONNX has no operator {}"),
     (r"Exception encountered when calling (.+?)\. \x1b\[1m(.*?)\x1b\[0m", "in {}: {}"),
 )
-"""Where the relevant sentence of an error stands, and how it is reported: OpenVINO, onnxruntime, IREE, onnx, Keras."""
+"""Patterns of the relevant sentence in an error, and its reported form: OpenVINO, onnxruntime, IREE, onnx, Keras."""
 NOBODY = ("numpy", "absl", "google", "optree")
-"""Packages that refuse what another one gave to them."""
+"""Packages that report errors of another package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +63,8 @@ class Refused:
     """A step that failed in a package.
 
     Attributes:
-        who: The package that refuses.
-        why: Its sentence; a key of the JSON that `ddlf export --json` prints.
+        who: The package that failed.
+        why: The sentence of its error. The field's name is a key of the JSON that `ddlf export --json` prints.
     """
 
     who: str
@@ -72,10 +75,10 @@ class Refused:
 
 
 class StepRunner:
-    """Runs steps in a folder with their files.
+    """Runs steps, each in its own process. The files of all steps are in one folder.
 
     Args:
-        folder: New and empty; the caller removes it.
+        folder: A new, empty folder; the caller removes it.
         code: The Python file with the user's own layers, or None.
     """
 
@@ -84,22 +87,22 @@ class StepRunner:
         self.code = code
 
     def do(self, name: str, backend: str, **job: Any) -> dict[str, Any] | Refused:
-        """Do a step.
+        """Run a step.
 
         Args:
-            name: The name of its files, unique for each step.
-            backend: The backend of Keras in that process.
-            job: The job: its kind in ``do``, and what that function below needs.
+            name: The name of the step's files, unique for each step.
+            backend: The Keras backend in the step's process.
+            job: The kind of the job in ``do``, and the arguments of the function for it.
 
         Raises:
-            ConfigError: The model itself, the user's file or his inputs are wrong.
+            ConfigError: The model, the user's Python file or the inputs are invalid.
         """
         file = self.folder / f"{name}.json"
         file.write_text(json.dumps(job | {"code": str(self.code) if self.code else ""}), encoding="utf-8")
         environment = {**os.environ, **ALONE, "KERAS_BACKEND": backend}
         log = self.folder / f"{name}.log"
         with open(log, "wb") as written:
-            # -P: a file here that is named as a package must not be taken for it.
+            # -P: a file in the current folder must not shadow a package of the same name.
             ended = subprocess.run(
                 [sys.executable, "-P", "-m", "ddlf.extras.export.steps", str(file)],
                 env=environment,
@@ -116,7 +119,7 @@ class StepRunner:
         return Refused(**result["refused"]) if "refused" in result else result
 
     def outputs(self, name: str, batch: int | str) -> list[Any]:
-        """Return the arrays that a step computed for a batch, or for its layers."""
+        """Return the arrays that a step computed for a batch, or for each layer."""
         return _read(self.folder / f"{name}.{batch}.npz")
 
 
@@ -130,7 +133,7 @@ def _ended(code: int, log: Path) -> str:
 
 
 def main(job_file: Path) -> None:
-    """Run the job in a file, and write its results."""
+    """Run the job that a file describes, and write its results."""
     job = json.loads(job_file.read_text(encoding="utf-8"))
     try:
         done = STEPS[job["do"]](job, job_file)
@@ -150,7 +153,7 @@ def _build(job: dict[str, Any], job_file: Path) -> dict[str, Any]:
     from ddlf.extras.export.keras_model import own_layers
 
     if job["code"]:
-        own_layers(Path(job["code"]))  # which registers them
+        own_layers(Path(job["code"]))  # this registers the layers
     provided("model_of_text", job["model"])(Path(job["model"])).save(job["target"])
     return {}
 
@@ -216,7 +219,7 @@ def _inputs_of(folder: Path, batch: int) -> Path:
 
 def _save(path: Path, arrays: Sequence[Any]) -> None:
     result = [np.asarray(array) for array in arrays]
-    usual = [item.astype("float32") if item.dtype.kind == "V" else item for item in result]  # a file has no bfloat16
+    usual = [item.astype("float32") if item.dtype.kind == "V" else item for item in result]  # .npz has no bfloat16
     named: dict[str, Any] = {str(number): array for number, array in enumerate(usual)}
     np.savez(path, **named)
 

@@ -1,4 +1,4 @@
-"""Compare a model on each backend of Keras, and each exported model in its own runtime, on the same inputs."""
+"""Compares a model on each Keras backend and each exported model in its own runtime, on the same inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ddlf.extras.export.steps import Refused, StepRunner
 BATCHES = (1, 7, 64)
 """Batch sizes: a single request, a number without a special role, and many samples."""
 TOLERANCE = 1e-5
-"""How far outputs may be from Keras's."""
+"""The default of the maximum difference between outputs and Keras's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,15 @@ class Row:
     """The result of one run.
 
     Attributes:
-        what: ``"keras"`` or the name of a format.
+        what: ``"keras"``, or the name of a format.
         by: The program that ran it, with its version.
-        difference: The greatest from the reference over all batches; None of the reference itself, and of what did not run.
-        batch: Where that was.
+        difference: The largest difference from the reference over all batches; None for the reference and for a failed
+            run.
+        batch: The batch size with that difference.
         seconds: The time of each batch.
-        bytes: The size of the files.
-        refused: The package that could not write or run it, or None.
-        lacking: How to install what would have run it.
+        bytes: The size of the exported files.
+        refused: The package that failed to write or run the model, and its reason; else None.
+        lacking: The command that installs the missing runtime; empty if it is installed.
     """
 
     what: str
@@ -46,20 +47,20 @@ class Row:
     lacking: str = ""
 
     def agrees(self, tolerance: float) -> bool:
-        """Whether it ran, and came close enough."""
+        """Return whether the model ran, and its outputs are within the tolerance."""
         return self.refused is None and not self.lacking and (self.difference or 0.0) <= tolerance
 
 
 @dataclass(frozen=True, slots=True)
 class LayerComparison:
-    """How a backend compares with the reference, layer by layer.
+    """The comparison of a backend with the reference, layer by layer.
 
     Attributes:
-        backend: The backend.
-        count: LayerComparison that both have.
-        first: The first that differs, in the order of the reference; empty if none does.
+        backend: The compared backend.
+        count: The number of layers that both have.
+        first: The name of the first layer that differs, in the order of the reference; empty if all agree.
         difference: The difference of the first different layer.
-        before: The greatest difference of those before it.
+        before: The largest difference of the layers before it.
     """
 
     backend: str
@@ -70,15 +71,15 @@ class LayerComparison:
 
 
 class BackendComparison:
-    """Runs of one model.
+    """Runs one model on several backends and runtimes, and compares the outputs.
 
     Args:
         model: A ``.keras`` file.
-        steps: The runner of the steps.
-        reference: The backend of Keras that all others are compared with.
-        inputs: A file with inputs, or None to make some.
-        batches: Samples of each batch.
-        layers: Whether to keep the output of each layer.
+        steps: The runner that starts a process for each run.
+        reference: The Keras backend to compare all others with.
+        inputs: A file with inputs. None makes up random inputs.
+        batches: The batch sizes to run.
+        layers: Whether to record the output of each layer.
 
     Attributes:
         facts: Facts of the model from Keras: ``inputs``, ``outputs``, ``layout``, ``parameters``.
@@ -101,18 +102,18 @@ class BackendComparison:
 
     @cached_property
     def first(self) -> Row:
-        """The model by Keras on the reference, which is run once.
+        """Return the result of Keras on the reference backend, which runs once.
 
         Raises:
-            ConfigError: The model or the inputs are wrong.
+            ConfigError: The model or the inputs are invalid.
         """
         return self.keras(self.reference)
 
     def keras(self, backend: str) -> Row:
-        """Run the model by Keras on a backend; on the reference first.
+        """Run the model in Keras on a backend, after a run on the reference.
 
         Raises:
-            ConfigError: The model or the inputs are wrong.
+            ConfigError: The model or the inputs are invalid.
         """
         by = f"{BACKENDS[backend]} {version_of(DISTRIBUTIONS[backend])}"
         done = self.steps.do(
@@ -142,7 +143,7 @@ class BackendComparison:
             return
         for number, runtime in enumerate(format.runtimes):
             if lacking := absent(runtime.modules):
-                if number == 0:  # the others are optional
+                if number == 0:  # the further runtimes are optional
                     yield Row(format.name, runtime.called, bytes=written.bytes, lacking=to_install(lacking))
                 continue
             name = f"run-{format.name}-{runtime.name}"
@@ -178,10 +179,10 @@ class BackendComparison:
         return Row(row.what, row.by, None if wrong else worst, at, row.seconds, row.bytes, refused)
 
     def by_layer(self, tolerance: float) -> list[LayerComparison]:
-        """Compare each backend that has run with the reference; also one whose outputs have another shape.
+        """Compare the layers of each backend that ran with those of the reference, even if output shapes differ.
 
         Args:
-            tolerance: As ``first_layer`` has it.
+            tolerance: The maximum difference at which layers count as equal.
         """
         if self.reference not in self._named:
             return []
@@ -191,8 +192,8 @@ class BackendComparison:
         """Compare the layers of a backend with those of the reference on the largest batch.
 
         Args:
-            backend: One that was run.
-            tolerance: The largest difference of equal layers.
+            backend: A backend that ran.
+            tolerance: The maximum difference at which layers count as equal.
         """
         mine, theirs = (
             dict(zip(self._named[item], self.steps.outputs(f"keras-{item}", "layers"), strict=True))
@@ -210,11 +211,13 @@ class BackendComparison:
 
 
 def difference(wanted: Any, result: Any) -> float:
-    """Return max |result - wanted| / max(1, max |wanted|): absolute for values up to 1, relative to the largest above. NaN is equal to NaN alone.
+    """Return max |result - wanted| / max(1, max |wanted|).
+
+    The difference is absolute if all wanted values are up to 1, else relative to the largest one. NaN only equals NaN.
 
     Args:
-        wanted: An array.
-        result: An array of the same shape.
+        wanted: The array of the reference.
+        result: The array to compare, of the same shape.
     """
     wanted, result = np.asarray(wanted, "float64"), np.asarray(result, "float64")
     if not wanted.size:
@@ -235,16 +238,16 @@ def _shapes(shapes: Sequence[tuple[int, ...]]) -> str:
 def compare(
     comparison: BackendComparison, backends: Sequence[str], written: Sequence[Exported], tell: Callable[[Row], None]
 ) -> list[Row]:
-    """Run everything, the reference first.
+    """Run the model on all backends and in all runtimes, the reference first.
 
     Args:
-        comparison: The comparison of the model.
-        backends: The backends of Keras, the reference first.
+        comparison: Runs the model.
+        backends: The Keras backends, the reference first.
         written: The exported models.
-        tell: Hears of each row as soon as it is there.
+        tell: Called with each result as soon as it exists.
 
     Raises:
-        ConfigError: The model or the inputs are wrong.
+        ConfigError: The model or the inputs are invalid.
     """
     rows: list[Row] = []
 
@@ -263,6 +266,9 @@ def compare(
 
 
 def all_agree(rows: Sequence[Row], tolerance: float) -> bool:
-    """Whether all ran and came close enough; a runtime that is not installed counts only where no other one ran the format."""
+    """Return whether all results are within the tolerance.
+
+    A missing runtime only counts as a failure if no other runtime ran the format.
+    """
     ran = {row.what for row in rows if row.agrees(tolerance)}
     return all(row.agrees(tolerance) or (row.lacking and row.what in ran) for row in rows)
