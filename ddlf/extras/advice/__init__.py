@@ -1,4 +1,7 @@
-"""The adviser: finds likely mistakes in data, labels, model and settings before training. Runs where a model is; its rules are pure."""
+"""The adviser finds likely mistakes in data, labels, model and settings before training.
+
+Runs where a model is; its rules are pure.
+"""
 
 from ddlf.extras import Extra
 

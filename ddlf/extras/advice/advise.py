@@ -41,9 +41,9 @@ CHOICES: tuple[Level, ...] = ("quick", "batch", "cluster")
 MOST_IN_A_RUN = 3
 """Maximum number of findings that a run reports at its beginning."""
 REPORTED_BY_RUNS = frozenset({"D01", "T09"})
-"""Rules whose findings a run reports anyway."""
+"""Rules whose findings a run always reports."""
 CHECKED_BY_RUNS = frozenset({"C06", "C07"})
-"""Rules of level cluster that a run checks, too: it knows its slots, and these rules cost nothing."""
+"""Rules of level cluster that a run also checks. They are cheap, and a run knows its number of slots."""
 REMOVED = frozenset({"C15"})
 """Ids of former rules. A comment that ignores one is reported as unused."""
 
@@ -54,11 +54,12 @@ async def advise(
     """Find likely mistakes in an app.
 
     Args:
-        app: The user's ``IApp``. It stays as it is: the adviser loads and builds on a copy.
+        app: The user's ``IApp``. The adviser loads data and builds the model on a copy, so that the app does not
+            change.
         level: ``"quick"``, ``"batch"`` or ``"cluster"``. Each includes the previous ones.
         workers: Number of planned workers, if the app has no cluster yet.
-        cluster: The cluster that looks for wrong labels at level ``"cluster"``, in five trainings. By default the app's; without one,
-            nobody looks.
+        cluster: The cluster that runs five trainings to find wrong labels at level ``"cluster"``. By default it is the
+            app's cluster. Without a cluster, this check is skipped.
 
     Raises:
         AppError: The app lacks a necessary part, or its test cannot be evaluated.
@@ -70,7 +71,7 @@ async def advise(
     app.verbose = False
     await app.run_context.check_written()
     spec_of(app)
-    if level != "quick":  # the adviser trains a model of its own
+    if level != "quick":  # the adviser trains its own copy of the model
         vars(app).pop("model", None)
     sources = sources_of(app)
     ignores = known_ignores(sources)
@@ -87,7 +88,7 @@ async def advise(
     await have_keras()
     with doing("create_model"):
         await build(app)
-    sources.text = text_of(app)  # now with the lines of its layers
+    sources.text = text_of(app)  # now the text has the lines of the layers
     try:
         check_test(app)
     except AppError:
@@ -109,12 +110,12 @@ async def advise(
             seen["step_s"] = seconds_of_a_step(app, app.batch_size)
     skipped: tuple[str, ...] = ()
     cluster = cluster or app.cluster
-    if pickled is not None and "data" not in seen and cluster is not None:  # sample numbers mean the same on workers
+    if pickled is not None and "data" not in seen and cluster is not None:  # workers load the samples in the same order
         doubts = await wrong_labels(cluster, pickled, facts)
         skipped = doubts.pop("skipped", ())
         seen |= doubts
     report = check_facts(replace(facts, seen=seen), sources, ignores, LEVELS[: LEVELS.index(level) + 1])
-    if taken:  # changes are made for arrays, and the app has none
+    if taken:  # the changes apply to arrays, which the app lacks
         report = replace(report, advice=tuple(replace(one, edits=()) for one in report.advice))
     return replace(report, skipped=skipped)
 
@@ -122,13 +123,13 @@ async def advise(
 def _explanation(
     app: App, workers: int | None, sources: UserSources, ignores: Iterable[Ignore]
 ) -> AdviserReport | None:
-    """Return what the quick level finds in an app that cannot run; None if no finding explains the error."""
+    """Return the quick level's findings for an app that cannot run; None if no finding explains the error."""
     report = check_facts(facts_of(app, workers=workers), sources, ignores, ("quick",))
     return report if any(one.severity == "E" for one in report.advice) else None
 
 
 def _related(app: App, facts: AppFacts) -> dict[str, Any]:
-    """Return how well samples predict their labels, where a loss of Keras compares them: the worst of several outputs."""
+    """Return how well samples predict their labels, for the worst of the outputs with a Keras loss."""
     tokens = {one.before for one in facts.layers if one.kind == "Embedding"}
     if any(head.loss in ("", "own") for head in facts.heads) or facts.own & {"step", "train"}:
         return {}
@@ -164,7 +165,7 @@ def known_ignores(sources: UserSources) -> list[Ignore]:
 def check_facts(
     facts: AppFacts, sources: UserSources, ignores: Iterable[Ignore], levels: Iterable[str], more: Collection[str] = ()
 ) -> AdviserReport:
-    """Check the rules of some levels, and more by their ids. Leave out what comments ignore."""
+    """Check the rules of some levels, and those with the ids in ``more``. Drop the findings that comments ignore."""
     wanted = set(levels)
     rules = [rule for rule in RULES if rule.level in wanted or rule.id in more]
     findings, failed = check_rules(rules, facts)
@@ -183,7 +184,7 @@ def check_facts(
 
 
 def _edits(one: Advice, sources: UserSources, facts: AppFacts) -> Iterable[Edit]:
-    """Return the edits that fix a finding; none in a model text, which has another syntax."""
+    """Return the edits that fix a finding. A model text has another syntax, so it gets no edits."""
     in_text = sources.text is not None and one.position is not None and one.position.path == sources.text.path
     return () if in_text else edits_of(one.finding.changes, sources, facts)
 
@@ -192,7 +193,7 @@ async def watch_run(app: App) -> AbstractContextManager[None]:
     """Check an app that has data and model before its run.
 
     Returns:
-        Watches the run while it is open, and explains an error by its likely cause.
+        A context manager that watches the run, and adds the likely cause to an error.
 
     Raises:
         AppError: ``advice="strict"``, and the app cannot learn.
@@ -210,7 +211,7 @@ async def watch_run(app: App) -> AbstractContextManager[None]:
 
 
 async def check_before_run(app: App) -> tuple[list[Advised], str]:
-    """Return what a run reports at its beginning, and the likely cause if it fails.
+    """Return the findings to report when a run starts, and the likely cause to add if the run fails.
 
     Raises:
         AppError: ``advice="strict"``, and the app cannot learn.
@@ -219,7 +220,7 @@ async def check_before_run(app: App) -> tuple[list[Advised], str]:
         return [], ""
     try:
         report = await asyncio.to_thread(_quick_report, app)
-    except Exception:  # a defect of the adviser must end no run
+    except Exception:  # a defect of the adviser must not end a run
         log.exception("no advice could be given")
         return [], ""
     for failed in report.failed:
@@ -254,11 +255,11 @@ def _quick_report(app: App) -> AdviserReport:
 
 @contextlib.contextmanager
 def explained_errors(app: App, cause: str) -> Iterator[None]:
-    """Add the likely cause to the error that ends a training, and the first step that is not finite.
+    """Add the likely cause and the first non-finite step to an error that ends the training.
 
     Args:
-        app: The user's ``IApp``. When the error comes, its model has the last usable weights.
-        cause: The likely cause that ``check_before_run`` found.
+        app: The user's ``IApp``. At the time of the error, its model has the last finite weights.
+        cause: The likely cause that ``check_before_run`` returned.
     """
     try:
         yield

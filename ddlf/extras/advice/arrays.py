@@ -1,6 +1,8 @@
-"""What an app's arrays are, how their samples compare, and whether labels relate to samples. Runs on the master; NumPy alone.
+"""Computes facts of an app's arrays, compares their samples, and tests whether labels relate to samples.
 
-Each array is read once or twice, in pieces, so that nothing as large as the data is allocated.
+Runs on the master, with NumPy only.
+
+It reads each array once or twice in pieces, so that it never allocates as much memory as the data.
 """
 
 from __future__ import annotations
@@ -21,26 +23,26 @@ VALUES = 1 << 20
 PIECE = 1 << 22
 """Values to examine at once: 16 MB of float32."""
 COMPARED_BYTES = 1 << 28
-"""Maximum bytes to compare sample by sample. Of more data, a fixed seed chooses samples."""
+"""Maximum bytes to compare sample by sample. From larger data, a fixed seed chooses samples."""
 SHOWN = 5
 MOST_CLASSES = 100_000
 MOST_FEATURES = 20_000
 ON_A_LINE = 0.999999
 NEARLY, ALIKE = 0.99, 0.9
-"""A feature follows the target above the first correlation, if all other features are below the second."""
+"""A feature follows the target if its correlation is above the first number, and all others are below the second."""
 LEAST_FEATURES, ENOUGH_ROWS = 3, 50
 OVERLAPPING = 1_000
-"""Number of windows to look for in training."""
+"""Number of windows of another part to search for in training."""
 LEAST_STEPS = 4
 IN_ORDER, MOST_IN_ORDER = 3, 500
-"""Minimum number of classes that are not ordered along a feature by chance, and maximum number of features."""
+"""Minimum number of classes whose order along a feature is no chance, and maximum number of features."""
 MOSTLY = 0.9
-"""A feature with one value in this share of samples has no scale: a rare word, the corner of a picture."""
+"""A feature has no scale if this share of samples has the same value, such as a rare word or a picture's corner."""
 SIDE = 8
 """Width and height of a thumbnail in pixels."""
 LEAST_SIDE = 16
 ALIKE_COSINE = 0.9
-"""Two thumbnails may be the same picture above this cosine, after their means are subtracted."""
+"""Two thumbnails may be the same picture if the cosine of their mean-free pixels is above this number."""
 NEARER = 0.5
 """Maximum distance of the nearest picture, as a share of the second nearest. Simple pictures, such as digits, have many similar ones."""
 PICTURES_AT_ONCE = 256
@@ -50,7 +52,7 @@ Numbers = np.ndarray[Any, Any]
 LEAST_RELATED, MOST_RELATED = 200, 600
 """Minimum and maximum number of samples."""
 FEATURES = 2048
-"""Maximum number of features of a sample. Of more features, a fixed seed chooses some."""
+"""Maximum number of features of a sample. From more features, a fixed seed chooses some."""
 WIDEST_LABEL = 100
 """Maximum number of values of a label, or of classes."""
 NEIGHBOURS = 5
@@ -62,9 +64,9 @@ def described(name: str, part: str, array: Any) -> ArrayFacts:
     """Return the facts of one array.
 
     Args:
-        name: As it is written, ``x_train['left']``.
+        name: The array's name in code, such as ``x_train['left']``.
         part: ``"train"``, ``"val"`` or ``"test"``.
-        array: Of NumPy.
+        array: A NumPy array.
     """
     letter = name[0]
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub" or not array.ndim or not array.size:
@@ -79,7 +81,7 @@ def described(name: str, part: str, array: Any) -> ArrayFacts:
 
 
 def chosen(samples: int, most: int) -> Any:
-    """Return numbers of samples in their order, chosen by a fixed seed; a slice if all fit."""
+    """Return sorted sample numbers, drawn with a fixed seed; a slice if ``most`` includes all samples."""
     if samples <= most:
         return slice(None)
     return np.sort(np.random.default_rng(17).choice(samples, most, replace=False))
@@ -97,7 +99,7 @@ def _pieces(array: np.ndarray[Any, Any]) -> Iterator[tuple[int, np.ndarray[Any, 
 
 
 def _range(array: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Return the range of all values, the values that are not finite, and the standard deviation of some."""
+    """Return the range of all values, the count of non-finite ones, and the standard deviation of some samples."""
     bad, rows = 0, list[int]()
     low, high = math.inf, -math.inf
     if array.dtype.kind == "f":
@@ -191,10 +193,10 @@ def _is_sorted(flat: np.ndarray[Any, Any], classes: int) -> bool:
 
 
 def compared(data: dict[str, Any]) -> SampleFacts:
-    """Compare samples with each other, and over parts.
+    """Compare samples with each other, within training and between parts.
 
     Args:
-        data: Trees of arrays by name, as ``x_train``.
+        data: Trees of arrays by name, such as ``x_train``.
     """
     x = _arrays(data.get("x_train"), "x_train")
     if not x or len(x[0][1]) < 2:
@@ -272,7 +274,7 @@ def _shared(
 def _overlapping(
     x: list[tuple[str, np.ndarray[Any, Any]]], other: list[tuple[str, np.ndarray[Any, Any]]]
 ) -> tuple[int, int] | None:
-    """Return how many windows of another part are windows of training moved by one step."""
+    """Return the number of windows in another part that equal a training window shifted by one step."""
     if len(x) != 1 or len(other) != 1:
         return None
     mine, theirs = x[0][1], other[0][1]
@@ -286,7 +288,7 @@ def _overlapping(
         return None
     some = theirs[chosen(len(theirs), OVERLAPPING)]
     begins, ends = ({one.tobytes() for one in part} for part in (mine[:, :-1], mine[:, 1:]))
-    moves = [one for one in some if (one[1:] != one[:-1]).any()]  # what stands still fits everywhere
+    moves = [one for one in some if (one[1:] != one[:-1]).any()]  # a constant window would match everywhere
     count = sum(one[1:].tobytes() in begins or one[:-1].tobytes() in ends for one in moves)
     return count, len(some)
 
@@ -294,7 +296,7 @@ def _overlapping(
 def _leaks(
     x: list[tuple[str, np.ndarray[Any, Any]]], y: list[tuple[str, np.ndarray[Any, Any]]]
 ) -> Iterator[tuple[str, int]]:
-    """Yield features of tables that are the label with other numbers."""
+    """Yield features of tables that encode the label with other numbers."""
     if len(y) != 1 or len(y[0][1]) < 50:
         return
     labels = y[0][1].reshape(len(y[0][1]), -1)
@@ -310,14 +312,14 @@ def _leaks(
         rows = array[some].reshape(len(flat), -1)
         if is_window and len(values) <= 0.2 * len(flat):
             continue
-        if len(values) > 0.2 * len(flat):  # numbers, not classes: a feature that is the same but for unit and origin
+        if len(values) > 0.2 * len(flat):  # a regression target: look for a feature with another unit and origin
             yield from ((name, column) for column in _along(rows, np.asarray(wanted, np.float64)))
             continue
         if len(values) >= IN_ORDER and rows.shape[1] <= MOST_IN_ORDER:
             yield from (
                 (name, column) for column in range(rows.shape[1]) if _in_order(rows[:, column], flat, len(values))
             )
-        # A copy of the label has one value for each of them: looked at over samples, so that most columns are out at once.
+        # A copy of the label has one value per class. Some samples suffice to exclude most columns.
         maybe = np.ones(rows.shape[1], bool)
         for number in range(min(len(values), 50)):
             first, last = np.flatnonzero(flat == number)[[0, -1]]
@@ -335,7 +337,10 @@ def _in_order(column: np.ndarray[Any, Any], flat: np.ndarray[Any, Any], classes:
 
 
 def _follows(x: list[tuple[str, np.ndarray[Any, Any]]], y: list[tuple[str, np.ndarray[Any, Any]]]) -> Any:
-    """Return the only feature of a table that is almost linear in the target. In a time series, several features are."""
+    """Return the feature of a table that is almost linear in the target.
+
+    None if several features are, as in a time series.
+    """
     if len(x) != 1 or len(y) != 1 or x[0][1].ndim != 2 or y[0][1][0].size != 1 or len(y[0][1]) < ENOUGH_ROWS:
         return None
     name, array = x[0]
@@ -375,10 +380,11 @@ def near_duplicates(x: Any, other: Any) -> dict[str, Any] | None:
 
     Args:
         x: Training pictures, of shape (n, height, width, channels).
-        other: Those of the other part.
+        other: The pictures of the other part, of shape (n, height, width, channels).
 
     Returns:
-        ``count`` of how many (``of``), and the nearest ``pairs``: number in training, number there.
+        ``count`` is the number of near duplicates among ``of`` pictures. ``pairs`` has the nearest ones: the number in
+        training, and the number in the other part.
     """
     fit = isinstance(x, np.ndarray) and isinstance(other, np.ndarray) and x.ndim == other.ndim == 4
     if not fit or x.shape[1:] != other.shape[1:] or min(x.shape[1:3]) < LEAST_SIDE or not 2 < len(x) <= MOST_PICTURES:
@@ -415,19 +421,21 @@ def _thumbnails(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def related(data: dict[str, Any], *, are_tokens: bool) -> dict[str, tuple[float, int]]:
-    """Return how much better samples predict their labels than permuted labels, by the best of several simple predictors.
+    """Return how much better samples predict their own labels than permuted labels. The best simple predictor counts.
 
-    Each label is told by its nearest samples, and by ridge regression without it; what that comes to is compared with what it comes to when labels
-    are exchanged among samples. Samples are looked at as they are, and by how much there is of each frequency, for which it is no matter where
-    something is; tokens by how often each of them and each pair of neighbours is there, and by where they are.
+    Two predictors estimate each label without seeing it: the nearest samples, and ridge regression. Their error is
+        compared with the error on permuted labels. The features are the samples' values, and the amplitudes of their
+        frequencies, which do not depend on positions. For tokens, the features are the counts of tokens and of pairs of
+        neighbours, and the positions of tokens.
 
     Args:
-        data: ``x_train`` and ``y_train``, and those of the test if there are any.
-        are_tokens: Whether inputs are numbers of tokens.
+        data: ``x_train`` and ``y_train``; also ``x_test`` and ``y_test`` if they exist.
+        are_tokens: Whether inputs are token numbers.
 
     Returns:
-        ``"train"`` and ``"test"``: standard deviations from what exchanged labels give, and how many were asked; those of the test as the training
-        samples tell them. What cannot be asked is left out.
+        ``"train"`` and ``"test"``, each with two numbers: how many standard deviations the prediction is better than
+        for permuted labels, and the number of examined samples. Training samples predict the test labels. A part that
+        cannot be examined is missing.
     """
     x, y, other, labels = (data.get(name) for name in ("x_train", "y_train", "x_test", "y_test"))
     if x is None or y is None or not (_are_numbers(x, y) and len(x) >= LEAST_RELATED and 2 <= x.ndim <= 4):
@@ -466,7 +474,7 @@ def _coded(labels: Numbers, among: Numbers) -> Numbers | None:
     classes = np.unique(known)
     if rows.shape[1] == 1 and (classes == np.rint(classes)).all() and len(classes) <= WIDEST_LABEL:
         rows, known = ((one == classes).astype(np.float64) for one in (rows, known))
-    elif rows.shape[1] == 1:  # ranks, so that a few large ones do not decide
+    elif rows.shape[1] == 1:  # ranks, so that a few large values do not dominate
         rows = np.searchsorted(classes, rows).astype(np.float64)
         known = np.searchsorted(classes, known).astype(np.float64)
     spread = known.std(axis=0)
@@ -501,7 +509,7 @@ def _flat_rows(x: Numbers) -> Numbers:
 
 
 def _frequencies(x: Numbers) -> Numbers:
-    """Return the amplitude of each frequency over steps or pixels; nothing for tables."""
+    """Return the amplitude of each frequency over steps or pixels; None for tables."""
     if x.ndim < 3:
         return np.empty((len(x), 0), np.float32)
     axes = (1,) if x.ndim == 3 and x.shape[2] <= 16 else (1, 2)
@@ -520,7 +528,10 @@ def _bags(x: Numbers) -> Numbers:
 
 
 def _token_positions(x: Numbers) -> Numbers:
-    """Return the sum of each token's positions, from -1 to 1. So a linear model sees which of two tokens comes first."""
+    """Return the sum of each token's positions, from -1 to 1.
+
+    They show a linear model which of two tokens comes first.
+    """
     rows = x.reshape(len(x), -1).astype(np.int64)
     found = np.zeros((len(x), FEATURES), np.float32)
     where = np.linspace(-1, 1, rows.shape[1], dtype=np.float32)

@@ -1,4 +1,7 @@
-"""Trains the adviser's own model for some steps, and returns observations. Runs on the master, with Keras; the app's model stays as it is."""
+"""Trains the adviser's own copy of the model for some steps, and returns observations.
+
+Runs on the master, with Keras. The app's model does not change.
+"""
 
 from __future__ import annotations
 
@@ -35,40 +38,40 @@ ROWS = 128
 TIMED = 6
 """Number of timed steps, if there are enough samples."""
 MIXED = 2e-5
-"""Relative change of a layer's outputs that is more than rounding."""
+"""Relative change of a layer's outputs that rounding cannot explain."""
 BY_HEART = 16
 """Number of samples to memorize."""
 LADDER = ((0.001, 60), (0.01, 100), (0.1, 100))
 """Learning rates of Adam for memorizing a batch, with the number of steps of each."""
 LEARNT_SHARE = 0.7
-"""Learning has begun below this share of the first loss."""
+"""The model has begun to learn when the loss is below this share of the first loss."""
 OWN_STEPS = 3
 MOST_SAID = 300
 OF_GRAPHS = ("Graph execution error", "Detected at node", "File ", "<stack traces", "[[")
-"""Beginnings of lines that locate an error in a graph."""
+"""Beginnings of message lines that only locate an error in a graph."""
 NO_SLOPE = "No gradients provided for any variable"
 """Keras's message for a loss without a gradient."""
 SECONDS = 15.0
-"""Seconds until the steps are given up without a result."""
+"""Maximum seconds of the steps; beyond it, there is no result."""
 UNLINKED = 1e-5
-"""Relative change of a loss that may be rounding."""
+"""Relative change of a loss that rounding can explain."""
 RANDOM = DROPOUT | {"GaussianNoise"}
 log = logging.getLogger(__name__)
 OWN_BATCHES = 4
-"""Number of batches to try it on."""
+"""Number of batches for the trial of the user's ``train``."""
 MOVED = 0.5
-"""An update that moves further than this share of the way between two sets of weights went that way."""
+"""An update started from other weights if it covers more than this share of the distance to them."""
 log = logging.getLogger(__name__)
 REPEAT_STEPS, REPEAT_SECONDS = 300, 10.0
 """Maximum number of steps and seconds to repeat."""
 
 
 def seen_in_a_batch(app: App, facts: AppFacts) -> dict[str, Any]:
-    """Return the observations of a batch by name. Leave out trials that fail.
+    """Train on a batch, and return the observations by name. A trial that fails adds no observation.
 
     Args:
         app: An app with data, and a model that may change.
-        facts: Facts of the app.
+        facts: The facts of the app.
     """
     model, rows = app.model, _rows(app)
     if rows is None:
@@ -79,9 +82,9 @@ def seen_in_a_batch(app: App, facts: AppFacts) -> dict[str, Any]:
         try:
             model.set_weights(start)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that a weight has no gradient is said by a rule
+                warnings.simplefilter("ignore")  # a rule reports weights without a gradient
                 seen |= look(model, rows, facts)
-        except Exception as error:  # what the user's own layers do not like says nothing of them
+        except Exception as error:  # a failed trial of the user's own layers is no finding
             log.info("%s was not looked at: %s", look.__name__, error)
             if NO_SLOPE in str(error):
                 seen["slopes"] = False
@@ -91,21 +94,21 @@ def seen_in_a_batch(app: App, facts: AppFacts) -> dict[str, Any]:
 
 
 def seconds_of_a_step(app: App, batch_size: int) -> float | None:
-    """Return the seconds of a compiled step on this machine; None if it fails.
+    """Return the seconds of a compiled training step on this machine; None if the step fails.
 
     Args:
         app: An app with data, and a model that may change.
-        batch_size: Samples of a step.
+        batch_size: The number of samples in a step.
     """
     rows = _rows(app, TIMED * batch_size)
     if rows is None:
         return None
     x, y, weight = (*rows, None, None)[:3]
     try:
-        for _ in range(2):  # the first time it is compiled
+        for _ in range(2):  # the first round compiles the step
             begin = time.perf_counter()
             app.model.fit(x, y, batch_size, sample_weight=weight, verbose=0)
-    except Exception as error:  # as above
+    except Exception as error:  # a failed trial is no finding
         log.info("no step was timed: %s", error)
         return None
     count = len(next(array for _, array in leaves(x)))
@@ -132,7 +135,7 @@ def _outputs(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, An
     if any(not np.isfinite(one).all() for one in whole):
         return seen | {"nan": first_not_finite(model, x) or "the output"}
     if count >= 4 and not seen["random"]:
-        # The first half alone, and before another second half.
+        # Predict the first half alone, and with another second half.
         other = tree_map(lambda array: np.concatenate([array[: count // 2], array[: count - count // 2][::-1]]), x)
         changed = predicted(model, other)
         seen["mixed"] = max(_apart(a[: count // 2], b[: count // 2]) for a, b in zip(whole, changed, strict=True))
@@ -145,7 +148,10 @@ def _outputs(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, An
 
 
 def _first_mixing(model: Any, x: Any, other: Any) -> str:
-    """Return the first layer whose outputs for the first half of a batch change with the second half. A small change may grow in training."""
+    """Return the first layer whose outputs for half of a batch depend on the other half.
+
+    A small change may grow in training.
+    """
     count = len(next(array for _, array in leaves(x)))
     for (name, a), (_, b) in zip(_values(model, x), _values(model, other), strict=True):
         if a.shape == b.shape and len(a) == count and _apart(a[: count // 2], b[: count // 2]) > MIXED:
@@ -154,7 +160,7 @@ def _first_mixing(model: Any, x: Any, other: Any) -> str:
 
 
 def _apart(a: Any, b: Any) -> float:
-    """Return the largest difference of outputs relative to the largest output."""
+    """Return the largest difference between outputs, relative to the largest output."""
     return float(np.abs(a - b).max() / (np.abs(a).max() + 1e-12)) if a.size else 0.0
 
 
@@ -198,7 +204,7 @@ def _future(model: Any, x: Any, whole: list[Any]) -> float:
 
 
 def first_not_finite(model: Any, x: Any) -> str:
-    """Return the first layer whose output is not finite; empty if all are, or the model has no graph."""
+    """Return the first layer with a non-finite output; empty if all outputs are finite, or the model has no graph."""
     return next((name for name, output in _values(model, x) if not np.isfinite(output).all()), "")
 
 
@@ -295,7 +301,10 @@ def _without_chance(model: Any) -> Iterator[None]:
 
 
 def learnt(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
-    """Memorize a small batch. Observe the least loss, weights without a gradient, and inputs without an effect."""
+    """Let the model memorize a small batch.
+
+    Observe the smallest loss, weights without a gradient, and inputs without an effect.
+    """
     import keras
 
     if has_own_train_step(model):
@@ -306,7 +315,7 @@ def learnt(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]
     began, seen = time.monotonic(), dict[str, Any]()
     with _without_chance(model):
         first, least = math.nan, math.inf
-        model.compile(keras.optimizers.Adam(), **compiled)  # once: a step takes longer to trace than all others to make
+        model.compile(keras.optimizers.Adam(), **compiled)  # once, because tracing a step takes longest
         model.optimizer.build(model.trainable_variables)
         fresh = read_optimizer(model)
         for rate, steps in LADDER:
@@ -364,9 +373,9 @@ def _is_yes_or_no(array: Any) -> bool:
 
 
 def first_error(model: Any, rows: tuple[Any, ...]) -> str:
-    """Return the error of a first step or test in one line; empty without an error."""
+    """Run a first step and test, and return the error in one line; empty without an error."""
     some = tuple(first_of(part, BY_HEART) for part in rows)
-    model.train_function = model.test_function = None  # those that were made are of other arguments
+    model.train_function = model.test_function = None  # drop the functions compiled for other arguments
     try:
         _fitted(model, some)
         model.evaluate(*some[:2], batch_size=BY_HEART, verbose=0)
@@ -390,7 +399,7 @@ def plain(error: Exception) -> str:
 
 
 def stepped(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, Any]:
-    """Observe weights that the user's train_step does not change, while it changes others."""
+    """Observe the weights that the user's train_step leaves unchanged while it changes others."""
     if not has_own_train_step(model):
         return {}
     before = {one.path: np.array(one.value) for one in model.trainable_variables}
@@ -426,12 +435,11 @@ def unlinked(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, An
     if not all(np.ptp(one, axis=0).max() > UNLINKED * np.abs(one).max() for one in outputs if len(one) == len(y)):
         return {}
     if np.abs(y).max() > 1 or (y != np.rint(y)).any():
-        # Around outputs: where all labels are on one side of them a distance is a sum, in which the order is nothing.
+        # Center labels on the outputs. If all labels are on one side, an absolute error is a sum that ignores their
+        # order.
         middle = np.mean([one.mean() for one in outputs]) - y.mean()
         y = (y + (np.rint(middle) if (y == np.rint(y)).all() else middle)).astype(y.dtype)
-    other = y[
-        np.random.default_rng(0).permutation(len(y))
-    ]  # not moved along: labels may come in turns, as those of pairs
+    other = y[np.random.default_rng(0).permutation(len(y))]  # a permutation, not a shift: labels may alternate
     if np.array_equal(other, y):
         return {}
     start, losses = model.get_weights(), []
@@ -448,8 +456,9 @@ def unlinked(model: Any, rows: tuple[Any, ...], facts: AppFacts) -> dict[str, An
 def trained_by_own(app: App) -> str:
     """Return a sentence about a mistake of the app's ``train``; empty if there is none, or the trial fails.
 
-    The model is given other weights than ``train`` is: where those show in the update, it did not begin with what it was given. Then the weights
-    less the update are to be those that the model has.
+    The trial gives the model other weights than it gives ``train``. If the update depends on the model's weights,
+    ``train`` did not start from the given weights. Otherwise, the given weights minus the update must equal the model's
+    weights after training.
 
     Args:
         app: An app with data, and a model that may change.
@@ -468,7 +477,7 @@ def trained_by_own(app: App) -> str:
         if [one.shape for one in update] != [one.shape for one in start]:
             return ""
         implied = [a - b for a, b in zip(start, update, strict=True)]
-        moved = _distance(after, other)  # 0 of who trains without the model
+        moved = _distance(after, other)  # 0 if train does not use the model
         if 0 < moved < MOVED * _distance(start, other) and moved < _distance(after, start):
             return "train goes on from the weights that the model has, not from those that it is given"
         if _distance(implied, other) < MOVED * _distance(start, other) and _distance(implied, other) < _distance(
@@ -481,7 +490,7 @@ def trained_by_own(app: App) -> str:
             return "the update of train is weights after minus weights before: subtracted, as it is, it leads away from what was learnt"
         if _reads_others(app, start, size):
             return "train learns from samples that are not those of self.indices: each slot trains on them, and they count several times"
-    except Exception as error:  # what it needs of a worker is not here
+    except Exception as error:  # train may need a worker
         log.info("the app's own train was not tried: %s", error)
     finally:
         model.set_weights(start)
@@ -489,7 +498,7 @@ def trained_by_own(app: App) -> str:
 
 
 def _reads_others(app: App, start: list[Any], size: int) -> bool:
-    """Return whether samples outside ``app.indices`` change the update. To see it, they are set to NaN."""
+    """Return whether samples outside ``app.indices`` change the update. The trial sets these samples to NaN."""
     mine = len(app.indices)
     if not all(array.dtype.kind == "f" for _, array in leaves(app.x_train)):
         return False
@@ -525,7 +534,7 @@ def not_finite_advice(app: App) -> Advised | None:
         return None
     try:
         found = _first_not_finite(app)
-    except Exception as error:  # what the user's own layers do not like says nothing of them
+    except Exception as error:  # a failed trial of the user's own layers is no finding
         log.info("where NaN begins was not found: %s", error)
         return None
     if found is None:
@@ -559,7 +568,7 @@ def _repeated(app: App, model: Any) -> tuple[str, tuple[str, str]] | None:
     data = first_rows(app, "train")
     count = len(next(array for _, array in leaves(data)))
     order, end = np.random.default_rng(app.seed), time.monotonic() + REPEAT_SECONDS
-    before: list[tuple[Any, Any]] = []  # weights and batch of the last two steps
+    before: list[tuple[Any, Any]] = []  # the weights and batches of the last two steps
     numbers = np.arange(0)
     for step in range(1, REPEAT_STEPS + 1):
         if len(numbers) < min(app.batch_size, count):
@@ -580,7 +589,7 @@ def _chosen(part: Any, numbers: Any) -> Any:
 
 
 def _culprit(model: Any, before: list[tuple[Any, Any]], step: int) -> tuple[str, tuple[str, str]] | None:
-    """Return the first value that is not finite in the step with such a loss, or in the gradients of the previous step."""
+    """Return the first non-finite value in a step with a non-finite loss, or in the previous step's gradients."""
     weights, rows = before[-1]
     after = f"in step {step} of the same once more"
     if all(np.isfinite(one).all() for one in weights):
@@ -596,5 +605,5 @@ def _culprit(model: Any, before: list[tuple[Any, Any]], step: int) -> tuple[str,
     bad = [one for one, each in zip(model.weights, update, strict=True) if not np.isfinite(each).all()]
     if not bad:
         return None
-    layer, weight = bad[-1].path.split("/")[-2:]  # gradients come from the output: what is behind it had none
+    layer, weight = bad[-1].path.split("/")[-2:]  # backpropagation reaches the last bad weight first
     return f"outputs and loss are finite, and the gradient of '{layer}/{weight}' is not, {after}", ("layer", layer)

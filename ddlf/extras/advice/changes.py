@@ -28,7 +28,7 @@ def edits_of(changes: Iterable[Change], sources: UserSources, facts: AppFacts) -
 
 
 def diff(edits: Iterable[Edit]) -> str:
-    """Return edits as a diff for ``patch -p0`` in this folder. Of two that overlap, the first counts."""
+    """Return edits as a diff for ``patch -p0`` in this folder. If two edits overlap, the first one applies."""
     parts = []
     for path, text in changed(edits).items():
         before = _lines(path.read_bytes().decode())
@@ -42,17 +42,17 @@ def _marked(lines: Iterable[str]) -> list[str]:
 
 
 def _lines(text: str) -> list[str]:
-    """Return lines with their ends. As for ``patch``, only a line feed ends a line."""
+    """Return lines with their line ends. Only a line feed ends a line, like in ``patch``."""
     return re.findall("[^\n]*\n|[^\n]+", text)
 
 
 def offsets(text: str) -> list[int]:
-    """Return the offset in the file of each character that an edit counts: a file may have a byte order mark and ``\\r\\n``."""
+    """Return the offset of each character of the text in its file, with byte order mark and ``\\r\\n``."""
     return [one.start() for one in re.finditer("\r\n|(?!^\ufeff).", text, re.DOTALL)] + [len(text)]
 
 
 def changed(edits: Iterable[Edit]) -> dict[Path, str]:
-    """Return the edited text of each file with its line ends. Of two edits that overlap, the first counts."""
+    """Return the edited text of each file with its line ends. If two edits overlap, the first one applies."""
     by_file: dict[Path, list[Edit]] = {}
     for edit in dict.fromkeys(edits):
         taken = by_file.setdefault(edit.path, [])
@@ -96,7 +96,7 @@ def _edits(change: Change, sources: UserSources, facts: AppFacts) -> list[Edit]:
 
 
 def _is_simple(node: ast.expr) -> bool:
-    """Return whether a loss is one of Keras's without other arguments."""
+    """Return whether a loss is a Keras loss without further arguments."""
     if isinstance(node, ast.Call):
         return not node.args and all(keyword.arg in ("from_logits", "name") for keyword in node.keywords)
     return isinstance(node, ast.Constant) or (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute))
@@ -115,7 +115,7 @@ def _written(value: Any) -> str:
 
 
 def span(file: PythonFile, node: ast.AST) -> tuple[int, int]:
-    """Return the first character of a node, and the one after its last, in the whole text."""
+    """Return the offsets of a node's first character and of the character after its last."""
     lines = _lines(file.text)
     starts = [0]
     for line in lines:
@@ -133,7 +133,7 @@ def _indent(file: PythonFile, node: ast.stmt) -> str:
 
 
 def _optimizer(sources: UserSources, name: str, value: Any) -> list[Edit]:
-    """Set an argument of the optimizer. Add it if it has its default, except the learning rate."""
+    """Set an argument of the optimizer. Add a missing argument, except the learning rate."""
     found = sources.compiled("optimizer")
     if found is None:
         return []
@@ -148,7 +148,7 @@ def _optimizer(sources: UserSources, name: str, value: Any) -> list[Edit]:
 
 
 def _added(file: PythonFile, call: ast.Call, name: str, value: Any) -> list[Edit]:
-    """Add an argument to a call; not if ``**`` may contain it."""
+    """Add an argument to a call, unless the call has ``**``, which may contain it."""
     if any(one.arg is None for one in call.keywords):
         return []
     last = max((span(file, node)[1] for node in [*call.args, *call.keywords]), default=None)
@@ -157,7 +157,7 @@ def _added(file: PythonFile, call: ast.Call, name: str, value: Any) -> list[Edit
 
 
 def _number(found: tuple[PythonFile, ast.expr] | None, sources: UserSources, value: Any) -> list[Edit]:
-    """Replace a number that is written there, or the number of a name."""
+    """Replace a literal number, or the number assigned to a name."""
     if found is None:
         return []
     file, node = found
@@ -198,7 +198,7 @@ def _removed(change: Change, sources: UserSources, facts: AppFacts) -> list[Edit
         while end < len(file.text) and file.text[end] in ", \t":
             end += 1
         line = file.text.rfind("\n", 0, begin) + 1
-        if not file.text[line:begin].strip() and file.text[end : end + 1] == "\n":  # it has the line for itself
+        if not file.text[line:begin].strip() and file.text[end : end + 1] == "\n":  # the statement is alone on its line
             begin, end = line, end + 1
         elif file.text[begin - 2 : begin] == ", " and file.text[end : end + 1] in "])":
             begin -= 2
@@ -242,7 +242,7 @@ def _setting(change: Change, sources: UserSources, facts: AppFacts) -> list[Edit
 
 
 def _is_said_elsewhere(name: str, sources: UserSources, facts: AppFacts) -> bool:
-    """Return whether something overrides the class, such as cluster.yaml. Then a change of the class has no effect."""
+    """Return whether something overrides a setting of the class, such as cluster.yaml. A change then has no effect."""
     if name not in facts.settings:
         return False
     given = sources.value(name) if sources.setting(name) is not None else None
@@ -257,7 +257,7 @@ def _at_the_end(change: Change, sources: UserSources) -> list[Edit]:
         return []
     file, node = found
     last = node.body[-1]
-    if last.lineno == node.lineno:  # all in one line
+    if last.lineno == node.lineno:  # the call is in one line
         return []
     indent = _indent(file, last)
     if isinstance(last, ast.Return):

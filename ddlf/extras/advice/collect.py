@@ -48,14 +48,14 @@ TAKEN_IN = 1 << 26
 
 
 def twin(app: App) -> Any:
-    """Return a copy of the app with the same attributes, so that the adviser's data and model do not become the app's."""
+    """Return a copy of the app with the same attributes. It keeps the adviser's data and model out of the app."""
     other = object.__new__(type(app))
     vars(other).update(vars(app))
     return other
 
 
 async def load(app: App) -> None:
-    """Let the app load its data, unless it has data. Do not check it."""
+    """Let the app load its data, unless it has some. The data is not checked."""
     from ddlf.data import parts
 
     if not (hasattr(app, "x_train") or hasattr(app, "train_data")):
@@ -64,7 +64,9 @@ async def load(app: App) -> None:
 
 
 def take_in(app: App) -> bool:
-    """Read a small data set of files, a ``PyDataset`` or a pipeline into arrays, so that rules for arrays apply. Return whether it did.
+    """Read a small data set into arrays, so that the rules for arrays apply. Return whether it was read.
+
+    The data set is in files, a ``PyDataset`` or a pipeline.
 
     Args:
         app: The adviser's copy.
@@ -93,7 +95,7 @@ async def build(app: App) -> None:
     """Let the app build its model, unless it has one.
 
     Raises:
-        AppError: There is none, or none that can be trained.
+        AppError: The app builds no model, or one that cannot be trained.
     """
     await have_keras()
     import keras
@@ -109,9 +111,9 @@ def facts_of(app: App, *, workers: int | None = None, seen: Mapping[str, Any] | 
     """Return the facts of an app.
 
     Args:
-        app: The app with its data and model, as far as they exist.
+        app: The app, with its data and model if they exist.
         workers: Number of workers.
-        seen: Observations of other levels.
+        seen: The observations of other levels by name.
     """
     data = {name: value for name in NAMES if (value := getattr(app, name, None)) is not None}
     arrays = tuple(
@@ -152,7 +154,7 @@ def _count(x: Any) -> int:
 def _inputs(model: Any) -> tuple[tuple[str, tuple[int | None, ...], str], ...]:
     try:
         found = list(model.inputs or ())
-    except (AttributeError, ValueError):  # a subclassed one
+    except (AttributeError, ValueError):  # the model is subclassed
         return ()
     return tuple((one.name, tuple(one.shape[1:]), str(one.dtype)) for one in found)
 
@@ -160,7 +162,7 @@ def _inputs(model: Any) -> tuple[tuple[str, tuple[int | None, ...], str], ...]:
 def _settings(app: App) -> dict[str, Any]:
     try:
         values = flat(spec_of(app))
-    except DDLFError:  # a run will say so
+    except DDLFError:  # the run reports this error
         values = {name: getattr(app, name) for name in SETTINGS}
     found = {name: values[name] for name in SETTINGS}
     found["codec"] = type(values["codec"]).__name__
@@ -170,7 +172,7 @@ def _settings(app: App) -> dict[str, Any]:
 
 
 def _refused(app: App, model: Any) -> tuple[str, ...]:
-    """Return why a run would refuse these callbacks."""
+    """Return the reason why a run would refuse these callbacks."""
     try:
         if model is not None:
             check(app)
@@ -194,7 +196,7 @@ def sources_of(app: App) -> UserSources:
             continue
         try:
             paths.append(Path(inspect.getfile(kind)))
-        except (TypeError, OSError):  # of a notebook, or of a console
+        except (TypeError, OSError):  # the class is from a notebook or a console
             continue
     beside = paths[0].parent.resolve() if paths else None
     for module in own_modules():

@@ -1,4 +1,4 @@
-"""``ddlf advise``: its options, and what it does. Nothing heavy is imported before it runs."""
+"""Defines the options of ``ddlf advise``, and runs it. Heavy modules are imported only when it runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FAIL_ON = {"error": "E", "warning": "EW", "note": "EWI", "never": ""}
 
 
 def advise(options: argparse.Namespace) -> int:
-    """Print the findings. Return the exit code: 1 if one of them has a level of ``--fail-on``."""
+    """Print the findings, and return the exit code: 1 if a finding has the level of ``--fail-on`` or a worse one."""
     from ddlf.cli.run import execute
     from ddlf.cli.target import find_target
 
@@ -35,7 +35,7 @@ def advise(options: argparse.Namespace) -> int:
         raise ConfigError("ddlf advise needs an app", hint="name its file: ddlf advise app.py")
     of_run = Parser()
     add_options(of_run)
-    settings = of_run.parse_args(["--out", "none", "--ui", "none"])  # as a run has them: ./cluster.yaml counts
+    settings = of_run.parse_args(["--out", "none", "--ui", "none"])  # like in a run, so ./cluster.yaml applies
     for name, value in vars(options).items():
         setattr(settings, name, value)
 
@@ -62,7 +62,7 @@ def _explain(id: str) -> int:
 
 @contextlib.contextmanager
 def _printed_aside(options: argparse.Namespace) -> Iterator[None]:
-    """Print the output of the app on standard error if a program reads standard output."""
+    """Print the app's output on standard error while a program reads the report from standard output."""
     if options.format == "text" and not options.diff:
         yield
         return
@@ -71,7 +71,7 @@ def _printed_aside(options: argparse.Namespace) -> Iterator[None]:
 
 
 def _end(error: AppError, *, whole: bool) -> None:
-    """Print the error and end the process at once, because the user's method that takes too long cannot be interrupted."""
+    """Print the error and end the process at once, because a user's method that runs too long cannot be interrupted."""
     from ddlf.cli.output import show_error
 
     show_error(error, whole=whole)

@@ -18,24 +18,26 @@ class ArrayFacts:
     """One array of an app's data.
 
     Args:
-        name: Its name in code, ``x_train['left']``.
+        name: The array's name in code, such as ``x_train['left']``.
         part: ``"train"``, ``"val"`` or ``"test"``.
         letter: ``"x"``, ``"y"`` or ``"w"``.
-        shape: Its shape. The first axis is the samples.
-        dtype: Its dtype's name in NumPy; the class of another object.
+        shape: Its shape. The first axis has the samples.
+        dtype: The name of its NumPy dtype; for another object, the name of its class.
         bad: Number of values that are NaN or infinite.
-        bad_rows: Some samples that have such values.
-        low: Least finite value.
+        bad_rows: The numbers of some samples with NaN or infinite values.
+        low: Smallest finite value.
         high: Largest finite value.
-        std: Standard deviation of finite values.
+        std: Standard deviation of the finite values.
         whole: Whether all values are whole numbers.
-        constant: Numbers of constant features, if samples are rows of features.
-        scales: Least and largest standard deviation of features that are not mostly one value; 0, 0 if there is none.
+        constant: The numbers of constant features, if samples are rows of features.
+        scales: Smallest and largest standard deviation of a feature. Features with mostly one value do not count. 0, 0
+            without such features.
         loudest: Largest root mean square of a feature.
-        padded: Share of samples that end with zeros, for rows of integers.
-        pierced: Share of samples with zeros between other numbers, for rows of integers.
-        commonest: The most frequent number and its share of the numbers other than 0, for rows of integers; else None.
-        labels: Facts of labels; None for other arrays.
+        padded: For rows of integers: the share of samples that end with zeros.
+        pierced: For rows of integers: the share of samples with zeros between other numbers.
+        commonest: For rows of integers: the most frequent number except 0, and its share of the numbers except 0; else
+            None.
+        labels: The facts of labels; None for an array of inputs or sample weights.
     """
 
     name: str
@@ -64,12 +66,12 @@ class ArrayFacts:
 
     @property
     def has_numbers(self) -> bool:
-        """Return whether it holds numbers, not text or objects."""
+        """Return whether the array contains numbers, not text or objects."""
         return self.dtype.startswith(("float", "int", "uint", "bool", "bfloat", "complex"))
 
     @property
     def is_numpy(self) -> bool:
-        """Return whether it is a NumPy array: for other objects, ``dtype`` is their class."""
+        """Return whether the data is a NumPy array. For other objects, ``dtype`` is their class."""
         others = ("object", "<", ">", "|", "=", "datetime64", "timedelta64", "void", "StringDType")
         return self.has_numbers or self.dtype.startswith(others)
 
@@ -80,8 +82,8 @@ class LabelFacts:
 
     Args:
         kind: ``"numbers"`` of classes, ``"one_hot"`` rows, ``"shares"`` (rows with the sum 1), ``"many_hot"`` rows of zeros and ones, ``"real"``.
-        counts: Number of samples of each class; for ``numbers`` and ``one_hot`` only.
-        sums: Least and largest sum of a row; 0, 0 without rows.
+        counts: Number of samples of each class, for the kinds ``numbers`` and ``one_hot``.
+        sums: Smallest and largest sum of a row; 0, 0 if labels are not rows.
         is_sorted: Whether the samples of each class are consecutive.
     """
 
@@ -96,10 +98,10 @@ class Shared:
     """Training samples that are also in another part.
 
     Args:
-        part: ``"val"`` or ``"test"``.
-        count: Number of these samples.
-        of: Number of examined samples of that part.
-        pairs: Some of them: number in training and number in that part.
+        part: The other part, ``"val"`` or ``"test"``.
+        count: Number of shared samples.
+        of: Number of examined samples of the other part.
+        pairs: Some shared samples: the number in training, and the number in the other part.
     """
 
     part: str
@@ -114,14 +116,16 @@ class SampleFacts:
 
     Args:
         looked: Number of compared training samples.
-        distinct: Number of different ones.
+        distinct: Number of different samples among them.
         doubled: Some pairs of equal training samples.
         contradicting: Number of training samples that equal a sample with another label.
-        pairs: Some of these pairs.
-        shared: Training samples in other parts.
-        leaks: Features that reveal the label: name of the array and number of the feature.
-        follows: The only feature that follows a real target: name, number and correlation; None if there is none.
-        overlapping: Windows of other parts that are training windows moved by one step: part, their number, number of examined windows.
+        pairs: Some pairs of equal training samples with different labels.
+        shared: The training samples that are also in other parts.
+        leaks: Features that reveal the label: the array's name and the feature's number.
+        follows: The only feature that follows a real-valued target: the array's name, the feature's number and the
+            correlation; else None.
+        overlapping: For each other part: its name, the number of its windows that equal a training window shifted by
+            one step, and the number of examined windows.
         copied: Whether the labels are the inputs.
     """
 
@@ -138,7 +142,7 @@ class SampleFacts:
 
     @property
     def repeats_by_nature(self) -> bool:
-        """Return whether most samples repeat, as in tables of a few categories: then equal samples mean nothing."""
+        """Return whether most samples repeat, like in tables of a few categories. Equal samples are no mistake then."""
         return self.distinct < 0.5 * self.looked
 
 
@@ -147,21 +151,21 @@ class LayerFacts:
     """One layer or operation of the model.
 
     Args:
-        name: Its name.
-        kind: Its class.
-        reads: Names of the layers whose outputs it takes.
-        config: Its arguments that are plain data.
+        name: The layer's name.
+        kind: The name of its class.
+        reads: The names of the layers that it reads.
+        config: Its arguments with plain values.
         activation: Name of its activation; "" if it has none.
-        before: Shape of its input, without the batch.
-        shape: Shape of its output, without the batch.
+        before: Shape of its input, without the batch axis.
+        shape: Shape of its output, without the batch axis.
         parameters: Number of its weights.
         trained: Number of its trainable weights.
-        fan_in: Number of products in one value of its output; 0 without a kernel.
-        equal: The value of its whole kernel; None if values differ.
+        fan_in: Number of products that one output value sums; 0 without a kernel.
+        equal: The value of all its kernel's weights; None if they differ.
         initializer: Class of its kernel's initializer.
-        spread: Standard deviation of that initializer, if it was given as a number.
+        spread: The initializer's standard deviation, if the user sets it to a number.
         penalty: Largest factor of its L1 or L2 penalties; 0 without any.
-        precision: Type of its computations.
+        precision: The type in which it computes.
         untouched: Whether it is frozen with initial weights, or is a Normalization that was never adapted.
     """
 
@@ -192,11 +196,12 @@ class OutputFacts:
         layer: Name of the last layer that changes its values.
         shape: Shape of one sample.
         activation: Its activation: ``"linear"``, ``"softmax"`` and so on; "" if it is unknown.
-        loss: ``"cce"``, ``"sce"``, ``"bce"``, ``"mse"``, ``"mae"``, ``"huber"``, ``"kld"``, ``"hinge"``, ...; ``"own"`` for the user's; "" for none.
-        logits: Whether the loss takes logits.
+        loss: ``"cce"``, ``"sce"``, ``"bce"``, ``"mse"``, ``"mae"``, ``"huber"``, ``"kld"``, ``"hinge"``, ...; ``"own"``
+            for the user's own loss; "" without a loss.
+        logits: Whether the loss expects logits.
         metrics: Names of its metrics.
-        cuts: Metrics with a threshold, and the threshold.
-        target: Name of the training array with its labels; "" for none.
+        cuts: The metrics with a threshold, each with its threshold.
+        target: Name of the training array with its labels; "" without labels.
     """
 
     name: str = "output"
@@ -220,16 +225,16 @@ class OptimizerFacts:
     """The optimizer of the model.
 
     Args:
-        kind: Its class; that of the inner optimizer if it scales the loss.
-        rate: First learning rate; the highest one with a warm-up.
-        schedule: Class of the schedule; "" if the rate is fixed.
+        kind: The name of its class. For a loss scaling optimizer, the class of the inner optimizer.
+        rate: The first learning rate. With a warm-up, the highest one.
+        schedule: The name of the schedule's class; "" if the rate is fixed.
         steps: Number of steps of the schedule; None if it never ends.
-        fades: Steps until a schedule that never ends is below a hundredth of its first rate; None for others.
+        fades: For a schedule that never ends: steps until the rate is below 1 % of its first value; else None.
         scales_loss: Whether the loss is scaled for float16.
-        keeps: Numbers of state for each trainable weight.
-        clip: Its smallest limit on gradients; None without a limit.
-        decay: Weight decay.
-        momentum: Momentum; 0 without one.
+        keeps: How many numbers of optimizer state it stores for each trainable weight.
+        clip: The smallest limit on gradients; None without a limit.
+        decay: The weight decay.
+        momentum: The momentum; 0 without one.
     """
 
     kind: str = "Adam"
@@ -246,27 +251,27 @@ class OptimizerFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppFacts:
-    """All facts of an app. Unknown facts keep their defaults, and rules that need them find nothing.
+    """All facts of an app. An unknown fact has its default value, and rules that need it report no finding.
 
     Args:
-        app: Name of its class.
+        app: The name of its class.
         samples: Number of training samples.
-        arrays: Arrays of the data.
+        arrays: The facts of each array.
         rows: The result of comparing samples.
         layers: Layers of the model in the order of computation.
         inputs: Name, sample shape and type of each input of the model.
-        heads: Outputs of the model.
-        optimizer: None if it has none.
+        heads: The outputs of the model.
+        optimizer: The optimizer of the model; None without one.
         settings: Effective settings of the run by name.
         workers: Number of workers; None if it is unknown.
         callbacks: Sentences about mistakes in callbacks of the master.
         worker_callbacks: Sentences about mistakes in callbacks of workers.
         own: Parts that the user overrides: ``"train"``, ``"step"``, ``"loss"``.
-        left_behind: Sentences about state of the model that does not travel with a slot.
+        left_behind: Sentences about state of the model that a slot does not take to another worker.
         from_files: Whether training data is read from files.
         memory: Memory of this machine in bytes; None if it is unknown.
-        seen: Observations of other levels by name: those of a batch, of a second process.
-        records: Records of the run so far.
+        seen: The observations of the levels ``"batch"`` and ``"cluster"`` by name.
+        records: The records of the run so far.
     """
 
     app: str = "App"
@@ -289,7 +294,7 @@ class AppFacts:
     records: Sequence[RoundRecord] = ()
 
     def of(self, letter: str, part: str | None = None) -> Iterator[ArrayFacts]:
-        """Yield the arrays of a letter, of one part or all."""
+        """Yield the arrays with a letter (``"x"``, ``"y"`` or ``"w"``), of one part or of all parts."""
         yield from (one for one in self.arrays if one.letter == letter and part in (None, one.part))
 
     def array(self, name: str) -> ArrayFacts | None:
@@ -301,7 +306,7 @@ class AppFacts:
         return next((one for one in self.layers if one.name == name), None)
 
     def readers(self, name: str) -> list[LayerFacts]:
-        """Return the layers that take the output of a layer."""
+        """Return the layers that read the output of a layer."""
         return [one for one in self.layers if name in one.reads]
 
     @property
@@ -311,7 +316,7 @@ class AppFacts:
 
     def steps_of(self, slots: int) -> int:
         """Return the number of steps of one of several slots in the run."""
-        epochs = int(self.settings.get("master_epochs", 1))  # those of the whole run, however many a round has
+        epochs = int(self.settings.get("master_epochs", 1))  # the epochs of the whole run, not of a round
         return epochs * max(
             1, math.ceil(math.ceil(self.samples / slots) / max(1, int(self.settings.get("batch_size", 32))))
         )

@@ -14,7 +14,7 @@ from ddlf.errors import AppError, tracebacks
 from ddlf.worker import machine
 
 LEAST_FREE = 0.02
-"""Minimum free share of the memory. With less, the machine would soon only swap."""
+"""Minimum free share of the memory. With less, the machine would swap instead of working."""
 LOOK_S = 0.1
 
 
@@ -23,10 +23,10 @@ class Doing:
     """A running method of the user.
 
     Attributes:
-        what: Name of the method.
-        since: Time of its beginning, on ``time.monotonic``.
-        thread: Its thread.
-        free: Free bytes of memory at its beginning; None if unknown.
+        what: The name of the method.
+        since: The time when it started, on ``time.monotonic``.
+        thread: The thread that runs it.
+        free: The free bytes of memory when it started; None if unknown.
     """
 
     what: str
@@ -40,7 +40,7 @@ _now: Doing | None = None
 
 @contextlib.contextmanager
 def doing(what: str) -> Iterator[None]:
-    """Record that a method of the user runs while this is open."""
+    """Record that a method of the user is running; a context manager."""
     global _now
     _now = Doing(what, time.monotonic(), threading.get_ident(), machine.memory()[1])
     try:
@@ -56,8 +56,8 @@ def beyond(
 
     Args:
         seconds: Maximum seconds of a method.
-        clock: Current time; None for now.
-        memory: Total and free bytes; None for those of this machine.
+        clock: The time to compare with; None for the current time.
+        memory: The total and free bytes of memory; None to ask this machine.
     """
     if (now := _now) is None:
         return None
@@ -80,11 +80,11 @@ def beyond(
 
 @contextlib.contextmanager
 def time_limit(seconds: float, end: Callable[[AppError], None]) -> Iterator[None]:
-    """Watch the limits of the user's methods while this is open.
+    """Watch the limits of the user's methods; a context manager.
 
     Args:
         seconds: Maximum seconds of a method.
-        end: Called on a thread with the error of a method that exceeds them. It ends the process.
+        end: Called on a watching thread with the error, when a method exceeds a limit. It ends the process.
     """
     over = threading.Event()
 

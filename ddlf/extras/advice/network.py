@@ -1,6 +1,6 @@
-"""The facts about a compiled Keras model: its layers, its outputs with their losses, its optimizer. Runs where a model is.
+"""Collects the facts of a compiled Keras model: layers, outputs, losses and optimizer. Runs where a model is.
 
-The model is not called, and nothing random is drawn.
+This module neither calls the model nor draws random numbers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SCALING = {
     for name, scale, mode in (("Glorot", 1.0, "avg"), ("He", 2.0, "in"), ("Lecun", 1.0, "in"))
     for ends in ("uniform", "normal")
 }
-"""Initializers that depend on the size of the kernel: scale of the variance, which size, and the distribution."""
+"""Initializers that depend on the size of the kernel: the scale of the variance, the size, and the distribution."""
 ENOUGH_VALUES = 100
 MOST_LAYERS = 5_000
 LOSSES = {
@@ -122,7 +122,10 @@ LEARNED = ("Dense", "Conv2D", "Conv2DTranspose")
 
 
 def layers_of(model: Any) -> tuple[LayerFacts, ...]:
-    """Return layers and operations in the order of computation, including nested models. Those of a subclassed model have no inputs."""
+    """Return layers and operations in the order of computation, including those of nested models.
+
+    The layers of a subclassed model have no known inputs.
+    """
     found: list[LayerFacts] = []
     if (graph := graph_of(model)) is None:
         return tuple(
@@ -133,7 +136,7 @@ def layers_of(model: Any) -> tuple[LayerFacts, ...]:
 
 
 def graph_of(model: Any) -> Any:
-    """Return the functional model behind a model; None if it has none."""
+    """Return the functional model inside a model; None if it has none."""
     if getattr(model, "_functional", None) is not None:
         return model._functional
     return model if hasattr(model, "_nodes_by_depth") and hasattr(model, "_operations") else None
@@ -144,19 +147,19 @@ def _below(layer: Any) -> bool:
 
 
 def _walk(graph: Any, made_by: dict[int, str], found: list[LayerFacts]) -> dict[int, str]:
-    """Collect the operations of a graph. Return the name of the operation that made each tensor.
+    """Collect the operations of a graph, and return the name of the operation that computes each tensor.
 
     Args:
         graph: A functional model.
-        made_by: Of its input tensors, if it is nested.
-        found: Where operations are noted.
+        made_by: For a nested model, the operations that compute its inputs.
+        found: The dict to add operations to.
     """
     made_by = dict(made_by)
     places = {one.name: place for place, one in enumerate(found)}
     for depth in sorted(graph._nodes_by_depth, reverse=True):
         for node in graph._nodes_by_depth[depth]:
             operation, inputs = node.operation, list(node.input_tensors)
-            if not inputs:  # an InputLayer: that of a nested model is what is outside of it
+            if not inputs:  # an InputLayer: a nested model reads the outer tensor
                 for tensor in node.outputs:
                     made_by.setdefault(id(tensor), operation.name)
                 continue
@@ -179,7 +182,7 @@ def _walk(graph: Any, made_by: dict[int, str], found: list[LayerFacts]) -> dict[
 
 def _layer(operation: Any, reads: tuple[str, ...], before: Any, after: Any) -> LayerFacts:
     config, kind = config_of(operation), type(operation).__name__
-    if config.keys() >= {"operator", "operands", "types"}:  # of a model as text
+    if config.keys() >= {"operator", "operands", "types"}:  # the layer is an operator of a text
         kind, config = as_layer(config)
     weights = list(getattr(operation, "weights", ()))
     kernel: Any = _kernel(operation, kind)
@@ -207,7 +210,7 @@ def _layer(operation: Any, reads: tuple[str, ...], before: Any, after: Any) -> L
 def config_of(operation: Any) -> Mapping[str, Any]:
     try:
         return dict(operation.get_config())
-    except Exception:  # one of the user's own, which cannot be saved
+    except Exception:  # a custom layer without a config
         return {}
 
 
@@ -223,7 +226,7 @@ def _activation(kind: str, config: Mapping[str, Any]) -> str:
     if kind in ACTIVATIONS:
         return ACTIVATIONS[kind]
     given = config.get("activation")
-    if isinstance(given, Mapping):  # one of the user's own, or one with arguments
+    if isinstance(given, Mapping):  # a custom initializer, or one with arguments
         given = given.get("config") if isinstance(given.get("config"), str) else "own"
     return given if isinstance(given, str) else "linear" if kind in LINEAR else ""
 
@@ -251,13 +254,13 @@ def _penalty(config: Mapping[str, Any]) -> float:
 def _kernel(operation: Any, kind: str) -> Any:
     kernel: Any = getattr(operation, "_kernel", None)
     if kernel is None and kind in LINEAR:
-        made = getattr(operation, "made", None)  # of an operator
+        made = getattr(operation, "made", None)  # the parameters of an operator
         kernel = made[0] if made else getattr(operation, "kernel", None)
     return kernel if hasattr(kernel, "shape") and len(kernel.shape) > 1 else None
 
 
 def _equal(kernel: Any) -> float | None:
-    """Return the value that all weights of a kernel have; None if they differ."""
+    """Return the common value of all weights of a kernel; None if they differ."""
     try:
         import keras
 
@@ -265,7 +268,7 @@ def _equal(kernel: Any) -> float | None:
         if not some.size or some.min() != some.max():
             return None
         whole = keras.ops.convert_to_numpy(kernel.value)
-    except Exception:  # nothing that has values yet
+    except Exception:  # the weights have no values yet
         return None
     return float(whole.flat[0]) if whole.min() == whole.max() else None
 
@@ -283,7 +286,10 @@ def _not_adapted(operation: Any, kind: str) -> bool:
 
 
 def _untouched(operation: Any, kernel: Any, given: Any) -> bool:
-    """Return whether a frozen layer has a kernel as its initializer draws it: the same range and deviation, and biases of 0."""
+    """Return whether a frozen layer still seems to have its initial weights.
+
+    Its kernel then has the range and deviation of its initializer, and biases are 0.
+    """
     scaling = SCALING.get(given.get("class_name", "")) if isinstance(given, Mapping) else None
     if scaling is None or kernel is None or kernel.trainable or math.prod(kernel.shape) < ENOUGH_VALUES:
         return False
@@ -293,7 +299,7 @@ def _untouched(operation: Any, kernel: Any, given: Any) -> bool:
         values, bias = keras.ops.convert_to_numpy(kernel.value), getattr(operation, "bias", None)
         if bias is not None and keras.ops.convert_to_numpy(bias.value).any():
             return False
-    except Exception:  # nothing that has values yet
+    except Exception:  # the weights have no values yet
         return False
     places = math.prod(kernel.shape[:-2])
     ins, outs = kernel.shape[-2] * places, kernel.shape[-1] * places
@@ -313,8 +319,8 @@ def heads_of(model: Any, layers: tuple[LayerFacts, ...], y: Any) -> tuple[Output
     """Return the model's outputs with their losses, metrics and targets.
 
     Args:
-        model: Compiled.
-        layers: As of ``layers_of``.
+        model: A compiled Keras model.
+        layers: The result of ``layers_of``.
         y: The training labels: an array, or a tree of arrays.
     """
     graph = graph_of(model)
@@ -359,7 +365,7 @@ def has_own_step(model: Any) -> bool:
 
 
 def is_own(model: Any) -> bool:
-    """Return whether the model has a step or a loss of the user."""
+    """Return whether the user overrides the model's step or loss."""
     return has_own_step(model) or (callable(loss := getattr(model, "loss", None)) and _loss(loss)[0] == "own")
 
 
@@ -377,7 +383,7 @@ def _output_names(model: Any, graph: Any) -> list[tuple[str, Any]]:
 
 
 def _per_output(named: list[tuple[str, Any]], given: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield an argument for all outputs, output by output."""
+    """Yield the value of an argument of ``compile`` for each output."""
     if given is None:
         return
     for number, (name, key) in enumerate(named):
@@ -390,7 +396,7 @@ def _per_output(named: list[tuple[str, Any]], given: Any) -> Iterator[tuple[Any,
 
 
 def _target_names(y: Any) -> Any:
-    """Return the tree of arrays with names in place of arrays."""
+    """Return the tree of arrays, with a name in place of each array."""
     if y is None:
         return None
     names = [name for name, _ in leaves(y, "y_train")]
@@ -414,7 +420,7 @@ def _names(given: Any) -> Iterator[str]:
 
 
 def _cuts(given: Any, loss: str) -> Iterator[tuple[str, float]]:
-    """Yield metrics with a threshold, and the threshold."""
+    """Yield the metrics with a threshold, each with its threshold."""
     for one in given if isinstance(given, list | tuple) else [] if given is None else [given]:
         if isinstance(one, list | tuple):
             yield from _cuts(one, loss)
@@ -429,7 +435,7 @@ def _cuts(given: Any, loss: str) -> Iterator[tuple[str, float]]:
 
 
 def _loss(given: Any) -> tuple[str, bool]:
-    """Return the name of a loss for rules, and whether it takes logits."""
+    """Return the name of a loss in the rules, and whether it expects logits."""
     if given is None:
         return "", False
     import keras
@@ -496,7 +502,7 @@ def _keeps(kind: str, momentum: Any) -> int:
 
 
 def _fades(kind: str, config: Mapping[str, Any]) -> int | None:
-    """Return the steps until a schedule that never ends is below a hundredth of its first rate."""
+    """Return the number of steps until an endless schedule is below 1 % of its first rate."""
     steps, rate = config.get("decay_steps"), config.get("decay_rate")
     if not (isinstance(steps, int | float) and isinstance(rate, int | float)):
         return None
@@ -524,15 +530,15 @@ def _rate(given: Any) -> tuple[float, str, int | None]:
         return (math.nan if own else rate), kind, int(steps) if known and steps is not None else None
     try:
         return float(np.asarray(keras.ops.convert_to_numpy(given))), "", None
-    except Exception:  # a function
+    except Exception:  # the layer is a function
         return math.nan, "", None
 
 
 def as_layer(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return kind and arguments of the Keras layer that an operator corresponds to; else its own name.
+    """Return the kind and arguments of the Keras layer that equals an operator; without one, the operator's own name.
 
     Args:
-        config: Of the layer that holds it.
+        config: The config of the layer that contains the operator.
     """
     name, options, learned = config["operator"], config["options"], config["parameters"]
     inputs = len(config["types"]) - 1

@@ -1,7 +1,10 @@
-"""Runs an app in other processes: in a second one that loads it as a worker does, and in five trainings for wrong labels. Master and workers.
+"""Runs an app in other processes, on master and workers.
 
-The app travels as it does to workers, pickled. The second process, ``python -m ddlf.extras.advice.processes``, has another hash seed, and
-has imported and set nothing. It does not imitate another machine: whether an app asks for its machine's name is not checked.
+A second process loads the app like a worker. Five trainings find wrong labels.
+
+The app is sent as a pickle, like to a worker. The second process, ``python -m ddlf.extras.advice.processes``, has
+another hash seed, and no earlier imports or settings. It runs on the same machine, so it cannot find an app that
+depends on the machine's name.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ SHOWN = 5
 
 
 def pickled_app(app: App, seen: dict[str, Any]) -> bytes | None:
-    """Return the app as it travels to workers, before it has loaded anything; None if it cannot, which is noted in ``seen``."""
+    """Return the pickled app without data and model. If pickling fails, return None and add the error to ``seen``."""
     try:
         return pickle_object(app)
     except NotPicklable as error:
@@ -51,11 +54,11 @@ def pickled_app(app: App, seen: dict[str, Any]) -> bytes | None:
 
 
 async def seen_by_second_process(app: App, pickled: bytes) -> dict[str, Any]:
-    """Return sentences about what a second process made differently, by subject.
+    """Load and build the app in a second process. Return sentences about the differences by subject.
 
     Args:
         app: The app with the data and the model of this process.
-        pickled: The app before it had them.
+        pickled: The pickled app, without data and model.
     """
     environment = {**os.environ, "PYTHONHASHSEED": "4711", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = await asyncio.create_subprocess_exec(
@@ -83,7 +86,7 @@ async def seen_by_second_process(app: App, pickled: bytes) -> dict[str, Any]:
 
 
 def differences(mine: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Return sentences about the differences between what two processes made of an app, by subject."""
+    """Compare the data and the model of an app in two processes. Return sentences about the differences by subject."""
     if error := other.get("error"):
         return {"failed": (f"in a second process {error}",)}
     found: dict[str, Any] = {}
@@ -105,11 +108,11 @@ def _made(app: App) -> dict[str, Any]:
 
 
 def is_of_this_machine(path: str, script: str) -> bool:
-    """Return whether other machines may lack a file that was read.
+    """Return whether other machines may lack a file that the app reads.
 
     Args:
-        path: Of the file.
-        script: Folder of the script; Python files there travel.
+        path: The path of the file.
+        script: The folder of the script. Workers receive the Python files in it.
     """
     real = os.path.realpath(path)
     usual = (
@@ -136,13 +139,14 @@ async def wrong_labels(cluster: Cluster, pickled: bytes, facts: AppFacts) -> dic
     epochs as the app sets, and predicts it. cleanlab compares the predictions with the labels.
 
     Args:
-        cluster: A cluster, connected or not.
-        pickled: The app as it travels, without data and model.
-        facts: Facts of the app.
+        cluster: A cluster, which need not be connected.
+        pickled: The pickled app, without data and model.
+        facts: The facts of the app.
 
     Returns:
-        ``doubted``: ``count`` of how many (``of``), ``samples``, the most doubtful first, and of some of these the ``pairs`` of label and likely one;
-        nothing where there are no classes to tell apart; ``left``: why it was not looked at.
+        A dict with ``doubted`` or ``left``; empty for an app without classes. ``doubted`` has the ``count`` of doubtful
+        labels among ``of`` labels, their ``samples``, the most doubtful first, and for some of them the ``pairs`` of
+        given and likely label. ``left`` is the reason why the labels were not checked.
     """
     head = _classes(facts)
     if head is None:
@@ -178,10 +182,11 @@ def _classes(facts: AppFacts) -> OutputFacts | None:
 
 
 async def held_out(pickled: bytes, fold: int) -> tuple[Any, Any, Any]:
-    """Train on all folds except one, and predict that one. Runs on a worker.
+    """Train on all folds except one, and predict the remaining fold. Runs on a worker.
 
     Returns:
-        Numbers of its samples, their labels as numbers of classes, and the model's output, of shape (samples, units).
+        The numbers of the predicted samples, their labels as class numbers, and the model's output of shape (samples,
+        units).
     """
     import keras
 
@@ -198,7 +203,7 @@ async def held_out(pickled: bytes, fold: int) -> tuple[Any, Any, Any]:
     end = time.monotonic() + SECONDS
 
     class Ends(keras.callbacks.Callback):  # type: ignore[misc]
-        """Ends a training that takes too long."""
+        """A Keras callback that ends a training that takes too long."""
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             if time.monotonic() > end:
@@ -221,7 +226,7 @@ def numbers_of(y: Any) -> np.ndarray[Any, Any]:
 
 
 def folds_of(labels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the fold of each sample, stratified by class, by a fixed seed."""
+    """Return the fold of each sample. Folds are stratified by class, with a fixed seed."""
     folds = np.empty(len(labels), np.int64)
     order = np.random.default_rng(17).permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
@@ -244,7 +249,7 @@ def _shares(values: np.ndarray[Any, Any], head: OutputFacts) -> np.ndarray[Any, 
 def _compared(labels: np.ndarray[Any, Any], shares: np.ndarray[Any, Any]) -> dict[str, Any]:
     from cleanlab.filter import find_label_issues
 
-    how = "low_self_confidence"  # of 2 % flipped labels this finds more than pruning by class or noise rate, and fewer others
+    how = "low_self_confidence"  # finds most of 2 % flipped labels, with fewest false alarms
     found = find_label_issues(labels, shares, filter_by=how, return_indices_ranked_by="self_confidence", n_jobs=1)
     likely = shares.argmax(axis=1)
     return {
@@ -256,9 +261,9 @@ def _compared(labels: np.ndarray[Any, Any], shares: np.ndarray[Any, Any]) -> dic
 
 
 def _main() -> None:
-    """Load and build the app that standard input holds, and print what was made as the last line."""
+    """Load and build the pickled app from standard input, and print its description as the last line."""
     script, out = sys.argv[1], os.dup(1)
-    os.dup2(2, 1)  # the app's own output is no answer
+    os.dup2(2, 1)  # keep the app's own output out of the answer
     if script:
         sys.path.insert(0, script)
     opened: dict[str, None] = {}

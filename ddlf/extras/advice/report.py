@@ -1,4 +1,7 @@
-"""The report of the adviser, as lines for people, as JSON, and as SARIF for code review. Reads files only to make diffs."""
+"""Prints the adviser's report as lines of text, as JSON, and as SARIF for code review.
+
+Reads files only to make diffs.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,14 @@ SARIF_LEVELS = {"E": "error", "W": "warning", "I": "note"}
 
 @dataclass(frozen=True, slots=True)
 class AdviserReport:
-    """The report of the adviser. As text it is what ``ddlf advise`` prints.
+    """The report of the adviser. Its text is the output of ``ddlf advise``.
 
     Args:
         advice: Findings, the worst first.
-        failed: Rules that raised.
+        failed: The rules that raised an error.
         ignored: Number of findings that the user's comments ignore.
-        unused: Comments that ignore nothing.
-        skipped: Sentences about what was not checked, and why.
+        unused: The comments that ignore no finding.
+        skipped: Sentences that name the skipped checks and the reasons.
     """
 
     advice: tuple[Advice, ...] = ()
@@ -39,16 +42,16 @@ class AdviserReport:
         """Return what ``ddlf advise`` prints."""
         return "\n".join(lines(self))
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # the last line of a cell in a notebook
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # a notebook calls this for the last line of a cell
         printer.text(str(self))
 
 
 def lines(report: AdviserReport, rules: int | None = None) -> Iterator[str]:
-    """Yield the lines for people.
+    """Yield the report's lines of text.
 
     Args:
-        report: The report.
-        rules: Number of checked rules, to be printed.
+        report: The report to print.
+        rules: The number of checked rules, for the last line.
     """
     for one in report.advice:
         where = "" if one.position is None else f"{_short(one.position.path)}:{one.position.line}  "
@@ -80,7 +83,7 @@ def _short(path: Path) -> str:
 
 
 def as_json(report: AdviserReport) -> dict[str, Any]:
-    """An report as data for programs."""
+    """Return the report as plain data for JSON."""
     return {
         "findings": [
             {
@@ -109,7 +112,7 @@ def as_json(report: AdviserReport) -> dict[str, Any]:
 
 
 def as_sarif(report: AdviserReport) -> dict[str, Any]:
-    """An report in the Static Analysis Results Interchange Format, version 2.1.0."""
+    """Return the report in the Static Analysis Results Interchange Format (SARIF), version 2.1.0."""
     used = {one.rule.id: one.rule for one in report.advice}
     return {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
@@ -169,13 +172,13 @@ def _sarif_result(one: Advice) -> dict[str, Any]:
 
 
 def _region(edit: Edit) -> dict[str, int]:
-    """The letters that go, counted as the file has them."""
+    """Return the edited region of a file in SARIF's terms."""
     at = offsets(edit.path.read_bytes().decode())
     return {"charOffset": at[edit.begin], "charLength": at[edit.end] - at[edit.begin]}
 
 
 def explained(rule: Rule) -> str:
-    """All that there is to know of a rule, as a page of Markdown."""
+    """Return the explanation of a rule as a page of Markdown."""
     level = {
         "quick": "settings, arrays and the model as it is built: nothing is trained",
         "batch": "some batches on a copy of the model",

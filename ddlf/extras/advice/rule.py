@@ -1,7 +1,7 @@
-"""How a rule is written, and what it yields. Pure.
+"""Defines rules, and the findings that they yield. Pure.
 
-A rule is one function under ``@rule``. Its docstring explains it: why it matters, a paragraph that begins with ``Fix:``, and one that
-begins with ``Source:``::
+A rule is one function under ``@rule``. Its docstring says why the mistake matters. A paragraph with ``Fix:`` says what
+to do, and ``Source:`` names a publication or a measurement::
 
     @rule("D20", "E", "identical inputs")
     def _identical_inputs(facts: AppFacts) -> Iterator[Finding]:
@@ -46,7 +46,7 @@ STRIPPED = "See docs/reference/advice.md (python -OO removes explanations).\n\nF
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of the user's code that is safe without understanding the code.
+    """A change of the user's code that is safe without human review.
 
     Args:
         kind: What to change: the ``"loss"``, a ``"metric"``, the learning ``"rate"``, an ``"argument"`` of a layer, an argument of the
@@ -64,12 +64,12 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Replaces a part of a file.
+    """A replacement of a part of a file.
 
     Args:
         path: The file.
         begin: First character to replace, counted in the decoded text without byte order mark and with ``\\n`` as line end.
-        end: The character after the last one.
+        end: The character after the last one to replace, counted like ``begin``.
         text: The new text.
     """
 
@@ -85,7 +85,7 @@ class Position:
 
     Args:
         path: The file.
-        line: Number of the line, from 1.
+        line: The number of the line, from 1.
     """
 
     path: Path
@@ -98,13 +98,13 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One mistake that a rule has found.
+    """A mistake that a rule found.
 
     Args:
         message: A sentence with the evidence in numbers, without a full stop.
         subject: ``("layer", name)``, ``("loss", output)``, ``("optimizer", "")``, ``("data", array)``, ``("setting", name)``, ...
-        samples: Numbers of samples that show it.
-        changes: Changes that fix it; none if a person has to decide.
+        samples: The numbers of samples that show the mistake.
+        changes: Changes that fix the mistake; empty if a person has to decide.
         severity: Overrides the severity of the rule.
         fix: Overrides the fix of the rule.
     """
@@ -119,14 +119,14 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A known mistake.
+    """A rule, which detects one known mistake.
 
     Args:
         id: A letter of ``CLASSES`` and two digits. Its meaning never changes.
         severity: ``"E"``: the app cannot learn, or fails; ``"W"``: it loses accuracy or time; ``"I"``: good to know.
         title: The mistake in a few words.
         level: The cheapest level that can find it.
-        check: Yields what is wrong in facts.
+        check: The function that yields the findings in the facts of an app.
     """
 
     id: str
@@ -137,17 +137,17 @@ class Rule:
 
     @property
     def why(self) -> str:
-        """Why it matters."""
+        """Return why the mistake matters."""
         return self._explanation(1)
 
     @property
     def fix(self) -> str:
-        """What to do."""
+        """Return how to fix the mistake."""
         return self._explanation(2)
 
     @property
     def source(self) -> str:
-        """The publication or measurement behind it."""
+        """Return the publication or measurement that the rule is based on."""
         return self._explanation(3)
 
     def _explanation(self, part: int) -> str:
@@ -157,13 +157,13 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A finding with its rule, and its place in the user's code.
+    """A finding with its rule and its position in the user's code.
 
     Args:
         rule: The rule that found it.
         finding: The finding.
-        position: Its place in the user's code; None if it is unknown.
-        edits: Edits that fix it; none if a person has to decide.
+        position: Its position in the user's code; None if it is unknown.
+        edits: Edits that fix the mistake; empty if a person has to decide.
     """
 
     rule: Rule
@@ -173,12 +173,12 @@ class Advice:
 
     @property
     def severity(self) -> Severity:
-        """How bad it is."""
+        """Return the severity: ``"E"``, ``"W"`` or ``"I"``."""
         return self.finding.severity or self.rule.severity
 
     @property
     def fix(self) -> str:
-        """What to do."""
+        """Return how to fix the mistake."""
         return self.finding.fix or self.rule.fix
 
     def __str__(self) -> str:
@@ -188,11 +188,11 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A rule that raised. The others continue.
+    """A rule that raised an error. The adviser still checks the other rules.
 
     Args:
-        rule: The rule.
-        error: The error.
+        rule: The rule that failed.
+        error: The error that it raised.
     """
 
     rule: Rule
@@ -202,12 +202,12 @@ class Failed:
 def rule(
     id: str, severity: Severity, title: str, *, level: Level = "quick"
 ) -> Callable[[Callable[[AppFacts], Iterable[Finding]]], Rule]:
-    """Make a function a rule. See the top of this file."""
+    """Register a function as a rule; a decorator. The top of this file has an example."""
     return lambda check: Rule(id, severity, title, level, check)
 
 
 def check_rules(rules: Iterable[Rule], facts: AppFacts) -> tuple[list[Advice], list[Failed]]:
-    """Return the findings of rules, the worst first, and the rules that raised."""
+    """Return the findings of rules, the worst first, and the rules that raised an error."""
     findings: list[Advice] = []
     failed: list[Failed] = []
     for rule in rules:
@@ -223,7 +223,7 @@ def find_rule(rules: Iterable[Rule], id: str, origin: str) -> Rule:
     """Return the rule with an id.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: No rule has this id.
     """
     known = {rule.id: rule for rule in rules}
     if (rule := known.get(id.upper())) is not None:
@@ -237,5 +237,5 @@ def find_rule(rules: Iterable[Rule], id: str, origin: str) -> Rule:
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a number with its noun."""
+    """Return a number with its noun in singular or plural."""
     return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith(('ss', 'ch')) else 's'}"

@@ -1,4 +1,4 @@
-"""Locates a subject in the user's Python files or model text. Reads files; runs none of them."""
+"""Locates the subject of a finding in the user's Python files or model text. Reads files, but never runs them."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Ignore:
     """A comment that ignores findings of a rule.
 
     Args:
-        position: Its line.
-        id: The rule.
+        position: The comment's line.
+        id: The id of the rule.
         reason: The user's reason.
-        lines: The lines that it applies to; None for the whole file.
+        lines: The lines that the comment applies to; None for the whole file.
     """
 
     position: Position
@@ -50,7 +50,7 @@ class Ignore:
     lines: frozenset[int] | None
 
     def matches(self, advice: Advice) -> bool:
-        """Return whether it ignores a finding."""
+        """Return whether the comment ignores a finding."""
         if self.id.upper() != advice.rule.id:
             return False
         at = advice.position
@@ -58,7 +58,7 @@ class Ignore:
 
 
 class PythonFile:
-    """One Python file: its text and its tree."""
+    """A Python file with its text and its syntax tree."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -68,7 +68,7 @@ class PythonFile:
         self.parents = {id(child): node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     def ignores(self) -> Iterator[Ignore]:
-        """Yield its comments that ignore findings."""
+        """Yield the file's comments that ignore findings."""
         if "ddlf:" not in self.text:
             return
         classes = {node.lineno for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef)}
@@ -84,12 +84,12 @@ class PythonFile:
 
 
 class UserSources:
-    """The files of an app.
+    """The source files of an app.
 
     Args:
-        paths: That of the app's class first.
-        app: Name of the class.
-        text: That of its model, if it is one.
+        paths: The paths of the Python files; the file with the app's class is first.
+        app: The name of the app's class.
+        text: The text of the app's model, if the model is a text.
     """
 
     def __init__(self, paths: Iterable[Path], app: str, text: ModelText | None = None) -> None:
@@ -97,22 +97,22 @@ class UserSources:
         for path in dict.fromkeys(paths):
             try:
                 self.files.append(PythonFile(path))
-            except (OSError, SyntaxError, UnicodeDecodeError, ValueError):  # a notebook's, or one that has gone
+            except (OSError, SyntaxError, UnicodeDecodeError, ValueError):  # the file is a notebook, or was deleted
                 continue
         self.app, self.text = app, text
 
     def ignores(self) -> list[Ignore]:
-        """Return all comments that ignore findings."""
+        """Return the comments in all files that ignore findings."""
         found = [one for file in self.files for one in file.ignores()]
         return [*found, *self.text.ignores()] if self.text is not None else found
 
     def calls(self, of: Iterable[str]) -> bool:
-        """Whether any of these functions is called anywhere."""
+        """Return whether the files call any of these functions."""
         wanted = set(of)
         return any(_name(call.func) in wanted for file in self.files for call in file.calls)
 
     def position(self, subject: tuple[str, str], facts: AppFacts) -> Position | None:
-        """Return the position of a subject; else of its method or class."""
+        """Return the position of a subject. If the subject is not found, return the position of its method or class."""
         what, name = subject
         if self.text is not None:
             if not self.files:
@@ -139,7 +139,7 @@ class UserSources:
         return self._first(lambda node: isinstance(node, ast.ClassDef) and node.name == self.app)
 
     def method(self, name: str) -> tuple[PythonFile, Any] | None:
-        """Return a method of the app's class, else of another class."""
+        """Return a method of the app's class. If the class lacks it, look in other classes."""
         if (own := self.class_()) is not None:
             for node in own[1].body:
                 if isinstance(node, FUNCTIONS) and node.name == name:
@@ -147,7 +147,7 @@ class UserSources:
         return self._first(lambda node: isinstance(node, FUNCTIONS) and node.name == name)
 
     def setting(self, name: str) -> tuple[PythonFile, Any] | None:
-        """Return the statement of the class that sets a setting."""
+        """Return the statement of the app's class that assigns a setting."""
         own = self.class_()
         for node in own[1].body if own is not None else []:
             if own is not None and name in _targets(node):
@@ -167,7 +167,7 @@ class UserSources:
         return found[0] if len(found) == 1 else None
 
     def compile_call(self) -> tuple[PythonFile, ast.Call] | None:
-        """Return the call of ``compile``."""
+        """Return the call of the model's ``compile``."""
         found = [
             (file, call)
             for file in self.files
@@ -180,7 +180,7 @@ class UserSources:
         return found[0] if found else None
 
     def compiled(self, name: str) -> tuple[PythonFile, ast.expr] | None:
-        """Return an argument of ``compile``."""
+        """Return the value of an argument of ``compile``."""
         if (found := self.compile_call()) is None:
             return None
         file, call = found
@@ -244,7 +244,7 @@ def _constant(node: ast.expr | None) -> Any:
 
 
 def _fits(call: ast.Call, layer: LayerFacts) -> bool:
-    """Return whether a call may have created a layer: its constants are those of the layer."""
+    """Return whether a call may have created a layer: the call's constants must equal the layer's arguments."""
     positions = POSITIONS.get(layer.kind, ())
     given = [(name, value) for name, value in zip(positions, call.args, strict=False)]
     given += [(keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg is not None]
@@ -272,7 +272,7 @@ def _targets(node: ast.AST) -> set[str]:
 
 
 def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield each target with its value."""
+    """Yield each assigned target with its value."""
     if isinstance(node, ast.AnnAssign) and node.value is not None:
         yield node.target, node.value
     if isinstance(node, ast.Assign):
@@ -290,13 +290,13 @@ def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 class ModelText:
-    """A text.
+    """A model text.
 
     Args:
-        notation: What was loaded of it.
+        notation: The loaded text.
 
     Attributes:
-        path: The file.
+        path: The path of the text's file.
     """
 
     def __init__(self, notation: Any) -> None:
@@ -309,11 +309,11 @@ class ModelText:
         self._statements: Mapping[tuple[str, str], int] = notation.statement_places()
 
     def model(self, what: str, name: str) -> Position | None:
-        """Return the position of a layer, a loss, a metric or the optimizer; None if the text has none.
+        """Return the position of a layer, a loss, a metric or the optimizer; None if the text lacks it.
 
         Args:
-            what: What, as ``Found.at`` has it.
-            name: Its name.
+            what: The kind of the subject, such as ``"layer"`` or ``"loss"``.
+            name: The name of the subject.
         """
         if what == "layer":
             return self._at(self._layers.get(name))
@@ -325,7 +325,7 @@ class ModelText:
         return None
 
     def app(self, what: str, name: str) -> Position:
-        """Return the position of a subject in a text that is the whole app, or the most related line."""
+        """Return the position of a subject, or of the most related line, in a text that is the whole app."""
         found = self.model(what, name)
         if found is None and what == "setting":
             found = self._first(("train", name))
@@ -336,12 +336,12 @@ class ModelText:
             )
             block = self._blocks.get(block, block)
             found = self._first(("train", "data"), (block, "output" if array.startswith("y") else "input"))
-        if found is None and what == "layer":  # an input, or what scales one
+        if found is None and what == "layer":  # an input, or a layer that scales an input
             found = self._first((name, "input"), ("train", "scaling"), (self._inputs[0], "input"))
         return found or Position(self.path, self._line(min(self._statements.values(), default=0)))
 
     def ignores(self) -> Iterator[Ignore]:
-        """Yield its comments that ignore findings."""
+        """Yield the file's comments that ignore findings."""
         for number, line in enumerate(self._text.splitlines(), 1):
             if "ddlf:" not in line or (found := IGNORE.search(line)) is None:
                 continue

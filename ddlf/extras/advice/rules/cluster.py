@@ -1,4 +1,4 @@
-"""Rules of class C: an app that is right on one machine and wrong on several. Pure."""
+"""Rules of class C: apps that are right on one machine and wrong on several. Pure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from ddlf.extras.advice.facts import AppFacts
 from ddlf.extras.advice.rule import Change, Finding, rule
 
 USUAL_WORKERS = 2
-"""How many there are taken to be where nothing says it."""
+"""The assumed number of workers, if it is unknown."""
 NEAR = 0.05
 LONGER = 1.5
 FEW_BATCHES = 10
 SMALL_BATCH = 16
 LARGE = 1_000_000
-"""Parameters from which on what an optimizer keeps is worth a word."""
+"""From this number of parameters on, the size of the optimizer state is reported."""
 LINK = 125e6
-"""Bytes a second on a wire of 1 Gbit/s, which most machines have."""
+"""Bytes per second of a network with 1 Gbit/s, which most machines have."""
 
 
 def _slots(facts: AppFacts) -> int:
@@ -148,7 +148,7 @@ def _does_not_pay(facts: AppFacts) -> Iterator[Finding]:
         return
     steps = settings.get("worker_steps") or settings.get("worker_epochs", 1) * facts.steps_an_epoch / slots
     keeps = 0 if facts.optimizer is None or settings.get("optimizer_state") != "kept" else facts.optimizer.keeps
-    size = 4 * (2 + keeps) * sum(one.trained for one in facts.layers)  # there, and back with what the optimizer keeps
+    size = 4 * (2 + keeps) * sum(one.trained for one in facts.layers)  # weights, update and state
     computes, moves = steps * step_s, slots * size / LINK
     if computes + moves > slots * computes:
         yield Finding(

@@ -1,4 +1,4 @@
-"""Rules of class D: mistakes in the data, whatever model is trained on it. Pure."""
+"""Rules of class D: mistakes in the data, for any model. Pure."""
 
 from __future__ import annotations
 
@@ -11,43 +11,50 @@ from ddlf.extras.advice.rule import Change, Finding, plural, rule
 from ddlf.extras.advice.rules.labels import DISTANCES
 
 UNSCALED = 20.0
-"""Root of the mean square of a feature from which on a model without a normalizing layer learns badly: pixels up to 255 have 100."""
+"""Root mean square of a feature above which a model without normalization learns badly.
+
+Pixels up to 255 have about 100.
+"""
 SCALES_APART = 100.0
-"""Times by which the scales of features may differ."""
+"""Largest acceptable ratio of the scales of features."""
 MAJORITY = 0.9
 LARGE_TARGETS = 100.0
 MANY_FEATURES = 5_000
 FAR = 20.0
-"""Targets up to which any usual run comes."""
+"""Size of targets that every usual run can reach."""
 ADAPTIVE = ("Adam", "AdamW", "Nadam", "Adamax", "RMSprop", "Lion")
 BOUNDED_BY_1 = ("tanh", "sigmoid", "softsign", "hard_sigmoid", "softmax")
 NOTHING = 0.005
-"""Root of the mean square of the loudest feature below which inputs are lost among biases and first weights."""
+"""Smallest root mean square of the largest feature. Smaller inputs have less effect than biases."""
 OTHER = 4.0
-"""Times by which the scales of two parts of the data may differ."""
+"""Largest acceptable ratio of the scales of two parts of the data."""
 ENOUGH_SAMPLES = 30
-"""Samples in all below which it is a toy, and those of each class from which on there is something to learn."""
+"""Smallest number of samples in a part whose scale is compared."""
 NO_ARRAY = f"Turn it into an array of numbers in load_dataset; {ONE_BY_ONE}."
 SHARED_SHARE, SHARED_COUNT = 0.01, 2
-"""So much of a part may be in training, too, before it is more than chance."""
+"""Largest share and number of samples of another part that are in training by chance."""
 DEVIATIONS, LARGE_SHARE = 3, 0.05
-"""From how many that are twice in training by chance on it is more, and the share that is a leak wherever it comes from."""
+"""Standard deviations above the duplicates expected by chance, and the share that is a leak in any case."""
 FEW, EACH = 20, 10
-"""Samples up to which a problem is a toy, and that a class is to have."""
+"""A data set up to the first size is a toy. Each class should have the second number of samples."""
 TURNED, HANDFUL = 3, 50
-"""How many times as large as training another part may be, and samples from which on it may be meant so: of others there may be no labels."""
+"""Largest ratio of another part's size to training. With the second number of samples, a larger one may be intended."""
 CONTRADICTING = 0.01
 FEW_WRONG, WRONG = 3, (0.005, 0.01)
-"""Likely wrong labels that are worth a word, also as a share, and the share that is worth a warning: models have their own errors."""
+"""The number and share of likely wrong labels that are reported, and the share that gives a warning.
+
+Models err, too.
+"""
 OVERLAPPING, LEAST_OVERLAPPING = 0.1, 10
-"""Share of a part's windows that may go on from one of training: those at a cut do, and no more."""
+"""Largest share of a part's windows that overlap training, and their number. A few overlap where the series is cut."""
 RELATED, SURELY, LESS = 4.0, 15.0, 4.5
-"""Deviations from labels that are exchanged below which nothing is told of labels, above which much is, and how many fewer than in training are no
-chance."""
+"""Thresholds in standard deviations from permuted labels: below the first, samples say nothing about labels; above the
+second, they say much; a test lower than training by the third is no chance.
+"""
 OFTENER = 3.0
-"""Times as often as within training a combination of whole numbers must be in another part, before it is more than chance."""
+"""Integer samples are shared by more than chance if they are this many times as frequent as duplicates in training."""
 NEAR_DUPLICATES = 0.01
-"""Share of the test's pictures that are nearly those of training, which is more than chance."""
+"""Share of test pictures with a near duplicate in training that is more than chance."""
 
 
 @rule("D01", "E", "NaN or infinite values")
@@ -94,7 +101,7 @@ def _no_numbers(facts: AppFacts) -> Iterator[Finding]:
 
 
 def _goes_into_products(facts: AppFacts, array: ArrayFacts) -> bool:
-    """Whether the model takes it as numbers that are multiplied, and has nothing that normalizes."""
+    """Return whether the model multiplies this array with weights, and no layer normalizes it."""
     known = bool(facts.layers) and not facts.weights_scale and "own" not in {one.kind for one in facts.layers}
     return known and array.has_numbers and not array.bad and not array.padded > 0.3
 
@@ -184,7 +191,10 @@ def _all_the_same(facts: AppFacts) -> Iterator[Finding]:
 
 
 def _standardizing(facts: AppFacts, array: ArrayFacts) -> tuple[Change, ...]:
-    """Return lines that give each feature, or each channel of pictures and sequences, mean 0 and spread 1; none for one array of several."""
+    """Return code that standardizes each feature, or each channel of pictures and sequences.
+
+    Empty if the app has several input arrays.
+    """
     if "[" in array.name:
         return ()
     axis = 0 if len(array.sample) < 2 else tuple(range(len(array.sample)))
@@ -279,7 +289,10 @@ def _large_targets(facts: AppFacts) -> Iterator[Finding]:
 
 
 def _out_of_steps(facts: AppFacts) -> Iterator[Finding]:
-    """Targets further off than the last layer can come in all steps: with Adam and its like no weight moves by more than the rate in one."""
+    """Yield targets that the last layer cannot reach in all steps.
+
+    With Adam, a step moves a weight by at most the rate.
+    """
     optimizer = facts.optimizer
     if optimizer is None or optimizer.kind not in ADAPTIVE or not optimizer.rate > 0 or facts.from_files:
         return
@@ -369,7 +382,7 @@ def _is_trivial(facts: AppFacts) -> bool:
 
 
 def _is_counted(facts: AppFacts) -> bool:
-    """Whether inputs are whole numbers, as tokens and categories, of which there are only so many combinations."""
+    """Return whether inputs are whole numbers, such as tokens and categories, with few combinations."""
     return all(one.whole and len(one.sample) == 1 for one in facts.of("x", "train"))
 
 
@@ -387,7 +400,7 @@ def _shared(facts: AppFacts) -> Iterator[Finding]:
         share = shared.count / shared.of
         if not shared.count or (_is_counted(facts) and share < OFTENER * own):
             continue
-        by_chance = 2 * own * shared.of  # a sample of training meets half as many on its own side
+        by_chance = 2 * own * shared.of  # training has about half as many pairs within itself
         usual = by_chance + DEVIATIONS * math.sqrt(by_chance)
         many = share >= SHARED_SHARE and shared.count >= SHARED_COUNT and (share >= LARGE_SHARE or shared.count > usual)
         whole = share > 0.5
@@ -530,7 +543,7 @@ def _unrelated(facts: AppFacts) -> Iterator[Finding]:
         yield Finding(
             what.format(mine, f"{asked:,}"),
             ("data", mine),
-            severity="I" if tokens else None,  # what words say together none of these may see
+            severity="I" if tokens else None,  # simple predictors may miss the meaning of words in context
         )
     elif test < RELATED and (train > SURELY or train * math.sqrt(others / max(asked, 1)) - test > LESS):
         yield Finding(
@@ -545,7 +558,7 @@ def classes(array: ArrayFacts) -> set[int]:
 
 
 def is_of_classes(facts: AppFacts, array: ArrayFacts) -> bool:
-    """Whether labels are numbers of classes, rather than other whole numbers."""
+    """Return whether labels are class numbers, rather than other whole numbers."""
     if array.labels is None or array.labels.kind not in ("numbers", "one_hot"):
         return False
     heads = [one for one in facts.heads if one.target in ("", array.name)]

@@ -9,7 +9,7 @@ from ddlf.extras.advice.facts import USUAL_CUT, AppFacts, ArrayFacts, LabelFacts
 from ddlf.extras.advice.rule import Change, Finding, rule
 
 LEARNT = 0.7
-"""Share of the first loss below which learning has begun."""
+"""A model has begun to learn when the loss is below this share of the first loss."""
 PROBABILITIES = ("cce", "sce", "bce")
 ONE_OF_MANY = ("cce", "sce")
 DISTANCES = ("mse", "mae", "huber", "logcosh")
@@ -25,7 +25,7 @@ BOUNDED = {
     "softplus": (0.0, float("inf")),
     "exponential": (0.0, float("inf")),
 }
-"""Between which values an activation's output lies."""
+"""The range of each activation's output."""
 NO_PROBABILITY = (
     "relu",
     "tanh",
@@ -41,7 +41,7 @@ NO_PROBABILITY = (
     "exponential",
 )
 CLOSE = 0.02
-"""By which share of their range targets may lie outside of what an output can be."""
+"""Targets may exceed the output's range by this share of their own range."""
 OF_CLASSES = (
     "accuracy",
     "acc",
@@ -53,14 +53,14 @@ OF_CLASSES = (
 MANY_CLASSES = 1_000
 ENOUGH_LABELS = 50
 ENDLESS = 100.0
-"""Times the first loss below 0 that no likelihood or similarity reaches in so few steps."""
+"""A loss below minus this multiple of the first loss has no minimum. No likelihood falls so far in so few steps."""
 AGAINST = -0.2
-"""Correlation of outputs with labels that no step towards them leaves."""
+"""Steps that reduce a correct loss never leave outputs with a lower correlation with labels."""
 LOSSES_APART = 10.0
 
 
 def targets(facts: AppFacts) -> Iterator[tuple[OutputFacts, ArrayFacts, LabelFacts]]:
-    """Heads with the loss of Keras's, and what they are compared with."""
+    """Yield the outputs with a Keras loss, each with its array of labels."""
     for head in facts.heads:
         array = facts.array(head.target)
         if array is not None and array.has_numbers and not array.bad and head.loss not in ("", "own"):
@@ -68,7 +68,7 @@ def targets(facts: AppFacts) -> Iterator[tuple[OutputFacts, ArrayFacts, LabelFac
 
 
 def are_classes(head: OutputFacts, array: ArrayFacts, labels: LabelFacts) -> bool:
-    """Whether labels are numbers of classes of which the output has a unit each."""
+    """Return whether labels are class numbers, and the output has a unit for each class."""
     fits = array.sample in ((), (1,)) and len(head.shape) == 1 and head.units > 2
     return fits and labels.kind == "numbers" and array.low >= 0 and array.high < head.units
 
@@ -174,7 +174,7 @@ def _out_of_reach(facts: AppFacts) -> Iterator[Finding]:
             yield Finding(
                 f"{said(head, facts)} is a {head.activation}, {reach}, and {array.name} reaches from {array.low:g} to {array.high:g}",
                 ("layer", head.layer),
-                changes=()  # of classes it is the loss that is wrong, as L04 says
+                changes=()  # for classes, the loss is wrong; L04 reports it
                 if are_classes(head, array, labels)
                 else (Change("argument", "linear", head.layer, "activation"),),
             )
@@ -266,7 +266,7 @@ def _out_of_range(facts: AppFacts) -> Iterator[Finding]:
                 )
         elif head.loss in ("bce", "cce") and (array.low < 0 or array.high > 1):
             if head.loss == "cce" and labels.kind == "numbers":
-                continue  # that is L05
+                continue  # L05 reports this
             names = [one.name for one in facts.of("y") if "[" not in one.name]
             pair = sorted(labels.counts) if labels.kind == "numbers" else []
             lines = ()
@@ -298,7 +298,7 @@ def _out_of_range(facts: AppFacts) -> Iterator[Finding]:
 def _squeezed(
     target: tuple[int, ...], output: tuple[int | None, ...]
 ) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
-    """Shapes as Keras compares them: a last axis of 1 that the other side lacks is dropped."""
+    """Return shapes as Keras compares them. Keras drops a last axis of 1 that the other side lacks."""
     if len(output) == len(target) + 1 and output[-1] == 1:
         output = output[:-1]
     if len(target) == len(output) + 1 and target[-1] == 1:
@@ -321,7 +321,7 @@ def _broadcast(facts: AppFacts) -> Iterator[Finding]:
         if target == output or not head.shape or any(size is None for size in output):
             continue
         stretched = all(1 in (a, b) or a == b for a, b in zip(reversed(target), reversed(output), strict=False))
-        # With axes that one side lacks, samples are compared with samples.
+        # If one side lacks axes, the sample axes are compared.
         how = "is stretched to the other" if stretched else "does not fit the other"
         changes: tuple[Change, ...] = ()
         if are_classes(head, array, labels):
@@ -601,7 +601,7 @@ def _away(facts: AppFacts) -> Iterator[Finding]:
     """
     first, least = facts.seen.get("first", math.nan), facts.seen.get("least", math.nan)
     agrees = facts.seen.get("agrees")
-    # Keras's own losses have the right sign, and steps that fail come anywhere.
+    # Keras's losses have the right sign; after failed steps, any correlation is possible.
     is_own = any(head.loss == "own" for head in facts.heads)
     if is_own and agrees is not None and agrees < AGAINST and least < first - (1 - LEARNT) * abs(first):
         yield Finding(

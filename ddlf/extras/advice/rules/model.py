@@ -1,4 +1,4 @@
-"""Rules of class M: a layer by itself, layers together, and what a batch shows of them. Pure."""
+"""Rules of class M: single layers, combinations of layers, and observations of a batch. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddlf.extras.advice.rule import Change, Finding, plural, rule
 from ddlf.extras.advice.rules.labels import LEARNT
 
 SEEN = 0.5
-"""Share of a picture's side that an output ought to see."""
+"""The receptive field of an output should cover this share of a picture's side."""
 WHOLE = math.inf
 SLIDING = frozenset({"Conv2D", "SeparableConv2D", "DepthwiseConv2D", "MaxPooling2D", "AveragePooling2D"})
 GLOBAL = frozenset({"GlobalAveragePooling2D", "GlobalMaxPooling2D"})
@@ -20,21 +20,21 @@ PASSING = frozenset(
     | {"BatchNormalization", "LayerNormalization", "Dropout", "SpatialDropout2D", "Rescaling", "Normalization", "ZeroPadding2D"}
     | {"Add", "Concatenate", "Average", "Multiply", "Subtract", "Maximum", "Dense", "Reshape", "Flatten"}
 )  # fmt: skip
-"""What mixes no places of a picture, as long as it has places."""
+"""Layers that do not mix positions of a picture, unless the positions were flattened."""
 Field = tuple[float, float, bool]
-"""Pixels that a value depends on along a side, pixels between neighbours, and whether places were put together."""
+"""Receptive field in pixels along a side, pixels between neighbours, and whether positions were merged."""
 JOINING = frozenset({"Add", "Concatenate", "Average", "Multiply", "Subtract", "Maximum"})
 DROPPED = 0.8
 PENALTY, PENALIZED = 0.1, 0.5
-"""A factor, and a share of the first loss, from which on weights matter more than to be right."""
+"""A penalty above this factor, or above this share of the first loss, outweighs correct predictions."""
 FEW_WORDS = 10
 READS_QUANTITIES = frozenset({"LSTM", "GRU", "SimpleRNN", "Bidirectional", "Conv1D", "Dense"})
 SPREADS = (0.02, 5.0)
-"""Standard deviation of first weights times the root of what is summed: 1 to 1.4 keeps the scale."""
+"""Acceptable range of the output's scale: initial standard deviation times the root of fan-in. 1 to 1.4 is right."""
 PADDED = 0.3
 PIERCED = 0.05
 LEFT_OF_FIRST, REVERSED_MOMENTUM = 0.2, 0.3
-"""Share of the first moving mean that may be left at the end, and the momentum from which on it was meant the other way round."""
+"""Largest share of the initial moving mean at the end, and the momentum below which it was probably meant reversed."""
 ONE_TOKEN = 0.4
 KEEPS_LINES = frozenset(
     {
@@ -49,17 +49,17 @@ KEEPS_LINES = frozenset(
         "Bias",
     }
 )
-"""Behind which what is linear is linear still."""
+"""Layers after which a linear function is still linear."""
 POOLING = frozenset(
     {f"{pool}Pooling{n}D" for pool in ("Max", "Average", "GlobalMax", "GlobalAverage") for n in (1, 2, 3)}
     | {f"UpSampling{n}D" for n in (1, 2, 3)}
 )
 DEEP = 20
-"""Layers with weights one behind the other from which on nothing learns without norms or skips; VGG19 has 19."""
+"""Number of successive layers with weights that cannot learn without normalization or skips. VGG19 has 19."""
 WIDE = 8
-"""Places, each way, of which pooling may leave one only behind the last convolution."""
+"""Only after the last convolution may pooling reduce this number of positions along a side to one."""
 SATURATING = {"sigmoid": 4, "hard_sigmoid": 4, "tanh": 9, "softsign": 9}
-"""So many of them one behind the other leave the first without gradients."""
+"""With this number of successive activations, the first layer gets no gradient."""
 MIXED, FUTURE = 1e-3, 1e-3
 DEAD, SATURATED = 0.6, 0.4
 SPREAD = 1e4
@@ -71,11 +71,11 @@ def _pair(value: Any, usual: int) -> int:
 
 
 def _field(layer: LayerFacts, ins: list[Field]) -> Field:
-    """What an output of a layer sees."""
+    """Return the receptive field of a layer's output."""
     seen, apart, joined = max(ins)
     if layer.kind in SLIDING:
         kernel = layer.config.get("kernel_size", layer.config.get("pool_size"))
-        if kernel is None:  # an operator that pools all there is
+        if kernel is None:  # an operator that pools all positions
             return seen, apart, True
         size, stride = _pair(kernel, 1), layer.config.get("strides")
         step = _pair(stride, size if "Pooling" in layer.kind else 1)
@@ -104,7 +104,7 @@ def _small_field(facts: AppFacts) -> Iterator[Finding]:
     fields: dict[str, Field] = {}
     last: dict[str, str] = {}
     for layer in facts.layers:
-        ins = [fields.get(name, begin) for name in layer.reads]  # what no layer makes is an input
+        ins = [fields.get(name, begin) for name in layer.reads]  # a tensor without a layer is an input
         if not ins:
             fields[layer.name] = (WHOLE, 1.0, False)
             continue
@@ -121,7 +121,7 @@ def _small_field(facts: AppFacts) -> Iterator[Finding]:
 
 
 def hidden(facts: AppFacts) -> list[LayerFacts]:
-    """Layers with kernels behind which there are others."""
+    """Return the layers with kernels that other layers follow."""
     last = {head.layer for head in facts.heads}
     return [
         one
@@ -137,7 +137,7 @@ def _equal_weights(facts: AppFacts) -> Iterator[Finding]:
     Fix: Omit kernel_initializer, or use a random one.
     Source: Nikanjam et al., NeuraLint, arXiv:2105.08095
     """
-    # What begins with zeros to leave another way as it is: a branch of a sum, the variance of a code.
+    # Zeros are intended where they leave another path unchanged: a branch of a sum, the variance of a code.
     joined = any(one.kind in JOINING or len(one.reads) > 1 for one in facts.layers)
     for layer in hidden(facts):
         size = max((n or 0 for n in layer.shape[-1:]), default=0)
@@ -398,7 +398,7 @@ def _not_adapted(facts: AppFacts) -> Iterator[Finding]:
     Source: Keras, Normalization
     """
     known = {one.name for one in facts.layers}
-    for layer in facts.layers:  # behind another one, which may scale, it waits for weights that were trained
+    for layer in facts.layers:  # after another layer, which may scale, it may wait for trained weights
         if layer.kind == "Normalization" and layer.untouched and not known & set(layer.reads):
             yield Finding(f"{layer.name!r} has mean 0 and variance 1: it was never adapted", ("layer", layer.name))
 
@@ -435,7 +435,7 @@ def _other_shape(facts: AppFacts) -> Iterator[Finding]:
     Source: Humbatova et al., arXiv:1910.11015
     """
     arrays = list(facts.of("x", "train"))
-    if len(arrays) != 1 or len(facts.inputs) != 1 or facts.own & {"step", "train"}:  # these give it what they like
+    if len(arrays) != 1 or len(facts.inputs) != 1 or facts.own & {"step", "train"}:  # their shapes may differ
         return
     (array,), (_, wanted, _) = arrays, facts.inputs[0]
     given = array.sample
@@ -446,7 +446,7 @@ def _other_shape(facts: AppFacts) -> Iterator[Finding]:
 
 
 def _before(facts: AppFacts, layer: LayerFacts, through: frozenset[str] = frozenset()) -> LayerFacts | None:
-    """The one layer whose output it takes, if nobody else takes that."""
+    """Return the only input layer of a layer, if no other layer reads it."""
     while len(layer.reads) == 1 and (found := facts.layer(layer.reads[0])) is not None:
         if len(facts.readers(found.name)) != 1:
             return None
@@ -457,7 +457,7 @@ def _before(facts: AppFacts, layer: LayerFacts, through: frozenset[str] = frozen
 
 
 def _longest(facts: AppFacts, counts: Callable[[LayerFacts], bool], breaks: Callable[[LayerFacts], bool]) -> list[str]:
-    """The longest row of layers one behind the other that count; one that breaks begins anew."""
+    """Return the longest chain of successive layers that count. A breaking layer starts a new chain."""
     best: dict[str, list[str]] = {}
     for layer in facts.layers:
         before = max((best.get(name, []) for name in layer.reads), key=len, default=[])
@@ -493,7 +493,7 @@ def _pairs(facts: AppFacts) -> Iterator[Finding]:
         width, ends = before.shape[-1] or 0, ((before.before or (0,))[-1] or 0, layer.shape[-1] or 0)
         if width < max(ends) and width < min(
             ends[0] or width + 1, 10 * width
-        ):  # narrower than both sides: a factor, or a code
+        ):  # narrower than both neighbours: a factorization, or a code
             continue
         if width < ends[1]:
             continue
@@ -505,7 +505,10 @@ def _pairs(facts: AppFacts) -> Iterator[Finding]:
 
 
 def _all_linear(facts: AppFacts) -> Iterator[Finding]:
-    """No activation in the whole model, over pooling, skips and norms, of which the rule of pairs says nothing."""
+    """Yield a model without any activation.
+
+    Pooling, skips or normalization hide it from the rule that compares neighbours.
+    """
     last = {head.layer for head in facts.heads}
     inner = [one for one in facts.layers if one.name not in last]
     known = WEIGHTED | KEEPS_LINES | JOINING - {"Multiply"} | POOLING
@@ -749,7 +752,7 @@ def _fails(facts: AppFacts) -> Iterator[Finding]:
 
 
 def _has_a_floor(facts: AppFacts) -> bool:
-    """Whether a loss cannot come down to 0, or most weights are not to learn: entropy of targets between 0 and 1, a frozen backbone."""
+    """Return whether the loss cannot fall to 0. Targets between 0 and 1 have an entropy; a backbone may be frozen."""
     kinds = {array.labels.kind for array in facts.of("y", "train") if array.labels is not None}
     soft = any(head.loss in ("bce", "cce") for head in facts.heads) and bool(kinds & {"real", "shares"})
     trained, all_of_them = (sum(getattr(one, name) for one in facts.layers) for name in ("trained", "parameters"))
@@ -839,7 +842,7 @@ def _still(facts: AppFacts) -> Iterator[Finding]:
         )
         return
     still = list(facts.seen.get("still", ()))
-    # A bias alone may cancel out, as where two outputs of one encoder are subtracted.
+    # A bias may cancel out alone, for example if two outputs of one encoder are subtracted.
     still = [path for path in still if not path.endswith("/bias") or f"{path.removesuffix('bias')}kernel" in still]
     if still and facts.seen.get("first", math.nan) > 0:
         names = [layer.name for layer in facts.layers if any(path.split("/")[-2:-1] == [layer.name] for path in still)]
@@ -887,7 +890,7 @@ def _dead(facts: AppFacts) -> Iterator[Finding]:
     Source: Zhang et al., AutoTrainer, ICSE 2021, doi:10.1109/ICSE43902.2021.00043; WebNNM, 2026
     """
     if any(one.kind == "BatchNormalization" for one in facts.layers):
-        return  # before training its statistics are not those of any batch
+        return  # before training, its statistics fit no batch
     yield from _units(facts, "dead", DEAD, "is 0 for all samples of a batch")
 
 

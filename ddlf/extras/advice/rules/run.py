@@ -1,4 +1,7 @@
-"""Watches a run: checks the rules of class R after each record, and reports each once. A sink; runs on the master."""
+"""Watches a run: checks the rules of class R after each record, and reports each finding once.
+
+This is a sink of records; it runs on the master.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,18 @@ log = logging.getLogger(__name__)
 MOST_RECORDS = 1_000
 """Number of newest records that the rules look at."""
 RISING, TIMES = 3, 2.0
-"""Records in a row in which the loss rises, and by what in all, before it diverges."""
+"""A loss diverges if it rises in this number of successive records, by this factor in all."""
 TURNS, WINDOW, SWING = 6, 8, 0.2
-"""Turns in the last records, and how far it swings, as a share of its mean, before a loss oscillates."""
+"""A loss oscillates with this number of turns in a window of records, if it swings by this share of its mean."""
 STUCK, LEAST = 8, 0.01
-"""Records in which the loss came down by no more than that share of the first."""
+"""A loss is stuck if it falls by at most this share of the first loss in this number of records."""
 APART, WORSE = 4, 1.1
-"""Records in which validation gets worse while training gets better, and by what in all, before a model overfits."""
+"""A model overfits if validation gets worse by this factor over this number of records, while training improves."""
 STALE, LEAST_UPDATES = 2.0, 3
-"""Merges for each slot that are between reading weights and applying an update of a slow one, and updates of it. The mean of all is K - 1 at most."""
+"""Updates of a slot are stale if they are older than this number of merges per slot, over this number of updates.
+
+The mean age over all slots is at most K - 1.
+"""
 
 
 @rule("R01", "E", "NaN", level="run")
@@ -146,9 +152,9 @@ RUN_RULES = (not_finite, _diverging, _oscillating, _stuck, _overfitting, _stale)
 
 @contextlib.contextmanager
 def watched(app: App) -> Iterator[None]:
-    """Report what the records of the app's run show, as long as this is open.
+    """Report findings in the records of the app's run; a context manager.
 
-    A plain round calls nothing of the adviser outside of this file.
+    In a plain round, this is the only file of the adviser that runs.
     """
     if app.advice == "off":
         yield

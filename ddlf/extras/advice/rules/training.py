@@ -9,7 +9,7 @@ from ddlf.extras.advice.facts import DROPOUT, AppFacts, LayerFacts
 from ddlf.extras.advice.rule import Change, Finding, plural, rule
 
 MUCH = 0.8
-"""Share of all memory that a step may take."""
+"""Largest acceptable share of the memory for a step."""
 RATES = {
     "SGD": (1e-5, 1.0, 0.01),
     "Adam": (1e-6, 0.02, 0.001),
@@ -22,15 +22,18 @@ RATES = {
     "Ftrl": (1e-5, 1.0, 0.001),
     "Lion": (1e-7, 0.003, 0.0001),
 }
-"""Learning rates that are usual for an optimizer: least, most, and the one to begin with."""
+"""Usual learning rates of an optimizer: the smallest, the largest, and a first choice."""
 MOMENTUM = 4.0
-"""Times the largest rate that rate and momentum together may come to: a momentum of 0.9 makes steps ten times as long."""
+"""Largest multiple of the usual maximum rate for rate / (1 - momentum).
+
+A momentum of 0.9 makes steps 10 times as long.
+"""
 TOY, TOYS = 20, 5
-"""Different samples below which a problem is a toy, as XOR with its repeated ones is, and times the usual rate with which it may be learnt."""
+"""With fewer different samples, a problem is a toy, like XOR. It may use this multiple of the usual maximum rate."""
 LONG = 0.99
-"""Momentum above which steps of hundreds of batches ago are still in it."""
+"""With a larger momentum, the steps of hundreds of batches ago still have an effect."""
 WAYS = {"SGD": 2.0, "Adam": 0.01, "AdamW": 0.01, "Nadam": 0.01, "Adamax": 0.01, "RMSprop": 0.01}
-"""Rate times steps below which weights hardly leave their place: with Adam no weight moves further, with SGD by that times a usual gradient."""
+"""Smallest rate * steps that moves weights noticeably. It limits their distance in Adam. In SGD, gradients scale it."""
 CLIP = 0.01
 DECAY = 0.3
 LONGER = 1.5
@@ -38,7 +41,7 @@ FEW_BATCHES, TINY_BATCH = 8, 2
 FEW_STEPS, LEAST_STEPS = 100, 50
 SOME, ENOUGH = 50, 500
 CROWDED = 1_000
-"""Trained numbers for each sample."""
+"""Largest number of trained weights per sample."""
 AUGMENTING = (
     "RandomFlip",
     "RandomRotation",
@@ -63,7 +66,7 @@ def _much_memory(facts: AppFacts) -> Iterator[Finding]:
     if not facts.memory or not facts.layers:
         return
     rows = min(int(facts.settings.get("batch_size", 32)), facts.samples or 1)
-    kept = 2 + (facts.optimizer.keeps if facts.optimizer is not None else 0)  # weights, gradients, and the optimizer's
+    kept = 2 + (facts.optimizer.keeps if facts.optimizer is not None else 0)  # weights, gradients and optimizer state
     parts = {
         "weights, gradients and optimizer": 4 * kept * sum(one.parameters for one in facts.layers),
         f"outputs of all layers for {rows:,} samples": 4 * rows * sum(_values(one) for one in facts.layers),
@@ -99,7 +102,7 @@ def _rate(facts: AppFacts) -> Iterator[Finding]:
     near = (
         facts.samples >= ENOUGH
         and 0 < travelled < WAYS.get(optimizer.kind, 0.0)
-        and optimizer.rate < usual  # else it is the steps that are few
+        and optimizer.rate < usual  # otherwise the steps are too few, not too short
         and not facts.from_files
     )
     if low <= optimizer.rate <= high and effective <= MOMENTUM * high and not near:
@@ -112,9 +115,7 @@ def _rate(facts: AppFacts) -> Iterator[Finding]:
     changes: tuple[Change, ...] = (Change("rate", usual),)
     if usually and optimizer.momentum > LONG:
         changes = (Change("optimizer", 0.9, argument="momentum"),)
-    elif (
-        optimizer.kind == "SGD" and not optimizer.momentum
-    ):  # in as few steps as these plain steps of the usual length do not arrive
+    elif optimizer.kind == "SGD" and not optimizer.momentum:  # so few plain SGD steps of the usual size do not converge
         changes += (Change("optimizer", 0.9, argument="momentum"),)
     yield Finding(
         f"{what}, which is {far}: {changes[0].value:g} is usual"
@@ -307,7 +308,7 @@ def _callbacks(facts: AppFacts) -> Iterator[Finding]:
 
 
 def _class_weights(facts: AppFacts) -> tuple[Mapping[int, float], dict[int, int]]:
-    """Return the weights and the sizes of classes; nothing if there are no weights, or no classes."""
+    """Return the weights and the sizes of classes; both empty without weights or without classes."""
     given = facts.settings.get("class_weight")
     labels = next((one.labels for one in facts.of("y", "train")), None)
     if not given or labels is None or labels.kind not in ("numbers", "one_hot"):
