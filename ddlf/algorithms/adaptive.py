@@ -1,4 +1,4 @@
-"""Outer optimizers that step each weight by its update over the size of its updates. Run on the master."""
+"""Outer optimizers that divide the update of each weight by the usual size of its updates. They run on the master."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -14,7 +14,8 @@ from ddlf.algorithms.weights import Tensor, is_float
 class Adaptive(PerTensor):
     """A rule that divides the mean update of each weight by the size of its updates. Subclasses define that size.
 
-    The state is ``m``, initially 0, and ``v``, initially ``tau**2``, its least value in the source.
+    The state is ``m``, which starts at 0, and ``v``, which starts at ``tau**2``, the smallest value that the source
+    allows.
     """
 
     __slots__ = ()
@@ -39,7 +40,7 @@ class Adaptive(PerTensor):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FedAdagrad(Adaptive):
-    """Step each weight by its update over the size of all its updates so far (Adagrad, on merged updates).
+    """Divide the update of each weight by the size of all its updates so far (Adagrad, on merged updates).
 
     With ``g`` the merged update (weights before minus weights after), per tensor, from ``m = 0`` and ``v = tau**2``::
 
@@ -47,9 +48,9 @@ class FedAdagrad(Adaptive):
         v <- v + g**2
         w <- w - learning_rate * m / (sqrt(v) + tau)
 
-    Steps only become shorter: with updates that stay the same by ``1 / sqrt(t)`` after ``t`` rounds. The source has
-    rounds only. In asynchronous training each of K updates is a step, so K steps go ``sqrt(K)`` times as far: divide
-    the rate by that.
+    Steps only become shorter: with constant updates a step shrinks by ``1 / sqrt(t)`` after ``t`` rounds. The source
+    describes synchronous rounds only. In asynchronous training each of K updates is a step, so K steps go ``sqrt(K)``
+    times as far: divide the rate by ``sqrt(K)``.
 
     Args:
         learning_rate: Step of a weight in the first round, if its update is much larger than ``tau``, in units of the
@@ -79,7 +80,7 @@ class FedAdagrad(Adaptive):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FedAdam(Adaptive):
-    """Step each weight by its mean update over the size that its updates usually have (Adam, on merged updates).
+    """Divide the mean update of each weight by the usual size of its updates (Adam, on merged updates).
 
     With ``g`` the merged update (weights before minus weights after), per tensor, from ``m = 0`` and ``v = tau**2``::
 
@@ -88,8 +89,8 @@ class FedAdam(Adaptive):
         w <- w - learning_rate * m / (sqrt(v) + tau)
 
     Like the source, this rule does not correct the first rounds, where ``m`` is still small. Flower corrects its rate
-    and begins with ``v = 0``. The source has rounds only. In asynchronous training each of K updates is a step, so K
-    steps go up to K times as far: divide the rate by K.
+    and begins with ``v = 0``. The source describes synchronous rounds only. In asynchronous training each of K updates
+    is a step, so K steps go up to K times as far: divide the rate by K.
 
     Args:
         learning_rate: Step of a weight whose updates are always the same and much larger than ``tau``, in units of
@@ -121,7 +122,7 @@ class FedAdam(Adaptive):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FedYogi(Adaptive):
-    """Step each weight by its mean update over the size of its updates, which is forgotten slowly (Yogi, on merged updates).
+    """Divide the mean update of each weight by a slowly changing size of its updates (Yogi, on merged updates).
 
     With ``g`` the merged update (weights before minus weights after), per tensor, from ``m = 0`` and ``v = tau**2``::
 
@@ -129,7 +130,7 @@ class FedYogi(Adaptive):
         v <- v - (1 - beta2) * g**2 * sign(v - g**2)
         w <- w - learning_rate * m / (sqrt(v) + tau)
 
-    ``FedAdam`` forgets a share of ``v`` in each round; here it moves by a share of ``g**2``, so after a few small
+    ``FedAdam`` forgets a share of ``v`` in each round. Here ``v`` moves by a share of ``g**2``, so after a few small
     updates the next steps do not become much longer. In asynchronous training divide the rate by K, as for
     ``FedAdam``.
 
@@ -137,7 +138,7 @@ class FedYogi(Adaptive):
         learning_rate: Step of a weight whose updates are always the same and much larger than ``tau``, in units of
             the weight, > 0.
         beta1: Share of the previous ``m`` to keep, in [0, 1).
-        beta2: Share of ``g**2`` that does not enter ``v``, in [0, 1).
+        beta2: One minus the step of ``v`` as a share of ``g**2``, in [0, 1).
         tau: Size of updates below which steps are smaller, in units of the weight, 1e-18 to 1e18.
 
     Raises:

@@ -1,16 +1,17 @@
-"""One update that has arrived -> new weights: the rules of asynchronous training. Runs on the master.
+"""The rules of asynchronous training: how one arrived update changes the global weights. Runs on the master.
 
 An arrival rule is a value with pure functions::
 
     init(weights) -> state
-    begin(state, weights, slot) -> the weights that a slot is to begin its round with
-    arrive(state, weights, arrived) -> (what has changed of the state, weights)
+    begin(state, weights, slot) -> the first weights of a slot's next round
+    arrive(state, weights, arrived) -> (the changed parts of the state, the new weights)
 
-The state is lists of arrays by name, so that a checkpoint can hold it. Arrays that went in are never modified. A rule
-that does not merge yet returns ``weights`` itself. This does not count as a merge, and does not age other updates.
+The state is a dict of lists of arrays, so that a checkpoint can store it. A rule never modifies its arguments. A rule
+that does not merge yet returns ``weights`` itself. This does not count as a merge, so other updates do not become
+staler.
 
-Only floats are merged; tensors of integers or booleans stay as they are on the master. Tensors that are not trained
-(BatchNorm's moving mean and variance) go through no momentum and no compensation.
+Only floats are merged; tensors of integers or booleans stay as they are on the master. Momentum and compensation do not
+apply to untrained tensors (BatchNorm's moving mean and variance).
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from ddlf.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published(Arrival):
-    """Merge each update when it comes, by its share of a round: ``w <- outer(w, s(tau) * g / K)``.
+    """Merge each update on arrival, as one K-th of a round: ``w <- outer(w, s(tau) * g / K)``.
 
-    By default the outer optimizer subtracts. One with momentum has one velocity for all slots, which each update
-    moves by its share.
+    The default outer optimizer subtracts the update. An outer optimizer with momentum has one velocity for all slots.
+    Each update changes this velocity.
 
     Source:
         Phan, Do 2023, Algorithm 3, with ``s = 1``.
@@ -49,12 +50,13 @@ class Published(Arrival):
 class FedAsync(Arrival):
     """Mix the weights with a slot's final weights: ``w <- (1 - a) * w + a * w_i``, ``a = rate * s(tau)``.
 
-    Here as ``w <- w - a * (g + (w - v))`` with ``v`` the weights that the slot began with and ``w_i = v - g``: the
-    same, and exact where nobody came in between. The rate is that of this update alone; scaled for good it would
-    decay to zero over the rounds. The source's own staleness is ``polynomial:a=0.5``.
+    DDLF computes ``w <- w - a * (g + (w - v))``, with ``v`` the weights that the slot began with, and ``w_i = v - g``.
+    Both formulas are equal, and this one is exact if no other slot's update was merged in between. The staleness scales
+    the rate of this update only: if the scaling lasted, the rate would decay to zero over the rounds. The source uses
+    the staleness ``polynomial:a=0.5``.
 
     Args:
-        rate: Share of the slot's weights in the new ones, in (0, 1].
+        rate: Share of the slot's weights in the new weights, in (0, 1].
 
     Raises:
         ConfigError: ``rate`` is out of range.
@@ -76,14 +78,14 @@ class FedAsync(Arrival):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FedBuff(Arrival):
-    """Collect updates, and merge them when there are ``size``: ``w <- outer(w, sum(s(tau_i) * g_i) / size)``.
+    """Collect ``size`` updates, then merge them: ``w <- outer(w, sum(s(tau_i) * g_i) / size)``.
 
     The weights stay the same between two merges, so a buffered update does not age other updates. The last update of
-    a run merges the whole buffer, still divided by ``size``. The sum is in float64, in order of arrival. Checkpoints
-    contain it.
+    a run merges the whole buffer, still divided by ``size``. The buffer holds the sum in float64, in order of arrival.
+    Checkpoints contain the buffer.
 
     Args:
-        size: Updates of a merge, 1 or more.
+        size: Number of updates in a merge, 1 or more.
 
     Raises:
         ConfigError: ``size`` is out of range.
@@ -118,11 +120,11 @@ class Compensated(Arrival):
 
     ``v`` are the weights that the slot began with. ``g * g`` approximates the curvature, so ``g'`` approximates
     the update from the current weights. In the source ``g`` is a gradient. Here it is an update, in units of the
-    weight. With one step of SGD at rate ``r`` both agree if ``strength`` is the source's lambda (0.04) over ``r``.
-    Untrained tensors are not corrected.
+    weight. For one step of SGD with the rate ``r``, both rules are equal if ``strength`` is the source's lambda (0.04)
+    divided by ``r``. Untrained tensors are not corrected.
 
     Args:
-        strength: Weight of the correction, over units of the weight, >= 0; 0 is ``published``.
+        strength: Factor of the correction, in 1 / units of the weight, >= 0. With 0 the rule equals ``published``.
 
     Raises:
         ConfigError: ``strength`` is out of range.
@@ -148,7 +150,7 @@ class Compensated(Arrival):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayedNesterov(Arrival):
-    """Step along each update at once, and along the momentum of all after every K-th update, with K slots.
+    """Apply each update at once, but change the velocity only after every K-th update, with K slots.
 
     Per tensor, with ``g`` the update times ``s(tau)`` and ``K`` slots::
 
@@ -157,18 +159,19 @@ class DelayedNesterov(Arrival):
                          w <- w - rate * ((1 - c * K + c) * momentum * m + g / K)
         else:            w <- w - rate * (c * momentum * m + g / K)
 
-    So K updates from the same old weights move the velocity only once. Untrained tensors take only ``g / K``.
+    So K updates from the same old weights change the velocity only once. For untrained tensors the rule subtracts only
+    ``g / K``.
 
     Args:
         rate: Step size on updates, dimensionless, > 0, as in ``nesterov``.
         momentum: Share of the previous velocity to keep, in [0, 1).
-        c: Share of the velocity in each of the other steps, in [0, 1].
+        c: Share of the velocity in each step between two velocity changes, in [0, 1].
 
     Raises:
         ConfigError: A value is out of range.
 
     Source:
-        Liu et al. 2024, arXiv:2401.09135, Algorithm 3; its dynamic numbers of local steps (DyLU) are not part of it.
+        Liu et al. 2024, arXiv:2401.09135, Algorithm 3, without its dynamic number of local steps (DyLU).
     """
 
     rate: float = 0.7
@@ -217,7 +220,8 @@ class Elastic(Arrival):
     global weights.
 
     Args:
-        alpha: Share of the difference that each side goes, in (0, 1]; the source's is 0.9 over the number of slots.
+        alpha: Step of each side, as a share of the difference, in (0, 1]. The source uses 0.9 divided by the number of
+            slots.
 
     Raises:
         ConfigError: ``alpha`` is out of range.
@@ -251,13 +255,13 @@ def _own(slot: int) -> str:
 
 
 def moved(weights: Weights, arrived: Arrived, share: float) -> Weights:
-    """Return weights that are moved by a share of the way to a slot's final weights."""
+    """Return ``weights``, moved by this share of the difference towards a slot's final weights."""
     ways = zip(weights, arrived.start, arrived.update, strict=True)
     return [np.asarray(w - share * (g + (w - v)), w.dtype) if is_float(w) else w.copy() for w, v, g in ways]
 
 
 def floats(update: Weights) -> Weights:
-    """Return an update in float64, with zeros for tensors that are not merged."""
+    """Return an update in float64, with zeros for integer and boolean tensors, which are never merged."""
     return [u.astype(np.float64) if is_float(u) else np.zeros(u.shape) for u in update]
 
 

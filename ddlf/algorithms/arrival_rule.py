@@ -16,14 +16,14 @@ State = dict[str, Weights]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Arrived:
-    """An update that has arrived, and the weights that it was made from.
+    """An update that has arrived at the master, with the weights that its slot began with.
 
     Args:
         update: Weights before local training minus weights after it, one array per tensor.
         start: Weights that the slot began with.
         before: State of the rule when the slot received these weights.
         slot: Number of the slot, from 0.
-        slots: K, slots of its round.
+        slots: K, the number of slots.
         factor: Weight of the update at its staleness, in (0, 1].
         trainable: Per tensor, whether it is trained.
         outer: Outer optimizer, whose state is the group ``"outer"``.
@@ -43,7 +43,7 @@ class Arrived:
     last: bool = False
 
     def step(self, state: State, weights: Weights, merged: Weights) -> tuple[State, Weights]:
-        """Apply an update with the outer optimizer. Return the changed state groups and the new weights."""
+        """Apply an update with the outer optimizer, and return the changed state groups and the new weights."""
         outer, weights = self.outer.update(state["outer"], weights, merged, self.trainable)
         return {"outer": outer}, weights
 
@@ -60,7 +60,7 @@ class Arrival(Named, ABC):
         return {}
 
     def begin(self, state: State, weights: Weights, slot: int) -> Weights:
-        """Return the weights that a slot begins its round with: by default the global ones."""
+        """Return the weights that a slot begins its round with: by default the global weights."""
         return weights
 
     @abstractmethod

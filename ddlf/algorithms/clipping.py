@@ -1,6 +1,7 @@
-"""How gradients are clipped: the values of the setting ``clip``, and their numbers. Runs on master and workers; knows no Keras.
+"""The values of the setting ``clip``: rules that clip gradients. Runs on master and workers, without Keras.
 
-``ddlf.extras.stabilisers`` has the optimizers. Formulas take a module of functions: NumPy or ``keras.ops``.
+``ddlf.extras.stabilisers`` contains the optimizers that clip. Each formula has an argument ``xp``: the module whose
+functions it calls, NumPy or ``keras.ops``.
 """
 
 from dataclasses import dataclass
@@ -18,20 +19,20 @@ LEAST_NORM = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rolling(Named):
-    """Clip a gradient whose norm is far from the norms before it.
+    """Clip a gradient whose norm is much larger than the recent norms.
 
-    With ``G`` the norm of all gradients of a batch together, ``mu = G`` and ``sigma = 0`` at the first::
+    ``G`` is the norm of all gradients of a batch together. At the first batch ``mu = G`` and ``sigma = 0``. Then::
 
         mu <- decay mu + (1 - decay) G;  sigma <- decay sigma + (1 - decay) |G - mu|
         T = mu + k sigma,  k = first for ``warm`` batches, then later;  g <- g T / (G + 1e-6) if G > T
 
-    A batch whose norm is not finite changes nothing.
+    A batch with a norm that is not finite does not change ``mu`` and ``sigma``.
 
     Args:
-        decay: Share of the statistics that is kept at each batch, in [0, 1).
-        first: k of the first batches, >= 0.
-        later: k of all others, >= 0.
-        warm: How many are the first, >= 0.
+        decay: Share of the previous ``mu`` and ``sigma`` to keep at each batch, in [0, 1).
+        first: ``k`` of the first ``warm`` batches, >= 0.
+        later: ``k`` of all later batches, >= 0.
+        warm: Number of batches that use ``first``, >= 0.
     """
 
     decay: float = 0.9
@@ -48,17 +49,17 @@ class Rolling(Named):
             )
 
     def seen(self, norm: Any, mean: Any, spread: Any, count: Any, xp: Any) -> tuple[Any, Any, Any]:
-        """Take a batch into the statistics.
+        """Update the statistics with the gradient norm of a batch.
 
         Args:
-            norm: G.
-            mean: mu before it.
-            spread: sigma before it.
-            count: Batches before it.
+            norm: G, the norm of this batch.
+            mean: ``mu`` before this batch.
+            spread: ``sigma`` before this batch.
+            count: Number of earlier batches.
             xp: Module of the functions: ``numpy`` or ``keras.ops``.
 
         Returns:
-            mu, sigma, and T.
+            The new ``mu``, the new ``sigma``, and the threshold ``T``.
         """
         is_first = count == 0
         mean = xp.where(is_first, norm, self.decay * mean + (1 - self.decay) * norm)
@@ -67,16 +68,18 @@ class Rolling(Named):
 
     @staticmethod
     def factor(norm: Any, most: Any, xp: Any) -> Any:
-        """Return what gradients of this norm are multiplied with, where T is the most."""
+        """Return the factor that scales gradients of this norm down to the threshold T, ``most``."""
         return xp.where(norm > most, most / (norm + TINY), xp.ones_like(norm))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adaptive(Named):
-    """Clip the gradient of each unit by the size of its weights: ``g <- g t / |g|`` if ``|g| > t = share max(|w|, 1e-3)``. Not in the last layer.
+    """Clip the gradient of each unit by its weights: ``g <- g t / |g|`` if ``|g| > t = share max(|w|, 1e-3)``.
+
+    The last layer is not clipped.
 
     Args:
-        share: lambda, > 0.
+        share: Largest norm of a unit's gradient as a share of the norm of its weights (the source's lambda), > 0.
 
     Source:
         Brock et al. 2021, arXiv:2102.06171 (AGC).
@@ -89,10 +92,10 @@ class Adaptive(Named):
             raise ConfigError(f"share must be finite and > 0, got {self.share}")
 
     def factor(self, gradient: Any, weight: Any, xp: Any) -> Any:
-        """Return what the gradient of each unit is multiplied with: one number for each, in a shape that fits the gradient's.
+        """Return the factor of each unit's gradient, in a shape that broadcasts to the gradient's shape.
 
-        A unit has all weights into one place of the last axis; vectors and numbers are one unit, as in the authors'
-        code.
+        A unit consists of all weights with the same index on the last axis. A vector or a number is one unit, like in
+        the authors' code.
         """
         axes = tuple(range(len(weight.shape) - 1)) if sum(size > 1 for size in weight.shape) > 1 else None
         size, most = (

@@ -1,4 +1,4 @@
-"""How updates and weights are made smaller for the network: every codec by name. Runs on master and workers.
+"""All codecs by name. A codec makes updates and weights smaller for the network. Runs on master and workers.
 
 ``payload.py`` says what a codec is, ``encoding.py`` applies it to a model's tensors.
 """
@@ -46,20 +46,20 @@ CODEC: Family[Codec] = Family(
 
 @lru_cache(maxsize=64)
 def codec_named(text: str) -> Codec:
-    """Return ``CODEC.read(text)``, which each update of a run names again."""
+    """Return ``CODEC.read(text)`` from a cache, because each update of a run names its codec."""
     return CODEC.read(text)
 
 
 @dataclass(frozen=True, slots=True)
 class Outward(Named):
-    """How weights travel to the workers: ``float16``, or ``delta:int8`` for the difference to what a worker holds.
+    """The encoding of weights for the workers: ``float16``, or ``delta:int8`` for the difference to a worker's weights.
 
     Args:
-        codec: Codec of the weights, or of the difference.
-        delta: Whether the difference travels.
+        codec: Codec for the weights, or for the difference.
+        delta: Whether the master sends the difference instead of the weights.
 
     Raises:
-        ConfigError: The codec is biased, and whole weights travel.
+        ConfigError: The codec is biased, and would encode whole weights.
     """
 
     codec: Codec
@@ -74,7 +74,7 @@ class Outward(Named):
 
     @classmethod
     def read(cls, text: str) -> "Outward":
-        """Return what a text says: a codec's, or one after ``delta:``.
+        """Return the encoding that a text names: a codec, or ``delta:`` and a codec.
 
         Raises:
             ConfigError: The text does not name a codec, or the codec cannot encode weights.

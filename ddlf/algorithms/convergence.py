@@ -1,4 +1,4 @@
-"""When training has come far enough: the values of the setting ``converge``. Runs on the master."""
+"""The values of the setting ``converge``: rules that end training early. Runs on the master."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ class Convergence(Protocol):
 
     @property
     def metric(self) -> str:
-        """Name of the metric that is looked at; "" for none."""
+        """Name of the metric that the rule uses; "" if it uses none."""
 
     @property
     def last(self) -> int:
-        """How many of its last values are."""
+        """Number of latest values that the rule uses."""
 
     def reached(self, values: Sequence[float]) -> bool:
         """Return whether training can stop.
 
         Args:
-            values: The last values of the metric, at most ``last``.
+            values: The latest values of the metric, at most ``last`` of them.
         """
 
 
@@ -54,8 +54,9 @@ class Never(Named):
 class Target(Named):
     """Stop when the mean of the last values of a metric reaches a target.
 
-    A loss or an error (``mae``, ``mse``, a crossentropy) must be at most ``value``, any other metric at least. Only
-    rounds with this metric count: ``val_accuracy`` needs ``x_val``, and ``test_accuracy`` needs ``evaluate_every``.
+    The mean of a loss or an error (``mae``, ``mse``, a crossentropy) must be at most ``value``, and the mean of any
+    other metric at least ``value``. Only rounds with this metric count: ``val_accuracy`` needs ``x_val``, and
+    ``test_accuracy`` needs ``evaluate_every``.
 
     Args:
         metric: Name, as in ``history``.

@@ -5,7 +5,7 @@ received them. Both return dicts, lists, texts and arrays only, so their results
 
 Rules that hold for every codec:
 
-- **Error feedback.** With a biased codec, the sender adds the lost part to the next tensor:
+- **Error feedback.** With a biased codec, the sender adds the lost part of a tensor to the next tensor:
   ``p = x + e``, send ``c = C(p)``, ``e <- p - D(c)``.
   The sum of all decoded tensors is then the sum of all tensors up to the last ``e``. (BytePS; Karimireddy et al. 2019,
   arXiv:1901.09847.)
@@ -36,7 +36,7 @@ SAME: Payload = {"same": np.zeros(0, np.uint8)}
 
 
 class EncodedUpdate(TypedDict):
-    """A model's tensors as they travel: a plain dict at run time.
+    """The encoded tensors of a model in a message. At run time this is a plain dict.
 
     ``payloads`` has one entry per tensor: ``{"raw": array}``, the payload of the codec that ``codec`` names, or
     ``SAME`` for zeros, which in a difference means unchanged (``without_zeros``). Shapes do not travel: the receiver
@@ -59,7 +59,7 @@ def encode_update(
     start from None when the stream restarts. Weights have no residuals, because each message replaces the previous one.
 
     Args:
-        codec: For every tensor that need not travel raw.
+        codec: The codec for all tensors that need not travel raw.
         tensors: One array per tensor. The result may share their memory.
         lossless: Per tensor, whether it must travel exactly, as BatchNorm statistics must.
         residuals: Residuals from the previous call, or None at first.
@@ -97,8 +97,8 @@ def decode_update(
     Args:
         encoded: Update as it arrived. The result may share its memory.
         like: Arrays with the shapes and types that the tensors must have, such as the model's weights. Not modified.
-        of: For parts of tensors (``Codec.part``) of each the tensor's shape, its first value in it, and the one
-            behind the last.
+        of: For parts of tensors (``Codec.part``): for each part the shape of its tensor, the index of the first value,
+            and the index after the last value.
 
     Returns:
         One array per tensor.
@@ -133,7 +133,8 @@ def encode_delta(
     Args:
         new: The weights that the worker should have, one array per tensor.
         base: The worker's weights.
-        codec: For the differences. With ``Float32`` the weights themselves travel, so that they arrive exactly.
+        codec: The codec for the differences. With ``Float32`` the message contains the weights themselves, so that they
+            arrive exactly.
         lossless: Per tensor, whether its new value must arrive exactly.
 
     Returns:
@@ -163,7 +164,7 @@ def apply_delta(base: Sequence[Tensor], encoded: EncodedUpdate) -> list[Tensor]:
         encoded: From ``encode_delta`` with the same ``base``. The result may share its memory.
 
     Returns:
-        One array per tensor: the raw value where it travelled raw, that of ``base`` where nothing did, else ``base +
+        One array per tensor: a raw tensor as it arrived, the tensor of ``base`` if it is unchanged, else ``base +
         decoded``.
 
     Raises:
@@ -198,17 +199,17 @@ def encode_parts(
     lossless: Sequence[bool],
     peaks: Sequence[float] = (),
 ) -> EncodedUpdate:
-    """Encode parts of tensors as ``encode_update`` has them in the whole, with a codec that works value by value, or by the peak of a tensor.
+    """Encode parts of tensors to the same bits as in ``encode_update``, with a codec that supports parts.
 
-    With one that works value by value a part with values beyond the codec's range travels raw, though not the rest of
-    its tensor.
+    With a ``by_value`` codec, a part with values beyond the codec's range travels raw, but other parts of the tensor do
+    not.
 
     Args:
-        codec: One with ``by_value``, or with ``by_peak``.
-        parts: Flat, one of each tensor.
+        codec: A codec with ``by_value`` or ``by_peak``.
+        parts: One flat array for each tensor.
         whole_bytes: Size of each whole tensor in bytes.
         lossless: For each tensor, whether it must travel exactly.
-        peaks: ``peak_of`` each tensor, for a codec with ``by_peak``.
+        peaks: Result of ``peak_of`` for each tensor, for a codec with ``by_peak``.
     """
     payloads = []
     for i, (part, size, exact) in enumerate(zip(parts, whole_bytes, lossless, strict=True)):
@@ -226,12 +227,12 @@ def _travels_raw(codec: Codec, tensor: Tensor, exact: bool) -> bool:
 
 
 def _stays_raw(codec: Codec, tensor: Tensor, exact: bool, whole_bytes: int) -> bool:
-    """Whether a tensor travels raw whatever its values are."""
+    """Return whether a tensor travels raw, whatever its values are."""
     return exact or tensor.dtype != np.float32 or whole_bytes < RAW_BELOW_BYTES or isinstance(codec, Float32)
 
 
 def without_zeros(encoded: EncodedUpdate) -> EncodedUpdate:
-    """Return an encoded update in which nothing stands for each tensor whose bits are all zero, as of weights that are frozen."""
+    """Return an encoded update in which ``SAME`` replaces each tensor of zero bits, for example of frozen weights."""
     payloads = [
         SAME if "raw" in payload and not _bytes_of(payload["raw"]).any() else payload for payload in encoded["payloads"]
     ]
@@ -243,12 +244,15 @@ def _bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
 
 
 def _raw(tensor: Tensor) -> Payload:
-    """Return the payload of a tensor that travels exactly. (Subtracting 0-d arrays gives NumPy scalars, not arrays.)"""
+    """Return the payload of a raw tensor. (The difference of 0-d arrays is a NumPy scalar, not an array.)"""
     return {"raw": np.asarray(tensor)}
 
 
 def _in_range(codec: Codec, tensor: Tensor) -> bool:
-    """Whether the codec keeps every value. False for NaN and infinity, since every comparison with NaN is false."""
+    """Return whether all values are in the codec's range.
+
+    NaN and infinity are not: each comparison with NaN is false.
+    """
     return bool(tensor.max() <= codec.largest and tensor.min() >= -codec.largest)
 
 

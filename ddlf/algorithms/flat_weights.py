@@ -1,4 +1,6 @@
-"""All values of a model as two rows of numbers: trained values, and other floats. Runs on master and workers; pure.
+"""Flattens a model's weights into two rows of numbers: trained values, and other floats.
+
+Runs on master and workers; pure.
 
 Servers of Downpour own parts of these rows. Other types, such as the state of a random generator, are in neither row.
 """
@@ -20,19 +22,22 @@ Row = np.ndarray[Any, Any]
 
 
 def is_finite(row: Row) -> bool:
-    """Whether there is no NaN and no infinity in a row: then its sum is a number, for float32 values do not get beyond float64."""
+    """Return whether a row has no NaN and no infinity.
+
+    Then its float64 sum is finite, because float32 values cannot overflow it.
+    """
     with np.errstate(invalid="ignore"):
         return bool(np.isfinite(row.sum(dtype=np.float64)))
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Which weights are in which row.
+    """The assignment of a model's weights to the two rows.
 
     Args:
         like: Arrays with the shapes and types of the model's weights.
         trained: Indices of the trained weights.
-        rest: Places of the other floats.
+        rest: Indices of the other floating-point weights.
     """
 
     like: Sequence[Tensor]
@@ -41,11 +46,11 @@ class Rows:
 
     @classmethod
     def of(cls, weights: Sequence[Tensor], trainable: Sequence[bool]) -> Rows:
-        """The rows of a model.
+        """Return the rows of a model.
 
         Args:
-            weights: Weights of the model; only shapes and types count.
-            trainable: Whether each is trained.
+            weights: Weights of the model. Only their shapes and types are used.
+            trainable: Whether each weight is trained.
         """
         like = [np.broadcast_to(np.zeros((), w.dtype), w.shape) for w in weights]
         floats = [i for i, w in enumerate(weights) if is_float(w)]
@@ -53,16 +58,16 @@ class Rows:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Values of each row."""
+        """Number of values in each row."""
         return sum(self.like[i].size for i in self.trained), sum(self.like[i].size for i in self.rest)
 
     def row(self, weights: Sequence[Tensor], places: Sequence[int]) -> Row:
-        """The values of some weights in one row, as float32."""
+        """Return the values of some weights as one float32 row."""
         parts = [np.asarray(weights[i], np.float32).reshape(-1) for i in places]
         return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
     def arrays(self, row: Row, places: Sequence[int]) -> list[Tensor]:
-        """Some weights of a row, in their shapes and types; views where they are float32."""
+        """Return the weights in a row, with their shapes and types. Float32 weights are views of the row."""
         found, begin = [], 0
         for i in places:
             end = begin + self.like[i].size
@@ -71,16 +76,16 @@ class Rows:
         return found
 
     def slices(self, part: Slice, row: Row, places: Sequence[int]) -> list[tuple[int, int, Tensor]]:
-        """A slice of a row as slices of weights.
+        """Convert a slice of a row into slices of weights.
 
         Args:
-            part: Which of the row.
-            row: Its values.
+            part: Begin and end of the slice in the row.
+            row: The values of the slice.
             places: Indices of the row's weights.
 
         Returns:
-            For each overlapping weight: its index, the first of its values in the range, and these values, flat, in
-            its type.
+            For each overlapping weight: its index, the index of its first value in the slice, and its values in the
+            slice, flat, in its type.
         """
         found, begin = [], 0
         for place, low, high in overlapped([self.like[i] for i in places], part):
@@ -91,7 +96,7 @@ class Rows:
         return found
 
     def weights(self, trained: Row, rest: Row, others: Sequence[Any]) -> Weights:
-        """All weights, of both rows; what is in neither is that of others."""
+        """Return all weights of the model from both rows. Weights that are in neither row come from ``others``."""
         found = list(others)
         for row, places in ((trained, self.trained), (rest, self.rest)):
             for i, array in zip(places, self.arrays(row, places), strict=True):
@@ -103,11 +108,11 @@ class Rows:
 
         Args:
             shards: S.
-            layers: Layer name of each weight. Ranges then end at the ends of layers, and untrained values are with
-                the trained layer at or before them. None makes ranges of nearly equal size.
+            layers: Layer name of each weight. Ranges then end at the ends of layers, and untrained values belong to the
+                same server as their layer or the trained layer before it. None makes ranges of nearly equal size.
 
         Raises:
-            ConfigError: There are no shards, or more than values, or layers, that are trained.
+            ConfigError: There are no shards, or more shards than trained values or trained layers.
         """
         trained, rest = self.sizes
         if layers is None:

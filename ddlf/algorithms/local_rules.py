@@ -1,17 +1,17 @@
-"""Local rules: they change the gradients of local training, so that slots do not drift apart. Runs on workers.
+"""Local rules, which change the gradients of local training, so that slots do not drift apart. Runs on workers.
 
-A local rule is a value with pure functions, of one tensor each. With w the first weights of the round, y the weights
-in a local step, g the gradient of the loss at y::
+A local rule is a value with pure functions. Each call is about one tensor. ``w`` are the first weights of the round,
+``y`` the weights in a local step, and ``g`` the gradient of the loss at ``y``::
 
     held(w, control, mean) -> h           once a round
     correction(y, h) -> d                 each step: the optimizer is given g + d
     left(control, mean, w - y, K, rate)   after K steps: the slot's control of its next round
 
-``correction`` is traced by the backend, so it is of operators alone, and what changes from round to round is in
-``h``, which is a variable there.
+The backend traces ``correction``, so it may only use operators. Values that change from round to round are in ``h``,
+which the backend stores as a variable.
 
-A slot has a *control*, which is part of its state, if its rule ``steers``: what its gradients were, beside the mean
-of all slots' controls. Only trainable tensors have either.
+If a rule ``steers``, each slot has a *control*, which is part of its state: an estimate of the slot's gradients. The
+correction uses the control and the mean of all slots' controls. Only trainable tensors have controls.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ class LocalRule(Protocol):
     steers: ClassVar[bool]
 
     def held(self, weight: Tensor, control: Tensor, mean: Tensor) -> Tensor:
-        """Return what the round's steps need of a tensor, of its shape."""
+        """Return the array that all steps of the round use for a tensor, with the tensor's shape."""
 
     def correction(self, weight: Any, held: Any) -> Any:
         """Return the addition to the gradient. Arguments and result are tensors of the backend."""
@@ -48,18 +48,18 @@ class LocalRule(Protocol):
         """Return the control after a round.
 
         Args:
-            control: That of the slot in the round.
+            control: The slot's control in this round.
             mean: Mean of the control variates of all slots.
             update: Weights before minus weights after.
             steps: Steps of the optimizer in the round, > 0.
-            rate: Its learning rate, >= 0.
+            rate: Learning rate of the optimizer, >= 0.
         """
 
     def check_optimizer(self, optimizer: Mapping[str, Any]) -> None:
-        """Refuse an optimizer that the rule is not right with.
+        """Refuse an optimizer that makes the rule incorrect.
 
         Args:
-            optimizer: As ``describe_optimizer`` tells it.
+            optimizer: The result of ``describe_optimizer``.
 
         Raises:
             ConfigError: The rule cannot be used; the message names the reason.
@@ -93,11 +93,12 @@ class Plain(Named):
 class FedProx(Plain):
     """Pull local training towards the weights that its round began with.
 
-    The local loss has ``(mu / 2) * norm(y - w)**2`` added, with w the weights that the round begins with; per tensor::
+    The rule adds ``(mu / 2) * norm(y - w)**2`` to the local loss, with ``w`` the first weights of the round. Per
+    tensor::
 
         g <- g + mu * (y - w)
 
-    The optimizer gets that gradient, so clipping and momentum see it, too. ``mu=0`` is plain training.
+    The optimizer receives the changed gradient, so clipping and momentum apply to it, too. ``mu=0`` is plain training.
 
     Args:
         mu: Strength of the pull, >= 0. Typical are 0.001 to 1.
@@ -123,14 +124,15 @@ class FedProx(Plain):
 class Scaffold(Plain):
     """Remove the difference between a slot's gradients and the mean of all slots (option II).
 
-    With c_i the control of slot i, c the mean of all N slots' controls, both 0 at first, K local steps of rate eta from w to y, per tensor::
+    ``c_i`` is the control of slot i, and ``c`` the mean of all N slots' controls; both start at 0. In K local steps
+    with the learning rate ``eta`` from ``w`` to ``y``, per tensor::
 
         y <- y - eta * (g - c_i + c)
         c_i <- c_i - c + (w - y) / (K * eta)
 
-    Merge and outer optimizer make the global weights; the outer rate is the source's ``eta_g``. The source's
-    ``c + (1/N) sum (c_i+ - c_i)`` is the mean of the control variates, and is computed as a mean. So no error grows
-    in it, and later slots begin with 0.
+    The merge and the outer optimizer compute the global weights; the outer rate is the source's ``eta_g``. The source's
+    ``c + (1/N) sum (c_i+ - c_i)`` equals the mean of all controls, so DDLF computes a mean. Rounding errors then cannot
+    add up. The controls of slots that are added later start at 0.
 
     The second line holds only for plain SGD in synchronous training, so DDLF refuses other optimizers and modes. If
     callbacks change the rate within a round, ``eta`` is its mean over the K steps, which keeps the line exact. A
@@ -167,7 +169,10 @@ class Scaffold(Plain):
 
 
 def mean_control(controls: Sequence[Control | None]) -> Control | None:
-    """Return the mean of all slots' controls, summed in slot order in float64; one that is None counts as zeros, and None is returned if all are."""
+    """Return the mean of all slots' controls, summed in slot order in float64; None if all controls are None.
+
+    A control of None counts as zeros.
+    """
     known = [control for control in controls if control is not None]
     if not known:
         return None
@@ -189,7 +194,7 @@ LOCAL: Family[LocalRule] = Family("local rule", plain=Plain, fedprox=FedProx, sc
 
 
 def _matters(key: str, value: Any) -> bool:
-    """Whether an entry of an optimizer's configuration makes its step another one than ``w - rate * g``."""
+    """Return whether an entry of an optimizer's configuration makes its step differ from ``w - rate * g``."""
     usual = {
         "optimizer momentum": 0.0,
         "optimizer use_ema": False,

@@ -1,4 +1,4 @@
-"""Many updates -> one. Runs on the master.
+"""Rules that merge many updates into one. Runs on the master.
 
 An update is ``weights_before - weights_after`` of local training: one array per tensor of ``model.weights``. The merge
 is by default the mean over slots, weighted by samples. Divisors are known here only: a worker never divides by the
@@ -61,7 +61,7 @@ class Merge(ABC):
         self._missing = set(range(slots))
 
     def add(self, slot: int, update: Sequence[Tensor], count: int, *, checked: bool = False) -> None:
-        """Take the update of one slot.
+        """Add the update of one slot.
 
         Args:
             slot: ``0 .. K-1``.
@@ -86,14 +86,14 @@ class Merge(ABC):
         """Merge without the update of one slot.
 
         Args:
-            slot: A missing slot.
+            slot: A slot whose update has not been added.
         """
         self._missing.remove(slot)
         self._leave_out(slot)
 
     @property
     def missing(self) -> list[int]:
-        """The slots whose update has not been added, in order."""
+        """Return the slots whose updates have not been added yet, in order."""
         return sorted(self._missing)
 
     def result(self) -> list[Tensor]:
@@ -111,22 +111,22 @@ class Merge(ABC):
 
     @abstractmethod
     def _take(self, slot: int, update: Sequence[Tensor], count: int) -> None:
-        """Keep or sum an update that fits."""
+        """Store a checked update, or add it to the sum."""
 
     def _leave_out(self, slot: int) -> None:  # noqa: B027  most have nothing to do
         """Stop waiting for this slot."""
 
     @abstractmethod
     def _merged(self, index: int) -> Tensor:
-        """The merged value of one float tensor, a new array."""
+        """Return the merged value of one float tensor as a new array."""
 
 
 class RunningMerge(Merge):
     """The weighted mean, summed while updates arrive.
 
     Updates are summed in slot order, never in arrival order: one that arrives early waits (by reference, without a
-    copy) until all lower slots are in. So the result has the same bits whichever worker was fast, and most of the work
-    is done when the last update arrives. Per tensor, with ``a`` in float64::
+    copy) until all lower slots have been added. So the result has the same bits whichever worker was fast, and most of
+    the work is already done when the last update arrives. Per tensor, with ``a`` in float64::
 
         a <- n_0 * g_0;  a <- a + n_1 * g_1;  ...;  mean = float32(a / (n_0 + n_1 + ...))
 
@@ -239,10 +239,10 @@ class SortedMerge(Merge):
 
 
 class WholeRule(Named, ABC):
-    """A rule that weighs whole updates by their lengths or by the distances between them, after all have arrived.
+    """A rule that gives each whole update a weight, from the updates' lengths or the distances between them.
 
     Attributes:
-        by_length: Whether it uses lengths; else distances.
+        by_length: Whether the rule uses lengths; otherwise it uses distances.
     """
 
     __slots__ = ()
@@ -252,7 +252,7 @@ class WholeRule(Named, ABC):
         return WholeMerge(slots, like, names, weigh=self.weigh_all)
 
     def weigh_all(self, updates: Sequence[Sequence[Tensor]], counts: Vector) -> tuple[Vector, float]:
-        """Like ``weigh``, from the float tensors of all updates."""
+        """Return the result of ``weigh`` for the float tensors of all updates."""
         return self.weigh(
             np.array([norm(update) for update in updates]) if self.by_length else squared_distances(updates), counts
         )
@@ -262,7 +262,8 @@ class WholeRule(Named, ABC):
         """Return a weight for each of S updates, and the divisor of their weighted sum.
 
         Args:
-            found: Their lengths, shape (S,), or their squared distances, shape (S, S), over all float tensors.
+            found: The lengths of the updates, shape (S,), or their squared distances, shape (S, S), over all float
+                tensors.
             counts: Samples of each.
         """
 
@@ -292,8 +293,8 @@ class WholeMerge(Merge):
     Sums are taken in slot order and in float64. Memory: the updates themselves, by reference.
 
     Args:
-        weigh: From the float tensors of all updates and the samples, in slot order, to a weight for each and the
-            divisor of their sum.
+        weigh: A function of the float tensors and the sample counts of all updates, in slot order. It returns the
+            weight of each update, and the divisor of the weighted sum.
     """
 
     def __init__(
@@ -327,11 +328,11 @@ class WholeMerge(Merge):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Median(Named):
-    """The median of each coordinate; of an even number of slots the mean of the middle two, in float64.
+    """The median of each coordinate, in float64. With an even number of slots it is the mean of the middle two values.
 
-    Each slot counts once, whatever its samples: as in the source, where a weight would be another way to lie. It
-    survives fewer than half bad slots. Its price: values that only a minority of the slots learned do not get through,
-    and where updates are skewed the model learns slower than with the mean.
+    Like in the source, each slot counts once, for any number of samples: a bad slot could lie about its samples. The
+    rule tolerates bad slots if they are fewer than half. Its price: values that only a minority of the slots learned
+    are lost, and with skewed updates the model learns slower than with the mean.
 
     Source:
         Yin et al. 2018, arXiv:1803.01498, Definition 1.
@@ -345,17 +346,18 @@ class Median(Named):
         return SortedMerge(slots, like, names, combine=self.combine)
 
     def combine(self, values: Tensor) -> Tensor:
-        """The median of sorted values along the first axis."""
+        """Return the median of sorted values along the first axis."""
         low, high = (len(values) - 1) // 2, len(values) // 2
         return np.asarray(np.mean(values[low : high + 1], axis=0, dtype=np.float64))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrimmedMean(Named):
-    """The mean of each coordinate without its largest and smallest values, in float64.
+    """The mean of each coordinate without its largest and its smallest values, in float64.
 
-    It leaves out ``floor(beta * K)`` of K slots at each end: none with fewer than ``1 / beta`` slots. Like in the
-    source, each slot counts once, for any number of samples. It survives up to ``floor(beta * K)`` bad slots.
+    The rule leaves out ``floor(beta * K)`` of K values at each end: none with fewer than ``1 / beta`` slots. Like in
+    the source, each slot counts once, for any number of samples. The rule tolerates up to ``floor(beta * K)`` bad
+    slots.
 
     Args:
         beta: Share of the slots to leave out at each end, in [0, 0.5).
@@ -378,14 +380,14 @@ class TrimmedMean(Named):
 
     @property
     def useful(self) -> int:
-        """Smallest number of slots that leaves one out at each end; 1 if ``beta`` is 0."""
+        """Smallest number of slots that makes the rule leave out one value at each end; 1 if ``beta`` is 0."""
         return ceil(1 / self.beta) if self.beta > 1e-9 else 1
 
     def start(self, slots: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Merge:
         return SortedMerge(slots, like, names, combine=self.combine)
 
     def combine(self, values: Tensor) -> Tensor:
-        """The trimmed mean of sorted values along the first axis."""
+        """Return the trimmed mean of sorted values along the first axis."""
         cut = int(self.beta * len(values))
         return np.asarray(np.mean(values[cut : len(values) - cut], axis=0, dtype=np.float64))
 
@@ -420,7 +422,7 @@ class Krum(WholeRule):
 
     @property
     def least(self) -> int:
-        """Slots that its source's proof is for; without bad ones there is nothing to prove."""
+        """Smallest number of slots in the source's proof; 1 if ``bad`` is 0, because then nothing needs a proof."""
         return 2 * self.bad + 3 if self.bad else 1
 
     useful = least
@@ -438,24 +440,27 @@ class Krum(WholeRule):
 class GeometricMedian(WholeRule):
     """The point with the least sum of distances to all updates, each counted by its samples (smoothed Weiszfeld).
 
-    With ``g_i`` the updates as wholes, over all float tensors, ``n_i`` their samples, and ``v`` their weighted mean to begin with, ``steps`` times::
+    ``g_i`` are the updates over all float tensors, and ``n_i`` their samples. ``v`` starts as their weighted mean. Then
+    ``steps`` times::
 
         b_i <- n_i / max(smoothing, norm(v - g_i))
         v <- sum(b_i * g_i) / sum(b_i)
 
-    However far away the updates of fewer than half of the samples are, they pull no harder than others do. All ``v``
-    are means of the ``g_i``, so only their weights are computed step by step, from the distances of each two updates.
+    A distant update does not pull harder than a near one, so updates with fewer than half of the samples cannot move
+    the result far. Each ``v`` is a weighted mean of the ``g_i``, so the steps compute only weights, from the distances
+    between the updates.
 
     Args:
-        steps: How often; 0 is the mean.
-        smoothing: Distance below which an update counts no more, in units of the weights, 1e-100 or more.
+        steps: Number of steps, 0 or more. With 0 the result is the mean.
+        smoothing: Distance below which the weight of an update no longer grows, in units of the weights, 1e-100 or
+            more.
 
     Raises:
         ConfigError: A value is out of range.
 
     Source:
-        RFA, Pillutla et al. 2019, arXiv:1912.13445, Algorithm 2. It takes 3 or 4 steps, each a round of messages
-        there; here they cost nothing.
+        RFA, Pillutla et al. 2019, arXiv:1912.13445, Algorithm 2. The source uses 3 or 4 steps, and each needs messages
+        to all clients. Here steps need no messages.
     """
 
     steps: int = 32
@@ -471,7 +476,7 @@ class GeometricMedian(WholeRule):
             raise ConfigError(f"smoothing must be finite and 1e-100 or more, got {self.smoothing}")
 
     def weigh(self, found: Vector, counts: Vector) -> tuple[Vector, float]:
-        """The last ``b``, and its sum."""
+        """Return the last ``b_i``, and their sum."""
         weights = counts
         for _ in range(self.steps):
             shares = weights / weights.sum()
@@ -483,24 +488,25 @@ class GeometricMedian(WholeRule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClippedMean(WholeRule):
-    """The mean weighted by samples, after updates that are longer than most were made shorter.
+    """The mean weighted by samples, after shortening the updates that are much longer than the median.
 
-    With ``g_i`` the updates as wholes, over all float tensors, ``n_i`` their samples, and the median of all S lengths::
+    ``g_i`` are the updates over all float tensors, and ``n_i`` their samples. With the median of all S lengths::
 
         f_i <- min(1, longest * median(norm(g_1) ... norm(g_S)) / norm(g_i))
         v <- sum(n_i * f_i * g_i) / sum(n_i)
 
-    It limits what a long update does, not where it points: of S slots ``bad`` ones that point back take ``longest *
-    bad`` from what the others do.
+    The rule limits the length of an update, not its direction: ``bad`` slots with opposite updates undo up to ``longest
+    * bad`` median lengths of the other slots' sum.
 
     Args:
-        longest: Times the median length that an update may have, > 0.
+        longest: Maximum length of an update, as a multiple of the median length, > 0.
 
     Raises:
         ConfigError: ``longest`` is out of range.
 
     Source:
-        Clipping by a norm: Sun et al. 2019, arXiv:1911.07963, there a fixed one. The median in its place is ours.
+        Clipping by a norm: Sun et al. 2019, arXiv:1911.07963, there with a fixed norm. The median instead of a fixed
+        norm is DDLF's choice.
     """
 
     longest: float = 1.0
@@ -514,7 +520,7 @@ class ClippedMean(WholeRule):
             raise ConfigError(f"longest must be finite and > 0, got {self.longest}")
 
     def weigh(self, found: Vector, counts: Vector) -> tuple[Vector, float]:
-        """Return samples times the remaining share of each length, and the sum of all samples."""
+        """Return for each update its samples times ``f_i``, and the sum of all samples."""
         limit = self.longest * np.median(found)
         left = np.divide(limit, found, out=np.ones(len(found)), where=found > limit)
         return counts * left, float(counts.sum())
@@ -523,11 +529,11 @@ class ClippedMean(WholeRule):
 def merged(
     by: Rule, updates: Sequence[Sequence[Tensor]], counts: Sequence[int], *, checked: bool = False
 ) -> list[Tensor]:
-    """Merge the updates of one round, which are all there; of each slot its update and the samples that it trained on, in slot order.
+    """Merge all updates of one round, given in slot order with the number of samples of each slot.
 
     Raises:
-        ConfigError: There is no update, or there are not as many counts.
-        BadUpdate: One does not fit.
+        ConfigError: There is no update, or the numbers of updates and counts differ.
+        BadUpdate: An update does not fit the others.
     """
     if not updates or len(updates) != len(counts):
         raise ConfigError(f"need updates and as many sample counts, got {len(updates)} and {len(counts)}")

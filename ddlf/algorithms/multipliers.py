@@ -1,4 +1,7 @@
-"""How much of its step a layer makes, by its name or depth: values of the setting ``multipliers``. Runs on master and workers; knows no Keras."""
+"""The values of the setting ``multipliers``: factors for the steps of layers.
+
+Runs on master and workers, without Keras.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,15 +14,15 @@ LEVELS = (0.0, 0.1, 0.5, 0.9, 1.0)
 
 
 def factor(to_input: int, to_output: int, frozen: float) -> float:
-    """Return what the step of a weight is multiplied with: 0 if ``r <= f``, else ``sin(pi/2 (r - f) / (1 - f))``, as the nearest of ``LEVELS``.
+    """Return the factor of a step: 0 if ``r <= f``, else ``sin(pi/2 (r - f) / (1 - f))``, rounded to ``LEVELS``.
 
     Args:
-        to_input: Longest path from an input to the weight.
-        to_output: Longest path from it to an output; ``r = to_input / (to_input + to_output)``.
-        frozen: f, in [0, 1]: 0 for all to be trained as ever, 1 for none.
+        to_input: Length of the longest path from an input to the weight.
+        to_output: Length of the longest path from the weight to an output; ``r = to_input / (to_input + to_output)``.
+        frozen: ``f``, in [0, 1]. With 0 all layers train normally, with 1 none is trained.
 
     Raises:
-        ConfigError: f is out of range.
+        ConfigError: ``f`` is out of range.
     """
     if not 0 <= frozen <= 1:
         raise ConfigError(f"the frozen share of the depth must be from 0 to 1, got {frozen}")
@@ -45,13 +48,13 @@ def factors(depths: Mapping[str, tuple[int, int]], frozen: float) -> dict[str, f
 
 @dataclass(frozen=True, slots=True)
 class Freeze:
-    """The first layers stay, those behind them make shorter steps.
+    """Freeze the first layers, and let the layers after them make shorter steps.
 
     Args:
-        shares: f in each of as many equal parts of the run.
+        shares: ``f`` in each part of the run. The parts are equally long.
 
     Raises:
-        ConfigError: There is none, or one is out of range.
+        ConfigError: There are no shares, or a share is out of range.
     """
 
     shares: tuple[float, ...]
@@ -65,7 +68,7 @@ class Freeze:
 
     @property
     def family(self) -> "Multiplied":
-        """Where it is read."""
+        """The family that reads this rule."""
         return MULTIPLIERS
 
 
@@ -74,10 +77,10 @@ class ByName:
     """Factors of steps by the names of layers or weights.
 
     Args:
-        factors: Name and factor, each 0 or more.
+        factors: Pairs of a name and a factor, each factor 0 or more.
 
     Raises:
-        ConfigError: There is none, or one is out of range, or given twice.
+        ConfigError: There are no factors, a factor is out of range, or a name is given twice.
     """
 
     factors: tuple[tuple[str, float], ...]
@@ -94,12 +97,12 @@ class ByName:
 
     @property
     def family(self) -> "Multiplied":
-        """Where it is read."""
+        """The family that reads this rule."""
         return MULTIPLIERS
 
 
 class Multiplied:
-    """Reads and writes both, as a ``Family`` does."""
+    """Reads and writes both kinds of rules, like a ``Family``."""
 
     kind = "multipliers"
 
@@ -110,7 +113,7 @@ class Multiplied:
         """Return the rule of a text.
 
         Raises:
-            ConfigError: It is none.
+            ConfigError: The text does not name a rule.
         """
         name, colon, rest = text.strip().partition(":")
         try:
@@ -124,7 +127,7 @@ class Multiplied:
             raise ConfigError(f"multipliers {text!r} are none", hint=f"write {self}") from None
 
     def same(self, rule: Freeze | ByName) -> Freeze | ByName:
-        """Return a rule as its text is read."""
+        """Return the rule that its text is read as."""
         return self.read(self.text(rule))
 
     def text(self, rule: Freeze | ByName) -> str:

@@ -1,4 +1,4 @@
-"""A rule as text and back: ``trimmed:beta=0.2``. Runs on master and workers.
+"""Reads rules from text, and writes them as text: ``trimmed:beta=0.2``. Runs on master and workers.
 
 A rule is a frozen dataclass of its parameters, each with a default. People write it as text, and checkpoints store
 and compare that text; a hyperparameter is part of that text, and not a separate setting.
@@ -17,7 +17,7 @@ _KINDS = {int: "a whole number", float: "a number"}
 
 
 class Named:
-    """A rule of a family, which ``str`` writes as the family reads it."""
+    """A rule of a family. ``str`` gives the text that the family reads."""
 
     __slots__ = ()
     family: ClassVar["Family[Any]"]
@@ -29,11 +29,12 @@ class Named:
 
 
 class Family(Generic[R]):
-    """The rules that can stand in one place, by name.
+    """The possible values of one setting: rules by name.
 
     Args:
         kind: Name of the family in errors, such as ``"merge"``.
-        rules: For each rule its class, or a function of some of its fields. A parameter has the type of its default.
+        rules: The class of each rule, or a function that takes some of its fields. Each parameter has the type of its
+            default.
 
     Example::
 
@@ -58,7 +59,7 @@ class Family(Generic[R]):
         return list(self._rules)
 
     def meant(self, name: str) -> str:
-        """The end of a sentence that says which rule's name was meant; nothing if none is like it."""
+        """Return the end of a sentence that suggests a rule with a similar name; empty if no name is similar."""
         return _guess(name, self._rules)
 
     def __str__(self) -> str:
@@ -88,13 +89,13 @@ class Family(Generic[R]):
         """Return a rule of this family with parameters of their declared types, so that one rule has one text.
 
         Raises:
-            ConfigError: A parameter is of another type, such as 2.5 where a whole number belongs.
+            ConfigError: A parameter has another type, such as 2.5 instead of a whole number.
         """
         text = self.text(rule)
         return rule if text == repr(rule) else self.read(text)  # repr: a class of the user's own
 
     def text(self, rule: R) -> str:
-        """Return the text of a rule of this family, with all of its parameters; of a class of the user's own what Python writes."""
+        """Return the text of a rule of this family, with all parameters; for a user's own class, its ``repr``."""
         for name, make in self._rules.items():
             values = {field: getattr(rule, field, default) for field, default in self._defaults[name].items()}
             if type(make()) is type(rule) and make(**values) == rule:
@@ -135,7 +136,7 @@ class Family(Generic[R]):
 
 
 def _as_text_has(kind: type, value: Any) -> Any:
-    """1.0 for a 1 where a number is meant: a rule has one text, whichever way its numbers are written."""
+    """Return 1.0 for 1 if the parameter is a float, so that a rule has only one text."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     return float(value) if kind is float and is_number else value
 

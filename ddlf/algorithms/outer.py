@@ -1,11 +1,11 @@
-"""One merged update -> new weights: every outer optimizer by name. Runs on the master.
+"""All outer optimizers by name. They apply a merged update to the weights. Runs on the master.
 
 An outer optimizer is a value with two pure functions::
 
     init(weights) -> state
     update(state, weights, merged, trainable) -> (state, weights)
 
-The state is a list of arrays, so that a checkpoint can hold it. Arrays that went in are never modified.
+The state is a list of arrays, so that a checkpoint can store it. An outer optimizer never modifies its arguments.
 
 | rule | step | file |
 |---|---|---|

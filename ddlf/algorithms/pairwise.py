@@ -1,4 +1,4 @@
-"""Distances and angles between updates, over all their values, from sums over fixed blocks. Pure.
+"""Computes distances and angles between updates, from sums over fixed blocks of their values. Pure.
 
 The values of each tensor are divided into blocks of ``BLOCK`` values, and the sums of blocks are added exactly. So
 the bits do not depend on the computer of a block: the master, or a worker that owns a range (``ranges.py``).
@@ -25,7 +25,10 @@ def squared_distances(updates: Sequence[Sequence[Tensor]]) -> Vector:
 
 
 def norm(update: Sequence[Tensor]) -> float:
-    """The L2 norm of all tensors together, summed in float64: no finite float32 overflows."""
+    """Return the L2 norm of all tensors together.
+
+    The sum is in float64, so finite float32 values cannot overflow it.
+    """
     return float(np.sqrt(sum(float(np.einsum("i,i", t.ravel(), t.ravel(), dtype=np.float64)) for t in update)))
 
 
@@ -43,7 +46,7 @@ def distances_in(rows: Sequence[Tensor]) -> Vector:
     """Return the contribution of a block to the squared distances.
 
     Args:
-        rows: Its values in each of S updates, shape (n,).
+        rows: The values of this block in each of S updates, each of shape (n,).
     """
     found = np.zeros((len(rows), len(rows)))
     wide = [np.asarray(row, np.float64) for row in rows]
@@ -59,15 +62,18 @@ def cosines_in(rows: Sequence[Tensor], norms: Sequence[float]) -> Vector:
     """Return the contribution of a block to the cosines; for ``rows`` see ``distances_in``.
 
     Args:
-        rows: Its values in each update.
-        norms: Length of each update as a whole.
+        rows: The values of this block in each update.
+        norms: Length of each whole update.
     """
     scaled = np.stack(rows) / np.asarray(norms)[:, np.newaxis]  # before the product, where large values would overflow
     return np.asarray(scaled @ scaled.T)
 
 
 def added(sums: Sequence[Vector], size: int) -> Vector:
-    """The exact sum of matrices of shape (size, size), rounded once: the same bits for any order of them, and for what ``brief`` makes of them."""
+    """Return the exact sum of matrices of shape (size, size), rounded once.
+
+    It has the same bits in any order, and after ``brief``.
+    """
     if not sums:
         return np.zeros((size, size))
     values = np.stack(sums).reshape(len(sums), -1).T.tolist()
@@ -75,7 +81,7 @@ def added(sums: Sequence[Vector], size: int) -> Vector:
 
 
 def brief(sums: Sequence[Vector], size: int) -> list[Vector]:
-    """Few matrices whose exact sum is that of many."""
+    """Return a few matrices with the same exact sum as the given matrices."""
     found: list[Vector] = []
     while (left := added([*sums, *(-one for one in found)], size)).any():
         found.append(left)

@@ -1,4 +1,4 @@
-"""Which samples each slot trains on in a round. Runs on the master; only the resulting indices travel."""
+"""Chooses the samples of each slot in a round. Runs on the master, which sends only the resulting indices."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -16,7 +16,7 @@ Indices = npt.NDArray[np.unsignedinteger[Any]]
 def shuffled(n: int, seed: int, round: int) -> Indices:
     """Return the sample indices ``0 .. n-1`` in the order of one round.
 
-    The order depends on the arguments alone, so a resumed run continues with the order that an uninterrupted one has.
+    The order depends on the arguments only, so a resumed run has the same order as an uninterrupted run.
 
     Args:
         n: Number of samples, > 0.
@@ -113,7 +113,7 @@ def sizes_by_speed(n: int, speeds: Sequence[float], minimum: int = 1) -> list[in
 
 
 def steps_by_speed(steps: int, speeds: Sequence[float | None]) -> list[int]:
-    """Return steps of local training in proportion to speeds, so that rounds of all slots take as long::
+    """Return steps of local training in proportion to speeds, so that the rounds of all slots take equally long::
 
         H_j = max(1, floor(H v_j / max(v)))
 
@@ -121,7 +121,8 @@ def steps_by_speed(steps: int, speeds: Sequence[float | None]) -> list[int]:
 
     Args:
         steps: H, the number of steps of the fastest slot, > 0.
-        speeds: ``v_j`` of each slot, in any unit, finite and > 0; None before it is known: such a slot has H.
+        speeds: ``v_j`` of each slot, in any unit, finite and > 0; None if it is not known yet: such a slot makes H
+            steps.
 
     Raises:
         ConfigError: A value is out of range.
@@ -140,7 +141,7 @@ def smooth_speed(old: float | None, new: float, alpha: float = 0.5) -> float:
     """Return ``alpha * new + (1 - alpha) * old``, so that a single slow round hardly changes the sizes.
 
     Args:
-        old: Smoothed speed so far in samples/s, or None before the first measurement, which is then taken as it is.
+        old: Smoothed speed so far in samples/s, or None before the first measurement. The result is then ``new``.
         new: Measured speed in samples/s.
         alpha: Weight of the new measurement, in (0, 1].
 

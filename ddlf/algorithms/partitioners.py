@@ -1,4 +1,4 @@
-"""Whose each sample is for a whole run: rules that make the data of slots differ, for studies. Runs on the master.
+"""Rules that assign each sample to a slot for a whole run, so that the data of slots differ. Runs on the master.
 
 Machines with their own data have different labels or different amounts. A rule here assigns each sample to a slot
 once, from the run's seed. In each round a slot's samples come in the order of ``partition.shuffled``, so every epoch
@@ -33,10 +33,10 @@ class Partition(Protocol):
             samples: n, at least one for each slot.
             slots: K.
             seed: Seed of the run.
-            labels: Number of each sample's class, shape (n,), if the rule goes by them; else empty.
+            labels: Class number of each sample, shape (n,), if the rule uses labels; else empty.
 
         Returns:
-            Shape (n,), with at least one sample for each slot; None if that is another one in each round.
+            Slot of each sample, shape (n,), with at least one sample for each slot; None if it changes in each round.
 
         Raises:
             ConfigError: There are too few samples.
@@ -45,7 +45,7 @@ class Partition(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Equal(Named):
-    """Cut all samples again in each round: into nearly equal parts, or by the workers' speeds (``balance``)."""
+    """Divide all samples again in each round: into nearly equal parts, or by the workers' speeds (``balance``)."""
 
     goes_by_labels: ClassVar[bool] = False
 
@@ -58,7 +58,7 @@ class Equal(Named):
 class Dirichlet(Named):
     """Each slot draws its own class shares from a Dirichlet distribution. All slots have equally many samples.
 
-    With ``p`` the share of each class in the whole data set, for one slot after the other::
+    With ``p`` the share of each class in the whole data set, for one slot after another::
 
         q ~ Dir(alpha * p)
         draw the class of each of its n/K samples from q, without replacement
@@ -109,11 +109,11 @@ class Dirichlet(Named):
 class Classes(Named):
     """Each slot has samples of few classes.
 
-    Sorted by class, the data is cut into ``per_slot * K`` equal shares, and each slot is given ``per_slot`` of them
-    by chance. A share in which one class ends and the next begins has both.
+    The samples are sorted by class and divided into ``per_slot * K`` equal shares. Each slot gets ``per_slot`` random
+    shares. A share at the border of two classes contains both.
 
     Args:
-        per_slot: Shares of each slot, 1 or more.
+        per_slot: Number of shares for each slot, 1 or more.
 
     Raises:
         ConfigError: ``per_slot`` is out of range.
@@ -147,10 +147,12 @@ class Classes(Named):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Power(Named):
-    """Slot j, from 1, has a number of samples in proportion to ``j ** -exponent``, at least one; which ones is by chance.
+    """The number of samples of slot j, from 1, is proportional to ``j ** -exponent``, at least 1.
+
+    The samples are random.
 
     Args:
-        exponent: How unequal, from -10 to 10. 0 is equal, 1 Zipf's law, below 0 the last slot has most.
+        exponent: From -10 to 10. 0 gives equal numbers, and 1 Zipf's law. Below 0 the last slot has the most samples.
 
     Raises:
         ConfigError: ``exponent`` is out of range.
@@ -177,13 +179,13 @@ PARTITION: Family[Partition] = Family("partition", equal=Equal, dirichlet=Dirich
 
 
 def labels_of(y: Any) -> Labels:
-    """The number of each sample's class.
+    """Return the class number of each sample.
 
     Args:
         y: Whole numbers of shape (n,) or (n, 1), of any type, or one-hot rows.
 
     Raises:
-        ConfigError: They are something else.
+        ConfigError: The labels have another form.
     """
     if isinstance(y, np.ndarray) and y.ndim <= 2 and y.dtype.kind in "biuf":
         if y.ndim == 1 or y.shape[1] == 1:

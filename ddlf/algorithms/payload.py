@@ -1,8 +1,8 @@
 """The interface of codecs, which make float32 tensors smaller for the network. Encoding runs in the sender, decoding in the receiver.
 
-A codec turns one tensor into a payload, a small dict of arrays, and back; ``encoding.py`` applies it to a model's. A
-codec that rounds small values to zero is *biased*: it would suppress them in every round. So the lost part is added
-to the next tensor (error feedback).
+A codec turns one tensor into a payload, a small dict of arrays, and back. ``encoding.py`` applies it to all tensors of
+a model. A codec that rounds small values to zero is *biased*: it would suppress them in every round. So the sender adds
+the lost part to the next tensor (error feedback).
 
 No number is made up: a NaN, an infinity or a value beyond the codec's range decodes to NaN or infinity, never to a
 finite number.
@@ -30,12 +30,12 @@ class Codec(Named, ABC):
     """One way to make a float32 tensor smaller. Subclasses define ``pack`` and ``decode``.
 
     Attributes:
-        biased: Whether it needs error feedback. Then ``encode`` returns the error to pass in next time.
-        goes_on: Which array of a payload the sender passes to ``encode`` with the next tensor of the same stream; ""
-            for none.
+        biased: Whether the codec needs error feedback. Then ``encode`` returns the error to pass to its next call.
+        goes_on: Name of the array of a payload that the sender passes to ``encode`` with the next tensor of the same
+            stream; "" for none.
         largest: The largest magnitude that ``pack`` keeps.
-        by_value: Whether what becomes of a value depends on no other value.
-        by_peak: Whether it depends on the largest magnitude of its tensor besides, and on nothing else.
+        by_value: Whether the codec encodes each value independently of all other values.
+        by_peak: Whether the encoding of a value depends only on the value and on the largest magnitude in its tensor.
     """
 
     __slots__ = ()
@@ -47,7 +47,7 @@ class Codec(Named, ABC):
 
     @property
     def name(self) -> str:
-        """This codec as it is named in messages: its text without the names of parameters."""
+        """Name of this codec in messages: its text without the names of parameters."""
         return name_of(self)
 
     @abstractmethod
@@ -55,11 +55,11 @@ class Codec(Named, ABC):
         """Return the payload of one tensor of any shape, without error feedback. It may share the tensor's memory."""
 
     def pack_within(self, tensor: Float32s, peak: float) -> Payload:
-        """As ``pack``, for a part of a tensor with that largest magnitude, if the codec goes by it."""
+        """Like ``pack``, for a part of a tensor whose largest magnitude is ``peak``."""
         return self.pack(tensor)
 
     def pack_after(self, tensor: Float32s, last: Tensor | None) -> Payload:
-        """As ``pack``, with what ``goes_on`` names of the payload before, if there is one."""
+        """Like ``pack``, with the array of the previous payload that ``goes_on`` names; None at first."""
         return self.pack(tensor)
 
     @abstractmethod
@@ -71,13 +71,13 @@ class Codec(Named, ABC):
         """
 
     def part(self, payload: Payload, shape: Sequence[int], low: int, high: int) -> Payload:
-        """Cut a payload for a part of its tensor: the arrays that have an entry for each value; what others say holds for all of them.
+        """Cut a payload for a part of its tensor. Arrays with an entry for each value are cut, and others stay whole.
 
         Args:
             payload: From ``pack``.
             shape: Shape of the tensor.
-            low: First value of the part, of all in a row.
-            high: The one behind the last, above ``low``.
+            low: Index of the first value of the part in the flat tensor.
+            high: Index after the last value of the part, above ``low``.
         """
         return {name: array[low:high] if array.size == prod(shape) else array for name, array in payload.items()}
 
@@ -85,7 +85,7 @@ class Codec(Named, ABC):
         """Return the values of a part of the tensor, shape (high - low,). ``part`` made the payload, from the same arguments.
 
         Raises:
-            ConfigError: The payload is none of such a part.
+            ConfigError: The payload does not belong to such a part.
         """
         return self.decode(payload, (high - low,))
 
@@ -116,18 +116,21 @@ class Codec(Named, ABC):
 
 @cache
 def name_of(codec: Codec) -> str:
-    """Return ``codec.name``, which each update of a run has."""
+    """Return ``codec.name`` from a cache, because each update of a run contains it."""
     return re.sub(r"\w+=", "", str(codec))
 
 
 def added(x: Float32s, y: Float32s) -> Float32s:
-    """Return ``x + y`` as an array even if 0-d. Overflow gives an infinity, which is then reported as such."""
+    """Return ``x + y`` as an array, even if both are 0-d. An overflow gives an infinity, which later checks report."""
     with np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(x + y)
 
 
 def peak_of(tensor: Tensor) -> float:
-    """Return the largest magnitude of a float32 tensor: 0 of an empty one, NaN of one that holds a NaN. Others, which travel raw, have none: 0."""
+    """Return the largest magnitude of a float32 tensor: 0 if it is empty, NaN if it contains one.
+
+    Other types give 0.
+    """
     return float(max(tensor.max(), -tensor.min())) if tensor.size and tensor.dtype == np.float32 else 0.0
 
 

@@ -1,11 +1,11 @@
-"""Two sets of weights -> one: what peers do when they meet. Runs on the master, which is a peer of its slots; two workers could use it as well.
+"""Rules that merge the weights of two peers. Runs on the master, which is one peer; each slot is another.
 
-Each peer has weights, the number of local trainings that are in them, which travels with them, and the accuracy of its last one::
+Each peer has weights, the number of local trainings that they went through, and the accuracy of the last training::
 
     merge(mine, theirs) -> mine
 
-As arrival rules: a slot's final weights are a peer with one training more than its first weights. Only floats are
-merged. The rules use the numbers of trainings instead of outer optimizer and staleness.
+These rules are also arrival rules: a slot's final weights are a peer with one training more than its first weights.
+Only floats are merged. The rules use the numbers of trainings instead of outer optimizer and staleness.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ddlf.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Peer:
-    """One side of a meeting.
+    """One of two peers whose weights are merged.
 
     Args:
         weights: One array per tensor.
-        trainings: Local trainings that are in them.
-        accuracy: Accuracy of the last one; NaN when the model reports none.
+        trainings: Number of local trainings that the weights went through.
+        accuracy: Accuracy of the last training; NaN if the model reports none.
     """
 
     weights: Weights
@@ -45,7 +45,7 @@ class PeerRule(Arrival):
 
     @abstractmethod
     def merge(self, mine: Peer, theirs: Peer) -> Peer:
-        """Return what becomes of ``mine``; ``mine`` itself if nothing does."""
+        """Return the merged peer; ``mine`` itself if it does not change."""
 
     def init(self, weights: Weights) -> State:
         return {"peer": [np.asarray(0), np.asarray(-inf)]}
@@ -64,7 +64,9 @@ class PeerRule(Arrival):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Average(PeerRule):
-    """Take the mean of both: ``w <- (w + p) / 2``. The trainings stay. It suffers most from staleness.
+    """Take the mean of both weights: ``w <- (w + p) / 2``.
+
+    The number of trainings stays. This rule suffers most from staleness.
 
     Source:
         Goin, Cotton, Zhao 2018, WebNN.
@@ -76,9 +78,11 @@ class Average(PeerRule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighted(PeerRule):
-    """Take the mean of both, weighted by trainings: ``w <- (q * p + s * w) / (q + s)``, ``s <- max(s, q)``; the plain mean while both are 0.
+    """Take the mean weighted by trainings: ``w <- (q * p + s * w) / (q + s)``, ``s <- max(s, q)``.
 
-    The best of the four in its source.
+    If both are 0, it is the plain mean.
+
+    In its source it was the best of the four rules.
 
     Source:
         Goin, Cotton, Zhao 2018, WebNN.
@@ -95,7 +99,7 @@ class Mimic(PeerRule):
     """Move towards a longer-trained peer, else away: ``w <- w + (p - w) / (abs(d) + 1)``, with ``d = q - s``, and ``s <- max(s, q)``.
 
     The sign changes for ``d <= 0``, and ``abs(d)`` is 1 for ``d = 0``, like in the authors' code; their report prints
-    the reversed sign. The worst of the four in its source.
+    the reversed sign. In the source it was the worst of the four rules.
 
     Source:
         Goin, Cotton, Zhao 2018, WebNN.
@@ -135,6 +139,6 @@ class Copy(PeerRule):
 
 
 def towards(weights: Weights, others: Weights, share: float) -> Weights:
-    """Weights that have gone a share of the way to others; away from them if it is negative."""
+    """Return ``weights`` moved towards ``others`` by a share of the difference; a negative share moves them away."""
     both = zip(weights, others, strict=True)
     return [np.asarray(w + share * (p - w), w.dtype) if is_float(w) else w.copy() for w, p in both]

@@ -43,7 +43,7 @@ class OuterOptimizer(Protocol):
 
 
 class PerTensor(Named, ABC):
-    """A rule that steps each trainable tensor by itself. Subclasses say what it keeps of one, and how it steps.
+    """A rule that steps each trainable tensor by itself. Subclasses define the state and the step.
 
     The state has one list for each kind of kept array. Each list has one array for each tensor.
     """
@@ -84,7 +84,7 @@ class PerTensor(Named, ABC):
 
 
 def as_like(value: Any, like: Tensor) -> Tensor:
-    """Arithmetic on a 0-d array gives a scalar, maybe float64: as an array of the type of ``like``."""
+    """Return an array with the type of ``like``, because arithmetic on a 0-d array gives a scalar, maybe float64."""
     return np.asarray(value, like.dtype)
 
 
@@ -113,7 +113,7 @@ def _minus(w: Tensor, g: Tensor) -> Tensor:
 
 
 def _check_fit(weights: Sequence[Tensor], other: Sequence[Tensor], trainable: Sequence[bool]) -> None:
-    """Broadcasting would silently accept a wrong shape, so refuse it here."""
+    """Refuse arrays with a wrong shape, because broadcasting would silently accept them."""
     if not len(weights) == len(other) == len(trainable):
         raise ConfigError(f"{len(weights)} weights do not fit {len(other)} arrays and {len(trainable)} flags")
     for i, (w, o) in enumerate(zip(weights, other, strict=True)):
@@ -125,8 +125,8 @@ def _check_fit(weights: Sequence[Tensor], other: Sequence[Tensor], trainable: Se
 class Subtract(PerTensor):
     """Subtract the merged update: ``w <- w - learning_rate * g``.
 
-    ``learning_rate=1`` takes the plain average of the workers' weights: with the default merge, which weighs by
-    samples, FedAvg.
+    ``learning_rate=1`` takes the plain average of the workers' weights. With the default merge, which weighs by
+    samples, this is FedAvg.
 
     Args:
         learning_rate: Step size on the update, dimensionless, > 0.
@@ -151,7 +151,7 @@ class Subtract(PerTensor):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nesterov(PerTensor):
-    """Step the weights along merged updates with Nesterov momentum (the outer step of DiLoCo).
+    """Apply merged updates with Nesterov momentum (the outer step of DiLoCo).
 
     With ``g`` the merged update (weights before minus weights after), per tensor::
 
@@ -189,15 +189,15 @@ class Nesterov(PerTensor):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FedAvgM(PerTensor):
-    """Step the weights along a velocity of merged updates (heavy-ball momentum).
+    """Apply merged updates with heavy-ball momentum: the velocity is a decaying sum of updates.
 
     With ``g`` the merged update (weights before minus weights after), per tensor::
 
         v <- momentum * v + g
         w <- w - learning_rate * v
 
-    ``Nesterov`` looks one step further: its step is ``g + momentum * v``. ``momentum=0`` is plain averaging. A
-    lasting ``g`` moves the weights by ``learning_rate / (1 - momentum)`` of it in each round.
+    ``Nesterov`` looks one step further: its step is ``g + momentum * v``. ``momentum=0`` is plain averaging. A constant
+    ``g`` moves the weights by ``learning_rate / (1 - momentum) * g`` in each round.
 
     Args:
         learning_rate: Step size on the velocity, dimensionless, > 0.

@@ -17,7 +17,7 @@ from ddlf.errors import ConfigError
 class PowerSGD(Codec):
     """Send each matrix as a product of two thin ones, by one step of power iteration. Error feedback adds the loss later.
 
-    With ``M`` the tensor as a matrix (last axis: columns), and ``Q`` the last one of this slot, at first random::
+    ``M`` is the tensor as a matrix (last axis: columns), and ``Q`` the previous ``Q`` of this slot, random at first::
 
         P <- orthonormal(M @ orthonormal(Q));  Q <- M.T @ P;  decoded = P @ Q.T
 
@@ -77,7 +77,7 @@ class PowerSGD(Codec):
 
 
 def _product(payload: Payload, columns: int, rank: int, low: int, high: int) -> Float32s:
-    """Some values of the matrix, shape (high - low,)."""
+    """Return some values of the decoded matrix, shape (high - low,)."""
     begin, end = low // columns, -(-high // columns)
     left = array_of(payload, "left", np.float32, (end - begin) * rank).reshape(-1, rank)
     right = array_of(payload, "right", np.float32, columns * rank).reshape(columns, rank)
@@ -94,7 +94,7 @@ def _is_smaller(rows: int, columns: int, rank: int) -> bool:
 
 
 def _sides(shape: Sequence[int]) -> tuple[int, int]:
-    """Rows and columns of a tensor as a matrix."""
+    """Return the numbers of rows and columns of a tensor as a matrix."""
     return prod(shape[:-1]), shape[-1] if shape else 1
 
 
@@ -107,5 +107,5 @@ def _begun(last: Tensor | None, shape: tuple[int, int]) -> Tensor:
 
 
 def _orthonormal(matrix: Tensor) -> npt.NDArray[np.float64]:
-    """An orthonormal base of the columns of a thin matrix, in float64."""
+    """Return an orthonormal basis of the columns of a thin matrix, in float64."""
     return np.asarray(np.linalg.qr(np.asarray(matrix, np.float64))[0])

@@ -1,17 +1,18 @@
-"""A gradient that a replica has pushed -> new values of a shard: the rules of Downpour SGD. Runs on workers that have shards; pure.
+"""The rules of Downpour SGD: how a shard applies a replica's gradient. Runs on workers that own shards; pure.
 
-A rule of a shard has a state, some arrays as long as the shard, and steps values and state in place::
+A rule has a state: some arrays as long as the shard. It changes the values and the state in place::
 
     state = rule.start(size)
     rule.apply(weights, state, gradient, factor=s(tau), count=0)
 
-Each server applies it to its own values, one by one, so the division into servers changes no bit. ``factor`` is the
-share of the step that remains after weighting by staleness (``ddlf.algorithms.staleness``: ``inverse`` is ``1 /
-max(1, tau)``, with ``tau`` the pushes that this shard applied since the replica read it). It scales the step, never
-the state: in Adagrad it stands outside the root, which would take it out again.
+Each server applies the rule to its own values, one by one, so the results do not depend on the number of servers.
+``factor`` is the share of the step that remains after weighting by staleness (``ddlf.algorithms.staleness``:
+``inverse`` is ``1 / max(1, tau)``, with ``tau`` the pushes that this shard applied since the replica read it). It
+scales the step, never the state: in Adagrad it stands outside the root, which would take it out again.
 
-A push is the *sum* of the gradients since the replica's last one. With a rate, ``n_push`` of them go as far as one by
-one; ``Sgd(rate=1)`` on *updates*, weights before minus weights after, subtracts what any local optimizer did.
+A push contains the *sum* of the gradients since the replica's last push. With ``Sgd``, the sum of ``n_push`` gradients
+moves the weights as far as single pushes would. ``Sgd(rate=1)`` on *updates*, weights before minus weights after,
+subtracts what any local optimizer did.
 
 ``Softsync`` has a shard collect pushes first, and ``Cadence`` says when a replica fetches and pushes.
 """
@@ -39,12 +40,12 @@ KNOWN = -1
 
 
 class Pushed(Named, ABC):
-    """A rule that steps the values of a shard by a pushed gradient, block after block. Subclasses say how."""
+    """The base of rules that apply a pushed gradient to a shard, block by block. Subclasses define the step."""
 
     __slots__ = ()
 
     def start(self, size: int) -> list[FloatArray]:
-        """Return the state of a shard of so many values before its first push, as float32 arrays of that length."""
+        """Return the state of a shard before its first push: float32 arrays of length ``size``."""
         return []
 
     def apply(
@@ -55,7 +56,7 @@ class Pushed(Named, ABC):
         factor: float = 1.0,
         count: int = 0,
     ) -> None:
-        """Step the values of a shard by a pushed gradient, in place.
+        """Apply a pushed gradient to the values of a shard, in place.
 
         Args:
             weights: All values of the shard, in one row, float32.
@@ -79,7 +80,7 @@ class Pushed(Named, ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sgd(Pushed):
-    """Step along each push: ``w <- w - s rate g``.
+    """Subtract each push: ``w <- w - s rate g``.
 
     Args:
         rate: Step size on a gradient, > 0.
@@ -102,9 +103,10 @@ class Sgd(Pushed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Momentum(Pushed):
-    """Step along a velocity of all pushes: ``m <- beta m + g``, ``w <- w - s rate m``.
+    """Apply pushes with momentum: ``m <- beta m + g``, ``w <- w - s rate m``.
 
-    One velocity for all replicas: a lasting ``g`` moves the weights by ``rate / (1 - beta)`` of it with each push.
+    All replicas share one velocity ``m``. A constant ``g`` moves the weights by ``rate / (1 - beta) * g`` with each
+    push.
 
     Args:
         rate: Step size on the velocity, > 0.
@@ -133,11 +135,11 @@ class Momentum(Pushed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adagrad(Pushed):
-    """Step each value by its gradient over the size of all its gradients so far: ``a <- a + g^2``, ``w <- w - s rate g / sqrt(a)``.
+    """Divide each gradient by the size of all gradients so far: ``a <- a + g^2``, ``w <- w - s rate g / sqrt(a)``.
 
-    Values that rarely have a gradient keep their long steps, and many replicas stay stable: the source's choice.
-    ``a`` starts at ``first``, as in TensorFlow; from 0 the first step of each value would be ``rate``, however small
-    its gradient.
+    The source chose this rule: values that rarely have a gradient keep their long steps, and training with many
+    replicas stays stable. ``a`` starts at ``first``, as in TensorFlow; with 0 the first step of each value would be
+    ``rate``, however small its gradient.
 
     Args:
         rate: Step of a value whose first gradient is much larger than ``sqrt(first)``, in units of the weight, > 0.
@@ -173,7 +175,7 @@ class Adagrad(Pushed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adam(Pushed):
-    """Step each value by its mean gradient over the size that its gradients usually have.
+    """Divide the mean gradient of each value by the usual size of its gradients.
 
     With ``t``, from 1, the number of the shard's pushes::
 
@@ -181,8 +183,8 @@ class Adam(Pushed):
         v <- beta2 v + (1 - beta2) g^2
         w <- w - s rate sqrt(1 - beta2^t) / (1 - beta1^t) m / (sqrt(v) + epsilon)
 
-    That is Keras's form of it, with its defaults. With K replicas a value goes up to K times as far in the time of a
-    push of each: divide the rate.
+    This is Keras's form of Adam, with Keras's defaults. With K replicas there are K steps for each step of a single
+    replica, so a value may move K times as far: divide the rate by K.
 
     Args:
         rate: Step of a value whose gradients are always the same, in units of the weight, > 0.
@@ -235,17 +237,17 @@ def check_fits(gradient: Any, weights: FloatArray) -> None:
 
 @dataclass(slots=True)
 class Softsync:
-    """Pushes that a shard collects before it steps: n-softsync, with ``c = floor(K / n)`` of K replicas.
+    """Collects pushes of a shard before each step: n-softsync, with ``c = floor(K / n)`` pushes from K replicas.
 
     Each push has its own factor ``s_i``. From ``c`` pushes it makes the gradient ``sum(s_i g_i) / sum(s_i)`` and the
     factor ``sum(s_i) / c``. Their product is the source's mean of ``s_i g_i``. A rule that divides by the size of
     gradients does not see the factors.
 
     Args:
-        pushes: How many make a step, ``c``, 1 or more.
-        total: Their sum so far, each times its factor; changed in place.
-        count: How many there are.
-        factors: The sum of their factors.
+        pushes: ``c``, the number of pushes in a step, 1 or more.
+        total: Sum of the collected gradients, each times its factor; changed in place.
+        count: Number of collected pushes.
+        factors: Sum of the factors of the collected pushes.
 
     Source:
         Zhang et al. 2016, arXiv:1511.05950: the mean staleness is about n.
@@ -258,7 +260,7 @@ class Softsync:
 
     @classmethod
     def begun(cls, size: int, replicas: int, n: int) -> Softsync:
-        """Return what a shard of so many values begins with.
+        """Return an empty collection for a shard with ``size`` values.
 
         Raises:
             ConfigError: ``n`` is not from 1 to the number of replicas.
@@ -286,14 +288,14 @@ class Softsync:
 
 
 class Last(NamedTuple):
-    """The last push of a replica that a shard has taken.
+    """The last push of a replica that a shard has accepted.
 
     Args:
         life: Incarnation of the replica, from 1.
         round: Number of its round, from 0; -1 before the first push.
-        number: Number of the push in it, from 0.
-        at: Pushes that the shard had taken before.
-        tau: Steps that it had made since the weights were read that the push was made from.
+        number: Number of the push in this round, from 0.
+        at: Number of pushes that the shard had accepted before.
+        tau: Staleness: number of steps that the shard made between the replica's fetch and this push.
     """
 
     life: int
@@ -310,12 +312,12 @@ Action = Literal["fetch", "begin fetch", "take", "step", "push"]
 class Cadence:
     """When a replica fetches and pushes; its steps are numbered from 0.
 
-    ``n_fetch=5, n_push=4`` over 22 steps are 5 fetches, the first among them, and 6 pushes, of 4, 4, 4, 4, 4 and 2
-    gradients: none is left out, and no fetch is begun that nobody would take.
+    For example, 22 steps with ``n_fetch=5, n_push=4`` have 5 fetches, including the first one, and 6 pushes of 4, 4, 4,
+    4, 4 and 2 gradients. Each gradient is pushed, and each fetch is used.
 
     Args:
-        n_fetch: Steps on the weights of one fetch, 1 or more.
-        n_push: Number of gradients in a push, 1 or more; the last push has the rest.
+        n_fetch: Number of steps with the weights of one fetch, 1 or more.
+        n_push: Number of gradients in a push, 1 or more; the last push has the remaining gradients.
 
     Raises:
         ConfigError: A value is not a positive whole number.
@@ -334,19 +336,25 @@ class Cadence:
                 raise ConfigError(f"{name} must be a whole number of steps, 1 or more, got {value!r}")
 
     def takes(self, step: int) -> bool:
-        """Whether the step begins with fetched weights. The first step waits for them; later steps take the pending fetch."""
+        """Return whether a step begins with fetched weights.
+
+        The first step waits for its fetch; later steps use the pending fetch.
+        """
         return step % self.n_fetch == 0
 
     def begins(self, step: int, steps: int) -> bool:
-        """Whether the next fetch is begun in front of a step: where the one before was taken, if there is a step to take it."""
+        """Return whether a fetch begins before this step.
+
+        It does when a fetch was used and a later step needs another.
+        """
         return self.takes(step) and step + self.n_fetch < steps
 
     def pushes(self, step: int, steps: int) -> bool:
-        """Whether the step ends with a push of all gradients since the last push. The last step always does."""
+        """Return whether a step ends with a push of all gradients since the last push. The last step always does."""
         return (step + 1) % self.n_push == 0 or step + 1 == steps
 
     def actions(self, steps: int) -> Iterator[Action]:
-        """All that a replica does in so many steps, in order."""
+        """Return all actions of a replica in this number of steps, in order."""
         for step in range(steps):
             if self.takes(step):
                 yield "take" if step else "fetch"

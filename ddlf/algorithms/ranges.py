@@ -1,11 +1,12 @@
-"""Ranges of the weights. Each is merged and stepped by itself. Runs on workers of the sharded exchange; pure.
+"""Merges and steps ranges of the weights separately. Runs on workers of the sharded exchange; pure.
 
-The values of all tensors, one after the other, are a row of numbers from 0 to P. A *slice* is a part ``[begin, end)``
-of it, whatever the tensors' sizes, and as arrays a list of views: of each tensor that it overlaps the values that are
-in it. Operations on single values give the same bits for any cut: sums in slot order, rounding, the steps of outer
-optimizers. Rules that need a whole tensor, or a whole update, do change bits: ``fits`` tells them apart.
+The P values of all tensors, one after another, form a row. A *slice* is a part ``[begin, end)`` of this row, and may
+begin and end inside tensors. As arrays, a slice is a list of views: for each overlapping tensor its values in the
+slice. Operations on single values, such as sums in slot order, rounding and the steps of outer optimizers, give the
+same bits for any division into slices. Rules that need a whole tensor or a whole update give other bits: ``fits``
+recognises them.
 
-A *piece* is a slice of a slice: what is sent, merged and stepped at a time, so that a piece travels while another one
+A *piece* is a slice of a slice. Pieces are sent, merged and stepped one at a time, so one piece travels while another
 is computed.
 """
 
@@ -36,11 +37,11 @@ def cut(size: int, shards: int) -> list[Slice]:
     """Cut a row of values into slices that differ by at most one value: 10 values on 3 shards are 4, 3, 3.
 
     Args:
-        size: Values, P.
-        shards: Slices, S.
+        size: P, the number of values.
+        shards: S, the number of slices.
 
     Raises:
-        ConfigError: There are no shards, or more than values.
+        ConfigError: There are no shards, or more shards than values.
     """
     if not 0 < shards <= size:
         raise ConfigError(
@@ -53,15 +54,15 @@ def cut(size: int, shards: int) -> list[Slice]:
 
 
 def cut_by_layer(sizes: Sequence[int], layers: Sequence[str], shards: int) -> list[Slice]:
-    """Cut a row of values where layers end, next to where equal slices would end, so that no layer is on two shards.
+    """Cut a row of values at the ends of layers, into slices of similar size, so that each layer is on one shard.
 
     Args:
-        sizes: Values of each tensor.
+        sizes: Number of values in each tensor.
         layers: Name of each tensor's layer. Tensors of a layer are neighbours.
-        shards: Slices, S; each has a layer at least.
+        shards: S, the number of slices. Each has at least one layer.
 
     Raises:
-        ConfigError: There are more shards than layers that have values, or none.
+        ConfigError: There are no shards, or more shards than layers with values.
     """
     ends = list(accumulate(sizes))
     last = [end for end, layer, following in zip(ends, layers, [*layers[1:], None], strict=True) if layer != following]
@@ -86,10 +87,10 @@ def pieces(part: Slice, length: int = PIECE) -> list[Slice]:
 
 
 def within(part: Slice, parts: Iterable[tuple[Slice, Any]]) -> list[tuple[Slice, Any]]:
-    """Yield the parts of labelled ranges that lie in another range, in order.
+    """Yield the overlaps of labelled ranges with another range, in order.
 
     Raises:
-        ConfigError: They do not cover it.
+        ConfigError: The labelled ranges do not cover the range.
     """
     begin, end = part
     found = []
@@ -103,7 +104,7 @@ def within(part: Slice, parts: Iterable[tuple[Slice, Any]]) -> list[tuple[Slice,
 
 
 def runs(arrays: Sequence[Tensor], chosen: Collection[int]) -> list[Slice]:
-    """Return the ranges of arrays with these numbers; neighbours become one range."""
+    """Return the ranges of the arrays with these numbers. Neighbouring ranges become one."""
     found: list[Slice] = []
     ends = accumulate(array.size for array in arrays)
     for i, (array, end) in enumerate(zip(arrays, ends, strict=True)):
@@ -115,21 +116,24 @@ def runs(arrays: Sequence[Tensor], chosen: Collection[int]) -> list[Slice]:
 
 
 def crossed(part: Slice, parts: Iterable[Slice]) -> list[Slice]:
-    """Return the overlaps of a range with other ranges, which are in order."""
+    """Return the overlaps of a range with other, ordered ranges."""
     both = [(max(part[0], begin), min(part[1], end)) for begin, end in parts]
     return [(begin, end) for begin, end in both if begin < end]
 
 
 def take(arrays: Sequence[Tensor], part: Slice) -> list[Tensor]:
-    """A slice of arrays: of each that it overlaps the values in it, flat. Views, if the arrays are contiguous."""
+    """Return a slice of arrays: for each overlapping array its values in the slice, flat.
+
+    They are views of contiguous arrays.
+    """
     return [arrays[i].reshape(-1)[low:high] for i, low, high in overlapped(arrays, part)]
 
 
 def put(arrays: Sequence[Tensor], part: Slice, values: Sequence[Tensor]) -> None:
-    """Write a slice into arrays, which are contiguous and of one's own.
+    """Write a slice into contiguous arrays of the caller.
 
     Raises:
-        ConfigError: The slice is of another length or type.
+        ConfigError: The slice has another length or type.
     """
     places = overlapped(arrays, part)
     fits = len(values) == len(places) and all(
@@ -145,12 +149,12 @@ def put(arrays: Sequence[Tensor], part: Slice, values: Sequence[Tensor]) -> None
 
 
 def take_encoded(encoded: EncodedUpdate, like: Sequence[Tensor], part: Slice) -> EncodedUpdate:
-    """A slice of an update that was encoded as a whole, as ``decode_slice`` takes it.
+    """Return a slice of an encoded update, for ``decode_slice``.
 
     Args:
-        encoded: From ``encode_update``.
+        encoded: Whole update from ``encode_update``.
         like: Arrays with the shapes of the tensors.
-        part: Which slice.
+        part: Begin and end of the slice.
     """
     codec, payloads = CODEC.read(encoded["codec"]), []
     for i, low, high in overlapped(like, part):
@@ -163,15 +167,15 @@ def take_encoded(encoded: EncodedUpdate, like: Sequence[Tensor], part: Slice) ->
 
 
 def decode_slice(encoded: EncodedUpdate, like: Sequence[Tensor], part: Slice) -> list[Tensor]:
-    """Decode what ``take_encoded`` has cut: to the slice of what the whole decodes to.
+    """Decode a slice from ``take_encoded``. The result equals the same slice of the whole decoded update.
 
     Args:
-        encoded: As it arrived.
+        encoded: The slice as it arrived.
         like: Arrays with the shapes and types of the whole tensors.
-        part: Which slice.
+        part: Begin and end of the slice.
 
     Raises:
-        ConfigError: It does not fit, or is malformed.
+        ConfigError: The slice does not fit, or is malformed.
     """
     return decode_update(
         encoded, take(like, part), [(like[i].shape, low, high) for i, low, high in overlapped(like, part)]
@@ -187,21 +191,22 @@ def stepped(
     trainable: Sequence[bool],
     sizes: Sequence[int],
 ) -> tuple[State, list[Tensor]]:
-    """Merge the updates of a slice, and step it.
+    """Merge the updates of a slice, and apply the result to the slice of the weights.
 
     Args:
-        merge: A rule that ``fits``.
-        outer: One that ``fits``.
-        state: Its state for the slice. Not modified, nor are the weights.
+        merge: A merge rule that ``fits`` accepts.
+        outer: An outer optimizer that ``fits`` accepts.
+        state: State of ``outer`` for the slice. Neither it nor the weights are modified.
         weights: Slice of the weights.
         updates: For each slot, in slot order, the range of its update and its number of samples.
-        trainable: For each tensor of the range, whether it is trained.
-        sizes: Values of each of its tensors as a whole.
+        trainable: For each tensor of the slice, whether it is trained.
+        sizes: Number of values in each whole tensor of the slice.
 
     Returns:
-        State and weights of the slice after it: the bits that the whole would have there.
+        New state and weights of the slice. They have the same bits as after a step of the whole.
     """
-    # NumPy sums the only values of several slots in another order than rows of values: one that was cut off a row is merged beside its like.
+    # NumPy sums a single value of each slot in another order than rows of values. A copy of the value beside it
+    # makes a row, so that the bits stay the same.
     alone = [i for i, (w, size) in enumerate(zip(weights, sizes, strict=True)) if w.size == 1 < size]
 
     def doubled(arrays: Sequence[Tensor]) -> list[Tensor]:
@@ -220,7 +225,7 @@ def fits(rule: Rule | OuterOptimizer | Codec) -> bool:
 
 
 def overlapped(arrays: Sequence[Tensor], part: Slice) -> list[tuple[int, int, int]]:
-    """Return for each overlapping array its number, its first value in the range, and the end of its values."""
+    """Return for each overlapping array its number, and the begin and end of its values in the range."""
     begin, end = part
     low, found = 0, []
     for i, array in enumerate(arrays):

@@ -1,4 +1,7 @@
-"""How the learning rate falls with what validation says: the values of the setting ``rate_decay``. Runs on the master."""
+"""The values of the setting ``rate_decay``: rules that lower the learning rate after validations.
+
+Runs on the master.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +17,7 @@ class RateDecay(Protocol):
     """Base of all rate-decay rules."""
 
     def rate(self, first: float, accuracies: Sequence[float], losses: Sequence[float]) -> float:
-        """Return the learning rate that takes the place of a larger one, if it is above 0.
+        """Return a limit for the learning rate: it replaces a larger rate, unless it is 0 or less.
 
         Args:
             first: Learning rate at the beginning, above 0.
@@ -35,8 +38,8 @@ class Never(Named):
 class WebNN(Named):
     """Lower the learning rate as validation becomes better: ``r <- min(r, r_0 ** power * (1 - A ** (L * t)))``.
 
-    ``A`` and ``L`` are the means of accuracy and loss in the last validations, ``t`` the number of those before the
-    newest, and ``r_0`` the rate at the beginning. A factor of 0 or less does not change the rate: the first
+    ``A`` and ``L`` are the means of accuracy and loss in the last validations, ``t`` the number of validations before
+    the newest, and ``r_0`` the rate at the beginning. A factor of 0 or less does not change the rate: the first
     validation, and ``A = 1``.
 
     The authors' code has ``power`` 2. With ``r_0`` below 1 the rate then drops by ``r_0`` at the second validation:
@@ -70,14 +73,14 @@ class WebNN(Named):
 class Plateau(Named):
     """Multiply the learning rate by ``factor`` when the loss has not fallen for ``patience`` epochs: Keras's ``ReduceLROnPlateau``.
 
-    The loss is that of the validation data, and of training where there are none: merged, of all slots.
+    The rule uses the validation loss, merged over all slots; without validation data it uses the training loss.
 
     Args:
-        factor: In (0, 1).
-        patience: Epochs, 1 or more.
-        delta: By how much less a loss has fallen, >= 0.
-        cooldown: Epochs behind a step in which none is counted, >= 0.
-        least: Lowest rate, >= 0.
+        factor: Factor of the learning rate, in (0, 1).
+        patience: Number of epochs without a lower loss, 1 or more.
+        delta: Smallest decrease that counts as a lower loss, >= 0.
+        cooldown: Number of epochs after a decrease of the rate that do not count, >= 0.
+        least: Lowest learning rate, >= 0.
 
     Raises:
         ConfigError: A value is out of range.

@@ -1,8 +1,8 @@
-"""The rows that each slot reads in an epoch, and their order. Pure: master and workers compute the same.
+"""Computes the rows that each slot reads in an epoch, and their order. Pure: master and workers get the same result.
 
 All files are placed on a circle in random order, and the circle is cut into one arc for each slot. After each epoch
 every slot moves on by one arc. After K epochs, with K slots, each slot has read all files, and the files are shuffled
-again. With K files each slot reads one whole file, another one in each epoch. If workers store only some files
+again. With K files each slot reads one whole file, a different one in each epoch. If workers store only some files
 (``stays``), arcs stay with their slots. A slot's task contains a ``Portion``: a few numbers, however large the data
 set is. The worker computes the rows from it and from the file sizes in the manifest.
 """
@@ -24,7 +24,7 @@ from ddlf.errors import ConfigError
 Numbers = npt.NDArray[np.int64]
 
 NEAR = 0.02
-"""Share of an arc. A cut that is nearer to the end of a file moves there, so that two slots do not open a file for a few rows."""
+"""Share of an arc. A cut within this distance of a file's end moves there, so that two slots need not open the file."""
 MAX_GLOBAL = 2**25
 """Samples that are shuffled as a whole: their order takes 4 bytes for each of them, on every node."""
 BLOCK_SAMPLES = 2**16
@@ -35,18 +35,21 @@ LAYOUT, ARC, WINDOW = 1, 2, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Global(Named):
-    """Any sample may come after any other: the order of data in memory. Rows are read one by one, so the files belong on a disk of the worker's."""
+    """Shuffle all samples together, like data in memory.
+
+    Rows are read one by one, so each worker needs the files on its own disk.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window(Named):
-    """Files come in an order by chance; so do the rows of so many files that are open together.
+    """Read files in random order, some at a time, and shuffle the rows of the files that are open together.
 
     Args:
-        files: Files in a window, > 0. So many are held in memory.
+        files: Number of files that are open together, > 0. All of them are in memory.
 
     Raises:
-        ConfigError: It is out of range.
+        ConfigError: ``files`` is out of range.
     """
 
     files: int = 8
@@ -58,7 +61,7 @@ class Window(Named):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unshuffled(Named):
-    """Files and rows come as they lie: for data that ``ddlf data split`` has mixed, and models that need no other order in each epoch."""
+    """Read files and rows in their stored order, for shuffled data and models that may see one order in all epochs."""
 
 
 Shuffle = Global | Window | Unshuffled
@@ -67,21 +70,21 @@ SHUFFLE: Family[Shuffle] = Family("shuffle", **{"global": Global, "window": Wind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Portion:
-    """The rows that one slot reads in an epoch, or a piece of them.
+    """The rows that one slot reads in an epoch, or a consecutive part of these rows.
 
     Args:
-        shuffle: How rows are mixed, as text of ``SHUFFLE``.
+        shuffle: The shuffle rule, as text of ``SHUFFLE``.
         seed: Seed of the run, >= 0.
         epoch: Number of the epoch, >= 0.
         slots: Number of slots, which the layout of the files depends on.
-        start: Position of the slot's first sample in that layout.
-        stop: Position behind its last one.
-        begin: Place of the piece's first sample among the slot's, in the order of reading.
-        end: Place behind its last one; None for all that are left.
+        start: Position of the slot's first sample in the layout.
+        stop: Position after the slot's last sample.
+        begin: Index of the part's first sample among the slot's samples, in the order of reading.
+        end: Index after the part's last sample; None for all remaining samples.
         again: Seed of the order of a later pass over the same samples; empty for the first one.
-        version: Version of the data set whose files are read; 0 for that which each node has opened.
-        stays: Whether a slot has the same files in each epoch, in the order of the manifest: where each worker has
-            some of them on its own disk.
+        version: Version of the data set whose files are read; 0 for the version that each node has opened.
+        stays: Whether a slot has the same files in each epoch, in the order of the manifest, because each worker has
+            only some files on its own disk.
     """
 
     shuffle: str
@@ -101,43 +104,43 @@ class Portion:
 
     @property
     def samples(self) -> int:
-        """How many samples it has."""
+        """Number of samples."""
         return (self.stop - self.start if self.end is None else self.end) - self.begin
 
     def __len__(self) -> int:
         return self.samples
 
     def __getitem__(self, part: slice) -> Self:
-        """Some of its samples, in the order of reading."""
+        """Return some of the samples, in the order of reading."""
         begin, end, _ = part.indices(len(self))
         return replace(self, begin=self.begin + begin, end=self.begin + max(begin, end))
 
     def of(self, again: tuple[int, ...]) -> Self:
-        """The same samples in the order of a later pass."""
+        """Return the same samples in the order of a later pass."""
         return replace(self, again=again)
 
     def to_message(self) -> dict[str, Any]:
-        """As it travels."""
+        """Return the portion as a message."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> Self:
-        """As it came."""
+        """Return the portion of a message."""
         return cls(**{**message, "again": tuple(message["again"])})
 
     def digest(self) -> str:
-        """Names it: SHA-256 of its numbers."""
+        """Return the SHA-256 hash of the portion's fields, which identifies it."""
         return hashlib.sha256(repr(self).encode()).hexdigest()
 
     def stretches(self, sizes: Sequence[int] | Numbers) -> Numbers:
-        """The rows that it reads, each file once, in the order of reading; by number of the file where all rows are mixed.
+        """Return the rows to read, one range for each file, in the order of reading.
 
         Args:
             sizes: Number of samples in each file, as when the portions were made.
 
         Returns:
-            Shape ``(files, 3)``: number of the file, its first row and the one behind its last. With ``global`` that
-            is all of every file.
+            Shape ``(files, 3)``: number of the file, its first row, and the end of its rows. With ``global`` these are
+            all rows of all files, in the order of files.
         """
         sizes = np.asarray(sizes, np.int64)
         if isinstance(SHUFFLE.read(self.shuffle), Global):
@@ -153,7 +156,7 @@ class Portion:
         return found
 
     def blocks(self, sizes: Sequence[int] | Numbers) -> Iterator[tuple[Numbers, Numbers]]:
-        """Yield its samples in training order, window by window or file by file.
+        """Yield the samples in training order, window by window or file by file.
 
         Args:
             sizes: Number of samples in each file, as when the portions were made.
@@ -193,7 +196,7 @@ class Portion:
                 return
 
     def ids(self, sizes: Sequence[int] | Numbers) -> Numbers:
-        """The numbers of its samples, counted through all files, in the order of reading: shape ``(samples,)``."""
+        """Return the numbers of the samples, counted through all files, in the order of reading."""
         sizes = np.asarray(sizes, np.int64)
         firsts = np.cumsum(sizes) - sizes
         return np.concatenate([firsts[:0], *(firsts[files] + rows for files, rows in self.blocks(sizes))])
@@ -205,12 +208,12 @@ Samples = Indices | Portion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turned:
-    """Pieces of a portion whose batches alternate, for replicas that share a model.
+    """Several parts of a portion whose batches alternate, for replicas that share a model.
 
     Args:
-        pieces: The pieces, at least one; each is read from its beginning.
-        order: For each batch, the number of its piece, from 0.
-        batch: Samples in a batch; the last of all may have fewer.
+        pieces: The parts, at least one. Each is read from its beginning.
+        order: For each batch, the number of its part, from 0.
+        batch: Samples in a batch; the last batch may have fewer.
     """
 
     pieces: tuple[Portion, ...]
@@ -241,7 +244,7 @@ class Turned:
         return len(self.pieces)
 
     def blocks(self, sizes: Sequence[int] | Numbers) -> Iterator[tuple[Numbers, Numbers]]:
-        """Like ``Portion``'s. A block ends where one of the pieces enters its next window."""
+        """Yield samples like ``Portion.blocks``. A block ends where one of the parts enters its next window."""
         sources = [piece.blocks(sizes) for piece in self.pieces]
         nothing = np.zeros(0, np.int64)
         held = [(nothing, nothing)] * len(sources)
@@ -268,18 +271,18 @@ def _joined(block: list[tuple[Numbers, Numbers]]) -> tuple[Numbers, Numbers]:
 
 
 def pieces(whole: Sequence[Portion], begin: int, end: int) -> list[Portion]:
-    """The part of an epoch that a round is: of each slot as much of its samples as of all.
+    """Return the samples of a round: for each slot the same share of its samples as of all samples.
 
     Args:
         whole: Portion of each slot in the epoch.
-        begin: Samples of the epoch, of all slots, before the round.
-        end: Samples of the epoch with the round.
+        begin: Number of samples in the epoch before the round, over all slots.
+        end: Number of samples in the epoch up to the end of the round.
 
     Returns:
-        One for each slot; all rounds of an epoch have all samples once.
+        A portion for each slot. All rounds of an epoch together contain each sample once.
 
     Raises:
-        ConfigError: A slot would have none.
+        ConfigError: A slot would have no samples.
     """
     samples = sum(portion.samples for portion in whole)
     found = [
@@ -304,23 +307,23 @@ def portions(
     version: int = 0,
     stays: bool = False,
 ) -> list[Portion]:
-    """Share out the samples of an epoch: each has exactly one slot.
+    """Distribute the samples of an epoch over the slots. Each sample belongs to exactly one slot.
 
     Args:
         sizes: Samples in each file, each > 0, in the order of the manifest.
         shares: Number of samples for each slot, each > 0, from ``equal_sizes`` or ``sizes_by_speed``. Except with
             ``global``, a slot may get a few more or fewer (``NEAR``) to keep a file whole.
-        shuffle: How rows are mixed, as text of ``SHUFFLE``.
+        shuffle: The shuffle rule, as text of ``SHUFFLE``.
         seed: Seed of the run, >= 0.
         epoch: Number of the epoch, >= 0.
         version: See ``Portion``.
-        stays: Likewise.
+        stays: See ``Portion``.
 
     Returns:
-        One for each slot, in slot order.
+        A portion for each slot, in slot order.
 
     Raises:
-        ConfigError: An argument is out of range, or there are too many samples to be shuffled as a whole.
+        ConfigError: An argument is out of range, or there are too many samples for one global shuffle.
     """
     sizes = np.asarray(sizes, np.int64)
     samples, slots, rule = int(sizes.sum()), len(shares), SHUFFLE.read(shuffle)
@@ -348,11 +351,11 @@ def portions(
 
 
 def _cuts(shares: Sequence[int], ends: Numbers) -> list[int]:
-    """Where each arc ends: at its share, or at the end of a file that is near; each arc has a sample.
+    """Return the end of each arc: at its share, or at the nearby end of a file. Each arc has at least one sample.
 
     Args:
-        shares: Samples of each arc, in the order of the arcs.
-        ends: Where each file ends, rising; empty if that is of no concern.
+        shares: Number of samples in each arc, in the order of the arcs.
+        ends: End position of each file, ascending; empty if arcs may end anywhere.
     """
     samples = sum(shares)
     near = max(1.0, NEAR * samples / len(shares))

@@ -1,7 +1,7 @@
-"""Whose turn it is, of the replicas that share a worker: drawn at random. Runs on workers; pure.
+"""Draws the random order of steps for replicas that share a worker. Runs on workers; pure.
 
-In strict turns the staleness of every push would be the number of the other replicas, which is the worst order there
-is: fixed rates that are stable in a random order diverge, and so does Adagrad (parameter servers with 16 replicas on
+With strict turns, the staleness of every push would be the number of the other replicas. This is the worst order: fixed
+rates that are stable in a random order diverge, and so does Adagrad (parameter servers with 16 replicas on
 MNIST: 88% in random order, 13% in turns).
 """
 
@@ -13,17 +13,17 @@ import numpy as np
 
 
 def turns(steps: Sequence[int], length: int, chance: np.random.Generator, *, alone: int = 0) -> list[int]:
-    """Which replica makes each step.
+    """Return the number of the replica that makes each step.
 
     Args:
-        steps: How many each of them makes.
-        length: Steps of a turn; a replica's last turn may be shorter.
-        chance: Draws one of the replicas with remaining steps, for each turn.
-        alone: Steps that the first one makes before the others begin.
+        steps: Number of steps of each replica.
+        length: Number of steps in a turn; a replica's last turn may be shorter.
+        chance: Random generator that draws the replica of each turn.
+        alone: Number of steps that the first replica makes before the others begin.
 
     Returns:
-        Number of the replica, for each step of all. The last step is the last replica's: only its last batch may be
-        smaller than the others.
+        For each step, the number of the replica. The last replica makes the last step, because only its last batch may
+        be smaller than the others.
     """
     left = list(steps)
     drawn = [0] * min(alone, left[0])

@@ -1,7 +1,8 @@
-"""How the learning rate goes over a run, in fractions of it: the values of the setting ``schedule``. Runs on master and workers; knows no Keras.
+"""The values of the setting ``schedule``: rules for the learning rate over a run. Runs on master and workers.
 
-A rule is written as ``warmup:0.05,cosine``. Its formula takes the functions of NumPy or of ``keras.ops``, whichever
-computes it: so it is written once, tried with numbers, and compiled into the step of a model.
+A rule is written as ``warmup:0.05,cosine``. Its formula has an argument ``xp``, NumPy or ``keras.ops``, whose functions
+it calls. So one formula can be tested with numbers, and compiled into the step of a model. This module does not import
+Keras.
 """
 
 import re
@@ -29,7 +30,7 @@ class Course(Protocol):
         """Return the share of the highest rate.
 
         Args:
-            done: How much of what follows the warm-up is over, from 0 to 1; an array or a tensor.
+            done: Finished share ``q`` of the steps after the warm-up, from 0 to 1; an array or a tensor.
             xp: Module of the functions: ``numpy`` or ``keras.ops``.
         """
 
@@ -47,7 +48,7 @@ class Cosine(Named):
     """Fall along half a cosine: ``least + (1 - least) (1 + cos(pi q)) / 2``.
 
     Args:
-        least: Share of the highest rate that is left at the end, in [0, 1].
+        least: Final rate as a share of the highest rate, in [0, 1].
 
     Source:
         Loshchilov, Hutter 2017, arXiv:1608.03983.
@@ -64,7 +65,7 @@ class Cosine(Named):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linear(Named):
-    """Fall along a line: ``1 - (1 - least) q``. ``least`` as of ``Cosine``."""
+    """Fall along a line: ``1 - (1 - least) q``. For ``least`` see ``Cosine``."""
 
     least: float = 0.0
 
@@ -77,10 +78,10 @@ class Linear(Named):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold(Named):
-    """Stay at the highest rate, then fall along a line: ``1`` while ``q <= until``, then ``1 - (1 - least) (q - until) / (1 - until)``.
+    """Stay at the highest rate while ``q <= until``, then fall: ``1 - (1 - least) (q - until) / (1 - until)``.
 
     Args:
-        until: How much of what follows the warm-up has the highest rate, in [0, 1).
+        until: Share of the steps after the warm-up that have the highest rate, in [0, 1).
         least: See ``Cosine``.
     """
 
@@ -99,10 +100,10 @@ class Hold(Named):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restarts(Named):
-    """Fall along half a cosine several times, equally long: of ``Cosine``, with ``q`` in each cycle. The last step of a cycle is at its end.
+    """Repeat ``Cosine`` in several cycles of equal length. In the last step of a cycle ``q`` is 1.
 
     Args:
-        cycles: How often, 1 or more.
+        cycles: Number of cycles, 1 or more.
         least: See ``Cosine``.
 
     Source:
@@ -119,17 +120,19 @@ class Restarts(Named):
 
     def share(self, done: Any, xp: Any) -> Any:
         turns = done * self.cycles
-        # A step that rounding has put behind the end of a cycle is its last one all the same.
+        # Rounding may put the last step of a cycle after the end of the cycle.
         begun = xp.maximum(xp.ceil(turns - 1e-4) - 1, 0.0)
         return Cosine(least=self.least).share(xp.minimum(turns - begun, 1.0), xp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warmup(Named):
-    """Rise along a line first, in ``max(1, floor(share * epochs))`` epochs, but in no more than half of the run: ``s / W`` at step ``s``.
+    """Rise along a line at the beginning: ``s / W`` at step ``s``.
+
+    The warm-up takes ``max(1, floor(share * epochs))`` epochs, but at most half of the run.
 
     Args:
-        share: Share of the run's epochs, in [0, 0.5].
+        share: Length of the warm-up as a share of the run's epochs, in [0, 0.5].
 
     Source:
         Goyal et al. 2017, arXiv:1706.02677.
@@ -142,7 +145,7 @@ class Warmup(Named):
             raise ConfigError(f"share must be from 0 to {MOST_WARMUP}, got {self.share}")
 
     def steps(self, steps: float, epochs: int) -> float:
-        """Return W, for a slot that makes so many steps in so many epochs."""
+        """Return W, the number of warm-up steps, for a slot with these numbers of steps and epochs."""
         if not self.share:
             return 0.0
         whole = max(1, floor(self.share * epochs + 1e-9))
@@ -154,7 +157,7 @@ class Rates:
     """The learning rate at each step: after W steps of warm-up, a course over the others.
 
     Args:
-        warmup: How it rises.
+        warmup: The warm-up.
         course: The course after the warm-up.
     """
 
@@ -166,16 +169,16 @@ class Rates:
 
     @property
     def family(self) -> "Schedules":
-        """Where it is read."""
+        """The family that reads this rule."""
         return SCHEDULE
 
     def share(self, step: Any, steps: Any, warm: Any, xp: Any) -> Any:
         """Return the share of the highest rate at a step.
 
         Args:
-            step: s, from 1.
+            step: ``s``, the number of the step, from 1.
             steps: S, number of steps of the whole run; afterwards the rate stays constant.
-            warm: W, of ``Warmup.steps``.
+            warm: W, the result of ``Warmup.steps``.
             xp: See ``Course``.
         """
         done = xp.clip((step - warm) / xp.maximum(steps - warm, 1e-9), 0.0, 1.0)
@@ -189,7 +192,7 @@ PARTS: Family[Any] = Family(
 
 
 class Schedules:
-    """Reads and writes ``Rates`` as a ``Family`` does: a course, with or without a warm-up in front of it."""
+    """Reads and writes ``Rates`` like a ``Family``: a course, with or without a warm-up before it."""
 
     kind = "schedule"
 
@@ -202,14 +205,16 @@ class Schedules:
         return f"one of {PARTS}, or one behind warmup"
 
     def read(self, text: str) -> Rates:
-        """Return the rule of a text such as ``warmup:0.05,cosine:least=0.01``. After a warm-up without a course the rate stays constant.
+        """Return the rule of a text such as ``warmup:0.05,cosine:least=0.01``.
+
+        Without a course, the rate stays constant after the warm-up.
 
         Raises:
-            ConfigError: It is none.
+            ConfigError: The text does not name a rule.
         """
         parts = re.split(rf",\s*(?=(?:{'|'.join(self.names)})\b)", text.strip())
         for part in parts:
-            for word in part.split(",")[1:]:  # a name that is written wrong is taken for a value of the rule before it
+            for word in part.split(",")[1:]:  # a misspelt name looks like a value of the rule before it
                 if "=" not in word.partition(":")[0] and (meant := PARTS.meant(word.partition(":")[0])):
                     raise ConfigError(f"unknown schedule {word.strip()!r} in {text!r}{meant}")
         rules = [PARTS.read(part) for part in parts]
@@ -220,7 +225,7 @@ class Schedules:
         return Rates(warmup=warmup, course=Constant() if is_warm[-1] else rules[-1])
 
     def same(self, rule: Rates) -> Rates:
-        """Return a rule as its text is read."""
+        """Return the rule that its text is read as."""
         return self.read(self.text(rule))
 
     def text(self, rule: Rates) -> str:

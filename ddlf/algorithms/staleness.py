@@ -1,8 +1,8 @@
-"""How much an asynchronous update counts when the weights moved on meanwhile. Runs on the master.
+"""Rules for the weight of stale updates in asynchronous training. Runs on the master.
 
-``tau``, the staleness, is the number of merges applied between reading the weights and applying the update made from
-them: 0 when nobody else came in between. Each value here maps ``tau`` to a factor in (0, 1] that scales **one** update;
-it must never be multiplied into a lasting rate, which would then decay to zero over the rounds.
+``tau``, the staleness of an update, is the number of merges between the reading of its starting weights and its own
+merge: 0 if no other update was merged in between. Each rule maps ``tau`` to a factor in (0, 1] for **one** update.
+Never multiply a lasting rate by this factor, because the rate would decay to zero over the rounds.
 """
 
 import sys
@@ -45,7 +45,7 @@ class Constant(Named):
 class Inverse(Named):
     """Divide by the staleness: ``s(tau) = 1 / max(1, tau)``.
 
-    Where a fixed rate diverges because many slots step from the same old weights, this learns.
+    This rule can learn where a fixed rate diverges because many slots step from the same old weights.
 
     Source:
         Zhang et al. 2016, staleness-aware async-SGD, arXiv:1511.05950.
@@ -86,8 +86,8 @@ class Hinge(Named):
     """Count fresh updates in full: ``s(tau) = 1`` up to ``b``, then ``1 / (a * (tau - b) + 1)``.
 
     Args:
-        a: How fast the factor falls behind ``b``, > 0.
-        b: Largest staleness, in applied merges, that counts in full, >= 0.
+        a: Speed of the factor's fall above ``b``, > 0.
+        b: Largest staleness, in applied merges, with the factor 1, >= 0.
 
     Raises:
         ConfigError: A value is out of range.
@@ -111,7 +111,7 @@ class Hinge(Named):
 
 
 def _check(tau: int) -> None:
-    """A negative staleness means that versions were confused, which must not turn into a factor above 1."""
+    """Refuse a negative staleness, which would give a factor above 1. It means that versions were confused."""
     if tau < 0:
         raise ConfigError(f"staleness must be 0 applied merges or more, got {tau}")
 

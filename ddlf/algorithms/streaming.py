@@ -1,4 +1,4 @@
-"""DiLoCo with a fragment of the weights in each round. The rule runs on the master; workers deal the weights to fragments as it does."""
+"""Streaming DiLoCo, which exchanges one fragment of the weights in each round. Runs on master and workers."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -64,7 +64,10 @@ class Streaming(Named):
         trainable: Sequence[bool],
         tensors: Sequence[int] | None = None,
     ) -> tuple[State, list[Tensor]]:
-        """Like every outer optimizer's. With ``tensors``, the numbers of the exchanged ones, others keep values and state."""
+        """Do the same as other outer optimizers.
+
+        ``tensors`` are the numbers of the exchanged tensors; others stay as they are.
+        """
         chosen = range(len(weights)) if tensors is None else tensors
         rule = Nesterov(learning_rate=self.learning_rate, momentum=self.momentum)
         velocities, stepped = rule.update(
@@ -82,10 +85,12 @@ def put(whole: Sequence[Any], places: Iterable[int], values: Iterable[Any]) -> l
 
 
 def deal(weights: Sequence[Tensor], trainable: Sequence[bool], fragments: int) -> list[list[int]]:
-    """Return the numbers of the trained tensors in each fragment. The largest come first, each to the fragment with the fewest bytes.
+    """Return the numbers of the trained tensors in each fragment.
+
+    Each tensor, the largest first, goes to the fragment with the fewest bytes.
 
     Raises:
-        ConfigError: There are more fragments than such tensors.
+        ConfigError: There are more fragments than trained tensors.
     """
     trained = sorted((i for i, learns in enumerate(trainable) if learns), key=lambda i: -weights[i].nbytes)
     if fragments > len(trained):
@@ -99,6 +104,6 @@ def deal(weights: Sequence[Tensor], trainable: Sequence[bool], fragments: int) -
 
 
 def tensors_of(parts: Iterable[int], weights: Sequence[Tensor], trainable: Sequence[bool], fragments: int) -> list[int]:
-    """Return the numbers, ascending, of the tensors in some fragments and of all that are not trained."""
+    """Return the ascending numbers of the tensors in some fragments and of all untrained tensors."""
     dealt = deal(weights, trainable, fragments)
     return sorted([i for part in parts for i in dealt[part]] + [i for i, learns in enumerate(trainable) if not learns])

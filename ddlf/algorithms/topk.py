@@ -14,7 +14,7 @@ from ddlf.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopK(Codec):
-    """Send only the entries largest in magnitude, with their places; the others wait in the error.
+    """Send only the entries with the largest magnitudes, and their indices. Error feedback adds the others later.
 
     ``k = ceil(fraction * size)`` values are sent. Among entries of equal magnitude the first are sent, so that every
     machine sends the same. NaN counts as largest. Other values decode to zero. 8 bytes per sent value (6 in
@@ -76,8 +76,7 @@ class TopK(Codec):
 def _largest(values: Float32s, sent: int) -> npt.NDArray[np.intp]:
     """Return the places of the entries to send, ascending.
 
-    Not by ``np.argpartition``: which of several equal magnitudes it picks depends on the machine's vector
-    instructions.
+    ``np.argpartition`` is unsuitable: its choice among equal magnitudes depends on the machine's vector instructions.
     """
     if sent == 0:
         return np.empty(0, np.intp)

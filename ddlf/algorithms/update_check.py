@@ -1,4 +1,4 @@
-"""Is an update fit to be merged? Runs on the master, before an update counts.
+"""Checks whether an update can be merged. Runs on the master, before the merge.
 
 Two kinds of check:
 
@@ -9,11 +9,11 @@ Two kinds of check:
 
 | policy | unusable | too long | all zeros, too short, opposite |
 |---|---|---|---|
-| ``"stop"`` (default) | the run ends with ``BadUpdate`` | not looked at | not looked at |
+| ``"stop"`` (default) | the run ends with ``BadUpdate`` | not checked | not checked |
 | ``"reject"`` | not merged | not merged | not merged |
 | ``"clip"`` | not merged | scaled to the median length of the others | not merged |
 
-The caller leaves a rejected update out, or has it computed again on another worker.
+The caller leaves a rejected update out, or lets another worker compute it again.
 
 These checks find a worker that is broken (a bad disk, an overflow, another version of the code), or a crude attack, as
 long as fewer than half of the slots are bad. They do not find an attacker who knows them and stays within the limits;
@@ -42,18 +42,18 @@ POLICIES = ("stop", "reject", "clip")
 class Limits:
     """How far an update may be from the others of its round.
 
-    Lengths are compared after allowing for the amount of work: an update cannot grow faster than in proportion to its
-    steps, so one of a slot with ``r`` times the samples may be ``r`` times longer, and one with ``1/r`` of them ``r``
-    times shorter.
+    The check allows for the amount of work, because an update grows at most in proportion to its steps. With ``r``
+    times the samples of the others an update may be ``r`` times longer, and with ``1/r`` of the samples ``r`` times
+    shorter.
 
-    The defaults are from honest updates, of IID partitions as unequal as 90:7:2:1 (``balance="speed"``), of the digits
-    and the MNIST CNN, with SGD and Adam, over 10 and 30 rounds (``python -m benchmarks.honest``; figures in
-    docs/contributing/trials.md). The longest was 7 times (in a run from other weights 11) and the shortest 1/23 of
-    the median of the others. The most opposite update with agreeing others had a cosine of -0.27. None was rejected.
+    The defaults come from honest updates: IID partitions as unequal as 90:7:2:1 (``balance="speed"``), the digits and
+    the MNIST CNN, SGD and Adam, 10 and 30 rounds (``python -m benchmarks.honest``; figures in
+    docs/contributing/trials.md). The longest was 7 times (in a run from other weights 11) and the shortest 1/23 of the
+    median of the others. The most opposite update with agreeing others had a cosine of -0.27. None was rejected.
 
     Args:
-        longest: Times the median norm of the others, > 1.
-        shortest: The same downwards, in [0, 1). All zeros are too short in any case.
+        longest: Maximum norm, as a multiple of the median norm of the others, > 1.
+        shortest: Minimum norm, as a multiple of the same median, in [0, 1). All zeros are always too short.
         opposite: In (0, 1]. An update is opposite when its median cosine with the others is below ``-opposite`` while
             the median cosine between the others is above ``opposite``. The second half matters: once a model has
             converged, honest updates are noise around zero and agree on nothing.
@@ -86,8 +86,8 @@ class Fault:
 
     Args:
         reason: The problem and its location.
-        tensor: Which tensor, as ``"dense/kernel"`` or ``"tensor 3"``; empty when it is the update as a whole.
-        count: Values of that tensor that are wrong.
+        tensor: Name of the tensor, such as ``"dense/kernel"`` or ``"tensor 3"``; empty for the whole update.
+        count: Number of invalid values in that tensor.
         hint: What to do next.
     """
 
@@ -97,7 +97,7 @@ class Fault:
     hint: str = ""
 
     def error(self, slot: int, worker: str = "") -> BadUpdate:
-        """The error that says so."""
+        """Return the error for this fault."""
         return BadUpdate(
             f"slot {slot}: {self.reason}", hint=self.hint, worker=worker, tensor=self.tensor, count=self.count
         )
@@ -110,9 +110,9 @@ class Verdict:
     Args:
         slot: ``0 .. K-1``.
         action: ``"accept"``, ``"clip"`` or ``"reject"``.
-        factor: To scale the update by, in (0, 1]; 1 unless it is clipped.
-        reason: Why it is not simply accepted; empty when it is.
-        fault: The reason that makes it unusable; None if it is usable.
+        factor: Factor to scale the update by, in (0, 1]; 1 unless it is clipped.
+        reason: Reason for clipping or rejecting the update; empty if it is accepted.
+        fault: The fault that makes the update unusable; None if it is usable.
     """
 
     slot: int
@@ -122,22 +122,22 @@ class Verdict:
     fault: Fault | None = None
 
     def __str__(self) -> str:
-        """The line for logs and records, as ``"slot 2 rejected: all zeros"``."""
+        """Return the line for logs and records, such as ``"slot 2 rejected: all zeros"``."""
         done = {"accept": "accepted", "clip": f"scaled by {self.factor:.3g}", "reject": "rejected"}[self.action]
         return f"slot {self.slot} {done}" + (f": {self.reason}" if self.reason else "")
 
     def error(self, worker: str = "") -> BadUpdate:
-        """The error of a rejected update."""
+        """Return the error for a rejected update."""
         return (self.fault or Fault(self.reason)).error(self.slot, worker)
 
 
 def fault(update: Sequence[Tensor], samples: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Fault | None:
-    """Return what makes one update unusable, or None.
+    """Return the fault that makes an update unusable; None if it is usable.
 
     Args:
         update: One array per tensor.
-        samples: Samples that the slot trained on.
-        like: Arrays with the shapes and types that it must have, such as the model's weights.
+        samples: Number of samples that the slot trained on.
+        like: Arrays with the shapes and types that the update must have, such as the model's weights.
         names: Paths of the tensors, for the reason; without them they are numbered.
     """
     if samples <= 0:
@@ -178,15 +178,15 @@ def judge(
 
     Norms and directions use the trained weights. For other weights (BatchNorm statistics) only too large norms count.
 
-    With three slots or more, "the median of the others" of an even number of them is the upper middle one where an
-    update may be too long, and the lower one where it may be too short: a slot has the benefit of the doubt, so one
-    bad slot of three cannot make the honest ones look bad. **With two slots nobody can say which of two different
-    lengths is the wrong one.** Then the longer one counts as too long, because it does more harm, and the shorter one
-    is accepted unless it is all zeros; directions are not compared. With one slot there is nothing to compare.
+    With three slots or more, an even number of other slots has two middle norms. The larger one is the median for too
+    long updates, and the smaller one for too short updates. So one bad slot of three cannot make the honest slots look
+    bad. **With two slots nobody can say which of two different lengths is the wrong one.** Then the longer one counts
+    as too long, because it does more harm, and the shorter one is accepted unless it is all zeros; directions are not
+    compared. With one slot there is nothing to compare.
 
     Args:
-        updates: By slot: one array per tensor, and the samples it was trained on. Take the samples of the partition
-            that was sent, not what the worker says.
+        updates: For each slot, one array per tensor and the number of samples. Pass the size of the partition that the
+            master sent, not the number that the worker reports.
         like: Arrays with the shapes and types of the model's weights.
         policy: ``"stop"``, ``"reject"`` or ``"clip"``, see the module. With ``"stop"`` only unusable updates are
             rejected: raise ``verdict.error(worker)``.
@@ -210,7 +210,7 @@ def judge(
 
 
 def verdicts_of(faults: Mapping[int, Fault | None]) -> dict[int, Verdict]:
-    """A verdict for each slot, in order, from what makes its update unusable, if anything does."""
+    """Return a verdict for each slot, in order, from the fault of its update, if it has one."""
     return {
         slot: Verdict(slot=slot, action="reject", reason=found.reason, fault=found) if found else Verdict(slot=slot)
         for slot, found in sorted(faults.items())
@@ -218,14 +218,14 @@ def verdicts_of(faults: Mapping[int, Fault | None]) -> dict[int, Verdict]:
 
 
 def scaled(update: Sequence[Tensor], factor: float) -> list[Tensor]:
-    """Return the update with its float tensors times ``factor``: what a clipped one counts as. Integers stay."""
+    """Return a clipped update: its float tensors times ``factor``. Integers stay."""
     return [
         np.asarray(tensor * factor, tensor.dtype) if factor != 1 and is_float(tensor) else tensor for tensor in update
     ]
 
 
 class Comparison:
-    """Updates without fault, from their lengths and directions.
+    """Compares updates without faults by their lengths and directions.
 
     Args:
         lengths: Norm of each slot's update, for the trained weights and for the others.
@@ -234,7 +234,7 @@ class Comparison:
         limits: Limits of norm and direction.
 
     Attributes:
-        pointing: Slots whose directions are to be compared: none, or three and more.
+        pointing: Slots whose directions are compared: none, or three and more.
     """
 
     def __init__(
@@ -254,7 +254,7 @@ class Comparison:
         self.pointing = pointing if len(pointing) > 2 else []
 
     def verdicts(self, cosine: npt.NDArray[np.float64]) -> dict[int, Verdict]:
-        """The verdicts that do more than accept.
+        """Return the verdicts that clip or reject an update.
 
         Args:
             cosine: Cosines of the trained weights of ``pointing``, shape (P, P).
@@ -270,7 +270,7 @@ class Comparison:
 def _length(
     slot: int, norms: Mapping[int, float], samples: Mapping[int, int], policy: str, limits: Limits, *, trained: bool
 ) -> Verdict | None:
-    """The verdict on one slot's norm, None when it is within the limits."""
+    """Return the verdict on one slot's norm; None if it is within the limits."""
     others = [norms[k] for k in norms if k != slot]
     if not others:
         return None

@@ -1,4 +1,4 @@
-"""Arrays as weights: which are trained at all, and how one list differs from another. Runs on master and workers.
+"""Tells which arrays are merged, and computes means and differences of weights. Runs on master and workers.
 
 Weights are floats of any kind, including the types of ``ml_dtypes`` (bfloat16, float8), which NumPy does not count as
 floats. Integers and booleans (counters, seeds, masks) and complex numbers are never merged.
@@ -17,13 +17,13 @@ Weights = list[np.ndarray[Any, Any]]
 
 
 def is_float(tensor: Tensor) -> bool:
-    """Whether a tensor is merged at all."""
+    """Return whether a tensor is merged: only floating-point tensors are."""
     return is_float_type(tensor.dtype)
 
 
 @lru_cache(maxsize=256)
 def is_float_type(dtype: np.dtype[Any]) -> bool:
-    """Whether tensors of a type are merged at all."""
+    """Return whether tensors of a type are merged: only floating-point types are."""
     if dtype.kind != "V" or dtype.names is not None:
         return dtype.kind == "f"
     try:
@@ -38,15 +38,17 @@ def is_float_type(dtype: np.dtype[Any]) -> bool:
 
 
 def divided(update: Sequence[Tensor], by: float) -> list[Tensor]:
-    """Return an update with its floats divided: a share of it. Others are zero, since they are not merged."""
+    """Return a share of an update: its floats divided by ``by``. Other types are zero, because they are not merged."""
     return [np.asarray(u / by, u.dtype) if is_float(u) else np.zeros_like(u) for u in update]
 
 
 def mean_of(lists: Sequence[Sequence[Tensor]], shares: Sequence[float], total: float | None = None) -> list[Tensor]:
-    """Return the weighted mean of lists of arrays, summed in their order in float64. Other types take the element-wise maximum.
+    """Return the weighted mean of lists of arrays, summed in their order in float64.
+
+    For other types than floats it is the element-wise maximum.
 
     Args:
-        lists: With arrays of equal shapes and types, at least one.
+        lists: One or more lists of arrays, with equal shapes and types.
         shares: Weight of each list, > 0.
         total: Divisor of the sum: the sum of the shares, or more if further lists count as zeros.
     """
@@ -63,12 +65,12 @@ def mean_of(lists: Sequence[Sequence[Tensor]], shares: Sequence[float], total: f
 
 
 def difference(before: Sequence[Tensor], after: Sequence[Tensor], *, over: bool = False) -> list[Tensor]:
-    """Return ``before - after`` of each two arrays: an update. It is zero for integers and booleans, which are not merged.
+    """Return an update: ``before - after`` for each array. It is zero for integers and booleans, which are not merged.
 
     Args:
-        before: Weights.
-        after: Weights.
-        over: Whether it may be written over ``after``, where that can be written to and has its type.
+        before: Weights before the training.
+        after: Weights after the training.
+        over: Whether the update may overwrite arrays of ``after`` that are writable and have its type.
     """
 
     def one(b: Tensor, a: Tensor) -> Tensor:
@@ -82,7 +84,7 @@ def difference(before: Sequence[Tensor], after: Sequence[Tensor], *, over: bool 
 
 
 def digest(weights: Sequence[Tensor]) -> str:
-    """Names weights by their bits: SHA-256 of types, shapes and values."""
+    """Return a SHA-256 hash of the types, shapes and values of weights."""
     sum = hashlib.sha256()
     for w in weights:
         sum.update(f"{w.dtype} {w.shape} ".encode())

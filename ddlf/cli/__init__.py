@@ -1,1 +1,1 @@
-"""The terminal: ``ddlf`` and ``ddlf-worker``. Imports what a command needs when it needs it; ``--help`` imports nothing of weight."""
+"""The commands ``ddlf`` and ``ddlf-worker``. A command imports its modules when it runs, so ``--help`` is fast."""

@@ -1,8 +1,9 @@
 """``ddlf bench``: measure the connection to each worker, to find a slow cable. Runs on the master.
 
-Workers are measured one after another, so that they do not share the master's own cable meanwhile. A worker that runs something else shows that, too.
-With ``--pairs`` so are the ways between workers, each pair by the two themselves. Nobody else may have them for that: as guests they would not be
-introduced to each other.
+Workers are measured one after another, so that they do not share the master's own cable. A busy worker measures lower.
+
+With ``--pairs``, each two workers measure the link between them. The command leases the workers for this, because a
+guest cannot introduce workers to each other.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ SLOW = 0.6
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What was measured between the master and one worker, or between two workers.
+    """The measurements of the link between the master and a worker, or between two workers.
 
     Args:
         latency_s: Median round trip of a call with 64 bytes.
-        latency_p99_s: 99 of 100 were faster.
-        there_mbs: Master to worker, or the first of two to the other, in MB/s (10^6 bytes).
-        back_mbs: The other way.
+        latency_p99_s: 99th percentile of the round trips.
+        there_mbs: Speed from the master to the worker, or from the first worker to the second, in MB/s (10^6 bytes).
+        back_mbs: Speed in the other direction.
     """
 
     latency_s: float
@@ -53,14 +54,14 @@ class Way:
 
 
 def take(data: Any) -> None:
-    """Runs on the worker: receive."""
+    """Receive the data. Runs on the worker."""
 
 
 _held: dict[int, Any] = {}
 
 
 def give(size: int) -> Any:
-    """Runs on the worker: send ``size`` bytes, made before they are measured."""
+    """Send ``size`` bytes, which were created before the measurement. Runs on the worker."""
     if size not in _held:
         _held.clear()
         _held[size] = np.ones(size, np.uint8)
@@ -68,16 +69,16 @@ def give(size: int) -> Any:
 
 
 def forget() -> None:
-    """Runs on the worker: free them."""
+    """Free the bytes. Runs on the worker."""
     _held.clear()
 
 
 async def measure(worker: ProxyWorker, size: int) -> Way:
-    """Measure the way to a connected worker.
+    """Measure the link to a connected worker.
 
     Args:
-        worker: Should be idle.
-        size: Bytes of a transfer.
+        worker: The worker, which should be idle.
+        size: Number of bytes in a transfer.
 
     Raises:
         DDLFError: The worker was lost.
@@ -97,7 +98,7 @@ async def measure(worker: ProxyWorker, size: int) -> Way:
     to_worker = min([await seconds(take, payload) for _ in range(TRANSFERS)])
     back = min([await seconds(give, size) for _ in range(TRANSFERS)])
     await worker.rpc(Request("run_method", forget))
-    # A transfer includes one small round trip, which is no part of the speed of the way.
+    # A transfer includes one small round trip, which does not belong to the link's speed.
     there_mbs, back_mbs = (size / max(t - latency, 0.1 * t) / 1e6 for t in (to_worker, back))
     return Way(latency, calls[CALLS * 99 // 100], there_mbs, back_mbs)
 
@@ -106,10 +107,10 @@ Pair = tuple["ProxyWorker", "ProxyWorker", "Way | DDLFError"]
 
 
 async def between(options: argparse.Namespace, which: list[int]) -> list[Pair]:
-    """Have workers measure the way between each two of them, one pair after the other, and print a line for each.
+    """Let workers measure the link between each two of them, one pair after another, and print a line for each pair.
 
     Raises:
-        DDLFError: One is in use, or was lost.
+        DDLFError: A worker is in use, or was lost.
     """
     from ddlf.cluster.introduce import introduced
 
@@ -145,7 +146,7 @@ def _options(parser: Parser) -> None:
 
 
 async def bench(options: argparse.Namespace) -> int:
-    """Measure each worker and print a line for it; return the exit code."""
+    """Measure each worker, print a line for it, and return the exit code."""
     cluster = named_cluster(options, guest=True)
     if options.pairs and len(cluster.workers) < 2:
         raise ConfigError("--pairs has no effect on one worker", hint="name two or more, or leave --pairs out")
@@ -193,7 +194,7 @@ def _line(name: str, way: Way | DDLFError, to_label: str, from_label: str) -> st
 
 
 def slow(workers: list[ProxyWorker], results: list[Way | DDLFError]) -> list[str]:
-    """A sentence for each way that is much slower than the others. Two workers are too few to say which is the odd one."""
+    """Return a sentence for each link that is much slower than the others. It needs three workers or more."""
     ways = [(worker, way) for worker, way in zip(workers, results, strict=True) if isinstance(way, Way)]
     if len(ways) < 3:
         return []
@@ -209,7 +210,7 @@ def slow(workers: list[ProxyWorker], results: list[Way | DDLFError]) -> list[str
 
 
 def slow_pairs(pairs: list[Pair]) -> list[str]:
-    """The same for ways between workers, both directions of all pairs together."""
+    """Return a sentence for each much slower link between workers, over both directions of all pairs."""
     ways = [(first.name, second.name, way) for first, second, way in pairs if isinstance(way, Way)]
     speeds = [(a, b, way.there_mbs) for a, b, way in ways] + [(b, a, way.back_mbs) for a, b, way in ways]
     if len(ways) < 3:

@@ -1,4 +1,4 @@
-"""``ddlf check``: whether an app with one slot does what plain Keras does."""
+"""``ddlf check``: compare an app with one slot to plain Keras."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _options(parser: Parser) -> None:
 
 
 def check(options: argparse.Namespace) -> int:
-    """Compare, print the result, and return the exit code: 0 if they agree."""
+    """Compare the app to plain Keras, print the result, and return the exit code: 0 if they agree."""
     of_run = Parser()
     add_options(of_run)
     settings = of_run.parse_args(["--local", "1", "--out", "none"])

@@ -73,10 +73,10 @@ def completion(options: argparse.Namespace) -> int:
 
 
 def print_candidates(words: Sequence[str], commands: Commands) -> None:
-    """Print how the last word can go on, each candidate with its help after a tab.
+    """Print the possible completions of the last word, each with its help after a tab.
 
     Args:
-        words: The words after ``ddlf``; the last one is typed at the moment, and may be empty.
+        words: The words after ``ddlf``. The last one is incomplete, and may be empty.
         commands: All commands.
     """
     *before, typed = words or [""]

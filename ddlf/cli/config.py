@@ -1,4 +1,4 @@
-"""``ddlf config``: the settings of a run, and where each value comes from. Nothing is connected or started."""
+"""``ddlf config``: show the settings of a run and their origins, without connecting to or starting a worker."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def show(options: argparse.Namespace) -> int:
     """Print each setting as ``ddlf run`` with the same options would use it; return the exit code.
 
     Raises:
-        ConfigError: ``ddlf run`` would refuse the settings, too. They are printed before.
+        ConfigError: ``ddlf run`` would refuse the settings, too. They are printed before this error.
     """
     target: Any = find_target(options.app, options.target) if options.app else IApp
     if not isinstance(target, type):
@@ -49,7 +49,7 @@ def show(options: argparse.Namespace) -> int:
 
 
 def setting_rows(app: IApp, options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
-    """Yield name, value and origin of each setting: those of the app, then those of the cluster itself."""
+    """Yield the name, value and origin of each setting: first the app's settings, then the cluster's."""
     path = None if options.local or options.hosts or options.launcher else find_config(options.config)
     lines = lines_of_run(path) if path else {}
     origins = {name: where for name, _, where in overrides(type(app), options)}
@@ -66,7 +66,8 @@ def check_values(app: IApp, options: argparse.Namespace) -> None:
     """Check the value of each setting by itself.
 
     Raises:
-        ConfigError: The text begins with the place of the wrong value: an option, a line of the cluster file, or a class.
+        ConfigError: A value is wrong. The text begins with its place: an option, a line of the cluster file, or a
+            class.
     """
     for name, _, origin in setting_rows(app, options):
         try:

@@ -28,10 +28,10 @@ NO_PAGE = "no run of yours has a dashboard on this machine"
 
 
 def requested(options: argparse.Namespace) -> tuple[bool | int | None, str] | None:
-    """Return what ``--dashboard`` or else ``$DDLF_DASHBOARD`` says about the page, and which of them; None if neither does.
+    """Return the value of ``--dashboard`` or else ``$DDLF_DASHBOARD``, and which of them it is; None without both.
 
     Raises:
-        ConfigError: The variable has another value.
+        ConfigError: The variable has an invalid value.
     """
     if options.dashboard is not None:
         return options.dashboard, "--dashboard" if options.dashboard else "--no-dashboard"
@@ -54,18 +54,20 @@ async def served(
     stop: StopRequest,
     described: str,
 ) -> AsyncIterator[None]:
-    """Serve the page meanwhile, if it is wanted, and print its address. A problem is an error only if a port was given.
+    """Serve the page during a ``with`` block, if it is wanted, and print its address.
+
+    A problem is an error only if a port was given.
 
     Args:
-        cluster: What the page shows.
+        cluster: The cluster that the page shows.
         app: The app whose run it shows; None for a function.
-        options: As parsed.
-        display: What else shows the run.
-        stop: How the run is asked to end.
-        described: The cluster, for people.
+        options: The parsed options.
+        display: The other display of the run.
+        stop: Asks the run to end.
+        described: A description of the cluster, for people.
 
     Raises:
-        ListenError: The port that was named cannot be used.
+        ListenError: The given port cannot be used.
     """
     wanted = (requested(options) or (None, ""))[0] if app is None else app.dashboard
     if wanted is None:
@@ -102,7 +104,7 @@ def _options(parser: Parser) -> None:
 
 
 def dashboard(options: argparse.Namespace) -> int:
-    """Print the addresses of the pages of this user's runs, the newest first, and open that one if there is a screen."""
+    """Print the addresses of the pages of this user's runs, newest first. Open the newest page if there is a screen."""
     from ddlf.monitor.dashboard.address import open_pages, tunnel
 
     pages = open_pages()
@@ -120,7 +122,7 @@ def dashboard(options: argparse.Namespace) -> int:
 
 
 def has_screen() -> bool:
-    """Return whether the user would see a browser that is opened here."""
+    """Return whether the user would see a browser that this process opens."""
     return sys.stdout.isatty() and (
         sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     )

@@ -125,7 +125,7 @@ def _add_workers(parser: Parser, help: str, *, required: bool) -> None:
 
 
 def _size(text: str) -> int:
-    """An argparse type: a size such as ``64MB``, ``1.5 GiB`` or a number of bytes."""
+    """Parse a size such as ``64MB``, ``1.5 GiB`` or a number of bytes, as an argparse type."""
     try:
         return count_of_bytes("it", text) or 0
     except ConfigError:
@@ -178,16 +178,16 @@ def split(options: argparse.Namespace) -> int:
 
 
 def send(options: argparse.Namespace) -> int:
-    """Bring workers' machines their files."""
+    """Send the files of a data set to the machines of the workers."""
     _hosts(options)
     return _send(_folder(options), options)
 
 
 def _hosts(options: argparse.Namespace) -> int:
-    """How many machines a data set is spread over; 0 if it is not.
+    """Return the number of machines that a data set is spread over; 0 if it is not spread.
 
     Raises:
-        ConfigError: Options do not go together.
+        ConfigError: The options contradict each other.
     """
     if not (options.hosts or options.config):
         unused = [name for name in ("copies", "token_file", "insecure_plaintext") if getattr(options, name)]
@@ -202,7 +202,7 @@ def _hosts(options: argparse.Namespace) -> int:
 
 
 def _folder(options: argparse.Namespace) -> Folder:
-    """The place that is to be sent, which has the same name on each machine."""
+    """Return the folder to send. It has the same path on each machine."""
     place = open_place(options.place)
     if not isinstance(place, Folder):
         raise ConfigError(f"{place} is a store, which all machines reach: nothing has to be sent")
@@ -230,7 +230,7 @@ def _send(place: Folder, options: argparse.Namespace) -> int:
 
 
 def repartition(options: argparse.Namespace) -> int:
-    """Write a data set into other files."""
+    """Write the samples of a data set into files of other sizes."""
     place = open_place(options.place)
     source = PartitionedSource(place)
     sizes = _sizes(source, options)
@@ -259,7 +259,7 @@ def _cap(options: argparse.Namespace) -> int:
 
 
 def info(options: argparse.Namespace) -> int:
-    """Say what a data set has, and what one worker needs for it; of Parquet files what they have."""
+    """Print the content of a data set and a worker's needs for it, or the content of Parquet files."""
     if is_parquet(options.place):
         return _parquet_info(options)
     place, rule = open_place(options.place), SHUFFLE.read(options.shuffle)
@@ -313,7 +313,7 @@ def _parquet_info(options: argparse.Namespace) -> int:
 
 
 def verify(options: argparse.Namespace) -> int:
-    """Check every byte; the exit code is that of a data set that cannot be used if anything is wrong."""
+    """Check every byte of a data set. If anything is wrong, the exit code is that of an unusable data set."""
     place = open_place(options.place)
     manifest = place.manifest()
     wrong = 0
@@ -355,7 +355,7 @@ def _print(place: DataPlace, manifest: Manifest) -> None:
 
 
 def _say(what: str, text: str) -> None:
-    if sys.stderr.isatty():  # a line that says how far it is may be there
+    if sys.stderr.isatty():  # a progress line may be visible
         sys.stderr.write("\r\x1b[K")
         sys.stderr.flush()
     print(f"{what:<9} {text}", flush=True)
@@ -363,7 +363,7 @@ def _say(what: str, text: str) -> None:
 
 @contextlib.contextmanager
 def _line(unit: str = "samples") -> Iterator[Moved]:
-    """A line on a terminal that says how far it is."""
+    """Return a function that shows the progress in one line of a terminal."""
     shown, width = 0.0, 0
 
     def moved(what: str, done: int, of: int) -> None:

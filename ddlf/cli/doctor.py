@@ -1,7 +1,7 @@
-"""``ddlf doctor``: look at this machine and at the workers of a cluster, and say what somebody should do. Runs on the master.
+"""``ddlf doctor``: examine this machine and a cluster's workers, and suggest repairs. Runs on the master.
 
-The workers are asked at once and as a guest, so whoever has them is not disturbed; what goes over the way to one that is in use is not measured.
-Those that are free are taken for a moment, to see whether they reach each other.
+The command asks all workers at the same time, as a guest, so it disturbs no run. It does not measure the link to a
+worker that is in use. It leases free workers for a moment, to test whether they reach each other.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ ENOUGH_S = 0.2
 
 @dataclass(slots=True)
 class Answer:
-    """What one worker was found to be.
+    """The results for one worker.
 
     Args:
-        name: As people know it.
-        error: Why it cannot be asked; None if it can.
-        status: As of ``ddlf status``.
-        machine: As of ``ddlf.worker.machine.about``.
-        round_trip_s: The quickest of some small questions.
-        clock_s: How far its clock is ahead of this one's.
-        there_mbs: Speed to it, in MB/s; None if it was not measured.
-        back_mbs: Speed from it.
+        name: Name of the worker, for people.
+        error: The error of the questions to this worker; None if it has answered.
+        status: The worker's answer for ``ddlf status``.
+        machine: Facts about the worker's machine, from ``ddlf.worker.machine.about``.
+        round_trip_s: Fastest round trip of some small questions, in seconds.
+        clock_s: Seconds by which the worker's clock is ahead of this machine's clock.
+        there_mbs: Speed to the worker, in MB/s; None if it was not measured.
+        back_mbs: Speed from the worker, in MB/s; None if it was not measured.
     """
 
     name: str
@@ -69,15 +69,16 @@ class Answer:
 
 @dataclass(slots=True)
 class Diagnosis:
-    """What was seen and found.
+    """The facts about this machine and a cluster, and the findings.
 
     Args:
-        machine: This one, as of ``ddlf.worker.machine.about``.
-        token: Where the token is, with its fingerprint; empty without one.
-        cluster: Which one was looked at; empty without one.
-        launcher: What each run starts its workers with, if the cluster file says so; empty if they run anyway.
-        answers: One for each worker.
-        findings: What to do something about.
+        machine: Facts about this machine, from ``ddlf.worker.machine.about``.
+        token: Location and fingerprint of the token; empty without a token.
+        cluster: Description of the examined cluster; empty without one.
+        launcher: The launcher that starts workers for each run, if the cluster file names one; empty if workers run
+            permanently.
+        answers: The results for each worker.
+        findings: The problems and their repairs.
     """
 
     machine: dict[str, Any]
@@ -89,7 +90,7 @@ class Diagnosis:
 
     @property
     def exit_code(self) -> int:
-        """0 if nothing was found, else the highest of the findings'."""
+        """The exit code: 0 without findings, else the highest of the findings' exit codes."""
         return max((finding.exit_code for finding in self.findings), default=0)
 
 
@@ -99,7 +100,7 @@ def _options(parser: Parser) -> None:
 
 
 async def doctor(options: argparse.Namespace) -> int:
-    """Look, print what was seen and what was found, and return the exit code."""
+    """Examine everything, print the facts and the findings, and return the exit code."""
     report = await examine(options, (lambda line: None) if options.json else (lambda line: print(line, flush=True)))
     if options.json:
         print(json.dumps(_data(report), indent=2))
@@ -113,7 +114,7 @@ async def doctor(options: argparse.Namespace) -> int:
 
 
 async def examine(options: argparse.Namespace, say: Callable[[str], None] = lambda line: None) -> Diagnosis:
-    """Look at everything, and say of each thing what was seen as soon as it was."""
+    """Examine everything, and report each fact at once."""
     this_machine = about([Path.cwd(), Path(tempfile.gettempdir())])
     report = Diagnosis(this_machine)
     say(f"here      {versions(this_machine)}\n          {size(this_machine)}")
@@ -144,7 +145,7 @@ async def examine(options: argparse.Namespace, say: Callable[[str], None] = lamb
 
 
 def _cluster(options: argparse.Namespace, report: Diagnosis) -> Cluster | None:
-    """The cluster that is meant, if any, and what there is of a token.
+    """Return the cluster that the options name, if any, and note the facts about the token.
 
     Raises:
         DDLFError: The file, its addresses or the token cannot be used.
@@ -166,7 +167,10 @@ def _cluster(options: argparse.Namespace, report: Diagnosis) -> Cluster | None:
 
 
 async def _port_taken(timeout_s: float) -> list[Problem]:
-    """Whether another program has the port that a worker here would take. Asked only where no cluster is named: other machines' ports are theirs."""
+    """Return the problem that another program uses a worker's default port here, if so.
+
+    Call it only without a named cluster, because workers of other machines have their own ports.
+    """
     from ddlf.cluster.proxy import ProxyWorker
 
     worker = ProxyWorker("127.0.0.1", DEFAULT_PORT, bytes(32), guest=True)
@@ -189,7 +193,7 @@ async def _port_taken(timeout_s: float) -> list[Problem]:
 async def all_asked(
     workers: list[ProxyWorker], timeout_s: float, say: Callable[[str], None], needs: Sequence[str] = ()
 ) -> list[Answer]:
-    """Ask all at once; who takes long is named."""
+    """Ask all workers at the same time, and name the workers that take long."""
     asking = {asyncio.create_task(asked(worker, timeout_s, needs)): worker for worker in workers}
     _, late = await asyncio.wait(asking, timeout=LONG_S)
     if late:
@@ -198,7 +202,7 @@ async def all_asked(
 
 
 async def asked(worker: ProxyWorker, timeout_s: float, needs: Sequence[str] = ()) -> Answer:
-    """Connect and ask for all that needs no time; the worker stays connected if it answered."""
+    """Connect to a worker, and ask for all facts that take no time. If the worker answers, it stays connected."""
     answer = Answer(worker.name)
     try:
         await worker.connect_control(timeout_s=timeout_s)
@@ -216,7 +220,7 @@ async def asked(worker: ProxyWorker, timeout_s: float, needs: Sequence[str] = ()
 
 
 def _for_a_line(error: DDLFError, worker: ProxyWorker) -> DDLFError:
-    """An error without what the line says anyway."""
+    """Return the text of an error without the parts that the printed line contains anyway."""
     if isinstance(error, ProtocolError) and "unknown control command" in error.message:
         error.message = "it runs an older DDLF, which cannot be asked what it has installed"
         error.hint = "install the same version of ddlf on both"
@@ -228,12 +232,15 @@ def _for_a_line(error: DDLFError, worker: ProxyWorker) -> DDLFError:
 async def _examine_workers(
     workers: list[ProxyWorker], timeout_s: float, report: Diagnosis, say: Callable[[str], None]
 ) -> None:
-    """Ask all at once, then measure the ways one after the other: they share this machine's own."""
+    """Ask all workers at the same time.
+
+    Then measure the links one after another, because they share this machine's cable.
+    """
     width = max(len(worker.name) for worker in workers)
     try:
         report.answers = await all_asked(workers, timeout_s, say)
         for worker, answer in zip(workers, report.answers, strict=True):
-            # Not beside somebody's run, which would be slower for it.
+            # A measurement would slow down a run on this worker.
             if answer.error is None and not (answer.status["lease"] or answer.status["busy"]):
                 try:
                     answer.there_mbs = await _speed(worker, bytes(PIECE_BYTES), 0)
@@ -246,14 +253,14 @@ async def _examine_workers(
 
 
 async def _examine_pairs(options: argparse.Namespace, report: Diagnosis, say: Callable[[str], None]) -> list[Problem]:
-    """Have workers that are free try to reach each other. They are taken for that moment."""
+    """Let free workers try to reach each other. They are leased for this moment."""
     answers = enumerate(report.answers, 1)
     free = [n for n, one in answers if one.error is None and not (one.status["lease"] or one.status["busy"])]
     if len(free) < 2:
         return []
     try:
         unmet = await without_way(options, free)
-    except DDLFError as error:  # somebody's run has begun, or one was lost
+    except DDLFError as error:  # a run has begun, or a worker was lost
         say(f"pairs     not tried: {error}")
         return []
     count = len(free) * (len(free) - 1)
@@ -262,7 +269,7 @@ async def _examine_pairs(options: argparse.Namespace, report: Diagnosis, say: Ca
 
 
 async def _speed(worker: ProxyWorker, data: bytes, size: int) -> float:
-    """MB/s of a transfer, measured again when it seems slow: this machine or the other may have been busy for a moment."""
+    """Return the speed of a transfer in MB/s. A slow transfer is repeated, because a machine may have been busy."""
     best = 0.0
     for _ in range(TRIES):
         best = max(best, await _speed_once(worker, data, size))
@@ -272,11 +279,11 @@ async def _speed(worker: ProxyWorker, data: bytes, size: int) -> float:
 
 
 async def _speed_once(worker: ProxyWorker, data: bytes, size: int) -> float:
-    """Send more and more pieces at once, until they take long enough. A slow way needs few."""
+    """Send an increasing number of pieces until they take long enough. A slow link needs only a few."""
     count = 1
     while True:
         begin = time.perf_counter()
-        # For as long as it takes: a slow way is what is looked for, and the worker's heartbeats say that it lives.
+        # There is no time limit: the aim is to find slow links, and heartbeats show that the worker lives.
         await asyncio.gather(*(worker.ask("probe", data, size, timeout_s=None) for _ in range(count)))
         seconds = time.perf_counter() - begin
         if seconds >= ENOUGH_S or count >= MOST_PIECES:
@@ -286,14 +293,14 @@ async def _speed_once(worker: ProxyWorker, data: bytes, size: int) -> float:
 
 @contextlib.asynccontextmanager
 async def taken(options: argparse.Namespace, which: Collection[int]) -> AsyncIterator[list[ProxyWorker]]:
-    """Workers of a cluster, connected, and nobody else's meanwhile: only who has them may introduce them to each other.
+    """Connect to workers and lease them, because only the lease holder may introduce workers to each other.
 
     Args:
-        options: Say which cluster, and how long a worker may take to answer.
-        which: Their numbers.
+        options: The options with the cluster and the time limit for a worker's answer.
+        which: Numbers of the workers.
 
     Raises:
-        DDLFError: One is in use, or cannot be reached.
+        DDLFError: A worker is in use, or cannot be reached.
     """
     workers = [worker for worker in named_cluster(options).workers if worker.id in which]
     try:
@@ -310,14 +317,14 @@ async def taken(options: argparse.Namespace, which: Collection[int]) -> AsyncIte
 
 
 async def without_way(options: argparse.Namespace, which: Collection[int]) -> list[tuple[str, str, str]]:
-    """Have workers try to reach each other.
+    """Let workers try to reach each other.
 
     Args:
-        options: As of ``taken``.
-        which: Likewise.
+        options: See ``taken``.
+        which: See ``taken``.
 
     Returns:
-        Of each pair without a way who calls, who is called, and what is wrong at each address.
+        For each pair without a connection: the calling worker, the called worker, and the error at each address.
     """
     from ddlf.cluster.introduce import introduced
 
@@ -327,7 +334,7 @@ async def without_way(options: argparse.Namespace, which: Collection[int]) -> li
 
 
 def of_answer(this_machine: dict[str, Any], answer: Answer) -> Iterator[Problem]:
-    """What is wrong with a worker, as seen from this machine."""
+    """Return the problems of a worker, seen from this machine."""
     if answer.error is not None:
         yield of_error(answer.error, answer.name)
     if answer.machine:
@@ -361,12 +368,12 @@ def _line(this_machine: dict[str, Any], answer: Answer) -> str:
 
 
 def difference(this_machine: dict[str, Any], other: dict[str, Any]) -> str:
-    """The versions of a worker's machine, or that they are those of this one."""
+    """Return the versions on a worker's machine, or a note that they equal this machine's."""
     return "the same versions" if versions(other) == versions(this_machine) else versions(other)
 
 
 def versions(machine: dict[str, Any]) -> str:
-    """DDLF, Python and what trains, in some words."""
+    """Return the versions of DDLF, Python and the training packages as text."""
     packages = machine["packages"]
     named = [
         f"{name} {packages[name]}" for name in ("keras", *TENSORFLOWS, "jax", "torch", "numpy") if name in packages
@@ -375,7 +382,7 @@ def versions(machine: dict[str, Any]) -> str:
 
 
 def size(machine: dict[str, Any]) -> str:
-    """Cores, memory and disks, in some words."""
+    """Return cores, memory and disks as text."""
     cores = f"{machine['cores']} core{'s' * (machine['cores'] != 1)}"
     free, total = machine["memory_free"], machine["memory"]
     memory = [f"{free / 1e9:.1f} of {total / 1e9:.1f} GB memory free"] if free and total else []

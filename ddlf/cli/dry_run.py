@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 async def plan(target: Any, cluster: Cluster, described: str, options: argparse.Namespace) -> int:
-    """Print the plan of a run and return the exit code, which is that of the run if it could not begin.
+    """Print the plan of a run and return the exit code. If the run could not begin, it is the run's exit code.
 
     Args:
         target: The app, with its settings checked, or the function.
-        cluster: Not connected; of guests, so nobody's run is disturbed.
-        described: The cluster, for people.
-        options: As parsed.
+        cluster: The cluster, not connected. Its workers are guests, so no run is disturbed.
+        described: A description of the cluster, for people.
+        options: The parsed options.
     """
     text = getattr(target, "notation", None) if getattr(target, "takes_data", False) else None
     file = text.file if text else inspect.getfile(type(target) if isinstance(target, IApp) else target)
@@ -71,7 +71,7 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
         *of_machine(this_machine, HERE),
         *(finding for answer in answers for finding in of_answer(this_machine, answer)),
     ]
-    # As the run would be refused.
+    # The run would refuse this, too.
     lacking = [answer.machine["unmet"] for answer in answers if answer.error is None] or [this_machine["unmet"]]
     refused = VersionError.exit_code if needs and all(lacking) else 0
     for finding in joined(findings):
@@ -81,7 +81,7 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
 
 
 def _of_file(cluster: Cluster, options: argparse.Namespace) -> tuple[bool, float, int]:
-    """Whether the cluster file has the run start its workers; seconds for each worker, and how many workers are enough."""
+    """Return whether the cluster file lets the run start workers, seconds for each worker, and the required number."""
     path = None if options.hosts or options.local or options.launcher else find_config(options.config)
     if path is None:
         return False, CONNECT_TIMEOUT_S, cluster.N
@@ -121,7 +121,7 @@ def _print_files() -> None:
 
 
 def _on_demand(folder: Path, files: set[Path]) -> set[Path]:
-    """Modules below the script's folder that functions in some files would import, and what those import."""
+    """Return the modules below the script's folder that functions in these files import, also indirectly."""
     modules: set[Path] = set()
     todo = list(files)
     while todo:
@@ -134,7 +134,7 @@ def _on_demand(folder: Path, files: set[Path]) -> set[Path]:
 
 
 def _imported(file: Path) -> Iterator[str]:
-    """Full names of what a file may import; of ``from a import b`` both ``a`` and ``a.b``."""
+    """Return the full names that a file may import; for ``from a import b`` both ``a`` and ``a.b``."""
     for node in ast.walk(ast.parse(file.read_bytes())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -144,13 +144,13 @@ def _imported(file: Path) -> Iterator[str]:
 
 
 def _short(path: str | Path) -> str:
-    """A path as people would write it here."""
+    """Return a path relative to the current folder, if it is inside."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
 
 
 def _exit_code(answers: list[Answer], enough: int, options: argparse.Namespace) -> int:
-    """0 if the run could begin."""
+    """Return the exit code: 0 if the run could begin."""
     if any(answer.status.get("lease") for answer in answers) and not (options.takeover or options.wait):
         return LeaseError.exit_code
     errors = [answer.error for answer in answers if answer.error is not None]

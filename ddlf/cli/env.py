@@ -47,7 +47,7 @@ def _options(parser: Parser) -> None:
 
 
 def env(options: argparse.Namespace) -> int:
-    """Print it, and return the exit code."""
+    """Print the report, and return the exit code."""
     facts = _shortened(_facts(options))
     if options.json:
         print(json.dumps(facts, indent=2))
@@ -60,7 +60,7 @@ def env(options: argparse.Namespace) -> int:
 
 
 def _facts(options: argparse.Namespace) -> dict[str, Any]:
-    # First, for to look for a token takes it out of the environment.
+    # This comes first, because the search for a token removes it from the environment.
     variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith(PREFIXES)}
     machine = about([Path.cwd()])
     wanted = [re.split(r"[^\w.-]", text)[0] for text in metadata.requires("ddlf") or []]
@@ -88,7 +88,7 @@ def _token(options: argparse.Namespace) -> str:
 
 
 def _cluster(options: argparse.Namespace) -> str:
-    """Where the workers come from, without their names and addresses."""
+    """Return the origin of the workers, without their names and addresses."""
     if options.hosts:
         return f"--hosts ({len(options.hosts.split(','))} workers)"
     if options.launcher:
@@ -110,19 +110,19 @@ def _cluster(options: argparse.Namespace) -> str:
 
 
 def _settings(options: argparse.Namespace) -> list[str]:
-    """Those that are no defaults, or why they cannot be had."""
+    """Return the settings that differ from the defaults, or the reason why they are unknown."""
     try:
         target: Any = find_target(options.app, options.target) if options.app else IApp
         if not isinstance(target, type):
             return [f"{target.__name__} is not an app, so it has none"]
         rows = [row for row in setting_rows(prepare_app(target, None, options), options) if row[2] not in DEFAULTS]
-    except Exception as error:  # an app that cannot be loaded may be what the report is about
+    except Exception as error:  # the bug report may be about an app that cannot be loaded
         return [f"cannot be had: {type(error).__name__}: {error}"]
     return [f"{name} = {value}  ({where})" for name, value, where in rows] or ["all have their defaults"]
 
 
 def _shortened(value: Any) -> Any:
-    """The same with ``~`` for this user's home folder, whose name is the user's own business."""
+    """Return a value with ``~`` instead of the user's home folder, because its name is private."""
     home = str(Path.home())
     if isinstance(value, dict):
         return {name: _shortened(part) for name, part in value.items()}

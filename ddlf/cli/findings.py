@@ -1,4 +1,4 @@
-"""What ``ddlf doctor`` makes of what it has seen: each finding with what to do about it. Pure: facts in, findings out."""
+"""Derives the findings of ``ddlf doctor`` from facts: each problem, and how to repair it. Pure."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ COMPARED = {"keras": 2, "tensorflow": 2, "jax": 2, "torch": 2, "numpy": 1}
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that somebody should do something about.
+    """A problem, and how to repair it.
 
     Args:
         level: ``"error"``, a run would end with it; ``"warning"``, a run would be slow, or may fail later.
         where: The machines, as ``("this machine", "worker 2 (pc02)")``.
-        what: What is wrong.
-        do: What to do about it.
-        exit_code: What a run would end with, 1 for a warning.
+        what: The problem.
+        do: The repair.
+        exit_code: The exit code of a run with this problem; 1 for a warning.
     """
 
     level: Literal["error", "warning"]
@@ -45,7 +45,7 @@ class Problem:
 
 
 def joined(findings: Iterable[Problem]) -> list[Problem]:
-    """The same findings, errors first; what is wrong in the same way in several places is one."""
+    """Return the same findings, errors first. The same problem on several machines becomes one finding."""
     places_of: dict[Problem, list[str]] = {}
     for finding in findings:
         places = places_of.setdefault(replace(finding, where=()), [])
@@ -55,7 +55,7 @@ def joined(findings: Iterable[Problem]) -> list[Problem]:
 
 
 def of_error(error: DDLFError, where: str) -> Problem:
-    """What kept a worker from answering, or this side from asking."""
+    """Return the finding for an error of the questions to a worker."""
     do = error.hint or (
         "mend that, and look again" if isinstance(error, ConfigError) else "check the worker's terminal"
     )
@@ -63,11 +63,11 @@ def of_error(error: DDLFError, where: str) -> Problem:
 
 
 def of_machine(facts: dict[str, Any], where: str) -> Iterator[Problem]:
-    """What is wrong with a machine by itself.
+    """Return the problems of one machine.
 
     Args:
-        facts: As of ``ddlf.worker.machine.about``.
-        where: What people call it.
+        facts: The result of ``ddlf.worker.machine.about``.
+        where: Name of the machine, for people.
     """
 
     def warning(what: str, do: str) -> Problem:
@@ -113,7 +113,7 @@ def of_machine(facts: dict[str, Any], where: str) -> Iterator[Problem]:
 
 
 def of_versions(this_machine: dict[str, Any], other: dict[str, Any], where: str) -> Iterator[Problem]:
-    """What a worker has installed that does not go with what this machine has."""
+    """Return the findings about a worker's packages that do not fit this machine's packages."""
     python = _first(this_machine["python"], 2)
     if _first(other["python"], 2) != python:
         yield Problem(
@@ -150,7 +150,7 @@ def of_versions(this_machine: dict[str, Any], other: dict[str, Any], where: str)
 
 
 def of_clock(offset_s: float, where: str) -> Iterator[Problem]:
-    """What is wrong with a worker's clock, by how many seconds it is ahead."""
+    """Return the finding about a worker's clock, which is ahead by this number of seconds."""
     if abs(offset_s) > CLOCK_S:
         yield Problem(
             "warning",
@@ -162,7 +162,7 @@ def of_clock(offset_s: float, where: str) -> Iterator[Problem]:
 
 
 def of_pair(caller: str, called: str, reason: str) -> Problem:
-    """Two workers of which one has no way to the other."""
+    """Return the finding that one worker cannot reach another."""
     return Problem(
         "warning",
         (caller,),
@@ -172,10 +172,10 @@ def of_pair(caller: str, called: str, reason: str) -> Problem:
 
 
 def of_speeds(speeds: dict[str, tuple[float, float]]) -> Iterator[Problem]:
-    """Ways that are slow, by themselves or beside the others: of three or more, since of two nobody can say which is the odd one.
+    """Return the findings about slow links: slow by themselves, or slower than the others if there are three or more.
 
     Args:
-        speeds: To each worker and from it, in MB/s, by what people call it.
+        speeds: Speeds to and from each worker, in MB/s, by the worker's name for people.
     """
     usual = [statistics.median(column) if len(column) > 2 else 0.0 for column in zip(*speeds.values(), strict=True)]
     for where, pair in speeds.items():

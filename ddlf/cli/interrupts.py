@@ -1,8 +1,9 @@
-"""Ctrl-C while a command starts or ends: no traceback. Runs in the commands' own processes; only their entry points import it.
+"""Handles Ctrl-C while a command starts or ends, without a traceback. Only the commands' entry points import it.
 
-Importing this module lets SIGINT end the process as the system does it, for a shell with exit code 130 too: nothing exists yet that would have to be
-tidied up, and a traceback through imports helps nobody. ``imported`` gives SIGINT back to Python, which raises ``KeyboardInterrupt``. When the
-command is over, what libraries tidy up is not disturbed by a first interrupt; a second one ends it at once.
+After the import of this module, SIGINT ends the process like the system's default, with exit code 130 in a shell. There
+is nothing to clean up yet, and a traceback through imports helps nobody. ``imported`` gives SIGINT back to Python,
+which raises ``KeyboardInterrupt``. After the command, a first interrupt does not disturb the clean-up of libraries. A
+second one ends the process at once.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def _ignore_once(*_: Any) -> None:
 
 
 def imported() -> None:
-    """Everything is imported: from here on an interrupt is an exception."""
+    """Let SIGINT raise an exception from now on, because all imports are done."""
     if _before is signal.default_int_handler:
         with contextlib.suppress(ValueError):
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -35,14 +36,14 @@ def imported() -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Around a command: an interrupt that nobody handled ends it with 130."""
+    """End the process with exit code 130 after an unhandled interrupt in this ``with`` block."""
     try:
         yield
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     finally:
         _handle(_ignore_once)
-        gc.freeze()  # Python's last collection would go through all objects of TensorFlow: 1 s for nothing
+        gc.freeze()  # Python's last collection would visit all objects of TensorFlow, which takes 1 s
 
 
 _handle(signal.SIG_DFL)

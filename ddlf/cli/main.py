@@ -70,7 +70,7 @@ def command() -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run a command; ends with ``SystemExit``."""
+    """Run a command, and end with ``SystemExit``."""
     with reader_may_leave():
         _main(sys.argv[1:] if argv is None else argv)
 
@@ -95,7 +95,7 @@ def all_commands() -> Commands:
 
 
 def top_parser(commands: Commands) -> Parser:
-    """Return the parser of what stands before a command: its help lists the commands in groups."""
+    """Return the parser for arguments before the command. Its help lists the commands in groups."""
     rows: dict[str, list[str]] = {}
     for name, entry in commands.items():
         rows.setdefault(entry.group, []).append(f"  {name:<{HELP_COLUMN - 4}}  {entry.help}")
@@ -112,7 +112,7 @@ def top_parser(commands: Commands) -> Parser:
 
 
 def parse(argv: Sequence[str]) -> tuple[Command, argparse.Namespace]:
-    """Return the command that arguments name, and its parsed options; a mistake exits with code 2."""
+    """Return the command that the arguments name, and its parsed options. A mistake exits with code 2."""
     name, commands = argv[0] if argv else "", core_commands()
     if name not in commands:
         commands = all_commands()
@@ -161,7 +161,7 @@ def _without_command(argv: list[str]) -> NoReturn:
 
 
 def _explain(name: str) -> NoReturn:
-    """Print all about an error."""
+    """Print the full description of an error class."""
     if name not in errors.__all__:
         near = difflib.get_close_matches(name, errors.__all__, 1)
         more = f", did you mean {near[0]!r}?" if near else ""
@@ -171,7 +171,7 @@ def _explain(name: str) -> NoReturn:
 
 
 def _refuse(parser: Parser, commands: Commands, argv: Sequence[str]) -> NoReturn:
-    """Exit with code 2: the first word is no command. Say which one is meant."""
+    """Exit with code 2, because the first word is not a command. Suggest the nearest command."""
     name = argv[0] if argv else ""
     if name.startswith("-"):
         later = next((word for word in argv if word in commands), None)

@@ -1,4 +1,4 @@
-"""``ddlf new`` and ``ddlf demo``: projects that run as they are. The templates are apps of this repository, which the wheel contains."""
+"""``ddlf new`` and ``ddlf demo``: projects that run without changes. The wheel contains their templates."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class ProjectTemplate:
     """A project to begin with.
 
     Args:
-        about: What it is.
-        files: Names of sources by the names that they get.
-        needs: Extra of the package; empty if it needs none.
+        about: A description of the project.
+        files: Names of the template's files, by their names in the project.
+        needs: The extra of DDLF's package that the project needs; empty if it needs none.
     """
 
     about: str
@@ -86,10 +86,10 @@ def new(options: argparse.Namespace) -> int:
 
 
 def write(folder: Path, name: str) -> list[Path]:
-    """Write the project of a template; returns its files.
+    """Write the project of a template, and return its files.
 
     Raises:
-        OSError: One cannot be written.
+        OSError: A file cannot be written.
     """
     template = TEMPLATES[name]
     texts = {called: _source(template, source, called) for called, source in template.files.items()}
@@ -101,7 +101,7 @@ def write(folder: Path, name: str) -> list[Path]:
 
 
 def _source(template: ProjectTemplate, source: str, called: str) -> str:
-    """The text of a source, for its new place, with what it needs in the form of PEP 723."""
+    """Return the text of a project's file, with its requirements in the form of PEP 723."""
     path = next(place / source for place in PLACES if (place / source).is_file())
     text = path.read_text(encoding="utf-8")
     for new_name, old_name in {**template.files, called: source}.items():
@@ -131,7 +131,7 @@ ddlf doctor -c cluster.yaml        # when something is wrong
 
 
 def demo(options: argparse.Namespace) -> int:
-    """Run the digits as ``ddlf run`` runs an app, on workers of this machine if no others are named."""
+    """Run the digits app like ``ddlf run``, on workers of this machine unless the options name others."""
     from ddlf.cli.run import run_file
 
     backend = keras_backend()
@@ -143,7 +143,7 @@ def demo(options: argparse.Namespace) -> int:
     if not (options.config or options.hosts or options.launcher or options.local):
         options.local = 2
     with tempfile.TemporaryDirectory(prefix="ddlf-demo-") as folder:
-        # Not from where it is installed: an app travels to the workers because it is the user's own.
+        # Run a copy outside the installed package, because only the user's own code is sent to the workers.
         options.app, options.target = Path(folder) / "demo.py", None
         template = TEMPLATES["digits"]
         options.app.write_text(_source(template, template.files["app.py"], "demo.py"), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The options that ``ddlf run`` and an app's own script share, and which of them fit together."""
+"""The options that ``ddlf run`` and an app's own script share, and checks for contradictions between them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def add_options(parser: Parser, *, common: bool = True) -> None:
     """Add the options that ``ddlf run`` and an app's own script share.
 
     Args:
-        parser: Gets them.
+        parser: The parser that gets the options.
         common: Whether the short help lists the most used ones.
     """
     for group, names in GROUPS.items():
@@ -203,7 +203,7 @@ def add_json(parser: Parser) -> None:
 
 
 def _values(name: str, setting: Setting[Any, Any]) -> dict[str, Any]:
-    """Return what argparse checks of a setting's values. The rest is checked when all settings are known."""
+    """Return the values of a setting that argparse can check. The rest is checked when all settings are known."""
     check = setting.check
     if isinstance(check, OneOf):
         return {"choices": check.choices}
@@ -223,7 +223,7 @@ def _seconds(text: str) -> float:
 
 
 def given(options: argparse.Namespace, names: tuple[str, ...]) -> list[str]:
-    """Return those of some options that were given, as they are typed."""
+    """Return the given options among some options, as they are typed."""
 
     def is_given(name: str) -> bool:
         value: Any = getattr(options, name)
@@ -233,10 +233,10 @@ def given(options: argparse.Namespace, names: tuple[str, ...]) -> list[str]:
 
 
 def check_cluster_options(options: argparse.Namespace) -> None:
-    """Refuse options that would have no effect on the cluster that the others name.
+    """Refuse options that have no effect on the cluster that the other options name.
 
     Raises:
-        ConfigError: The text names them.
+        ConfigError: There are such options; the text names them.
     """
     if new_workers(options):
         unused = given(options, ("token_file", "insecure_plaintext", "wait"))
@@ -258,10 +258,10 @@ def check_cluster_options(options: argparse.Namespace) -> None:
 
 
 def check_app_options(options: argparse.Namespace, app: IApp) -> None:
-    """Refuse options that would have no effect on the app as it is set.
+    """Refuse options that have no effect with the app's present settings.
 
     Raises:
-        ConfigError: The text names them.
+        ConfigError: There are such options; the text names them.
     """
     from ddlf.monitor.runs.folder import is_wanted
 
@@ -278,21 +278,21 @@ def check_app_options(options: argparse.Namespace, app: IApp) -> None:
 
 
 def new_workers(options: argparse.Namespace) -> bool:
-    """Whether a run starts its workers itself."""
+    """Return whether a run starts its workers itself."""
     from ddlf.cluster.config.addresses import find_config
 
     return bool(options.local) or not (options.hosts or options.launcher or find_config(options.config))
 
 
 def named_cluster(options: argparse.Namespace, **more: Any) -> Cluster:
-    """The cluster of ``--hosts``, or of the cluster file.
+    """Return the cluster of ``--hosts``, or of the cluster file.
 
     Args:
-        options: As parsed.
-        more: As for ``Cluster``; a ``guest`` asks those workers, too, that another master has.
+        options: The parsed options.
+        more: Arguments of ``Cluster``. With ``guest`` it can also ask workers that another master uses.
 
     Raises:
-        ConfigError: The cluster file says what starts them for each run, so that none runs now.
+        ConfigError: The cluster file names a launcher, which starts the workers for each run, so none runs now.
     """
     from ddlf.cluster.cluster import Cluster
     from ddlf.cluster.config.addresses import parse_address

@@ -26,7 +26,7 @@ def show_error(error: BaseException, *, whole: bool) -> None:
     """Print an error to standard error: one of DDLF as a sentence and a hint, any other with the user's own lines.
 
     Args:
-        error: What was raised.
+        error: The error.
         whole: Whether to show the lines of libraries, too.
     """
     if isinstance(error, DDLFError):
@@ -46,7 +46,10 @@ MORE = "-v also shows the lines of libraries"
 
 
 def _told(error: DDLFError, whole: bool) -> str:
-    """What happened, what to do, where there is more, and at the end the lines of the worker; without rows where no person reads along."""
+    """Return the event, the hint, where to read more, and the worker's own lines.
+
+    Without a terminal there is no layout in rows.
+    """
     sentence, hint, rest = parts(error)
     if isinstance(error, RemoteError) and not error.others:  # the sentence says it
         rest = rest.removesuffix(f"{error.type_name}: {error.remote_message}".rstrip()).rstrip()
@@ -84,7 +87,7 @@ def _row(label: str, text: str) -> str:
 
 
 def _of_the_master(error: DDLFError) -> str:
-    """Where the master was. What a worker raised has its own lines, which come last."""
+    """Return the master's own lines. The lines of a worker's error come last."""
     if isinstance(error, RemoteError):
         return "".join(["Traceback (most recent call last):\n", *traceback.format_tb(error.__traceback__)])
     return "".join(traceback.format_exception(error))
@@ -92,9 +95,9 @@ def _of_the_master(error: DDLFError) -> str:
 
 @contextlib.contextmanager
 def native_output_to_log() -> Iterator[None]:
-    """Send what native code writes to standard error into a log file; Python's own errors still reach the terminal.
+    """Redirect standard error of native code to a log file. Python's own errors still reach the terminal.
 
-    TensorFlow writes lines about processors and drivers that no setting silences; they would bury the one line that matters.
+    TensorFlow writes lines about processors and drivers that no setting silences. They would bury the important line.
     """
     import platformdirs
 
@@ -123,12 +126,12 @@ def write_whole(path: Path, content: bytes) -> None:
     """Replace a user's file atomically, and keep its permissions.
 
     Raises:
-        ConfigError: It cannot be written.
+        ConfigError: The file cannot be written.
     """
     target = path.resolve()  # a link stays one
     temporary = target.with_name(f".{os.getpid()}.{target.name}")
     try:
-        if not os.access(target, os.W_OK):  # its folder may allow what it does not
+        if not os.access(target, os.W_OK):  # the folder may be writable although the file is not
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         temporary.write_bytes(content)
         shutil.copymode(target, temporary)

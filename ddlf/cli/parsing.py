@@ -33,11 +33,11 @@ class Option:
     """An option or a positional argument, as help and completion need it.
 
     Args:
-        names: As they are typed, such as ``-c`` and ``--config``; none for a positional argument.
+        names: The names as they are typed, such as ``-c`` and ``--config``; none for a positional argument.
         dest: The name in the parsed options.
-        value: What stands for the value in the help; "" for a switch.
+        value: Placeholder of the value in the help; "" for a switch.
         help: What it does.
-        choices: The allowed values, or those that completion offers; none if any value may be allowed.
+        choices: The allowed values, or the values that completion offers; none if all values are allowed.
         takes_path: Whether the value is a file or a folder.
         group: The group of the help that lists it.
         is_common: Whether the short help shows it.
@@ -53,7 +53,7 @@ class Option:
     is_common: bool
 
     def row(self, columns: int) -> str:
-        """Return the lines of the help."""
+        """Return the lines about this option in the help."""
         left = f"  {', '.join(self.names[:2])}{' ' * bool(self.names and self.value)}{self.value}"
         lines = textwrap.wrap(self.help, columns - HELP_COLUMN, break_long_words=False, break_on_hyphens=False) or [""]
         if len(left) > HELP_COLUMN - 2:
@@ -64,7 +64,7 @@ class Option:
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser with a short and a long help, and errors that name what was probably meant."""
+    """An ArgumentParser with a short and a long help, and errors that suggest the nearest option."""
 
     INSTEAD: Mapping[str, str] = {
         "--token": "tokens on the command line are visible to other users; use --token-file",
@@ -104,7 +104,7 @@ class Parser(argparse.ArgumentParser):
             examples: Whole commands, with a comment where that helps.
             epilog: Text at the end of the help.
             parents: Parsers with options of a script's author.
-            placeholders: What else the usage shows after the command, such as ``ACTION``.
+            placeholders: Further words in the usage after the command, such as ``ACTION``.
         """
         super().__init__(
             prog=prog, description=description, epilog=epilog, parents=list(parents), add_help=False, allow_abbrev=False
@@ -131,14 +131,14 @@ class Parser(argparse.ArgumentParser):
         """Add an option or a positional argument.
 
         Args:
-            names: As for ``add_argument``.
+            names: The names, like in ``add_argument``.
             help: What it does.
             group: The group of the help that lists it.
             common: Whether the short help shows it.
-            alone: The value of the option when none is given; None if it always needs one.
-            within: A group of argparse, of which one option can be given only.
+            alone: The value of the option when it is given without a value; None if it always needs one.
+            within: A group of argparse that allows only one of its options at a time.
             offers: The values that completion offers, if others are allowed, too.
-            how: As for ``add_argument``.
+            how: Further arguments of ``add_argument``.
         """
         choices = tuple(how.get("choices") or ())
         if choices:
@@ -215,7 +215,7 @@ class Parser(argparse.ArgumentParser):
         return f"usage: {' '.join([self.prog, *arguments, *self._placeholders])} [OPTIONS]\n"
 
     def _help_asked(self, args: Sequence[str]) -> str | None:
-        """Return the help that the arguments ask for."""
+        """Return the kind of help that the arguments ask for."""
         for number, arg in enumerate(args):
             if arg == "--help-all":
                 return self.format_help(self.groups)
@@ -232,7 +232,10 @@ class Parser(argparse.ArgumentParser):
     # -- parsing ----------------------------------------------------------------------------------------------------
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does. A question for help prints it and exits; an unknown option is explained."""
+        """Parse arguments like argparse.
+
+        A request for help prints the help and exits; an unknown option is explained.
+        """
         words = list(sys.argv[1:] if args is None else args)
         until = words.index("--") if "--" in words else len(words)
         if (text := self._help_asked(words[:until])) is not None:
@@ -244,7 +247,7 @@ class Parser(argparse.ArgumentParser):
         return parsed, unknown
 
     def _with_values(self, args: Sequence[str]) -> list[str]:
-        """Give options that stand alone their values."""
+        """Insert the values of options that are given without a value."""
         result: list[str] = []
         for number, arg in enumerate(args):
             previous = args[number - 1] if number else ""
@@ -268,13 +271,13 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unknown option {name}: {self.INSTEAD[name]}")
         if not name.startswith("-"):
             self.error(f"unexpected argument {argument!r}")
-        # Without the dashes, which all have in common.
+        # Compare without the dashes, which all options have.
         names = {known.lstrip("-"): known for known in self._names}
         word = name.lstrip("-")
         near = [names[key] for key in difflib.get_close_matches(word, names, 1, cutoff=0.7)]
         if (meant := self.SYNONYMS.get(name, "")).partition(" ")[0] in names.values():
             near = [meant]
-        # A value in the place of its option, such as --median.
+        # A value was used like an option, such as --median.
         takers = [
             option
             for option in self.options
@@ -288,7 +291,7 @@ class Parser(argparse.ArgumentParser):
         self.error(f"unknown option {name!r}{more}")
 
     def error(self, message: str) -> NoReturn:
-        """Print the reason and where the help is; exit with code 2."""
+        """Print the reason and the command for help, and exit with code 2."""
         sys.stderr.write(f"{self.prog}: {message}\nSee: {self.prog} --help\n")
         sys.exit(2)
 
@@ -300,9 +303,9 @@ class Command:
     Args:
         description: What it does, for its own help.
         examples: Whole commands.
-        options: Adds its options to a parser.
-        run: Takes the parsed options and returns the exit code; may be async. A text is its home, as ``"module:NAME"``,
-            which is imported when it runs. None if only the actions do something.
+        options: A function that adds the command's options to a parser.
+        run: A function, maybe async, that takes the parsed options and returns the exit code; or its location as a text
+            ``"module:NAME"``, which is imported when the command runs. None if the command has only actions.
         actions: Actions by name, each with its line in the help.
     """
 
@@ -313,7 +316,7 @@ class Command:
     actions: Mapping[str, tuple[str, Command]] = field(default_factory=dict)
 
     def parser(self, prog: str) -> Parser:
-        """Return the parser of its own options.
+        """Return the parser of the command's own options.
 
         Args:
             prog: The command as it is typed.
@@ -326,7 +329,7 @@ class Command:
         return result
 
     def chosen(self, prog: str, args: Sequence[str]) -> tuple[Command, Parser, list[str]]:
-        """Return the command or action that arguments name, its parser, and the arguments without its name.
+        """Return the command or action that the arguments name, its parser, and the remaining arguments.
 
         Args:
             prog: The command as it is typed.
@@ -390,7 +393,7 @@ class Commands(dict[str, CommandEntry]):
 
         Args:
             group: ``train``, ``cluster``, ``data and models``, ``past runs`` or ``setup``, or a new one.
-            name: As it is typed; an action has the name of its command before it, as in ``"model compare"``.
+            name: The name as it is typed. An action begins with the name of its command, as in ``"model compare"``.
             home: The ``Command``, as ``"module:NAME"``.
             help: Its line in the help.
         """
@@ -402,14 +405,14 @@ class Commands(dict[str, CommandEntry]):
 
 
 def nearest(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-    """Return the end of an error about an unknown name: the one that was probably meant, or all that exist."""
+    """Return the end of an error about an unknown name: the nearest name, or all existing names."""
     near = difflib.get_close_matches(name, list(known), 1)
     return f", did you mean {near[0]!r}?" if near else f"; choose from: {', '.join(known) or 'none'}"
 
 
 @contextlib.contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """Exit with 141, as other tools do, when nobody reads the output any more: ``ddlf status | head -1``."""
+    """Exit with 141, like other tools, if the output has no reader any more, as in ``ddlf status | head -1``."""
     try:
         try:
             yield
@@ -433,7 +436,7 @@ def _flush() -> None:
 
 
 def _discard_output() -> None:
-    """Redirect standard output to nowhere: Python flushes it once more at exit, which must not fail again."""
+    """Discard further output, because Python flushes standard output at exit, which must not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -470,7 +473,10 @@ def one_of(*choices: str) -> Callable[[str], str]:
 
 
 def addresses(text: str) -> str:
-    """An argparse type: addresses with commas between them. An empty text, such as an unset variable, is an error."""
+    """Parse addresses with commas between them, as an argparse type.
+
+    An empty text, such as an unset variable, is an error.
+    """
     if not text.replace(",", "").strip():
         raise argparse.ArgumentTypeError(f"names no worker, got {text!r}")
     return text

@@ -1,4 +1,4 @@
-"""``ddlf run`` and ``python app.py``: take an app, a cluster and the options, and run one on the other."""
+"""``ddlf run`` and ``python app.py``: run an app on a cluster, with the options of the command line."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def run_file(options: argparse.Namespace) -> int:
 
 
 def _will_train_here(path: Path, options: argparse.Namespace) -> bool:
-    """Whether the file is likely to need local workers with Keras: they can import it while this side imports the file.
+    """Return whether a file probably needs local workers, which can import Keras while this side imports the file.
 
-    When this is wrong nothing but time is lost.
+    A wrong answer only costs time.
     """
     with contextlib.suppress(OSError, UnicodeDecodeError, DDLFError):
         if options.dry_run:
@@ -86,8 +86,8 @@ def execute(find: Callable[[], Any], options: argparse.Namespace, then: Then | N
 
     Args:
         find: Returns the ``IApp`` subclass or the async function that takes a cluster.
-        options: As parsed.
-        then: What is done with it; by default it is run on the cluster that the options name.
+        options: The parsed options.
+        then: A function that uses the target; by default it runs the target on the cluster that the options name.
     """
     then = then or run_target
     with native_output_to_log(), swallowed_quietly():
@@ -106,16 +106,16 @@ def execute(find: Callable[[], Any], options: argparse.Namespace, then: Then | N
         except BrokenPipeError:
             raise  # nobody reads the output any more
         except Exception as error:
-            # What is not DDLF's the user's own code raised on the master: its traceback is what helps.
+            # Other errors come from the user's own code on the master, so their traceback helps.
             show_error(error, whole=options.debug)
             return error.exit_code if isinstance(error, DDLFError) else 1
 
 
 def asked_ui(options: argparse.Namespace) -> str:
-    """How a run is to be shown, as far as that is known without its app.
+    """Return the display of a run, as far as it is known without the app.
 
     Raises:
-        ConfigError: It cannot be shown like that.
+        ConfigError: This display cannot be used.
     """
     if options.quiet and options.ui not in (None, "none"):
         raise ConfigError(f"--ui {options.ui} has no effect with --quiet", hint="leave one of them out")
@@ -148,7 +148,7 @@ async def run_target(target: Any, options: argparse.Namespace, stop: StopRequest
             await _connect(cluster, options.wait, display, display.tell, ())
             try:
                 await check_needs(cluster, target, display.say, here=new_workers(options))
-                if display.prints:  # what it prints is what is to be seen from here on, and maps that take long
+                if display.prints:  # from here on, show only its output and its long maps
                     display.close()
                 show = LongMaps(cluster, display) if display.prints else heard(cluster, display.tell)
                 with show:
@@ -161,7 +161,7 @@ async def run_target(target: Any, options: argparse.Namespace, stop: StopRequest
 async def _run_app(
     target: type[IApp], cluster: Cluster, described: str, options: argparse.Namespace, stop: StopRequest
 ) -> int:
-    """Train, in a folder of the run's own unless none is wanted."""
+    """Train in a new run folder, unless the user wants none."""
     from ddlf.cli.config import check_values
 
     options.resume = resumed_from(options)
@@ -201,13 +201,13 @@ async def _run_app(
 
 
 async def _train(app: IApp, asked: Path | None, run: Path | None, stop: StopRequest) -> int:
-    """Train, save, evaluate; what complete rounds have come to is saved, however training ends.
+    """Train, save and evaluate. The result of all complete rounds is saved, however training ends.
 
     Args:
-        app: Connected.
-        asked: Where the model is to be saved; None for the run's folder.
+        app: The app, connected to its workers.
+        asked: Path for saving the model; None for the run's folder.
         run: Folder of the run; None if it has none.
-        stop: How it is asked to end.
+        stop: Asks the run to end.
     """
     from ddlf.data.parts import has
     from ddlf.training.evaluation.master import to_its_end
@@ -241,7 +241,7 @@ async def _train(app: IApp, asked: Path | None, run: Path | None, stop: StopRequ
                     f"the training is complete and its model is in {path}; only the evaluation failed:", file=sys.stderr
                 )
             raise
-        if choice(app) == "none":  # the result is told all the same
+        if choice(app) == "none":  # report the result anyway
             print(line(Evaluated(metrics=metrics)))
     if stop.asked:
         print(f"stopped   after {_rounds(app)}{_how_to_go_on(app)}", file=sys.stderr)
@@ -257,7 +257,7 @@ async def _save_what_there_is(app: IApp, path: Path | None) -> None:
     if path is not None:
         try:
             await to_its_end(app.save_model(path))
-        except Exception as error:  # the one that ended training matters more
+        except Exception as error:  # the error that ended training matters more
             print(f"the model could not be saved: {error}", file=sys.stderr)
             return
     if path is not None or app.checkpoint is not None:
@@ -274,7 +274,7 @@ def _how_to_go_on(app: IApp) -> str:
     if app.checkpoint is None:
         return ""
     run = Path(app.checkpoint).parent
-    how = run.name if (run / STATE).exists() else "auto"  # those in a run's folder are found by its name
+    how = run.name if (run / STATE).exists() else "auto"  # checkpoints in a run's folder are found by the run's name
     return f"; to continue, run the same command with --resume {how}"
 
 
@@ -293,14 +293,14 @@ def _what_an_interrupt_does(app: IApp, path: Path | None) -> str:
 async def _connect(
     cluster: Cluster, wait_s: float | None, display: Display, tell: Sink, modules: Sequence[str]
 ) -> None:
-    """Connect; while all workers that are missing are used by another master, try again if that is wanted.
+    """Connect to a cluster. With ``wait_s``, try again while other masters use all missing workers.
 
     Args:
-        cluster: To connect to.
-        wait_s: How long to try again.
-        display: Where that is said.
-        tell: Takes what happens meanwhile.
-        modules: As for ``Cluster.connect``.
+        cluster: The cluster.
+        wait_s: Maximum number of seconds to try again.
+        display: The display that shows the wait.
+        tell: Receives the events meanwhile.
+        modules: Argument of ``Cluster.connect``.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + (wait_s or 0.0)
@@ -318,12 +318,12 @@ async def _connect(
                 until = "" if math.isinf(left) else f" for {left:.0f} s"
                 display.say(f"waiting   {error.message}\n          retrying{until}; press Ctrl-C to stop")
                 last_error = str(error)
-        # By chance, so that of two runs that wait for the same workers not each gets half of them again and again.
+        # The pause is random. Otherwise two waiting runs could take half of the workers each, again and again.
         await asyncio.sleep(min(left, random.uniform(0.5, 1.5) * ASK_AGAIN_S))
 
 
 def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
-    """The cluster that the options name, and how to describe it."""
+    """Return the cluster that the options name, and its description for people."""
     from ddlf.cluster.cluster import Cluster
     from ddlf.cluster.config.addresses import find_config
 
@@ -390,7 +390,9 @@ def in_folder(app: IApp, options: argparse.Namespace, say: Callable[[str], None]
 
 
 def resumed_from(options: argparse.Namespace) -> str | None:
-    """Return what ``--resume`` names: the checkpoints of a run that is given by name or folder; ``last`` is the newest run with some.
+    """Return the checkpoints that ``--resume`` names, by the run's name or folder.
+
+    ``last`` is the newest run with checkpoints.
 
     Raises:
         ConfigError: The run has no checkpoints.

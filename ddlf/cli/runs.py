@@ -1,6 +1,6 @@
-"""``ddlf runs``, ``ddlf logs`` and ``ddlf report``: list, compare and remove runs, and show what one printed and measured.
+"""``ddlf runs``, ``ddlf logs`` and ``ddlf report``: list, compare and remove runs, and show logs and reports.
 
-They work on files only, also while a run is going on.
+They work on files only, also while a run continues.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def _print_table(rows: list[list[str]], options: argparse.Namespace) -> bool:
-    """Print a table in the format that was asked for. Return whether it is text, which more text may follow."""
+    """Print a table in the requested format. Return whether it is text, so that more text may follow."""
     if options.csv or options.latex:
         print(table.as_csv(rows) if options.csv else table.as_latex(rows), end="")
         return False
@@ -148,7 +148,7 @@ def _differing(pasts: list[past.Past]) -> list[list[str]]:
 
 
 def prune(options: argparse.Namespace) -> int:
-    """Remove all but the newest runs. The exit code is 1 when one could not be removed."""
+    """Remove all but the newest runs. The exit code is 1 if a run could not be removed."""
     removed, stay, failed = folder.prune(runs_folder(options), options.keep)
     for path in removed:
         print(f"removed   {path}")
@@ -254,7 +254,7 @@ def make_report(options: argparse.Namespace) -> int:
     failed = None
     try:
         past = report.write(path)
-    except OSError as error:  # somebody else's run, or a full disk: the tables can be printed all the same
+    except OSError as error:  # another user's run, or a full disk: the tables can be printed anyway
         past, failed = read(path), reason(error)
     rows = table.of_workers(past) if options.workers else table.of_runs([past])
     if _print_table(rows, options) and failed is None:

@@ -1,7 +1,8 @@
-"""For scripts and notebooks: run something that is awaited from code that is not. Runs on the master.
+"""Runs coroutines and apps from scripts and notebooks without ``await``. Runs on the master.
 
 ``main`` gives a script the command line of ``ddlf run``. ``run`` waits for a coroutine, also in a notebook whose cell already
-runs inside an event loop: it uses one loop of its own on a background thread, so a cluster that one call opened can be used by the next one.
+runs inside an event loop. It uses its own event loop on a background thread, so the next call can use a cluster of the
+previous call.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ PLAIN = (bool, int, float, str)
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Wait for a coroutine from code that is not async, and return its result.
+    """Wait for a coroutine from synchronous code, and return its result.
 
     All calls share one event loop, so this works across calls::
 
@@ -42,16 +43,17 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def main(target: Any, options: argparse.ArgumentParser | None = None) -> None:
-    """Run an app or a function as ``ddlf run`` would, with the same options from the command line, and exit with its code.
+    """Run an app or a function like ``ddlf run``, with the same command-line options, and exit with the same exit code.
 
-    In a notebook there is no command line: it runs with the defaults, and returns.
+    A notebook has no command line, so the app runs there with the default options, and this function returns.
 
     Args:
         target: A subclass of ``IApp``, or an async function that takes a ``Cluster``.
-        options: Options of its own, as ``argparse.ArgumentParser(add_help=False)``: each sets the attribute, or the parameter, of the same name.
+        options: The script's own options, as an ``argparse.ArgumentParser(add_help=False)``. Each sets the attribute or
+            the parameter with the same name.
 
     Raises:
-        RuntimeError: Called inside an event loop that is no notebook's; the text says what to await there.
+        RuntimeError: Called inside an event loop outside of a notebook; the text says what to await instead.
 
     Example::
 
@@ -64,7 +66,7 @@ def main(target: Any, options: argparse.ArgumentParser | None = None) -> None:
     from ddlf.cli.stopping import StopRequest
     from ddlf.cli.target import Importing
 
-    if Importing.now is not None:  # `ddlf run` looks what there is to run in this file
+    if Importing.now is not None:  # `ddlf run` decides what to run in this file
         Importing.now.named = target
         return
     own = [] if options is None else [options]
@@ -93,7 +95,7 @@ def main(target: Any, options: argparse.ArgumentParser | None = None) -> None:
 
 
 def in_notebook() -> bool:
-    """Whether this is a notebook's cell or an IPython prompt: the command line is then that of the kernel, not of a script."""
+    """Return whether this is a notebook's cell or an IPython prompt, whose command line belongs to the kernel."""
     import builtins
 
     program = Path(sys.argv[0])
@@ -103,7 +105,7 @@ def in_notebook() -> bool:
 
 
 def settable(target: Any) -> str:
-    """Return what ``-p`` can set, with the default values, for the end of the help; "" if there is nothing.
+    """Return the names that ``-p`` can set, with default values, for the end of the help; "" if there are none.
 
     Args:
         target: A subclass of ``IApp``, or a function that takes a cluster.
@@ -115,11 +117,11 @@ def settable(target: Any) -> str:
 
 
 def as_parameters(options: argparse.Namespace, parser: Parser) -> argparse.Namespace:
-    """Let the author's own options set what ``-p`` would.
+    """Let the author's own options set attributes like ``-p``.
 
     Args:
-        options: Parsed.
-        parser: The parser, whose options of DDLF are not the author's.
+        options: The parsed options.
+        parser: The parser with DDLF's options and the author's.
     """
     for name in vars(options).keys() - {option.dest for option in parser.options}:
         if (value := getattr(options, name)) is not None:

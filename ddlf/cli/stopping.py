@@ -16,7 +16,9 @@ from ddlf.training.roles import is_importing
 
 
 def interruptible(find: Callable[[], Any]) -> Any:
-    """Call a function that imports the user's file, and raise ``KeyboardInterrupt`` if SIGINT came meanwhile.
+    """Call a function that imports the user's file.
+
+    If SIGINT arrives meanwhile, raise ``KeyboardInterrupt`` afterwards.
 
     An import can lose a SIGINT: a callback swallows it, or native code turns it into an ImportError.
     """
@@ -40,7 +42,7 @@ def interruptible(find: Callable[[], Any]) -> Any:
 
 @contextlib.contextmanager
 def swallowed_quietly() -> Iterator[None]:
-    """Do not print the traceback of an interrupt that came while Python called a finalizer or a callback, where it cannot be raised."""
+    """Hide the traceback of an interrupt in a finalizer or a callback, where Python cannot raise it."""
     usual = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
@@ -59,14 +61,14 @@ BLOCKED_S = 2.0
 
 
 class StopRequest:
-    """How a run is asked to end.
+    """Asks a run to end.
 
     Attributes:
-        gently: Asks what goes on to end by itself soon; returns whether anything will. Called by a signal handler.
-        words: What to say then, without a full stop.
-        say: Says it. Called by a signal handler, which may have interrupted a print.
-        tell: Tells others that it will end. Called likewise.
-        asked: Whether that was done.
+        gently: Asks the present work to end soon, and returns whether any work will. Called by a signal handler.
+        words: The sentence to print then, without a full stop.
+        say: Prints the sentence. Called by a signal handler, which may have interrupted a print.
+        tell: Notifies others that the run will end. Called by a signal handler, too.
+        asked: Whether the run was asked to end.
         terminated: Whether SIGTERM came: the sender counts on a quick end, and sends SIGKILL some seconds later.
     """
 
@@ -79,7 +81,7 @@ class StopRequest:
         self.terminated = False
 
     def interrupted(self) -> bool:
-        """Handle Ctrl-C; returns whether that was all that is to be done about it."""
+        """Handle Ctrl-C, and return whether nothing more has to be done."""
         if self.asked or not self.gently():
             return False
         self.asked = True
@@ -90,10 +92,10 @@ class StopRequest:
 
 @contextlib.contextmanager
 def ending_what_blocks(stop: StopRequest) -> Iterator[None]:
-    """Let SIGINT also end code that holds up the event loop: an import, a download, a computation on the master.
+    """Let SIGINT also end code that blocks the event loop: an import, a download, a computation on the master.
 
-    asyncio only cancels its task, which such code does not notice. When the loop does not run soon, the signal is sent again, as a person would,
-    until it does: each raises ``KeyboardInterrupt``, which an import may swallow.
+    asyncio only cancels its task, and such code does not notice that. If the loop does not run soon, the signal is sent
+    again until it does. Each signal raises ``KeyboardInterrupt``, which an import may swallow.
     """
     loop = asyncio.get_running_loop()
     usual = signal.getsignal(signal.SIGINT)
@@ -127,10 +129,12 @@ def _insist(noticed: threading.Event) -> None:
 
 
 def run_until_signal(make: Callable[[StopRequest], Coroutine[Any, Any, int]]) -> int:
-    """``asyncio.run``, which ends tidily on SIGTERM too, and on SIGINT also when the event loop is held up. A second SIGTERM ends it at once.
+    """Run a coroutine like ``asyncio.run``, with a clean end on SIGTERM and SIGINT, even if the event loop is blocked.
+
+    A second SIGTERM ends the process at once.
 
     Args:
-        make: Returns what is run, and may say there how it is asked to end.
+        make: Returns the coroutine. It gets the ``StopRequest``, and may set its attributes.
     """
 
     async def supervised() -> int:
@@ -139,7 +143,7 @@ def run_until_signal(make: Callable[[StopRequest], Coroutine[Any, Any, int]]) ->
         stop = StopRequest()
 
         def terminate(number: int, frame: Any) -> None:
-            # From now on SIGTERM ends the process at once: also where something holds up the event loop, or saving takes too long.
+            # From now on SIGTERM ends the process at once, even if the event loop is blocked or saving takes too long.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             stop.asked = stop.terminated = True
             loop.call_soon_threadsafe(task.cancel)
@@ -159,7 +163,7 @@ def run_until_signal(make: Callable[[StopRequest], Coroutine[Any, Any, int]]) ->
 
 
 def leave_an_import(code: int) -> None:
-    """End the process now if a thread still imports Keras: nothing can end that, it takes seconds, and all else is closed.
+    """End the process now if a thread still imports Keras. The import takes seconds and cannot be ended.
 
     Args:
         code: Exit code.

@@ -38,11 +38,12 @@ A_FUNCTION = "an async function main(cluster)"
 
 
 class Importing:
-    """What happens when a file's own code is run.
+    """Watches the import of the user's file.
 
     Attributes:
-        ran_by_itself: Whether it has waited for a coroutine: such a script does all its work itself, and nothing is left to run.
-        named: What it gave to ``ddlf.main``.
+        ran_by_itself: Whether the file has waited for a coroutine. Such a script does all its work itself, so nothing
+            remains to run.
+        named: The app or function that the file passed to ``ddlf.main``.
     """
 
     now: Importing | None = None
@@ -57,7 +58,7 @@ class Importing:
         """Note that the script runs by itself.
 
         Raises:
-            ConfigError: There are options, which would have no effect.
+            ConfigError: There are options that would have no effect.
         """
         if self.unused:
             coroutine.close()
@@ -69,7 +70,7 @@ class Importing:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Notice calls of ``asyncio.run``, ``ddlf.run`` and ``ddlf.main`` meanwhile."""
+        """Notice calls of ``asyncio.run``, ``ddlf.run`` and ``ddlf.main`` during a ``with`` block."""
         usual = asyncio.run
 
         def run(main: Any, **options: Any) -> Any:
@@ -88,7 +89,7 @@ class Importing:
 
 
 async def nothing_left() -> None:
-    """Stand for the target of a script that has already run by itself."""
+    """Do nothing, as the target of a script that has already run by itself."""
 
 
 def find_target(path: Path, name: str | None = None, options: argparse.Namespace | None = None) -> Any:
@@ -96,12 +97,12 @@ def find_target(path: Path, name: str | None = None, options: argparse.Namespace
 
     Args:
         path: The file.
-        name: Name of the class or function that is meant; None when there is one only.
-        options: As parsed; those that a script could not know of are refused when it runs by itself.
+        name: Name of the class or function; None if the file has only one.
+        options: The parsed options. If the script runs by itself, options that it cannot see are refused.
 
     Raises:
-        ConfigError: There is no such file, or it is no Python file.
-        AppError: There is nothing to run in it, or more than one thing.
+        ConfigError: The file does not exist, or is not a Python file.
+        AppError: The file contains nothing to run, or more than one app or function.
     """
     _check_file(path)
     data = getattr(options, "data", None)
@@ -111,7 +112,7 @@ def find_target(path: Path, name: str | None = None, options: argparse.Namespace
         return app_of_file(path, data)
     if data is not None:
         raise ConfigError(f"--data has no effect on {path}", hint="an app loads its data in load_dataset")
-    # As `python file.py` does: modules beside it are importable.
+    # Modules beside the file can be imported, like with `python file.py`.
     sys.path.insert(0, str(path.parent.resolve()))
     module_name = (
         path.stem if path.stem.isidentifier() and path.stem not in sys.modules else f"app_{abs(hash(str(path))):x}"
@@ -163,7 +164,7 @@ def _choose(path: Path, module: types.ModuleType, name: str | None) -> Any:
         for value in vars(module).values()
         if inspect.isclass(value) and issubclass(value, IApp) and value.__module__ == module.__name__
     ]
-    # A subclass of another app in the file is the one that is meant.
+    # If one app of the file derives from another one, the subclass is meant.
     meant = [app for app in apps if not any(app is not other and issubclass(other, app) for other in apps)]
     main = getattr(module, "main", None)
     mains = [main] if inspect.iscoroutinefunction(main) else []
@@ -199,7 +200,7 @@ def takes_a_cluster(function: Callable[..., Any]) -> bool:
 
 
 def prepare_app(target: type[IApp], cluster: Cluster | None, options: argparse.Namespace) -> IApp:
-    """Make the app and set on it what the options and the cluster file say."""
+    """Create the app, and apply the settings of the options and the cluster file."""
     try:
         inspect.signature(target).bind(cluster)
     except TypeError as error:
@@ -214,7 +215,9 @@ def prepare_app(target: type[IApp], cluster: Cluster | None, options: argparse.N
 
 
 def overrides(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple[str, Any, str]]:
-    """Yield what overrides the app's own attributes, as name, value and origin; later ones override earlier ones.
+    """Yield the name, value and origin of each setting that overrides an attribute of the app.
+
+    Later ones override earlier ones.
 
     Raises:
         ConfigError: A parameter is not an attribute of the app, or has another type; the cluster file is wrong.
@@ -235,7 +238,7 @@ def overrides(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple
         yield "ui", named, "$DDLF_UI"
     said_here = {name: value for name in OF_SETTINGS if (value := getattr(options, name)) is not None}
     texts = {name: SETTINGS[name].read(text) for name, text in _parameters(options) if name in SETTINGS}
-    spread({**texts, **said_here}, "the options")  # refuses two that disagree
+    spread({**texts, **said_here}, "the options")  # refuses two contradicting values
     for name, value in said_here.items():
         yield from ((key, part, option(name)) for key, part in spread({name: value}).items())
     if page := requested(options):
@@ -259,7 +262,7 @@ def overrides(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple
 
 
 def _near(target: type[IApp], key: str) -> str:
-    """Return the end of an error: the attribute that was probably meant, or those of the app itself."""
+    """Return the end of an error: the attribute with the nearest name, or the app's own attributes."""
     from ddlf.app import IApp
 
     meant = Parser.SYNONYMS.get(f"--{key}", "").removeprefix("--").replace("-", "_")
@@ -280,10 +283,10 @@ def _near(target: type[IApp], key: str) -> str:
 
 
 def function_arguments(target: Callable[..., Any], options: argparse.Namespace) -> dict[str, Any]:
-    """Keyword arguments for a function that is run on a cluster.
+    """Return the keyword arguments for a function that runs on a cluster.
 
     Raises:
-        ConfigError: An option was given that is for apps, or for a cluster that the function does not take.
+        ConfigError: An option is only for apps, or for a cluster although the function takes none.
     """
     what = f"{target.__name__}({'cluster' if takes_a_cluster(target) else ''})"
     if unused := given(options, OF_AN_APP):
@@ -324,13 +327,13 @@ def _parameters(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
 
 
 def guess(key: str, known: list[str]) -> str:
-    """The name that was meant, or all that there are."""
+    """Return the end of an error: the nearest name, or all names."""
     near = difflib.get_close_matches(key, known, 1)
     return f", did you mean {near[0]!r}?" if near else f"; there are: {', '.join(known) or 'none'}"
 
 
 def _value(key: str, text: str, default: Any) -> Any:
-    """Parse a value as the type of the default that it replaces."""
+    """Parse the text of a value to the type of the default that it replaces."""
     if isinstance(default, str):
         return text
     try:
@@ -351,7 +354,7 @@ ASK_S = 5.0
 
 
 def needs_of(target: Any) -> list[str]:
-    """The packages that the file of an app, its class or a function says it needs."""
+    """Return the required packages in the file of an app, its class or a function."""
     kind = target if inspect.isclass(target) or inspect.isfunction(target) else type(target)
     try:
         return needs_in("".join(linecache.getlines(inspect.getfile(kind))))
@@ -360,7 +363,7 @@ def needs_of(target: Any) -> list[str]:
 
 
 def needs_in(source: str) -> list[str]:
-    """The packages that a script says it needs, in a block of PEP 723; none if it has none that can be read."""
+    """Return the required packages in a script's block of PEP 723; empty without a readable block."""
     import tomllib
 
     block = re.search(r"^# /// script$\n((?:^#(?:| .*)$\n)+?)^# ///$", source, re.MULTILINE)
@@ -375,16 +378,18 @@ def needs_in(source: str) -> list[str]:
 
 
 async def check_needs(cluster: Cluster, target: Any, say: Callable[[str], None], *, here: bool) -> None:
-    """Look for what the script says it needs, and say which workers lack it. One that cannot be asked is let alone.
+    """Look for the script's required packages on workers, and report the workers that lack some.
+
+    Workers that do not answer are skipped.
 
     Args:
-        cluster: Connected.
+        cluster: The connected cluster.
         target: An app, its class or a function.
-        say: Takes lines.
+        say: Prints a line.
         here: Whether the workers have the packages of this process, which started them.
 
     Raises:
-        VersionError: None has it: there is nobody on whom the script could run.
+        VersionError: All workers lack a package, so the script cannot run.
     """
     needs = needs_of(target)
     if not needs:

@@ -1,4 +1,4 @@
-"""``ddlf top``: the state of a run in the terminal, or that of the workers of a cluster without a run."""
+"""``ddlf top``: show the state of a run, or of a cluster's workers, in the terminal."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def _watch(source: AsyncIterator[dict[str, Any]]) -> None:
             async for known in source:
                 live.update(draw(known, *console.size), refresh=True)
     except asyncio.CancelledError:
-        pass  # Ctrl-C is how this is left
+        pass  # Ctrl-C ends this command
     finally:
         if known:
             _print(known)
@@ -74,7 +74,7 @@ def _print(known: dict[str, Any]) -> None:
 
 
 def _source(options: argparse.Namespace) -> AsyncGenerator[dict[str, Any], None]:
-    """Return what to watch: the newest run of this user here, or the daemons of a cluster if one is named or there is no run."""
+    """Return the source to watch: the user's newest run here, or a named cluster's daemons, also if there is no run."""
     from ddlf.monitor.dashboard.address import open_pages
     from ddlf.monitor.dashboard.viewer import watch
 
@@ -166,7 +166,7 @@ def _run(run: dict[str, Any], known: dict[str, Any], columns: int) -> list[Rende
 
 
 def spark(values: list[float], columns: int) -> str:
-    """A curve in one row: its newest values, or means of neighbours when there are more than columns."""
+    """Return a curve in one row. If there are more values than columns, each column shows a mean."""
     step = max(1, -(-len(values) // columns))
     means = [sum(part) / len(part) for at in range(0, len(values), step) if (part := values[at : at + step])]
     low, high = min(means), max(means)
@@ -205,7 +205,7 @@ def _workers(known: dict[str, Any], columns: int, rows: int) -> list[RenderableT
 
 
 def doing(lane: dict[str, Any], worker: dict[str, Any], known: dict[str, Any]) -> tuple[str, str]:
-    """Return the state of a worker (busy, idle, suspect, lost or gone) and what it does, in words."""
+    """Return the state of a worker (busy, idle, suspect, lost or gone) and its current work, in words."""
     if lane.get("state") == "gone":
         return "gone", f"excluded: {_first(lane['why'])}"
     if lane.get("state") == "lost" or worker.get("state") in ("dead", "missing"):

@@ -1,4 +1,4 @@
-"""``ddlf-worker``: one worker on this machine. Starts the daemon, prints what a person must know, ends cleanly on Ctrl-C and SIGTERM."""
+"""``ddlf-worker``: run one worker on this machine, until Ctrl-C, SIGTERM or ``ddlf stop``."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def command() -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run until told to stop; ends with ``SystemExit``."""
+    """Run until the worker is stopped, and end with ``SystemExit``."""
     with reader_may_leave():
         _main(argv)
 
@@ -112,12 +112,12 @@ def _run(options: argparse.Namespace) -> int:
 
     def say(line: str) -> None:
         if not options.quiet:
-            with contextlib.suppress(BrokenPipeError):  # nobody reads, but masters still use this worker
+            with contextlib.suppress(BrokenPipeError):  # the output has no reader, but masters still use this worker
                 print(line, flush=True)
 
     by_parent = options.exit_with_parent
     tokens = Tokens((_token_from_stdin(),), source="stdin") if by_parent else find_tokens(options.token_file)
-    # The token of a program that starts workers on its own machine opens nothing.
+    # A token for workers on the program's own machine opens nothing else.
     host = options.host or (ANY if tokens and not by_parent else LOOPBACK)
     beyond = not (host == "localhost" or host.startswith("127.") or host == "::1")
     if beyond and tokens is None:
@@ -128,7 +128,7 @@ def _run(options: argparse.Namespace) -> int:
     security = Security(options.tls_ca, options.tls_cert, options.tls_key, options.insecure_plaintext)
     plaintext = beyond and security.insecure_plaintext
     encrypted = beyond or security.tls_ca or security.tls_cert
-    # Nobody would find the state of a port that was chosen by chance.
+    # A random port changes with each start, so its state would never be found again.
     state_dir = options.state_dir or (_state_dir() if options.port else None)
     settings = Options(
         host=host,
@@ -158,7 +158,7 @@ def _run(options: argparse.Namespace) -> int:
                 print(json.dumps(facts), file=pipe)
 
     _no_core_dumps()
-    # A signal that comes while the event loop is made waits until it can be handled: half a loop cannot end tidily.
+    # Block signals while the event loop is created, because an incomplete loop cannot end cleanly.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     if plaintext:
         print(
@@ -187,7 +187,7 @@ async def _serve(settings: Options, ready: Callable[[Daemon], None], exit_with_p
             loop.remove_signal_handler(stopping)  # a second signal ends this process at once
         daemon.stop(f"{signal.Signals(number).name} on its machine")
 
-    # First the signals: from here on every end is a tidy one, which leaves no folder behind.
+    # Handle signals first: from here on every end is clean, and leaves no folder behind.
     for number_ in STOPPING:
         loop.add_signal_handler(number_, stop, number_)
     daemon = Daemon(settings, log=lambda line: print(f"ddlf-worker: {line}", file=sys.stderr, flush=True))
@@ -246,7 +246,7 @@ async def feed_watchdog() -> None:
 
 
 def _no_core_dumps() -> None:
-    """Memory holds the token: when this process or its executor crashes, it is not written to a disk."""
+    """Disable core dumps of this process and its executor, because their memory contains the token."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 

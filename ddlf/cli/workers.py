@@ -1,4 +1,4 @@
-"""``ddlf status``, ``ddlf stop`` and ``ddlf clean``: ask the daemons of a cluster what they do, stop them, or free what runs left.
+"""``ddlf status``, ``ddlf stop`` and ``ddlf clean``: show, stop or clean the workers of a cluster.
 
 Runs on the master.
 """
@@ -26,7 +26,7 @@ def _status_options(parser: Parser) -> None:
 
 
 async def status(options: argparse.Namespace) -> int:
-    """Ask each daemon; a worker whose executor is busy answers too."""
+    """Ask each daemon for its state. A worker with a busy executor answers, too."""
     workers = named_cluster(options, guest=True).workers
     answers = await asyncio.gather(*(ask(worker, "status", options.timeout) for worker in workers))
     if options.json:
@@ -48,7 +48,7 @@ async def status(options: argparse.Namespace) -> int:
 
 
 def describe(answer: Any, label: str) -> str:
-    """Return what a worker does, in words.
+    """Return the current work of a worker, in words.
 
     Args:
         answer: The answer of its daemon, or the error.
@@ -86,7 +86,7 @@ def weights_held(shard: dict[str, Any] | None) -> list[str]:
     if shard is None:
         return []
     share = f"values {shard['begin'] + 1:,} to {shard['end']:,} of {shard['of']:,}"
-    shards, copies = shard.get("shards", 1), shard.get("copies", 0)  # of a daemon of 0.1.0 neither is there
+    shards, copies = shard.get("shards", 1), shard.get("copies", 0)  # a daemon of 0.1.0 sends neither
     parts = [f"a shard ({share}, version {shard['version']})"] if shards else []
     parts += [f"{shards - 1} more shard{'s' * (shards > 2)}"] if shards > 1 else []
     parts += [f"{'copies' if copies > 1 else 'a copy'} of {copies} other{'s' * (copies > 1)}"] if copies else []
@@ -94,7 +94,7 @@ def weights_held(shard: dict[str, Any] | None) -> list[str]:
 
 
 async def ask(worker: ProxyWorker, command: str, timeout_s: float, **arguments: Any) -> Any:
-    """Ask a daemon; returns its answer, or the error."""
+    """Ask a daemon, and return its answer or the error."""
     try:
         await worker.connect_control(timeout_s=timeout_s)
         return await worker.ask(command, timeout_s=timeout_s, **arguments)
@@ -119,7 +119,7 @@ def _stop_options(parser: Parser) -> None:
 
 
 async def stop(options: argparse.Namespace) -> int:
-    """Stop all workers, or what they run, or none of them if one is in use."""
+    """Stop all workers or their executors; stop none of them if one is in use."""
     workers = named_cluster(options, guest=True).workers
     used = {} if options.force else await _used(workers, options.timeout)
     for worker, holder in used.items():
@@ -141,7 +141,7 @@ async def stop(options: argparse.Namespace) -> int:
 
 
 async def _used(workers: list[ProxyWorker], timeout_s: float) -> dict[ProxyWorker, str]:
-    """Return the workers that a living master uses, and who it is since when."""
+    """Return the workers that a living master uses, with the master's name and the time of its lease."""
     answers = await asyncio.gather(*(ask(worker, "status", timeout_s) for worker in workers))
     leases = [None if isinstance(answer, DDLFError) else answer["lease"] for answer in answers]
     return {
@@ -174,14 +174,14 @@ async def clean_named(options: argparse.Namespace) -> int:
 
 
 async def clean(workers: list[ProxyWorker], options: argparse.Namespace) -> int:
-    """Free data, models and variables of all workers, or of none if a run uses one of them.
+    """Free data, models and variables on all workers; on none of them if a run uses one.
 
     Args:
-        workers: Not connected.
-        options: ``methods``, whether hosted methods go too, and ``timeout``, in seconds for each worker.
+        workers: The workers, not connected.
+        options: ``methods``, whether hosted methods are removed, too, and ``timeout``, in seconds for each worker.
 
     Raises:
-        LeaseError: Some are in use; nothing was freed.
+        LeaseError: Some workers are in use. Nothing was freed.
     """
     outcomes = await asyncio.gather(*(_take(worker, options.timeout) for worker in workers))
     try:
@@ -205,7 +205,7 @@ async def clean(workers: list[ProxyWorker], options: argparse.Namespace) -> int:
 
 
 async def _take(worker: ProxyWorker, timeout_s: float) -> dict[str, Any] | DDLFError:
-    """Lease the worker, so that nobody starts a run meanwhile; returns its status."""
+    """Lease a worker, so that no run starts meanwhile, and return its status."""
     try:
         await worker.connect_control(timeout_s=timeout_s)
         return await worker.status(timeout_s)
