@@ -1,4 +1,8 @@
-"""Writes what follows from the code's own declarations: ``python docs/reference`` after a change of them."""
+"""Write the generated reference pages and the schema of cluster.yaml: ``python docs/reference``.
+
+The pages come from declarations and docstrings in the code, so run it after you changed a setting, an event, an error or
+a rule.
+"""
 
 import ast
 import inspect
@@ -42,7 +46,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def settings() -> str:
-    """The page of the settings."""
+    """Return the page of the settings."""
     more: dict[str, str] = {}
     modules = {base.__module__ for kind in KINDS_OF_GROUPS for base in kind.__mro__ if issubclass(base, Group)}
     for source in (registry, shared, *(sys.modules[name] for name in modules)):
@@ -83,12 +87,12 @@ def _setting(name: str, more: str) -> str:
 
 
 def events() -> str:
-    """The page of the events."""
+    """Return the page of the events."""
     return "\n".join([EVENTS, *map(_facts, KINDS.values()), _facts(RoundRecord)]).rstrip() + "\n"
 
 
 def _facts(kind: type) -> str:
-    """When it comes, and a table of its facts, those of its bases first."""
+    """Return the text of an event class and a table of its fields. Fields of base classes come first."""
     texts = {}
     for cls in reversed(kind.__mro__):
         arguments = inspect.getdoc(cls).partition("Args:\n")[2]
@@ -103,7 +107,7 @@ def _facts(kind: type) -> str:
 
 
 def tree_of_errors() -> str:
-    """The page of the errors."""
+    """Return the page of the errors."""
     drawn = re.search(r"::\n\n(.*?)\n\n(?=\S)", inspect.getdoc(errors), re.DOTALL)[1]
     kinds = [getattr(errors, name) for name in errors.__all__]
     codes = [
@@ -128,7 +132,7 @@ def _error(kind: type) -> str:
 
 
 def rules() -> str:
-    """The page of the rules."""
+    """Return the page of the rules of learning."""
     return (
         "\n".join([RULES, *(part for name, text in FAMILIES.items() for part in _family(name, *text))]).rstrip() + "\n"
     )
@@ -176,14 +180,14 @@ def advice() -> str:
 
 
 def _advice(rule: Rule) -> str:
-    """What ``ddlf advise --explain`` prints, below a heading that can be linked to."""
+    """Return what ``ddlf advise --explain`` prints, below a heading that other pages can link to."""
     head, _, body = explained(rule).partition("\n")
     title = head.partition(": ")[2]
     return f"### {rule.id}\n\n{title[0].upper()}{title[1:]}\n{body}"
 
 
 def _sections(thing: object) -> Iterator[tuple[str, str]]:
-    """The docstring's text, under no name, and its sections, in Markdown."""
+    """Yield the sections of a docstring as names and Markdown texts. The text before the first section has no name."""
     head, *rest = re.split(
         r"^(Args|Attributes|Raises|Returns|Source|What to do):\n", inspect.getdoc(thing), flags=re.MULTILINE
     )
@@ -193,7 +197,7 @@ def _sections(thing: object) -> Iterator[tuple[str, str]]:
 
 
 def _markdown(text: str) -> str:
-    """A docstring's text, whose blocks of code follow two colons."""
+    """Return the text of a docstring as Markdown. Two colons before an indented block mark it as code."""
     text = re.sub(r"(?<=\d)\*\*(?=-?\d)", r"\\*\\*", text)  # powers, not bold type
     return re.sub(
         r"::\n\n((?: {4}.*\n|\n)+)",
@@ -203,7 +207,7 @@ def _markdown(text: str) -> str:
 
 
 def _table(what: str, text: str) -> str:
-    """The entries of a section as a table."""
+    """Return the entries of a docstring's section as a Markdown table."""
     rows = [
         f"| `{name}` | {' '.join(said.split())} |"
         for name, said in re.findall(r"^(\w+): (.*(?:\n .*)*)", text, re.MULTILINE)
@@ -214,7 +218,7 @@ def _table(what: str, text: str) -> str:
 HEAD = """\
 # Settings
 
-Made from `ddlf/training/spec.py` and the packages of the strategies by `python docs/reference`.
+`python docs/reference` writes this page from `ddlf/training/spec.py` and the packages of the strategies.
 
 Settings are attributes of an app. Later rows of this table override earlier ones:
 
@@ -226,13 +230,13 @@ Settings are attributes of an app. Later rows of this table override earlier one
 | options of `ddlf run`, arguments of `train_sync` | `--batch-size 128`, `-p batch_size=128` |
 
 `ddlf config show app.py --origin` shows the values of a run and their origins. DDLF checks all settings before it
-connects or starts anything, and refuses a setting without effect. The groups are the same as in `ddlf run --help-all`;
-`ddlf run --help downpour` shows one of them.
+connects or starts anything, and refuses a setting without effect. This page has the same groups as `ddlf run --help-all`.
+`ddlf run --help downpour` prints one group.
 """
 EVENTS = """\
 # Events
 
-Made from `ddlf/events/` by `python docs/reference`.
+`python docs/reference` writes this page from `ddlf/events`.
 
 An event is a value that reports something that has happened. The master emits events in the order in which they happen:
 
@@ -241,7 +245,7 @@ An event is a value that reports something that has happened. The master emits e
 | `app.subscribe(sink)` | all events of the app's runs |
 | `cluster.subscribe(sink)` | events of the cluster and its workers, from `WorkerConnected` on, also without a run |
 
-Rounds, slots and workers count from 1. Events have no time, so take the time when a sink receives one.
+Rounds, slots and workers count from 1. An event does not contain the time. A sink can read the clock when it receives the event.
 `ddlf.events.sinks.to_json` and `from_json` convert events to JSON data and back. NaN and the infinities become the
 texts `"NaN"`, `"Infinity"` and `"-Infinity"`.
 """
@@ -250,9 +254,9 @@ texts `"NaN"`, `"Infinity"` and `"-Infinity"`.
 ERRORS = """\
 # Errors
 
-Made from `ddlf/errors` by `python docs/reference`. `ddlf help WorkerLost` prints the same in the terminal.
+`python docs/reference` writes this page from `ddlf/errors`. `ddlf help WorkerLost` prints one error in the terminal.
 
-All errors of DDLF form one tree. The class in brackets is the Python class that each of them also belongs to:
+All errors of DDLF form one tree. Many errors also derive from a built-in class of Python, which is in brackets:
 
 ```text
 {tree}
@@ -263,8 +267,8 @@ The text of an error says what happened, where, and what to do next. Its parts a
 If a method or an app raises an error on a worker, you can catch the original class (`except ValueError`). If several
 workers raise, you catch the first error, and `.others` has the remaining ones.
 
-`ddlf run` shows only your own lines, the lines of the worker last. With `-v` it also shows the lines of DDLF, Keras and
-other libraries. Its exit codes are:
+The traceback that `ddlf run` prints has only lines of your own files, and the worker's lines come last. With `-v` it
+also has the lines of DDLF, Keras and other libraries. Its exit codes are:
 
 {codes}
 """
@@ -284,7 +288,7 @@ EXIT_CODES = {
 RULES = """\
 # Rules
 
-Made from `ddlf/algorithms` by `python docs/reference`.
+`python docs/reference` writes this page from `ddlf/algorithms`.
 
 Rules decide how updates travel, how they are merged, and how they change the weights. A rule is a text, such as
 `trimmed:beta=0.2`, or `trimmed:0.2` for short. You give it to a setting, to an option, or to `run:` of cluster.yaml.
@@ -295,42 +299,50 @@ An *update* is the weights before local training minus the weights after it. *g*
 part of a round.
 """
 FAMILIES: dict[str, tuple[str, Family | dict[str, object]]] = {
-    "merge": ("Many updates become one. For synchronous training.", MERGE),
-    "outer": ("The merged update changes the weights. By default it is subtracted.", OUTER),
-    "arrival": ("One update that has arrived changes the weights. For asynchronous training.", ARRIVAL),
+    "merge": ("A merge rule turns the updates of all slots into one update, in synchronous training.", MERGE),
+    "outer": ("An outer optimizer applies the merged update to the weights. The default subtracts it.", OUTER),
+    "arrival": (
+        "An arrival rule applies a single update to the weights when it arrives, in asynchronous training.",
+        ARRIVAL,
+    ),
     "staleness": (
-        "How much an update counts if the weights have changed since its slot read them. For asynchronous training.",
+        "A staleness rule gives the factor of a stale update, in asynchronous training. An update is stale if the weights "
+        "have changed since its slot read them.",
         STALENESS,
     ),
-    "push_rule": ("A pushed gradient changes the values of a server. For Downpour SGD.", PUSHED),
-    "local_rule": ("A correction that local training adds to its gradients, so that slots do not drift apart.", LOCAL),
-    "codec": ("Makes updates smaller on their way to the master.", CODEC),
+    "push_rule": ("A push rule applies a pushed gradient to the values of a server, in Downpour SGD.", PUSHED),
+    "local_rule": ("A local rule corrects the gradients of local training, so that slots do not drift apart.", LOCAL),
+    "codec": ("A codec makes updates smaller on their way to the master.", CODEC),
     "weights_codec": (
-        "Makes weights smaller on their way to the workers: an unbiased codec, or any codec after `delta:`.",
+        "This codec makes weights smaller on their way to the workers. It is an unbiased codec, or `delta:` and any codec.",
         {"delta:float32": Outward},
     ),
     "partition": (
-        "Assigns samples to slots: `equal` again in each round, the others once for the whole run, for studies of data that differ.",
+        "A partition assigns samples to slots. `equal` does so again in each round. The others do so once for the whole run, to "
+        "study slots with different data.",
         PARTITION,
     ),
-    "converge": ("When training stops before its last epoch.", CONVERGE),
+    "converge": ("A convergence rule decides when training stops before its last epoch.", CONVERGE),
     "schedule": (
-        "How the learning rate changes over the run, in fractions of the run, with or without a warm-up.",
+        "A schedule changes the learning rate over the run, with or without a warm-up. Its numbers are fractions of the run.",
         PARTS,
     ),
-    "clip": ("How gradients are clipped, in addition to Keras's optimizers.", CLIP),
+    "clip": ("A clipping rule shortens long gradients, in addition to the clipping of Keras's optimizers.", CLIP),
     "multipliers": (
-        "Factors of the steps: zero for the first layers, or by the names of layers, such as `body=0.1,head/bias=2`.",
+        "Multipliers scale the steps of layers. They freeze the first layers, or name layers, as in `body=0.1,head/bias=2`.",
         {"freeze:0.75": Freeze},
     ),
-    "rate_decay": ("How the learning rate falls, by the results of the epochs.", RATE_DECAY),
-    "balance": ("How many samples each slot gets.", {"equal": equal_sizes, "speed": sizes_by_speed}),
+    "rate_decay": ("A decay rule lowers the learning rate according to the results of the epochs.", RATE_DECAY),
+    "balance": (
+        "This setting decides how many samples each slot gets.",
+        {"equal": equal_sizes, "speed": sizes_by_speed},
+    ),
 }
 ADVICE_HEAD = """\
 # Rules of the adviser
 
-Made from `ddlf/extras/advice` by `python docs/reference`. `ddlf advise --explain L02` prints one rule in the
-terminal. [Advice before training](../howto/advice.md) shows how to use them.
+`python docs/reference` writes this page from `ddlf/extras/advice`. `ddlf advise --explain L02` prints one rule in the
+terminal. [Advice before training](../howto/advice.md) shows how to use the adviser.
 """
 PAGES = {
     ROOT / "docs/reference/advice.md": advice,

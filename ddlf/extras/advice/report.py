@@ -180,15 +180,16 @@ def _region(edit: Edit) -> dict[str, int]:
 def explained(rule: Rule) -> str:
     """Return the explanation of a rule as a page of Markdown."""
     level = {
-        "quick": "settings, arrays and the model as it is built: nothing is trained",
-        "batch": "some batches on a copy of the model",
-        "cluster": "what only workers would tell: a fresh process, several slots",
-        "run": "the records of a run",
+        "quick": "checks settings, arrays and the built model, and trains nothing",
+        "batch": "trains a copy of the model on some batches",
+        "cluster": "finds defects that only workers show, in a second process and with several slots",
+        "run": "reads the records of a run",
     }[rule.level]
     return (
         f"# {rule.id}: {rule.title}\n\n"
         f"*{SEVERITIES[rule.severity]}; {CLASSES[rule.id[0]].lower()}; level {rule.level}: {level}*\n\n"
         f"**Why**: {rule.why}\n\n**What to do**: {rule.fix}\n\n"
         f"**Source**: {rule.source}\n\n"
-        f"Where it is meant: `# ddlf: ignore[{rule.id}] reason` on the line that it names, or on that of the class.\n"
+        f"To accept a finding, write the comment `# ddlf: ignore[{rule.id}] reason` on its line. On the line of the class, "
+        "the comment accepts all findings of this rule in the file.\n"
     )
