@@ -1,7 +1,7 @@
-"""``IApp``: what a user subclasses to train a Keras model on a cluster.
+"""The class ``IApp``, which users subclass to train a Keras model on a cluster.
 
-The same object lives on both sides. On the master it leads: it holds the cluster and starts training. A copy of it, without
-data and model, goes to every worker, where ``load_dataset``, ``create_model`` and ``train`` run.
+The master has the user's object, which keeps the cluster and starts training. Every worker gets a copy of it without
+data and model, and calls its ``load_dataset``, ``create_model`` and ``train``.
 """
 
 from __future__ import annotations
@@ -35,28 +35,32 @@ if TYPE_CHECKING:
 
 
 class IApp:
-    """Subclass it, write ``load_dataset`` and ``create_model``, and train.
+    """The base class of an app: subclass it, write ``load_dataset`` and ``create_model``, and call ``train_sync``.
 
-    Class attributes are the defaults of a run. Attributes of the object win over them, arguments and command-line flags over both. There are two
-    ways to set them: groups, such as ``mode = ddlf.Downpour(replicas=16)`` and ``data = ddlf.Data(batch_size=64)``, or each setting by its name,
-    such as ``batch_size = 64``. The groups are in ``ddlf.training.spec``; ``ddlf config show`` lists all settings.
+    Class attributes are the defaults of a run. Attributes of the object override them. Arguments and command-line flags
+    override both. You can set groups, such as ``mode = ddlf.Downpour(replicas=16)``, or single settings, such as
+    ``replicas = 16`` and ``batch_size = 64``. The groups are in ``ddlf.training.spec``. The command
+    ``ddlf config show`` lists all settings.
 
     Args:
-        cluster: The workers. By default those of ``$DDLF_CONFIG`` or ``./cluster.yaml``, else two new ones on this machine.
+        cluster: The workers. The default is the cluster of ``$DDLF_CONFIG`` or ``./cluster.yaml``. If neither exists,
+            the app uses two new workers on this machine.
 
     Attributes:
-        mode: How it trains: ``ddlf.Sync``, ``Async`` or ``Downpour``, or the name of one; ``train = ddlf.Sync(...)`` in the class sets it, too.
-        exchange: How updates and weights travel: ``ddlf.Star``, ``Sharded``, ``Auto`` or ``Gradient``, or the name of one.
-        checkpoint: ``ddlf.Checkpoint``, or the folder alone.
-        data: ``ddlf.Data``: batches, and which samples each slot has.
-        local: ``ddlf.Local``: training between two exchanges.
-        evaluation: ``ddlf.Evaluation``: tests, and when training can stop.
-        output: ``ddlf.Output``: what is shown, and the folder of the run.
-        history: The records of all rounds so far, of every training since the last fresh one; ``history.history`` is a dict of lists, as Keras's.
-        optimizers: The state of each slot's optimizer after them, as lists of arrays in Keras's order; None for a slot that never trained,
-            and with ``optimizer_state="fresh"``.
-        ledger: How often each sample was trained on in them: what ``replica.fit`` was given; what an own ``train`` feeds without it counts as its
-            whole partition.
+        mode: The strategy of training: ``ddlf.Sync``, ``Async`` or ``Downpour``, or its name. In a class, you can also
+            write ``train = ddlf.Sync(...)``.
+        exchange: How updates and weights travel: ``ddlf.Star``, ``Sharded``, ``Auto`` or ``Gradient``, or its name.
+        checkpoint: A ``ddlf.Checkpoint``, or only the folder for checkpoints.
+        data: A ``ddlf.Data``: the batches, and the samples of each slot.
+        local: A ``ddlf.Local``: the training between two exchanges.
+        evaluation: A ``ddlf.Evaluation``: when the model is tested, and when training can stop.
+        output: A ``ddlf.Output``: the display, and the folder of the run.
+        history: The records of all rounds since training last started fresh. ``history.history`` is a dict of lists,
+            like in Keras.
+        optimizers: The state of each slot's optimizer after these rounds, as a list of arrays in Keras's order. It is
+            None for a slot that never trained, and with ``optimizer_state="fresh"``.
+        ledger: How often these rounds trained on each sample. It counts the samples that ``replica.fit`` received. If
+            your own ``train`` does not call ``replica.fit``, its whole partition counts.
 
     Example::
 
@@ -81,7 +85,7 @@ class IApp:
     evaluation: Any = View(Evaluation)
     output: Any = View(Output)
 
-    notation: Any = None  # a text in the place of create_model: its file, or what load_notation gives
+    notation: Any = None  # replaces create_model: a file with model text, or the result of load_notation
 
     x_train: Any
     y_train: Any
@@ -113,22 +117,22 @@ class IApp:
             vars(self).update(spread({name: value}))
 
     def __getattr__(self, name: str) -> Any:
-        if name in SETTINGS:  # which nothing has set
+        if name in SETTINGS:  # neither the class nor the object has set it
             return SETTINGS[name].default
-        return object.__getattribute__(self, name)  # raises what a property raised, too
+        return object.__getattribute__(self, name)  # also raises the AttributeError of a property
 
     @property
     def optimizers(self) -> list[Any]:
-        """The state of each slot's optimizer; see the class."""
+        """The state of each slot's optimizer; the class describes it."""
         return [] if self.run_context.progress is None else self.run_context.progress.optimizers
 
     @property
     def model(self) -> Any:
-        """The Keras model that ``create_model`` set. While training goes on it has the weights after the last round that was reported."""
+        """The Keras model that ``create_model`` set. During training it has the weights of the last reported round."""
         model = vars(self).get("model")
         if model is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute 'model'", name="model", obj=self)
-        if self.run_context.weights is not None:  # a run that does not look pays nothing
+        if self.run_context.weights is not None:  # set only on access: a run that never reads the model saves the cost
             weights, self.run_context.weights = self.run_context.weights, None
             model.set_weights(local(weights))
         return model
@@ -142,36 +146,42 @@ class IApp:
         if vars(self).pop("model", None) is None:
             raise AttributeError("model", name="model", obj=self)
 
-    # -- what a user writes -----------------------------------------------------------------------------------------
+    # -- methods that a user writes -------------------------------------------------------------------------------
 
     async def load_dataset(self) -> None:
-        """Set ``x_train``, ``y_train`` and, if wanted, others. Runs on the master and on every worker; must be written.
+        """Set ``x_train``, ``y_train`` and other data. Every app must write this method.
 
-        ``train_data``, ``val_data``, ``test_data`` are the same as partition files (``ddlf.data.open``), a ``PyDataset``, a ``tf.data`` pipeline or
-        ``ddlf.data.generated``.
-        ``x_val``, ``y_val`` are evaluated after each round, as ``fit`` does with ``validation_data``; ``x_test``, ``y_test`` at the end. ``w_train``,
-        ``w_val``, ``w_test`` weigh samples. Models that need no labels need no ``y_``.
+        The master and every worker call it. All of them must get equal training data. Data are arrays, or lists, tuples
+        or dicts of arrays for a model with several inputs. A model without labels needs no ``y_`` attributes.
 
-        What else it sets is there for ``create_model`` and ``train`` of the same node. It never travels; what ``__init__`` sets does.
+        - ``x_val`` and ``y_val`` are evaluated after each round, like ``validation_data`` of ``fit``.
+        - ``x_test`` and ``y_test`` are evaluated at the end.
+        - ``w_train``, ``w_val`` and ``w_test`` are sample weights.
+        - ``train_data``, ``val_data`` and ``test_data`` replace the arrays. They accept partition files
+          (``ddlf.data.open``), a ``PyDataset``, a ``tf.data`` pipeline or ``ddlf.data.generated``.
 
-        Arrays, or lists, tuples or dicts of arrays for a model of several inputs. All nodes must get equal training data.
+        All other attributes that this method sets stay on their node, where ``create_model`` and ``train`` can use
+        them. Only attributes that ``__init__`` sets are sent to the workers.
         """
         how = "write one that sets self.x_train and self.y_train"
         raise AppError(f"{type(self).__name__} has no load_dataset", hint=how)
 
     async def create_model(self) -> None:
-        """Set ``model`` to a compiled Keras model; by default to ``notation``. Runs on every node, after ``load_dataset``, so it may use the data."""
+        """Set ``model`` to a compiled Keras model. The default is the model of ``notation``.
+
+        Every node calls this method after ``load_dataset``, so it may use the data.
+        """
         if self.notation is None:
             how = "write one that sets self.model to a compiled Keras model, or name a text: notation = 'model.nnm'"
             raise AppError(f"{type(self).__name__} has no create_model", hint=how)
         self.model = self.notation
 
-    # -- what a user may override -----------------------------------------------------------------------------------
+    # -- methods that a user may override -------------------------------------------------------------------------
 
     def train(self, weights: list[Any], worker_epochs: int, batch_size: int) -> Any:
-        """What a worker does in a round. Runs on the worker, on the thread that Keras lives on; may be async.
+        """Train on this worker for one round, and return the update. Runs on the worker's Keras thread; may be async.
 
-        ``self.indices`` holds the partition: the samples of this round, in their order.
+        ``self.indices`` has the samples of this round, in their order.
 
         Args:
             weights: The global weights, one array for each of ``model.weights``.
@@ -179,7 +189,8 @@ class IApp:
             batch_size: Samples in a batch.
 
         Returns:
-            The update, weights before minus weights after, one array each; or a tuple of it and a dict of metrics.
+            The update: weights before minus weights after, one array for each weight. Or a tuple of the update and a
+            dict of metrics.
         """
         from ddlf.algorithms.weights import difference
 
@@ -188,23 +199,27 @@ class IApp:
         return difference(weights, self.model.get_weights(), over=True), metrics
 
     def is_convergent(self, record: RoundRecord) -> Any:
-        """Whether training can stop. Called on the master after ``on_round``, with the same to look at. May be async."""
+        """Return whether training can stop. The master calls it after ``on_round``. May be async."""
         return False
 
     def on_round(self, record: RoundRecord) -> Any:
-        """Called on the master after every round (every update in asynchronous training); prints its line. May be async.
+        """Print the line of a round. The master calls this after every round. May be async.
 
-        ``model`` has the weights after this round, so ``evaluate_model`` and ``save_model`` are of these; ``history`` ends with
-        its record; ``ledger`` and ``optimizers`` are those of now. When this round's weights are tested (``evaluate_every``), it is called when
-        the test is over, while the workers compute the next one.
+        In asynchronous training, the master calls it after every update.
+
+        During the call ``model`` has the weights after this round, so ``evaluate_model`` and ``save_model`` use these
+        weights. ``history`` ends with the record of this round. ``ledger`` and ``optimizers`` have their current
+        values. If this round's weights are tested (``evaluate_every``), the call comes after the test, while the
+        workers compute the next round.
         """
         if self.run_context.display is None or self.run_context.display.is_due(record):
             self.say(str(record))
 
     def on_event(self, event: TrainingEvent) -> Any:
-        """Called on the master when something happens to a slot or a worker; prints a line for what is out of the ordinary. May be async.
+        """Print a line for an unusual event of a slot or a worker. The master calls this for every event. May be async.
 
-        ``model`` and ``history`` are those of the last round that was reported. An error here ends the run; who only looks on takes ``subscribe``.
+        During the call ``model`` and ``history`` are those of the last reported round. An error in this method ends the
+        run. To observe events without this risk, use ``subscribe``.
         """
         if event.kind not in ("start", "finish"):
             self.say(f"{event.kind:<9} {event.text}")
@@ -215,33 +230,34 @@ class IApp:
             put(text)
 
     def subscribe(self, sink: Sink) -> Callable[[], None]:
-        """Have ``sink(event)`` called on the master for all that happens, with the events of ``ddlf.events``; as many as you like.
+        """Call ``sink(event)`` on the master for each event of ``ddlf.events``. There may be any number of sinks.
 
-        It is to return at once, for training waits for it. One that raises is told no more, and its traceback is logged; the run goes on.
+        Training waits for a sink, so it must return at once. A sink that raises an error is unsubscribed: its traceback
+        is logged, and the run continues.
 
         Returns:
-            Takes the sink off.
+            A function that unsubscribes the sink.
         """
         return self.run_context.events.subscribe(sink)
 
     @cached_property
     def run_context(self) -> RunContext:
-        """What the runs of this app share on this node, for those who extend DDLF."""
+        """The state that the runs of this app share on this node, for code that extends DDLF."""
         return RunContext(emit=self._emit, hook=self._hook, check=self._check, check_written=self._check_written)
 
     def _emit(self, event: Event) -> None:
-        """Send it to all subscribers, and print what no hook prints: behind a record that the display has held back."""
+        """Send an event to all subscribers, and print it if no hook does. The line follows delayed records."""
         self.run_context.events.emit(event)
         if self.verbose and (text := line_without_hook(event)):
             self.say(text)
 
     def _hook(self, event: Event) -> Any:
-        """Give an event to ``on_event``, if it is one of those."""
+        """Pass an event to ``on_event``, if it is a training event."""
         if not self.verbose and getattr(self.on_event, "__func__", None) is IApp.on_event:
-            return None  # it would only print
+            return None  # the default hook only prints
         return None if (told := training_event(event)) is None else self.on_event(told)
 
-    # -- life -------------------------------------------------------------------------------------------------------
+    # -- connection -----------------------------------------------------------------------------------------------
 
     async def connect(self) -> None:
         """Connect to the workers. Safe to call again."""
@@ -253,7 +269,7 @@ class IApp:
             await self.cluster.connect(modules=PRELOADED)
 
     async def close(self) -> None:
-        """Leave the workers; they keep their data for the next run. Safe to call again."""
+        """Disconnect from the workers. They keep their data for the next run. Safe to call again."""
         if self.cluster is not None:
             await self.cluster.close()
 
@@ -272,9 +288,9 @@ class IApp:
     # -- training ---------------------------------------------------------------------------------------------------
 
     async def train_model(self, *, fresh: bool = False) -> History:
-        """Train as the attributes say, ``mode`` among them; see ``train_sync``."""
+        """Train with the attributes of the app, including ``mode``. For the details see ``train_sync``."""
         SETTINGS["mode"].check("mode", self.mode)
-        strategy = partial(self._train, self.mode, None, None, None, None)  # of another package
+        strategy = partial(self._train, self.mode, None, None, None, None)  # a strategy of another package
         history: History = await getattr(self, f"train_{self.mode}", strategy)(fresh=fresh)
         return history
 
@@ -287,27 +303,29 @@ class IApp:
         *,
         fresh: bool = False,
     ) -> History:
-        """Train synchronously: in each round every worker trains on its part, then the updates are merged.
+        """Train synchronously: in each round every worker trains on its part, then the master merges the updates.
 
-        Called again, it goes on where the last training of this app ended, as ``fit`` does: with the model's weights of now, the optimizers' states
-        and the numbers of the rounds, from which partitions and everything random follow. Settings and mode may be others each time.
+        A second call continues the last training of this app, like ``fit``. It uses the model's current weights, the
+        states of the optimizers, and the numbers of the rounds. These numbers determine partitions and all random
+        numbers. You may change settings and mode between calls.
 
         Args:
-            master_epochs: Local epochs to train now; with ``resume`` set, of the whole training. By default, as for the others, the attribute
-                of the same name.
+            master_epochs: Local epochs to train now. With ``resume`` set, local epochs of the whole training. The
+                default of this and the next three arguments is the attribute of the same name.
             worker_epochs: Local epochs in a round.
             batch_size: Samples in a batch of each worker.
-            seed: Seed of everything random.
-            fresh: Whether to begin anew, from the model's weights.
+            seed: Seed of all random numbers.
+            fresh: Whether to ignore the earlier training, except for the model's weights.
 
         Returns:
-            A record for each round of this call; ``history`` has all. ``model`` has the final weights.
+            A record for each round of this call. ``history`` has the records of all calls, and ``model`` the final
+            weights.
 
         Raises:
-            CheckpointMismatch: Data, model, optimizer, precision or number of slots are others than before.
-            DatasetMismatch: Two nodes hold different training data; nothing was trained.
+            CheckpointMismatch: Data, model, optimizer, precision or number of slots have changed.
+            DatasetMismatch: Two nodes have different training data. Nothing was trained.
             AppError: The app lacks something.
-            RemoteError: The app raised on a worker.
+            RemoteError: The app raised an error on a worker.
         """
         return await self._train("sync", master_epochs, worker_epochs, batch_size, seed, fresh=fresh)
 
@@ -320,15 +338,21 @@ class IApp:
         *,
         fresh: bool = False,
     ) -> History:
-        """Train asynchronously: each worker's update is merged when it comes, and nobody waits. Otherwise as ``train_sync``.
+        """Train asynchronously: each worker's update is merged when it arrives.
+
+        The arguments and errors are those of ``train_sync``.
 
         Returns:
-            A record for each update of this call, in the order in which they were applied.
+            A record for each update of this call, in the order in which the updates were applied.
         """
         return await self._train("async", master_epochs, worker_epochs, batch_size, seed, fresh=fresh)
 
     async def train_downpour(self, *, fresh: bool = False) -> History:
-        """Train by Downpour SGD, as the attributes say; returns a record for each round of a slot, in the order in which they ended."""
+        """Train with Downpour SGD and the attributes of the app.
+
+        Returns:
+            A record for each round of a slot, in the order in which the rounds ended.
+        """
         return await self._train("downpour", None, None, None, None, fresh=fresh)
 
     async def _train(self, mode: str, *given: int | None, fresh: bool) -> History:
@@ -339,14 +363,15 @@ class IApp:
         try:
             with shown(self), recorded(self):
                 return await train(self, mode, *given, fresh=fresh)
-        except RemoteError as error:  # it has the worker's lines; where its answer was received says nothing
+        except RemoteError as error:  # it has the worker's traceback; the master's frames would not help
             raise error.with_traceback(None) from error.__cause__
 
     def stop_training(self) -> bool:
-        """End training after the round that goes on (in asynchronous training the next update), as if it had converged.
+        """End training after the current round, as if it had converged. Asynchronous training ends after the next
+        update.
 
         Returns:
-            Whether there is one: before the first round and after the last there is nothing to end.
+            Whether there is a round to end. Before the first round and after the last one there is none.
         """
         if self.run_context.stop is None:
             return False
@@ -354,14 +379,14 @@ class IApp:
         return True
 
     async def _check(self) -> None:
-        """Refuse what can be seen to be wrong before anything is started."""
+        """Refuse wrong settings, methods and folders before anything starts."""
         from ddlf.training.start import check
 
         await self.run_context.check_written()
         check(self, self.mode)
 
     async def _check_written(self) -> None:
-        """Refuse an app that lacks a method or needs an optional part that is not installed, and have those parts check it."""
+        """Refuse an app that lacks a method or an installed optional part. Let optional parts check it, too."""
         from ddlf.extras import check_settings, hooks
 
         check_settings(self, DEFAULTS)
@@ -373,10 +398,10 @@ class IApp:
             await check(self)
 
     async def prepare(self, seed: int | None = None) -> int:
-        """Bring every node to where training can begin: connected, model built, data loaded and the same everywhere.
+        """Connect all nodes, build the model and load the data on each, and check that all nodes have the same.
 
         Args:
-            seed: Seed of the initial weights, when the model is made here; by default the attribute.
+            seed: Seed of the initial weights, if the model is created here. The default is the attribute ``seed``.
 
         Returns:
             The number of training samples.
@@ -388,11 +413,14 @@ class IApp:
             return await prepare(self, seed)
 
     async def advise(self, level: str = "batch") -> AdviceReport:
-        """Look for likely mistakes in this app, without changing it. The report's ``advice`` has the findings, the worst first.
+        """Look for likely mistakes in this app, without changing it.
 
         Args:
-            level: ``"quick"`` looks at settings, arrays and the model; ``"batch"`` also trains a copy on some batches; ``"cluster"`` also loads
-                the data in a fresh process and checks the labels.
+            level: ``"quick"`` checks settings, arrays and the model. ``"batch"`` also trains a copy of the model on
+                some batches. ``"cluster"`` also loads the data in a new process and checks the labels.
+
+        Returns:
+            The report. Its ``advice`` has the findings, the most serious first.
 
         Raises:
             ConfigError: There is no such level, or the adviser is not installed.
@@ -408,17 +436,17 @@ class IApp:
     # -- after training ---------------------------------------------------------------------------------------------
 
     async def evaluate_model(self) -> dict[str, float]:
-        """Evaluate ``model`` on the test data, on the master; returns Keras's metrics by name, ``"loss"`` among them."""
+        """Evaluate ``model`` on the test data, on the master. Return Keras's metrics by name, including ``"loss"``."""
         from ddlf.training.evaluation.master import evaluated
 
         with shown(self):
             return await evaluated(self)
 
     async def save_model(self, path: str | Path) -> None:
-        """Save the model in Keras's format; the file is complete or not there.
+        """Save the model in Keras's format. The file is complete, or it does not exist.
 
         Args:
-            path: Ends with ``.keras``.
+            path: The file. Its name ends with ``.keras``.
         """
         from ddlf.training.evaluation.master import save
 
@@ -426,7 +454,9 @@ class IApp:
             await save(self, path)
 
     async def load_model(self, path: str | Path) -> None:
-        """Take the weights of a saved model, or the whole model when there is none yet. Files that carry code are refused.
+        """Load the weights of a saved model, or the whole model if the app has none.
+
+        Files that contain code are refused.
 
         Args:
             path: A ``.keras`` file.

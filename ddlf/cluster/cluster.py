@@ -1,4 +1,4 @@
-"""The workers of one master: where they come from, how the master connects to them, and calls to all of them at once.
+"""The cluster of one master: finds its workers, connects to them, and calls all of them at once.
 
 Runs on the master. Every call goes to all workers concurrently and returns a list in worker order. ``options`` returns
 a view with other options, so that no option can collide with a method's own keyword arguments.
@@ -41,7 +41,7 @@ _GONE = object()
 
 
 class Hosted:
-    """The methods and variables that were given to workers.
+    """The methods and variables that the master has given to workers.
 
     It has no reference to the cluster, so that Python frees an unused cluster at once.
 
@@ -55,14 +55,14 @@ class Hosted:
         self.variables: dict[str, dict[int | None, Any]] = {}
 
     def keep(self, what: dict[str, dict[int | None, Any]], name: str, values: dict[Any, Any]) -> None:
-        """Note the values that were given under a name.
+        """Record the values that workers got under a name.
 
         If ``None`` is among the numbers, they replace all earlier ones. Otherwise other workers keep their values.
         """
         what[name] = values if None in values else what.get(name, {}) | values
 
     def forget(self, what: dict[str, dict[int | None, Any]], name: str, numbers: Iterable[int | None]) -> None:
-        """Note that a name was removed from all workers, or from some."""
+        """Record that a name was removed from all or some workers."""
         if None in numbers:
             what.pop(name, None)
         elif name in what:
@@ -85,7 +85,8 @@ class Hosted:
     def requests_for(self, number: int) -> list[Request]:
         """Return the requests that give a worker's new executor the methods and variables of the previous one.
 
-        Methods and values are copies from the time when they were given. Later changes on the master do not count.
+        Methods and values are copies from the time when workers first got them. Later changes on the master have no
+        effect.
         """
         methods = [values.get(number, values.get(None, _GONE)) for values in self.methods.values()]
         variables = {name: values.get(number, values.get(None, _GONE)) for name, values in self.variables.items()}
@@ -379,7 +380,7 @@ class Group:
     # -- any worker -------------------------------------------------------------------------------------------------
 
     def map(self, function: Callable[..., Any], /, *iterables: Any, ordered: bool = True) -> Map:
-        """Call a function once for each item, on whichever worker is free.
+        """Call a function once for each item, each time on a free worker.
 
         Args:
             function: A plain or async function, like in ``run_method``. Each worker receives it once, in its present
@@ -732,7 +733,7 @@ class Cluster(Group):
         return self
 
     async def add(self, host: str, port: int = 9000) -> ProxyWorker:
-        """Take another worker into the cluster. A training run gives it slots from its next round.
+        """Add a worker to the cluster. A training run gives it slots from its next round.
 
         Args:
             host: Name or address of the worker's machine.
@@ -756,7 +757,7 @@ class Cluster(Group):
 
     @property
     def missing(self) -> list[ProxyWorker]:
-        """The workers that ``connect`` did not reach. A training run takes them in when they answer."""
+        """The workers that ``connect`` did not reach. A training run uses them as soon as they answer."""
         return list(self._members.missing)
 
     @property
@@ -774,7 +775,7 @@ class Cluster(Group):
         await introduce(workers, run)
 
     async def introduced(self, workers: Sequence[ProxyWorker], run: str) -> list[tuple[ProxyWorker, ProxyWorker, str]]:
-        """Introduce workers like ``introduce``, but return the pairs without a way instead of raising an error.
+        """Introduce workers like ``introduce``, but return the pairs without a connection instead of raising an error.
 
         Returns:
             For each such pair: the caller, the called worker, and the reason.

@@ -1,4 +1,4 @@
-"""Gives each call to a free worker, and to another one when the first is lost. Runs on the master."""
+"""Gives each call to a free worker. If that worker is lost, another one gets the call. Runs on the master."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ class Dispatch:
         job.on_sent()
 
     def _note(self, queued: QueuedCall, lane: WorkerLane, seconds: float) -> None:
-        """Learn from a call that has ended."""
+        """Record the measurements of a call that has ended."""
         habit = queued.job.habit
         habit.took(seconds)
         queued.job.compute_s += seconds
@@ -339,7 +339,7 @@ class Dispatch:
         self._give_up()
 
     def _hopeless(self, job: Job) -> DDLFError | None:
-        """Return the reason why no worker will do a job's calls; None if one may."""
+        """Return the reason why no worker will do a job's calls; None if some worker may."""
         now = asyncio.get_running_loop().time()
         lanes = [lane for lane in self._all() if job.allows(lane)]
         if any(lane.open or lane.hope_until > now for lane in lanes):

@@ -1,8 +1,8 @@
 """Introduces the workers of a run to each other, so that they can call each other. Runs on the master.
 
 The introduction tells each worker its callers, its callees and their addresses. The address that a master dials may be
-its own machine's or a forwarded port, so another worker often cannot use it. Therefore each worker gets several candidates,
-a called worker proves its identity, and every pair is tried before the run depends on it.
+its own machine's or a forwarded port, so another worker often cannot use it. Therefore each worker gets several
+candidates, a called worker proves its identity, and every pair is tried before the run depends on it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ async def introduce(
         calls: For each caller's number, the numbers of the workers that it may call. None allows every pair.
 
     Raises:
-        ConnectError: A pair has no way. The message names both workers, and the problem at each address.
+        ConnectError: A worker cannot reach another one. The message names both, and the problem at each address.
         ConfigError: This master has no lease; ``calls`` names workers that are not in ``workers``; or two workers
             advertise the same address.
         VersionError: A worker's release does not support calls between workers.
@@ -62,7 +62,7 @@ def unreachable(pairs: Sequence[tuple[ProxyWorker, ProxyWorker, str]], hint: str
 async def introduced(
     workers: Sequence[ProxyWorker], run: str, *, calls: Mapping[int, Collection[int]] | None = None
 ) -> list[tuple[ProxyWorker, ProxyWorker, str]]:
-    """Introduce workers like ``introduce``, but return the pairs without a way instead of raising an error.
+    """Introduce workers like ``introduce``, but return the pairs without a connection instead of raising an error.
 
     Returns:
         For each such pair: the caller, the called worker, and the problem at each address.
@@ -95,7 +95,7 @@ async def introduced(
 
 
 async def _check_there(worker: ProxyWorker, executor: str) -> None:
-    """Raise the loss of a worker that others did not reach, if its daemon or the introduced executor has ended."""
+    """Raise the error of a worker that others did not reach, if its daemon or the introduced executor has ended."""
     await worker.rpc(Request("list_methods"))
     if worker.facts["executor"] != executor:
         raise AppMissing("its executor ended while workers were introduced to each other", worker=worker.name)

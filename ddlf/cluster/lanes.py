@@ -37,12 +37,12 @@ class Habit:
     calls: int = 0
 
     def took(self, seconds: float) -> None:
-        """Note the seconds of one call."""
+        """Record the seconds of one call."""
         self.calls += 1
         self.seconds = _mixed(self.seconds, seconds, max(RECENT, 1 / self.calls))
 
     def carried(self, bytes: float) -> None:
-        """Note the bytes of one call, in both directions."""
+        """Record the bytes of one call, in both directions."""
         self.bytes = _mixed(self.bytes, bytes, RECENT)
 
 
@@ -58,9 +58,9 @@ class Lane(Generic[W]):
 
     Attributes:
         open: Whether the lane accepts calls.
-        hope_until: Time until calls may wait for a closed lane's worker to return.
-        turns: Calls that run one after another, in the order of sending, with the expected seconds of each; None where
-            they are unknown.
+        hope_until: The time until which calls may wait for the return of a closed lane's worker.
+        turns: Calls that run one after another, in the order of sending. Each has its expected seconds, or None if
+            unknown.
         beside: Calls that run concurrently, as soon as they arrive.
         way_s: Seconds that a call takes in addition to its computation: both directions and the overhead in between.
         known: Habits of the functions that the worker has received.
@@ -112,11 +112,11 @@ class Lane(Generic[W]):
         return self._seconds - (1 - WORTH) * first < AHEAD_S + 2 * self.way_s
 
     def is_first(self, call: object) -> bool:
-        """Return whether it is this call's turn."""
+        """Return whether this call is the next to run."""
         return next(iter(self.turns), call) is call
 
     def measured_way(self, seconds: float) -> None:
-        """Note the extra seconds of a call that met an empty lane: its duration without its computation."""
+        """Record the extra seconds of a call that met an empty lane: its duration minus its computation."""
         self.way_s = _mixed(self.way_s or None, seconds, RECENT)
 
 

@@ -83,7 +83,7 @@ class Identity:
         self.renew()
 
     def renew(self) -> None:
-        """Become a new master, without a lease."""
+        """Reset the identity to that of a new master, without a lease."""
         self.master_id = secrets.token_bytes(16)
         self.epoch = 0
 
@@ -108,7 +108,7 @@ class Identity:
 
     @property
     def key(self) -> dict[str, Any]:
-        """Return the keyword arguments that prove this claim to an executor."""
+        """Return the keyword arguments that prove the lease to an executor."""
         return {"guest": True} if self.guest else {"lease": self.master_id + self.epoch.to_bytes(8, "little")}
 
 

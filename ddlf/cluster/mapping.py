@@ -1,4 +1,4 @@
-"""``Cluster.map``: one function for many items, on whichever workers are free. Runs on the master."""
+"""``Cluster.map``: one function for many items, each on a free worker. Runs on the master."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Tally:
     Args:
         function: Function of the map.
         emit: Receives the map's events.
-        total: Number of items; None if it is unknown.
+        total: Number of items; None if unknown.
         workers: The workers that may do the items, a list that may grow.
         keep_errors: Whether an item's error replaces its result, instead of ending the map.
 

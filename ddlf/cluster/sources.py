@@ -74,7 +74,7 @@ class Sources:
                     return
 
     def answer(self, what: str, name: str, file: str = "") -> Any:
-        """Return the answer to a question; None if there is no such thing, or if the worker may not have it.
+        """Return the answer to a question; None if no such module or file exists, or if the worker may not have it.
 
         Args:
             what: ``"names"`` of the top-level modules, a ``"module"``, the ``"files"`` of a package, or a ``"data"``

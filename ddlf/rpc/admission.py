@@ -2,9 +2,10 @@
 
 ``docs/reference/protocol.md``, section 5, gives the numbers and their reasons.
 
-A handshake takes milliseconds. When too many are open at once, the oldest is therefore not a real client's: it is ended
-and the new one stays. A client that opens connections and sends nothing only loses its own. Many real masters may begin
-at the same moment, so an address has a short grace period before its oldest handshakes are ended.
+A handshake takes milliseconds. So if too many are open at once, the oldest one does not belong to a real client: it is
+ended, and the new one stays. A client that opens connections and sends nothing only loses its own connections. Many
+real masters may begin at the same moment, so an address has a short grace period before its oldest handshakes are
+ended.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _CHOSEN_BY_STRANGERS = re.compile(r"first bytes .*|\d\S*")
 
 
 def free_descriptors() -> int:
-    """Return the number of connections that the process may have in all. Enough file descriptors remain for everything
-    else.
+    """Return the number of connections that the process may have in all. The limit leaves enough file descriptors for
+    all other purposes.
     """
     try:
         import resource
@@ -72,8 +73,8 @@ class Admission:
         return self._connections() < self.max_connections
 
     def start(self, greeting: Coroutine[Any, Any, None], address: str) -> asyncio.Task[None]:
-        """Run a handshake as a task and return the task. When there are too many, end the oldest one, of this address
-        or of all.
+        """Run a handshake as a task and return the task. If there are too many, end the oldest one of this address or
+        of all.
         """
         loop = asyncio.get_running_loop()
         if len(self._greetings) >= self.max_half_open:

@@ -282,7 +282,7 @@ class PickleOnce:
         self._pickled: dict[int, tuple[Any, bytes]] = {}  # by id; keeps the object, which keeps its id
 
     def __call__(self, value: Any) -> bytes:
-        """Pickle ``value``, or return the bytes of the first time; see ``pickle_object``."""
+        """Pickle ``value`` with ``pickle_object``, or return the bytes from its first pickling."""
         if id(value) not in self._pickled:
             self._pickled[id(value)] = value, pickle_object(value)
         return self._pickled[id(value)][1]

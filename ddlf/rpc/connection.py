@@ -163,7 +163,7 @@ class Connection:
                 self._loop.call_soon(self._read_rest)
 
     def pause_reading(self) -> None:
-        """Leave incoming bytes to the kernel, so that the other side has to wait."""
+        """Stop reading: incoming bytes stay in the kernel, so that the other side has to wait."""
         if self._reading:
             self._reading = False
             self._loop.remove_reader(self._sock.fileno())
@@ -364,11 +364,11 @@ Opener = Callable[[Callable[[Frame], None], Callable[[BaseException | None], Non
 
 
 class Owner(Protocol):
-    """The object that has a channel: it names the other side in errors and handles whatever no request waits for.
+    """The object that owns a channel: it names the other side in errors and handles messages that answer no request.
 
     ``name`` appears in errors. ``spawn`` runs a coroutine in its own task. ``on_event`` receives events. ``on_end``
     reports the end of the channel; after it the owner must not refer to the channel. ``on_cancel`` reports a request
-    whose caller no longer waits. ``why`` returns the error for the open requests.
+    whose caller no longer waits. ``why`` returns the error for requests that are open at the end.
     """
 
     @property

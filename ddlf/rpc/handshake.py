@@ -1,4 +1,4 @@
-"""Authenticates both sides with the first 201 bytes of a connection, before any parser runs. Pure; runs on both sides.
+"""Authenticates both sides in the first 201 bytes of a connection, before any parser runs. No I/O; used on both sides.
 
 It uses fixed-size structs and one HMAC in each direction, and never sends the token. It imports neither msgpack nor
 pickle, so a peer cannot reach them before it has proven that it has the token.

@@ -175,7 +175,7 @@ class Speaker(Protocol):
     """Sends signs of life for this side while its event loop is blocked."""
 
     def beaten(self) -> None:
-        """Note that the event loop has sent a heartbeat."""
+        """Record that the event loop has sent a heartbeat."""
 
     def end(self) -> None:
         """Stop, because the connection has ended."""
@@ -185,7 +185,7 @@ class ControlChannel(Channel):
     """A channel whose messages all count as signs of life.
 
     Args:
-        owner: The object that has the channel.
+        owner: The object that owns the channel.
         open: Makes the stream.
         ids: Numbers for requests.
         timing: When to send heartbeats, when to suspect the worker and when to give it up.

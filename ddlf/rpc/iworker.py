@@ -83,7 +83,7 @@ def checked_function(method: Callable[..., Any], call: str = "run_method") -> Ca
     """Return ``method``, the argument of ``run_method`` or of another call, after a check.
 
     Raises:
-        TypeError: It cannot be called.
+        TypeError: ``method`` cannot be called.
     """
     if not callable(method):
         raise TypeError(

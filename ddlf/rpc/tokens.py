@@ -35,7 +35,7 @@ class Tokens:
 
     Args:
         all: The secrets, best first. A listener accepts each of them.
-        source: Where they came from, for messages: "token file /home/ann/.config/ddlf/token".
+        source: Their origin, for messages: "token file /home/ann/.config/ddlf/token".
     """
 
     all: tuple[bytes, ...]
@@ -68,7 +68,7 @@ def default_path() -> Path:
     """Return the path of a user's token: ``~/.config/ddlf/token``, or below ``$XDG_CONFIG_HOME``.
 
     Raises:
-        AuthError: This user has no home folder. A container with a foreign user id is an example.
+        AuthError: This user has no home folder, for example in a container with a foreign user id.
     """
     return _user_folder("config") / "token"
 
@@ -84,7 +84,8 @@ def write_token(path: str | Path | None = None, token: str | None = None) -> Pat
         The path of the file.
 
     Raises:
-        AuthError: The file exists (a token is never overwritten), it cannot be written, or ``token`` is not a token.
+        AuthError: The file exists (a token is never overwritten) or cannot be written, or ``token`` is not a valid
+            token.
     """
     path = _expanded(default_path() if path is None else path)
     if token is not None:

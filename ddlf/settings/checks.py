@@ -49,7 +49,7 @@ class Whole:
 
 
 class OneOf:
-    """One name out of several."""
+    """One of the given names."""
 
     def __init__(self, *choices: str, hint: str = "") -> None:
         self.choices, self._hint = choices, hint
@@ -66,7 +66,7 @@ class OneOf:
 
 
 class Several:
-    """Any number of names out of several: a list, or a text with commas."""
+    """Any number of the given names: a list, or a text with commas."""
 
     def __init__(self, *choices: str, hint: str) -> None:
         self._one = OneOf(*choices, hint=hint)

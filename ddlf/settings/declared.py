@@ -12,8 +12,8 @@ from ddlf.settings.setting import Setting
 def declared() -> Mapping[str, Setting[Any, Any]]:
     """Return each setting by the name of the app's attribute.
 
-    Training declares the settings, and is above the packages that check or show their values. So they find the table
-    by its name, like a strategy of another package.
+    ``ddlf.training`` declares the settings and imports the packages that check or show them. So these packages load the
+    table by its name, like a strategy of another package.
     """
     settings: Mapping[str, Setting[Any, Any]] = resolve_name("ddlf.training.registry:SETTINGS")
     return settings

@@ -21,7 +21,7 @@ In = TypeVar("In")
 
 
 class Use(Flag):
-    """The places where a setting is used, besides a run."""
+    """The places besides a run where a setting is used."""
 
     FILE = auto()
     """``run:`` of cluster.yaml."""
@@ -115,7 +115,7 @@ class Group:
 
     @classmethod
     def settings(cls) -> Iterator[Setting[Any, Any]]:
-        """Yield its settings, in the order of the fields."""
+        """Yield the settings of the group, in the order of the fields."""
         for field in fields(cls):  # type: ignore[arg-type]
             for part in cls.__mro__:
                 if isinstance(setting := vars(part).get(field.name), Setting):
@@ -132,7 +132,7 @@ class Group:
 
     @classmethod
     def of_flat(cls, values: Mapping[str, Any]) -> Self:
-        """Return a group with values that are given by the names of the app's attributes."""
+        """Return a group from values by the names of the app's attributes."""
         return cls(**{one.field: values[one.name] for one in cls.settings()})
 
     @classmethod

@@ -88,7 +88,7 @@ MASTER_ONLY = frozenset(
 
 
 def travels(app: App) -> dict[str, Any]:
-    """Return the attributes to send: without ``MASTER_ONLY`` and all that ``load_dataset`` or ``create_model`` set."""
+    """Return the attributes to send: all but ``MASTER_ONLY`` and results of ``load_dataset`` and ``create_model``."""
     state, set_here = {}, app.run_context.made
     for name, value in vars(app).items():
         made = set_here.get(name)

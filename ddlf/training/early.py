@@ -23,7 +23,7 @@ SIMILAR = 0.84
 
 
 def check_app(app: App) -> None:
-    """Refuse an app whose parts do not fit.
+    """Refuse an app with a misspelt setting, or with a method that has wrong arguments.
 
     Raises:
         ConfigError: An attribute looks like a misspelt setting.
@@ -94,7 +94,7 @@ def check_same_model(stored: Mapping[str, Any], described: Sequence[Sequence[Any
         described: Path, shape and more of each weight of this model.
 
     Raises:
-        CheckpointMismatch: The text has both weights.
+        CheckpointMismatch: A weight differs. The message shows both weights.
     """
     theirs = [(name.partition(" ")[2], tuple(array.shape)) for name, array in stored.items()]
     mine = [(str(row[0]), tuple(row[1])) for row in described]
@@ -111,7 +111,7 @@ def check_backend() -> None:
     """Refuse a Keras backend that cannot train here.
 
     Raises:
-        ConfigError: Lists the backends that can.
+        ConfigError: The backend cannot train here. The error lists the backends that can.
     """
     name = os.environ.get("KERAS_BACKEND")
     if name and name not in TRAINING:

@@ -136,7 +136,7 @@ class Both:
 
     Args:
         app: The app, with data and model.
-        crew: Has the app's one worker.
+        crew: The crew with the app's only worker.
         samples: n, the number of samples.
         spec: The run.
         thread: Runs plain Keras.
@@ -279,7 +279,7 @@ async def first_batch(expected: Update, found: Update, last: int) -> int:
 
     Args:
         expected: Trains again on a number of batches; returns the update.
-        found: The same for the other side.
+        found: Trains the other side again on a number of batches; returns the update.
         last: A number of batches that makes them differ. Once different, they are assumed to stay different.
     """
     alike = 0
@@ -301,7 +301,7 @@ def _is_near(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
 
 
 def _most(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> float:
-    """Return the largest difference of two arrays; infinite where only one is a number."""
+    """Return the largest difference of two arrays; infinite if only one of two values is a number."""
     if not one.size:
         return 0.0
     same = (one == other) | ((one != one) & (other != other))

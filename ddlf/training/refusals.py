@@ -51,7 +51,7 @@ def check_spec(spec: RunSpec) -> None:
     """Refuse settings that contradict each other or would have no effect.
 
     Raises:
-        ConfigError: Names the settings.
+        ConfigError: Settings contradict each other or have no effect. The error names them.
     """
     check(of_settings(spec))
     check(_unused(spec))
@@ -110,7 +110,7 @@ def of_settings(spec: RunSpec) -> Iterator[Refusal]:
 
 
 def _unused(spec: RunSpec) -> Iterator[Refusal]:
-    """Yield the settings of every run that have no effect with this strategy."""
+    """Yield a refusal for each setting that has no effect with this strategy."""
     for setting, value in spec.changed(spec.train.unused):
         name, text = setting.name, value if isinstance(value, int) else repr(str(value))
         yield Refusal(
@@ -149,7 +149,7 @@ def check_workers(spec: RunSpec, workers: int, *, one_at_a_time: bool = False) -
 
 
 def check_effect(spec: RunSpec, weights: Sequence[Tensor], trainable: Sequence[bool]) -> str:
-    """Refuse settings that have nothing to act on in this model.
+    """Refuse settings that have no effect on this model.
 
     Args:
         spec: The run.
@@ -160,7 +160,7 @@ def check_effect(spec: RunSpec, weights: Sequence[Tensor], trainable: Sequence[b
         A warning about codecs that have no effect on this model but would have one on a larger model; "" otherwise.
 
     Raises:
-        ConfigError: Names the setting.
+        ConfigError: A setting cannot be used. The error names it.
     """
     rule, codec, outward = spec.local.rule, spec.exchange.codec, spec.exchange.weights_codec
     if not any(trainable) and type(rule) is not Plain:
@@ -189,7 +189,7 @@ def check_arrays(spec: RunSpec, *, other_files: bool) -> None:
         other_files: Whether the validation or test data is in files.
 
     Raises:
-        ConfigError: Names the setting.
+        ConfigError: A setting cannot be used. The error names it.
     """
     check([_on_bad(spec, on_disk=False)])
     for name, value in (
@@ -224,7 +224,7 @@ def check_files(spec: RunSpec, data: DataSet) -> None:
         data: The training data.
 
     Raises:
-        ConfigError: Names the setting.
+        ConfigError: A setting cannot be used. The error names it.
     """
     rule = spec.data.shuffle
     whole, steps = isinstance(rule, Global), spec.local.steps
@@ -302,7 +302,7 @@ def check_averages(spec: RunSpec) -> None:
     """Refuse to drop the optimizer state if the optimizer averages the weights over the run.
 
     Raises:
-        ConfigError: Names the setting.
+        ConfigError: A setting cannot be used. The error names it.
     """
     state = spec.local.optimizer_state
     row = Refusal(
@@ -314,14 +314,14 @@ def check_averages(spec: RunSpec) -> None:
 
 
 def check_evaluation(spec: RunSpec, *, validates: bool) -> None:
-    """Refuse settings that need validation data, without it.
+    """Refuse settings that need validation data if there is none.
 
     Args:
         spec: The run.
         validates: Whether there is validation data.
 
     Raises:
-        AppError: ``converge`` looks at it.
+        AppError: ``converge`` needs validation data.
         ConfigError: Workers would have nothing to evaluate.
     """
     rule = spec.evaluation.converge

@@ -1,4 +1,5 @@
-"""Finds strategies and exchanges by name, and makes a ``RunSpec`` from an app. Runs everywhere; imports no heavy modules.
+"""Finds strategies and exchanges by name, and makes a ``RunSpec`` from an app. Runs everywhere; imports no heavy
+modules.
 
 An app can name groups: ``mode = ddlf.Downpour(replicas=16, fetch=2)``. Or it can name each setting, like options,
 ``run:`` and ``-p`` do: ``mode = "downpour"; replicas = 16; n_fetch = 2``. ``spec_of`` makes a ``RunSpec`` from both.
@@ -75,7 +76,7 @@ class KindOf(Generic[Kind]):
         return text if text in self._own else OneOf(*self._kinds())(name, text)
 
     def kind(self, name: str) -> type[Kind]:
-        """Return the class of a name that the check has returned. Only names from outside load other packages."""
+        """Return the class of a name that the check has returned. Other packages are loaded only for their names."""
         return self._own[name] if name in self._own else self._kinds()[name]
 
     def group(self, name: str, text: str) -> Kind | None:

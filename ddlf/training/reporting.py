@@ -90,7 +90,7 @@ class Reporter:
         return task
 
     def due(self, *, validate: bool, last: bool) -> tuple[bool, bool]:
-        """Return whether to evaluate test data and validation data for the newest record; arguments: see ``report``."""
+        """Return whether to evaluate test data and validation data for the newest record. Arguments: see ``report``."""
         tested = bool(self._every) and (last or self._records[-1].version % self._every == 0)
         return tested, validate and self._validates
 

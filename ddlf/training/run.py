@@ -46,7 +46,7 @@ STOP_S = 2.0
 
 
 class Ended(Exception):
-    """``Run.all`` raises it if the run has to end for a reason that was found after the round began."""
+    """The run must end, for a reason that appeared during the round. ``Run.all`` raises this error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,7 @@ class SlotLoops(Protocol):
         *,
         remote: bool = False,
     ) -> None:
-        """Make the slots of a commit wait for its consequences."""
+        """Make the slots of a commit wait for its checkpoint and its hooks."""
 
     def turn(self) -> None:
         """Let slots that wait look again whether they may begin."""
@@ -419,7 +419,7 @@ class Run:
             slot: The slot, from 0.
             number: The slot's round, from 0.
             part: The slot's samples.
-            work: The work.
+            work: Function that does the work on a given worker.
             avoid: Workers that may do it only if there are no others.
             leaves: Whether the work leaves a slot state on its worker.
         """

@@ -393,7 +393,7 @@ class StrategySettings(Group):
         return 0
 
     def refusals(self, spec: RunSpec) -> Iterable[Refusal]:
-        """Return the combinations of settings that this strategy cannot train."""
+        """Return the combinations of settings that this strategy does not support."""
         return ()
 
     def file_refusals(self, spec: RunSpec) -> Iterable[Refusal]:
@@ -454,7 +454,7 @@ class ExchangeSettings(Group):
         """Raise an error before anything starts if the app cannot be trained with this exchange."""
 
     def refusals(self, spec: RunSpec) -> Iterable[Refusal]:
-        """Return the combinations of settings that this exchange cannot carry."""
+        """Return the combinations of settings that this exchange does not support."""
         return ()
 
 

@@ -207,7 +207,7 @@ async def _bring_states(run: Run) -> None:
 
 @contextlib.asynccontextmanager
 async def _told(app: App, spec: RunSpec) -> AsyncIterator[str]:
-    """Emit the events of the begin and the end of a run; yield its name."""
+    """Emit the events at the beginning and at the end of a run. Yield the name of the run."""
     if app.run_context.is_training:
         raise LeaseError(
             "this app is in another training run of this program",

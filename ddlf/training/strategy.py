@@ -1,9 +1,10 @@
 """The interfaces of a strategy and an exchange. Runs on the master; imports no heavy modules.
 
 A strategy defines how a run trains: ``Sync``, ``Async``, ``Downpour``, or a class of another package that is
-registered in the entry point group ``ddlf.strategies``. An exchange defines how updates and weights travel; the group is
-``ddlf.exchanges``. Both are frozen dataclasses of their settings. The code that starts a run uses these interfaces only
-and knows no strategy by name. The strategy's half on the master is a ``Loop``, which is imported when a run begins.
+registered in the entry point group ``ddlf.strategies``. An exchange defines how updates and weights travel; the group
+is ``ddlf.exchanges``. Both are frozen dataclasses of their settings. The code that starts a run uses these interfaces
+only and knows no strategy by name. The strategy's half on the master is a ``Loop``, which is imported when a run
+begins.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Loop(Protocol):
     """A strategy's half on the master. One object serves one run."""
 
     def begin(self, run: Run) -> None:
-        """Put the loop's initial state into ``run.state``, where callbacks can read it before training."""
+        """Store the loop's initial state in ``run.state``, where callbacks can read it before training."""
 
     async def train(self, run: Run) -> None:
         """Train until all rounds are done or the run has to end."""
@@ -77,7 +78,7 @@ class Strategy(StrategySettings):
 
         Args:
             spec: The spec of the run, which contains this strategy.
-            step: Makes the common step, if the exchange has one.
+            step: Function that makes the common step, if the exchange has one.
         """
         raise NotImplementedError
 
@@ -113,10 +114,10 @@ class Exchange(ExchangeSettings):
 
 
 def parts_of(spec: RunSpec) -> tuple[Strategy, Exchange]:
-    """Return the strategy and the exchange of a run, which can train.
+    """Return the strategy and the exchange of a run, after checking that they can train.
 
     Raises:
-        ConfigError: A class that another package registered has settings only.
+        ConfigError: A class that another package registered only has settings.
     """
     if isinstance(spec.train, Strategy) and isinstance(spec.exchange, Exchange):
         return spec.train, spec.exchange

@@ -1,4 +1,4 @@
-"""Weights that the master need not have: ``WeightsRef``. Runs on the master.
+"""References to weights that the master may not have in memory: ``WeightsRef``. Runs on the master.
 
 The weights of a star run are plain arrays at the master. In other runs only the workers have the weights of the last
 round, or a checkpoint has them in slices that nobody has read yet. Then the progress of the run has a reference.
@@ -27,12 +27,12 @@ class WeightsRef:
     """A reference to a group of arrays, such as the weights, on workers or in the slices of a checkpoint.
 
     Args:
-        like: Arrays with their shapes and types, which may have no memory.
+        like: Arrays with the shapes and types of the group. They may have no memory.
         group: Name of the group in checkpoints.
-        slices: The slices of the checkpoint that has them; None if only workers have them.
-        from_workers: Fetches them from the workers; None if only the checkpoint has them.
-        evaluate: Evaluates them on the workers; returns None if the master must do it.
-        unread: The reason why code that cannot await does not get them, and a hint.
+        slices: The slices of the checkpoint that has the arrays; None if only workers have them.
+        from_workers: Function that fetches the arrays from the workers; None if only the checkpoint has them.
+        evaluate: Function that evaluates the weights on the workers; returns None if the master must do it.
+        unread: The reason why code that cannot await does not get the arrays, and a hint.
     """
 
     like: Weights

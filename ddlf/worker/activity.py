@@ -56,7 +56,7 @@ class Shard(NamedTuple):
     Args:
         begin: Index of its first value, among all values of the model one after another.
         end: Index after its last value.
-        of: Number of values of the model.
+        of: Number of all values of the model.
         version: Version of its values.
         run: Name of the run.
         shards: Number of parts that the weights are split into; 0 if this worker keeps only copies.

@@ -63,8 +63,8 @@ class Call:
         deadline: Last time, on the event loop's clock, when the request may start; None means no limit.
 
     Attributes:
-        method: The method that it runs, once that is known.
-        task: The task that runs it, if it awaits.
+        method: The method that the request runs, once it is known.
+        task: The task that runs the method, if the method awaits.
     """
 
     __slots__ = ("deadline", "id", "method", "request", "session", "task")
@@ -309,7 +309,7 @@ class Session:
             requests.
 
     Attributes:
-        held_back: Whether its master has too many unread answers. None of its requests begins meanwhile.
+        held_back: Whether the master has too many unread answers. Meanwhile none of the session's requests begins.
         is_guest: Whether its master sends requests without having the worker.
         peer: The admission of another worker, if one sends the requests; None for a master.
         closed: Done when the connection has ended.
@@ -463,7 +463,7 @@ class Session:
                 self._connection.send(Kind.EVENT, id, DOING, dumps(facts))
 
     def answer(self, call: Call, response: Response) -> None:
-        """Send the one answer of a call."""
+        """Send the only answer of a call."""
         self._answer(abs(call.id), response)
 
     def _answer(self, id: int, response: Response) -> None:

@@ -180,12 +180,12 @@ class Control:
         self._connection.close()
 
     def hear(self) -> None:
-        """Note that the master is alive."""
+        """Record that the master is alive."""
         if self._liveness is not None:
             self._liveness.heard(self._loop.time())
 
     def judge(self) -> str:
-        """Return whether the master is alive. A master that promised no heartbeats always counts as alive."""
+        """Return whether the master is alive. A master that sends no heartbeats always counts as alive."""
         return self._liveness.judge(self._loop.time()) if self._liveness is not None else "alive"
 
     @property
@@ -587,7 +587,7 @@ class Daemon:
         return epoch
 
     def hear(self, master_id: bytes) -> None:
-        """Note that a master is alive, because another of its connections reports it."""
+        """Record that a master is alive, because another of its connections reports it."""
         if self._holder is not None and self._holder.master_id == master_id:
             self._holder.hear()
 

@@ -33,7 +33,7 @@ def ask_daemon(channel: socket.socket, what: str, name: str, file: str = "") -> 
     """Ask the master through the daemon, and wait for the answer.
 
     Returns:
-        The result of ``Sources.answer``; None also if there is no master.
+        The result of ``Sources.answer``; None if the module does not exist or there is no master.
     """
     reply, daemon_end = socket.socketpair()
     with reply:
@@ -63,7 +63,7 @@ class MasterFinder(importlib.abc.MetaPathFinder):
             None for no request.
 
     Attributes:
-        enabled: Whether the master answers questions about modules and the running method may ask them.
+        enabled: Whether the master answers questions about modules, and whether the running method may ask them.
     """
 
     def __init__(self, ask: Callable[..., Any], turn: Callable[[], object]) -> None:

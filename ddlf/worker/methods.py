@@ -52,7 +52,7 @@ class Method:
 
 
 def once(function: Callable[..., Any]) -> Method:
-    """Return the method for a function that is run without being hosted."""
+    """Return the method for a function that runs once without being hosted."""
     name = getattr(function, "__name__", type(function).__name__)
     return Method(name, function, takes_self(function), getattr(function, "concurrent", False))
 

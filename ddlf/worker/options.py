@@ -1,4 +1,4 @@
-"""How a worker is started."""
+"""The options of a worker at its start."""
 
 from __future__ import annotations
 

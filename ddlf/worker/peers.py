@@ -99,7 +99,7 @@ class Peer:
         id: Number of the other worker in the cluster.
         name: Its name in errors.
         addresses: Tuples of host, port, and whether the user set that address for this purpose.
-        shows: The pass that lets this side in.
+        shows: The pass that this worker shows to be admitted.
         dead_after_s: Seconds of silence before the link counts as lost.
     """
 
@@ -135,9 +135,9 @@ class Peer:
                 before this returns.
 
         Raises:
-            RemoteError: The verb raised.
+            RemoteError: The verb raised an error.
             AppMissing: That worker does not host the role, or this worker is no longer in the run.
-            ConnectError: It cannot be reached.
+            ConnectError: That worker cannot be reached.
             LeaseError: This worker may no longer call it.
             WorkerLost: The connection ended first; ``may_have_run`` says whether the verb can have begun.
             NotPicklable: An argument is not data.
@@ -168,9 +168,9 @@ class Peer:
         """Connect unless already connected. Use the first address where the other worker itself answers.
 
         Raises:
-            ConnectError: It answers at no address, or an address that the user set for it leads to another worker. The
-                text has each address with the reason.
-            LeaseError: It does not let this side in.
+            ConnectError: The other worker answers at no address, or an address that the user set for it leads to
+                another worker. The text has each address with the reason.
+            LeaseError: The other worker does not admit this one.
             AppMissing: This worker is no longer in the run.
         """
         async with self._reaching:
@@ -250,7 +250,7 @@ class Peer:
         """Return why the process that answered is not the right worker; empty if it is.
 
         Raises:
-            LeaseError: It is the right worker, and does not let this side in.
+            LeaseError: It is the right worker, and does not admit this worker.
         """
         try:
             executor, run, id, refusal = who["executor"], who["run"], who["id"], who["refusal"]
@@ -484,8 +484,8 @@ class Peers(Mapping[int, Peer]):
         """Check whether another worker may send a request.
 
         Raises:
-            LeaseError: It may send no requests.
-            ProtocolError: It may not send this request.
+            LeaseError: The other worker may send no requests.
+            ProtocolError: The other worker may not send this request.
         """
         if admitted is None:
             raise LeaseError("a session of a worker begins with greet")

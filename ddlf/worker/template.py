@@ -333,7 +333,7 @@ def close(descriptors: list[int]) -> None:
 
 
 def why_unsafe() -> str:
-    """Return why forks of this process would be worse than new processes; empty if they would not.
+    """Return why forks of this process would be less safe than new processes; empty if they are safe.
 
     A fork has no copies of the parent's threads, so a thread pool in it would wait for them indefinitely. Libraries
     that handle this, such as OpenBLAS, end their threads before each fork and start new ones on demand. This function

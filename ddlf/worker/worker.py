@@ -58,7 +58,7 @@ class Worker(IWorker):
         self.on_tell: Callable[[dict[str, Any]], None] = lambda facts: None
         self.on_shard: Callable[[Shard | None], None] = lambda shard: None
         self._namespace: dict[str, Any] = {"self": self}
-        self._name = os.urandom(8).hex()  # by this name a master notices a new executor
+        self._name = os.urandom(8).hex()  # the name lets a master notice a new executor
         self._compute: ThreadPoolExecutor | None = None
         self._own_threads = threads_of_environment()
         self._threads = 0
@@ -186,7 +186,7 @@ class Worker(IWorker):
         """Return the value of a variable.
 
         Raises:
-            KeyError: It is not set.
+            KeyError: The variable is not set.
         """
         self._check_variable(name)
         return self.variables[name]
@@ -195,7 +195,7 @@ class Worker(IWorker):
         """Delete a variable.
 
         Raises:
-            KeyError: It is not set.
+            KeyError: The variable is not set.
         """
         self._check_variable(name)
         del self.variables[name]

@@ -92,7 +92,7 @@ class Written:
             setattr(sys, name, stream)
 
     def _begin(self) -> None:
-        """Begin without any output, in this process or in a child of it. A child writes into the same pipe and has its
+        """Start without any output, in this process or in a child of it. A child writes into the same pipe and has its
         own counter.
         """
         self.counted = self._activity.counted()
@@ -193,7 +193,7 @@ def joined(rest: tuple[bytes, int], data: bytes) -> tuple[bytes, int]:
 
 
 def shown(kept: bytes, more: int) -> bytes:
-    """Return a line in the form in which it is sent."""
+    """Return a line in the form for the network."""
     if not more:
         return kept.rstrip(b"\r")
     whole = kept.decode("utf-8", "ignore").encode() if _is_text(kept) else kept  # no partial character

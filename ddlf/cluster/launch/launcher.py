@@ -20,13 +20,13 @@ Address = tuple[str, int]
 
 
 class Launcher(ABC):
-    """Starts the workers of one cluster, and ends the ones that it has started.
+    """Starts the workers of one cluster, and ends the workers that it has started.
 
     Attributes:
         tokens: The secret that the workers share with the master.
         addresses: One address for each worker, in order; a port is 0 until the worker has started.
         names: Names of the workers for people, in order; if empty, addresses serve as names.
-        revives: Whether it starts workers, and restarts them after they have ended.
+        revives: Whether the launcher starts workers, and restarts them after they have ended.
     """
 
     tokens: Tokens

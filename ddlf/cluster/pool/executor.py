@@ -31,7 +31,7 @@ because the event loop, in another thread, notices new items late."""
 
 
 class Pool(concurrent.futures.Executor):
-    """Workers for synchronous programs. Each call runs on whichever worker is free.
+    """Workers for synchronous programs. Each call runs on a free worker.
 
     It is a ``concurrent.futures.Executor``, so you can pass it to code that expects one.
 
@@ -96,7 +96,7 @@ class Pool(concurrent.futures.Executor):
         chunksize: int = 1,
         ordered: bool = True,
     ) -> Iterator[Any]:
-        """Call a function once for each item, on whichever worker is free. ``Cluster.map`` describes the errors.
+        """Call a function once for each item, each time on a free worker. ``Cluster.map`` describes the errors.
 
         Args:
             function: A plain or async function.

@@ -10,7 +10,7 @@ from joblib.parallel import AutoBatchingMixin, ParallelBackendBase
 
 
 class PoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
-    """Runs joblib's batches on whichever worker is free.
+    """Runs each of joblib's batches on a free worker.
 
     Args:
         pool: Pool that runs them.

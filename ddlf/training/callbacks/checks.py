@@ -34,7 +34,7 @@ SET_RATES = ("LearningRateScheduler", "ReduceLROnPlateau")
 
 
 def warnings(callbacks: Iterable[Any]) -> list[str]:
-    """Return a sentence for each of ``worker_callbacks`` that behaves differently on a worker than in one ``fit``."""
+    """Return a warning for each of ``worker_callbacks`` that behaves differently on a worker than in one ``fit``."""
     found = []
     for callback in callbacks:
         names = _names(callback)
@@ -47,10 +47,10 @@ def warnings(callbacks: Iterable[Any]) -> list[str]:
 
 
 def warnings_of_master(app: App, mode: str) -> list[str]:
-    """Return a sentence for each of ``callbacks`` that has no effect, or whose state a checkpoint cannot fully store.
+    """Return a warning for each of ``callbacks`` that has no effect, or that a checkpoint cannot fully store.
 
     Args:
-        app: Has the callbacks.
+        app: The user's ``IApp``, which has the callbacks.
         mode: The name of the run's strategy.
     """
     found, about_rates = [], strategies()[mode].about_rates
@@ -75,7 +75,7 @@ def warnings_of_master(app: App, mode: str) -> list[str]:
 
 
 def _better(monitor: str) -> str:
-    """Return whether a smaller ("min") or larger ("max") metric is better, from its name; "" if unknown."""
+    """Return "min" if a smaller value of the metric is better, and "max" if a larger one is; "" if unknown."""
     name = monitor.removeprefix("val_").lower()
     if name.endswith(("loss", "error", "mae", "mse", "rmse")):
         return "min"
@@ -86,7 +86,7 @@ def check(app: App) -> None:
     """Refuse ``callbacks`` that work in ``fit`` but not on the master.
 
     Raises:
-        AppError: Names the first such callback.
+        AppError: A callback cannot work on the master. The error names the first one.
     """
     import keras
 

@@ -45,7 +45,7 @@ from ddlf.training.weights_ref import WeightsRef, local
 
 
 class Callbacks:
-    """The callbacks of one run: the user's, and the one of ``rate_decay``.
+    """All callbacks of one run: the user's callbacks and the callback of ``rate_decay``.
 
     Args:
         app: The user's ``IApp``, with its model.
@@ -301,7 +301,7 @@ def differ(one: Weights, other: Weights) -> bool:
 
 
 def callbacks_of(app: App, rule: RateDecay | Plateau) -> list[Any]:
-    """Return the callback that lowers the model's learning rates after each validation; empty for the rule ``never``.
+    """Return a list with the callback that lowers the learning rates after a validation; empty for the rule ``never``.
 
     Raises:
         AppError: The rule needs validation data that is missing, or a learning rate that can be set.

@@ -59,7 +59,7 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointFolder:
-    """A folder of checkpoints. Any process may read; call ``open`` to become the only writer.
+    """A folder of checkpoints. Any process may read it. Call ``open`` to become its only writer.
 
     Args:
         path: The folder. ``open`` creates it.
@@ -143,14 +143,15 @@ class CheckpointFolder:
         meanwhile.
 
         Returns:
-            Its folder.
+            The folder of the checkpoint.
 
         Raises:
-            CheckpointError: It cannot be written: no space, no permission, or a value that cannot be stored.
+            CheckpointError: The checkpoint cannot be written: no space, no permission, or a value that cannot be
+                stored.
             LeaseError: Another master has taken over the job.
 
         On failure:
-            No part of it remains, earlier checkpoints stay complete, and ``save`` may be called again.
+            No part of the checkpoint remains, earlier checkpoints stay complete, and ``save`` may be called again.
         """
         check(checkpoint)
         groups = {group: tensors.plain(arrays) for group, arrays in checkpoint.arrays.items()}
@@ -275,7 +276,7 @@ class CheckpointFolder:
 
         Args:
             required: Whether to raise an error if there is none.
-            report: Called with a sentence for each skipped checkpoint.
+            report: Called with a warning for each skipped checkpoint.
             apart: Whether to leave slices unread, as in ``load``.
             known: Known damage, by name of the checkpoint.
 
@@ -324,12 +325,13 @@ class CheckpointFolder:
 
         Args:
             path: Folder, absolute or relative to this one, such as ``"round-000012"``.
-            report: Called with a sentence if its records are damaged or missing. It is used without them.
-            apart: Whether to leave its slices unread, so that workers can read them.
+            report: Called with a warning if the records are damaged or missing. The checkpoint is then used without
+                records.
+            apart: Whether to leave the slices of the checkpoint unread, so that workers can read them.
 
         Raises:
-            CheckpointCorrupt: It is damaged. The error names the file.
-            CheckpointError: It does not exist, cannot be read, or was written by a newer DDLF.
+            CheckpointCorrupt: The checkpoint is damaged. The error names the file.
+            CheckpointError: The checkpoint does not exist, cannot be read, or was written by a newer DDLF.
         """
         folder = self.path / path
         manifest, contents = read_files(folder, apart=apart)

@@ -115,7 +115,7 @@ class Manifest(BaseModel):
 
     @property
     def of(self) -> dict[str, Any]:
-        """Run and round that its slices must name."""
+        """The run and the round that every slice of the checkpoint must name."""
         return {"run": self.facts.get("training", ""), "round": self.round}
 
     @property
@@ -210,8 +210,8 @@ def stored(folder: Path, manifest: Manifest, arrays: Mapping[str, Mapping[str, t
 
     Args:
         folder: Folder of the checkpoint.
-        manifest: Its manifest.
-        arrays: Its arrays that are not in slices.
+        manifest: The checkpoint's manifest.
+        arrays: The checkpoint's arrays that are not in slices.
     """
     slices = Slices(folder.parent, "", folder, folder, manifest.of)
     slices.files = [file.model_dump() for file in manifest.slices]
@@ -249,7 +249,7 @@ def _read_file(path: Path, *, limit: int) -> bytes:
     """Return the bytes of a regular file.
 
     Raises:
-        CheckpointCorrupt: It is missing, not a regular file, longer than the limit, or the disk cannot read it.
+        CheckpointCorrupt: The file is missing, not a regular file, longer than the limit, or the disk cannot read it.
     """
     try:
         what = path.stat()

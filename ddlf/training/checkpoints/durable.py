@@ -2,7 +2,7 @@
 
 Rules:
     When a function returns, its data are on the disk: it syncs the file, then the folder with its name.
-    A name never stands for half a file: content is written under a temporary name, synced and renamed.
+    A file name never refers to an incomplete file: content is written under a temporary name, synced and renamed.
     A sealed file is JSON in one fixed spelling that ends with its own SHA-256. Any changed byte counts as damage, even
     one that JSON ignores, such as ``1e5`` for ``1E5``.
 """
@@ -54,7 +54,7 @@ def unseal(data: bytes, file: Path) -> dict[str, Any]:
 
     Args:
         data: The file's bytes.
-        file: Its name, for the error.
+        file: The file's name, for the error message.
 
     Raises:
         CheckpointCorrupt: The bytes differ from the output of ``seal``.
@@ -85,10 +85,10 @@ def _spell(content: dict[str, Any]) -> bytes:
 
 
 def _text(value: Any, line: str) -> str:
-    """Return the same text as ``json.dumps(value, indent=1)``, without its circular references.
+    """Return the text of ``json.dumps(value, indent=1)``, but create no reference cycles.
 
-    Only the garbage collector frees those. With a checkpoint after each update it would soon examine the whole process,
-    and stop all threads meanwhile.
+    Only the garbage collector frees reference cycles. With a checkpoint after each update it would soon examine the
+    whole process, and stop all threads meanwhile.
     """
     inner = f"{line} "
     if value and isinstance(value, dict):
@@ -100,7 +100,7 @@ def _text(value: Any, line: str) -> str:
 
 
 def damaged(file: Path, expected: str, got: str, *, text: str = "") -> CheckpointCorrupt:
-    """Return the error for a damaged file. ``text`` replaces its sentence."""
+    """Return the error for a damaged file. If ``text`` is given, it is the whole message."""
     return CheckpointCorrupt(
         text or f"{file} is damaged: expected {expected}, found {got}",
         hint="use another checkpoint, or a copy of this one",
@@ -161,7 +161,7 @@ def free_bytes(folder: Path) -> int | None:
 
 @contextlib.contextmanager
 def explained(folder: Path, doing: str, *, need: int = 0) -> Iterator[None]:
-    """Turn errors of the operating system into sentences.
+    """Turn errors of the operating system into DDLF errors with a clear message.
 
     Args:
         folder: Folder of the operation.
@@ -180,7 +180,7 @@ def explained(folder: Path, doing: str, *, need: int = 0) -> Iterator[None]:
 
 
 def in_words(error: OSError, folder: Path, doing: str, *, need: int = 0) -> CheckpointError:
-    """Return the error with a sentence for an error of the operating system; see ``explained``."""
+    """Return the DDLF error for an error of the operating system; see ``explained``."""
     what, hint = f"cannot {doing} {folder}: {error.strerror or error}", ""
     if error.errno == errno.ENOSPC:
         with contextlib.suppress(OSError):

@@ -1,12 +1,12 @@
 """Records of the rounds: JSON lines in one file beside the checkpoints, which only grows. Runs on the master.
 
-A checkpoint names the beginning of the file that belongs to it, by lines, bytes and their SHA-256. So the cost of a
-checkpoint does not depend on the number of rounds, and an older checkpoint, or one of a killed writer, has its own
-beginning of the file. Lines after the beginning that a run resumes from belong to rounds that it will repeat. The first
-new line replaces them.
+A checkpoint refers to the first lines of the file: it stores their number, their size in bytes and their SHA-256. So
+the cost of a checkpoint does not depend on the number of rounds, and every checkpoint has its own part of the file.
+When a run resumes from a checkpoint, the later lines belong to rounds that it will repeat. The first new line replaces
+them.
 
-A record that changes after it was written, because its test came later, gets another line. The last line of a version
-counts.
+A record can change after it was written, because its evaluation ends later. It then gets another line, and the last
+line of each version counts.
 
 Records are reports and do not affect training: a run whose journal is damaged continues without them.
 """
@@ -61,7 +61,7 @@ class Journal:
         self._digest = hashlib.sha256()
 
     def go_on_after(self, extent: Extent) -> None:
-        """Continue after this beginning, which was read and found undamaged."""
+        """Append the next records after an extent that was read and is undamaged."""
         data = self.file.read_bytes()[: extent.bytes] if extent.bytes else b""
         self.lines, self._bytes, self._digest = extent.lines, extent.bytes, hashlib.sha256(data)
 
@@ -77,7 +77,7 @@ class Journal:
         """Append records. After the return, they survive a power cut.
 
         On failure:
-            None of them counts, and the call may be repeated.
+            None of the records counts, and the call may be repeated.
         """
         if not lines:
             return
@@ -121,5 +121,5 @@ def read(file: Path, extent: Extent) -> list[RoundRecord]:
 
 
 def spelled(records: Iterable[RoundRecord]) -> list[bytes]:
-    """Return the lines of records, with line ends."""
+    """Encode records as JSON lines, each with its line end."""
     return [json.dumps(to_data(record)).encode() + b"\n" for record in records]

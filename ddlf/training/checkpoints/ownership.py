@@ -1,4 +1,4 @@
-"""The only writer of a folder. Runs on the master.
+"""Ensures that a folder has only one writer. Runs on the master.
 
 ``owner.json`` in the folder names the session that may write there, and its term (``epoch``), which grows with every
 owner. To change the folder, a session holds the lock and first checks that the file still names it. So a stopped master
@@ -7,9 +7,9 @@ its process is.
 
 Rules:
     An owner that closed the folder, or whose process on this machine has ended, is replaced silently.
-    An owner that is alive is not replaced, nor one on another machine, where this machine cannot look. That needs
-    ``takeover``.
-    A process is the same if number, start time and boot are the same, because numbers are reused.
+    An owner that is alive is replaced only with ``takeover``. The same holds for an owner on another machine, because
+    this machine cannot see its process. Two processes are the same if their number, start time and boot are equal. The
+    system reuses numbers.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ class Ownership:
             yield
 
     def check(self) -> None:
-        """Check that this session still owns the folder. Outside of ``held`` this can change at any time.
+        """Check that this session still owns the folder. Without the lock of ``held``, the owner can change at any
+        time.
 
         Raises:
             LeaseError: The folder has another owner.
@@ -213,7 +214,7 @@ def started(pid: int) -> int | None:
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process runs on this machine. A process that has ended and waits for its parent does not."""
+    """Return whether a process runs on this machine. A zombie process does not count."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -225,7 +226,7 @@ def is_running(pid: int) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return ``/proc/PID/stat`` from the state on. The program's name before it may contain any character."""
+    """Return ``/proc/PID/stat`` from the process state on. The name before it may have any characters."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     return []

@@ -18,7 +18,7 @@ from ddlf.training.checkpoints.tensors import Array
 
 
 def place_of(slices: Slices, number: int) -> dict[str, Any]:
-    """Return the location of a slice, numbered from 0, in the form for the network."""
+    """Return the location of a slice, numbered from 0, as a message for workers."""
     file = next(file for file in slices.files if file["name"] == slice_name(number))
     return {
         "folder": str(slices.root),
@@ -47,7 +47,8 @@ def found_at(place: Mapping[str, Any], *, load: bool) -> tuple[dict[str, Any], d
         load: Whether to return its arrays. Otherwise only its hash is checked, without keeping it in memory.
 
     Returns:
-        Whether its checkpoint is ``seen`` here, and the damage as ``wrong``, for ``raised``; and the slice's arrays.
+        A dict and the slice's arrays. ``seen`` in the dict says whether the checkpoint is visible here, and ``wrong``
+        describes any damage for ``raised``.
     """
     while (folder := _seen(place)) is not None:
         path = folder / place["file"]["name"]
@@ -64,7 +65,7 @@ def found_at(place: Mapping[str, Any], *, load: bool) -> tuple[dict[str, Any], d
 
 
 def raised(answer: Mapping[str, Any]) -> CheckpointCorrupt | None:
-    """Return the error in an answer of ``found_at``, with the same sentence; None if there is none."""
+    """Return the error that an answer of ``found_at`` reports, with the same message; None if it reports none."""
     if "wrong" not in answer:
         return None
     file, expected, got, text = map(str, answer["wrong"])

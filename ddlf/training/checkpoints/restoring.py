@@ -38,7 +38,7 @@ class Restoring:
 
     Attributes:
         slices: The slices of the checkpoint that the run continues from, if any.
-        left: The slot states in them: for each slot, the lengths of its parts and the number of its slice.
+        left: The slot states in these slices: for each slot, the lengths of its parts and the number of its slice.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ def names_of(checkpoint: Checkpoint) -> list[str]:
 def _like(
     listed: Sequence[tuple[str, str, Sequence[int]]], beside: Mapping[str, tensors.Array]
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Return arrays with these names, types and shapes: real ones from ``beside``, otherwise ones without memory."""
+    """Return arrays with these names, types and shapes: arrays in ``beside``, else arrays without memory."""
     return {
         name: beside[name] if name in beside else np.broadcast_to(np.zeros((), tensors.dtype_of(kind)), tuple(shape))
         for name, kind, shape in listed

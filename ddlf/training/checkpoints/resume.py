@@ -1,6 +1,6 @@
 """Finds the state that a run continues from: none, the app's earlier training, or a checkpoint. Runs on the master.
 
-Looking changes nothing: a folder is created, claimed or cleaned only before a write to it.
+Reading changes nothing: a folder is created, claimed or cleaned only before a write to it.
 """
 
 from __future__ import annotations
@@ -146,7 +146,8 @@ async def begin(
         The progress; the keeper of checkpoints, or None; the folder or checkpoint that the run continues from, or None.
 
     Raises:
-        CheckpointMismatch: The checkpoint, or the earlier training, is of another kind; the text has the differences.
+        CheckpointMismatch: The checkpoint or the earlier training has other settings. The message lists the
+            differences.
         CheckpointError: There is no complete checkpoint.
         ConfigError: The folder has checkpoints of another training.
         LeaseError: Another master writes into the folder.
@@ -343,7 +344,7 @@ def rules_of(spec: RunSpec) -> dict[str, Any]:
 
 
 def _known(name: str, value: Any) -> Any:
-    """Return a stored setting in the form for comparisons: both exchanges with local training give the same bits."""
+    """Return a stored setting for comparisons. Exchanges that give the same bits count as equal."""
     if name == "optimizer inner_optimizer" and isinstance(value, str):
         return without_numbers(value)  # older checkpoints have numbers in it
     known = exchanges().get(value) if name == "exchange" else None
@@ -386,7 +387,7 @@ def check_settings(saved: dict[str, Any], now: dict[str, Any], when: str, hint: 
     """Refuse to continue a different run. Settings that an older version did not store are not compared.
 
     Raises:
-        CheckpointMismatch: The text has the differences.
+        CheckpointMismatch: Some settings differ. The message lists the differences.
     """
     rows = [
         f"  {name}: {saved[name]!r} {when}, {now.get(name)!r} now"

@@ -57,7 +57,7 @@ def parts_of(
         part: The range.
         names: Paths of the weights.
         values: For each weight in the range, its values, flat.
-        kept: For each array of state, the same.
+        kept: For each array of state, its values in the range, in the same form.
     """
     found = {}
     for place, (i, low, _) in enumerate(overlapped(like, part)):
@@ -270,7 +270,7 @@ class Slices:
         """Return the arrays of one slice, numbered from 0.
 
         Raises:
-            CheckpointCorrupt: It is missing or damaged.
+            CheckpointCorrupt: The slice is missing or damaged.
         """
         found: dict[str, tensors.Array] = self._of_one(number, read)
         return found
@@ -301,7 +301,7 @@ def read(path: Path, file: Mapping[str, Any], of: Mapping[str, Any]) -> dict[str
         of: Run and round, as in ``Slices``.
 
     Raises:
-        CheckpointCorrupt: It is missing, damaged, or belongs to another run.
+        CheckpointCorrupt: The slice is missing, damaged, or belongs to another run.
     """
     try:
         data = path.read_bytes()

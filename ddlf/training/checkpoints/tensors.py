@@ -99,7 +99,7 @@ def read(data: bytes, path: Path) -> dict[str, Array]:
 
     Args:
         data: The file's bytes.
-        path: Its name, for errors.
+        path: The file's name, for error messages.
 
     Raises:
         CheckpointCorrupt: The file is not in the format, or its header exceeds the limit.

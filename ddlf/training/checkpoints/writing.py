@@ -52,14 +52,14 @@ class Writing:
 
         Args:
             number: The slice, from 0.
-            there: Has a worker write it.
-            here: Brings its arrays to the master.
+            there: Has a worker write the slice.
+            here: Brings the slice's arrays to the master.
 
         Returns:
             The additional facts.
 
         Raises:
-            CheckpointError: It cannot be written.
+            CheckpointError: The slice cannot be written.
         """
         place = self.slices.place()
         told = await there(place)
@@ -85,7 +85,7 @@ class OnWorkers:
         generation: Number of this set of weights.
         like: Arrays with the shapes and types of the weights.
         kept: Number of state arrays that workers keep for each weight.
-        coded: Whether the last of these is the weight itself, as the optimizer steps it.
+        coded: Whether the last of these arrays is the exact weight, before encoding.
     """
 
     there: Members

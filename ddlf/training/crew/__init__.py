@@ -1,1 +1,1 @@
-"""The workers of a run: they are brought in, get slots, and may come and go."""
+"""Manages the workers of a run: opens them, gives them slots, and handles joins and losses."""

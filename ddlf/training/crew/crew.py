@@ -149,12 +149,12 @@ class Crew:
         leaves: bool = True,
         near: Mapping[int, int] = {},
     ) -> Any:
-        """Have a worker carry a slot, and return the result of ``work``. Another worker takes over if it is lost.
+        """Have a worker carry a slot, and return the result of ``work``. If the worker is lost, another one takes over.
 
         Args:
             slot: The slot, from 0.
             number: The slot's round, from 0.
-            work: Carries the slot on the worker that it receives.
+            work: Function that carries the slot on a given worker.
             avoid: Workers that may carry it only if there are no others.
             leaves: Whether the work is the slot's round, so that the worker then holds the slot state.
             near: Bytes of the slot's data that workers have on their own disks, by worker number.
@@ -175,7 +175,7 @@ class Crew:
 
     @property
     def size(self) -> int:
-        """The number of workers that carry a slot or could."""
+        """The number of workers that carry a slot or are free to carry one."""
         return len(self._schedule.workers)
 
     def others_than(self, workers: frozenset[int]) -> bool:

@@ -20,11 +20,11 @@ TRANSFERS = 3
 
 
 class Ways:
-    """One end of the links between workers.
+    """One worker's end of its links to the other workers.
 
     Args:
         worker: The role's worker.
-        run: Name of the run. The other ends are found by it.
+        run: Name of the run. The worker finds the other ends by this name.
     """
 
     def __init__(self, worker: Worker, run: str) -> None:

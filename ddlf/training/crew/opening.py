@@ -301,7 +301,7 @@ async def _both(here: Coroutine[Any, Any, None], there: Coroutine[Any, Any, None
 
 
 async def prepare(app: App, seed: int | None = None) -> int:
-    """Prepare every node for training, and leave it so.
+    """Prepare every node for training, but do not train.
 
     Args:
         app: The user's ``IApp``.

@@ -52,7 +52,7 @@ class Host(Protocol):
         """Continue without a worker that cannot take part."""
 
     def changed(self) -> None:
-        """Handle any change: one of the above, or a worker that began to load its data."""
+        """Handle a change: a worker entered, is absent, was put out, or began to load its data."""
 
 
 class Recovery:

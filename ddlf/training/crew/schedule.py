@@ -1,4 +1,4 @@
-"""Which worker carries which slot: the decisions of a training master, without network, clock or event loop.
+"""Decides which worker carries which slot, without network, clock or event loop. Runs on the master.
 
 ``apply`` receives what happened, and ``plan`` returns what to do now. Time is an argument, so a test can check every
 order of joins, losses and answers.
@@ -114,7 +114,7 @@ class _Running:
 
 @dataclass(slots=True, kw_only=True)
 class Schedule:
-    """The state of the decisions.
+    """Decides which worker carries which slot.
 
     Args:
         backups: Whether a second worker also gets the slot of a straggler.
@@ -143,7 +143,7 @@ class Schedule:
 
     @property
     def workers(self) -> frozenset[int]:
-        """Workers that carry a slot or could."""
+        """Workers that carry a slot or are free to carry one."""
         return frozenset(self._free) | frozenset(self._running)
 
     def apply(self, event: Event) -> bool:

@@ -1,4 +1,4 @@
-"""How many threads the workers of a run compute with. Runs on the master.
+"""Chooses the number of threads that the workers of a run compute with. Runs on the master.
 
 TensorFlow splits the gradient of a convolution into one partial sum per thread, so the bits of a round depend on the
 number of threads. A run therefore has one number for all its workers: the setting, else the number of the training that
@@ -24,7 +24,7 @@ Facts = Mapping[str, Any]
 
 
 def given_threads(app: App, *, fresh: bool = False) -> int | None:
-    """Return the number that the app, its cluster, or the training to continue asks for.
+    """Return the number of threads that the app, its cluster or the earlier training sets.
 
     Args:
         app: The user's ``IApp``.

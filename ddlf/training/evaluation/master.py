@@ -73,9 +73,9 @@ async def measured(
 
     Args:
         function: ``evaluate`` or ``validate``.
-        app: Its first argument.
-        weights: Its second argument.
-        args: Its further arguments.
+        app: The function's first argument.
+        weights: The function's second argument.
+        args: The function's further arguments.
         there: An ``EvaluationThere``, if workers share evaluations.
     """
 
@@ -136,7 +136,8 @@ async def save(app: App, path: str | Path) -> None:
 
     Args:
         app: The user's ``IApp``.
-        path: Ends with ``.keras``, Keras's format, or with a suffix that an optional part of DDLF writes.
+        path: The file. Its name ends with ``.keras``, Keras's format, or with a suffix that an optional part of DDLF
+            writes.
     """
     path = Path(path)
     check_path(path)
@@ -218,7 +219,7 @@ async def compute(function: Any, *args: Any, stop: Callable[[], None] = lambda: 
 
     Args:
         function: The function to run.
-        args: Its arguments.
+        args: The function's arguments.
         stop: Asks the function to end early, because the caller was cancelled. It is called until the function has
             ended, since the model is in use until then.
     """

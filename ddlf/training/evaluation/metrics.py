@@ -107,7 +107,7 @@ class MetricMerge:
         return {**merged, **self._counted([state for _, _, state in parts])}
 
     def of(self, names: Sequence[str], state: Sequence[np.ndarray[Any, Any]]) -> dict[str, float]:
-        """Return the metrics of counts in all variables of ``model.metrics``; empty if they do not fit."""
+        """Return the metrics for given counts in all variables of ``model.metrics``; empty if the counts do not fit."""
         return self._counted([{"names": list(names), "state": list(state)}])
 
     def _counted(self, states: list[Any]) -> dict[str, float]:

@@ -59,7 +59,7 @@ def evaluate(
 
 
 def counts(app: App, weights: list[Any], part: str, batch_size: int, begin: int, end: int) -> dict[str, Any]:
-    """Return the additions of each batch of a range to the metrics.
+    """Return, for each batch of a range, the amounts that it adds to the variables of the metrics.
 
     Keras counts in the variables of its metrics, and its own metrics add to them in each batch. So from the additions
     of all batches, in the order of the batches, the master computes the exact bits of one evaluation of all batches.

@@ -1,1 +1,1 @@
-"""How updates become the next weights: one folder or file for each exchange."""
+"""The exchanges, which turn the updates of a round into the next weights. Each has its own folder or file."""

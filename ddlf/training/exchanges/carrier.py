@@ -89,7 +89,7 @@ class Carrier:
         """Send a task to a worker, and return the reply.
 
         Args:
-            make: Makes the task.
+            make: Function that makes the task.
             worker: The worker that carries it.
             holds: Whether the worker holds the state of the slot's last round.
 

@@ -52,7 +52,7 @@ class Members:
     Attributes:
         role: Run and name of the replicas on the workers.
         holder: Run and name of the role that holds the weights.
-        begin: Makes sure that some workers have the weights.
+        begin: Function that makes sure that some workers have the weights.
         says: Returns the task's entry about weights, for a slot and the number of its round.
         restoring: Brings slices of checkpoints to the workers.
         compares: Judges the updates of replies by slot, as in ``WeightSource``; None until the exchange sets it.

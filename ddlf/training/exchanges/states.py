@@ -59,7 +59,7 @@ class SlotStates:
         shared: Parts that every slot begins its next round with, instead of its own.
         copied: Parts that do not come back, but that other workers keep copies of.
         parts: The argument of this name.
-        averaged: Name of the part that each round begins with the mean of; "" for none.
+        averaged: Name of the part whose mean each round begins with; "" for none.
         mean: Fetches that mean if it is on workers. ``mean_is`` sets it.
     """
 

@@ -42,7 +42,7 @@ def settled(app: App, spec: RunSpec) -> RunSpec:
         spec: The run.
 
     Raises:
-        ConfigError: Names the setting.
+        ConfigError: A setting cannot be used. The error names it.
     """
     data = files_of(app)
     if data is None:
@@ -151,7 +151,7 @@ class Nearby:
         }
 
     def around(self, part: Any, work: Work) -> Work:
-        """Return the same work, but started only when its worker can get all files.
+        """Return a function that waits until the worker can get all files, and then does the work.
 
         Before that, some worker must have each missing file, and the workers must be introduced.
 

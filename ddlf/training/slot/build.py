@@ -172,7 +172,7 @@ def describe_weights(model: Any) -> list[list[Any]]:
 
 
 def may_count(model: Any) -> list[Any]:
-    """Return integer weights that users' layers may count in. Keras's layers count in ``adapt``, before training."""
+    """Return integer weights in which users' layers may count. Keras's layers count in ``adapt``, before training."""
     layers = [layer for layer in model._flatten_layers() if type(layer).__module__.startswith("keras.")]
     known = {id(weight) for layer in layers for weight in layer._non_trainable_variables}
     kinds = [(weight, np.dtype(weight.dtype)) for weight in model.non_trainable_weights if id(weight) not in known]
@@ -216,7 +216,7 @@ def without_numbers(described: str) -> str:
 
 
 def _shortest(value: Any) -> Any:
-    """Return 0.1 for the float32 nearest to it, because Keras keeps the learning rate in a float32 variable."""
+    """Return the shortest number with the same float32 value, such as 0.1: Keras keeps learning rates in float32."""
     if isinstance(value, float) and float(np.float32(value)) == value:
         return float(str(np.float32(value)))
     return value

@@ -319,7 +319,7 @@ class Samples(Protocol):
     """The training samples of a replica."""
 
     def feed(self, batch_size: int) -> Any:
-        """Return what gives ``fit`` its batches."""
+        """Return the source of batches for ``fit``."""
 
     def batch(self, task: Task) -> tuple[Any, ...]:
         """Return all samples of a task as one batch."""

@@ -411,7 +411,7 @@ _functions: dict[str, bool] = {}
 def set_seed(seed: int) -> None:
     """Set all seeds like ``keras.utils.set_random_seed``, but faster with TensorFlow.
 
-    ``tf.random.set_seed`` also discards all prepared functions, so that functions with a seed restart. To prepare the
+    ``tf.random.set_seed`` also discards all prepared functions, so that functions with a seed restart. Preparing the
     training step again took 0.06 to 0.15 s in each round of a small model. So this happens only if a function does keep
     a seed.
     """

@@ -459,7 +459,7 @@ def chosen(indices: Any, samples: int) -> np.ndarray[Any, Any]:
         Indices of samples, shape (m,), of an integer type.
 
     Raises:
-        AppError: It is not a list of valid sample indices.
+        AppError: The value is not a list of valid sample indices.
     """
     found = np.asarray(indices)
     if found.ndim != 1 or found.dtype.kind not in "iu" or not found.size:

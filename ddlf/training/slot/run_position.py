@@ -41,7 +41,7 @@ class RunPosition:
     """The position of a slot in its run, for every part of an optimizer that follows it.
 
     Args:
-        optimizer: Built.
+        optimizer: A built optimizer.
         parts: The parts that follow the run, one or more.
     """
 

@@ -1,1 +1,1 @@
-"""The strategies: how a run trains. Each is one package, and none imports another."""
+"""The strategies of training. Each strategy is one package, and none imports another."""

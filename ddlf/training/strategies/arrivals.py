@@ -146,7 +146,7 @@ class Arrivals:
         *,
         remote: bool = False,
     ) -> None:
-        """Make the slots of a commit wait for its consequences.
+        """Make the slots of a commit wait for its checkpoint and its hooks.
 
         They wait for the turn of the checkpoint before their next round, and for the hooks after it.
 

@@ -1,1 +1,1 @@
-"""The exchange that is likely to be the fastest for a run."""
+"""Chooses the exchange that is probably the fastest for a run."""

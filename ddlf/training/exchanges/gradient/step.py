@@ -166,7 +166,7 @@ def _keeper() -> Any:
 
 
 class Step:
-    """The step of a Keras optimizer as an outer optimizer, whose merged updates are gradients.
+    """An outer optimizer that steps with a Keras optimizer. The merged updates are gradients.
 
     Its state is the optimizer's state, so every checkpoint contains it. An untrained weight becomes the mean of the
     workers' values.

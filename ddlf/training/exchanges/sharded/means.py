@@ -80,7 +80,7 @@ def averaging(
     Args:
         me: Number of this worker, which has the state of a slot.
         plan: The plan of the generation.
-        wanted: The mean.
+        wanted: The plan of the mean to compute.
         new: The generation. It receives the mean at once, and its pieces as they are computed.
         copies: Slot states on this worker.
         ask: Calls workers.

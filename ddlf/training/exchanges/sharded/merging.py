@@ -1,4 +1,4 @@
-"""How one worker carries out a plan: it merges and steps its own range, and fetches the others. Runs in the executor.
+"""Carries out a plan on one worker: merges and steps its own range, and fetches the others. Runs in the executor.
 
 ``ddlf.training.exchanges.sharded.worker`` is the worker's role in the exchange. ``means`` computes the means of slot
 state that a plan contains.

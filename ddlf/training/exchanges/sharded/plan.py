@@ -186,11 +186,11 @@ class Unfit(Exception):
 
 
 async def told(me: int, work: Coroutine[Any, Any, None]) -> dict[str, Any]:
-    """Work together with other workers. Return the obstacle as a dict, which is empty if there was none.
+    """Run work that needs other workers. Return a failure as a dict, which is empty on success.
 
     Args:
         me: Number of this worker.
-        work: The work.
+        work: The coroutine to run.
     """
     try:
         await work

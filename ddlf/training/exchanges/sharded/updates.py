@@ -1,4 +1,4 @@
-"""Joint work on updates that stay on their workers, in spite of lost workers. Runs on the master.
+"""Computes with updates that stay on their workers, and survives the loss of workers. Runs on the master.
 
 Some rules and policies need the lengths, distances and angles of whole updates. The worker that has an update computes
 its length. Each owner of a range computes its blocks' part of a distance or an angle, and the master adds the parts
@@ -76,11 +76,11 @@ class Together:
         return self._now() if self._base is None else self._base
 
     async def on(self, replies: list[Reply], do: Do) -> list[Reply]:
-        """Do something with the workers that have updates. If one is lost, have its slots carried again, and retry.
+        """Run some work on the workers that have updates. If one is lost, have its slots carried again, and retry.
 
         Args:
             replies: Replies of the updates.
-            do: The work.
+            do: The function to run.
 
         Returns:
             The replies of the successful attempt.
@@ -122,7 +122,7 @@ class Together:
 
         Args:
             verb: The verb.
-            message: Its argument, the same for all owners.
+            message: The verb's argument, the same for all owners.
             owners: Numbers of the owners.
             workers: All workers, by number.
 

@@ -88,7 +88,7 @@ class Held:
         A worker without any generation has just joined and is in no plan, so it fails at once.
 
         Raises:
-            AppMissing: This worker will not have it.
+            AppMissing: This worker will not receive the generation.
         """
         if not self.generations:
             raise AppMissing("the weights of this round are not here")
@@ -109,7 +109,7 @@ class Held:
         self.updates = {key: update for key, update in self.updates.items() if key[0] >= generation}
 
     async def only(self, generations: dict[int, Generation]) -> None:
-        """Store these generations only, and wake the waiting calls."""
+        """Keep only these generations, and wake the waiting calls."""
         async with self._news:
             self.generations = generations
             self._news.notify_all()
@@ -182,9 +182,9 @@ class ShardedWorker(Restored):
             plan: A ``Plan`` as a dict.
 
         Returns:
-            An empty dict if this worker has the new weights. Otherwise the obstacle. ``me``, ``peer``, ``why`` and
+            An empty dict if this worker has the new weights. Otherwise the failure. ``me``, ``peer``, ``why`` and
             ``link``: another worker did not answer, and whether the link between the two failed. ``bad``: an update
-            cannot be merged. ``weights``: the new weights are unusable.
+                cannot be merged. ``weights``: the new weights are unusable.
         """
         now = Plan(**plan)
         base = self._held.generation(now.base)
@@ -237,7 +237,7 @@ class ShardedWorker(Restored):
             asked: ``Pairs`` as a dict.
 
         Returns:
-            ``sums``: matrices to add to the other owners' matrices. Or the obstacle, as ``merge`` returns it.
+            ``sums``: matrices to add to the other owners' matrices. Or the failure, as ``merge`` returns it.
         """
         now = Pairs(**asked)
         base = self._held.generation(now.base)

@@ -25,7 +25,7 @@ def check_of_workers(callbacks: Iterable[Any]) -> None:
     """Refuse ``worker_callbacks`` that ``fit`` cannot call.
 
     Raises:
-        AppError: Names the first such callback.
+        AppError: ``fit`` cannot call a callback. The error names the first one.
     """
     for callback in callbacks:
         check_is_one(callback, "worker_callbacks", hasattr(callback, "set_model"))
@@ -98,7 +98,7 @@ class CallbackStates:
         """Return this object, if all attributes can move with a slot.
 
         Raises:
-            AppError: Names the first attribute that cannot.
+            AppError: An attribute cannot move with a slot. The error names the first one.
         """
         for name, callback in self._callbacks.items():
             for attribute, kind in no_data(callback).items():

@@ -32,10 +32,10 @@ class OptimizerState(SlotPart):
 
     @classmethod
     def kept(cls, plan: SlotPlan) -> Kept | None:
-        """Return how slots keep it.
+        """Return how slots keep the optimizer's state.
 
-        None with the gradient exchange, whose optimizer is on the master, and in Downpour, whose replicas have another
-        optimizer.
+        Return None with the gradient exchange, whose optimizer is on the master, and in Downpour, whose replicas have
+        another optimizer.
         """
         kind = plan.spec.local.optimizer_state
         if kind == "fresh" or plan.spec.exchange.one_step or not plan.spec.train.keeps_optimizer:

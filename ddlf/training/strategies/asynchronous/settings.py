@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Async(Strategy):
-    """Asynchronous training: each update changes the weights when it comes, and nobody waits."""
+    """Asynchronous training: each update changes the weights when it arrives, and slots do not wait for each other."""
 
     name: ClassVar[str] = "async"
     words: ClassVar[str] = "asynchronous"

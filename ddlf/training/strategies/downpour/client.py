@@ -90,7 +90,7 @@ class Owners:
     async def of(
         self, shard: int, verb: str, *arguments: Any, again: int | None = None, epoch: int | None = None
     ) -> Any:
-        """Call a server, wherever it is, and return its answer.
+        """Call a server on its current worker, and return its answer.
 
         Args:
             shard: Number of the server.
@@ -207,7 +207,7 @@ class ModelReplica:
     """One replica in one round.
 
     Args:
-        id: Number, from 0.
+        id: Number of the replica, from 0.
         life: Its incarnation, counted over all of its rounds.
         round: Number of the round, from 0.
         steps: Number of its steps.
@@ -322,14 +322,14 @@ class ModelReplica:
             await self._sending.popleft()
 
     def skip(self) -> None:
-        """Leave out an unusable push. Cancel the current fetch, so that the next one starts at the servers' values."""
+        """Leave out an unusable push. Cancel the current fetch, so that the next one gets the servers' values."""
         self._next += 1
         if self._fetching is not None:
             self._fetching.cancel()
             self._fetching = None
 
     async def pushed(self) -> None:
-        """Wait until all pushes are safe, and all pushes that were fetched."""
+        """Wait until the replica's own pushes, and all pushes in its fetched weights, are safe."""
         while self._sending:
             await self._sending.popleft()
         async with self._turn:
@@ -380,7 +380,7 @@ class ModelReplica:
             await asyncio.sleep(0)  # the waiting step takes it and begins the next one
 
     async def _bring(self, shard: int) -> None:
-        """Send all pushes that a server lacks, wherever it is."""
+        """Send all pushes that a server lacks, on whichever worker it is."""
         while True:
             epoch = self.owners.epochs[shard]
             try:
@@ -455,7 +455,7 @@ def _read(worker: int, values: Any, part: Slice) -> Row:
     """Return decoded values from a server.
 
     Raises:
-        Unreached: They do not fit.
+        Unreached: The values do not fit.
     """
     size = part[1] - part[0]
     if isinstance(values, dict):  # encoded by a codec

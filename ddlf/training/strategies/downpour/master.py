@@ -204,7 +204,7 @@ class Serving:
         """Count a slot's round.
 
         Raises:
-            ConnectError: Its worker did not reach a server, although the server's worker is present.
+            ConnectError: The slot's worker did not reach a server, although the server's worker is present.
             ClusterTooSmall: The server's worker is lost.
         """
         run, told = self._run, reply.pushed or {}
@@ -296,10 +296,10 @@ class Serving:
         return wanted
 
     def _restored(self, shard: int) -> tuple[dict[str, Any], str]:
-        """Return a server's facts when the master had them last, and a sentence about the pushes lost since.
+        """Return the last facts about a server that the master had, and a sentence about the pushes lost since.
 
         Raises:
-            ClusterTooSmall: There is no checkpoint. The text continues a sentence about the loss.
+            ClusterTooSmall: There is no checkpoint. The message continues a sentence about the loss.
         """
         home = self._home
         if self._run.keeper is None or not home.version:
@@ -451,7 +451,7 @@ def joined(parts: Sequence[Row], size: int) -> Row:
     """Join the ranges of a row.
 
     Raises:
-        ConfigError: They have another length or type.
+        ConfigError: The ranges have another length or type.
     """
     row = np.concatenate(parts)
     if row.shape != (size,) or row.dtype != np.float32:

@@ -39,7 +39,7 @@ class Placement:
 
     Args:
         run: The run.
-        there: Its workers.
+        there: The workers of the run.
         how: The settings of Downpour.
         restore: Returns the facts of a server without an owner and backup. Raises ClusterTooSmall if there are none.
 
@@ -220,7 +220,7 @@ class Placement:
     # -- parts --------------------------------------------------------------------------------------------------------
 
     def places(self) -> int:
-        """Return the number of workers that may have servers: workers set aside for servers, or all."""
+        """Return the number of workers that may have servers: those set aside for servers, or all workers."""
         return len(self._pool(self._there.members()))
 
     def _replace_servers(self, alive: Collection[Member], new: Collection[Member]) -> None:

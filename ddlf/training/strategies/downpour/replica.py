@@ -42,12 +42,12 @@ Work = Callable[[], Coroutine[Any, Any, Any]]
 
 
 class Stopped(Exception):
-    """Training is to stop while it waits for a server."""
+    """Training must stop while it waits for a server."""
 
 
 @dataclass(slots=True)
 class _Kept:
-    """The state of a replica while the model is another one: its values, and its unpushed gradients."""
+    """The saved state of a replica while the model runs another replica: its values, and its unpushed gradients."""
 
     weights: Row | None
     rest: Row
@@ -59,7 +59,7 @@ class Turns:
 
     Args:
         model: Keras model.
-        stepper: Its optimizer.
+        stepper: The model's optimizer.
         task: The round.
         batches: Number of batches in the round.
         replicas: Replicas of the slot.
@@ -270,7 +270,7 @@ class Turns:
         return self._wait(all_of_them())
 
     def _leave(self, place: int) -> None:
-        """Save a replica's state before the model becomes another one."""
+        """Save a replica's state before the model switches to another replica."""
         one, stepper = self._replicas[place], self._stepper
         if one.done == one.left:
             return
@@ -297,7 +297,7 @@ class Turns:
 
 
 async def _nothing() -> None:
-    """Do nothing: only the due coroutines are waited for."""
+    """Do nothing: the caller waits only for the due coroutines."""
 
 
 def planned(task: Task, replicas: list[ModelReplica], batches: int) -> tuple[list[int], list[int]]:
@@ -487,7 +487,7 @@ class DownpourReplica(HoldingReplica):
         """Run a coroutine on the event loop, wait for it on the compute thread, and return its result.
 
         Raises:
-            Stopped: Training is to stop meanwhile.
+            Stopped: Training must stop meanwhile.
         """
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         while True:

@@ -52,7 +52,7 @@ class Server:
 
     Args:
         weights: Its trained values.
-        rest: Its untrained values that change all the same, such as moving statistics.
+        rest: Its untrained values that change during training, such as moving statistics.
         rule: Push rule.
         staleness: Weight of the step of a stale push.
         state: State of the push rule.
@@ -71,7 +71,7 @@ class Server:
         closed: Whether another worker owns the server now.
         worker: Number of this worker.
         rows: Returns the rows of the model, to write the server into a checkpoint.
-        marked: Values to evaluate: the master's number of the moment, the trained values, and the others.
+        marked: Values to evaluate: the number that the master gave to this state, the trained values, and the others.
     """
 
     weights: Row
@@ -484,7 +484,7 @@ class ServerCopies:
         return self._copies.pop(shard)[1]
 
     def only(self, shards: set[int], epochs: list[int]) -> None:
-        """Keep only backups of these servers, and none from an earlier term: its pushes may be undone."""
+        """Keep only backups of these servers. Drop backups from an earlier term: their pushes may be undone."""
         self._copies = {
             shard: copy for shard, copy in self._copies.items() if shard in shards and copy[0] >= epochs[shard]
         }

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DownpourSettings(Strategy):
-    """The settings of Downpour SGD, and what it refuses. ``Downpour`` adds the code that trains."""
+    """The settings of Downpour SGD and their refusals. ``Downpour`` adds the code that trains."""
 
     name: ClassVar[str] = "downpour"
     words: ClassVar[str] = "Downpour"

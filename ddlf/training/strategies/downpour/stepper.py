@@ -1,4 +1,4 @@
-"""The optimizer of a Downpour replica: it adds up the gradients, and takes plain SGD steps. Runs on the compute thread.
+"""The optimizer of a Downpour replica, which sums the gradients and takes plain SGD steps. Runs on the compute thread.
 
 It replaces the compiled optimizer, so it receives each gradient inside the compiled step of ``fit`` or of a user's
 ``train_step``. Clipping, weight decay, the learning rate and its schedule come from the compiled optimizer, and act
@@ -64,7 +64,7 @@ class Stepper:
 
         Args:
             steps: Steps of the round; None if unknown.
-            left: Number of the remaining steps: fewer than all if a lost worker has made the others.
+            left: Number of the remaining steps. It is smaller than ``steps`` if a lost worker has made some of them.
         """
         if self._position is not None and steps is not None:
             self._position.set(steps._replace(before=max(steps.after - left, steps.before)))
