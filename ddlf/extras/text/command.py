@@ -1,6 +1,6 @@
 """``ddlf model``: show, check, format, convert and compare models as text, ``.keras`` files and ``.safetensors`` files.
 
-Keras is only imported to open or make one of the latter two.
+Keras is imported only for ``.keras`` and ``.safetensors`` files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ddlf.extras.text.training.block import check_train
 
 KERAS, WEIGHTS = ".keras", ".safetensors"
 KERAS_PACKAGES = {home.rpartition(".")[2] for home in INNER}
-"""Packages before a ``>`` in the name of a layer that are Keras's own."""
+"""Keras's own packages, in names of layers such as ``numpy>Add``."""
 HALF = ("float16", "bfloat16")
 OTHERS = {
     **dict.fromkeys((".h5", ".hdf5"), "an older format of Keras: load it in Python, and save it as .keras"),
@@ -39,15 +39,15 @@ OTHERS = {
     ),
     **dict.fromkeys((".npz", ".npy", ".csv", ".json", ".py", ".ipynb"), "no model"),
 }
-"""Endings of files that are surely no text."""
+"""Suffixes of files that are never texts."""
 
 
 def opened(path: Path, layers: Path | None = None) -> Model:
-    """The model of a file of any kind, without weights.
+    """Return the model in a file of any kind, without weights.
 
     Raises:
-        ConfigError: It cannot be read.
-        NotationError: Something is wrong in its text, or no text can say it.
+        ConfigError: The file cannot be read.
+        NotationError: Its text has mistakes, or a text cannot contain its model.
     """
     if path.suffix == WEIGHTS:
         return read(weights.load(path)[0], str(path))
@@ -62,21 +62,21 @@ def opened(path: Path, layers: Path | None = None) -> Model:
 
 
 def _check_kind(path: Path) -> None:
-    """Refuse a file that is of no kind that is read or made here."""
+    """Refuse a file with an unknown suffix."""
     if why := OTHERS.get(path.suffix.lower()):
         raise ConfigError(f"{path} is {why}", hint="models are texts (.nnm), .keras and .safetensors")
 
 
 def provide(name: str) -> Any:
-    """Give an object to other parts: ``layers_of_text`` or ``model_of_text``."""
+    """Return ``layers_of_text`` or ``model_of_text`` to another part."""
     return {"layers_of_text": layers_of_text, "model_of_text": model_of_text}.get(name)
 
 
 def layers_of_text(path: Path) -> tuple[tuple[str, ...], tuple[str, str] | None]:
-    """Return the layers in a text that are the user's own, and the first layer that computes in 16 bits with its type; None if none does.
+    """Return a text's custom layers, and its first layer in 16 bits with its type; None without such a layer.
 
     Raises:
-        NotationError: Something is wrong in the text.
+        NotationError: The text has mistakes.
     """
     model = load(path)
     own: dict[str, None] = {}
@@ -94,7 +94,7 @@ def layers_of_text(path: Path) -> tuple[tuple[str, ...], tuple[str, str] | None]
 
 
 def model_of_text(path: Path) -> Any:
-    """Make the Keras model of a text, with its first weights."""
+    """Return the Keras model of a text, with initial weights."""
     from ddlf.extras.text.conversion.build import build
 
     return build(load(path))
@@ -117,7 +117,7 @@ def check(options: argparse.Namespace) -> int:
 
 
 def format(options: argparse.Namespace) -> int:
-    """Write texts in their one form; returns the exit code."""
+    """Write texts in the standard form, and return the exit code."""
     code = 0
     for path in options.files:
         before = read_bytes(path)
@@ -134,7 +134,7 @@ def format(options: argparse.Namespace) -> int:
 
 
 def show(options: argparse.Namespace) -> int:
-    """Show the layers of a model; returns the exit code."""
+    """Show the layers of a model, and return the exit code."""
     model = opened(options.file, options.layers)
     if options.json:
         print(json.dumps(_facts(model)))
@@ -171,7 +171,7 @@ def show(options: argparse.Namespace) -> int:
 
 
 def _label(graph: Graph, number: int) -> str:
-    """A layer as its row of a picture has it."""
+    """Return a layer's label in a picture."""
     node = graph.nodes[number]
     heads = "".join(f"  -> output {head.name}" for head in graph.heads if head.node == number)
     return f"{number + 1:>3} {_called(node)}  {shown(node.shape)}{heads}"
@@ -232,7 +232,7 @@ def _facts(model: Model) -> dict[str, Any]:
 
 
 def diff(options: argparse.Namespace) -> int:
-    """Say what differs between two models; returns 1 if anything does."""
+    """Print the differences between two models, and return 1 if there are any."""
     lines = differences(opened(options.one, options.layers), opened(options.other, options.layers))
     for line in lines:
         print(line)
@@ -240,7 +240,7 @@ def diff(options: argparse.Namespace) -> int:
 
 
 def convert(options: argparse.Namespace) -> int:
-    """Make a file of another kind of a model; returns the exit code."""
+    """Convert a model to a file of another kind, and return the exit code."""
     source, target = options.file, options.target
     for path in (source, target):
         _check_kind(path)
@@ -284,7 +284,7 @@ def convert(options: argparse.Namespace) -> int:
 
 
 def _made(source: Path, options: argparse.Namespace) -> tuple[str, Any]:
-    """The text of a model, and the model of Keras."""
+    """Return the text of a model, and the Keras model."""
     if source.suffix == KERAS:
         from ddlf.extras.text.conversion.describe import describe
 
@@ -310,16 +310,16 @@ def _made(source: Path, options: argparse.Namespace) -> tuple[str, Any]:
 
 
 def _loaded(path: Path, layers: Path | None) -> Any:
-    """The model of a file of Keras."""
+    """Return the model in a ``.keras`` file."""
     import keras
 
-    importlib.import_module("ddlf.extras.text.conversion.operator")  # whose layer is known then
+    importlib.import_module("ddlf.extras.text.conversion.operator")  # registers the layer of operators
     _register(layers)
     if not path.is_file():
         raise ConfigError(f"{path} cannot be read: there is no such file")
     try:
         return keras.saving.load_model(path, compile=False)
-    except Exception as error:  # a zip file, JSON, HDF5 and classes of anybody's are read
+    except Exception as error:  # zip, JSON, HDF5 and any custom class may fail
         sentence = " ".join(str(error).split())[:300]
         raise ConfigError(
             f"{path} cannot be loaded by Keras: {sentence}",
@@ -328,7 +328,7 @@ def _loaded(path: Path, layers: Path | None) -> Any:
 
 
 def _check_layers(layers: Path | None) -> None:
-    """Refuse a file of layers that is not there, also where nothing needs them."""
+    """Refuse a missing file for ``--layers``, even if no layer needs it."""
     if layers is not None and not layers.is_file():
         raise ConfigError(f"{layers} cannot be read: there is no such file", hint="--layers names a Python file")
 

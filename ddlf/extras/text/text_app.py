@@ -1,4 +1,4 @@
-"""The app of a model that is text: what ``ddlf run model.nnm`` runs. Runs on the master and, in executors, on workers."""
+"""Makes an app of a model as text, for ``ddlf run model.nnm``. Runs on the master and, in executors, on workers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ddlf.extras.text.training.notation import Notation, load_notation, not_open
 
 
 class TextApp(IApp):
-    """An app of a model as text, with data by name. Each text gets its own subclass, with the settings of its block ``train``.
+    """The app of a model as text. Each text gets its own subclass with the settings of its block ``train``.
 
     Attributes:
-        takes_data: Whether the text may say what the data is.
-        data: Its name, or the path of a file; as each key of the block it wins over the text.
+        takes_data: Whether the text may name the data.
+        data: The name of a data set, or the path of a file. It overrides the data that the text names.
     """
 
     takes_data = True
@@ -45,12 +45,12 @@ class TextApp(IApp):
         self.source: DataSource | None = None
 
     def settle(self) -> None:
-        """Read the data, bring it to what the text wants, and decide what is open: before anything is started.
+        """Read the data, convert it for the text, and decide the open keys, before the run starts.
 
         Raises:
             ConfigError: No data is named, or the named data does not exist.
             DatasetError: The data does not fit.
-            NotationError: A key has a value that cannot be.
+            NotationError: A key has an invalid value.
         """
         if self._arrays is not None:
             return
@@ -76,8 +76,8 @@ class TextApp(IApp):
         await asyncio.to_thread(self.settle)
 
     async def load_dataset(self) -> None:
-        """Set what the text's data has."""
-        if self._arrays is None:  # on a worker
+        """Set the data attributes of the app from the text's data."""
+        if self._arrays is None:  # a worker has not read the data yet
             assert self.source is not None
             share = getattr(self.notation.own("validation"), "value", 0.0)
             arrays, _ = dataset(self.source.arrays(), self.source.name, self.notation.parsed, self.notation.loss, share)
@@ -96,14 +96,14 @@ class TextApp(IApp):
 
 
 def app_of(path: Path, data: str | None = None) -> type[TextApp]:
-    """The app of a text.
+    """Return the app class of a text.
 
     Args:
-        path: The file.
-        data: The data, where it is not the text that says so.
+        path: The path of the text.
+        data: The name or path of the data; None if the text names it.
 
     Raises:
-        NotationError: Something is wrong in the text.
+        NotationError: The text has mistakes.
     """
     result = _app_class(re.sub(r"\W", "_", path.stem) or "model", load_notation(path))
     result.data = data
@@ -135,7 +135,7 @@ def _source(name: str | None, notation: Notation) -> DataSource:
 
 
 def _spelled(value: Any) -> str:
-    """The value of an attribute as a text has it."""
+    """Return the value of an attribute in the notation of a text."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_spelled, value))}]"
     return str(value)

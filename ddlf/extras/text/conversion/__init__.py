@@ -1,3 +1,6 @@
-"""Keras models from texts and back: ``build`` makes the model, with ``operator`` as the layer of an operator and ``formulas`` as its computation;
-``describe`` writes the text of a model; ``objects`` converts values; ``weights`` saves weights and text in one file.
+"""Converts texts to Keras models, and models to texts.
+
+``build`` makes the model, with the layer in ``operator`` for each operator, and the computations in ``formulas``.
+``describe`` writes the text of a model, ``objects`` converts values, and ``weights`` saves weights and text in one
+file.
 """

@@ -1,4 +1,4 @@
-"""A model of Keras from a model as text: a layer for each node of the graph, named and connected as there. Runs where models are made."""
+"""Builds a Keras model from a text, with a layer for each node of the graph. Runs where models are made."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ddlf.extras.text.language.values import Call, Items, Number, Value, Word
 SHAPED = ("reshape", "free")
 """Kinds of operators that need the shape of their output."""
 ERRORS = (TypeError, ValueError, NotImplementedError, KeyError, RuntimeError, AttributeError)
-"""The exceptions that Keras raises if something does not fit."""
+"""The exceptions that Keras raises for wrong arguments or shapes."""
 RELU_LIKE = ("relu", "leakyRelu", "prelu", "elu", "gelu", "hardSwish")
 TRANSPARENT = (
     *("add", "identity", "cast", "batchNormalization", "batchNorm", "instanceNormalization", "layerNormalization"),
@@ -43,18 +43,20 @@ def build(
     initial: str | None = None,
     places: dict[str, int] | None = None,
 ) -> Any:
-    """Return the model of Keras that a text describes, not compiled.
+    """Return the Keras model that a text describes, without compiling it.
 
-    One input is taken as an array, several as a dict by the names of their blocks; outputs likewise, unless a statement ``model`` says it.
+    A model with one input takes an array. A model with several inputs takes a dict by the names of their blocks.
+    Outputs have the same structure, unless a statement ``model`` defines another one.
 
     Args:
-        model: The text, as it was read.
-        scaling: A layer of Keras behind some inputs, by the names of their blocks; by default as the block ``train`` says.
-        initial: As ``initial_values`` has it written; by default as the block ``train`` says.
-        places: Is told where the text says each layer, by the layers' names.
+        model: The parsed text.
+        scaling: Keras layers that scale some inputs, by the names of their blocks; by default those of the block
+            ``train``.
+        initial: The name of the initializer of weights; by default that of the block ``train``.
+        places: Receives the position of each layer in the text, by the layer's name.
 
     Raises:
-        NotationError: Keras refuses a layer; it has the place.
+        NotationError: Keras refuses a layer; the error has the layer's position.
     """
     inputs = sorted((node for node in model.graph.nodes if node.operator == "input"), key=lambda node: node.at)
     if scaling is None:
@@ -70,13 +72,13 @@ def build(
 
 
 def scaling_of(value: Value | None, inputs: Sequence[str]) -> dict[str, Call]:
-    """The layer behind each input that has one, of what a text says: one, or a list in the order of the inputs."""
+    """Return the scaling layer of each input, from the text's single layer or its list in the order of the inputs."""
     each = value.values if isinstance(value, Items) else () if value is None else (value,)
     return {name: layer for name, layer in zip(inputs, each, strict=False) if isinstance(layer, Call)}
 
 
 def initial_of(value: Value | None) -> str:
-    """Return the initializer of weights that a text names; empty if it follows from the activation."""
+    """Return the initializer of weights that a text names; empty if the activation determines it."""
     return value.name if isinstance(value, Word) and value.name != "by_activation" else ""
 
 
@@ -105,9 +107,9 @@ class _Building:
         self.used: set[str] = set()
         self.shared: dict[str, Any] = {}
         self.made: list[Any] = []
-        self.factors: dict[str, float] = {}  # of the learning rate, by the name of the layer
+        self.factors: dict[str, float] = {}  # factors of the learning rate by layer name
         self.places: dict[str, int] = {}
-        self.given: dict[str, Any] = {}  # the inputs themselves, in front of the layers that scale them
+        self.given: dict[str, Any] = {}  # the inputs before the layers that scale them
 
     def model(self) -> Any:
         if self.form.kind == "Sequential":
@@ -130,7 +132,7 @@ class _Building:
         return self._completed(lambda options: kind(first, last, name=self.name, **options))
 
     def _sequential(self) -> Any:
-        """Make a stack of layers, each of which reads the layer before it."""
+        """Build a Sequential model, in which each layer reads the previous one."""
         nodes = self.graph.nodes
         model = self._completed(lambda options: keras.Sequential(name=self.name, **options))
         for number, node in enumerate(nodes):
@@ -154,7 +156,7 @@ class _Building:
         return model
 
     def _completed(self, make: Any) -> Any:
-        """The model with its options."""
+        """Return the model with the options of its statement."""
         options = {arg.key: valued(arg.value, self._model) for arg in self.form.options}
         dtype = options.pop("dtype", None) if self.form.kind in ("Sequential", FUNCTIONAL) else None
         model = None
@@ -168,7 +170,7 @@ class _Building:
         return model
 
     def _model(self, call: Call | Node) -> Any:
-        """The model that a block is, made once; None if it is none."""
+        """Return the model that a block defines, which is made only once; None if the block defines none."""
         name = call.name if isinstance(call, Call) else call.operator
         if name in self.text.parts and name not in self.models:
             form, graph = self.text.parts[name]
@@ -225,14 +227,14 @@ class _Building:
         return several[int(index.value)] if isinstance(several, list) else several
 
     def _learned(self, number: int, made: Any) -> None:
-        """Hold a shape against the text's, and tell what follows if only Keras knew it."""
+        """Compare a shape with the text's. If only Keras knew it, infer the shapes that follow."""
         node = self.graph.nodes[number]
         self._hold(node.wanted, made, node.call, node.operator)
         if node.operator not in OPERATORS and (node.shape is None or None in node.shape):
             self._know(number, tuple(made.shape[1:]))
 
     def _made_layer(self, number: int) -> Any:
-        """The layer of a node, which is the same for nodes that share it; None after a problem."""
+        """Return the layer of a node, or None after a problem. Nodes that share a layer get the same object."""
         node = self.graph.nodes[number]
         if node.operator in self.text.parts:
             return self._model(node)
@@ -240,7 +242,7 @@ class _Building:
             return self.shared[node.share]
         try:
             layer = self._layer(node, number)
-        except NotationError:  # of a model within
+        except NotationError:  # the mistake is in a nested model
             raise
         except ERRORS as error:
             self.problems.add(node.call, f"{node.operator}: Keras says: {_first_sentence(error)}")
@@ -285,7 +287,7 @@ class _Building:
         )
 
     def _free_name(self, node: Node) -> str:
-        """A name as Keras would give it, the same at each time."""
+        """Return a name like Keras's automatic ones, but the same in each call."""
         base = str(keras.src.utils.naming.to_snake_case(node.operator.rpartition(">")[2]))
         name, count = base, 0
         while name in self.taken:
@@ -295,7 +297,7 @@ class _Building:
         return name
 
     def _hold(self, wanted: Any, made: Any, at: int, what: str) -> None:
-        """Tell if a shape is not the one that the text gives."""
+        """Report a shape that differs from the shape in the text."""
         if wanted is None or made is None:
             return
         result = tuple(made.shape[1:])
@@ -307,7 +309,7 @@ class _Building:
             )
 
     def _know(self, number: int, shape: tuple[int | None, ...]) -> None:
-        """Infer again what follows, with the shape that only Keras knew."""
+        """Infer the following shapes again, with a shape that only Keras knew."""
         nodes = list(self.graph.nodes)
         nodes[number] = replace(nodes[number], wanted=shape, shape=shape)
         if all(node.operator not in OPERATORS for node in nodes[number + 1 :]):
@@ -326,7 +328,7 @@ def _first(made: Any) -> Any:
 
 
 def _structure(value: Value | None, tensors: dict[str, Any], block: str) -> Any:
-    """Tensors as a text gives them to a model: one, a list or a dict of them."""
+    """Return tensors in the structure that a text passes to a model: one tensor, a list or a dict."""
     if isinstance(value, Items):
         return [_structure(item, tensors, block) for item in value.values]
     if isinstance(value, Call):
@@ -337,7 +339,7 @@ def _structure(value: Value | None, tensors: dict[str, Any], block: str) -> Any:
 
 
 def takes_a_list(layer: Any, count: int) -> bool:
-    """Whether a layer takes several inputs as one list."""
+    """Return whether a layer takes several inputs as one list."""
     parameters = inspect.signature(layer.call).parameters.values()
     named = [
         parameter.name
@@ -356,12 +358,12 @@ def _first_sentence(error: Exception) -> str:
 
 
 def initial_values(graph: Graph, number: int, written: str = "") -> Sequence[str | float]:
-    """The initial values of each parameter of a node: a name of Keras's initializers, or a number.
+    """Return the initial values of each parameter of a node: the name of a Keras initializer, or a number.
 
     Args:
-        graph: The whole.
+        graph: The whole graph.
         number: The number of the node.
-        written: Name of the initializer of weights, where it does not follow from the activation; biases are 0 then.
+        written: The name of the initializer of weights; biases are then 0. Empty if the activation determines both.
     """
     node = graph.nodes[number]
     operator = OPERATORS[node.operator]
@@ -383,7 +385,7 @@ def initial_values(graph: Graph, number: int, written: str = "") -> Sequence[str
 
 
 def _activation(graph: Graph, number: int) -> str:
-    """The first layer after a node that is more than a sum, a normalization or another form."""
+    """Return the first layer after a node, skipping sums, normalizations and reshapes."""
     readers = consumers(graph.nodes)
     while len(readers.get(number, ())) == 1:
         number = readers[number][0]

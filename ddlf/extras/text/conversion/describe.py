@@ -1,7 +1,7 @@
-"""The text of a Keras model: chains of layers, cut where the model branches, one block for each. Runs where models are made.
+"""Writes the text of a Keras model. Each chain of layers between branches is one block. Runs where models are made.
 
-The text is read again and compared with the model before it is returned, so that it never says less than the model. A tensor is known by its
-layer, the number of the layer's call, and its own number among the tensors of the call.
+The text is parsed again and compared with the model, so that it describes the model completely. The key of a tensor is
+its layer, the number of the layer's call, and its number among the call's tensors.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from ddlf.extras.text.language.printer import format, spelled
 from ddlf.extras.text.language.values import Arg, Call, Items, Number, String, Value, Word
 
 Key = tuple[str, int, int]
-"""A tensor: its layer, the number of the call, and its number among the tensors of the call."""
+"""The key of a tensor: its layer, the number of the call, and its number among the call's tensors."""
 OPERATOR_LAYER = "ddlf>Operator"
 SHAPED = ("matmul", "conv", "convTranspose", "recurrent", "cell", "reshape", "free")
-"""Kinds of operators whose output shape need not follow from their inputs."""
+"""Kinds of operators whose inputs may not determine the output shape."""
 RESERVED = {*PLAIN, *OPERATORS, TRAIN, IT, "activation", "with"}
 
 
 def describe(model: Any) -> str:
-    """Return the text of a Sequential or functional model, without its weights and the arguments of ``compile``.
+    """Return the text of a Sequential or functional model, without weights and the arguments of ``compile``.
 
     Args:
-        model: The model of Keras; it has an input shape.
+        model: The Keras model, which must have an input shape.
 
     Raises:
-        CannotBeWritten: It has something that no text can say, which is named.
+        CannotBeWritten: A text cannot contain a part of the model, which the error names.
     """
     with as_installed(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a lambda, which is refused
+        warnings.simplefilter("ignore")  # a lambda gives a warning, and is refused later
         entry = _serialized(model)
         ways = [_Way(), _Way(short=False)]
         if OPERATOR_LAYER in str(entry):
@@ -67,10 +67,10 @@ def describe(model: Any) -> str:
 
 
 class CannotComeBack(CannotBeWritten):
-    """The text of a model would make another one.
+    """Building the text of a model gives another model.
 
     What to do:
-        Look at the layer that the sentence names; its config may not say all that it is made with.
+        Check the layer that the sentence names. Its config may lack an argument.
     """
 
 
@@ -90,7 +90,7 @@ class _Way:
 
 
 def _written(entry: Config, model: Any, way: _Way) -> str:
-    """The text of a model, after it came back equal."""
+    """Return the text of a model, after checking that it gives an equal model."""
     text = _Text(Counter(names_within(entry["config"])), way)
     text.model(entry, model)
     try:
@@ -122,7 +122,7 @@ def _serialized(model: Any) -> Config:
 
 
 class _Text:
-    """All models of a text, the one that is described first."""
+    """Writes all models of a text. The described model comes first."""
 
     def __init__(self, names: Counter[str], way: _Way) -> None:
         self.names, self.way = names, way
@@ -141,7 +141,7 @@ class _Text:
             yield from ("", f"{TRAIN}:initial {self.way.initial};")
 
     def model(self, entry: Config, model: Any) -> str:
-        """Write a model, unless it is written; returns its block's name."""
+        """Write a model once, and return its block's name."""
         if id(model) in self.known:
             return self.known[id(model)]
         config = entry["config"]
@@ -190,7 +190,7 @@ class _Text:
         lines[:] = [f"{line};" for line in lines]
 
     def _own(self, model: Any, block: str) -> None:
-        """Note whose its layers are; each can be of one model only."""
+        """Record the model of each layer. A layer can belong to only one model."""
         self.known[id(model)] = block
         for layer in model.layers:
             if not isinstance(layer, keras.Model) and self.known.setdefault(id(layer), block) != block:
@@ -203,15 +203,15 @@ class _Text:
         return self.model(entry, keras.saving.deserialize_keras_object(entry))
 
     def kind(self, entry: Config) -> str:
-        """Return the word that Keras makes automatic names of a layer from."""
+        """Return the base of Keras's automatic names for a layer, such as ``dense``."""
         return kind_of(entry, operators=self.way.operators)
 
     def is_operator(self, entry: Config) -> bool:
-        """Whether a layer is written as an operator."""
+        """Return whether a layer is written as an operator."""
         return self.way.operators and is_operator(entry)
 
     def layer(self, entry: Config, name: str, shape: Any, to: Sequence[str] = ()) -> Call:
-        """A layer with its arguments, and its name if that is to be written."""
+        """Return a layer with its arguments, and with its name if the text must contain it."""
         what = f"the layer {entry['config'].get('name', entry.get('name'))!r}"
         if self.is_operator(entry):
             call = respelled(entry["config"], shape[1:], to, lambda value: self.writer.value(value, what))
@@ -221,7 +221,7 @@ class _Text:
         return Call(call.name, (*call.args, *([Arg("name", named(name), 0)] * bool(name))), 0)
 
     def input(self, entry: Config, block: str) -> str:
-        """An input as a statement has it."""
+        """Return the statement value of an input."""
         config = entry["config"]
         said = "" if config["dtype"] == "float32" else f"{config['dtype']} "
         said += f"shape={_shape(config['batch_shape'])}"
@@ -231,13 +231,11 @@ class _Text:
         return said + ("" if config["name"] == block else f" name={spelled(named(config['name']))}")
 
     def free(self, name: str) -> str:
-        """A name for a block that none has yet."""
+        """Return an unused block name."""
         base = re.sub(r"\W", "_", name, flags=re.ASCII).lstrip("_0123456789") or "block"
         base = base[0].lower() + base[1:]
         made, count = base, 1
-        while made in self.taken or self.names[made] > (
-            made == name
-        ):  # a layer elsewhere may have a block's name neither
+        while made in self.taken or self.names[made] > (made == name):  # no other layer may have a block's name, either
             count += 1
             made = f"{base}_{count}"
         self.taken.add(made)
@@ -245,7 +243,7 @@ class _Text:
 
 
 class _Functional:
-    """One functional model in blocks."""
+    """Writes a functional model in blocks."""
 
     def __init__(self, text: _Text, config: Config, model: Any, block: str, lines: list[str], call: Call) -> None:
         self.text, self.config, self.model, self.block, self.lines, self.call = text, config, model, block, lines, call
@@ -285,7 +283,7 @@ class _Functional:
         return f"{last.layer}_again" if last.call else last.layer
 
     def _explicit(self) -> set[str]:
-        """The layers whose names are to be written: they would be called in another way, or are called again."""
+        """Return the layers whose names the text needs: other calls use them, or ``build`` would choose other names."""
         firsts = [unit for chain in self.chains for unit in chain if not (unit.is_input or unit.tensor or unit.call)]
         again = {unit.layer for chain in self.chains for unit in chain if unit.call}
         taken = {self.blocks[chain[-1].key] for chain in self.chains if chain[0].is_input}
@@ -361,7 +359,7 @@ class _Functional:
         return String(made.name, 0) if isinstance(made, Word) and made.name not in PLAIN else made
 
     def _structure(self, value: Any) -> Value:
-        """Inputs or outputs of the model as it has them: one, a list or a dict."""
+        """Return the model's inputs or outputs in its structure: one, a list or a dict."""
         key = key_of(value, self.entries)
         if key is not None:
             return Word(self.blocks[self.chains.end[key]], 0)
@@ -384,14 +382,14 @@ def _shape(shape: Any) -> str:
 
 @dataclass(slots=True)
 class Unit:
-    """A call of a layer, an input, or one of several tensors that a call gives.
+    """A call of a layer, an input, or one of several tensors that a call returns.
 
     Attributes:
         key: The tensor of its output.
         entry: The layer's config.
         args: The positional arguments of the call.
         kwargs: The keyword arguments of the call.
-        reads: The tensors among those, in their order.
+        reads: The tensors among the arguments, in their order.
     """
 
     key: Key
@@ -418,11 +416,12 @@ class Unit:
 
 
 def key_of(value: Any, entries: dict[str, Any] | None = None) -> Key | None:
-    """The tensor that a value of a config is; None if it is none.
+    """Return the key of the tensor that a config value refers to; None for other values.
 
     Args:
-        value: In arguments of calls a serialized tensor; among a model's inputs and outputs a list of layer, call and number.
-        entries: The layers, for the latter.
+        value: A serialized tensor in the arguments of a call, or a list of layer, call and number in a model's inputs
+            or outputs.
+        entries: The layers; needed for the inputs and outputs of a model.
     """
     if entries is not None:
         if not (isinstance(value, list) and len(value) == 3 and isinstance(value[0], str)):
@@ -430,7 +429,7 @@ def key_of(value: Any, entries: dict[str, Any] | None = None) -> Key | None:
         name, call, tensor = value
         counts_itself = "input_layers" in (
             entries[name]["config"] or {}
-        )  # Keras counts a functional model's making as a call there
+        )  # Keras counts the construction of a functional model as a call
         return name, call - counts_itself, tensor
     if isinstance(value, dict) and value.get("class_name") == "__keras_tensor__":
         name, call, tensor = value["config"]["keras_history"]
@@ -439,7 +438,7 @@ def key_of(value: Any, entries: dict[str, Any] | None = None) -> Key | None:
 
 
 def leaves(structure: Any, tensors: Any, entries: dict[str, Any]) -> Iterator[tuple[Key, Any]]:
-    """Each output of a model with its tensor."""
+    """Yield each output of a model with its tensor."""
     key = key_of(structure, entries)
     if key is not None:
         yield key, tensors
@@ -452,7 +451,7 @@ def leaves(structure: Any, tensors: Any, entries: dict[str, Any]) -> Iterator[tu
 
 
 def units_of(entries: dict[str, Any]) -> dict[Key, Unit]:
-    """Everything that gives a tensor."""
+    """Return each unit of a model that returns a tensor."""
     units: dict[Key, Unit] = {}
     for name, entry in entries.items():
         calls = entry["inbound_nodes"] or [{"args": [], "kwargs": {}}]
@@ -480,14 +479,14 @@ def _tensors(value: Any) -> Iterator[Key]:
 
 
 class Chains(list[list[Unit]]):
-    """Chains of layers: each stands after the chains that it reads, and calls of one layer keep their order.
+    """Chains of layers. A chain is after the chains that it reads, and the calls of a layer keep their order.
 
     Args:
         units: All tensors; tensors that only an output needs are added.
         outputs: The tensors that are a model's outputs.
 
     Attributes:
-        end: The last tensor of the chain that has one.
+        end: The last tensor of a chain, by each tensor in it.
     """
 
     def __init__(self, units: dict[Key, Unit], outputs: Any) -> None:
@@ -499,11 +498,11 @@ class Chains(list[list[Unit]]):
         self.end = {unit.key: chain[-1].key for chain in self for unit in chain}
 
     def _ordered(self, units: dict[Key, Unit], outputs: list[Key], cut: int) -> list[list[Unit]] | None:
-        """The chains in order; None if calls of one layer in several chains have none.
+        """Return the chains in order; None if calls of a layer in several chains have no consistent order.
 
         Args:
-            units: Everything that gives a tensor.
-            outputs: The tensors that are outputs.
+            units: The units that return a tensor.
+            outputs: The output tensors.
             cut: Where chains are cut that need not be: nowhere, where several come together, and around layers that are called again. The
                 last has an order always, that of the calls as they were made.
         """
@@ -570,18 +569,18 @@ def _sorted(needs: dict[Key, list[Key]], ends: list[Key]) -> list[Key] | None:
 
 
 def is_model(entry: Config) -> bool:
-    """Tell whether a layer is a model itself."""
+    """Return whether a layer is itself a model."""
     return isinstance(entry["config"], dict) and "layers" in entry["config"]
 
 
 def names_within(config: Any) -> Iterator[str]:
-    """The name of every layer of a model, and of the models within."""
+    """Return the names of all layers of a model, including nested models."""
     for entry in layers_within(config):
         yield str(entry["config"].get("name", entry.get("name")))
 
 
 def layers_within(config: Any) -> Iterator[Config]:
-    """Every layer of a model, and of the models within."""
+    """Yield all layers of a model, including nested models."""
     if isinstance(config, dict):
         yield from config["layers"] if isinstance(config.get("layers"), list) else ()
         for item in config.values():
@@ -592,7 +591,10 @@ def layers_within(config: Any) -> Iterator[Config]:
 
 
 def unfree_names(layers: list[tuple[str, str]], taken: set[str], explicit: set[str] | None = None) -> set[str]:
-    """Return the names that ``build`` would not choose itself; layers are in the order of the text, each with its kind."""
+    """Return the names that ``build`` would not choose itself.
+
+    Layers are in the order of the text, each with its kind.
+    """
     explicit = set(explicit or ())
     while True:
         used, wrong = {*taken, *explicit}, set()
@@ -613,7 +615,7 @@ def unfree_names(layers: list[tuple[str, str]], taken: set[str], explicit: set[s
 
 
 def difference(one: Any, other: Any, path: str = "") -> str:
-    """Where two configs differ first."""
+    """Return the path and values of the first difference between two configs."""
     if isinstance(one, dict) and isinstance(other, dict):
         for key in [*one, *other]:
             if one.get(key) != other.get(key):
@@ -630,15 +632,15 @@ def difference(one: Any, other: Any, path: str = "") -> str:
 
 
 def is_operator(entry: Config) -> bool:
-    """Whether a serialized layer holds an operator."""
+    """Return whether a serialized layer contains an operator."""
     return entry.get("registered_name") == OPERATOR_LAYER
 
 
 def kind_of(entry: Config, *, operators: bool) -> str:
-    """Return the word that Keras makes automatic names of a layer from.
+    """Return the base of Keras's automatic names for a layer, such as ``dense``.
 
     Args:
-        entry: It, as Keras serializes it.
+        entry: The layer as Keras serializes it.
         operators: Whether layers of operators are written as operators.
     """
     if operators and is_operator(entry):
@@ -647,13 +649,13 @@ def kind_of(entry: Config, *, operators: bool) -> str:
 
 
 def respelled(config: Config, shape: Sequence[int | None], to: Sequence[str], value: Callable[[Any], Value]) -> Call:
-    """An operator with its operands and options.
+    """Return the text of an operator with its operands and options.
 
     Args:
         config: The config of the layer.
-        shape: The shape of its output, without the batch.
-        to: The other blocks that it reads.
-        value: Writes a value of an option.
+        shape: The shape of its output, without the batch axis.
+        to: The other blocks that the operator reads.
+        value: The function that writes the value of an option.
     """
     name, types, parameters = config["operator"], config["types"], config["parameters"]
     operator = OPERATORS[name]
@@ -676,7 +678,7 @@ def respelled(config: Config, shape: Sequence[int | None], to: Sequence[str], va
 
 def _operands(kind: str, operands: Sequence[Any], parameters: Sequence[Sequence[Any]]) -> Iterator[Value]:
     names = iter(re.sub(r"\d+$", "", str(parameter[0])) for parameter in parameters)
-    if kind == "attend":  # which has more parameters than operands
+    if kind == "attend":  # attend has more parameters than operands
         yield from (Word(item, 0) for item in list(names)[:6:2])
         return
     for operand in operands:
@@ -684,7 +686,7 @@ def _operands(kind: str, operands: Sequence[Any], parameters: Sequence[Sequence[
 
 
 def initial_of_all(entries: Iterator[Config]) -> str:
-    """The initializer that most matrices of operators have."""
+    """Return the most frequent initializer of the operators' matrices."""
     result = Counter(
         str(initial)
         for entry in entries

@@ -1,7 +1,9 @@
-"""The computation of each operator of a text, on any backend of Keras. Definitions and defaults are WebNN's (https://www.w3.org/TR/webnn/).
+"""Computes each operator of a text, on any Keras backend.
 
-A formula gets its inputs, with the batch as first axis; its operands, which are numbers and parameters; and its options,
-whose axes count without the batch.
+Definitions and defaults are WebNN's (https://www.w3.org/TR/webnn/).
+
+A formula takes the inputs, whose first axis is the batch; the operands, which are numbers and parameters; and the
+options, whose axes do not count the batch.
 """
 
 from __future__ import annotations
@@ -19,24 +21,24 @@ Formula = Callable[[list[Any], list[Any], Options], Any]
 
 
 def behind_batch(axis: int) -> int:
-    """An axis as tensors have it: what counts from the last one stays."""
+    """Convert an axis of a text to an axis of a tensor with a batch. A negative axis stays the same."""
     return axis + 1 if axis >= 0 else axis
 
 
 def of_options(axes: Sequence[int] | None, rank: int) -> tuple[int, ...]:
-    """Some axes as tensors have them; all but the batch's if they are not written."""
+    """Convert axes of a text to axes of a tensor with a batch. Without axes, return all except the batch axis."""
     return tuple(range(1, rank)) if axes is None else tuple(behind_batch(axis) for axis in axes)
 
 
 def _each(function: Callable[..., Any], **defaults: Any) -> Formula:
-    """A formula of one tensor and some numbers."""
+    """Return a formula of one tensor and some numbers."""
     return lambda into, operands, options: function(
         into[0], **{key: options.get(key, usual) for key, usual in defaults.items()}
     )
 
 
 def _binary(function: Callable[[Any, Any], Any]) -> Formula:
-    """A formula of what comes in and an operand, or another layer's output; axes are lined up from the last."""
+    """Return a formula of the input and an operand or another layer's output, with axes aligned from the last."""
 
     def compute(into: list[Any], operands: list[Any], options: Options) -> Any:
         one, other = into[0], into[1] if len(into) > 1 else operands[0]
@@ -51,13 +53,13 @@ def _binary(function: Callable[[Any, Any], Any]) -> Formula:
 
 
 def _asked(function: Callable[[Any, Any], Any]) -> Formula:
-    """A question with the answer 0 or 1 as uint8."""
+    """Return a formula of a condition, with the result 0 or 1 as uint8."""
     compute = _binary(function)
     return lambda into, operands, options: ops.cast(compute(into, operands, options), "uint8")
 
 
 def _reduced(function: Callable[..., Any]) -> Formula:
-    """A formula over ``axes``, by default all."""
+    """Return a formula that reduces ``axes``, by default all."""
 
     def compute(into: list[Any], operands: list[Any], options: Options) -> Any:
         axes = of_options(options.get("axes"), len(into[0].shape))
@@ -131,7 +133,7 @@ def _dequantized(into: list[Any], operands: list[Any], options: Options) -> Any:
 
 
 def _along(values: Any, axis: int, rank: int) -> Any:
-    """A parameter of one axis, as wide as the tensor that it is multiplied with."""
+    """Reshape a parameter with one axis, so that it broadcasts along an axis of a tensor."""
     return ops.reshape(values, [1 if item != axis % rank else -1 for item in range(rank)])
 
 
@@ -158,7 +160,7 @@ def normalized(x: Any, moments: tuple[Any, Any], options: Options) -> Any:
 
 
 def scaled(x: Any, operands: Sequence[Any]) -> Any:
-    """Multiplied with the first operand, added to the second, as far as they are there."""
+    """Multiply with the first operand and add the second, if they exist."""
     for index, item in enumerate(operands):
         x = x + item if index else x * item
     return x
@@ -232,13 +234,13 @@ def _split(into: list[Any], operands: list[Any], options: Options) -> Any:
 
 
 def _where(into: list[Any], operands: list[Any], options: Options) -> Any:
-    """Select the first operand where the input is not 0, else the second; ``to`` is the first one."""
+    """Select the first operand where the input is not 0, else the second; ``to`` replaces the first one."""
     one, other = (*into[1:], *operands)
     return ops.where(ops.not_equal(into[0], 0), one, other)
 
 
 def _attend(into: list[Any], operands: list[Any], options: Options) -> Any:
-    """Scaled dot products of several heads (arXiv:1706.03762), with biases and a projection."""
+    """Compute multi-head attention with scaled dot products (arXiv:1706.03762), biases and a projection."""
     x, source = into[0], into[-1]
     heads, width = options.get("heads", 1), x.shape[-1]
 
@@ -265,7 +267,7 @@ def _l2(x: Any, **how: Any) -> Any:
 
 
 def _channels_last(x: Any, options: Options, key: str) -> Any:
-    """An image with its channels last."""
+    """Return an image with channels last."""
     return ops.transpose(x, (0, 2, 3, 1)) if options.get(key, "nchw") == "nchw" else x
 
 
@@ -284,7 +286,7 @@ def _filter(weights: Any, options: Options, wanted: str) -> Any:
 
 
 def convolve(into: list[Any], operands: list[Any], options: Options) -> Any:
-    """A filter and, if it is there, a bias for each channel."""
+    """Convolve with a filter, and add an optional bias for each channel."""
     x = ops.pad(_channels_last(into[0], options, "inputLayout"), _padding(options))
     made = ops.conv(
         x,
@@ -298,7 +300,10 @@ def convolve(into: list[Any], operands: list[Any], options: Options) -> Any:
 
 
 def convolve_transposed(into: list[Any], operands: list[Any], options: Options) -> Any:
-    """The gradient of a filter, which makes images larger; then a bias. Each group of channels has a slice of the filter's input channels."""
+    """Apply a transposed convolution, which enlarges images, then add a bias.
+
+    Each group of channels has a slice of the filter's input channels.
+    """
     x = _channels_last(into[0], options, "inputLayout")
     weights, groups = _filter(operands[0], options, "hwoi"), options.get("groups", 1)
     parts = zip(ops.split(x, groups, axis=-1), ops.split(weights, groups, axis=-1), strict=True)
@@ -341,7 +346,7 @@ def _pooled(x: Any, options: Options, pool: Callable[..., Any], value: float, wh
 
 
 def _dilated(x: Any, options: Options) -> Any:
-    """Return, as a new first axis, the values at each place of a window whose places are apart."""
+    """Return the values at each position of a dilated window, as a new first axis."""
     window, apart = options["windowDimensions"], options["dilations"]
     steps = options.get("strides", [1, 1])
     ends = [size - (places - 1) * gap for size, places, gap in zip(x.shape[1:3], window, apart, strict=True)]
@@ -359,7 +364,7 @@ def _dilated(x: Any, options: Options) -> Any:
 
 
 def _averaged(x: Any, options: Options) -> Any:
-    """The mean of what lies in each window; padding does not count."""
+    """Return the mean of each window; padding does not count."""
     made = _pooled(x, options, ops.average_pool, 0.0, ops.mean)
     if "windowDimensions" not in options or not any(options.get("padding", [])):
         return made
@@ -367,12 +372,12 @@ def _averaged(x: Any, options: Options) -> Any:
 
 
 def pool_average(into: list[Any], operands: list[Any], options: Options) -> Any:
-    """The mean of each window, of all if none is written."""
+    """Return the mean of each window. Without a window, it is the whole image."""
     return _channels_back(_averaged(_channels_last(into[0], options, "layout"), options), options, "layout")
 
 
 def pool_l2(into: list[Any], operands: list[Any], options: Options) -> Any:
-    """The square root of the sum of squares of each window."""
+    """Return the square root of the sum of squares of each window."""
     x = _channels_last(into[0], options, "layout")
     area = math.prod(options.get("windowDimensions", x.shape[1:3]))
     made = ops.sqrt(_pooled(x * x, options, ops.average_pool, 0.0, ops.mean) * area)
@@ -380,13 +385,13 @@ def pool_l2(into: list[Any], operands: list[Any], options: Options) -> Any:
 
 
 def pool_max(into: list[Any], operands: list[Any], options: Options) -> Any:
-    """The largest of each window."""
+    """Return the maximum of each window."""
     x = _channels_last(into[0], options, "layout")
     return _channels_back(_pooled(x, options, ops.max_pool, -math.inf, ops.max), options, "layout")
 
 
 def resample(into: list[Any], operands: list[Any], options: Options) -> Any:
-    """Another height and width; the centres of pixels stay where they are."""
+    """Resize to another height and width. The centres of pixels keep their positions."""
     x = into[0]
     axes = [axis + 1 if axis >= 0 else axis + len(x.shape) for axis in options.get("axes", [1, 2])]
     scales = options.get("scales", [1, 1])
@@ -444,22 +449,22 @@ def _begin(x: Any, operands: list[Any]) -> Any:
 
 
 def lstm_cell(into: list[Any], operands: list[Any], options: Options) -> Any:
-    """One step from a state of zeros."""
+    """Compute one step from a state of zeros."""
     begin = _begin(into[0], operands)
     return _lstm_step(into[0], (begin, begin), operands, options)[0]
 
 
 def gru_cell(into: list[Any], operands: list[Any], options: Options) -> Any:
-    """One step from a state of zeros."""
+    """Compute one step from a state of zeros."""
     return _gru_step(into[0], _begin(into[0], operands), operands, options)
 
 
 def lstm(into: list[Any], operands: list[Any], options: Options) -> Any:
-    """All steps, from a state of zeros; the last output, or all with ``returnSequence``."""
+    """Compute all steps from a state of zeros. Return the last output, or all with ``returnSequence``."""
 
     def step(state: Any, x: Any) -> tuple[Any, Any]:
         state = ops.concatenate(_lstm_step(x, ops.split(state, 2, axis=-1), operands, options), axis=-1)
-        return state, state  # which is one tensor, for TensorFlow's scan wants both to have one structure
+        return state, state  # both are the state: TensorFlow's scan needs equal structures
 
     begin = _begin(into[0], operands)
     made = _over_time(into[0], step, ops.concatenate([begin, begin], axis=-1), options)
@@ -467,7 +472,7 @@ def lstm(into: list[Any], operands: list[Any], options: Options) -> Any:
 
 
 def gru(into: list[Any], operands: list[Any], options: Options) -> Any:
-    """All steps, from a state of zeros; the last output, or all with ``returnSequence``."""
+    """Compute all steps from a state of zeros. Return the last output, or all with ``returnSequence``."""
 
     def step(state: Any, x: Any) -> tuple[Any, Any]:
         hidden = _gru_step(x, state, operands, options)
@@ -504,7 +509,7 @@ def gather(into: list[Any], operands: list[Any], options: Options) -> Any:
 
 
 def gather_elements(into: list[Any], operands: list[Any], options: Options) -> Any:
-    """A value for each index along an axis."""
+    """Take a value for each index along an axis."""
     return ops.take_along_axis(into[0], ops.cast(into[1], "int32"), axis=behind_batch(options.get("axis", 0)))
 
 
@@ -527,7 +532,7 @@ def scatter_elements(into: list[Any], operands: list[Any], options: Options) -> 
 
 
 def scatter_nd(into: list[Any], operands: list[Any], options: Options) -> Any:
-    """Write a slice at each row of indices."""
+    """Write a slice at each row of indices into the first axes."""
     x, indices, updates = into[0], ops.cast(into[1], "int32"), into[2]
     table, there = _table(x, indices.shape[-1]), _flat(_numbered(indices, x.shape[1:]))
     written = ops.reshape(updates, (-1, there.shape[1], table.shape[2]))
@@ -544,7 +549,7 @@ def _flat(indices: Any) -> Any:
 
 
 def _numbered(indices: Any, shape: Any) -> Any:
-    """Rows of indices as the number of the place in a table."""
+    """Convert rows of indices to row numbers in a table."""
     strides = [math.prod(shape[axis + 1 : indices.shape[-1]]) for axis in range(indices.shape[-1])]
     return ops.sum(indices * ops.convert_to_tensor(strides, dtype="int32"), axis=-1)
 
@@ -589,4 +594,4 @@ FORMULAS: dict[str, Formula] = {
     "argMin": _arg(ops.argmin), "argMax": _arg(ops.argmax), "gru": gru, "lstm": lstm, "gruCell": gru_cell,
     "lstmCell": lstm_cell,
 }  # fmt: skip
-"""By the operator's name; ``dropout`` and ``batchNormalization`` have a state, and are in ``operator``."""
+"""The formulas by operator name. ``dropout`` and ``batchNormalization`` have a state, so they are in ``operator``."""

@@ -1,7 +1,8 @@
-"""Objects of Keras from values of a text, and back. Runs where models are made.
+"""Converts values of a text to Keras objects, and back. Runs where models are made.
 
-Nothing is imported by name: a class is one of Keras's own, or a registered one. Arguments of an object are found by trying: it is made with as few
-as possible, and the first argument that differs is added until the config is equal. So a text has the shortest form that makes an equal object.
+This module imports nothing by name: a class is Keras's own or registered. To write an object, it creates one with few
+    arguments, and adds the first differing argument until the configs are equal. A text therefore has the shortest form
+    of an equal object.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Made = Callable[[Call], Any]
 
 @contextlib.contextmanager
 def as_installed() -> Iterator[None]:
-    """Set the defaults of a fresh Keras for a while, so that arguments are compared with them."""
+    """Set Keras's global settings to their defaults, to compare arguments with these; a context manager."""
     policy, layout = keras.config.dtype_policy(), keras.config.image_data_format()
     keras.config.set_dtype_policy("float32")
     keras.config.set_image_data_format("channels_last")
@@ -47,10 +48,10 @@ def as_installed() -> Iterator[None]:
 
 
 def class_named(name: str) -> Any:
-    """The class of Keras, or of the user's own that is registered, with that name.
+    """Return the Keras class or registered custom class with a name.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is no such class.
     """
     registered = keras.saving.get_registered_object(name)
     if registered is not None:
@@ -70,12 +71,12 @@ def class_named(name: str) -> Any:
 
 
 def valued(value: Value, model: Made | None = None, tensors: Any = ()) -> Any:
-    """A value as Keras takes it.
+    """Convert a value of a text to a value for Keras.
 
     Args:
-        value: As the text has it.
-        model: Gives the model of Keras that a block is; None if it is none.
-        tensors: The tensors that the layer reads, for the tensors in the value.
+        value: The value in the text.
+        model: Returns the Keras model that a block defines; None if the block defines none.
+        tensors: The tensors that the layer reads, to insert into the value.
 
     Raises:
         ValueError: There is no such class.
@@ -132,15 +133,15 @@ LATER = ("build_config", "compile_config", "shared_object_id")
 
 
 class CannotBeWritten(NotationError):
-    """Something in a model of Keras that no text can say.
+    """A text cannot contain a part of a Keras model.
 
     What to do:
-        Change what the sentence names: register a class of one's own, take a layer in the place of a function.
+        Change the part that the sentence names: register your own class, or replace a function with a layer.
     """
 
 
 def plainly(value: Any) -> Any:
-    """Return a config as a file has it, with lists for tuples, and without what Keras adds after data or ``compile``."""
+    """Return a config as it is in a file: with lists for tuples, without Keras's entries for data and ``compile``."""
     return _without(json.loads(json.dumps(value, default=str)))
 
 
@@ -153,16 +154,16 @@ def _without(value: Any) -> Any:
 
 
 def named(name: str) -> Value:
-    """A name or a string as a text has it."""
+    """Return a name or a string in the notation of a text."""
     simple = re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*(>[A-Za-z][A-Za-z0-9_]*)?", name)
     return Word(name, 0) if simple and name not in PLAIN and name != IT else String(name, 0)
 
 
 def class_name(entry: Config, what: str) -> str:
-    """The name of the class of an object, as a text has it.
+    """Return the name of an object's class in a text.
 
     Raises:
-        CannotBeWritten: It is neither Keras's nor registered, or runs code.
+        CannotBeWritten: The class is neither Keras's nor registered, or it runs code.
     """
     kind, module, registered = entry["class_name"], str(entry.get("module") or ""), entry.get("registered_name")
     if kind == "Lambda":
@@ -190,11 +191,11 @@ def class_name(entry: Config, what: str) -> str:
 
 
 class Writer:
-    """Writes objects of Keras.
+    """Writes Keras objects in the notation of a text.
 
     Args:
         model: Writes a model that is an argument, and returns its block's name.
-        made: Gives the model that a block is.
+        made: Returns the model that a block defines.
     """
 
     def __init__(self, model: Callable[[Config], str], made: Callable[[Call], Any]) -> None:
@@ -202,15 +203,15 @@ class Writer:
         self.known: dict[str, tuple[Arg, ...]] = {}
 
     def call(self, entry: Config, what: str, *, named: bool = False) -> Call:
-        """An object with its arguments.
+        """Return the text of an object with its arguments.
 
         Args:
-            entry: It, as Keras serializes it.
-            what: The name of the object, for errors.
+            entry: The object as Keras serializes it.
+            what: The description of the object in errors.
             named: Whether the caller writes the name.
 
         Raises:
-            CannotBeWritten: No arguments make an equal one.
+            CannotBeWritten: No arguments create an equal object.
         """
         name = class_name(entry, what)
         config = dict(entry["config"] or {})
@@ -228,7 +229,7 @@ class Writer:
         for key in keys:
             if key in parameters and parameters[key].default is inspect.Parameter.empty and key not in fixed:
                 args[key] = self.value(config[key], what)
-        if "name" in config and not fixed:  # Keras would give it another one each time
+        if "name" in config and not fixed:  # Keras would choose another name each time
             args["name"] = self.value(config["name"], what)
 
         def differing(args: dict[str, Value]) -> list[str]:
@@ -263,7 +264,7 @@ class Writer:
         return tuple(Arg(key, value, 0) for key, value in args.items())
 
     def _shorter(self, value: Any) -> list[Value]:
-        """Forms in which Keras might take the same, the shortest first."""
+        """Yield shorter forms of a value that Keras may accept, the shortest first."""
         if isinstance(value, list | tuple) and value and all(item == value[0] for item in value):
             first = value[0]
             inner = self._shorter(first) if isinstance(first, list | tuple) else []
@@ -278,10 +279,10 @@ class Writer:
         return []
 
     def value(self, value: Any, what: str) -> Value:
-        """A value of a config.
+        """Return the text of a config value.
 
         Raises:
-            CannotBeWritten: It is a function or an object that no text can say.
+            CannotBeWritten: The value is a function or an object that a text cannot contain.
         """
         if value is None or isinstance(value, bool):
             return Word({None: "none", True: "true", False: "false"}[value], 0)
@@ -313,7 +314,7 @@ class Writer:
         if value.keys() == {"value"} and isinstance(value["value"], list | tuple) and len(value["value"]) == 3:
             return _function(
                 {"class_name": "__lambda__"}, what
-            )  # code, defaults, closure: so Keras has a lambda as activation
+            )  # Keras serializes a lambda as code, defaults and closure
         if kind is None or "config" not in value:
             pairs = [self._pair(key, item, what) for key, item in value.items()]
             return Call("dict", tuple(pairs), 0)
@@ -342,7 +343,7 @@ class Writer:
 
 
 def _differs(differing: Callable[[dict[str, Value]], list[str]], args: dict[str, Value]) -> bool:
-    """Whether some arguments make another object, or none."""
+    """Return whether some arguments create a different object, or fail."""
     try:
         return bool(differing(args))
     except REFUSED:
@@ -356,7 +357,7 @@ def _number(value: float) -> Value:
 
 
 def _function(value: Config, what: str) -> Value:
-    """A function by its name, if Keras or a registration knows it."""
+    """Return the name of a function that is Keras's or registered."""
     name = str(value["config"]) if value["class_name"] == "function" else "a lambda"
     known = value["class_name"] == "function" and (
         str(value.get("module")).startswith("keras") or keras.saving.get_registered_object(name) is not None

@@ -1,4 +1,7 @@
-"""The layer of Keras that holds one operator of a model as text. Import this before a model with such layers is loaded."""
+"""Defines the Keras layer that computes one operator of a text.
+
+Import this before you load a model with such layers.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,20 @@ from keras import ops
 from ddlf.extras.text.conversion.formulas import FORMULAS, Options, normalized, scaled
 
 MOMENTUM = 0.99
-"""How much of a mean over batches stays at each step, as in Keras's own layer."""
+"""Share of the moving mean that stays at each step, like in Keras's own layer."""
 
 
 @keras.saving.register_keras_serializable("ddlf")
 class Operator(keras.layers.Layer):  # type: ignore[misc]
-    """An operator with its parameters.
+    """The layer of an operator, with its parameters.
 
     Args:
-        operator: Its name.
-        operands: Numbers, and for each parameter None, in the order of the text.
-        options: Its options by name; ``shape`` is the shape of its output without the batch.
+        operator: The operator's name.
+        operands: The operands in the order of the text: numbers, and None for each parameter.
+        options: The operator's options by name. ``shape`` is the shape of its output without the batch axis.
         parameters: The name, shape, type and initial values of each parameter: the name of an initializer of Keras, or a number.
-        types: The type in which it computes each input, and the type of its output.
-        kwargs: The arguments of any layer.
+        types: The type to cast each input to, and the type of the output.
+        kwargs: The arguments that every Keras layer takes.
     """
 
     def __init__(
@@ -43,7 +46,7 @@ class Operator(keras.layers.Layer):  # type: ignore[misc]
         self.made: list[Any] = []
 
     def build(self, *shapes: Any) -> None:
-        """Make the parameters."""
+        """Create the parameters."""
         for index, (name, shape, dtype, initial) in enumerate(self.parameters):
             statistic = self.operator == "batchNormalization" and index < 2
             self.made.append(
@@ -57,14 +60,14 @@ class Operator(keras.layers.Layer):  # type: ignore[misc]
             )
 
     def call(self, *into: Any, training: bool = False) -> Any:
-        """Compute what the operator says."""
+        """Compute the operator."""
         *before, after = self.types
         if self.operator in ("quantizeLinear", "dequantizeLinear"):
-            before = ["float32"]  # what it makes larger or smaller, and by how much
+            before = ["float32"]  # cast the input and its scale
         given = [ops.cast(item, dtype) for item, dtype in zip(into, before, strict=True)]
         learned = iter(self.made)
         operands = [ops.cast(next(learned) if number is None else number, before[0]) for number in self.operands]
-        if self.operator == "gather":  # a place, which small types have no room for
+        if self.operator == "gather":  # indices exceed small types
             operands = list(self.operands)
         if self.operator == "dropout":
             return keras.random.dropout(given[0], self.options.get("p", 0.5), seed=self.seeds) if training else given[0]
@@ -74,7 +77,10 @@ class Operator(keras.layers.Layer):  # type: ignore[misc]
         return ops.cast(FORMULAS[self.operator](given, operands, options), after)
 
     def _normalize_batch(self, x: Any, operands: list[Any], *, training: bool) -> Any:
-        """Normalize by the batch's mean and variance in training, and update the kept ones; else by the kept ones (arXiv:1502.03167)."""
+        """Normalize a batch (arXiv:1502.03167).
+
+        In training, use the batch's mean and variance, and update the moving ones. Otherwise use the moving ones.
+        """
         rank, axis = len(x.shape), self.options.get("axis", 0)
         axis = (axis + 1 if axis >= 0 else axis) % rank
         wide = [1 if item != axis else -1 for item in range(rank)]

@@ -1,6 +1,7 @@
-"""The weights of a model in one safetensors file, with the model's text in its metadata. Runs where models are made.
+"""Saves a model's weights in a safetensors file, with the model's text in the metadata. Runs where models are made.
 
-Each tensor has the name of its layer and its own: ``dense/kernel``, within another model ``tower/dense/kernel``. Nothing in the file is ever run.
+The name of a tensor has the layer and the weight, such as ``dense/kernel``, or ``tower/dense/kernel`` in a nested
+model. Loading a file never runs code from it.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from ddlf.extras.text.language.inference import shown
 from ddlf.extras.text.language.model import Model, read
 
 TEXT = "ddlf.model"
-"""Under which name the metadata has the text."""
+"""The key of the text in the metadata."""
 SMALL = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
-"""Types of the format that NumPy has by ml_dtypes only, which Keras brings."""
+"""Types of the format that NumPy only has with ml_dtypes, which Keras installs."""
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a path to write to, and move that file to ``path`` at the end, so that nobody sees a half-written file.
+    """Yield a temporary path to write to, and move that file to ``path`` at the end, so that no file is half-written.
 
     Raises:
         ConfigError: The file cannot be written.
@@ -45,7 +46,7 @@ def save(model: Any, text: str, path: Path) -> None:
 
     Args:
         model: The model.
-        text: The text from which ``build`` makes the model again.
+        text: The text from which ``build`` makes the same model.
         path: The file; an existing one is replaced.
 
     Raises:
@@ -63,10 +64,10 @@ def save(model: Any, text: str, path: Path) -> None:
 
 
 def text_within(path: Path) -> str:
-    """Return the text of a file without reading a tensor.
+    """Return the text in a file without reading its tensors.
 
     Raises:
-        ConfigError: It cannot be read, or has none.
+        ConfigError: The file cannot be read, or contains no text.
     """
     import safetensors
 
@@ -87,7 +88,7 @@ def _text(facts: dict[str, str], path: Path) -> str:
 
 
 def save_with_text(model: Any, path: Path) -> None:
-    """Write the weights of a model with its text: that which it was made of, else a description of it.
+    """Write the weights of a model with its original text. A model without one is described by a new text.
 
     Raises:
         ConfigError: No text can describe the model; it is saved as a ``.keras`` file beside the path instead.
@@ -111,7 +112,7 @@ def load(path: Path) -> tuple[str, dict[str, Any]]:
     """Return the text and the tensors of a file.
 
     Raises:
-        ConfigError: It cannot be read, it is cut, or it has no text of a model.
+        ConfigError: The file cannot be read, is truncated, or contains no text of a model.
     """
     import numpy as np
     import safetensors
@@ -146,15 +147,16 @@ def _dtype(name: str, path: Path) -> Any:
 
 
 def fill(model: Any, tensors: dict[str, Any], path: Path) -> None:
-    """Give a model the weights of a file.
+    """Set the weights of a model to those of a file.
 
     Args:
-        model: The model of Keras.
-        tensors: As ``load`` gives them.
+        model: The Keras model.
+        tensors: The tensors that ``load`` returns.
         path: The file, for errors.
 
     Raises:
-        ConfigError: The weights belong to another model, or one is surplus. Then the model is unchanged.
+        ConfigError: The weights belong to another model, or the file has a tensor too many. The model is then
+            unchanged.
     """
     wanted = variables(model)
     for name, item in wanted.items():
@@ -181,7 +183,7 @@ def check_text(model: Model, text: str, path: Path) -> None:
     """Compare a model's text with the one that weights were saved with; comments and form do not count.
 
     Raises:
-        ConfigError: It was changed since.
+        ConfigError: The text has changed since.
     """
     try:
         same = read(text).graph.nodes == model.graph.nodes
@@ -195,7 +197,7 @@ def check_text(model: Model, text: str, path: Path) -> None:
 
 
 def variables(model: Any) -> dict[str, Any]:
-    """Every weight of a model by its name in the file, in the order of the model."""
+    """Return every weight of a model by its name in the file, in the order of the model."""
     result: dict[str, Any] = {}
     seen: set[int] = set()
     for name, item in _named(model):
@@ -221,5 +223,5 @@ def _named(model: Any, before: str = "") -> Iterator[tuple[str, Any]]:
             _, inside, own = str(weight.path).rpartition(f"{layer.name}/")
             own = re.sub(
                 r"\bvariable_\d+$", "variable", own if inside else weight.name
-            )  # Keras counts those without a name
+            )  # Keras numbers layers without a name
             yield f"{before}{layer.name}/{own}", weight

@@ -1,4 +1,4 @@
-"""A model as text: read, checked and written again. Pure: no Keras, no NumPy, and no code in a text is executed.
+"""Reads, checks and writes models as text. Pure: no Keras, no NumPy, and it never executes code in a text.
 
 A text becomes statements (``syntax``, with the tree of ``values``), blocks (``blocks``), models (``forms``) and a ``graph`` (``expand``), with the
 operators of ``operators`` and Keras's layers by name (``keras_layers``). ``inference`` adds shapes, types and parameters. ``model`` does all this in

@@ -1,4 +1,4 @@
-"""The blocks of a text: what each statement may say, looked at one by one. Pure."""
+"""Checks the statements of each block of a text, one by one. Pure."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ CODE = ("Lambda", "TFSMLayer", "JaxLayer", "FlaxLayer", "TorchModuleWrapper")
 
 @dataclass(slots=True)
 class Block:
-    """The statements of one name.
+    """A block of a text: its name, layers and statements.
 
     Attributes:
-        name: The name.
-        at: Where it is first named.
-        statements: By property.
+        name: The block's name.
+        at: The position of its first statement.
+        statements: Its statements by property.
         calls: Its layers.
     """
 
@@ -52,17 +52,17 @@ class Block:
 
     @property
     def is_macro(self) -> bool:
-        """Whether it is called by its name, and begins where it is called."""
+        """Return whether the block is a macro: it is called by its name, and reads the layer before the call."""
         return not self.statements.keys() & {"input", "output", "from", "model"}
 
     @property
     def is_name_only(self) -> bool:
-        """Whether it only says what a model is, whose layers are in other blocks."""
+        """Return whether the block only defines a model, whose layers are in other blocks."""
         return "model" in self.statements and not self.statements.keys() & {"input", "output", "from", "layers"}
 
 
 def plain(value: Value) -> Any:
-    """Return a value as Python has it. A call stays a call."""
+    """Convert a value to a Python value. A call stays a call."""
     if isinstance(value, Number | String):
         return value.value
     if isinstance(value, Word):
@@ -79,8 +79,8 @@ def sizes(
         value: The list.
         key: The name of the list, for errors.
         problems: Collects the mistakes.
-        empty: Whether it may have no size.
-        free: Whether a size may be ``none``, which takes any.
+        empty: Whether the list may be empty.
+        free: Whether a size may be ``none``, which accepts any size.
     """
     if not isinstance(value, Items):
         meant = f", did you mean '{key}=[{value.written}]'?" if isinstance(value, Number) else ""
@@ -104,9 +104,9 @@ class Blocks(dict[str, Block]):
     """All blocks of a text, by name.
 
     Args:
-        parsed: The statements.
+        parsed: The parsed statements.
         problems: Collects the mistakes.
-        own: Names of the user's own layers of Keras.
+        own: The names of the user's own Keras layers.
     """
 
     def __init__(self, parsed: Parsed, problems: Problems, own: Collection[str] = ()) -> None:
@@ -160,7 +160,7 @@ class Blocks(dict[str, Block]):
             self._value(block, property_, statement)
 
     def _value(self, block: Block, property_: str, statement: Statement) -> None:
-        """Look at what stands behind a property."""
+        """Check the value of a property."""
         if property_ == "layers":
             for args in statement.items:
                 for arg in args[1:]:
@@ -210,7 +210,7 @@ class Blocks(dict[str, Block]):
             self.refuse_code(arg.value)
 
     def _check(self, call: Call) -> None:
-        """Look at a layer where it stands; what macros bind to it is looked at later."""
+        """Check a layer in its statement. The options that macros add are checked later."""
         seen: set[str] = set()
         for arg in call.args:
             if arg.key in seen:
@@ -239,7 +239,7 @@ class Blocks(dict[str, Block]):
             )
 
     def is_free(self, name: str) -> bool:
-        """Whether a layer waits for an option that says what it is."""
+        """Return whether an option of a macro must still define this layer."""
         known = name in OPERATORS or name in self or name in self.broken or is_keras(name)
         return not known and self.is_placeholder(name)
 
@@ -250,7 +250,7 @@ class Blocks(dict[str, Block]):
                 self.problems.add(call.at, f"{call.name} is not allowed: a text never runs code")
 
     def is_placeholder(self, name: str) -> bool:
-        """Whether a layer of this name stands for what an option of a macro says."""
+        """Return whether a layer's name is a placeholder for an option of a macro."""
         return name in self.option_keys or name == "activation"
 
     def _check_keras(self, call: Call) -> None:
@@ -276,12 +276,12 @@ class Blocks(dict[str, Block]):
                 self.value(arg)
 
     def option(self, name: str, arg: Arg, more: Collection[str] = ()) -> bool:
-        """Look at an option of an operator; returns whether it is right.
+        """Check an option of an operator, and return whether it is valid.
 
         Args:
             name: The operator.
             arg: The option.
-            more: Names that are known beside the operator's own.
+            more: Valid option names besides the operator's own.
         """
         operator = OPERATORS[name]
         usual = (*operator.options, *EVERYWHERE)
@@ -292,7 +292,7 @@ class Blocks(dict[str, Block]):
         return self.value(arg)
 
     def value(self, arg: Arg) -> bool:
-        """Look at the value of an option; returns whether it is right."""
+        """Check the value of an option, and return whether it is valid."""
         key, value, before = arg.key, arg.value, len(self.problems)
         if key == "shapes":
             shapes = value.values if isinstance(value, Items) else ()
@@ -326,7 +326,10 @@ def _check_value(arg: Arg, problems: Problems) -> None:
 
 
 def typed(args: tuple[Arg, ...], property_: str, problems: Problems) -> tuple[str, tuple[int | None, ...] | None]:
-    """Type and shape of an input or output; the type is empty if it is not written, the shape None if it is wrong."""
+    """Return type and shape of an input or output.
+
+    The type is empty if it is missing; the shape is None if it is wrong.
+    """
     dtype, shape, seen = "", None, False
     for index, arg in enumerate(args):
         if not arg.key and arg.value == Word("shape", 0):

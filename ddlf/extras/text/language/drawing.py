@@ -9,20 +9,20 @@ from ddlf.extras.text.language.graph import Graph, consumers
 
 NODE, INPUT = "●", "○"
 LINE_HEIGHT = 18
-"""In pixels: about the height of a line's sign, so that lanes have no gaps."""
+"""The height of a line in pixels. It is about the height of a character, so that lanes have no gaps."""
 _CORNERS = {
     (True, True, False, False): "│", (False, False, True, True): "─", (True, True, True, False): "┤", (True, True, False, True): "├",
     (True, False, True, False): "╯", (True, False, False, True): "╰", (False, True, True, False): "╮", (False, True, False, True): "╭",
     (True, True, True, True): "┼", (True, False, True, True): "┴", (False, True, True, True): "┬",
 }  # fmt: skip
-"""The sign of a crossing, by whether lines leave it up, down, left and right."""
+"""The character of a crossing, by whether lines go up, down, left and right."""
 
 
 def drawn(graph: Graph, labels: Sequence[str]) -> Iterator[str]:
     """Yield the lines of the drawing of a graph.
 
     Args:
-        graph: The nodes; each stands behind the nodes that it reads.
+        graph: The graph, in which a node follows the nodes that it reads.
         labels: The text beside each node.
     """
     waiting = {source: {*readers} for source, readers in consumers(graph.nodes).items()}

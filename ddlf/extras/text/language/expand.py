@@ -1,7 +1,7 @@
-"""Blocks as a graph: macros with their options, repetitions, ``from``, ``to``, and names. Pure.
+"""Expands blocks to a graph: macros with options, repetitions, ``from``, ``to``, and names. Pure.
 
-A macro's options go inwards: to the calls of macros in it that can use them, and to the layers that are called as they are, which they replace.
-What nobody takes is bound to its last layer. An inner one wins.
+A macro passes its options to the macros that it calls, if they can use them. An option with the name of a layer
+replaces that layer. The macro's last layer gets the remaining options. An inner option overrides an outer one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ddlf.extras.text.language.values import Arg, Call, Items, Number, String, T
 
 MAX_LAYERS = 10_000
 MAX_NESTED = 30
-"""The largest depth of macros, and the largest number of blocks that each begin at the end of the next."""
+"""The maximum depth of macros, and the maximum length of a chain of blocks that start at each other's end."""
 NO_OPTIONS = ("", "to", "call", "share", *EVERYWHERE)
 """Keys that are not options of the layer itself."""
 KEPT = ("name", "shapes", "lrm")
@@ -26,18 +26,18 @@ KEPT = ("name", "shapes", "lrm")
 
 
 IT = "it"
-"""In ``call=with(...)``: what the layer before gives."""
+"""In ``call=with(...)``: the name of the previous layer's output."""
 INSTEAD = ("binary", "matmul", "gather", "where")
-"""Kinds of operators whose operand ``to`` replaces."""
+"""Kinds of operators in which ``to`` replaces an operand."""
 
 
 class _TooMany(Exception):
-    """The text has too many layers."""
+    """Raised when a text has too many layers."""
 
 
 @dataclass(slots=True)
 class Scope:
-    """The names that can be seen from a layer."""
+    """The names that are visible from a layer."""
 
     start: int
     names: dict[str, int] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Scope:
 
 @dataclass(slots=True)
 class Within:
-    """Where a layer is: the macros around it, the learning rate's factor, and where the outermost one is called."""
+    """The context of a layer: the enclosing macros, the factor of the learning rate, and the outermost macro's call."""
 
     macros: tuple[str, ...] = ()
     lrm: float = 1.0
@@ -54,7 +54,10 @@ class Within:
 
 
 def expand(blocks: Blocks, forms: Forms) -> Graph:
-    """Return the graph of all blocks of all models, also of unused ones. Mistakes go to the blocks' problems."""
+    """Return the graph of all blocks of all models, including unused ones.
+
+    Mistakes are added to the blocks' problems.
+    """
     return _Expansion(blocks, forms).graph()
 
 
@@ -112,7 +115,7 @@ class _Expansion:
         return ModelOutput(name, end, loss, numbers, dtype, shape, block.name, says["output"].at)
 
     def _end(self, block: Block, at: int) -> int | None:
-        """Number of the node at the end of a block that begins somewhere; None if it cannot be found."""
+        """Return the number of the last node of a block with a beginning; None if it cannot be determined."""
         if block.name in self.ends:
             return self.ends[block.name]
         if block.name in self.open:
@@ -171,7 +174,7 @@ class _Expansion:
         return self._end(other, word.at)
 
     def _layer(self, call: Call, current: int | None, scope: Scope, within: Within) -> int | None:
-        """Add a layer, or all that it stands for; returns the number of its last node, None if something is wrong."""
+        """Add a layer, or the layers of a macro. Return the number of the last node; None after a mistake."""
         self.layers += 1
         if self.layers > MAX_LAYERS:
             where = call.at if within.call is None else within.call
@@ -203,7 +206,7 @@ class _Expansion:
         if not (isinstance(shapes.value, Items) and shapes.value.values) or not all(
             isinstance(item, Items) for item in shapes.value.values
         ):
-            return None  # told already
+            return None  # already reported
         rest = tuple(arg for arg in call.args if arg.key not in ("shapes", "name"))
         for item in shapes.value.values[:-1]:
             current = self._layer(replace(call, args=(*rest, Arg("shape", item, shapes.at))), current, scope, within)
@@ -244,7 +247,7 @@ class _Expansion:
         return at
 
     def _bound(self, call: Call, block: Block) -> list[Call] | None:
-        """A macro's layers with the options of its call; None if one of them is of no layer."""
+        """Return a macro's layers with the options of its call; None if no layer has one of the options."""
         given = [arg for arg in call.args if arg.key and arg.key not in KEPT]
         body, taken = list(block.calls), set[str]()
         for arg in given:
@@ -283,19 +286,19 @@ class _Expansion:
         return None
 
     def _accepts(self, name: str, key: str, depth: int = 0) -> bool:
-        """Whether a macro has a layer that can use an option."""
+        """Return whether a macro has a layer that can use an option."""
         block = self.blocks.get(name)
         if block is None or name in OPERATORS or not block.calls or depth > MAX_NESTED:
             return False
         if (name, key) not in self.accepting:
-            self.accepting[name, key] = False  # while it is found out: a macro that calls itself
+            self.accepting[name, key] = False  # until this is known, so that a macro may call itself
             self.accepting[name, key] = self._binds(block.calls[-1].name, key) or any(
                 call.name == key or self._accepts(call.name, key, depth + 1) for call in block.calls
             )
         return self.accepting[name, key]
 
     def _binds(self, name: str, key: str) -> bool:
-        """Whether an operator, a layer of Keras or what stands for one has an option."""
+        """Return whether an operator, a Keras layer or a placeholder has an option."""
         if name in OPERATORS:
             return key in (*OPERATORS[name].options, *EVERYWHERE)
         if is_keras(name):
@@ -375,7 +378,7 @@ class _Expansion:
     def _shared(
         self, call: Call, arg: Arg, options: tuple[Arg, ...], scope: Scope
     ) -> tuple[str, tuple[Arg, ...]] | None:
-        """Name and options of the layer that a call is of again; None if that is wrong."""
+        """Return name and options of the layer that a call uses again; None after a mistake."""
         number = self._named(arg.value, scope, "share")
         if number is None:
             return None
@@ -390,7 +393,7 @@ class _Expansion:
     # -- what a layer reads ---------------------------------------------------------------------------------------
 
     def _operands(self, call: Call, scope: Scope, to: bool) -> tuple[str, tuple[str | Number, ...] | None]:
-        """The type that a layer is given, and its parameters and numbers; None if they are wrong."""
+        """Return the type, parameters and numbers of a layer's operands; None after a mistake."""
         name, written = call.name, ""
         if name not in OPERATORS:
             return "", ()
@@ -437,7 +440,7 @@ class _Expansion:
         return written, tuple(operands)
 
     def _reads_enough(self, call: Call, count: int) -> bool:
-        """Tell whether ``to`` names as many layers as an operator reads."""
+        """Return whether ``to`` names the number of layers that an operator reads."""
         least, most = OPERATORS[call.name].reads
         if count >= least and (most is None or count <= most):
             return True
@@ -452,7 +455,7 @@ class _Expansion:
         return False
 
     def _named(self, value: object, scope: Scope, key: str = "to") -> int | None:
-        """Number of the node that ``to`` names."""
+        """Return the number of the node that ``to`` names."""
         if not isinstance(value, Word):
             self.problems.add(getattr(value, "at", 0), f"{key}= must name a layer or a block")
             return None
@@ -469,7 +472,7 @@ class _Expansion:
         known += [block.name for block in self.blocks.values() if not block.is_macro]
         if value.name not in self.blocks.broken:
             meant = self.problems.near(value.name, known)
-            # The layer of this name may be wrong itself, or be in a statement that could not be read.
+            # The layer with this name may have a mistake itself, or be in an unreadable statement.
             follows = value.name in self.blocks.called or (bool(self.blocks.broken) and not meant)
             self.problems.add(value.at, f"nothing above is called {value.name!r}{meant}", derived=follows)
         return None

@@ -1,7 +1,8 @@
 """The models of a text: its own model, and the models that it calls as layers. Pure.
 
-``tower:model Sequential();`` makes of the block a model that is called as ``tower()``, each time with the same weights. Its inputs and outputs are
-the block's own, or blocks that ``inputs=`` and ``outputs=`` name. A block belongs to the model of the input that it begins at.
+``tower:model Sequential();`` turns the block into a model. Each call ``tower()`` uses the same weights. The model has
+the block's inputs and outputs, or those of the blocks in ``inputs=`` and ``outputs=``. A block belongs to the model of
+the input at its beginning.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ class Form:
     """A model of a text.
 
     Attributes:
-        block: The block that says so; empty if none does.
-        kind: Its class.
+        block: The block that defines the model; empty for a model without a statement.
+        kind: The name of its class.
         name: Its name; empty if the text has none.
-        options: Its further options.
-        inputs: Which blocks go in, as they are given to it; None for all there are.
-        outputs: Which blocks come out.
-        at: Where the text says it.
+        options: Further options of the model.
+        inputs: The structure of the blocks that are inputs; None for all of its input blocks.
+        outputs: The structure of the blocks that are outputs; None for all of its output blocks.
+        at: The position of its statement in the text.
     """
 
     block: str = ""
@@ -39,7 +40,7 @@ class Form:
 
 
 class Forms(dict[str, Form]):
-    """Each model by its block; the text's own is ``main``, which no block need say.
+    """The models of a text by their blocks. ``main`` is the text's own model, which needs no statement.
 
     Args:
         blocks: All blocks; their problems collect the mistakes.
@@ -65,7 +66,7 @@ class Forms(dict[str, Form]):
             self.problems.add(next(iter(forms.values())).at, f"each model is called by another one or itself: {names}")
 
     def owner(self, name: str) -> str:
-        """The block of the model that a block belongs to; empty of the text's own."""
+        """Return the block of the model that a block belongs to; empty for the text's own model."""
         seen: set[str] = set()
         while name not in seen and name in self.blocks:
             seen.add(name)
@@ -82,7 +83,7 @@ class Forms(dict[str, Form]):
         return ""
 
     def _claimed(self, forms: dict[str, Form]) -> dict[str, str]:
-        """The model of each input; the text's own has the empty name."""
+        """Return the model of each input. The text's own model has an empty name."""
         owners: dict[str, str] = {}
         for form in forms.values():
             for name in self._names(form.inputs, form, "input", "inputs"):
@@ -92,7 +93,7 @@ class Forms(dict[str, Form]):
         return owners
 
     def _names(self, value: Value | None, form: Form, property_: str, key: str) -> list[str]:
-        """The blocks that go into a model, or come out."""
+        """Return the blocks of a model's inputs or outputs."""
         if value is None:
             if property_ in self.blocks[form.block].statements:
                 return [form.block]

@@ -1,4 +1,4 @@
-"""A model as a graph. Each node stands behind the nodes that it reads. Pure."""
+"""Describes a model as a graph. Each node follows the nodes that it reads. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Parameter:
     """A parameter of a node.
 
     Attributes:
-        name: Its name in the text with a number: ``w1``.
-        shape: Sizes; None for those, or a whole, that is not known.
-        dtype: Type.
+        name: The name in the text with a number, such as ``w1``.
+        shape: The sizes. An unknown size is None; so is a wholly unknown shape.
+        dtype: The type of its values.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Parameter:
 
     @property
     def count(self) -> int | None:
-        """Values in it; None if that is not known."""
+        """Return the number of values; None if it is unknown."""
         count = 1
         for size in self.shape or ():
             if size is None:
@@ -40,21 +40,21 @@ class Node:
     """A layer, or an input.
 
     Attributes:
-        operator: Name of the operator or of Keras's layer; ``input`` of an input.
-        inputs: The nodes that it reads, the first of them the layer before it.
-        operands: Names of parameters and numbers, in their order.
+        operator: The name of the operator or Keras layer; ``input`` for an input.
+        inputs: The numbers of the nodes that it reads; the previous layer is first.
+        operands: The names of parameters, and numbers, in their order.
         options: Its options by name.
-        name: Its name in the text, the block's of an input; empty if it has none.
-        written: The type that the text gives it; empty if it is inferred.
-        wanted: The shape that the text gives it.
-        lrm: Factor of the learning rate of its parameters.
-        given: The arguments of the call of a Keras layer, if it has more than inputs; its tensors are numbered.
+        name: The name in the text; for an input, the block's name; empty without one.
+        written: The type in the text; empty if it is inferred.
+        wanted: The shape in the text.
+        lrm: The factor of its parameters' learning rate.
+        given: The arguments of a Keras layer's call, if it has more than inputs. Numbers replace the tensors.
         share: The name of the layer whose weights it uses; empty for a layer with its own weights.
-        shape: Sizes of what comes out, without the batch.
-        dtype: Type of what comes out.
+        shape: The shape of its output, without the batch axis.
+        dtype: The type of its output.
         parameters: Its parameters.
-        at: Where the text says it.
-        call: Where the text calls the outermost macro that it comes from.
+        at: Its position in the text.
+        call: The position of the call of the outermost macro around it.
     """
 
     operator: str
@@ -76,17 +76,17 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class ModelOutput:
-    """An output.
+    """An output of a model.
 
     Attributes:
-        name: The block's name, or what its ``name`` says.
-        node: Number of the node.
-        loss: As the text says it; empty if it does not.
+        name: The name in the block's statement ``name``, or the block's name.
+        node: The number of the node that computes it.
+        loss: The loss in the text; empty if the text has none.
         factors: The values of ``delta``, ``gamma`` and ``alpha`` in the text.
-        written: The type that the text gives it.
-        wanted: The shape that the text gives it.
+        written: The type in the text.
+        wanted: The shape in the text.
         block: The block's name.
-        at: Where the text says it.
+        at: Its position in the text.
     """
 
     name: str
@@ -108,7 +108,7 @@ class Graph:
 
     @property
     def parameters(self) -> int | None:
-        """Values to learn; None if that of some layer is not known without Keras."""
+        """Return the number of trainable values; None if only Keras knows that of a layer."""
         counts = [parameter.count for node in self.nodes for parameter in node.parameters]
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
@@ -120,11 +120,11 @@ def inputs_of(graph: Graph) -> list[Node]:
 
 
 def pruned(graph: Graph, inputs: Collection[str] = ()) -> Graph:
-    """Return a graph without what lies on no path from an input to an output.
+    """Return a graph with only the nodes on a path from an input to an output.
 
     Args:
         graph: All nodes.
-        inputs: Names of inputs that stay anyway.
+        inputs: The names of inputs to keep in any case.
     """
     kept = {at for at, node in enumerate(graph.nodes) if node.operator == "input" and node.name in inputs}
     wanted = [head.node for head in graph.heads]
@@ -142,7 +142,10 @@ def pruned(graph: Graph, inputs: Collection[str] = ()) -> Graph:
 
 
 def distances(graph: Graph) -> list[tuple[int, int]]:
-    """For each node the edges of the longest path from an input to it, and from it to an output; a parameter's way to an output is one longer."""
+    """Return for each node the lengths of the longest paths from an input and to an output.
+
+    Lengths count edges. A parameter's path to an output is one edge longer.
+    """
     begun = [0] * len(graph.nodes)
     for number, node in enumerate(graph.nodes):
         begun[number] = max((begun[source] + 1 for source in node.inputs), default=0)
@@ -154,7 +157,7 @@ def distances(graph: Graph) -> list[tuple[int, int]]:
 
 
 def parameter_distances(graph: Graph) -> dict[str, tuple[int, int]]:
-    """For each parameter the edges of the longest path from an input to where it is used, and from it to an output."""
+    """Return for each parameter the longest paths from an input to its node, and from it to an output, in edges."""
     return {
         parameter.name: (begun, left + 1)
         for node, (begun, left) in zip(graph.nodes, distances(graph), strict=True)
@@ -163,7 +166,7 @@ def parameter_distances(graph: Graph) -> dict[str, tuple[int, int]]:
 
 
 def consumers(nodes: Iterable[Node]) -> dict[int, list[int]]:
-    """The nodes that read each node."""
+    """Return for each node the nodes that read it."""
     readers: dict[int, list[int]] = {}
     for number, node in enumerate(nodes):
         for source in node.inputs:

@@ -1,8 +1,9 @@
-"""Infer the shapes, types and parameters that a text does not write. Pure.
+"""Infers the shapes, types and parameters that a text omits. Pure.
 
-Shapes have no batch axis, and neither have axes. An unknown size is None; a shape with an unknown number of axes is None as a whole. Shapes follow
-from inputs to outputs and back until nothing changes (unification to a fixed point). A layer has its written type, else the highest type of its
-inputs; casts to higher types are inserted before the layer, and a cast to a lower type is a warning.
+Shapes and axis numbers exclude the batch. An unknown size is None; a shape with an unknown number of axes is None.
+Inference goes from inputs to outputs and back until no shape changes (unification to a fixed point). A layer has its
+written type, or the highest type of its inputs. Casts to higher types are inserted before the layer; a cast to a lower
+type gives a warning.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ddlf.extras.text.language.values import Number
 
 Known = Shape | None
 Rule = Callable[[Node, dict[str, Any], list[Known], Known], tuple[list[Known], Known]]
-"""Takes a node, its options, the shapes of its inputs and of its output; returns these shapes with everything that follows from each other."""
+"""A rule of inference. It takes a node, its options, and the shapes of inputs and output, and refines these shapes."""
 MAX_PARAMETERS = 10**10
 HALF = ("float16", "bfloat16")
 RANGES = {
@@ -31,26 +32,26 @@ RANGES = {
 }
 """The smallest and the largest value of each integer type."""
 UNCAST = ("free", "gather", "scatter", "split")
-"""Kinds of operators whose inputs are not cast."""
+"""Kinds of operators whose inputs get no cast."""
 
 
 # -- shapes ----------------------------------------------------------------------------------------------------------------
 
 
 class Misfit(Exception):
-    """Two shapes that must be equal differ."""
+    """Raised when two shapes differ that must be equal."""
 
 
 def shown(shape: Known) -> str:
-    """Return a shape as a text has it."""
+    """Return a shape in the notation of a text."""
     return "?" if shape is None else f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 
 def unified(first: Known, second: Known) -> Known:
-    """Return everything known of a shape from two sides.
+    """Merge the known sizes of two descriptions of a shape.
 
     Raises:
-        Misfit: The sides cannot be the same shape.
+        Misfit: The descriptions contradict each other.
     """
     if first is None or second is None:
         return second if first is None else first
@@ -71,12 +72,12 @@ def axis_of(axis: int, rank: int) -> int:
 
 
 def options_of(node: Node) -> dict[str, Any]:
-    """A node's options as Python has them."""
+    """Return a node's options as Python values."""
     return {arg.key: plain(arg.value) for arg in node.options}
 
 
 def infer(graph: Graph, problems: Problems) -> list[Known]:
-    """Return the shape of each node, as far as it is known. Contradictions go to ``problems``."""
+    """Return the shape of each node, as far as it is known. Contradictions are added to ``problems``."""
     shapes = [node.wanted for node in graph.nodes]
     readers = consumers(graph.nodes)
     dead: set[int] = set()
@@ -123,7 +124,7 @@ def _rule(node: Node) -> Rule:
 
 
 def _forward(rule: Callable[[Node, dict[str, Any], Shape], Known]) -> Rule:
-    """Make a rule of a function that computes the shape of the output from that of the input."""
+    """Return a rule from a function that computes the output shape from the input shape."""
     return lambda node, options, ins, out: (ins, out if ins[0] is None else unified(out, rule(node, options, ins[0])))
 
 
@@ -158,7 +159,7 @@ def _binary(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -
 
 def _matmul(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
     before = ins[0]
-    if len(ins) > 1:  # with a layer
+    if len(ins) > 1:  # a second layer is the other input
         other = ins[1]
         if before is None or other is None:
             return ins, out
@@ -185,7 +186,7 @@ def _pair(options: dict[str, Any], name: str, usual: int, count: int = 2) -> lis
 
 
 def _window(options: dict[str, Any], layout: str, before: Shape) -> tuple[tuple[int | None, ...], int]:
-    """Height and width, and the axis of the channels."""
+    """Return height and width, and the axis of the channels."""
     if len(before) != 3:
         raise Misfit(f"an image has 3 axes, got {shown(before)}")
     first = options.get(layout, "nchw") == "nchw"
@@ -206,7 +207,7 @@ def _conv(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> 
 
 
 def kernel_of(node: Node, options: dict[str, Any], before: Shape, out: Known) -> list[int] | None:
-    """Return height and width of a filter: the written ones, or those that follow from the input and the output shape."""
+    """Return height and width of a filter, from its option or from the shapes of input and output."""
     if "kernel" in options:
         return _pair(options, "kernel", 1)
     if out is None or len(out) != 3 or _pair(options, "strides", 1) != [1, 1] or "Transpose" in node.operator:
@@ -378,7 +379,7 @@ def _attend(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -
 
 
 def _gather(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
-    """Slices along an axis at the indices of a layer, or at one number; ``gatherElements`` a value for each index."""
+    """Infer the shape of slices at the indices of a layer or at a number; for ``gatherElements``, of single values."""
     before = ins[0]
     indices: Known = () if len(ins) == 1 else ins[1]
     if before is None or indices is None:
@@ -407,7 +408,7 @@ def _scatter(node: Node, options: dict[str, Any], ins: list[Known], out: Known) 
 
 
 def _split(node: Node, options: dict[str, Any], ins: list[Known], out: Known) -> tuple[list[Known], Known]:
-    """One of the parts of what comes in."""
+    """Infer the shape of one part of a split input."""
     splits, index = options.get("splits"), options.get("index", 0)
     if splits is None:
         raise Misfit("split needs splits=, how many parts or their sizes")
@@ -429,7 +430,7 @@ def _split(node: Node, options: dict[str, Any], ins: list[Known], out: Known) ->
 
 
 def _along(before: tuple[int | None, ...], axis: int) -> tuple[int | None, ...]:
-    """The shape of indices of single values: as many axes, of one of them any size."""
+    """Return the shape of indices of single values. It has the input's axes, with any size along one."""
     return tuple(None if item == axis else size for item, size in enumerate(before))
 
 
@@ -458,20 +459,20 @@ _RULES: dict[str, Rule] = {
     "same": _same, "scatter": _scatter, "slice": _slice, "split": _split, "tile": _tile, "transpose": _transpose,
     "where": _binary,
 }  # fmt: skip
-"""By the kind of the operator."""
+"""The rules by the operator's kind."""
 
 
 # -- types -----------------------------------------------------------------------------------------------------------------
 
 
 def highest(types: list[str]) -> str:
-    """The type that has room for all; two different ones of 16 bits make float32."""
+    """Return the smallest type that can contain all. Two different 16-bit types give float32."""
     result = set(types)
     return "float32" if result >= set(HALF) else min(result, key=DTYPES.index, default="float32")
 
 
 def typed(graph: Graph, problems: Problems) -> Graph:
-    """Return a graph whose nodes have types, with the casts between them."""
+    """Return the graph with the types of nodes, and with casts between them."""
     made: list[Node] = []
     numbers: dict[int, int] = {}
     casts: dict[tuple[int, str], int] = {}
@@ -517,7 +518,7 @@ def typed(graph: Graph, problems: Problems) -> Graph:
 
 
 def types_of(node: Node, into: list[str]) -> tuple[str, str]:
-    """Return the type in which a node computes, empty if it takes any, and the type of its output."""
+    """Return the type in which a node computes, empty for any type, and the type of its output."""
     if node.operator in ("input", "cast"):
         return "", node.written
     if node.operator not in OPERATORS:
@@ -532,7 +533,7 @@ def types_of(node: Node, into: list[str]) -> tuple[str, str]:
 
 
 def _fitting(node: Node, into: list[str], problems: Problems) -> None:
-    """Look whether what a layer takes, writes or makes has a type for it, where a cast would lose."""
+    """Check the types that must not be cast: indices, written values and quantized outputs."""
     if node.operator == "quantizeLinear" and node.written and node.written not in RANGES:
         problems.add(node.call, f"quantizeLinear makes whole numbers, such as int8, not {node.written}")
     kind = OPERATORS[node.operator].kind if node.operator in OPERATORS else ""
@@ -552,7 +553,7 @@ def _is_down(before: str, after: str) -> bool:
 
 
 def _check(number: Number, dtype: str, problems: Problems) -> None:
-    """Look whether a number can be of a type."""
+    """Check whether a type can represent a number."""
     if dtype not in RANGES:
         return
     low, high = RANGES[dtype]
@@ -568,12 +569,12 @@ def _check(number: Number, dtype: str, problems: Problems) -> None:
 
 
 def with_parameters(graph: Graph, problems: Problems, models: Mapping[str, Graph] | None = None) -> Graph:
-    """Return a graph whose nodes have their parameters.
+    """Return the graph with the parameters of nodes.
 
     Args:
-        graph: Nodes with shapes and types.
-        problems: Is told what cannot be inferred.
-        models: Graphs of the models that are called as layers.
+        graph: The graph, with shapes and types.
+        problems: Receives the parameters that cannot be inferred.
+        models: The graphs of the models that the text calls as layers.
     """
     used: Counter[str] = Counter()
     nodes: list[Node] = []
@@ -618,7 +619,7 @@ def with_parameters(graph: Graph, problems: Problems, models: Mapping[str, Graph
 
 
 def _shapes(node: Node, inputs: list[Node]) -> list[tuple[str, Shape | None]]:
-    """Name and shape of each parameter of a node."""
+    """Return name and shape of each parameter of a node."""
     before = inputs[0].shape if inputs else None
     if node.operator == "input" or not (node.operator in OPERATORS or is_keras(node.operator)):
         return []
@@ -673,7 +674,7 @@ def _filters(node: Node, options: dict[str, object], before: Shape | None, out: 
     into = before[axis]
     each = None if into is None or not isinstance(groups, int) else into // groups
     sizes = {"o": out[axis], "i": each, "h": kernel[0], "w": kernel[1]}
-    if "Transpose" in node.operator:  # there a group's output channels are in the filter
+    if "Transpose" in node.operator:  # a transposed filter contains a group's output channels
         made = out[axis]
         sizes |= {"o": None if made is None or not isinstance(groups, int) else made // groups, "i": into}
     return [tuple(sizes[letter] for letter in str(options.get("filterLayout", "oihw"))), (out[axis],)]

@@ -1,7 +1,7 @@
-"""Keras's layers by name: their arguments, and the shapes and parameters of the usual ones. Pure: Keras is not imported.
+"""Knows the arguments of all Keras layers, and shapes and parameters of common ones. Pure: does not import Keras.
 
-``keras_layers.txt`` has each layer of Keras 3.15 and its arguments. A layer that is not in there may be one of the user's own; what it gives and
-holds is not known here.
+``keras_layers.txt`` lists each layer of Keras 3.15 with its arguments. Another name may be a custom layer, whose output
+shape and parameters are unknown.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ Shape = tuple[int | None, ...]
 COMMON = ("dtype", "trainable", "input_shape", "batch_input_shape", "activity_regularizer")
 """Arguments that every layer of Keras takes."""
 COUNTS = ("units", "filters", "input_dim", "output_dim", "num_heads", "key_dim")
-"""Arguments that are sizes, whichever layer has them."""
+"""Arguments that are sizes in every layer."""
 INNER = ("ops.numpy", "ops.nn", "ops.core", "ops.math", "ops.linalg", "ops.image", "applications.convnext")
-"""Where Keras has operations without layers, such as ``x + y``: ``numpy>Add``."""
+"""Keras's packages of operations without layers. For example, ``x + y`` is ``numpy>Add``."""
 
 
 @functools.cache
 def arguments() -> dict[str, tuple[str, ...]]:
-    """The arguments of each layer."""
+    """Return the arguments of each Keras layer."""
     text = (Path(__file__).parent / "keras_layers.txt").read_text(encoding="ascii")
     return {name: tuple(rest.split()) for name, _, rest in (line.partition(":") for line in text.splitlines())}
 
@@ -46,10 +46,10 @@ def shape_of(
     """Return the shape of a layer's output without the batch, or None if it is unknown.
 
     Args:
-        name: The layer.
-        options: Its arguments as plain values.
-        before: The shape that goes in.
-        more: The shapes of the other layers that it reads.
+        name: The name of the layer.
+        options: The layer's arguments as plain values.
+        before: The shape of its input.
+        more: The shapes of its further inputs.
     """
     try:
         shape = (
@@ -148,7 +148,7 @@ def _spread(size: int | None, window: int, stride: int, dilation: int, padding: 
 
 
 def _moved(name: str, options: dict[str, Any], before: Shape) -> list[int | None]:
-    """Sizes with an edge more, an edge less, or some times as large."""
+    """Return sizes after padding, cropping or upsampling."""
     rank = len(before) - 1
     if name.startswith("Up"):
         times = _each(options.get("size", 2), rank)
@@ -173,12 +173,12 @@ def _slid(size: int | None, window: int, stride: int, dilation: int, padding: st
 
 
 def parameters_of(name: str, options: dict[str, Any], before: Shape | None) -> list[tuple[str, Shape]] | None:
-    """Name and shape of each parameter of a layer; None if that is not known.
+    """Return name and shape of each parameter of a layer; None if they are unknown.
 
     Args:
-        name: The layer.
-        options: Its arguments as plain values.
-        before: The shape that goes in.
+        name: The name of the layer.
+        options: The layer's arguments as plain values.
+        before: The shape of its input.
     """
     try:
         result = _parameters_of(name, options, before)

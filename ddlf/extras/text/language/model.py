@@ -1,4 +1,7 @@
-"""A model from its text: statements, blocks, graph, shapes, types and parameters. Pure, except for ``load``, which reads a file."""
+"""Reads a model from its text: statements, blocks, graph, shapes, types and parameters.
+
+Pure, except for ``load``, which reads a file.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +23,16 @@ from ddlf.extras.text.language.values import Statement
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that was read.
+    """A parsed and checked model.
 
     Attributes:
-        file: Name of the file.
-        text: The text itself.
+        file: The name of the file.
+        text: The text of the model.
         graph: The computation: pruned, with shapes, types, casts and parameters.
         train: The statements of its block ``train``, by key.
-        warnings: What is allowed, but probably not intended.
+        warnings: Warnings about valid, but probably unintended statements.
         form: The kind of the model.
-        parts: The models that it calls as layers, by their blocks: the kind and the graph of each.
+        parts: Kind and graph of each model that it calls as a layer, by the model's block.
     """
 
     file: str
@@ -42,7 +45,7 @@ class Model:
 
     @property
     def draws(self) -> bool:
-        """Whether operators have weights. Layers of Keras have their own initializers."""
+        """Return whether operators have weights to initialize. Keras layers have their own initializers."""
         graphs = [self.graph, *(graph for _, graph in self.parts.values())]
         return any(node.parameters and node.operator in OPERATORS for graph in graphs for node in graph.nodes)
 
@@ -52,11 +55,11 @@ def read(text: str | bytes, file: str = "model.nnm", *, own: Collection[str] = (
 
     Args:
         text: The text, or its bytes in UTF-8.
-        file: Name of the file, as errors have it.
-        own: Names of registered layers of the user's own.
+        file: The name of the file, for errors.
+        own: The names of registered custom layers.
 
     Raises:
-        NotationError: Something is wrong; it has all that was found.
+        NotationError: The text has mistakes; the error lists them.
     """
     text, parsed, problems = statements(text, file)
     blocks = Blocks(parsed, problems, own)
@@ -77,7 +80,7 @@ def statements(text: str | bytes, file: str) -> tuple[str, Parsed, Problems]:
     """Return the decoded text, its statements, and their mistakes.
 
     Raises:
-        NotationError: It is too large, or no text.
+        NotationError: The text is too large, or not in UTF-8.
     """
     if len(text) > MAX_BYTES:
         _refuse(file, 1, 1, f"the text is longer than {MAX_BYTES:,} bytes, the most that it may have")
@@ -115,20 +118,20 @@ def load(path: Path | str, *, own: Collection[str] = ()) -> Model:
     """Return the model of a file.
 
     Args:
-        path: The file.
-        own: As ``read`` has it.
+        path: The path of the file.
+        own: The names of registered custom layers.
 
     Raises:
-        NotationError: It cannot be read, or something is wrong in it.
+        NotationError: The file cannot be read, or its text has mistakes.
     """
     return read(read_bytes(path), str(path), own=own)
 
 
 def read_bytes(path: Path | str) -> bytes:
-    """The bytes of a file, no more of them than a text may have.
+    """Return the bytes of a file, limited to slightly more than the maximum size of a text.
 
     Raises:
-        NotationError: It cannot be read.
+        NotationError: The file cannot be read.
     """
     try:
         with open(path, "rb") as file:
@@ -140,11 +143,11 @@ def read_bytes(path: Path | str) -> bytes:
 
 
 class _Graphs(dict[str, Graph]):
-    """The graph of each model of a text, by its block. A model that calls another one comes after it.
+    """Builds the graph of each model of a text, by the model's block. A called model comes before its caller.
 
     Args:
         whole: All nodes and outputs of the text.
-        forms: Its models.
+        forms: The models of the text.
         problems: Collects the mistakes.
     """
 
@@ -154,10 +157,10 @@ class _Graphs(dict[str, Graph]):
         self.open: list[str] = []
 
     def graph(self, form: Form) -> Graph:
-        """The graph of a model.
+        """Return the graph of a model.
 
         Raises:
-            NotationError: Something is wrong.
+            NotationError: The model has mistakes.
         """
         if form.block in self:
             return self[form.block]

@@ -1,4 +1,7 @@
-"""The operators of the notation: what each takes, and how its shape follows. Defaults are WebNN's, not Keras's. Pure."""
+"""Lists the operators of the notation, with operands, options and shape rules.
+
+Pure. Defaults are WebNN's, not Keras's.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 from ddlf.extras.text.language import keras_layers
 
 DTYPES = ("float32", "float16", "bfloat16", "int32", "uint32", "int8", "uint8", "int4", "uint4")
-"""The highest type first."""
+"""The types, the highest first."""
 INTEGERS = DTYPES[3:]
 LOSSES = ("MSE", "MAE", "HUL", "BCE", "CCE", "CCEL", "SCE", "HIL", "KLD", "FOL")
 LOSSES_OF_KERAS = {
@@ -24,11 +27,11 @@ LOSSES_OF_KERAS = {
     "binaryfocalcrossentropy": "FOL",
     "categoricalfocalcrossentropy": "FOL",
 }
-"""By Keras's names in lower case, without ``_``."""
+"""The losses by Keras's names in lower case, without ``_``."""
 
 
 def loss_meant(name: str) -> str:
-    """Return the loss that a name of Keras stands for, or the name."""
+    """Return the loss with a Keras name; another name stays the same."""
     return LOSSES_OF_KERAS.get(name.casefold().replace("_", ""), name)
 
 
@@ -40,7 +43,10 @@ FOREIGN = ("bool", "float64", "int16", "int64", "string", "uint16", "uint64")
 
 
 def is_keras(name: str) -> bool:
-    """Whether a name is that of a layer of Keras: it begins with a capital, behind its package (``own>Layer``)."""
+    """Return whether a name is that of a Keras layer.
+
+    It begins with a capital, after an optional package (``own>Layer``).
+    """
     return name.rpartition(">")[2][:1].isupper()
 
 
@@ -49,15 +55,15 @@ class OperatorSpec:
     """An operator of the notation.
 
     Attributes:
-        name: Its name in a text.
-        kind: The rule that its shape follows, in ``inference``.
+        name: The operator's name in a text.
+        kind: The name of its shape rule in ``inference``.
         least: The smallest number of operands; one of them may be a layer (``to=``).
         most: The largest number of operands.
-        reads: The smallest and the largest number of layers that ``to=`` names; None is any number.
+        reads: The smallest and the largest number of layers in ``to=``; None means any number.
         options: The names of its own options.
         floats: Whether it computes with floats only, so that integers become float32 before it.
         wide: Whether it computes in float32 if its inputs are 16-bit floats.
-        result: The type of its output, if that is not the type of its inputs.
+        result: The type of its output, if it differs from the type of its inputs.
     """
 
     name: str
@@ -197,7 +203,7 @@ VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     )
     for name in names.split()
 }
-"""What the value of an option must be, and whether a value is that. Other options are words."""
+"""For each option, the description of valid values and a test. All other options are words."""
 WORDS = {
     "mask": ("causal", "none"),
     "inputLayout": ("nchw", "nhwc"),

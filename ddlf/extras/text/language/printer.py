@@ -1,4 +1,4 @@
-"""A text in its one form: a statement a line, long ones a layer a line; comments stay. Pure."""
+"""Writes a text in the standard form: one statement per line, long ones with one layer per line. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ddlf.extras.text.language.model import statements
 from ddlf.extras.text.language.values import Arg, Call, Items, Number, Statement, String, Value, Word
 
 WIDTH = 100
-"""Characters of a line that a statement may have before it is divided."""
+"""Maximum characters of a statement in one line."""
 INDENT = " " * 4
 
 
 def format(text: str | bytes, file: str = "model.nnm") -> str:
-    """Return a text in its one form, which is the same after a second time.
+    """Return a text in the standard form, with its comments. Formatting twice gives the same text.
 
     Raises:
         NotationError: A statement cannot be read.
@@ -27,7 +27,7 @@ def format(text: str | bytes, file: str = "model.nnm") -> str:
 
 
 def changed(text: str, values: Mapping[tuple[str, str], str], *, without: str = "") -> str:
-    """Return a text, in its one form, in which some statements say something else; what it has not is added at its end.
+    """Return a text in the standard form with some values replaced. Missing statements are added at the end.
 
     Args:
         text: A text without errors.
@@ -86,12 +86,12 @@ def _arg(arg: Arg) -> str:
 
 
 def spelled(value: Value) -> str:
-    """A value as a text has it."""
+    """Return a value in the notation of a text."""
     if isinstance(value, Number):
         return value.written
     if isinstance(value, String):
         return '"' + value.value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     if isinstance(value, Items):
         return f"[{', '.join(map(spelled, value.values))}]"
-    # a word, or a tensor with its name
+    # the value is a word, or a tensor with a name
     return f"{value.name}({', '.join(map(_arg, value.args))})" if isinstance(value, Call) else value.name

@@ -1,4 +1,4 @@
-"""The mistakes in a text with their places, several at once. Pure."""
+"""Collects the mistakes in a text with their positions. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from typing import NamedTuple
 from ddlf.errors import NotationError
 
 MAX_SHOWN = 20
-"""Problems that one error names: who wrote another language need not read of every line."""
+"""Maximum number of mistakes in one error. A text in another language would have one per line."""
 MAX_WORD = 40
-"""Letters of a word that are compared with others."""
+"""Number of letters of a word that are compared."""
 MAX_PROBLEMS = 100
-"""After so many mistakes, no more are collected."""
+"""Maximum number of collected mistakes."""
 
 
 def nearest(word: str, known: Iterable[str]) -> list[str]:
-    """The word that was probably meant, or none: letters that changed places count for less than others, the first one for more."""
+    """Return the most similar of some words, or nothing if none is similar.
+
+    Swapped letters cost less than other differences; the first letter costs more.
+    """
     near = difflib.get_close_matches(word, known, 5, 0.6)
 
     def far(one: str) -> tuple[bool, float, bool]:
@@ -28,7 +31,7 @@ def nearest(word: str, known: Iterable[str]) -> list[str]:
 
 
 class TextProblem(NamedTuple):
-    """Something to repair, or to know: line and column in characters, from 1."""
+    """A mistake or a warning, with line and column in characters, from 1."""
 
     line: int
     column: int
@@ -40,7 +43,7 @@ class Problems:
 
     Args:
         text: The whole text.
-        file: Its name, as it stands before each problem.
+        file: The name of the file, to print before each problem.
     """
 
     def __init__(self, text: str, file: str) -> None:
@@ -53,7 +56,7 @@ class Problems:
         return len(self._found)
 
     def place(self, at: int) -> tuple[int, int]:
-        """Line and column of a character, from 1."""
+        """Return line and column of a character, from 1."""
         line = bisect.bisect_right(self._starts, at)
         return line, at - self._starts[line - 1] + 1
 
@@ -69,11 +72,14 @@ class Problems:
             self._found[at, sentence] = None
 
     def warn(self, at: int, sentence: str) -> None:
-        """Add a warning: something that is allowed, but probably not intended."""
+        """Add a warning about a valid, but probably unintended statement."""
         self._warned[at, sentence] = None
 
     def near(self, word: str, known: Iterable[str]) -> str:
-        """Return the end of a sentence with the word that was probably meant, or nothing. Only shown mistakes get one, because it takes time."""
+        """Return the end of a sentence with the most similar word, or nothing.
+
+        Only the mistakes to print get one, because the search takes time.
+        """
         folded: dict[str, str] = {}
         for name in known if len(self) < MAX_SHOWN else ():
             folded.setdefault(name.casefold(), name)
@@ -86,10 +92,10 @@ class Problems:
         return self._sorted(self._warned)
 
     def check(self) -> None:
-        """Raise if anything is wrong.
+        """Raise an error if there are mistakes.
 
         Raises:
-            NotationError: With all that was found, in the order of the text.
+            NotationError: Lists the mistakes in the order of the text.
         """
         if self._found:
             problems = self._sorted(self._found)

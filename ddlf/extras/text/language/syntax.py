@@ -1,7 +1,7 @@
-"""The syntax of a text: ``block:property value;``. Pure.
+"""Parses the syntax of a text, ``block:property value;``. Pure.
 
-Statements are divided first, by brackets, strings, comments and ``;`` alone. Lark then parses each by itself, so that a mistake in
-one hides no other. It is imported when a text is read.
+A scan for brackets, strings, comments and ``;`` first divides the statements. Lark then parses each statement
+separately, so that one mistake does not hide others. Lark is imported when a text is read.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ TERMINALS = {
     "RSQB": "']'",
     "STRING": "a string",
 }
-"""Names of terminals in errors, in the order of a list of them."""
+"""The names of terminals in errors, in the order of listing them."""
 LOOK_ALIKE = str.maketrans(
     "АВЕКМНОРСТХасеорухіѕј−–—“”„‘’；：，（）＝［］Αοα", 'ABEKMHOPCTXaceopyxisj---"""\'\';:,()=[]Aoa'
 )
-"""Letters and signs of other alphabets that look like those of a text."""
+"""Letters and signs that look like ASCII characters of a text."""
 
 
 class Part(NamedTuple):
-    """A statement's place in a text, without its ``;``."""
+    """The range of a statement in a text, without its ``;``."""
 
     start: int
     end: int
@@ -74,7 +74,7 @@ class Parsed(NamedTuple):
 
 
 def parse(text: str, problems: Problems) -> Parsed:
-    """Return the statements of a text. Unreadable ones go to ``problems``, and are left out."""
+    """Return the statements of a text, except unreadable ones, which are added to ``problems``."""
     parts, below, unread = _divided(text, problems)
     if len(parts) > MAX_STATEMENTS:
         problems.add(
@@ -89,7 +89,7 @@ def parse(text: str, problems: Problems) -> Parsed:
         statement = _statement(text, part, problems)
         while (
             isinstance(statement, Part) and len(problems) <= MAX_PROBLEMS
-        ):  # a second one begins where a ';' is missing
+        ):  # a ';' is missing before the second statement
             if match := _HEAD.match(text, part.start):
                 broken.add(match[1])
             part, statement = statement, _statement(text, statement, problems)
@@ -106,7 +106,7 @@ _CLOSES = {")": "(", "]": "["}
 
 
 def _divided(text: str, problems: Problems) -> tuple[list[Part], tuple[str, ...], list[int]]:
-    """The parts of a text, the comments below, and where parts begin that cannot be parsed."""
+    """Return the parts of a text, the comments below the last one, and the beginnings of unparsable parts."""
     parts: list[Part] = []
     unread: list[int] = []
     comments: list[str] = []
@@ -172,7 +172,7 @@ def _gap(text: str, start: int, end: int) -> bool:
 
 
 def _above(comments: list[str], gap: bool, outer: bool) -> tuple[tuple[str, ...], str, bool]:
-    """Comments above a statement, the empty line before those from inside of it; and whether one stands between them and the statement."""
+    """Return the comments above and inside a statement, and whether an empty line precedes the statement."""
     if gap and comments and not outer:
         return (f"\n{comments[0]}", *comments[1:]), "", False
     return tuple(comments), "", gap
@@ -228,7 +228,7 @@ def _is_closed(text: str) -> bool:
 
 
 def _character(text: str, at: int) -> tuple[int, str]:
-    """Where and why a character cannot stand."""
+    """Return where and why a character is not allowed."""
     letter = text[at]
     if not letter.isascii():
         name = unicodedata.name(letter, f"U+{ord(letter):04X}")
@@ -260,7 +260,7 @@ def _reader() -> tuple[Lark, Transformer[Token, Statement]]:
 
     @v_args(inline=True)
     class Statements(Transformer["Token", Statement]):
-        """Makes the values of a tree, from its leaves up."""
+        """Converts a syntax tree to values, from the leaves up."""
 
         def number(self, token: Token) -> Number:
             return Number(str(token), _start(token))

@@ -1,6 +1,6 @@
-"""The syntax tree of a text: numbers, words, lists, calls and statements, each with its place. Pure.
+"""Defines the syntax tree of a text: numbers, words, lists, calls and statements, each with its position. Pure.
 
-Two of them are equal if they say the same, wherever they stand.
+Positions do not count when two values are compared.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number, as it is written."""
+    """A number in the notation of the text."""
 
     written: str
     at: int = field(compare=False)
 
     @property
     def value(self) -> int | float:
-        """Infinite if it is too large."""
+        """Return the number's value, infinite if it is too large."""
         try:
             return int(self.written)
         except ValueError:
@@ -28,7 +28,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A name."""
+    """A word: a name or a keyword."""
 
     name: str
     at: int = field(compare=False)
@@ -36,7 +36,7 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class String:
-    """What stands in quotes."""
+    """A string in quotes."""
 
     value: str
     at: int = field(compare=False)
@@ -44,7 +44,7 @@ class String:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """A list."""
+    """A list of values in brackets."""
 
     values: tuple[Value, ...]
     at: int = field(compare=False)
@@ -52,7 +52,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Arg:
-    """An argument of a layer: an operand, or with a key an option."""
+    """An argument of a layer. With a key it is an option, without one an operand."""
 
     key: str
     value: Value
@@ -61,7 +61,7 @@ class Arg:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A layer."""
+    """A layer with its arguments, such as ``relu()``."""
 
     name: str
     args: tuple[Arg, ...]
@@ -70,7 +70,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor that a layer reads, by its number among all of them; a word until the graph is made."""
+    """A tensor that a layer reads, by its number among the layer's inputs. It is a word until the graph is built."""
 
     name: str
     index: int
@@ -82,12 +82,12 @@ Value: TypeAlias = Number | Word | String | Items | Call | Tensor
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """``block:property`` and its values: between commas some arguments each.
+    """A statement: ``block:property`` and its items. Commas separate the items, which have one or more arguments.
 
     Attributes:
-        above: Comments in the lines before it or inside of it.
-        beside: The comment behind it.
-        gap: Whether an empty line stands before it.
+        above: The comments in the lines before or inside the statement.
+        beside: The comment at the end of its line.
+        gap: Whether an empty line precedes it.
     """
 
     block: Word

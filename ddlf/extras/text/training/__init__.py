@@ -1,1 +1,4 @@
-"""Training a model that is text: its block ``train``, its data, what is decided, the compiled model. Runs on master and workers."""
+"""Trains a model as text: its block ``train``, its data, the decisions, and the compiled model.
+
+Runs on master and workers.
+"""

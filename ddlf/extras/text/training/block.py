@@ -1,4 +1,4 @@
-"""The block ``train`` of a text: its own keys, and settings of a run. Keras is not imported."""
+"""Reads the block ``train`` of a text, with its own keys and settings of a run. Does not import Keras."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ddlf.extras.text.language.values import Arg, Call, Items, Number, Statement
 from ddlf.training.registry import SETTINGS
 
 SETS = ("digits", "mnist", "cifar10", "iris")
-"""Data sets that are ready."""
+"""The names of built-in data sets."""
 ALIASES = {"batch": "batch_size", "epochs": "master_epochs"}
 """Short names of settings."""
 IN_BRACKETS = {"learning_rate": ("learning_rate",), "clipping": ("clipnorm", "clipvalue", "global_clipnorm")}
 """Keys that may also stand in the brackets of an optimizer, and their names there."""
 NOT_WRITTEN = ("callbacks", "worker_callbacks")
-"""Settings that are objects of a program."""
+"""Settings whose values are Python objects, which a text cannot contain."""
 SCALINGS = ("Normalization", "Rescaling")
 INITIAL = (
     *("by_activation", "glorot_normal", "glorot_uniform", "he_normal", "he_uniform", "lecun_normal", "lecun_uniform"),
@@ -65,10 +65,10 @@ SCHEDULES = {
 PENALTIES = {"L1": ("l1",), "L2": ("l2",), "L1L2": ("l1", "l2"), "OrthogonalRegularizer": ("factor", "mode")}
 """The arguments of each class in Keras 3.15. ``ddlf model check`` does not import Keras."""
 UNCERTAINTY = "uncertainty"
-"""In the place of numbers: how losses count is learned."""
+"""The value of ``loss_weights`` that lets the model learn how losses count."""
 
 Check = Callable[[Value], str]
-"""Says what a value must be, or nothing if it is that."""
+"""A check of a value. It returns the description of valid values, or nothing for a valid one."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class Train:
 
     Attributes:
         own: The values of the block's own keys.
-        settings: Values of settings of a run, by their whole names.
-        at: Where each of them stands.
+        settings: The values of settings of a run, by their full names.
+        at: The position of each key.
     """
 
     own: dict[str, Value] = field(default_factory=dict)
@@ -87,11 +87,11 @@ class Train:
 
 
 def read_train(block: Mapping[str, Statement], problems: Problems) -> Train:
-    """Look at each key of a block.
+    """Check each key of a block ``train``.
 
     Args:
-        block: Its statements, by key.
-        problems: Collects the mistakes; nothing is raised.
+        block: The statements of the block, by key.
+        problems: Collects the mistakes. The function raises no error.
     """
     train = Train()
     for key, statement in block.items():
@@ -115,7 +115,7 @@ def read_train(block: Mapping[str, Statement], problems: Problems) -> Train:
 
 
 def _refuse_twice(train: Train, problems: Problems) -> None:
-    """Learning rate and clipping may stand in several places: nobody should have to know which one wins."""
+    """Refuse a learning rate or clipping in several places, so that the text is not ambiguous."""
     optimizer = train.own.get("optimizer")
     for key, names in IN_BRACKETS.items():
         here = train.own.get(key)
@@ -129,7 +129,7 @@ def check_train(model: Model) -> Train:
     """Return the content of the block ``train`` of a model.
 
     Raises:
-        NotationError: Something is wrong in it.
+        NotationError: The block has mistakes.
     """
     problems = Problems(model.text, model.file)
     train = read_train(model.train, problems)
@@ -143,10 +143,10 @@ def check_train(model: Model) -> Train:
 
 
 def read_key(key: str, text: str, origin: str) -> Train:
-    """Return the content of a block with one key that does not stand in the text.
+    """Return the content of a block with one key from outside the text.
 
     Raises:
-        ConfigError: It cannot be; ``origin`` says where it stands.
+        ConfigError: The value is invalid; ``origin`` is its source.
     """
     _, parsed, problems = statements(f"train:{key} {text};", origin)
     train = read_train({statement.property.name: statement for statement in parsed.statements}, problems)
@@ -158,24 +158,24 @@ def read_key(key: str, text: str, origin: str) -> Train:
 
 
 def ignored_of(own: Mapping[str, Value]) -> float | None:
-    """The label that is left out of the losses; None for none."""
+    """Return the label that the losses ignore; None if they ignore no label."""
     label = own.get("ignore")
     return label.value if isinstance(label, Number) else None
 
 
 def clips(optimizer: Value | None) -> bool:
-    """Whether an optimizer clips by what stands in its brackets."""
+    """Return whether an argument in an optimizer's brackets clips gradients."""
     return any(arg.key in IN_BRACKETS["clipping"] for arg in _args(optimizer))
 
 
 def has_own_rates(optimizer: Value | None) -> bool:
-    """Tell whether an optimizer has its own schedule."""
+    """Return whether an optimizer has its own schedule."""
     named = getattr(optimizer, "name", "").casefold() == "schedulefreeadamw"
     return named or any(arg.key == "learning_rate" and isinstance(arg.value, Call) for arg in _args(optimizer))
 
 
 def _args(value: Value | None) -> Iterator[Arg]:
-    """The arguments of an optimizer, and of the one inside of it."""
+    """Return the arguments of an optimizer, and of its inner optimizer."""
     for arg in value.args if isinstance(value, Call) else ():
         yield arg
         yield from _args(arg.value) if arg.key == "inner_optimizer" else ()
@@ -216,7 +216,7 @@ def _take_setting(key: str, name: str, value: Value, train: Train, problems: Pro
 
 
 def _near(key: str, value: Value, problems: Problems) -> str:
-    """Return the name that was probably meant."""
+    """Return the end of a sentence with the most similar valid name."""
     name = value.name if isinstance(value, Word | Call) else ""
     if key == "loss":
         name = loss_meant(name)
@@ -229,7 +229,7 @@ def check_arguments(value: Value, problems: Problems, *, inner: bool = False) ->
     Args:
         value: The value in the text.
         problems: Collects the mistakes.
-        inner: Whether the value is an argument itself.
+        inner: Whether the value is an argument of another one.
     """
     if isinstance(value, Items):
         for item in value.values:
@@ -257,7 +257,7 @@ def check_arguments(value: Value, problems: Problems, *, inner: bool = False) ->
 
 
 def is_none(value: Value) -> bool:
-    """Tell whether a value is ``none``."""
+    """Return whether a value is ``none``."""
     return isinstance(value, Word) and value.name in ("none", "None")
 
 
@@ -266,7 +266,10 @@ def _has_lambda(value: Value) -> bool:
 
 
 def _object(what: str, names: tuple[str, ...], *, word: bool = False, none: bool = False) -> Check:
-    """One of some classes of Keras with its arguments in brackets; with ``word`` also its name alone, in any case."""
+    """Return a check for a Keras class with arguments in brackets.
+
+    With ``word``, the name alone is also valid, in upper or lower case.
+    """
 
     def check(value: Value) -> str:
         fine = isinstance(value, Call) and value.name in names and all(arg.key for arg in value.args)
@@ -343,7 +346,7 @@ KEYS: dict[str, Check] = {
     ),
     "ignore": _number("none, or the label of entries that are left out of the losses", lambda value: True),
 }
-"""Keys of the block's own, and what their values may be."""
+"""The block's own keys, each with the check of its value."""
 NAMES: dict[str, tuple[str, ...]] = {
     "data": SETS,
     "optimizer": tuple(OPTIMIZERS),
@@ -352,4 +355,4 @@ NAMES: dict[str, tuple[str, ...]] = {
     "scaling": SCALINGS,
     "penalty": tuple(PENALTIES),
 }
-"""The names that may have been meant, by key."""
+"""The valid names by key, to suggest a similar one."""

@@ -1,4 +1,4 @@
-"""A model of Keras, compiled as a text says. Runs where models are made."""
+"""Compiles a Keras model by a text. Runs where models are made."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ddlf.extras.text.language.values import Call, Items, Number, Value, Word
 from ddlf.extras.text.training.block import UNCERTAINTY, ignored_of
 
 BY_LOSS = ("accuracy", "acc", "crossentropy", "ce")
-"""Names of metrics that stand for that of the loss."""
+"""Metric names for which Keras chooses the variant that fits the loss."""
 LOSSES: dict[str, Callable[[dict[str, float], str], Any]] = {
     "MSE": lambda factors, last: keras.losses.MeanSquaredError(),
     "MAE": lambda factors, last: keras.losses.MeanAbsoluteError(),
@@ -31,7 +31,7 @@ LOSSES: dict[str, Callable[[dict[str, float], str], Any]] = {
     "KLD": lambda factors, last: keras.losses.KLDivergence(),
     "FOL": lambda factors, last: _focal(factors.get("gamma", 2.0), factors.get("alpha", 0.25), last),
 }
-"""By name of the loss: of its factors, and the activation that an output ends with."""
+"""Functions that create each loss from its factors and the output's last activation."""
 
 
 def _focal(gamma: float, alpha: float, last: str) -> Any:
@@ -52,12 +52,12 @@ def compile(
 
     Args:
         model: The Keras model, built.
-        heads: Each output with its loss, the factors of that, and its last activation.
-        own: Values of the block ``train``.
-        place: Gives file, line and column of a key for an error.
+        heads: Each output with its loss, the loss's factors, and the last activation.
+        own: The values of the block ``train``.
+        place: Returns file, line and column of a key, for errors.
 
     Returns:
-        The model, or one around it that learns how its losses count.
+        The model, or a wrapper around it that learns how its losses count.
 
     Raises:
         NotationError: Keras refuses a value.
@@ -100,7 +100,7 @@ def compile(
 
 
 def punish(model: Any, penalty: Any) -> None:
-    """Add a penalty to the loss for each tensor of weights that has none; biases and what scales are let alone."""
+    """Add a penalty to each weight tensor without one, except biases and the scales of normalizations."""
     for weight in model.trainable_weights:
         if len(weight.shape) > 1 and weight.regularizer is None:
             weight.regularizer = penalty
@@ -134,7 +134,7 @@ def _metrics(value: Value | None, loss: str) -> list[Any]:
 
 
 def _known(metric: Any) -> Any:
-    """The name of a metric, which Keras itself looks up in the first step of a training only."""
+    """Return a metric's name after checking it. Keras would check it only in the first training step."""
     if metric not in BY_LOSS:
         try:
             keras.metrics.get(metric)
@@ -147,7 +147,7 @@ def _known(metric: Any) -> Any:
 
 
 def usual_metrics(loss: str) -> list[Any]:
-    """Return the usual metrics beside a loss."""
+    """Return the usual metrics for a loss."""
     if loss in ("SCE", "CCE", "CCEL", "BCE", "FOL"):
         return ["accuracy"]
     return ["mae"] if loss in ("MSE", "HUL") else []

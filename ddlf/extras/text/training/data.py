@@ -1,6 +1,6 @@
-"""Data for a model as text: where it comes from, and how arrays become the inputs and labels of the text.
+"""Loads data for a model as text, and converts arrays to the text's inputs and labels.
 
-Runs on the master and on workers. Keras is not imported.
+Runs on the master and on workers. Does not import Keras.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ddlf.extras.text.language.problems import Problems
 from ddlf.extras.text.training.block import SETS
 
 MAX_SHIPPED_BYTES = 64 * 2**20
-"""A file up to this size travels to the workers; a larger one must be at the same place on each machine."""
+"""Maximum size of a file to send to workers. A larger file must be at the same path on each machine."""
 PARTS = ("train", "val", "test")
 TEST_EVERY = 5
-"""Every fifth sample is for the test if the data has no parts, like in the data set of digits."""
+"""If the data has no parts, every fifth sample is for the test, like in the data set of digits."""
 ROW_LOSSES = ("CCE", "CCEL", "KLD", "MSE", "MAE", "HUL", "HIL", "FOL")
-"""Losses that compare an output of several values with a row of as many."""
+"""Losses that compare an output of several values with a row of equal length."""
 ROW_FOR_EACH = "give each array a row for each sample"
 CHANGE_SHAPE = "change the text's shape=, or the array"
 
@@ -38,14 +38,14 @@ Array = np.ndarray[Any, Any]
 
 
 class DataSource:
-    """A data set by name, or a ``.npz`` file. The content of the file travels to workers.
+    """A built-in data set, or an ``.npz`` file. Workers receive the content of a small file.
 
     Args:
         name: One of ``SETS``, or the path of a ``.npz`` file.
         origin: The option or statement that names it, for errors.
 
     Raises:
-        ConfigError: The name is neither.
+        ConfigError: The name is neither a data set nor such a file.
     """
 
     def __init__(self, name: str, origin: str = "--data") -> None:
@@ -121,11 +121,11 @@ class Endpoint:
     """An input or an output of a text.
 
     Attributes:
-        name: Its name in arrays.
-        shape: The sizes of a sample.
-        dtype: Its type.
+        name: The name of its array.
+        shape: The shape of a sample.
+        dtype: The type of its values.
         at: The file and line of its statement.
-        loss: The loss of an output, if the text has one; else empty.
+        loss: The loss of an output; empty if the text has none.
         classes: The number of classes of an output; 0 if it has one value.
     """
 
@@ -251,7 +251,7 @@ class _DataFitter:
             return self._fit(letter, f"{letter}{suffix}", array, ends[0])
         names = [f"{end.name}{suffix}" for end in ends]
         opposite = self.outputs if letter == "x" else self.inputs
-        # The array of a block with an input and an output belongs to the side that has no other name for it.
+        # If a block has an input and an output, its array belongs to the side without another array.
         clear = not self.both or (len(ends) > 1 and len(opposite) == 1)
         present = [name for name in names if name in self.arrays]
         if not clear or not present:
@@ -294,7 +294,7 @@ class _DataFitter:
         return self._error(f"has no {what}{self._near('x_train')}; it has {present}", hint)
 
     def _near(self, name: str) -> str:
-        """Name the array that was probably meant, unless its name has another meaning."""
+        """Return the end of a sentence with a similar array name, unless that name has another meaning."""
         known = ("x", "y", "w", *(end.name for end in (*self.inputs, *self.outputs)))
         folded = {array.lower(): array for array in self.arrays if array.rpartition("_")[0] not in known}
         near = difflib.get_close_matches(name.lower(), folded, 1, 0.7)
@@ -403,7 +403,7 @@ class _DataFitter:
 
 
 def _same_sizes(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Tell whether two shapes are equal, differ in axes of size 1, or one of them is flat."""
+    """Return whether two shapes are equal, differ in axes of size 1, or one is the flattened other one."""
     same = [size for size in shape if size != 1] == [size for size in wanted if size != 1]
     return same or (int(np.prod(shape)) == int(np.prod(wanted)) and 1 in (len(shape), len(wanted)))
 
@@ -422,7 +422,10 @@ def _hold_out(data: dict[str, Any], part: str, target: str, every: int) -> None:
 
 
 def held_out(data: Any, every: int) -> tuple[Any, Any]:
-    """Split an array, or arrays by name, into the samples for training and every so many-th sample."""
+    """Hold out every ``every``-th sample of an array, or of arrays by name.
+
+    Return the remaining and held-out samples.
+    """
     if isinstance(data, dict):
         split = {name: held_out(array, every) for name, array in data.items()}
         return {name: kept for name, (kept, _) in split.items()}, {name: out for name, (_, out) in split.items()}
@@ -498,7 +501,7 @@ def check_shapes(arrays: Mapping[str, Any], shapes: Mapping[str, Shape], file: s
         if name not in shapes or not hasattr(array, "shape"):
             continue
         wanted, shape = shapes[name], tuple(array.shape)
-        accepted = [wanted, (*wanted, 1), *([wanted[:-1]] if wanted[-1:] == (1,) else [])]  # as Keras does
+        accepted = [wanted, (*wanted, 1), *([wanted[:-1]] if wanted[-1:] == (1,) else [])]  # Keras accepts these, too
         if any(_fits(shape[1:], spelling) for spelling in accepted):
             continue
         hint = "give a row for each sample: of one sample x[None]" if _fits(shape, wanted) else CHANGE_SHAPE
@@ -514,7 +517,7 @@ def _fits(shape: tuple[int, ...], wanted: Shape) -> bool:
 
 
 def _as_array(data: Any, what: str, text: bool) -> Any:
-    """Return an array as it is, or make one."""
+    """Return an array; convert other data to one."""
     hint = "give an array with a row for each sample"
     if data is None:
         raise DatasetError(f"{what} is None", hint=hint)

@@ -1,7 +1,7 @@
-"""Decisions about what a text leaves open of its training: facts of the model and its data, and a rule for each key. Pure.
+"""Decides the training keys that a text leaves open, with a rule for each key. Pure.
 
-No rule decides what is written. Limits are first guesses where no source is named. The rules of losses follow from the range of an output and its
-labels. The other rules only act against a known defect.
+Rules use facts of the model and its data, and never decide a written key. Limits without a source are first guesses.
+The range of an output and its labels determine the loss. All other rules prevent a known defect.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ NORMALIZING = SCALING.union(
     ("LayerNormalization", "GroupNormalization", "UnitNormalization", "RMSNormalization"),
 )
 VALUE_KEEPING = frozenset(("identity", "cast", "reshape", "Flatten", "Reshape", "Identity")) | DROPOUTS
-"""Layers that keep values: the activation of an output is the one before them."""
+"""Layers that do not change values. The activation of an output is the one before them."""
 LINEAR = ("input", "matmul", "gemm", "add", "residual", "conv2d", "convTranspose2d", "linear")
 TOKEN_READERS = frozenset(("Embedding", "StringLookup", "IntegerLookup", "CategoryEncoding", "Hashing"))
 PER_SAMPLE = 10
-"""With more parameters per sample than this, a model can learn its samples by heart."""
+"""With more parameters per sample than this, a model can memorize its samples."""
 DROPOUT_DENSITY = 0.2
 """Dropout layers per layer with parameters that make a penalty unnecessary."""
 MANY_FEATURES = 5_000
 LARGE, APART = 10.0, 100.0
 """Inputs are scaled above this size, or if the ranges of features differ by this factor."""
 SAME_SCALE = 0.1
-"""The features of a sequence lie apart if the median range of a feature is below this fraction of the range of all."""
+"""The features of a sequence have different scales if their median range is below this share of the whole range."""
 MOST_NUMBERS = 1_000
-"""Features that get a mean and a deviation each, which the text contains."""
+"""Maximum number of features whose means and deviations are written to the text."""
 PATIENCE = 10
 SQUARED = ("MSE",)
 """Losses whose gradient grows with the error."""
@@ -65,17 +65,20 @@ OUTLIERS = 0.001
 FAR = 6.0
 """Outliers are further than this number of deviations from the median."""
 SIGMA = 1.4826
-"""The standard deviation of a normal distribution, as a multiple of its median distance from the median."""
+"""The standard deviation of a normal distribution, divided by its median absolute deviation."""
 PEAK = 100.0
 """A sample is an outlier if its norm is larger than the median norm by this factor."""
 UNEVEN = 10.0
-"""Losses count by uncertainty if the first ones differ by this factor."""
+"""The model learns how its losses count if the initial losses differ by this factor."""
 HUBER = 1.345
-"""The delta of Huber in deviations of the errors: 95 % as good as the mean square without outliers (Huber 1964, Holland and Welsch 1977)."""
+"""Huber's delta in deviations of the errors.
+
+Without outliers, it is 95 % as efficient as squared errors (Huber 1964, Holland and Welsch 1977).
+"""
 MOST_CLASSES = 1_000
 
 Answer = tuple[str, str, str]
-"""Value, rule, reason."""
+"""A decision's value, rule and reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +86,16 @@ class LabelStatistics:
     """Statistics of the labels of an output.
 
     Attributes:
-        shape: Sizes of one sample's label.
-        whole: Whether all are whole numbers.
-        low: The least.
-        high: The largest.
+        shape: The shape of one sample's label.
+        whole: Whether all values are whole numbers.
+        low: The smallest value.
+        high: The largest value.
         one_each: Whether each row sums to 1.
         majority: The fraction of the most frequent class; 0 if the labels are not classes.
-        sigma: Robust deviation of all values, 1.4826 times the median distance from the median.
+        sigma: Robust standard deviation of all values, 1.4826 times the median absolute deviation.
         far: Share of values more than 6 sigma from the median.
         square: Mean of the squares of all values.
-        counts: The samples of each class, from 0; empty if the labels are not classes.
+        counts: The number of samples of each class, from 0; empty if the labels are not classes.
     """
 
     shape: tuple[int, ...]
@@ -109,7 +112,7 @@ class LabelStatistics:
 
 @dataclass(frozen=True, slots=True)
 class OutputStatistics:
-    """An output: block, last activation (``"linear"`` if it has none), shape, type, labels, its loss if one is written, and its name."""
+    """An output with its block, last activation (``"linear"`` without one), shape, type, labels, loss and name."""
 
     block: str
     last: str
@@ -122,19 +125,19 @@ class OutputStatistics:
 
 @dataclass(frozen=True, slots=True)
 class InputStatistics:
-    """An input.
+    """An input of the model.
 
     Attributes:
-        block: Its block.
-        shape: Sizes of a sample.
-        numbers: Whether they are quantities; False for numbers of tokens and the like.
+        block: The name of its block.
+        shape: The shape of a sample.
+        numbers: Whether its values are quantities; False for token numbers and the like.
         scaled: Whether a layer that scales reads it.
-        low: The least value in training.
-        high: The largest.
+        low: The smallest value in training.
+        high: The largest value in training.
         means: The mean of each feature; empty if it was not computed.
-        deviations: Likewise.
-        ranges: Likewise, largest minus least.
-        peak: The largest norm of a sample over that of the middle one; 0 if it was not looked at.
+        deviations: The standard deviation of each feature; empty if it was not computed.
+        ranges: The largest minus the smallest value of each feature; empty if it was not computed.
+        peak: The largest norm of a sample, divided by the median norm; 0 if it was not computed.
     """
 
     block: str
@@ -151,19 +154,19 @@ class InputStatistics:
 
 @dataclass(frozen=True, slots=True)
 class LearningTask:
-    """All that the rules look at.
+    """The facts that the rules use.
 
     Attributes:
-        inputs: In the order of the text.
-        outputs: Likewise.
+        inputs: The inputs in the order of the text.
+        outputs: The outputs in the order of the text.
         samples: The number of training samples.
         parameters: The number of parameters; 0 if only Keras knows it.
         layers: The operators of all layers.
-        learning: How many layers have parameters.
+        learning: The number of layers with parameters.
         validation: Whether there is validation data.
-        drawn: Whether operators have weights, which a text says how to draw.
-        depth: Operators on the shortest path from an input to an output.
-        weighted: Whether samples of training have weights.
+        drawn: Whether operators have weights, whose initializer the text can set.
+        depth: The number of operators on the shortest path from an input to an output.
+        weighted: Whether training samples have weights.
     """
 
     inputs: tuple[InputStatistics, ...]
@@ -183,11 +186,11 @@ class Decision:
     """A decision about a key.
 
     Attributes:
-        block: Where it would be written.
-        key: Under which key.
-        value: As it would be written.
-        rule: Name of the rule.
-        reason: Why.
+        block: The block of the key.
+        key: The decided key.
+        value: The decided value in the notation of the text.
+        rule: The name of the rule.
+        reason: The reason for the decision.
     """
 
     block: str
@@ -202,7 +205,7 @@ def decide(task: LearningTask, written: Collection[tuple[str, str]]) -> Iterator
 
     Args:
         task: The facts of model and data.
-        written: Block and key of all that is.
+        written: The block and key of each written statement.
 
     Yields:
         A decision for each key that is open, losses first.
@@ -225,10 +228,10 @@ def decide(task: LearningTask, written: Collection[tuple[str, str]]) -> Iterator
 
 
 def loss(output: OutputStatistics) -> Answer:
-    """The loss of an output, by its last activation and its labels.
+    """Decide the loss of an output by its last activation and its labels.
 
     Raises:
-        ValueError: There are no labels to look at, or none that an output of this shape can be compared with.
+        ValueError: There are no labels, or no loss can compare them with this output.
     """
     labels = output.labels
     if labels is None:
@@ -328,7 +331,7 @@ def _optimizer(task: LearningTask) -> Answer:
 
 
 def schedule(task: LearningTask) -> Answer:
-    """How the learning rate goes over the run."""
+    """Decide the schedule of the learning rate."""
     if result := next((layer for layer in task.layers if layer in ATTENDING), None):
         reason = f"the first gradients of {result} are far larger than later ones: warm-up (arXiv:2002.04745)"
         return '"warmup:0.05,cosine"', "schedule-attention", reason
@@ -336,7 +339,7 @@ def schedule(task: LearningTask) -> Answer:
 
 
 def clipping(task: LearningTask) -> Answer:
-    """The largest norm of all gradients together."""
+    """Decide the maximum norm of all gradients together."""
     if result := next((layer for layer in task.layers if layer in RECURRENT), None):
         return "1.0", "clipping-recurrent", f"gradients through {result} may explode (arXiv:1211.5063)"
     return "none", "clipping-none", "no layer is recurrent"
@@ -364,7 +367,7 @@ def clip(task: LearningTask) -> Answer:
 
 
 def loss_weights(task: LearningTask) -> Answer:
-    """How the losses of several outputs count."""
+    """Decide how to weigh the losses of several outputs."""
     if len(task.outputs) == 1:
         return "none", "weights-one", "there is one output"
     if task.weighted:
@@ -381,7 +384,7 @@ def loss_weights(task: LearningTask) -> Answer:
 
 
 def first_loss(output: OutputStatistics) -> float:
-    """About what an output's loss is before training: that of guessing, or of 0 for all; 0 if nobody knows."""
+    """Estimate an output's initial loss: the loss of guessing, or of predicting 0. Return 0 if it is unknown."""
     labels, classes = output.labels, output.shape[-1] if output.shape else 1
     if labels is None:
         return 0.0
@@ -395,7 +398,7 @@ def first_loss(output: OutputStatistics) -> float:
 
 
 def class_weight(task: LearningTask) -> Answer:
-    """How much each class counts."""
+    """Decide how much each class counts."""
     if len(task.outputs) > 1:
         return "none", "classes-outputs", "class weights need a single output"
     output = task.outputs[0]
@@ -415,7 +418,7 @@ def class_weight(task: LearningTask) -> Answer:
 
 
 def parameters(output: OutputStatistics) -> Iterator[tuple[str, str, str, str]]:
-    """Key, value, rule and reason of each parameter of an output's loss that its labels say."""
+    """Yield key, value, rule and reason of each loss parameter that follows from the labels."""
     labels = output.labels
     if labels is None:
         return
@@ -439,13 +442,13 @@ RULES: dict[str, Callable[[LearningTask], Answer]] = {
     "clip": clip,
     "class_weight": class_weight,
 }
-"""By key of the block ``train``."""
+"""The rules by the key of the block ``train``."""
 OF_RUNS = ("schedule", "clip", "class_weight")
-"""Keys that are settings of a run."""
+"""The decided keys that are settings of a run."""
 
 
 def mismatch(output: OutputStatistics, loss: str) -> str:
-    """Why a loss cannot compare an output with its labels; empty if it can."""
+    """Return why a loss cannot compare an output with its labels; empty if it can."""
     labels = output.labels
     if labels is None:
         return ""
@@ -466,7 +469,7 @@ def mismatch(output: OutputStatistics, loss: str) -> str:
 
 
 def by_name(data: Any, names: list[str]) -> dict[str, Any]:
-    """Arrays by the names of their blocks, of what Keras takes: one array, a dict, or a list in the order of the text."""
+    """Return arrays by block name, from one array, a dict, or a list in the order of the text."""
     if isinstance(data, Mapping):
         return dict(data)
     return dict(zip(names, data if isinstance(data, list | tuple) else [data], strict=False))
@@ -487,13 +490,13 @@ def learning_task(
 
     Args:
         model: The text.
-        x: Inputs of training, as Keras takes them; None if they are not in memory.
-        y: LabelStatistics, likewise.
-        parameters: How many the model has.
+        x: The training inputs in a structure that Keras accepts; None if they are not in memory.
+        y: The training labels in a structure that Keras accepts; None if they are not in memory.
+        parameters: The number of the model's parameters.
         validation: Whether there is validation data.
         weighted: Whether samples have weights.
         losses: The written losses, by name of the output.
-        ignore: Label of what is left out of the losses; None for nothing.
+        ignore: The label that the losses ignore; None for no label.
     """
     graph = model.graph
     nodes = inputs_of(graph)
@@ -530,7 +533,7 @@ def _depth(graph: Graph) -> int:
 
 
 def last_activation(graph: Graph, number: int) -> str:
-    """The activation that a node ends with; ``"linear"`` if there is none."""
+    """Return the last activation before a node's output; ``"linear"`` without one."""
     node = graph.nodes[number]
     if node.operator in VALUE_KEEPING and node.inputs:
         return last_activation(graph, node.inputs[0])
@@ -602,7 +605,7 @@ def _input(graph: Graph, node: Node, x: Any) -> InputStatistics:
 
 
 def _peak(x: np.ndarray[Any, Any]) -> float:
-    """The largest norm of a sample over that of the middle one; 0 of bytes, which have no outliers."""
+    """Return the largest norm of a sample, divided by the median norm; 0 for bytes, which have no outliers."""
     if x.dtype.kind != "f" or not x.size:
         return 0.0
     rows = x.reshape(len(x), -1)

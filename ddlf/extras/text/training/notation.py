@@ -1,6 +1,6 @@
-"""A model that is text, as programs have it: to set as ``self.model``, or to run, test and train by itself.
+"""Represents a model as text in programs, as the ``self.model`` of an app or on its own.
 
-Keras is imported when the model is made.
+Keras is imported when the model is built.
 """
 
 from __future__ import annotations
@@ -51,20 +51,21 @@ from ddlf.training.registry import DEFAULTS, MODE, SETTINGS
 from ddlf.training.slot.run_position import followers
 
 SET_RATES = ("LearningRateScheduler", "ReduceLROnPlateau")
-"""Callbacks of Keras that need a rate that can be set."""
+"""Keras callbacks that need a settable learning rate."""
 
 
 def load_notation(path: str | Path) -> Notation:
-    """Load a model that is text.
+    """Load a model as text.
 
-    ``create_model`` can set ``self.model`` to it: a worker gets the text of the master, and open keys are decided with the data. Without an app
-    it has ``run``, ``test`` and ``train``.
+    ``create_model`` can set ``self.model`` to the result. A worker receives the master's text, and the data decides
+    open keys. Without an app, call its methods ``run``, ``test`` and ``train``.
 
     Args:
-        path: The file: from the current folder, or beside the script; or a ``.safetensors`` file, whose weights it begins with.
+        path: The path of the text, from the current folder or beside the script; or a ``.safetensors`` file, whose
+            weights the model starts with.
 
     Raises:
-        NotationError: It cannot be read, or something is wrong in it; the text has all that was found.
+        NotationError: The file cannot be read, or the text has mistakes; the error lists them.
     """
     if not str(path).endswith(WEIGHTS) or shipped.ask is not None:
         return Notation(text_of(path), str(path))
@@ -77,25 +78,27 @@ def load_notation(path: str | Path) -> Notation:
 
 
 class Notation:
-    """A model as text, with the decisions about its training. All other attributes are those of the Keras model, which is made on first use.
+    """A model as text, with the decisions about its training.
+
+    All other attributes are those of the Keras model, which is built on first use.
 
     Args:
-        text: The text.
-        file: Its name, for errors.
+        text: The text of the model.
+        file: The name of the file, for errors.
         values: Values that replace those of the text, by block and key.
-        decisions: Those among them that rules have made.
+        decisions: The values among them that rules decided.
 
     Attributes:
         parsed: The model in the text.
         train_block: The block ``train`` of the text.
-        settings: Values of settings of a run by name, of the text or decided.
-        inputs: Shape of each input, by name.
-        outputs: Shape of each output, by name.
-        places: Where the text says each layer of the model, once it is made: characters, by the layers' names.
+        settings: The values of settings of a run by name, written or decided.
+        inputs: The shape of each input, by name.
+        outputs: The shape of each output, by name.
+        places: After the model is built: the character offset of each layer in the text, by the layer's name.
         tensors: Weights to start with, by name; None to draw them.
 
     Raises:
-        NotationError: Something is wrong in it.
+        NotationError: The text has mistakes.
     """
 
     def __init__(
@@ -116,8 +119,8 @@ class Notation:
         }
         self._made: Any = None
         self.places: dict[str, int] = {}
-        self._trained: Any = None  # what was compiled, if it is around the model
-        self._by_text = False  # whether it was compiled by the text, and not by a program
+        self._trained: Any = None  # the compiled wrapper around the model, if there is one
+        self._by_text = False  # whether the text compiled it, not a program
         self.tensors: dict[str, Any] | None = None
         graph = self.parsed.graph
         self.inputs = {node.name: tuple(node.shape or ()) for node in inputs_of(graph)}
@@ -133,12 +136,15 @@ class Notation:
 
     @property
     def text(self) -> str:
-        """The text with all decisions. A run of this text decides nothing."""
+        """Return the text with all decisions. A run of this text decides nothing."""
         return changed(self.parsed.text, self.values) if self.values else self.parsed.text
 
     @property
     def digest(self) -> str:
-        """A hash of everything that decides about the bits: layers, losses and keys of training, without settings of the run; 16 hex digits."""
+        """Return a hash of layers, losses and training keys, which determine the result's bits.
+
+        It has 16 hex digits, and does not depend on settings of the run.
+        """
         own = {key: value for key, value in self._all_own().items() if key != "data"}
         blocks = changed(
             self.parsed.text,
@@ -150,22 +156,22 @@ class Notation:
         ).hexdigest()[:16]
 
     def having(self, values: Mapping[tuple[str, str], str]) -> Notation:
-        """The same with other values, by block and key.
+        """Return a copy with other values, by block and key.
 
         Raises:
-            NotationError: One of them cannot be.
+            NotationError: A value is invalid.
         """
         values = {**self.values, **values}
         optimizer = self.own("optimizer")
         if isinstance(optimizer, Call) and ("train", "optimizer") not in values:
             less = [key for key, names in IN_BRACKETS.items() if ("train", key) in values for key in names]
             left = tuple(arg for arg in optimizer.args if arg.key not in less)
-            if left != optimizer.args:  # else it stays the text's, with its place there
+            if left != optimizer.args:  # otherwise keep the text's value with its position
                 values["train", "optimizer"] = spelled(replace(optimizer, args=left))
         return Notation(self.parsed.text, self.file, values, self.decisions)
 
     def own(self, key: str) -> Value | None:
-        """The value of a key of the block ``train``; None if it has none."""
+        """Return the value of a key of the block ``train``; None without the key."""
         return self._own.get(key, self.train_block.own.get(key))
 
     def _all_own(self) -> dict[str, Value]:
@@ -173,18 +179,18 @@ class Notation:
 
     @property
     def data(self) -> str | None:
-        """The data that the text names: a data set, or a file as it is written."""
+        """Return the data set or file that the text names."""
         value = self.own("data")
         return None if value is None else value.value if isinstance(value, String) else str(getattr(value, "name", ""))
 
     @property
     def loss(self) -> str:
-        """The loss of outputs without their own; empty if there is none."""
+        """Return the loss of outputs without their own; empty without one."""
         return str(getattr(self.own("loss"), "name", ""))
 
     @property
     def written(self) -> frozenset[tuple[str, str]]:
-        """Block and key of all that is not to be decided."""
+        """Return the block and key of everything that rules must not decide."""
         _, parsed, _ = statements(self.parsed.text, self.file)
         result = {
             (statement.block.name, statement.property.name) for statement in parsed.statements
@@ -200,22 +206,25 @@ class Notation:
 
     @property
     def path(self) -> Path:
-        """The file, from the current folder or beside the script."""
+        """Return the path of the file, from the current folder or beside the script."""
         return Path(place_of(self.file))
 
     def statement_places(self) -> dict[tuple[str, str], int]:
-        """Return where each statement stands, by block and key; a setting of a run also under its long name."""
+        """Return the position of each statement, by block and key.
+
+        A setting of a run also has its full name as a key.
+        """
         _, parsed, _ = statements(self.parsed.text, self.file)
         places = {(statement.block.name, statement.property.name): statement.at for statement in parsed.statements}
         long_names = {("train", ALIASES.get(key, key)): at for (block, key), at in places.items() if block == "train"}
         return places | long_names
 
     def line_of(self, at: int) -> int:
-        """Return the line, from 1, of a place in the text."""
+        """Return the line, from 1, of a character in the text."""
         return self._problems.place(at)[0]
 
     def place(self, key: str) -> str:
-        """File, line and column of a key of the block ``train``, for an error."""
+        """Return file, line and column of a key of the block ``train``, for errors."""
         if key not in self._own and key in self.train_block.at:
             line, column = self._problems.place(self.train_block.at[key])
             return f"{self.file}:{line}:{column}: train:{key}"
@@ -233,20 +242,20 @@ class Notation:
         given: Collection[str] = (),
         trains: bool = True,
     ) -> Notation:
-        """The same with all decided that is open.
+        """Return a copy with decisions for all open keys.
 
         Args:
-            x: Inputs of training, as Keras takes them; None if they are not in memory.
-            y: Labels, likewise.
+            x: The training inputs in a structure that Keras accepts; None if they are not in memory.
+            y: The training labels in a structure that Keras accepts; None if they are not in memory.
             validation: Whether there is validation data.
             weighted: Whether samples have weights.
-            given: Settings of a run that are not to be decided.
-            trains: Whether it is to be trained, and not only tested.
+            given: The settings of a run that rules must not decide.
+            trains: Whether the model is trained, not only tested.
 
-        A model of Keras that is there already is kept, and what would make it another one is not decided.
+        An existing Keras model is kept. Keys that would change it are not decided.
 
         Raises:
-            AppError: Model and labels do not go together, or nothing can be decided.
+            AppError: The labels do not fit the model, or a key cannot be decided.
             DatasetError: Samples have another shape than an input.
             NotationError: A key has no effect without validation data.
         """
@@ -294,7 +303,7 @@ class Notation:
         return {head.name: self.loss_of(head)[0] for head in self.parsed.graph.heads}
 
     def loss_of(self, head: ModelOutput) -> tuple[str, dict[str, float]]:
-        """Name of an output's loss, and its factors."""
+        """Return the name of an output's loss, and the loss's factors."""
         said = {key: self.values.get((head.block, key)) for key in ("delta", "gamma", "alpha")}
         factors = dict(head.factors) | {key: float(value) for key, value in said.items() if value is not None}
         return head.loss or self.values.get((head.block, "loss"), "") or self.loss, factors
@@ -303,12 +312,12 @@ class Notation:
 
     @property
     def made(self) -> Any:
-        """The model of Keras, if it was made; else None."""
+        """Return the Keras model if it is built, else None."""
         return self._made
 
     @property
     def keras(self) -> Any:
-        """The model of Keras, made at the first time; compiled once something was decided."""
+        """Return the Keras model, built on first use, and compiled after keys were decided."""
         if self._made is None:
             from ddlf.extras.text.conversion.build import build, initial_of, scaling_of
 
@@ -322,10 +331,10 @@ class Notation:
         return self._made
 
     def compiled(self) -> Any:
-        """The model of Keras, compiled.
+        """Return the compiled Keras model.
 
         Raises:
-            NotationError: Keras refuses something.
+            NotationError: Keras refuses a value.
         """
         from ddlf.extras.text.training.compiled import compile
 
@@ -339,7 +348,7 @@ class Notation:
 
     @property
     def patience(self) -> int | None:
-        """The number of epochs without progress that ends training, or None."""
+        """Return the number of epochs without progress that ends training, or None."""
         value = self.own("patience")
         return getattr(value, "value", None)
 
@@ -405,21 +414,21 @@ class Notation:
 
         Raises:
             NotationError: No input has such a name.
-            DatasetError: An array is none that the input takes.
+            DatasetError: An array does not fit its input.
         """
         return self.keras.predict(self._taken(inputs)[0], verbose=0)
 
     def test(self, inputs: Any, outputs: Any) -> dict[str, float]:
-        """Loss and metrics by name.
+        """Return loss and metrics by name.
 
         Args:
-            inputs: As ``run`` has them.
+            inputs: An array with a row for each sample, or a dict by the names of the inputs.
             outputs: The expected outputs: an array, or a dict by the names of the outputs.
 
         Raises:
             NotationError: No input or output has such a name.
-            DatasetError: An array is none that the input or output takes.
-            AppError: Labels do not go with an output.
+            DatasetError: An array does not fit its input or output.
+            AppError: The labels do not fit an output.
         """
         x, y = self._taken(inputs, outputs)
         model = self.be_compiled(x, y, validation=False, trains=False)
@@ -435,23 +444,23 @@ class Notation:
         batch_size: int | None = None,
         seed: int | None = None,
     ) -> dict[str, list[float]]:
-        """Train on this machine with Keras's ``fit``; what is not written is decided by these arrays, and is in ``decisions``.
+        """Train on this machine with Keras's ``fit``. The arrays decide the open keys; ``decisions`` lists the results.
 
         Args:
-            inputs: As ``run`` has them.
-            outputs: As ``test`` has them.
-            validation: Inputs and outputs that are tested after each epoch.
+            inputs: An array with a row for each sample, or a dict by the names of the inputs.
+            outputs: The expected outputs: an array, or a dict by the names of the outputs.
+            validation: Inputs and outputs to test after each epoch.
             epochs: The number of epochs; by default that of the text, else 10.
             batch_size: By default that of the text, else 32.
             seed: The seed of first weights and order; by default that of the text, else 0. It has no effect on an existing model.
 
         Returns:
-            A list for loss and each metric, with a value for each epoch.
+            A dict of lists. Loss and each metric have a list with a value for each epoch.
 
         Raises:
-            NotationError: As ``test``.
-            DatasetError: Likewise.
-            AppError: Labels do not go with an output, or what the text says has no effect on these arrays.
+            NotationError: No input or output has such a name.
+            DatasetError: An array does not fit its input or output.
+            AppError: The labels do not fit an output, or a key of the text has no effect on these arrays.
         """
         import keras
 
@@ -469,7 +478,7 @@ class Notation:
                     hint="leave one of both out",
                 )
             every = max(round(1 / fraction), 2)
-            (x, x_val), (y, y_val) = held_out(x, every), held_out(y, every)  # as a run does
+            (x, x_val), (y, y_val) = held_out(x, every), held_out(y, every)  # like a run
             validation = (x_val, y_val)
 
         def setting(name: str, given: Any = None) -> Any:
@@ -503,7 +512,7 @@ class Notation:
         return {name: [float(value) for value in values] for name, values in history.items()}
 
     def be_compiled(self, x: Any, y: Any, *, validation: bool, trains: bool = True) -> Any:
-        """The model that is trained, compiled; decides what is open when that is done for the first time."""
+        """Return the compiled model to train. The first call decides the open keys."""
         if self._trained is None and (self._made is None or not self._made.compiled):
             settled = self.settled(x, y, validation=validation, trains=trains)
             settled.compiled()
@@ -511,7 +520,7 @@ class Notation:
         return self._made if self._trained is None else self._trained
 
     def _taken(self, inputs: Any, *outputs: Any) -> tuple[Any, Any]:
-        """Inputs, and outputs if they are given, as Keras takes them."""
+        """Return inputs, and outputs if given, in a structure that Keras accepts."""
         texts = [node.name for node in inputs_of(self.parsed.graph) if node.dtype == "string"]
         x = by_names(inputs, self.inputs, "input", self.file, texts)
         y = by_names(outputs[0], self.outputs, "output", self.file) if outputs else {}
@@ -529,11 +538,11 @@ async def check_app(app: App) -> None:
 
 
 def take_notation(app: App) -> None:
-    """Read the text that an app names in ``notation``, and take the settings in it that the app does not set itself.
+    """Read the text that an app names in ``notation``, and apply its settings that the app does not set itself.
 
     Raises:
-        NotationError: Something is wrong in it.
-        AppError: It is no text.
+        NotationError: The text has mistakes.
+        AppError: ``notation`` is not the path of a text.
     """
     given = app.notation
     if isinstance(given, str | Path):
@@ -548,12 +557,12 @@ def take_notation(app: App) -> None:
 
 
 def _says(app: App, name: str) -> bool:
-    """Tell whether an app sets a setting itself."""
+    """Return whether an app sets a setting itself."""
     return name in vars(app) or any(name in vars(kind) for kind in type(app).__mro__ if kind.__module__ != "ddlf.app")
 
 
 def not_open(app: App) -> list[str]:
-    """Return the settings of a run that no rule decides for an app: those that it sets, and those that contradict them."""
+    """Return the settings that rules must not decide for an app: those it sets, and those in conflict with them."""
     names = [name for name in OF_RUNS if _says(app, name)]
     check = SETTINGS["rate_decay"].check
     if check("rate_decay", app.rate_decay) != check("rate_decay", "never"):
@@ -561,12 +570,12 @@ def not_open(app: App) -> list[str]:
     if any(kind.__name__ in SET_RATES for callback in app.callbacks for kind in type(callback).__mro__):
         names.append("schedule")
     if not MODE.kind(app.mode).keeps_optimizer:
-        names.append("clip")  # rolling clipping goes by the norms of earlier steps
+        names.append("clip")  # rolling clipping uses the norms of earlier steps
     return names
 
 
 def take_decided(app: App, notation: Notation) -> None:
-    """Set on an app the settings of a run that were decided."""
+    """Set the decided settings of a run on an app."""
     for decision in notation.decisions:
         if decision.block == "train" and decision.key in OF_RUNS:
             setattr(app, decision.key, notation.settings[decision.key])

@@ -1,4 +1,4 @@
-"""The bytes of a text: the file on the master, the master's bytes on a worker. Imports nothing heavy."""
+"""Reads the bytes of a text. On a worker, they are the master's. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -11,20 +11,24 @@ from typing import Any
 from ddlf.errors import NotationError
 
 SUFFIX, WEIGHTS = ".nnm", ".safetensors"
-"""The suffixes of a text, and of a file with weights and their text. A worker only gets the text; weights come with each round."""
+"""The suffixes of a text, and of a file with weights and text.
+
+A worker only gets the text; rounds bring the weights.
+"""
 
 ask: Callable[[str], Any] | None = None
-"""In an executor: asks the master for the text with a name; None also where nobody answers."""
+"""In an executor: the function that asks the master for a text. It returns None if there is no answer."""
 
 
 def text_of(path: Path | str) -> bytes:
     """Return the bytes of a text.
 
     Args:
-        path: As the program has it: from the current folder, or from that of the script. On a worker also a file with weights.
+        path: The path in the program, relative to the current folder or the script's folder. On a worker, also a file
+            with weights.
 
     Raises:
-        NotationError: There is none.
+        NotationError: The text does not exist.
     """
     from ddlf.extras.text.language.model import read_bytes
 
@@ -47,7 +51,7 @@ def text_of(path: Path | str) -> bytes:
 
 
 def begin_executor(ask_master: Callable[[str, str], Any]) -> None:
-    """Read texts from the master from now on."""
+    """Make this executor read texts from its master."""
     global ask
 
     def ask_for_text(name: str) -> Any:
@@ -57,12 +61,14 @@ def begin_executor(ask_master: Callable[[str, str], Any]) -> None:
 
 
 def answer(kind: str, name: str, folders: Sequence[Path]) -> bytes | None:
-    """Return the text that a worker asks for, if it is below one of the folders; from a file with weights only its text.
+    """Return the text that a worker asks for, if it is below one of the folders.
+
+    From a file with weights, return only the text.
 
     Args:
         kind: The kind of question; only ``"text"`` is answered.
-        name: The path as the program has it.
-        folders: Resolved.
+        name: The path in the program.
+        folders: The resolved paths of the allowed folders.
     """
     from ddlf.extras.text.language.model import read_bytes
 
@@ -81,7 +87,7 @@ def answer(kind: str, name: str, folders: Sequence[Path]) -> bytes | None:
 
 
 def place_of(path: Path | str) -> Path:
-    """Where a text is that a program names: from the current folder, else beside the script."""
+    """Return the path of a text that a program names, from the current folder, else beside the script."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     folders = [*([Path(script).parent] if script else []), *map(Path, sys.path[:1])]
     beside = [folder / path for folder in folders if (folder / path).is_file()]
