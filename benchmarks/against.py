@@ -1,10 +1,12 @@
-"""Is it slower than it was? This tree beside another commit of it, in turns.
+"""Compare the speed of this version with another commit, in turns.
 
     python -m benchmarks.against COMMIT [--only rpc|training] [--repeats 12]
 
-Each repeat runs, with the code of either, a process that starts workers and measures: small calls one at a time and 100 in flight, arrays of
-2.06 and 100 MB there and back; and, with two workers, rounds of synchronous training of the MNIST CNN. The ratio is this tree's time over the
-other's, the median of those within each repeat, with their quartiles. The measuring code is this tree's for both, so it uses what both have.
+Each repeat starts one process with the code of each version. A process starts workers and measures small calls (one at
+a time, and 100 in flight), arrays of 2.06 and 100 MB that go to a worker and back, and rounds of synchronous training
+of the MNIST CNN on two workers. A ratio is this version's time divided by the other's. The output is the median of the
+ratios within each repeat, with quartiles. Both versions run the measuring code of this version, so it only uses
+functions that both have.
 """
 
 from __future__ import annotations

@@ -1,11 +1,15 @@
-"""How soon each asynchronous rule reaches an accuracy, on a clock that is simulated: the study behind the default of ``train_async``.
+"""Measure how soon each asynchronous rule reaches an accuracy, on a simulated clock.
 
     python -m benchmarks.arrivals [--data digits|mnist|cifar10] [--rules published,fedasync] [--slots 4] [--slow 1] [--samples 4000] [--epochs 8]
                                   [--batch-size 64] [--rate 0.05] [--target 0.9] [--seeds 5] [--json FILE]
 
-Models are trained and rules are DDLF's own, in one process; only which update comes when is computed: a slot takes a time in proportion to its
-samples, up to a tenth longer by chance, and ``--slow`` times as long on the last slot. The unit is what a slot takes for its part of the samples.
-Every rule has the same seeds: first weights, parts, times. Twice in a unit the weights are tested; between two tests accuracy is a straight line.
+The default of ``train_async`` is based on this benchmark. It trains real models with DDLF's own rules, in one process.
+Only the order of arrivals is simulated. The time of a slot is proportional to its samples, plus up to a tenth at
+random. ``--slow`` multiplies the time of the last slot. The unit of time is the time that a slot needs for its part of
+the samples.
+
+With the same seed, all rules get the same initial weights, parts and times. The benchmark tests the weights twice in
+each unit, and interpolates the accuracy linearly between two tests.
 """
 
 from __future__ import annotations

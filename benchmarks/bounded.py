@@ -1,15 +1,16 @@
-"""Whether the memory for data is kept to: what training grows by, and pictures of many times the memory that the kernel lets a worker have.
+"""Check that training stays within its memory limit for data.
 
     python -m benchmarks.bounded growth [--caps 32,128,512] [--times 4]
     python -m benchmarks.bounded group [--gib 15] [--limit-mib 1536] [--folder /tmp]       # as root, on Linux
 
-``growth``: the app of ``apps/big_images.py`` trains on data of several times each cap (``data_memory``, MiB), a process of its own each. The
-memory of its own (``RssAnon``, and shared; not files that are mapped, which the kernel takes back when it likes) at its highest, beyond that of a
-run whose data is one batch, over the cap: at most 1.1. Both ways to read: a window of files that fits into half of the cap is held; of a larger
-one rows are read from the disk.
+``growth`` trains the app of ``apps/big_images.py`` on data that is several times as large as each cap (``data_memory``,
+in MiB), each in its own process. It takes the highest private and shared memory (``RssAnon``; mapped files do not
+count, because the kernel can reclaim them). From this it subtracts the memory of a run with only one batch of data, and
+divides by the cap. The result must be at most 1.1. Both ways of reading are tested: a window of files that fits into
+half of the cap is read into memory, and the rows of a larger window are read from the disk.
 
-``group``: two workers, each with TensorFlow in a control group of its own with that limit, train one epoch on so many GiB. What to see: no
-process was killed, no worker was lost, each sample was trained on once.
+``group`` has two workers with TensorFlow, each in its own control group with that memory limit. They train one epoch on
+so many GiB. The kernel must kill no process, no worker may be lost, and each sample must be trained on once.
 """
 
 from __future__ import annotations

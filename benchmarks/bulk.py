@@ -1,8 +1,11 @@
-"""What a large array costs in memory: ``python -m benchmarks.bulk [--megabytes 500] [--json FILE]``. Linux.
+"""Measure how much memory the transfer of a large array needs: ``python -m benchmarks.bulk``. Linux.
 
-One worker; an array goes there, then another comes back. The peak of each process is its own high-water mark (VmHWM), set back before each
-transfer. Then one of a tenth of the size to several workers at once and back from each. Then arrays that are odd: empty, of one byte, of
-2 GiB + 1, and 20,000 small ones in one call.
+    python -m benchmarks.bulk [--megabytes 500] [--json FILE]
+
+First an array goes to one worker, and another one comes back. The peak of each process is its high-water mark (VmHWM),
+which is reset before each transfer. Then an array of a tenth of this size goes to several workers at once, and one
+comes back from each. The last part has unusual arrays: empty, of one byte, of 2 GiB + 1 bytes, and 20,000 small ones in
+one call.
 """
 
 from __future__ import annotations

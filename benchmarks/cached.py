@@ -1,15 +1,16 @@
-"""Reading a data set of a web server through a cache that holds a fifth of it: what of it is fetched, and what that costs the processor.
+"""Measure reading from a web server through a cache for a fifth of the data: traffic and processor time.
 
     python -m benchmarks.cached [--mb 63] [--files 12] [--epochs 5] [--repeats 5] [--part 0.2]
 
-The server is a process of its own on this machine, so next to nothing is gained by a hit; nothing is trained. In turns:
+The server is a separate process on this machine, so a cache hit saves almost no time. The benchmark trains nothing. It
+measures these caches in turns:
 
 - ``none``: no cache
-- ``part``: a cache of that part of the data
-- ``oldest``: the same, whose file that was used longest ago goes, whatever it is of, as in most caches
+- ``part``: a cache for this part of the data
+- ``oldest``: the same cache, but it always removes the file that was unused for the longest time, as most caches do
 
-``fetched`` are the files of all epochs that came from the server, of files times epochs. CPU seconds are those of the reading process, kernel
-included.
+``fetched`` is the number of files that came from the server, divided by files times epochs. CPU seconds are those of
+the reading process, with the kernel's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What a small call costs the processor: ``python -m benchmarks.call [--calls 2000] [--repeats 15]``.
+"""Measure the processor time of a small call: ``python -m benchmarks.call [--calls 2000] [--repeats 15]``.
 
-Master and worker in this one process and on one event loop, connected by a socket: no process is woken, so the figures repeat within some 2 %,
-and a change of a microsecond shows. It is the sum of both sides. asyncio's streams do the same echo for comparison. Hold it on a core
-(``taskset -c 1``), and compare two versions in turns.
+Master and worker run in this process, on one event loop, and are connected by a socket. No process has to wake up, so
+the figures repeat within some 2 %, and show a change of one microsecond. The time is the sum of both sides. An echo
+over asyncio's streams is measured for comparison. Run the benchmark on one core (``taskset -c 1``), and compare two
+versions in turns.
 """
 
 from __future__ import annotations

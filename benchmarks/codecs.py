@@ -1,8 +1,9 @@
-"""Fewer bytes: what codecs of updates and weights save, and what they cost in accuracy.
+"""Measure how many bytes codecs of updates and weights save, and how much accuracy they cost.
 
     python -m benchmarks.codecs [--rounds 10] [--seeds 3] [--samples 60000]
 
-Every variant trains the published CNN on MNIST with the same seeds; accuracy is on the test data, mean and spread over seeds.
+Every variant trains the published CNN on MNIST with the same seeds. The accuracy is on the test data: mean and spread
+over the seeds.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
-"""What byte compressors do to trained weights and to an update: ``python -m benchmarks.compressors``.
+"""Measure how well byte compressors compress trained weights and an update: ``python -m benchmarks.compressors``.
 
-The published table compares none, bz2, gzip, lz4, lzma and zlib on the CNN's weights; zstd is added, and
+The published table compares none, bz2, gzip, lz4, lzma and zlib on the weights of the CNN. This benchmark adds zstd and
+these inputs:
 
-- an *update*, what one local epoch changed: this is what travels back each round;
-- int8 codes of it, as DDLF's codec makes them: compare what a codec saves with what a compressor saves;
-- a *byte shuffle*: all first bytes of the float32 values, then all second ones, and so on, so that sign and exponent, which repeat, stand together.
+- an *update*: the change of the weights by one local epoch, which a worker sends back in each round;
+- the int8 codes of the update by DDLF's codec, to compare a codec with a compressor;
+- a *byte shuffle*: the first bytes of all float32 values, then all second bytes, and so on. So the bytes with sign and
+  exponent, which often repeat, are neighbours.
 
-Speeds are of one thread, in MB/s of uncompressed bytes, the best of several runs. lz4 and zstandard come with ``pip install ddlf[bench]``.
+Speeds are in MB/s of uncompressed bytes, for one thread, the best of several runs. ``pip install ddlf[bench]`` installs
+lz4 and zstandard.
 """
 
 from __future__ import annotations

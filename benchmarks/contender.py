@@ -1,7 +1,7 @@
-"""All contenders by name, and one run of one of them: ``python -m benchmarks.contender NAME WORKLOAD``, each in a process of its own.
+"""Run one contender in its own process: ``python -m benchmarks.contender NAME WORKLOAD``.
 
-The last line it prints is a JSON object: ``seconds``, ``startup_s``, ``accuracy``, ``bytes_out``, ``bytes_back``, ``curve`` (pairs of seconds and
-accuracy) and ``notes``. What the times mean is said in ``benchmarks.workload``.
+The last line of the output is a JSON object: ``seconds``, ``startup_s``, ``accuracy``, ``bytes_out``, ``bytes_back``,
+``curve`` (pairs of seconds and accuracy) and ``notes``. The module ``benchmarks.workload`` explains the times.
 """
 
 from __future__ import annotations

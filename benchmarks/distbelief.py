@@ -1,14 +1,16 @@
-"""What a round of the sharded exchange takes on limited links, beside the star and torch: ``python -m benchmarks.distbelief [--quick]``.
+"""Measure a round of the sharded exchange on limited links, beside the star and torch.
 
-Each machine, the master's too, is a network namespace with a link of its own to one switch (``benchmarks.network``; Linux, root). Workers are
-real daemons and executors, the master is a real run; only what ``fit`` would compute is made up (``benchmarks.stand_in``), so a round is nothing but
-its exchange. The bound is what has to go over a link, divided by its rate: ``2 (K - 1) / K`` times the model for shards, and ``2 K`` times the model
-for the master of the star, whose weights go out before updates come back.
-
+    python -m benchmarks.distbelief [--quick]
     python -m benchmarks.distbelief --parameters 1e6,1e7 --rate 50mbit --ways sharded,gloo --torch VENV/bin/python
 
-The first round of each training is not counted, nor the one after which the master gets the model. Bytes are those of the cables, as the kernel
-counts them; links rest between rounds while the counters are read.
+Each machine, and also the master's, is a network namespace with its own link to one switch (``benchmarks.network``;
+Linux, root). Workers are real daemons and executors, and the master runs a real training. Only the computation of
+``fit`` is replaced (``benchmarks.stand_in``), so a round consists of its exchange. The bound is the number of bytes
+that must pass a link, divided by its rate. For the sharded exchange these are ``2 (K - 1) / K`` models. For the master
+of the star they are ``2 K`` models, because its weights go out before updates come back.
+
+Two rounds of each training do not count: the first one, and the one after which the master gets the model. Bytes are
+counted by the kernel at the cables. The links are idle between rounds while the counters are read.
 """
 
 from __future__ import annotations

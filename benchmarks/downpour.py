@@ -1,14 +1,17 @@
-"""What many replicas of Downpour SGD learn with each rule of the shards, in one process: the rules are DDLF's, only who comes when is drawn.
+"""Measure how well many replicas of Downpour SGD learn with each push rule, in one process.
 
     python -m benchmarks.downpour xor [--seeds 200] [--hidden 4] [--rate 12] [--rules plain,aware] [--orders random,turns]
     python -m benchmarks.downpour mnist [--seeds 3] [--replicas 16] [--rules plain,default] [--rate 0.2] [--samples 60000]
     python -m benchmarks.downpour mnist --seeds 1 --samples 6000 --hidden 32      # the short form
 
-A replica fetches, computes the gradient of one batch, and pushes it; between its fetch and its push others push, so that it is stale. In ``random``
-order every push is that of a replica drawn anew, in ``turns`` they come one after the other. NumPy stands in for Keras.
+The rules are DDLF's own, and NumPy replaces Keras. Only the order of the replicas is simulated. A replica fetches
+weights, computes the gradient of one batch, and pushes it. Between its fetch and its push other replicas push, so its
+gradient is stale. In ``random`` order each push comes from a replica that is drawn at random. In ``turns`` the replicas
+push one after another.
 
-``xor`` is the classic demo: 25 replicas, batches of one example, one pass over 50,000 that are cut among them. It counts the seeds whose four outputs
-end within 0.1 of their targets. ``mnist`` is 784-100-10 with relu, one pass in batches of 32, and gives the test accuracy in percent; each rule has
+``xor`` is the classic demo: 25 replicas, batches of one example, and one pass over 50,000 examples that are divided
+among the replicas. It counts the seeds whose four outputs end within 0.1 of their targets. ``mnist`` trains a network
+of 784-100-10 units with relu, in one pass with batches of 32, and prints the test accuracy in percent. Each rule has
 the rate that is best for one replica.
 """
 

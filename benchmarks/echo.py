@@ -1,4 +1,4 @@
-"""The servers of the peers that ``benchmarks.rpc`` compares with. Runs as ``python -m benchmarks.echo KIND`` and prints its port."""
+"""Servers of the peers for ``benchmarks.rpc``. ``python -m benchmarks.echo KIND`` starts one and prints its port."""
 
 from __future__ import annotations
 

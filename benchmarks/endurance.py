@@ -1,9 +1,9 @@
-"""Many rounds: a worker's memory does not grow and nothing is compiled again.
+"""Check that over many rounds a worker's memory does not grow, and that Keras compiles nothing again.
 
     python -m benchmarks.endurance [--rounds 50] [--samples 12000]
 
-Prints each worker's resident memory after round 5 and after the last one, and how often TensorFlow traced the training step after the first and after
-the last round.
+The output has each worker's resident memory after round 5 and after the last round. It also has the number of times
+that TensorFlow traced the training step, after the first and after the last round.
 """
 
 from __future__ import annotations

@@ -1,9 +1,13 @@
-"""What the exchange needs of memory beside local training: ``python -m benchmarks.footprint [--parameters 1e8] [--workers 4]``. Linux.
+"""Measure how much memory the exchange needs, beside local training. Linux.
 
-A dense model of Keras is trained for some rounds by local workers, each way in processes of its own: by plain ``fit`` in one process, which is
-what local training itself takes, by a star, and sharded. Shown is the most that any worker, and the master, had at any moment beyond what it
-had with Keras imported, in models (four bytes for each parameter). The kernel counts the most of a process since it was told to begin
-(``/proc/PID/clear_refs``). Of the master there is also what it had before the last round ended, when it gets the model.
+    python -m benchmarks.footprint [--parameters 1e8] [--workers 4]
+
+The benchmark trains a dense Keras model for some rounds in three ways, each in its own processes: by plain ``fit`` in
+one process, with the star exchange on local workers, and with the sharded exchange. Plain ``fit`` shows how much memory
+local training itself needs. The output is the peak memory of any worker, and of the master, minus its memory after the
+import of Keras. The unit is one model (four bytes for each parameter). The kernel measures the peak of a process from a
+reset on (``/proc/PID/clear_refs``). The master gets the model at the end of the last round, so its peak before that is
+also shown.
 """
 
 from __future__ import annotations

@@ -1,10 +1,14 @@
-"""How far honest updates of one round are from each other: what the limits of ``ddlf.algorithms.update_check`` must let pass.
+"""Measure how much honest updates of one round differ. The limits of ``ddlf.algorithms.update_check`` must accept them.
 
     python -m benchmarks.honest [--rounds 10] [--samples 6000] [--only digits-sgd]
 
-Each setting trains as in ``train_sync``, without a network, with partitions from equal to as unequal as 90:7:2:1. A line gives, over all rounds and
-slots: the longest and shortest norm against the median of the others, after allowing for the samples; the lowest median cosine with the others
-where they agree among themselves (by over 0.3) and anywhere; the share of updates whose sign flip would be found; the updates rejected by default.
+Each setting trains like ``train_sync``, but without a network, with partitions from equal to 90:7:2:1. A line of the
+output has these figures over all rounds and slots:
+
+- the longest and the shortest norm, relative to the median of the other slots, corrected for the number of samples;
+- the lowest median cosine with the other slots, where these agree with each other (by more than 0.3), and anywhere;
+- the share of updates with a sign flip that the check would find;
+- the number of updates that the default limits reject.
 """
 
 from __future__ import annotations

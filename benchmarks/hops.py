@@ -1,12 +1,14 @@
-"""How many files of DDLF one synchronous round and one push pass through, on the master and on workers.
+"""Count the files of DDLF that one synchronous round and one push pass through, on the master and on workers.
 
     python -m benchmarks.hops [--list] [--inside FUNCTION]
 
-The round: two workers on this machine, exchange ``star``, rule ``mean``, no codec, traced with ``sys.setprofile`` from one commit to the
-next. The push: one replica of Downpour whose shard is on another worker, with a push after each batch and no fetch. On the worker that
-pushes, the trace has its event loop, and of its compute thread what ``FUNCTION``, the end of a batch, calls; on the other worker it has
-the event loop. The output counts the distinct files and functions of ``ddlf`` in which a call began. Heartbeats, events and reads of a
-property count as well. Only the calls that collect the trace are left out.
+The round has two workers on this machine, the exchange ``star``, the rule ``mean`` and no codec. ``sys.setprofile``
+traces it from one commit to the next. The push is from one replica of Downpour whose server is on another worker, with
+a push after each batch and no fetch. On the pushing worker, the trace contains its event loop, and the calls of
+``FUNCTION``, the end of a batch, in its compute thread. On the other worker it contains the event loop.
+
+The output counts the different files and functions of ``ddlf`` in which a call began. Heartbeats, events and reads of
+properties count, too. Only the calls that collect the trace do not count.
 """
 
 from __future__ import annotations

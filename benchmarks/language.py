@@ -1,13 +1,15 @@
-"""DiLoCo on a small language model: the loss after equal samples, and how many bytes were exchanged for it.
+"""Train a small language model with DiLoCo: measure the loss after the same samples, and the exchanged bytes.
 
     python -m benchmarks.language [--epochs 3] [--steps 64] [--width 64] [--batch-size 8] [--rate 6e-3] [--rate-averaged 6e-3]
                                   [--outer nesterov:0.9,0.6] [--only diloco streaming]
 
-A transformer of two blocks reads the help texts that come with Python, byte by byte. What all are held against is per-step averaging of
-gradients over four slots, computed by what it equals: one process with the batches of all slots together. Its bytes are those of an exchange of
-all weights in each step. The others are runs with four slots, all carried by one worker, with AdamW that stays with its slot and a rate that
-falls by a cosine, with bytes as counted on the connection. *Peak* is the largest exchange but the first, which brings all weights, and the last,
-with which all fragments come back.
+A transformer of two blocks reads Python's help texts byte by byte. The reference averages the gradients of four slots
+in each step. It is computed as one process with the batches of all slots together, which gives the same result. Its
+bytes are those of an exchange of all weights in each step.
+
+The other runs have four slots on one worker. AdamW stays with its slot, its rate falls by a cosine, and the bytes are
+counted on the connection. *Peak* is the largest exchange except two: the first one sends all weights, and the last one
+returns all fragments.
 """
 
 from __future__ import annotations

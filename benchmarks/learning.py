@@ -1,16 +1,21 @@
-"""How soon each way to train together reaches an accuracy: in seconds, in samples and in bytes.
+"""Measure how soon each way of training on several machines reaches an accuracy, in seconds, samples and bytes.
 
     python -m benchmarks.learning [--data digits|mnist|cifar10|text] [--rules average,gradient,diloco-10] [--target 0.95] [--epochs 4] [--samples N]
                                   [--batch-size 64] [--workers 2] [--seeds 3] [--link 100] [--plot learning.svg] [--json FILE] [--quiet FILE]
 
-Ways take turns, seed by seed. Some twenty times in a run the weights are kept, and tested when it is over: the first that reach the target count.
-Of the text, which a small transformer reads with Adam, the accuracy is that of the next byte. The file of ``--json`` is written after each run;
-what it has already is not run again, so a study goes on where it was interrupted, and is shown anew with another target or link.
-Seconds are those of rounds, the first of which, where Keras compiles, counts as the median one. So what is read is the ratio to the first way. On
-a busy machine they say little: those of ``--quiet``, the file of a study that ran alone and may be short (``--epochs 1 --looks 1 --seeds 1``), are
-instead the samples times what a sample took there in the same way, and those on a link are computed of its cost of one.
-Those on a link are computed: the samples of a worker, each at the median cost of one in all rounds of local training of the first way, and all
-bytes one after the other through the master's link of so many Mbit/s. They leave out what a step costs beside its samples and its bytes.
+The ways run in turns, seed by seed. Each run keeps its weights about twenty times and tests them at its end. The first
+weights that reach the target count. For text, a small transformer trains with Adam, and the accuracy is that of the
+next byte. The file of ``--json`` is written after each run. The benchmark does not repeat runs that the file has, so an
+interrupted study continues, and can be shown again with another target or link.
+
+Seconds are the seconds of the rounds. The first round, in which Keras compiles, counts as the median round. Read the
+ratio to the first way. On a busy machine, seconds are not reliable. For this case ``--quiet`` names the file of a study
+that ran alone, and may be short (``--epochs 1 --looks 1 --seeds 1``). Seconds are then the samples times the time of a
+sample in that study.
+
+Seconds on a link are computed: the samples of a worker, each at the median time of a sample in the first way's local
+training, plus all bytes one after another through the master's link of so many Mbit/s. They do not contain other costs
+of a step.
 """
 
 from __future__ import annotations

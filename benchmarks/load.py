@@ -1,8 +1,9 @@
-"""Whether a worker answers while it works: ``python -m benchmarks.load [--seconds 5] [--json FILE]``.
+"""Measure whether a worker answers while it works: ``python -m benchmarks.load [--seconds 5] [--json FILE]``.
 
-Round trips of ``ping`` and of ``status`` to the daemon, one every 5 ms, while nothing runs, while a method computes on every core, while arrays of
-100 MB go to and fro on the data connection, and while an app trains on every core. The master that asks is the one that sends and receives the
-arrays, and the one whose app trains.
+The benchmark measures the round trips of ``ping`` and ``status`` to the daemon, one every 5 ms. It measures them on an
+idle worker, while a method computes on every core, while arrays of 100 MB travel in both directions on the data
+connection, and while an app trains on every core. The same master sends the requests, transfers the arrays and trains
+the app.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
-"""How near to its ideal time a map comes, beside what people would use instead: ``python -m benchmarks.map [--only ddlf] [--compute] [--json FILE]``.
+"""Compare a map with its ideal time, and with alternatives: ``python -m benchmarks.map``.
 
-Items of 1 to 50 ms, drawn once, and four times as many of 1 ms. By default they sleep, so that four workers can be kept busy on a machine of two
-cores; with ``--compute`` they use the processor. The ideal is the sum of all items divided by the workers. Contenders are started once and kept; each
-repeat measures all of them in turn, beginning with another one each time, and each result is looked at.
+    python -m benchmarks.map [--only ddlf] [--compute] [--json FILE]
+
+The items take 1 to 50 ms, drawn once, and in a second case four times as many items take 1 ms. By default an item
+sleeps, so a machine of two cores can keep four workers busy. With ``--compute`` items use the processor. The ideal is
+the sum of all items divided by the number of workers. Each contender starts once and stays. Each repeat measures all
+contenders in turn, beginning with a different one, and checks each result.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Interleaved repeats, their medians with spread, and tables of them. Pure, but for ``run_child``.
+"""Run interleaved repeats, and print their medians with spread as tables. Pure functions, except ``run_child``.
 
-A shared machine is slow for a minute and fast for the next. So contenders take turns: each repeat runs every one of them once, and what is compared
-is the ratio within one repeat, whose median over the repeats is shown. Repeats begin with another contender each time.
+The speed of a shared machine changes from minute to minute. So the contenders take turns: each repeat runs every
+contender once. The benchmark computes a ratio within each repeat, and shows the median of these ratios. Each repeat
+begins with a different contender.
 """
 
 from __future__ import annotations

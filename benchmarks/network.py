@@ -1,7 +1,9 @@
-"""Machines at one switch, each with a limited link, on this computer: network namespaces. Linux, root; the computer's own network is not touched.
+"""Network namespaces that act as machines at one switch, each with a limited link. Linux, root.
 
-Every machine has one cable to the switch, limited in both directions by ``tbf`` of the kernel: frames count with their headers, so of 200 Mbit/s at
-most 191 are what programs send. The counters of the cables are the kernel's own.
+They do not touch the computer's own network.
+
+Every machine has one cable to the switch. The kernel's ``tbf`` limits both directions. Headers of frames count, so
+programs can send at most 191 of 200 Mbit/s. The kernel counts the bytes of the cables.
 """
 
 from __future__ import annotations

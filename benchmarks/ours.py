@@ -1,4 +1,4 @@
-"""DDLF itself as a contender: an app that ships with it, on local workers, with the defaults of a user's run. Runs as the master."""
+"""DDLF as a contender: one of its apps on local workers, with the defaults of ``ddlf run``. Runs on the master."""
 
 from __future__ import annotations
 

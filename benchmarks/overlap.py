@@ -1,11 +1,14 @@
-"""Whether replicas of Downpour SGD compute while gradients and weights travel: ``python -m benchmarks.overlap``. Linux, root.
+"""Measure whether replicas of Downpour SGD compute while gradients and weights travel. Linux, root.
 
-Each machine is a network namespace with a limited link (``benchmarks.network``). Workers are real daemons and executors, shards, fetches and pushes
-are the real ones, with one fetch and one push for each step; computing is made up: it takes a time and no processor. Three trainings::
+    python -m benchmarks.overlap
 
-    transfer     nobody computes: what a cycle takes to travel
-    both         each replica computes as long as that takes
-    one slow     so, but one replica computes three times as long; the cycles are those of the others
+Each machine is a network namespace with a limited link (``benchmarks.network``). Workers are real daemons and
+executors. Servers, fetches and pushes are real, with one fetch and one push for each step. Only the computation is
+replaced: it takes time but no processor. There are three trainings::
+
+    transfer     no replica computes; the time of a cycle is the time of its transfers
+    both         each replica computes for as long as the transfers of ``transfer`` take
+    one slow     like ``both``, but one replica computes three times as long; the cycles of the others are measured
 """
 
 from __future__ import annotations

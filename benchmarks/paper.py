@@ -1,9 +1,12 @@
-"""The comparison of the published paper, in its form: ``python -m benchmarks.paper --epochs 10,20``.
+"""Repeat the comparison of the published paper in its form: ``python -m benchmarks.paper --epochs 10,20``.
 
-Phan and Do 2023 train for 10 to 100 epochs with Spark, with their synchronous and with their asynchronous algorithm, and give time and accuracy
-of each. This does the same with today's DDLF (``sync``, ``async``), with the algorithms as the authors coded them (``published-sync``,
-``published-async``) and with Spark, interleaved and repeated with a seed each. Times are those of ``benchmarks.training``. A row is measured,
-whatever comes out. Spark here is the usual form, whose ``fit`` on arrays can stall; ``--systems spark-tuned,sync,async`` takes the other one.
+Phan and Do 2023 train for 10 to 100 epochs with Spark, and with their synchronous and asynchronous algorithms. They
+report the time and accuracy of each. This benchmark does the same with today's DDLF (``sync``, ``async``), with the
+algorithms as the authors coded them (``published-sync``, ``published-async``) and with Spark. The systems run in turns,
+and each repeat has its own seed. ``benchmarks.training`` defines the times.
+
+Spark runs in its usual form, whose ``fit`` on arrays can stall. ``--systems spark-tuned,sync,async`` uses the tuned
+form.
 """
 
 from __future__ import annotations

@@ -1,12 +1,16 @@
-"""How soon peers that meet reach an accuracy on MNIST, by what they do when they meet: in updates and in seconds, mean and spread over repeats.
+"""Measure how soon peers that meet reach an accuracy on MNIST, for each merge of two peers.
 
     python -m benchmarks.peer_merges [--target 0.97] [--slots 4] [--repeats 4] [--rules "one peer,average,weighted"] [--steps 5] [--epochs 3]
     python -m benchmarks.peer_merges --target 0.3 --samples 3000 --looks 5 --repeats 1 --rules "one peer,average"       # the short form
 
-Model and criterion are those of WebNN (Goin, Cotton, Zhao 2018): two convolutions of 8 and 16 filters, batches of 64, plain SGD; the target is
-reached when the mean of the last 5 validations is. Here peers are slots that meet at the master after some batches, and what is validated after
-some updates is the master's weights, with 2,500 test images. Rules take turns, repeat by repeat. Seconds are those of rounds; the first of each
-slot, where Keras compiles, counts as its median one. Read their ratio to the one peer of the same repeat, which has a core for itself.
+The output is in updates and in seconds, as mean and spread over the repeats. Model and criterion are those of WebNN
+(Goin, Cotton, Zhao 2018): two convolutions of 8 and 16 filters, batches of 64, and plain SGD. The target is reached
+when the mean of the last 5 validations reaches it. Here the peers are slots that meet at the master after some batches.
+Each validation tests the master's weights with 2,500 test images.
+
+The rules run in turns, repeat by repeat. Seconds are the seconds of the rounds. The first round of each slot, in which
+Keras compiles, counts as its median round. Read the ratio to ``one peer`` in the same repeat, which has a core for
+itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What is compared: DDLF and what people would use instead, each one server process that returns what it gets. Runs on the master.
+"""DDLF and its alternatives for calls. Each is one server process that returns its input. Runs on the master.
 
-Every peer answers the same three calls with what its documentation recommends. ``raw`` and ``streams`` are the floor: they have no types, no errors,
-no cancellation and no names of methods.
+Every peer offers the same three calls, in the way that its documentation recommends. ``raw`` and ``streams`` are the
+floor: they have no types, no errors, no cancellation and no method names.
 """
 
 from __future__ import annotations

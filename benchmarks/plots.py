@@ -1,4 +1,7 @@
-"""Figures of ``benchmarks.training`` as PNG: time to accuracy, and speed-up over workers. Needs matplotlib: ``pip install ddlf[bench]``."""
+"""Draw the results of ``benchmarks.training`` as PNG: time to accuracy, and speed-up over workers.
+
+It needs matplotlib: ``pip install ddlf[bench]``.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""How many pushes a second limited links carry: Downpour SGD beside one server of PyTorch's RPC and one of Ray's.
+"""Measure how many pushes a second limited links carry: Downpour SGD, beside PyTorch's RPC and Ray with one server each.
 
     python -m benchmarks.pushes [--ways downpour,torch,ray] [--parameters 1e7] [--workers 8] [--rate 200mbit] [--torch PYTHON] [--ray PYTHON]
 
-Each machine is a network namespace (``benchmarks.network``). Replicas compute nothing: each sends gradients and gets the weights, again and again.
-The master of Downpour, or the server of the others, is on a machine of its own. The bound is what has to go over a link:
-``2 (K - 1) / K`` times the model each way for a push of each of K replicas that have a shard each, and K times the model for one server.
+Each machine is a network namespace (``benchmarks.network``). Replicas compute nothing: each repeatedly sends gradients
+and receives the weights. The master of Downpour, or the single server of the others, is on its own machine. The bound
+is the number of bytes that must pass a link. If each of K workers has a server, a push of every replica moves
+``2 (K - 1) / K`` models over a link in each direction. A single server moves K models.
 """
 
 from __future__ import annotations

@@ -1,13 +1,16 @@
-"""Reading alone, on one core: how many samples a second come as shuffled batches, beside tf.data, WebDataset and Mosaic's streaming.
+"""Measure how many samples a second one core reads as shuffled batches, beside tf.data, WebDataset and Mosaic's streaming.
 
     python -m benchmarks.reading [--others PYTHON] [--repeats 3] [--batch 64] [--arrays 200000] [--pictures 20000]
     python -m benchmarks.reading --quick
 
-``PYTHON`` is the interpreter of an environment that has webdataset, mosaicml-streaming and torch; without it they are left out. What is read:
-uint8 of 28x28, and JPEG pictures of 64x64. Each reader has them in its own files of about 64 MB, on a disk whose cache is warm, and shuffles as
-it usually does. Each run is a process of its own on one core, and goes through the data several times, of which the first does not count; readers
-take turns. DDLF is measured as arrays of NumPy, as the tensors that ``fit`` takes, and with pictures that stayed JPEG in its files and are decoded
-as they are read. Beside the time on the clock is that of the processor, which others on the machine change less.
+``PYTHON`` is the interpreter of an environment with webdataset, mosaicml-streaming and torch. Without it these readers
+are left out. The data is uint8 arrays of 28x28, and JPEG images of 64x64. Each reader has its own files of about 64 MB,
+on a disk with a warm cache, and shuffles in its usual way. Each run is a separate process on one core. It reads the
+data several times, and the first time does not count. Readers run in turns.
+
+DDLF is measured in three ways: as NumPy arrays, as the tensors that ``fit`` receives, and with JPEG images in its files
+that are decoded while they are read. The output has wall time and processor time. Other programs on the machine change
+processor time less.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""What many replicas of Downpour SGD learn on real workers, by rule of the shards and by whose turn it is on a worker.
+"""Measure how well many replicas of Downpour SGD learn on real workers, for each push rule and each order of replicas.
 
     python -m benchmarks.replicas [--seeds 3] [--replicas 16] [--workers 2] [--samples 60000] [--ways downpour,default] [--orders random,turns]
     python -m benchmarks.replicas --seeds 1 --samples 3000 --replicas 4      # the short form
 
-The network is that of ``apps/mnist_distbelief.py``, 784-100-10, with one pass over the samples, and the rates are the best of one replica.
-``benchmarks/downpour.py`` has the same rules without Keras and workers, where only who comes when is drawn. In ``turns`` the replicas that share a
-worker step one after the other instead of being drawn; the workers meet at the shards as it happens.
+The network is that of ``apps/mnist_distbelief.py``, with 784-100-10 units, and trains for one pass over the samples.
+The rates are the best rates of one replica. ``benchmarks/downpour.py`` tests the same rules without Keras and workers,
+in a simulated order. With ``turns``, the replicas of a worker step one after another. With ``random``, they are drawn.
+The order between workers is not controlled.
 """
 
 from __future__ import annotations

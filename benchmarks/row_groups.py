@@ -1,17 +1,18 @@
-"""Training on Parquet files in a bucket beside partition files in the same bucket, and a master that is killed in the middle of an epoch.
+"""Compare training on Parquet files in a bucket with partition files, and kill a master in the middle of an epoch.
 
     python -m benchmarks.row_groups [--gigabytes 3] [--memory 128MiB] [--epochs 2] [--only parquet,partition,killed] [--folder PATH] [--quick]
 
-The bucket is of moto's server, which is started here (``pip install s3fs 'moto[server]'``). Two workers train a small model, so reading is what takes
-the time. Each case has an empty cache: the first epoch fetches all of it, the second finds it on the disk.
+The benchmark starts moto's server for the bucket (``pip install s3fs 'moto[server]'``). Two workers train a small
+model, so reading takes most of the time. Each case begins with an empty cache. The first epoch fetches all data, and
+the second finds the data on the disk.
 
 - ``parquet``: the Parquet files as they are
-- ``partition``: the same samples as partition files of the usual size, which ``ddlf data split`` has made
-- ``killed``: the Parquet files again; the master is killed with SIGKILL in the middle of the first epoch, and the run is resumed. Its weights must
-  have the SHA-256 of ``parquet``
+- ``partition``: the same samples as partition files of the usual size, written by ``ddlf data split``
+- ``killed``: the Parquet files again. SIGKILL ends the master in the middle of the first epoch, and the run is resumed.
+  Its weights must have the SHA-256 of ``parquet``.
 
-Rates are samples per second, first epoch and second. ``workers`` is the most memory of a worker. ``exact`` says that each sample was trained on once
-in each epoch.
+Rates are samples per second in the first and in the second epoch. ``workers`` is the peak memory of a worker. ``exact``
+says that each sample was trained on once in each epoch.
 """
 
 from __future__ import annotations

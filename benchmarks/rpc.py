@@ -1,8 +1,9 @@
-"""How fast a call is, beside what people would use instead: ``python -m benchmarks.rpc [--quick] [--json FILE]``.
+"""Compare the speed of calls with alternatives: ``python -m benchmarks.rpc [--quick] [--json FILE]``.
 
-All peers are started once and kept, on this machine, one server process each. Then each repeat measures every peer in turn, so that a
-disturbance hits all of them; the table shows medians and, in brackets, the range of half the repeats. A ratio is DDLF's time divided by the
-other's, below 1 where DDLF is faster: the median of the repeats' own ratios.
+Each peer is one server process on this machine, which starts once and stays. Each repeat measures every peer in turn,
+so a disturbance affects all of them. The table shows medians and, in brackets, the range of the middle half of the
+repeats. A ratio is DDLF's time divided by the other time, so DDLF is faster if it is below 1. It is the median of the
+ratios within each repeat.
 """
 
 from __future__ import annotations

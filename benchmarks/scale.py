@@ -1,8 +1,11 @@
-"""How one master's work grows with its workers: ``python -m benchmarks.scale [--workers 8,16,32,64] [--simulated 125,250,500,1000] [--json FILE]``.
+"""Measure how the work of one master grows with its workers.
 
-A round sends the same 2.06 MB to every worker, gets as much from each, and merges it. ``--workers`` are real ones on this machine (two
-processes each, no TensorFlow); ``--simulated`` are peers that speak the protocol and do nothing else, many in one process. The time is compared
-with moving the same bytes through one blocking socket pair, and a line is fitted through all sizes: what a worker more costs.
+    python -m benchmarks.scale [--workers 8,16,32,64] [--simulated 125,250,500,1000] [--json FILE]
+
+A round sends the same 2.06 MB to every worker, receives as many bytes from each, and merges them. ``--workers`` are
+real workers on this machine (two processes each, without TensorFlow). ``--simulated`` are peers that only speak the
+protocol, many in one process. The time is compared with moving the same bytes through one blocking socket pair. A line
+that is fitted through all sizes gives the cost of one more worker.
 """
 
 from __future__ import annotations

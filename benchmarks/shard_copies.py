@@ -1,13 +1,15 @@
-"""What copies of the shards of Downpour are good for, and what they cost. Workers are real, what they push is made up. Linux.
+"""Measure the use and the cost of backups of Downpour's servers. Workers are real, their pushes are made up. Linux.
 
     python -m benchmarks.shard_copies kills [--kills 50] [--workers 8] [--parameters 1e8]
     python -m benchmarks.shard_copies cost [--rate 200mbit] [--parameters 1.25e7] [--rules sgd,adagrad] [--copies 0,1]
 
-``kills`` trains with ``kill -9`` of one executor after the other, each a worker with a shard, as soon as all shards have copies again. It shows how
-long after the loss was noticed the first push was applied by whoever had the copy, and compares the end with what all replicas pushed: each push adds
-a number of its own to all values, and small whole numbers have one sum in any order. The exit code is 1 if the sums differ.
+During a training, ``kills`` ends executors with ``kill -9``, one after another. Each has a server, and is killed as
+soon as all servers have backups again. The output has the time from the detection of a loss to the first push that the
+backup applied. At the end, the benchmark compares the weights with the pushes of all replicas. Each push adds its own
+number to all values, and small integers have the same sum in any order. The exit code is 1 if the sums differ.
 
-``cost`` measures a cycle, in which each replica fetches and pushes once, on limited links (``benchmarks.network``; root), with copies and without.
+``cost`` measures a cycle, in which each replica fetches and pushes once, with and without backups. The links are
+limited (``benchmarks.network``; root).
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""What it costs to see a run: training with everything on, beside training that shows and keeps nothing.
+"""Measure the cost of watching a run: training with all displays and files, beside training without any.
 
     python -m benchmarks.shown [--data digits|mnist] [--rounds N] [--samples N] [--repeats 5]
 
-Everything: the picture that moves, in a pseudo-terminal that is read; the page, with a viewer in a process of its own; the run's folder with its
-report; TensorBoard. The time is from the first task to the last merge, of trainings in turns on the same two workers.
+With everything on, there are the live display in a pseudo-terminal that is read, the web page with a viewer in its own
+process, the run folder with its report, and TensorBoard. The time is from the first task to the last merge. The
+trainings run in turns on the same two workers.
 """
 
 from __future__ import annotations

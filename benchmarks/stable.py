@@ -1,13 +1,17 @@
-"""What each stabiliser costs a step, and whether it does what it is for: in pairs, with it and without, seed by seed.
+"""Measure the cost of each stabiliser in a step, and whether it helps, with and without it, seed by seed.
 
     python -m benchmarks.stable [--quick] [--parts steps,outliers,frozen,tasks] [--seeds 10] [--repeats 31]
 
-``steps``: a step with each beside the same model with the bare optimizer. Both train the same batches, one right behind the other; what counts is the
-ratio within one such pair, whose median is shown with its spread, and that nothing is compiled again after the first repeat. ``outliers``: a
-regression of which some samples are multiplied by a number, with ``RollingClip`` and without. ``frozen``: two local workers, with 75 % of the weights
-frozen and without: bytes back, and whether the bits of these tensors stay. ``tasks``: two tasks of one trunk whose losses are 100 times apart, each
-beside a model of its own, all with a rate that ends at 0; classes in points of accuracy, numbers in points of explained variance. ``--quick`` is the
-short form: few seeds, repeats, epochs.
+- ``steps`` compares a step with each stabiliser with a step of the same model with the bare optimizer. Both train the
+  same batches, one directly after the other. The output is the median of the ratios of such pairs, with its spread.
+  After the first repeat, nothing may be compiled again.
+- ``outliers`` is a regression in which some samples are multiplied by a number, with and without ``RollingClip``.
+- ``frozen`` has two local workers, with and without 75 % of the weights frozen. It measures the bytes that come back,
+  and checks that the frozen tensors keep their bits.
+- ``tasks`` has two tasks on one trunk, whose losses differ by a factor of 100, and a separate model for each task. The
+  rate of all ends at 0. The unit is points of accuracy for classes, and points of explained variance for numbers.
+
+``--quick`` is the short form, with few seeds, repeats and epochs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A run whose workers exchange what no model has computed: for measuring the exchange alone, with models of any size. No Keras.
+"""A run whose workers exchange made-up updates, to measure the exchange alone with models of any size. No Keras.
 
-The master's side is that of every run, and so is a worker's end of the exchange, with its connections; in the place of local training is an update
-that was made once.
+The master's side is that of every run, and so is the exchange on the workers with its connections. Local training is
+replaced by an update that is created once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Replicas of Downpour that compute nothing, whose pushes tell themselves apart: for trainings whose workers are killed. No Keras."""
+"""Replicas of Downpour that compute nothing and push distinguishable numbers. No Keras.
+
+Trainings whose workers are killed use them, to check that each push counts once.
+"""
 
 from __future__ import annotations
 

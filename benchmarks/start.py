@@ -1,12 +1,14 @@
-"""How soon training begins, how soon a killed executor computes again, and what idle workers on one machine need.
+"""Measure the start of training, the restart of a killed executor, and the memory of idle workers on one machine.
 
     python -m benchmarks.start [--workers 1,4] [--memory 8] [--repeats 3] [--json FILE]
 
-- *Begins*: from the start of ``ddlf run apps/digits_cnn.py --local N`` until the first task is sent, beside a plain Python that imports Keras, loads
-  the same data and builds the same model. In turns; medians.
-- *Again*: an executor that trains the published MNIST CNN is killed with ``kill -9``; until its worker has been given a task again.
-- *Memory*: the proportional set sizes (each shared page counted once) of all processes of N local workers with Keras imported, before data is loaded,
-  as forks of one process and, with ``DDLF_FORK=0``, as processes of their own.
+- *Begins*: the time from the start of ``ddlf run apps/digits_cnn.py --local N`` to the first task. It is compared with
+  a plain Python script that imports Keras, loads the same data and builds the same model. Both run in turns, and the
+  output has medians.
+- *Again*: ``kill -9`` ends an executor that trains the published MNIST CNN. The time ends when its worker gets the next
+  task.
+- *Memory*: the proportional set sizes (each shared page counts once) of all processes of N local workers with Keras
+  imported, before they load data. The workers are forks of one process, or separate processes with ``DDLF_FORK=0``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The app that ``benchmarks.start`` runs: the digits, and when their first task is sent."""
+"""The app of ``benchmarks.start``: it trains on the digits, and reports when its first task is sent."""
 
 from __future__ import annotations
 

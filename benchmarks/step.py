@@ -1,9 +1,10 @@
-"""What a step costs, in time and in bytes: of plain training, of local training whose updates are merged, and of a gradient exchanged for each step.
+"""Measure the time and the bytes of a step: plain training, merged local training, and gradient exchange in each step.
 
     python -m benchmarks.step [--data mnist] [--samples 6000] [--batch-size 64] [--workers 2] [--epochs 2] [--repeats 2]
 
-All ways take as many samples in a step, so plain ``fit`` in one process has the batches of all workers as one. Of each run the median over its steps
-counts, or over its rounds, divided by their steps; so compiling, which the first ones do, is left out. Ways take turns.
+All ways use the same number of samples in a step. So a batch of plain ``fit`` in one process is as large as the batches
+of all workers together. The result of a run is the median over its steps, or over its rounds divided by their steps. So
+the first ones, which compile, do not count. The ways run in turns.
 """
 
 from __future__ import annotations

@@ -1,20 +1,21 @@
-"""Training on partition files beside training on arrays in memory: the MNIST CNN on two workers, in turns.
+"""Compare training on partition files with training on arrays in memory: the MNIST CNN on two workers, in turns.
 
     python -m benchmarks.streamed [--only arrays,disk,s3] [--repeats 5] [--rounds 5] [--samples 60000] [--quick]
-    python -m benchmarks.streamed --only http,capped,uncached       # what a cache that is too small costs
+    python -m benchmarks.streamed --only http,capped,uncached       # the cost of a cache that is too small
 
-Each run is a process with two workers. What counts are the rounds behind the first, which traces the training step; the ratio is within one repeat.
+Each run is a process with two workers. The first round does not count, because it traces the training step. Ratios are
+within one repeat.
 
-- ``arrays``: the app as it is, its data in memory
-- ``disk``: the same samples as partition files of a folder
-- ``s3``: of a bucket of moto's server, which is started here; the cache of the machine has them all behind the first round. Needs ``pip install
-  s3fs 'moto[server]'``
-- ``http``: of a web server of this process, with the cache
+- ``arrays``: the app as it is, with its data in memory
+- ``disk``: the same samples as partition files in a folder
+- ``s3``: the same in a bucket of moto's server, which the benchmark starts. After the first round, the cache of the
+  machine has all files. It needs ``pip install s3fs 'moto[server]'``.
+- ``http``: the same from a web server of this process, with the cache
 - ``capped``: the same with a cache for a fifth of the data
 - ``uncached``: the same without a cache
 
-``wait`` is ``wait_data_s`` over the time of the rounds, in percent. ``requests`` are those for partition files that ``http`` answered, a file and
-round.
+``wait`` is ``wait_data_s`` divided by the time of the rounds, in percent. ``requests`` is the number of requests for
+partition files that ``http`` answered, per file and round.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""How fast training is, beside what people would use instead: ``python -m benchmarks.training [--quick]``.
+"""Compare the speed of training with alternatives: ``python -m benchmarks.training [--quick]``.
 
-Every run of a contender is a process of its own. Contenders take turns; repeat r trains all of them with seed r, from the same initial weights.
-The time is the same for all: from all processes ready, data loaded and model built (nothing traced) to the last update merged; see
-``benchmarks.workload``. Only the limit has traced its training step before: it is the time of ``fit`` alone. A share of the limit is taken
-within a repeat.
+Every run of a contender is a separate process. The contenders run in turns. Repeat r trains all of them with seed r,
+from the same initial weights. All times are measured in the same way. A time begins when all processes are ready, with
+data loaded and the model built, but nothing traced. It ends with the last merge; see ``benchmarks.workload``. Only the
+limit has traced its training step before: its time is that of ``fit`` alone. Shares of the limit are computed within a
+repeat.
 
-``--quick`` takes under 3 minutes on two cores: fewer samples, two rounds, one repeat. Its figures are mostly first traces; it shows that
-everything runs.
+``--quick`` takes under 3 minutes on two cores, with fewer samples, two rounds and one repeat. Its figures are mostly
+first traces: it only shows that everything runs.
 """
 
 from __future__ import annotations

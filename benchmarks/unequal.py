@@ -1,9 +1,10 @@
-"""Machines of different speed: equal parts, parts that follow the speed, and asynchronous training, with one of two workers slowed.
+"""Compare ways to train on machines of different speed, with one of two workers slowed down.
 
     python -m benchmarks.unequal [--slowdown 3] [--rounds 6] [--samples 12000] [--repeats 3] [--mode sync|async]
 
-The second worker is stopped and continued by signals, so that it runs 1/slowdown of the time. The ideal round is the one in which both workers
-compute all the time: undisturbed round x 2 / (1 + 1 / slowdown).
+The ways are equal parts, parts by speed, and asynchronous training. Signals stop and continue the second worker, so
+that it runs for 1/slowdown of the time. In an ideal round both workers compute all the time: undisturbed round x 2 / (1
++ 1 / slowdown).
 """
 
 from __future__ import annotations

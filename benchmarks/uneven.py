@@ -1,10 +1,11 @@
-"""Every synchronous rule on MNIST whose labels are dealt out unevenly: test accuracy after some rounds, mean and spread over seeds.
+"""Compare every synchronous rule on MNIST with unevenly distributed labels.
 
     python -m benchmarks.uneven [--partition dirichlet:0.1] [--slots 8] [--rounds 20] [--seeds 3] [--samples 60000] [--rules NAME,NAME]
     python -m benchmarks.uneven --samples 4000 --seeds 1        # the short form
 
-A small dense network, one local epoch a round with plain SGD. All runs of one seed have the same first weights and the same parts; rules take turns.
-The result depends on the slots alone, so two workers carry them.
+The output is the test accuracy after some rounds, with mean and spread over the seeds. The model is a small dense
+network, with one local epoch a round and plain SGD. All runs of a seed have the same initial weights and the same
+parts. The rules run in turns. The result depends only on the slots, so two workers carry them.
 """
 
 from __future__ import annotations

@@ -1,13 +1,16 @@
-"""What each way to shuffle partition files is worth where the source is sorted by label: MNIST, batch by batch and in test accuracy.
+"""Measure how well each ``shuffle`` of partition files mixes MNIST, if the source is sorted by label.
 
     python -m benchmarks.windows [--epochs 5] [--seeds 3] [--files 60] [--samples 60000] [--only "arrays,split window:8"]
     python -m benchmarks.windows --seeds 0        # without training
 
-The labels are sorted before anything else. ``arrays`` are these in memory, shuffled as a whole; ``split`` are files that ``ddlf data split`` has
-mixed, as it does unless it is told otherwise, and ``as they lie`` those of ``--shuffle none``: what data is that nobody has mixed. Of the batches
-that the first slot of two gets in the first epoch: from how many files their samples are, the entropy of their labels in bits (ten equal shares
-have 3.32), and the rank correlation (Spearman) of a sample's place in the epoch with that in the source. Accuracy: the published CNN on two
-workers, the same first weights within a seed.
+The benchmark first sorts the samples by label. ``arrays`` has them in memory and shuffles all of them. ``split`` has
+files that ``ddlf data split`` has shuffled, as it does by default. ``as they lie`` has files of ``--shuffle none``,
+which were never shuffled.
+
+The first figures are about the batches of the first of two slots in the first epoch: from how many files the samples of
+a batch come, the entropy of their labels in bits (ten equal shares have 3.32), and the rank correlation (Spearman)
+between a sample's position in the epoch and in the source. The accuracy is that of the published CNN on two workers,
+with the same initial weights within a seed.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""What every contender trains: the same model, data, batch size and number of epochs. Runs in each contender's processes.
+"""The workload of every contender: the same model, data, batch size and epochs. Runs in each contender's processes.
 
-Model and data come from the apps that ship with DDLF, so all contenders have the same by construction. How each of them is measured is here too:
+Model and data come from DDLF's apps, so they are the same for all contenders. This module also defines the measurement:
 
-- ``ready``: all processes run, Keras is imported, the data is loaded in each of them, the model is built and compiled. No training step was
-  traced yet.
+- ``ready``: all processes run, Keras is imported, the data is loaded in each of them, and the model is built and
+  compiled. No training step was traced yet.
 - ``end``: the last updates are merged into the global weights.
 
-The training time is ``end - ready``, so each contender traces its training function once within it (0.3-0.7 s of one core). Evaluation comes after
-``end`` and is not counted. Start-up, from the first line of the contender's process to ``ready``, is given apart.
+The training time is ``end - ready``, so it contains one trace of each contender's training function (0.3-0.7 s of one
+core). Evaluation comes after ``end`` and does not count. The start-up time is separate. It goes from the first line of
+the contender's process to ``ready``.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The adviser's corpus: programs with one defect each, healthy programs, and what advice finds in them. ``python -m benchmarks.advice``."""
+"""Measure the adviser on programs with one defect each, and on healthy programs: ``python -m benchmarks.advice``."""

@@ -1,9 +1,13 @@
-"""What the adviser finds, and what it alarms about: ``python -m benchmarks.advice [--quick] [--out FILE] [--part 1/2] [--seconds S]``.
+"""Measure which defects the adviser finds, and how often it is wrong: ``python -m benchmarks.advice``.
 
-Each defect of ``defects`` is planted in a healthy program, which is asked for advice and trained with three seeds: it hurts if it loses more than
-the healthy one's seeds differ by. What ``--diff`` prints is applied, asked and trained again. Then advice is asked for healthy programs. All takes
-some fifteen minutes on two cores; records are appended to FILE as they come, and what is there is not done again. ``--quick`` asks the quick level of
-all defects, and trains nothing.
+    python -m benchmarks.advice [--quick] [--out FILE] [--part 1/2] [--seconds S]
+
+The benchmark puts each defect of ``defects`` into a healthy program, runs the adviser on it, and trains it with three
+seeds. A defect is harmful if it loses more accuracy than the spread of the healthy program's seeds. The benchmark then
+applies the changes of ``--diff``, and does the same again. At the end it runs the adviser on healthy programs.
+
+All of this takes about fifteen minutes on two cores. The benchmark appends each record to FILE, and skips the records
+that FILE already has. ``--quick`` runs the quick level on all defects, and trains nothing.
 """
 
 from __future__ import annotations

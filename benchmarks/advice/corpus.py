@@ -1,4 +1,4 @@
-"""All defects."""
+"""The list of all defects."""
 
 from __future__ import annotations
 

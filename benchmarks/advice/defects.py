@@ -1,8 +1,10 @@
-"""Defects that people make, each planted in a healthy program: what is written there instead. Written from published lists, not from the rules.
+"""Common mistakes, as changes of healthy programs: each defect says which text it replaces, and by what.
 
-Kinds are from Humbatova et al., Taxonomy of Real Faults in Deep Learning Systems (arXiv:1910.11015); Islam et al. (arXiv:1906.01388); DeepCrime's
-mutation operators (Humbatova et al., ISSTA 2021, doi:10.1145/3460319.3464825); AutoTrainer (ICSE 2021); A Recipe for Training Neural Networks
-(2019); and, of clusters, from runs that went wrong.
+We wrote the defects from published lists, not from the adviser's rules.
+
+The kinds are from Humbatova et al., Taxonomy of Real Faults in Deep Learning Systems (arXiv:1910.11015); Islam et al.
+(arXiv:1906.01388); the mutation operators of DeepCrime (Humbatova et al., ISSTA 2021, doi:10.1145/3460319.3464825);
+AutoTrainer (ICSE 2021); and A Recipe for Training Neural Networks (2019). The kinds for clusters are from failed runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
-"""How many of 2 % flipped labels are found, and how many of those that are found were flipped: ``python -m benchmarks.advice.labels [--seeds 1,2]``.
+"""Measure how many of 2 % wrong labels the adviser finds, and how many of its findings are right.
 
-In the training part of scikit-learn's digits 2 % of the labels are exchanged for another one each. ``ddlf advise --cluster`` has two local workers
-train the program's model five times, and compares what these say of the samples that they have not seen.
+    python -m benchmarks.advice.labels [--seeds 1,2]
+
+The benchmark replaces 2 % of the labels in the training part of scikit-learn's digits by other ones. For
+``ddlf advise --cluster``, two local workers train the model of the program five times. The adviser compares the
+predictions for the omitted samples with their labels.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Defects that only several machines show; see ``defects``."""
+"""Defects that only show on several machines. The module ``defects`` explains their form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defects of data; see ``defects``."""
+"""Defects of data. The module ``defects`` explains their form."""
 
 from __future__ import annotations
 

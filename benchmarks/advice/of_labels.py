@@ -1,4 +1,4 @@
-"""Defects of labels; see ``defects``."""
+"""Defects of labels. The module ``defects`` explains their form."""
 
 from __future__ import annotations
 

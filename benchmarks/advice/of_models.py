@@ -1,4 +1,4 @@
-"""Defects of models; see ``defects``."""
+"""Defects of models. The module ``defects`` explains their form."""
 
 from __future__ import annotations
 

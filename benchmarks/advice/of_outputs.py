@@ -1,4 +1,4 @@
-"""Defects of outputs and losses; see ``defects``."""
+"""Defects of outputs and losses. The module ``defects`` explains their form."""
 
 from __future__ import annotations
 

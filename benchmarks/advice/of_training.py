@@ -1,4 +1,4 @@
-"""Defects of training; see ``defects``."""
+"""Defects of training. The module ``defects`` explains their form."""
 
 from __future__ import annotations
 

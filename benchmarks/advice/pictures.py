@@ -1,6 +1,9 @@
-"""Near duplicates over the split of CIFAR-10 and of MNIST: ``python -m benchmarks.advice.pictures [--sheet FILE.png]``.
+"""Find near duplicates between the training and the test part of CIFAR-10 and MNIST.
 
-Run it on one core (``taskset -c 0``, ``OMP_NUM_THREADS=1``). The sheet has 100 pairs of CIFAR-10, drawn by a fixed seed: training left, test right.
+    python -m benchmarks.advice.pictures [--sheet FILE.png]
+
+Run it on one core (``taskset -c 0``, ``OMP_NUM_THREADS=1``). The sheet shows 100 pairs of CIFAR-10, drawn with a fixed
+seed. The training image is on the left, the test image on the right.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What records of the corpus come to: recall, right rules, false alarms, fixes, and each rule's share in them. Pure."""
+"""Summarise the records of the corpus: recall, right rules, false alarms, fixes, and each rule's share. Pure functions."""
 
 from __future__ import annotations
 

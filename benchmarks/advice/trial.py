@@ -1,4 +1,4 @@
-"""One program: what advice finds in it, what its diff does, and what training comes to. With Keras, in this process."""
+"""Measure one program with Keras in this process: the adviser's findings, the effect of its diff, and the accuracy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Healthy programs, in which nothing is to be found: the apps, texts of models, fifteen of ``keras.applications``, and others."""
+"""Healthy programs without any defect: the apps, model texts, fifteen models of ``keras.applications``, and others."""
 
 from __future__ import annotations
 

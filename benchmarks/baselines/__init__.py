@@ -1,1 +1,1 @@
-"""What DDLF is compared with: each file is one alternative, with a function ``run(workload, **settings) -> Outcome``."""
+"""The alternatives to DDLF. Each file has one alternative, with ``run(workload, **settings) -> Outcome``."""

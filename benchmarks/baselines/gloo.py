@@ -1,10 +1,11 @@
-"""Synchronous exchange by PyTorch with gloo over TCP: one rank of it. Needs torch alone, so that it runs in an environment of its own.
+"""One rank of a synchronous exchange by PyTorch, with gloo over TCP.
 
     python gloo.py WAY RANK WORLD ADDRESS VALUES REPEATS
 
-``gloo`` is an all-reduce of as many values, ``ddp`` a training step of a model with as many whose loss is next to nothing to compute, in
-``DistributedDataParallel``, with SGD. After each repeat the first rank prints its seconds, from a common start to its own end, and all go on when its
-standard input has a line.
+This program needs only torch, so it can run in its own environment. With the way ``gloo`` it measures an all-reduce of
+VALUES values. With ``ddp`` it measures a training step with SGD in ``DistributedDataParallel``: the model has VALUES
+values, and its loss takes almost no time to compute. After each repeat the first rank prints its seconds, from the
+common start to its own end. All ranks continue when they read a line from standard input.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""The limit: the same samples through bare ``fit`` in as many concurrent single-threaded processes, with no exchange at all.
+"""The limit of the comparison: bare ``fit`` on the same samples, in concurrent single-threaded processes without exchange.
 
-Every process holds its part of the data beforehand and has traced its training step, which takes several batches in one call as DDLF's does, so
-only ``fit`` is timed, from a common start to the end of the slowest. Nothing that exchanges weights between rounds can be faster with the same
-``fit``. Being strict, it differs from the other contenders' time by the first trace, which is given apart as the note ``trace_s``.
+Every process has its part of the data in memory before the measurement, and has traced its training step. As in DDLF,
+one call of the step trains several batches. So the benchmark only measures ``fit``, from a common start to the end of
+the slowest process. A program that exchanges weights between rounds cannot be faster with the same ``fit``. Unlike the
+times of the other contenders, this time does not contain the first trace. The note ``trace_s`` has the time of the
+trace.
 """
 
 from __future__ import annotations

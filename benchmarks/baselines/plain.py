@@ -1,4 +1,4 @@
-"""Plain Keras: one process, ``Model.fit``, all cores. What a user has who does not distribute anything."""
+"""Plain Keras without distribution: one process runs ``Model.fit`` on all cores."""
 
 from __future__ import annotations
 

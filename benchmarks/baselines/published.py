@@ -1,17 +1,21 @@
-"""The published algorithm as its authors coded it, written anew: Phan and Do 2023, Algorithms 2 (synchronous) and 3 (asynchronous).
+"""The published algorithm as its authors coded it, in a new implementation.
 
-What it does as they do, and DDLF does not:
+The source is Phan and Do 2023, Algorithms 2 (synchronous) and 3 (asynchronous). This program does the following as the
+authors do, unlike DDLF:
 
-- a message is a zlib-compressed pickle behind its length of 4 bytes, over asyncio streams; the worker computes on its event loop;
-- each round sends the whole permutation of the n samples to every worker, which copies the whole data set in that order to take its part;
-- data is float64; ``fit`` gets it as arrays, and can stall at its end (see ``benchmarks.workload.batches``);
-- ``validation_split=0.1``: a tenth of each part is evaluated, not trained on; n mod K samples are in no part;
-- workers divide their update by K and the master subtracts the quotients: an unweighted mean;
-- asynchronous workers get a permutation each, so their parts of a round overlap;
-- threads are what TensorFlow chooses, in every worker as many as the machine has cores.
+- A message is a zlib-compressed pickle after its length of 4 bytes, over asyncio streams. The worker computes on its
+  event loop.
+- In each round every worker receives the whole permutation of the n samples. It copies the whole data set in that
+  order, and uses its part.
+- The data is float64. ``fit`` receives arrays, and can stall at its end (see ``benchmarks.workload.batches``).
+- With ``validation_split=0.1``, a tenth of each part is evaluated and not trained on. n mod K samples belong to no
+  part.
+- Workers divide their update by K, and the master subtracts the quotients. This is an unweighted mean.
+- Each asynchronous worker gets its own permutation, so the parts of a round overlap.
+- TensorFlow chooses the number of threads: in every worker, as many as the machine has cores.
 
-Left out because training does not need it: their shipping of source text to the workers. The peer proves itself by a token before anything is
-unpickled, and all sockets are on loopback.
+One thing is left out, because training does not need it: the authors send source text to the workers. Here a peer
+proves itself by a token before anything is unpickled, and all sockets are on loopback.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Ray's parameter server, as in the asynchronous half of the example in its documentation. Needs ray and NumPy alone, in an environment of its own.
+"""Ray's parameter server, like the asynchronous example in Ray's documentation.
 
     python ray_server.py ADDRESS HOST WORKERS VALUES PUSHES
 
-The server is an actor on the node at ``HOST``, and a worker that has its gradients is one on each other node. The driver hands a worker's gradients
-to the server, and what that returns to the same worker. It prints the seconds between each push and the one before it; the first 2 of each worker
-are left out.
+This program needs only ray and NumPy, so it can run in its own environment. The server is an actor on the node
+``HOST``. Each other node has one worker, which is an actor with ready gradients. The driver sends a worker's gradients
+to the server, and the server's result back to the same worker. The program prints the seconds between two pushes,
+without the first 2 of each worker.
 """
 
 from __future__ import annotations

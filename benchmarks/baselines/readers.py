@@ -1,10 +1,11 @@
-"""Readers of others: write a data set as theirs, and go through it in shuffled batches. Each runs in an own environment, which need not have DDLF.
+"""Data readers of other libraries: write a data set in their format, and read it in shuffled batches.
 
     python readers.py NAME write SOURCE FOLDER
     python readers.py NAME read FOLDER BATCH PASSES
 
-``SOURCE`` is a ``.npz`` with ``x`` and ``y``: arrays of uint8, or encoded pictures as one array of bytes with ``ends`` of each. A read prints,
-for each pass, its seconds, the processor's seconds of all threads, and its samples, as a line of JSON.
+Each reader can run in its own environment, without DDLF. ``SOURCE`` is an ``.npz`` with ``x`` and ``y``. Its samples
+are uint8 arrays, or encoded images: then ``x`` is one array of bytes, and ``ends`` has the end of each image. For each
+pass, ``read`` prints a line of JSON with the seconds, the processor seconds of all threads, and the number of samples.
 """
 
 import io

@@ -1,12 +1,15 @@
-"""PySpark with Keras in ``mapPartitions``: what is done where a Spark cluster is there already. Needs ``pip install ddlf[bench]`` and Java 17.
+"""PySpark with Keras in ``mapPartitions``, the usual way to train on a Spark cluster.
 
-In each round the driver broadcasts the weights, every partition is fitted, and the driver averages the updates that ``collect`` brings. The data is a
-cached RDD whose partitions stay the same in all rounds, as usual with Spark; ``fit`` shuffles within them. Python workers are reused.
+It needs ``pip install ddlf[bench]`` and Java 17.
 
-There are two forms. The usual one (elephas does it so) has an RDD of samples, builds the model in every task and gives arrays to ``fit``, which can
-stall at its end (see ``benchmarks.workload.batches``): that is what a user gets. ``tuned`` has one block of arrays for each partition, a compiled
-model that stays in the Python worker between tasks, a ``tf.data`` pipeline that does not stall, several batches in one call of the step, and one
-thread per worker.
+In each round the driver broadcasts the weights, each task fits the model on one partition, and the driver averages the
+updates that ``collect`` returns. The data is a cached RDD with the same partitions in all rounds, as is usual with
+Spark. ``fit`` shuffles within a partition. Spark reuses the Python workers.
+
+There are two forms. The usual form, which elephas also uses, has an RDD of samples. It builds the model in every task,
+and passes arrays to ``fit``, which can stall at its end (see ``benchmarks.workload.batches``). ``tuned`` has one block
+of arrays for each partition, and a compiled model that stays in the Python worker between tasks. Its ``tf.data``
+pipeline does not stall, one call of the step trains several batches, and each worker has one thread.
 """
 
 from __future__ import annotations

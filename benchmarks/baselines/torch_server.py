@@ -1,11 +1,14 @@
-"""A parameter server over PyTorch's RPC, as in its tutorial "Implementing Batch RPC Processing Using Asynchronous Executions": one process of it.
-Needs torch alone, so that it runs in an environment of its own.
+"""One process of a parameter server over PyTorch's RPC.
 
     python torch_server.py RANK WORLD ADDRESS VALUES PUSHES
 
-Rank 0 has the model and steps it by SGD; each other rank sends its gradients, which it has, and gets the model, ``PUSHES`` times one after the other.
-The server steps after each push (``batch_update_size`` of the tutorial is 1), so that nobody waits for the others. It prints the seconds between each
-push and the one before it; the first 2 of each rank are left out.
+It follows PyTorch's tutorial "Implementing Batch RPC Processing Using Asynchronous Executions". It needs only torch, so
+it can run in its own environment.
+
+Rank 0 has the model and updates it by SGD. Each other rank has ready gradients, and repeats ``PUSHES`` times: it sends
+its gradients and receives the model. The server takes a step after each push (``batch_update_size`` of the tutorial is
+1), so no rank waits for the others. The program prints the seconds between two pushes, without the first 2 of each
+rank.
 """
 
 from __future__ import annotations

@@ -1,22 +1,24 @@
-"""Many requests under many random faults, and a check of the whole history: every request has exactly one outcome, and it is a true one.
+"""Send many requests under many random faults, and check that every request has exactly one correct outcome.
 
     python -m tests.trials.chaos [--requests 20000] [--faults 500] [--workers 4] [--seed 0] [--scale 1] [--history FILE]
 
-Each request appends ``start ID`` and ``end ID`` to its worker's log, a file that survives every process. Some are idempotent and tried again, some
-have a deadline, some wait, some compute. Meanwhile executors and daemons are killed (these are started again), workers frozen, slowed, cut off in one
-or both directions, connections flap and are reset, calls are cancelled in bursts, and other masters try to get in. Faults are tied to the number of
-requests that were begun, not to a clock, and come from the seed, so a run can be repeated. ``--scale`` shortens faults and time limits.
+Each request appends ``start ID`` and ``end ID`` to its worker's log, a file that survives every process. Some requests
+are idempotent and are tried again, some have a deadline, some wait, and some compute. Meanwhile the trial kills
+executors and daemons (which restart), freezes and slows workers, cuts them off in one or both directions, breaks and
+resets connections, cancels calls in bursts, and lets other masters try to connect. Faults follow from the seed and the
+number of requests that have begun, not from a clock, so a run can be repeated. ``--scale`` shortens faults and time
+limits.
 
-The check, over the master's history and the workers' logs:
+The check reads the master's history and the workers' logs:
 
-1. every request has exactly one outcome, and within its deadline, or within 90 s if it has none;
-2. a result is that request's own, and its method has started and ended;
-3. what is not idempotent started at most once, what is at most 3 times;
-4. what ended with ``may_have_run=False`` never started;
-5. no error is of a kind that no fault explains;
-6. the epoch of a worker's lease never goes back, and no other master got a worker that this one had (while it has lost the worker, another one may;
-   then this one begins anew);
-7. afterwards all workers answer, nothing runs, and no open request is remembered anywhere.
+1. Every request has exactly one outcome. It comes before the request's deadline, or within 90 s if there is none.
+2. A result belongs to its request, and the method of the request has started and ended.
+3. A request that is not idempotent starts at most once, an idempotent one at most 3 times.
+4. A request that ended with ``may_have_run=False`` never started.
+5. Every error has a kind that a fault explains.
+6. The epoch of a worker's lease never decreases, and no other master gets a worker of this master. After this master
+   has lost a worker, another one may get it; then this master begins with a new lease.
+7. At the end all workers answer, nothing runs, and no process remembers an open request.
 """
 
 from __future__ import annotations

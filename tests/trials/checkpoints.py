@@ -1,8 +1,11 @@
-"""Writers killed in mid-write, flipped bits, cut files: ``python -m tests.trials.checkpoints [--json FILE]``.
+"""Kill writers of checkpoints while they write, flip bits and truncate files.
 
-Every kill is a SIGKILL to a real process at a random moment, repeated until it has hit a write the wanted number of times; after each the newest
-checkpoint must be complete, hold exactly what was saved in its round, and be at least as new as the last one that ``save`` had returned. Every
-damage must be refused with the name of the damaged file, and the checkpoint before it be used instead.
+    python -m tests.trials.checkpoints [--json FILE]
+
+Every kill is a SIGKILL to a real process at a random moment. The trial repeats kills until the wanted number has
+interrupted a write. After each kill, the newest checkpoint must be complete, must contain exactly what was saved in its
+round, and must be at least as new as the last one for which ``save`` had returned. DDLF must refuse every damaged
+checkpoint with the name of the damaged file, and use the checkpoint before it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""Workers with shards of Downpour are killed, and so is the master: in the end each push has counted once at each shard. Workers are processes.
+"""Kill workers with servers of Downpour, and the master, and check that each push counts once at each server.
 
     python -m tests.trials.counted [--kills 50] [--masters 5] [--workers 8] [--parameters 1.25e7] [--seed 0]
 
-Executors of ``ddlf-worker`` are killed (``kill -9``) one after the other, each as soon as all shards have copies again, and between them the master,
-which is started again and goes on from the last checkpoint: workers have written it, each its shard, and read it again. Replicas compute nothing
-(``benchmarks.stand_in_killed``): each push adds a number of its own to all values, and small whole numbers have one sum in any order. So the weights
-at the end say whether a push is missing, or was applied twice. Exit code 1 if one is, or if a shard has counted another number of them, or the ledger
-is not exact.
+The workers are processes. ``kill -9`` ends executors of ``ddlf-worker``, one after another, each as soon as all servers
+have backups again. Between these kills it ends the master. The master restarts and continues from the last checkpoint,
+of which each worker writes and reads the slice of its server.
+
+Replicas compute nothing (``benchmarks.stand_in_killed``): each push adds its own number to all values, and small
+integers have the same sum in any order. So the final weights show whether a push is missing or was applied twice. The
+exit code is 1 in these cases, if a server has counted another number of pushes, or if the ledger is not exact.
 """
 
 from __future__ import annotations

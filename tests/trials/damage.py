@@ -1,9 +1,10 @@
-"""Flipped bits and truncations in all files of a data set, its manifest among them: each is named, and no sample of that file is trained on.
+"""Flip bits and truncate files of a data set, and check that DDLF names each damaged file and trains on none.
 
     python -m tests.trials.damage [--flips 500] [--cuts 200] [--seed 0]
 
-A data set of fixed and of ragged columns, read in memory and mapped from the disk by turns, as a stream in training reads it. The exit code is 1
-if a damage was not named, or a sample of that file came out.
+The damaged files include the manifest. The data set has fixed and ragged columns. A stream reads it as in training, in
+turns into memory and mapped from the disk. The exit code is 1 if DDLF did not name a damage, or if it returned a sample
+of a damaged file.
 """
 
 from __future__ import annotations

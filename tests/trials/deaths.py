@@ -1,13 +1,15 @@
-"""A worker dies at a random moment of a run: while it is connected to, loads, builds, trains, or while the master evaluates.
+"""Kill a worker at a random moment of a run, and check that the run ends with the same bits.
 
     python -m tests.trials.deaths [--how in-process] [--runs 100] [--seed 0]     executors that are objects of this process
     python -m tests.trials.deaths --how local [--runs 100]                       processes of ``Cluster.local``
     python -m tests.trials.deaths --how command [--runs 100]                     ``ddlf-worker``, started again when its daemon died
 
-Each run trains a CNN with dropout, BatchNorm and Adam on scikit-learn's digits, on three workers, of which one executor or daemon is killed
-(``kill -9``) at a moment that is drawn from the length of an undisturbed run. Every fifth run begins with new workers, so that it is also killed
-while it starts and is connected to; the others go on with those of the run before. The exit code is 1 if a run does not end, or ends with other
-bits in weights or optimizers, or a sample was not trained on exactly once an epoch.
+At that moment the worker may be connecting, loading, building or training, or the master may be evaluating. Each run
+trains a CNN with dropout, BatchNorm and Adam on scikit-learn's digits, on three workers. ``kill -9`` ends one executor
+or daemon. The moment is drawn from the length of an undisturbed run. Every fifth run begins with new workers, so that
+some kills also hit starting and connecting workers. The other runs use the workers of the run before. The exit code is
+1 if a run does not end, if the bits of weights or optimizers differ, or if a sample was not trained on exactly once in
+each epoch.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""How soon the loss of a worker, and of a master, is noticed.
+"""Measure how soon the loss of a worker, and of a master, is detected.
 
     python -m tests.trials.detect [--kills 50] [--stops 20] [--partitions 10] [--json out.json] [--only kill stop partition]
 
-Kills of the executor and of the daemon: with nothing running, in the middle of a computation, and in the middle of a frame of a 200 MB array.
-SIGSTOP and silent partitions with the default times and with ``dead_after_s=1``, seen from both sides: when the master's request ends, and when the
-worker gives itself to another master. Partitions need root and network namespaces. Times in seconds after the fault.
+The trial kills executors and daemons: idle ones, in the middle of a computation, and in the middle of a frame with a
+200 MB array. It also uses SIGSTOP and silent partitions, with the default times and with ``dead_after_s=1``. For these
+it measures both sides: when the master's request ends, and when the worker accepts another master. Partitions need root
+and network namespaces. Times are seconds after the fault.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The master of a run is killed at random moments and resumed, and the run is compared with an undisturbed one, bit by bit.
+"""Kill and resume the master of a run at random moments, and compare the result with an undisturbed run bit by bit.
 
     python -m tests.trials.disturbed [--kills 20] [--seed 0] [--exchange sharded]
 
-A CNN with dropout and Adam trains on scikit-learn's digits. With ``--exchange sharded`` its workers write the checkpoints. The exit code is 1 if the
-SHA-256 of weights and optimizer states differs, if a sample was not trained on exactly once an epoch, or if a resumed run repeated more than one
-interval of checkpoints.
+The run trains a CNN with dropout and Adam on scikit-learn's digits. With ``--exchange sharded`` its workers write the
+checkpoints. The exit code is 1 if the SHA-256 of weights and optimizer states differs, if a sample was not trained on
+exactly once in each epoch, or if a resumed run repeated more than one interval of checkpoints.
 """
 
 from __future__ import annotations

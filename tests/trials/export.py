@@ -1,10 +1,11 @@
-"""Eight models in all formats, written by Keras on TensorFlow, JAX and torch, and run in each format's own runtime at batches of 1, 7 and 64.
+"""Export eight models in all formats from TensorFlow, JAX and torch, and run each file in its own runtime.
 
     python -m tests.trials.export [--models mlp,lstm] [--formats onnx,stablehlo] [--backends tensorflow,jax,torch] [--batches 1,7,64]
                                   [--markdown]
 
-Needs all of ``pip install 'ddlf[tensorflow,export,export-torch]' jax``; what is not installed is left out, and said. Each format is written on each
-backend that can, and compared with Keras on the same one. Bar: 1e-5 of Keras, or a row that says who refuses and why.
+It needs all of ``pip install 'ddlf[tensorflow,export,export-torch]' jax``. It leaves out missing packages, and says so.
+Each file runs at batches of 1, 7 and 64, and is compared with Keras on the backend that wrote it. The difference must
+be at most 1e-5. Otherwise the row must name the program that refuses, and its reason.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""A busy worker is not declared dead.
+"""Check that a busy worker is not declared dead.
 
     python -m tests.trials.false_deaths [--minutes 10] [--workers 4] [--dead-after 4 1] [--method compute|train|gil] [--json out.json]
 
-Workers that compute without a pause on all cores, more of them than there are cores, and a master that holds up its own event loop from time to time.
-Counts how often a worker's state was ``suspect``, how many requests were lost, and the longest time that a worker was not heard while the master
-listened. Exit code 1 if a worker was declared dead.
+There are more workers than cores, and all compute without a pause. From time to time the master blocks its own event
+loop. The trial counts how often a worker's state was ``suspect``, and how many requests were lost. It also measures the
+longest time without a message from a worker while the master listened. The exit code is 1 if a worker was declared
+dead.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Strangers send slow drips and garbage, then open thousands of idle connections, while a master works.
+"""Flood a worker with strangers while a master uses it: slow connections, garbage, and thousands of idle connections.
 
     python -m tests.trials.flood [--drips 500] [--garbage 100] [--idle 5000] [--seconds 20]
 
-The strangers are a process of their own with 200 addresses of loopback, and come back one second after they were cut. Bars: real handshakes
-p99 < 250 ms and none fails; calls p99 < 2 times that of before; idle connections held or told that there is no place; under 60 KiB for each.
+The strangers are one process with 200 loopback addresses. They connect again one second after the worker closes their
+connection. These limits must hold: the p99 of real handshakes is below 250 ms, and none fails. The p99 of calls is less
+than twice that before the flood. The worker keeps an idle connection, or reports that it has no place. Each idle
+connection needs less than 60 KiB.
 """
 
 from __future__ import annotations

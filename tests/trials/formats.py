@@ -1,12 +1,16 @@
-"""One data set in every format and every store, on workers that are killed and that join: one result.
+"""Train on one data set in every format and store, while workers are killed and join. All results must be equal.
 
     python -m tests.trials.formats [--formats npz,npy,parquet,tar,tfrecord,placed] [--stores folder,http,s3] [--kills 20] [--joins 2] [--seed 0]
 
-``s3`` is a bucket of moto's server in this process (``pip install s3fs 'moto[server]'``), ``http`` a web server. From each format the same samples
-are split into 7 partition files. Of each store three slots train on those of each format for 5 epochs, with Adam and dropout, in rounds within an
-epoch; executors are killed at random moments, and workers join. To be seen: the manifest is the same from every format, hashes of the files among
-them, also when a repartition into 5 files and back came between; the SHA-256 of weights and optimizers is that of an undisturbed run on a folder; and
-at each end of an epoch every sample was trained on as often as there were epochs. Exit code 1 if not.
+``s3`` is a bucket of moto's server in this process (``pip install s3fs 'moto[server]'``), ``http`` a web server. The
+trial splits the same samples from each format into 7 partition files. For each store and format, three slots train for
+5 epochs with Adam and dropout, with several rounds in an epoch. Executors are killed at random moments, and workers
+join. The exit code is 1 unless all of this is true:
+
+- The manifest is the same for every format, with the same hashes of the files, also after a repartition into 5 files
+  and back.
+- The SHA-256 of weights and optimizers equals that of an undisturbed run on a folder.
+- At the end of each epoch, every sample was trained on as often as there were epochs.
 """
 
 from __future__ import annotations

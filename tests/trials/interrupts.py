@@ -1,17 +1,19 @@
-"""Ctrl-C at random moments of a run, from the first import to the end: it always ends soon, quietly, and leaves nothing.
+"""Send Ctrl-C at random moments of a run, from the first import to the end, and check that it ends soon and cleanly.
 
     python -m tests.trials.interrupts [--moments 100] [--seed 0] [--twice] [--app apps/digits_cnn.py] [-- OPTIONS OF ddlf run]
 
-One run is left alone and timed; each other one gets SIGINT at a random moment of that time (``--twice``: a second one up to 0.3 s later). Then:
+One undisturbed run measures the length. Each other run gets SIGINT at a random moment of that time, and with
+``--twice`` a second SIGINT up to 0.3 s later. Then these statements must be true:
 
-- its exit code is 130 (or it died of SIGINT, which a shell shows as 130: Python was only starting), or 0 if it had ended already;
-- that takes at most 10 s, and with exit code 0 at most 1 s: a run that goes on has not been interrupted;
-- no process is left that was started by it, however indirectly: all carry a mark in their environment;
-- the ports they listened on are free; its folder for temporary files is empty; no file is new in /dev/shm;
-- beside the app no file is left but a complete model;
-- no traceback is printed.
+- The exit code is 130, or 0 if the run had already ended. If Python was only starting, the process may die of SIGINT,
+  which a shell shows as 130.
+- The process ends within 10 s. With exit code 0 it ends within 1 s, because a run that continues was not interrupted.
+- No process remains that the run started, even indirectly. All of them have a mark in their environment.
+- Their ports are free, their folder for temporary files is empty, and /dev/shm has no new file.
+- Beside the app, only a complete model may remain.
+- There is no traceback.
 
-Only while Python itself starts, before the first line of the command, exit code and traceback are Python's own.
+While Python itself starts, before the first line of the command, the exit code and the traceback are Python's own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Two machines and a cable, on one computer: network namespaces. Linux; nothing of the computer's own network is touched.
+"""Simulate two machines and a cable by network namespaces on one computer. Linux, root.
 
-Needs root.
+It does not touch the computer's own network.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stabilisers and the operators of models as text, with their gradients, work on JAX as on TensorFlow.
+"""Check that stabilisers and the operators of model texts, with their gradients, work on JAX as on TensorFlow.
 
 python -m tests.trials.on_jax
 """

@@ -1,4 +1,4 @@
-"""The command line of a trial, read from its defaults."""
+"""Build the command line of a trial from its default options."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 
 
 def read_options(doc: str | None, argv: Sequence[str] | None = None, **defaults: Any) -> argparse.Namespace:
-    """Read ``--name value`` for each default, which gives the type, too.
+    """Read an option ``--name value`` for each default. The default decides its type.
 
     Args:
-        doc: The help.
-        argv: In place of the command line.
-        defaults: False is a flag. A tuple has the choices, the first is the default. A list takes several values, if they are texts some of
-            these. A function reads the value of an option without default.
+        doc: The help text.
+        argv: Arguments that replace those of the command line.
+        defaults: False makes a flag. A tuple contains the choices, and its first item is the default. A list makes an
+            option with several values; if its items are texts, they are the choices. A function makes an option
+            without default, and converts its value.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in defaults.items():

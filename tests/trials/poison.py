@@ -1,10 +1,11 @@
-"""One of four slots sends bad updates in rounds 2 to 5: what is the model worth afterwards, under each policy and merge rule?
+"""Measure the test accuracy if one of four slots sends bad updates in rounds 2 to 5, for each policy and merge rule.
 
     python -m tests.trials.poison [--model cnn] [--rounds 8] [--seeds 3]
 
-The digits of scikit-learn, trained as in ``train_sync`` without a network: by softmax regression in NumPy, or by the CNN of ``apps/digits_cnn.py``. A
-rejected update is left out here; in training its slot is computed again on another worker, which gives the undisturbed model. Cells are
-test accuracy, mean over seeds, with the updates that were rejected or scaled, of those that were bad; "stopped" is the error of the default policy.
+The trial trains on scikit-learn's digits like ``train_sync``, but without a network: softmax regression in NumPy, or
+the CNN of ``apps/digits_cnn.py``. It leaves out a rejected update. In a real run, another worker computes its slot
+again, which gives the undisturbed model. A cell has the test accuracy, as mean over the seeds, and how many of the bad
+updates were rejected or scaled. "Stopped" means that the default policy ended the training with an error.
 """
 
 from __future__ import annotations

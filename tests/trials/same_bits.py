@@ -1,11 +1,13 @@
-"""Does it compute what it computed before? Small trainings with this tree's code and with another commit's, compared bit by bit.
+"""Run small trainings with this version and with another commit, and compare the results bit by bit.
 
     python -m tests.trials.same_bits COMMIT [--only NAME ...]
 
-Each training runs in a process with the code of either: Keras models on workers of ``ddlf.testing``, and made-up ones without Keras, whose workers
-hold all that a round leaves behind (momentum, residuals, weights). Compared are the SHA-256 of the weights, of the optimizers' states and of the
-ledger, and what the records say of rounds, slots, versions, staleness and samples. Asynchronous training of several slots is of made-up workers
-whose updates arrive in a given order. Exit code 1 if anything differs. The trainings are this tree's for both, so they use what both have.
+Each training runs in one process for each version. There are Keras models on workers of ``ddlf.testing``, and trainings
+without Keras, whose workers keep all the state that a round leaves behind (momentum, residuals, weights). The trial
+compares the SHA-256 of the weights, of the optimizers' states and of the ledger. It also compares the rounds, slots,
+versions, staleness and samples in the records. Asynchronous training of several slots has no Keras, and a given order
+of updates. The exit code is 1 if anything differs. Both versions run the trainings of this version, so these only use
+functions that both have.
 """
 
 from __future__ import annotations

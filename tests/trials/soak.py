@@ -1,17 +1,20 @@
-"""Nothing grows: memory, descriptors, threads and tasks of master, daemon and executor under long use.
+"""Check that memory, descriptors, threads and tasks of master, daemon and executor do not grow under long use.
 
     python -m tests.trials.soak [--calls 2000000] [--cycles 1000] [--minutes 15] [--transfers 300] [--rounds 50]
 
-Three parts, each against a real ``ddlf-worker`` of its own: small calls, on clusters that connect and close one after the other; arrays of 16 MB
-there and back; rounds of training (digits CNN). 0 leaves a part out. The calls are spread over 15 minutes, in which 1 MiB an hour is 250 KiB: in the
-minute that they take without a pause it would be 17 KiB, a few pages, and allocators move by more than that.
+There are three parts, each with its own real ``ddlf-worker``: small calls on clusters that connect and close one after
+another, arrays of 16 MB in both directions, and rounds of training (digits CNN). 0 leaves a part out. The calls are
+spread over 15 minutes, in which 1 MiB an hour is 250 KiB. Without pauses they would take a minute, in which 1 MiB an
+hour is only 17 KiB, a few pages. An allocator changes by more than that.
 
-After a warm-up (2,000 clusters with a call each, then a fifth of each part) the memory that each process has for itself is read 80 times. The
-slope is the median of the slopes between all pairs of readings (Theil and Sen), so that one step of an allocator does not decide; ``grown`` is the
-median of the last fifth of the readings less that of the first fifth. Python's own allocations are counted too: what leaks is there, what an
-allocator keeps for later is not.
+Each part begins with a warm-up: 2,000 clusters with a call each, then a fifth of the part. Then the trial reads the
+private memory of each process 80 times. The slope is the median of the slopes between all pairs of readings (Theil and
+Sen), so a single step of an allocator does not decide. ``grown`` is the median of the last fifth of the readings minus
+that of the first fifth. The trial also counts Python's own allocations. They contain leaks, but not the memory that an
+allocator keeps for later.
 
-Exit code 1 when the memory of the calls has a slope of over 1 MiB an hour, or when any part leaves a descriptor, a thread or a task behind.
+The exit code is 1 if the memory of the calls has a slope of more than 1 MiB an hour, or if any part leaves a
+descriptor, a thread or a task behind.
 """
 
 from __future__ import annotations

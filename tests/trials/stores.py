@@ -1,12 +1,16 @@
-"""Training from a store that fails: the bits of a folder, and nothing fetched twice that came once.
+"""Train from a failing store. The bits must equal those of a folder, and no complete file may be fetched twice.
 
     python -m tests.trials.stores [--store s3|http] [--share 0.1] [--files 20] [--epochs 3]
 
-``s3`` is a bucket of moto's server in this process (``pip install s3fs 'moto[server]'``), ``http`` a ``FaultyStore``. A share of the requests
-goes wrong: an answer 500, an answer 503, a body that is cut, or one that stalls. Two workers train from a folder; from the store without a
-cache; and two others with one. To be seen: the SHA-256 of the weights is the same; with the cache each partition file comes once in all, without
-it at most once in each epoch, since a worker may have it in memory still, and the first one once more for each node, which looks at a sample to
-build the model; retries aside. Exit code 1 if not.
+``s3`` is a bucket of moto's server in this process (``pip install s3fs 'moto[server]'``), ``http`` a ``FaultyStore``. A
+share of the requests fails: with status 500, with status 503, with a truncated body, or with a body that stalls. Two
+workers train from a folder, then from the store without a cache, and two other workers from the store with a cache. The
+exit code is 1 unless all of this is true:
+
+- The SHA-256 of the weights is the same.
+- With the cache, each partition file is fetched once, apart from retries.
+- Without it, each file is fetched at most once in each epoch, since a worker may still have it in memory. Each node
+  fetches the first file once more, because it reads a sample to build the model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Chaos, the short form; and that the check sees each kind of broken promise."""
+"""Run the short form of the chaos trial, and test that its check detects each kind of broken promise."""
 
 import pytest
 

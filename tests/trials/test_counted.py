@@ -1,4 +1,4 @@
-"""Kills of workers with shards, and of their master, the short form."""
+"""Run the short form of the trial that kills workers with servers of Downpour, and their master."""
 
 from tests.trials.counted import is_well, trial
 

@@ -1,4 +1,4 @@
-"""The trial in short: every damage is named before a sample counts."""
+"""Run the short form of the damage trial: every damaged file is named before a sample of it counts."""
 
 from tests.trials.damage import trial
 

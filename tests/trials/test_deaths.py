@@ -1,4 +1,4 @@
-"""Workers that die at random moments of a run, the short form."""
+"""Run the short form of the trial that kills workers at random moments of a run."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The short form of how soon a loss is noticed, and of how nobody is lost who is only busy."""
+"""Run the short forms of two trials: losses are detected soon, and busy workers are not declared dead."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The master of a run is killed and resumed, the short form."""
+"""Run the short form of the trial that kills the master of a run and resumes the run."""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""The short form of models in all formats: a small one, in what the tests have anyway; a text goes the same way in ``tests/cli/test_export.py``."""
+"""Run the short form of the export trial: a small model, in the formats whose packages the tests have.
+
+``tests/cli/test_export.py`` exports a model text in the same way.
+"""
 
 import pytest
 

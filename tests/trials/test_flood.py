@@ -1,4 +1,4 @@
-"""Strangers flood a worker, the short form: it holds the bars that do not depend on the machine."""
+"""Run the short form of the flood trial, with the limits that do not depend on the machine."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""One data set in every format and store, the short form: all formats are made, one is trained on from a web server."""
+"""Run the short form of the formats trial: it creates all formats, and trains on one of them from a web server."""
 
 import pytest
 

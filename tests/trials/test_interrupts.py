@@ -1,4 +1,4 @@
-"""Ctrl-C at random moments, the short form."""
+"""Run the short form of the trial that sends Ctrl-C at random moments."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The short form of what holds on JAX: each stabiliser once, by itself or around another one, and each operator."""
+"""Run the short form of the JAX trial: each operator once, and each stabiliser once, alone or around another one."""
 
 from tests.trials import on_jax
 

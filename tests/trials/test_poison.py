@@ -1,4 +1,4 @@
-"""The model survives what one of four slots sends, as docs/contributing/trials.md says; here with a model that trains in milliseconds."""
+"""Test that a small model survives the bad updates of one of four slots, as docs/contributing/trials.md says."""
 
 import pytest
 

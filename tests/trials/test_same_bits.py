@@ -1,4 +1,4 @@
-"""Trainings with the code of two trees, the short form: one tree, with more and with fewer workers."""
+"""Run the short form of the same-bits trial: one version, with more and with fewer workers."""
 
 from tests.trials.same_bits import ROOT, compared, run
 

@@ -1,4 +1,4 @@
-"""The soak, the short form: it runs, its slope is that of Theil and Sen, and it finds what is left behind."""
+"""Run the short form of the soak trial, and test that it computes Theil and Sen's slope and detects leaks."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Training from a store that fails, the short form: a web server, and nothing that takes as long as a stall."""
+"""Run the short form of the stores trial: a web server, and no faults that take as long as a stall."""
 
 import pytest
 

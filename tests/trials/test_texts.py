@@ -1,4 +1,4 @@
-"""The short form of made-up texts of models."""
+"""Run the short form of the trial of generated model texts."""
 
 import pytest
 

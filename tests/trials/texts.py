@@ -1,9 +1,9 @@
-"""Made-up texts of models: each is read, or refused with a NotationError that has places, and parsing takes at most 50 ms for 10 kB.
+"""Read generated model texts. Each is accepted, or refused by a NotationError with positions, within 50 ms for 10 kB.
 
     python -m tests.trials.texts [--texts 1000000] [--seed 0]
 
-Right texts are cut, mixed, repeated and sprinkled with words and signs of the notation and of other languages. What breaks a promise is printed, and
-the exit code is 1.
+The trial cuts, mixes and repeats valid texts, and inserts words and signs of the notation and of other languages. It
+prints each text that breaks the promise, and its exit code is then 1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Start ``ddlf-worker`` processes, also inside a network namespace, and ask how much of one is left."""
+"""Start ``ddlf-worker`` processes, also inside a network namespace, and find what remains of a worker after its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of two words comes first: attention over places."""
+"""A healthy program: attention over positions decides which of two words comes first."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Pictures of bytes that are shifted and turned by chance in training."""
+"""A healthy program: training shifts and rotates uint8 images at random."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Digits through sixteen numbers and back: inputs are the targets."""
+"""A healthy program: an autoencoder compresses digits into sixteen numbers. Its targets are its inputs."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""How many there are: counts, an exponential and the loss of Poisson's."""
+"""A healthy program: it predicts counts with an exponential output and the Poisson loss."""
 
 import keras
 import numpy as np

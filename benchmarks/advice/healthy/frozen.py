@@ -1,4 +1,4 @@
-"""A head on a backbone that learns no more."""
+"""A healthy program: a new head on a frozen backbone."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Two classes as -1 and 1, and a margin."""
+"""A healthy program: two classes with the labels -1 and 1, and the hinge loss."""
 
 import keras
 import numpy as np

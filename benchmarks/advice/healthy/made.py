@@ -1,4 +1,4 @@
-"""Batches that a PyDataset makes while they are read."""
+"""A healthy program: a PyDataset generates each batch when it is read."""
 
 import keras
 import numpy as np

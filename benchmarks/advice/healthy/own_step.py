@@ -1,4 +1,4 @@
-"""A model with a step of its own: it learns from noisy inputs to give the clean ones."""
+"""A healthy program: a model with a custom train_step learns to remove noise from its inputs."""
 
 import keras
 import numpy as np

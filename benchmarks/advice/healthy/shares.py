@@ -1,4 +1,4 @@
-"""Shares that sum to one, as people voted: a divergence."""
+"""A healthy program: it predicts shares of votes, which sum to one, with the Kullback-Leibler divergence."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Three tasks on one trunk: a class, a number, and several labels."""
+"""A healthy program: three tasks share one trunk: a class, a number, and several labels."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Features of very different scale, which the model itself normalizes."""
+"""A healthy program: features have very different scales, and the model normalizes them itself."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""What is true of a digit: even, above four, prime, with a loop. Several may be."""
+"""A program that predicts several labels of a digit: whether it is even, above four, prime, and has a loop."""
 
 import keras
 import numpy as np

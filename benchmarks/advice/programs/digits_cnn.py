@@ -1,4 +1,4 @@
-"""Digits as pictures, one-hot labels, a small convolutional network and SGD."""
+"""A program that classifies images of digits: one-hot labels, a small convolutional network, and SGD."""
 
 import keras
 import numpy as np

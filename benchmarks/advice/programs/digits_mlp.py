@@ -1,4 +1,4 @@
-"""Digits of 8 x 8 pixels as rows of 64 numbers, and a small dense network."""
+"""A program that classifies digits of 8 x 8 pixels, as rows of 64 numbers, with a small dense network."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""A number from ten others: a function with a sine, a square and noise (Friedman, 1991)."""
+"""A program that predicts a number from ten others: a function with a sine, a square and noise (Friedman, 1991)."""
 
 import keras
 import numpy as np

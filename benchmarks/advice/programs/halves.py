@@ -1,4 +1,4 @@
-"""Two inputs, the halves of a digit, and two outputs: which digit it is, and how much ink it has."""
+"""A program with two inputs, the halves of a digit, and two outputs: the digit and its amount of ink."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""The next letter of a text: a small causal network over places, each of which foretells the one behind it."""
+"""A program that predicts the next letter of a text at each position, with a small causal network."""
 
 import keras
 import numpy as np

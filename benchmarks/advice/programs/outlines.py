@@ -1,4 +1,4 @@
-"""Where in a noisy picture a disc is: a small U-Net, and a mask for each picture."""
+"""A program that finds a disc in a noisy image: a small U-Net predicts a mask for each image."""
 
 import keras
 import numpy as np

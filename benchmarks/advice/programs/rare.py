@@ -1,4 +1,4 @@
-"""One of twenty-five samples is of the class that matters, which therefore weighs more."""
+"""A program with a rare class: one of twenty-five samples has it, and gets a larger weight."""
 
 import keras
 import numpy as np

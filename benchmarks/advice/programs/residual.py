@@ -1,4 +1,4 @@
-"""A deep network with normalization and skips, on uint8 pictures that the model scales itself."""
+"""A program with a deep network, normalization and skip connections. The model scales uint8 images itself."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Whether a made-up review is kind: rows of words of different length, which end with zeros."""
+"""A program that decides whether a generated review is kind. Rows of words are padded with zeros."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""A convolutional network whose learning rate comes down over the run, counted for two slots."""
+"""A program with a convolutional network and a falling learning rate, whose step count is for two slots."""
 
 import keras
 import numpy as np

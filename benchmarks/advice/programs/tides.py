@@ -1,4 +1,4 @@
-"""The next value of a series: waves of two lengths and noise, in windows."""
+"""A program that predicts the next value of a series: waves of two lengths and noise, in windows."""
 
 import keras
 import numpy as np

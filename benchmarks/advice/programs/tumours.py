@@ -1,4 +1,4 @@
-"""Which tumours are benign, of thirty measurements with scales of their own: two classes, one unit."""
+"""A program that classifies tumours as benign or not, by thirty measurements of different scales, with one output unit."""
 
 import keras
 import numpy as np

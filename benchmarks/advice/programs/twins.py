@@ -1,4 +1,4 @@
-"""Whether two digits are the same one: one encoder for both, and the distance of what it makes of them."""
+"""A program that decides whether two digits are equal. One encoder reads both, and the distance of its outputs decides."""
 
 import keras
 import numpy as np
