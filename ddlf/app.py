@@ -248,12 +248,17 @@ class IApp:
     def _emit(self, event: Event) -> None:
         """Send an event to all subscribers, and print it if no hook does. The line follows delayed records."""
         self.run_context.events.emit(event)
-        if self.verbose and (text := line_without_hook(event)):
+        if self._is_heard and (text := line_without_hook(event)):
             self.say(text)
+
+    @property
+    def _is_heard(self) -> bool:
+        """Whether lines are printed, or go to a ``say`` of the user's own."""
+        return bool(self.verbose) or getattr(self.say, "__func__", None) is not IApp.say
 
     def _hook(self, event: Event) -> Any:
         """Pass an event to ``on_event``, if it is a training event."""
-        if not self.verbose and getattr(self.on_event, "__func__", None) is IApp.on_event:
+        if not self._is_heard and getattr(self.on_event, "__func__", None) is IApp.on_event:
             return None  # the default hook only prints
         return None if (told := training_event(event)) is None else self.on_event(told)
 

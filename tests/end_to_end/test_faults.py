@@ -358,10 +358,10 @@ async def test_a_request_with_the_key_of_another_lease_is_refused(workers):
         worker = cluster.workers[0]
         other = ProxyWorker("127.0.0.1", port, workers.token, guest=True)
         await other.connect_control()
-        other._link.claim.guest = False  # it has a connection, and a key that nobody granted
-        for key in (bytes(24), bytes(16), b"x" * 24, worker._link.claim.master_id + bytes(8)):
-            other._link.claim.master_id, other._link.claim.epoch = key[:16], int.from_bytes(key[16:], "little")
-            with pytest.raises(LeaseError, match="does not have the worker"):
+        other._link.identity.guest = False  # it has a connection, and a key that nobody granted
+        for key in (bytes(24), bytes(16), b"x" * 24, worker._link.identity.master_id + bytes(8)):
+            other._link.identity.master_id, other._link.identity.epoch = key[:16], int.from_bytes(key[16:], "little")
+            with pytest.raises(LeaseError, match="no longer has the worker"):
                 await other.run_method(add, 1, 2)
         await other.close()
         assert await worker.run_method(add, 1, 2) == 3

@@ -449,10 +449,10 @@ async def test_of_a_shard_other_workers_ask_no_more_than_it_offers():
     assert (await played_here(roles, "run", "server:1:1", "fetch", 0, 1))["version"] == 0
     with pytest.raises(ProtocolError, match="a server:1:1 does not offer 'snapshot' to other workers"):
         await played_here(roles, "run", "server:1:1", "snapshot")
-    with pytest.raises(AppMissing, match="it holds no server:1:0 of this run"):
+    with pytest.raises(AppMissing, match="it hosts no server:1:0 of this run"):
         await played_here(roles, "run", "server:1:0", "fetch", 0, 1)
     await servers.close()
-    with pytest.raises(AppMissing, match="it holds no server:1:1 of this run"):
+    with pytest.raises(AppMissing, match="it hosts no server:1:1 of this run"):
         await played_here(roles, "run", "server:1:1", "fetch", 0, 1)
 
 
