@@ -23,6 +23,7 @@ from typing import Any
 from benchmarks.echo import LENGTH
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.rpc.buffers import POOL
+from ddlf.rpc.code import CodeSender
 from ddlf.rpc.connection import Channel, Connection
 from ddlf.rpc.messages import Limits, Request
 from ddlf.worker.activity import Activity
@@ -67,7 +68,8 @@ async def measure_ddlf(calls: int, repeats: int) -> dict[str, list[float]]:
         serving = asyncio.create_task(executor.serve(right, Limits(), Limits()))
         proxy = ProxyWorker("127.0.0.1", 1, b"")
         stream = partial(Connection, left, limits=Limits(), allocate=POOL.take)
-        proxy._link.data = Channel(proxy._link, stream, itertools.count(1))  # without the handshake and a daemon
+        # without the handshake and a daemon
+        proxy._link.data = Channel(proxy._link, stream, itertools.count(1), code=CodeSender())
         await proxy.rpc(Request("connect", guest=True))  # without a daemon nobody gives leases
         await proxy.add_method(echo)
 

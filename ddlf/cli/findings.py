@@ -166,7 +166,7 @@ def of_pair(caller: str, called: str, reason: str) -> Problem:
     return Problem(
         "warning",
         (caller,),
-        f"it has no way to {called}: {reason}",
+        f"it cannot reach {called}: {reason}",
         "let a firewall pass that, or say where others reach it: ddlf-worker --advertise HOST:PORT; else train with exchange='star'",
     )
 

@@ -174,11 +174,18 @@ def group_of(name: str, value: object) -> Group | None:
         value: A group; or its text, for ``mode`` and ``exchange``.
 
     Raises:
-        ConfigError: The text cannot be read.
+        ConfigError: The text cannot be read, or the group belongs to another attribute.
     """
     if name in _TEXTS and isinstance(value, str):
         return _TEXTS[name].group(name, value)
-    return value if name in GROUPS and isinstance(value, GROUPS[name]) else None
+    kind = value if isinstance(value, type) else type(value)
+    belongs = next((attribute for attribute, accepted in GROUPS.items() if issubclass(kind, accepted)), None)
+    if belongs is None:
+        return None
+    if isinstance(value, Group) and name in GROUPS and isinstance(value, GROUPS[name]):
+        return value
+    given = f"ddlf.{kind.__name__}" + ("(...)" if isinstance(value, Group) else "")
+    raise ConfigError(f"{name} cannot be {given}", hint=f"write {belongs} = ddlf.{kind.__name__}(...)")
 
 
 class View:

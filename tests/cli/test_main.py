@@ -367,7 +367,10 @@ def test_stop_by_force_names_who_did_it_to_master_and_worker(workers, tmp_path):
         _, errors = user.communicate(timeout=PATIENCE_S)
     assert user.returncode == 5
     who = f"{me} (ddlf stop --restart)"
-    assert f"the executor was restarted by {who} while it ran 'run_code'; ask them" in errors
+    assert (
+        f"the executor was restarted by {who} while it ran 'run_code'; ask that user whether they have finished"
+        in errors
+    )
     assert "dmesg" not in errors
     assert f"restarted by {who}, while {me} pid {user.pid}" in both[0].output
     assert all(worker.process.poll() is None for worker in both)

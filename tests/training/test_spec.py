@@ -123,3 +123,19 @@ def test_another_package_brings_a_strategy(monkeypatch):
 
 def test_an_app_has_few_public_attributes():
     assert len([name for name in dir(ddlf.IApp) if not name.startswith("_")]) <= 35
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [
+        ("mode", ddlf.Star(), "exchange = ddlf.Star"),
+        ("exchange", ddlf.Sync(), "mode = ddlf.Sync"),
+        ("local", ddlf.Data(batch_size=8), "data = ddlf.Data"),
+        ("train", ddlf.Local(), "local = ddlf.Local"),
+        ("datta", ddlf.Data(batch_size=8), "data = ddlf.Data"),
+        ("mode", ddlf.Sync, "mode = ddlf.Sync"),
+    ],
+)
+def test_app_refuses_group_under_another_name(name, value, hint):
+    with pytest.raises(ddlf.errors.ConfigError, match=f"{name} cannot be .*; write {hint}"):
+        type("App", (ddlf.IApp,), {name: value})
