@@ -193,7 +193,7 @@ class LinkState:
         self.lease: LeaseError | None = None
         self._stopped_by = self._stopped_hint = ""
         self._how_ended = how_ended
-        self.worker_events = asyncio.Event()
+        self.changed = asyncio.Event()
 
     @property
     def is_closed(self) -> bool:
@@ -212,7 +212,7 @@ class LinkState:
     def lose(self) -> None:
         """Note that the connection to the daemon has ended."""
         self.phase = Phase.CLOSED if self.is_closed else Phase.LOST
-        self.worker_events.set()
+        self.changed.set()
 
     def close(self) -> None:
         """Note that the master ends the link."""
@@ -263,7 +263,7 @@ class LinkState:
                 # If it ran another master's request, or none, the crash says nothing about this master's requests.
                 begun=max(ran, int(facts.get("beside", 2**64))) if ran >= first_id else 2**64,
             )
-            self.worker_events.set()
+            self.changed.set()
             if gave_up:
                 log.warning("%s; the state that methods kept in it is lost", self.crash)
         elif event == "stopped_by":
@@ -286,8 +286,8 @@ class LinkState:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(NEWS_S):
                     while self.phase is Phase.OPEN and not data.is_explained_by(self.crash):
-                        self.worker_events.clear()
-                        await self.worker_events.wait()
+                        self.changed.clear()
+                        await self.changed.wait()
         return self.crash if data.is_explained_by(self.crash) else None
 
     async def of_worker(self, reason: object, worker: str, silent_s: float | None) -> DDLFError:

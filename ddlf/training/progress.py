@@ -440,7 +440,7 @@ class Progress:
             },
             states=[
                 {
-                    name: [arrays[SLOTS + name].get(f"slot {slot:04d} {i:04d}") for i in range(length)]
+                    name: [arrays.get(SLOTS + name, {}).get(f"slot {slot:04d} {i:04d}") for i in range(length)]
                     for name, length in groups.items()
                 }
                 for slot, groups in enumerate(facts["states"])

@@ -86,10 +86,10 @@ async def one_kill(worker: ProxyWorker, pid: int, situation: str) -> tuple[float
     """Kill a process of the worker; returns when the master knew, and the signal that it was told."""
     if situation == "idle":
         standing = worker._link.link_state
-        standing.news.clear()
+        standing.changed.clear()
         begin = time.perf_counter()
         os.kill(pid, signal.SIGKILL)
-        await asyncio.wait_for(standing.news.wait(), 30)
+        await asyncio.wait_for(standing.changed.wait(), 30)
         return time.perf_counter() - begin, standing.crash.signal if standing.crash else None
     if situation == "busy":
         call = asyncio.ensure_future(worker.run_method(spin))

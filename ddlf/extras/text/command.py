@@ -135,6 +135,8 @@ def format(options: argparse.Namespace) -> int:
 
 def show(options: argparse.Namespace) -> int:
     """Show the layers of a model, and return the exit code."""
+    if options.svg and options.svg.suffix.lower() != ".svg":
+        raise ConfigError(f"--svg {options.svg} writes a picture in SVG", hint="give it a name that ends in .svg")
     model = opened(options.file, options.layers)
     if options.json:
         print(json.dumps(_facts(model)))

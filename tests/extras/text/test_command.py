@@ -171,6 +171,14 @@ def test_show_draws_a_lane_for_each_skip(tmp_path, capsys):
     ]
 
 
+def test_show_refuses_svg_in_a_file_of_another_kind(tmp_path, capsys):
+    path = tmp_path / "a.nnm"
+    path.write_text(DIGITS)
+    printed, code = ddlf(capsys, "show", path, "--svg", path)
+    assert code != 0
+    assert path.read_text() == DIGITS
+
+
 def test_show_writes_the_drawing_as_svg_that_a_browser_can_read(tmp_path, capsys):
     import xml.etree.ElementTree as xml
 
