@@ -19,44 +19,46 @@ from typing import Any, Protocol
 from ddlf.errors import ConfigError
 
 BUILT_IN = ("text", "advice", "export", "stabilisers")
-"""Packages beside this file."""
+"""The parts in the folder of this file."""
 GROUP = "ddlf.extras"
 OPTIONAL_SETTINGS = ("notation", "schedule", "clip", "multipliers", "advice")
-"""Settings that the core declares and a part implements."""
+"""The settings that the core declares, and a part implements."""
 
 
 class AdviceReport(Protocol):
-    """The answer of the adviser. As text it is what ``ddlf advise`` prints."""
+    """The report of the adviser. Its text is the output of ``ddlf advise``."""
 
     @property
     def advice(self) -> Sequence[object]:
-        """The findings, the worst first."""
+        """Return the findings, the worst first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extra:
-    """Where an optional part plugs into the core.
+    """The hooks of an optional part into the core.
 
-    Each hook is the text ``"module:function"``. It is imported when the core first needs it, so that a part costs nothing until then.
+    A hook is the text ``"module:function"``. The core imports it on first use, so that an unused part costs nothing.
 
     Args:
-        name: What the part is called in errors.
-        commands: Commands of ``ddlf``, each with its group, name, home and line in the help, as ``ddlf.cli.parsing.Commands.add`` takes them.
+        name: The name of the part in errors.
+        commands: Commands of ``ddlf``. Each has the arguments of ``ddlf.cli.parsing.Commands.add``: group, name, home
+            and the line in the help.
         settings: Names of the settings of ``OPTIONAL_SETTINGS`` that the part implements, with spaces between them.
-        app_of_file: Makes an app of a file that is not Python: ``(path: Path, data: str | None) -> type[IApp]``.
-        file_types: Suffixes of the files that ``app_of_file`` takes, with spaces between them.
-        check_app: Refuses an app before anything starts: ``async (app) -> None``.
-        ready_model: Finishes the compiled model of an app on every node, before it trains: ``(app, model) -> None``.
-        watch_run: Looks at an app before training, on the master: ``async (app) -> AbstractContextManager``. The context is open while the app
-            trains.
+        app_of_file: Returns the app class of a file that is not Python: ``(path: Path, data: str | None) ->
+            type[IApp]``.
+        file_types: The suffixes of the files that ``app_of_file`` accepts, with spaces between them.
+        check_app: Refuses an invalid app before the run starts: ``async (app) -> None``.
+        ready_model: Changes the compiled model of an app on every node before training: ``(app, model) -> None``.
+        watch_run: Checks an app on the master before training: ``async (app) -> AbstractContextManager``. The context
+            is open during the training.
         advise: Looks for mistakes in an app: ``async (app, level: str) -> AdviceReport``.
         save_model: Writes a model to a file with one of ``saved_types``: ``(model, path: Path) -> None``.
         saved_types: Suffixes of the files that ``save_model`` writes, with spaces between them.
-        begin_executor: Runs once in each executor: ``(ask_master: Callable[[str, str], Any]) -> None``. ``ask_master(kind, name)`` returns what
-            ``answer`` gave on the master.
-        answer: Answers a question that an executor asked its master: ``(kind: str, name: str, folders: Sequence[Path]) -> bytes | None``. Only
-            files below these folders may be given.
-        provide: Gives other parts an object: ``(name: str) -> Any``, None if the part has no such object.
+        begin_executor: Runs once in each executor: ``(ask_master: Callable[[str, str], Any]) -> None``.
+            ``ask_master(kind, name)`` returns the result of ``answer`` on the master.
+        answer: Answers a question that an executor asked its master: ``(kind: str, name: str, folders: Sequence[Path])
+            -> bytes | None``. It may only return files below these folders.
+        provide: Returns an object to other parts: ``(name: str) -> Any``. None if the part lacks the object.
     """
 
     name: str
@@ -77,7 +79,7 @@ class Extra:
 
 @functools.cache
 def installed() -> tuple[Extra, ...]:
-    """Return the parts that are installed: the built-in ones first, then those of other packages by name."""
+    """Return the installed parts: first the built-in ones, then the parts of other packages by name."""
     modules = [f"{__name__}.{name}" for name in BUILT_IN if importlib.util.find_spec(f"{__name__}.{name}")]
     extras = [extra for module in modules if (extra := getattr(importlib.import_module(module), "EXTRA", None))]
     outside = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda entry: entry.name)
@@ -120,14 +122,14 @@ def suffixes(types: str) -> tuple[str, ...]:
 
 
 def provided(name: str, needed_by: str) -> Any:
-    """Return an object that a part gives to other parts.
+    """Return an object that a part provides to other parts.
 
     Args:
         name: For example ``"Multipliers"``.
-        needed_by: What needs it, for the error.
+        needed_by: The setting or feature that needs the object, for the error.
 
     Raises:
-        ConfigError: No installed part has it.
+        ConfigError: No installed part provides the object.
     """
     for provide in hooks("provide"):
         if (found := provide(name)) is not None:
@@ -146,7 +148,7 @@ def check_settings(app: object, defaults: Mapping[str, Any]) -> None:
         defaults: The default values of settings by name.
 
     Raises:
-        ConfigError: Names the setting.
+        ConfigError: No installed part implements a setting; the error names it.
     """
     for name in OPTIONAL_SETTINGS:
         value = getattr(app, name)

@@ -49,21 +49,22 @@ def depths(model: Any) -> dict[str, tuple[int, int]]:
 
 
 def _graph(model: Any) -> Any:
-    """What has the graph of a model; None of a layer, and of a model without."""
+    """Return the object with the graph of a model; None for a layer, or for a model without a graph."""
     graph = getattr(model, "_functional", model)
     return graph if getattr(graph, "_nodes_by_depth", None) else None
 
 
 def _add(model: Any, places: dict[int, list[int]], calls: list[tuple[str, list[int]]]) -> list[list[int]]:
-    """Add the calls of layers in a model, in an order that goes forward: the name of each, and the places of those that it takes from.
+    """Add the layer calls of a model in forward order, each with the layer's name and the indices of its inputs.
 
     Args:
-        model: With a graph.
-        places: Of each of its inputs, by the tensor, where it comes from; gets those of all others.
-        calls: Those so far.
+        model: A model with a graph.
+        places: The indices of the calls that compute each tensor. It starts with the model's inputs, and receives all
+            other tensors.
+        calls: The calls so far.
 
     Returns:
-        Where each of its outputs comes from.
+        For each output of the model, the indices of the calls that compute it.
     """
     graph = _graph(model)
     for depth in sorted(graph._nodes_by_depth, reverse=True):
@@ -173,7 +174,10 @@ class Unfreezing(Wrapper):
 
 
 def _part(level: float) -> Any:
-    """The way from the old weight to the new one: what is frozen keeps its bits, and what is free has those of the inner optimizer."""
+    """Return a function from the old and the new weight to the weight between them.
+
+    A frozen weight keeps its bits, and a free one has the bits of the inner optimizer.
+    """
     if level in (0.0, 1.0):
         return lambda old, new: new if level else old
     return lambda old, new: old + keras.ops.cast(level, old.dtype) * (new - old)

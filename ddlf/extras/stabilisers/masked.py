@@ -56,7 +56,7 @@ class Masked(keras.losses.Loss):  # type: ignore[misc]
         return ops.sum(total) / ops.maximum(ops.sum(counted), 1)
 
     def _losses(self, y_true: Any, y_pred: Any) -> Any:
-        """One loss for each label."""
+        """Return one loss for each label."""
         call = self.loss.call if isinstance(self.loss, keras.losses.Loss) else self.loss
         if y_true.shape[1:] != y_pred.shape[1:]:  # numbers of classes
             flat = y_true[..., 0] if len(y_true.shape) == len(y_pred.shape) and y_true.shape[-1] == 1 else y_true

@@ -121,7 +121,7 @@ class Uncertain(keras.Model):  # type: ignore[misc]
         )
 
     def _in_order(self, given: Any) -> list[Any]:
-        """What is given for each output, in the order of the names."""
+        """Return the values for each output in the order of the output names."""
         return [given[name] for name in self.output_names] if isinstance(given, Mapping) else list(given)
 
     def get_config(self) -> dict[str, Any]:
