@@ -183,7 +183,7 @@ class LinkState:
     Attributes:
         phase: State of the link.
         crash: How the last crashed executor ended.
-        news: Set when a new fact about the link is known.
+        changed: Set when a new fact about the link is known.
         lease: The error for a worker that another master has taken over; None otherwise.
     """
 

@@ -754,3 +754,13 @@ def test_a_checkpoint_has_the_same_facts_when_it_comes_back():
     for name in ("training", "version", "round", "asked", "converged", "settings", "slot_rounds"):
         assert getattr(back, name) == getattr(progress, name), name
     assert back.epochs == [2, 2, 1]
+
+
+async def test_a_sharded_run_whose_residuals_are_all_empty_is_resumed(tmp_path):
+    settings = {"exchange": "sharded", "local_rule": "scaffold", "codec": "powersgd:2", "slots": 3}
+    whole = FakeRun(**settings)
+    await whole.train_sync(4)
+    await FakeRun(checkpoint=tmp_path, **settings).train_sync(2)
+    resumed = FakeRun(checkpoint=tmp_path, resume="auto", **settings)
+    await resumed.train_sync(4)
+    assert equal(weights(resumed), weights(whole))

@@ -174,7 +174,7 @@ def test_show_draws_a_lane_for_each_skip(tmp_path, capsys):
 def test_show_refuses_svg_in_a_file_of_another_kind(tmp_path, capsys):
     path = tmp_path / "a.nnm"
     path.write_text(DIGITS)
-    printed, code = ddlf(capsys, "show", path, "--svg", path)
+    code = ddlf(capsys, "show", path, "--svg", path)[1]
     assert code != 0
     assert path.read_text() == DIGITS
 
