@@ -756,11 +756,25 @@ def test_a_checkpoint_has_the_same_facts_when_it_comes_back():
     assert back.epochs == [2, 2, 1]
 
 
+class Killed(Exception):
+    pass
+
+
 async def test_a_sharded_run_whose_residuals_are_all_empty_is_resumed(tmp_path):
-    settings = {"exchange": "sharded", "local_rule": "scaffold", "codec": "powersgd:2", "slots": 3}
+    """Its last checkpoint is that of a running round, with each slot's state in slices that workers wrote."""
+    small = {"kernel": np.zeros((4, 3), np.float32), "bias": np.zeros(3, np.float32)}  # travel without a codec
+    settings = {"exchange": "sharded", "local_rule": "scaffold", "codec": "powersgd:2", "slots": 3, "start": small}
     whole = FakeRun(**settings)
     await whole.train_sync(4)
-    await FakeRun(checkpoint=tmp_path, **settings).train_sync(2)
+    killed = FakeRun(checkpoint=tmp_path, **settings)
+
+    def on_round(record):
+        if record.round == 3:
+            raise Killed
+
+    killed.on_round = on_round
+    with pytest.raises(Killed):
+        await killed.train_sync(4)
     resumed = FakeRun(checkpoint=tmp_path, resume="auto", **settings)
     await resumed.train_sync(4)
     assert equal(weights(resumed), weights(whole))
