@@ -7,8 +7,10 @@ traces it from one commit to the next. The push is from one replica of Downpour 
 a push after each batch and no fetch. On the pushing worker, the trace contains its event loop, and the calls of
 ``FUNCTION``, the end of a batch, in its compute thread. On the other worker it contains the event loop.
 
-The output counts the different files and functions of ``ddlf`` in which a call began. Heartbeats, events and reads of
-properties count, too. Only the calls that collect the trace do not count.
+The output counts the different files and functions of ``ddlf`` in which a call began. In a round, heartbeats, events
+and reads of properties count, too; only the calls that collect the trace do not. For a push, the trace covers several
+rounds, and a function counts if it was called at least as often as one slot pushes in a round. So the beginning and the
+end of a round are not part of a push.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ import ddlf
 
 INSIDE = "stepped"
 """What Downpour calls at the end of a batch."""
+SAMPLES = 256
+"""Rows of the data. Each of two slots has half of them."""
 
 
 class Plain(ddlf.IApp):
@@ -33,9 +37,9 @@ class Plain(ddlf.IApp):
     batch_size = 32
 
     async def load_dataset(self) -> None:
-        """Make up 256 points."""
+        """Make up some points."""
         chance = np.random.default_rng(0)
-        self.x_train = chance.normal(size=(256, 8)).astype("float32")
+        self.x_train = chance.normal(size=(SAMPLES, 8)).astype("float32")
         self.y_train = np.eye(2, dtype="float32")[(self.x_train.sum(1) > 0).astype(int)]
 
     async def create_model(self) -> None:
@@ -129,10 +133,12 @@ async def round_of(cluster: Any) -> dict[str, list[tuple[str, str]]]:
 
 
 async def push_of(cluster: Any, inside: str) -> dict[str, list[tuple[str, str]]]:
-    """The calls of the pushes of the third of four rounds."""
+    """Return the calls that each push makes, by side."""
     calls: dict[str, Counter[tuple[str, str]]] = {}
     app = Plain(cluster)
-    vars(app).update(mode="downpour", shard_workers=1, shards=1, copies=0, n_fetch=10_000, n_push=1, master_epochs=4)
+    vars(app).update(mode="downpour", shard_workers=1, shards=1, copies=0, n_fetch=10_000, n_push=1, master_epochs=8)
+    app.batch_size = 4
+    pushes = SAMPLES // (2 * app.batch_size)
     replica, server = cluster.workers
 
     async def on_round(record: Any) -> None:
@@ -141,15 +147,12 @@ async def push_of(cluster: Any, inside: str) -> dict[str, list[tuple[str, str]]]
                 await collected(worker)  # sends its code, which is not part of a push
             await replica.run_method(trace_there, inside=inside)
             await server.run_method(trace_there)
-        if record.version == 3:
+        if record.version == 6:  # each slot has begun and ended a round since
             calls["replica"], calls["server"] = await collected(replica), await collected(server)
 
     app.on_round = on_round  # type: ignore[method-assign]
     await app.train_downpour()
-    return {
-        name: sorted(calls[name] - await own_calls(worker))
-        for name, worker in (("replica", replica), ("server", server))
-    }
+    return {name: sorted(call for call, count in calls[name].items() if count >= pushes) for name in calls}
 
 
 def show(what: str, traced: dict[str, list[tuple[str, str]]], *, as_list: bool) -> None:

@@ -132,7 +132,8 @@ def model_of(app: FakeRun) -> NumpyModel:
         app.samples,
         None if data is None else lambda version: data.at(version).manifest.sizes,
     )
-    model.exchanges_gradients = EXCHANGE_CHECK.kind(app.exchange).one_step
+    if EXCHANGE_CHECK.kind(app.exchange).one_step:
+        model.gradient = model.gradient_of
     return model
 
 

@@ -20,6 +20,7 @@ from ddlf.training.callbacks.checks import look_at_batches
 from ddlf.training.context import App
 from ddlf.training.evaluation.metrics import NOTHING_COUNTED, counted_names, read_state, scalars
 from ddlf.training.slot.build import describe_optimizer, describe_weights
+from ddlf.training.slot.model import Gradient
 from ddlf.training.slot.optimizers import (
     HELD_PATH,
     innermost,
@@ -71,7 +72,7 @@ class KerasModel:
         rule: The local rule of the round.
     """
 
-    exchanges_gradients = False
+    gradient: Gradient | None = None
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -133,7 +134,7 @@ class KerasModel:
         model = self._app.model
         self._told = {}
         in_model, self._slot = self._slot, None  # unknown until this round has ended
-        if not self.exchanges_gradients and (task.state is not None or task.shared or in_model != task.slot):
+        if self.gradient is None and (task.state is not None or task.shared or in_model != task.slot):
             write_optimizer(model, self._fresh if optimizer is None else optimizer)
         if self._position is not None and (steps := task.place) is not None:
             made = task.epochs * -(-len(task.indices) // task.batch_size)
@@ -152,7 +153,7 @@ class KerasModel:
 
         A user's ``train`` may have more epochs than the round; these use the last rates.
         """
-        if self._rates and not self.exchanges_gradients:
+        if self._rates and self.gradient is None:
             write_rates(self._app.model, self._rates[min(epoch - self._first_epoch, len(self._rates) - 1)])
 
     def optimizer_state(self, task: Task) -> Weights:
@@ -222,9 +223,6 @@ class KerasModel:
         if self._entries is None:
             self._entries = entries_of(self._app)
         return max(int(self._entries[task.indices].sum()), 1) if len(self._entries) else 0
-
-    def gradient(self, batch: tuple[Any, ...], weights: Weights) -> tuple[Weights, dict[str, float]]:
-        raise NotImplementedError("only the model of the gradient exchange has gradients of a batch")
 
     def statistics(self, task: Task, weights: Weights, batches: Iterable[tuple[tuple[Any, ...], int]]) -> Weights:
         """Return the moving statistics for these weights over some batches. ``slot/statistics.py`` has the method."""

@@ -9,6 +9,8 @@ from ddlf.algorithms.local_rules import Control
 from ddlf.algorithms.weights import Weights
 from ddlf.training.slot.task import Task
 
+Gradient = Callable[[tuple[Any, ...], Weights], tuple[Weights, dict[str, float]]]
+
 
 class LocalRuleSteps(Protocol):
     """The local rule of a round, applied in a model's steps."""
@@ -40,7 +42,8 @@ class TrainableModel(Protocol):
     Attributes:
         like: Arrays with the shapes and types of the model's weights.
         lossless: Whether each weight must travel exactly, because it is not trained.
-        exchanges_gradients: Whether a round is the gradient of one batch instead of local training.
+        gradient: Returns the gradient of a batch as an update, and its metrics, if a round is one gradient; None if slots
+            train locally.
         rule: The local rule of the round.
     """
 
@@ -48,7 +51,7 @@ class TrainableModel(Protocol):
     lossless: Sequence[bool]
 
     @property
-    def exchanges_gradients(self) -> bool: ...
+    def gradient(self) -> Gradient | None: ...
 
     @property
     def rule(self) -> LocalRuleSteps: ...
@@ -86,9 +89,6 @@ class TrainableModel(Protocol):
         Returns:
             Metrics of the last epoch.
         """
-
-    def gradient(self, batch: tuple[Any, ...], weights: Weights) -> tuple[Weights, dict[str, float]]:
-        """Return the gradient of a batch as an update, and its metrics."""
 
     def statistics(self, task: Task, weights: Weights, batches: Iterable[tuple[tuple[Any, ...], int]]) -> Weights:
         """Compute the moving statistics of layers that normalize by batches.

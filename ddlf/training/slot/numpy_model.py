@@ -12,6 +12,7 @@ from ddlf.algorithms.local_rules import LOCAL, Control
 from ddlf.algorithms.reading_order import Portion
 from ddlf.algorithms.weights import Weights, is_float
 from ddlf.training.evaluation.metrics import NOTHING_COUNTED
+from ddlf.training.slot.model import Gradient
 from ddlf.training.slot.statistics import moving
 from ddlf.training.slot.task import Task
 
@@ -34,7 +35,7 @@ class NumpyModel:
         sizes: Samples in each partition file, if tasks read partition files.
 
     Attributes:
-        exchanges_gradients: Whether a round is the gradient of one batch; False unless a test sets it.
+        gradient: None for local training; ``gradient_of`` if a round is the gradient of one batch.
         update: The update of the last ``fit``, weights before minus weights after.
         steps: Makes the local steps of a round: ``step``, unless a test replaces it.
         measures: Computes moving statistics: ``measure``, unless a test replaces it.
@@ -66,7 +67,7 @@ class NumpyModel:
         self.measures: Callable[[Task, Weights], Weights] = self.measure
         self.rule = NumpyRule(self)
         self.update: Weights = []
-        self.exchanges_gradients = False
+        self.gradient: Gradient | None = None
         self._momentum: Weights | None = None
         self.set_weights(self.like)
 
@@ -113,7 +114,7 @@ class NumpyModel:
         self.set_weights([w - u if is_float(w) else w for w, u in zip(weights, self.update, strict=True)])
         return {"loss": float(np.abs(weights[0]).mean()), "accuracy": accuracy_of(weights)}
 
-    def gradient(self, batch: tuple[Any, ...], weights: Weights) -> tuple[Weights, dict[str, float]]:
+    def gradient_of(self, batch: tuple[Any, ...], weights: Weights) -> tuple[Weights, dict[str, float]]:
         """Return the gradient of ``sum(w^2) / 20 + sum(w) * s``, where s is the mean of the samples' shares of n.
 
         So the gradient of a batch is the mean of the gradients of its parts, weighted by their samples. Weights that

@@ -57,7 +57,7 @@ class SlotRound:
     @property
     def trains(self) -> bool:
         """Whether the round has steps of local training."""
-        return bool(len(self.task.indices)) and not self.model.exchanges_gradients
+        return bool(len(self.task.indices)) and self.model.gradient is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -279,7 +279,7 @@ class Replica:
     def _trained(self, round: SlotRound) -> tuple[Weights, dict[str, float]]:
         """Train, and return the update and its metrics."""
         task, begun = round.task, round.begun
-        if self._model.exchanges_gradients:
+        if self._model.gradient is not None:
             return self._model.gradient(self._samples.batch(task), begun)
         if not round.trains:
             return [np.zeros_like(w) for w in begun], {}

@@ -15,15 +15,14 @@ from ddlf.training.slot.replica import Replica
 class GradientModel(KerasModel):
     """A Keras model whose round is the gradient of one batch. The optimizer that steps is on the master."""
 
-    exchanges_gradients = True
-
     def __init__(self, app: App) -> None:
         described = describe_optimizer(app.model.optimizer)
         self._gradients = Gradients(app.model)
         super().__init__(app)
+        self.gradient = self._gradient
         self._described = described  # the optimizer that the app compiled, and the master steps with
 
-    def gradient(self, batch: tuple[Any, ...], weights: Weights) -> tuple[Weights, dict[str, float]]:
+    def _gradient(self, batch: tuple[Any, ...], weights: Weights) -> tuple[Weights, dict[str, float]]:
         """Return the gradient of a batch as an update, and Keras's metrics; both from ``Gradients.of``."""
         update, self._told = self._gradients.of(batch, weights)
         return update, dict(self._told)
