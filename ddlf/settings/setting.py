@@ -7,7 +7,7 @@ the comparison with a checkpoint, the output of ``ddlf config show``, and docs/r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from enum import Flag, auto
@@ -109,9 +109,21 @@ class Group:
     _given: frozenset[str]
 
     def __new__(cls, *values: Any, **named: Any) -> Self:
+        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+        for name in named.keys() - set(names):
+            raise cls._unknown(name, names)
         group = super().__new__(cls)
-        vars(group)["_given"] = frozenset((*[field.name for field in fields(cls)][: len(values)], *named))  # type: ignore[arg-type]
+        vars(group)["_given"] = frozenset((*names[: len(values)], *named))
         return group
+
+    @classmethod
+    def _unknown(cls, name: str, known: Iterable[str]) -> ConfigError:
+        flat = next((one.field for one in cls.settings() if one.name == name), "")  # such as n_fetch for fetch
+        near = [flat] if flat else get_close_matches(name, known, 1)
+        guess = f"; did you mean {near[0]!r}?" if near else ""
+        return ConfigError(
+            f"{cls.name or cls.__name__} has no setting {name!r}{guess}", hint=f"it has {', '.join(known)}"
+        )
 
     @classmethod
     def settings(cls) -> Iterator[Setting[Any, Any]]:
@@ -160,7 +172,5 @@ class Group:
                 last = list(known)[place]
                 found[last] = field
             else:
-                near = get_close_matches(field, known, 1)
-                guess = f"; did you mean {near[0]!r}?" if near else ""
-                raise ConfigError(f"{cls.name} has no setting {field!r}{guess}", hint=f"it has {', '.join(known)}")
+                raise cls._unknown(field, known)
         return cls(**{field: known[field].read(value) for field, value in found.items()})

@@ -139,3 +139,21 @@ def test_an_app_has_few_public_attributes():
 def test_app_refuses_group_under_another_name(name, value, hint):
     with pytest.raises(ddlf.errors.ConfigError, match=f"{name} cannot be .*; write {hint}"):
         type("App", (ddlf.IApp,), {name: value})
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "meant"),
+    [
+        (ddlf.Downpour, "n_fetch", "fetch"),
+        (ddlf.Downpour, "replica", "replicas"),
+        (ddlf.Data, "batchsize", "batch_size"),
+    ],
+)
+def test_group_refuses_unknown_setting_and_names_the_one_that_is_meant(group, name, meant):
+    with pytest.raises(ConfigError, match=f"has no setting '{name}'; did you mean '{meant}'"):
+        group(**{name: 3})
+
+
+def test_group_as_text_names_the_setting_that_a_flat_name_means():
+    with pytest.raises(ConfigError, match="downpour has no setting 'n_fetch'; did you mean 'fetch'"):
+        ddlf.Downpour.of_text("n_fetch=3")
