@@ -18,12 +18,12 @@ import numpy as np
 from benchmarks.stand_in import PushingStandIn, StandInRun, like, nothing, tensors
 from ddlf.algorithms.flat_weights import Rows
 from ddlf.algorithms.push_rules import Cadence
-from ddlf.training.exchanges.peers import Unreached
 from ddlf.training.slot.task import Task
 from ddlf.training.strategies.downpour.client import record, replicas_of
 from ddlf.training.strategies.downpour.replica import batches_of
 from ddlf.training.strategies.downpour.server import Server
 from ddlf.worker.methods import concurrent
+from ddlf.worker.peers import Unreached
 
 
 class KilledStandIn(PushingStandIn):

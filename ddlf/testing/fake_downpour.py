@@ -16,11 +16,11 @@ from ddlf.algorithms.push_rules import Cadence
 from ddlf.data.app import UserApp
 from ddlf.errors import WorkerLost
 from ddlf.training.evaluation.metrics import NOTHING_COUNTED
-from ddlf.training.exchanges.peers import Unreached
 from ddlf.training.slot.task import Reply, Task
 from ddlf.training.strategies.downpour.client import record, replicas_of
 from ddlf.training.strategies.downpour.replica import planned, shares
 from ddlf.training.strategies.downpour.server import Servers
+from ddlf.worker.peers import Unreached
 
 RUN = "made up"
 """Name of the run of the fake workers' roles."""

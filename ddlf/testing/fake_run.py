@@ -25,7 +25,6 @@ from ddlf.testing.fake_downpour import RUN, answered, carried_until_lost, gradie
 from ddlf.testing.files import MadeUp
 from ddlf.training import start
 from ddlf.training.crew.crew import Crew
-from ddlf.training.exchanges.peers import Unreached, played_here
 from ddlf.training.exchanges.sharded.worker import ShardedWorker
 from ddlf.training.registry import EXCHANGE as EXCHANGE_CHECK
 from ddlf.training.registry import MODE
@@ -41,6 +40,7 @@ from ddlf.training.strategies.arrivals import MEASURED
 from ddlf.training.strategies.downpour.server import Servers
 from ddlf.training.strategies.downpour.settings import DownpourSettings
 from ddlf.worker.methods import Hosting
+from ddlf.worker.peers import Unreached
 
 
 class FakeRun(IApp):
@@ -246,7 +246,7 @@ class FakeWorker:
     async def ask(self, worker: int, role: str, verb: str, *arguments: Any) -> Any:
         """Call a role on a worker, which may be this one."""
         if worker == self.id:
-            return await played_here(self.roles, RUN, role, verb, *arguments)
+            return await self.roles.call(RUN, role, verb, *arguments)
         try:
             return await self._ask(worker, role, verb, *arguments)
         except WorkerLost as error:
@@ -257,7 +257,7 @@ class FakeWorker:
         await asyncio.sleep(0)
         if self.lost or other.lost:
             raise WorkerLost("it was lost", worker=other.name)
-        return await played_here(other.roles, RUN, role, verb, *arguments)
+        return await other.roles.call(RUN, role, verb, *arguments)
 
     def train(self, task: Task) -> Reply:
         """Carry one round of one slot."""

@@ -289,6 +289,17 @@ class Hosting:
             raise ProtocolError(f"a {name} does not offer {verb!r} to other workers")
         return Method(f"{name}.{verb}", function, concurrent=getattr(function, "concurrent", False), skip=3)
 
+    async def call(self, run: str, name: str, verb: str, *args: Any) -> Any:
+        """Call a verb of a role, as another worker would.
+
+        Raises:
+            AppMissing: The role does not exist in this run.
+            ProtocolError: The role has no such verb for other workers.
+        """
+        function = self.find(run, name, verb, by_peer=True).function
+        assert function is not None
+        return await function(*args)
+
     async def open(self, run: str, name: str, verb: str, make: Callable[..., Role], *args: Any, **kwargs: Any) -> None:
         """Create and host a role. End the roles of other runs, and a role of the same name."""
         for key in [key for key in self._roles if key[0] != run or key == (run, name)]:

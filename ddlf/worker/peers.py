@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import itertools
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn
@@ -37,6 +37,7 @@ from ddlf.rpc.heartbeats import ControlChannel, Timing, end_when_silent
 from ddlf.rpc.messages import CONTROL_LIMITS, MAX_BODY_BYTES, Frame, Limits, Request, Tag, refuse_loading
 from ddlf.rpc.tls import TOKEN_ONLY, Security
 from ddlf.worker.lease import peer_pass
+from ddlf.worker.methods import Hosting
 
 ADDRESS_S = 3.0
 """Seconds to wait for one address before trying the next."""
@@ -515,3 +516,48 @@ class Peers(Mapping[int, Peer]):
         peers, self._peers = self._peers, {}
         for peer in peers.values():
             peer.close()
+
+
+Ask = Callable[..., Awaitable[Any]]
+"""Calls a worker, maybe this one, by its number, a role, a verb, and arguments. Raises Unreached if the link fails."""
+
+
+class Unreached(Exception):
+    """Another worker did not answer a call.
+
+    Args:
+        worker: Number of the other worker.
+        why: The error, in one line.
+        link: Whether the link between the two workers failed.
+    """
+
+    def __init__(self, worker: int, why: str, *, link: bool = False) -> None:
+        super().__init__(why)
+        self.worker, self.why, self.link = worker, why, link
+
+
+def calls_of(me: int, peers: Peers, roles: Hosting, run: str) -> Ask:
+    """Return a function that calls roles of a run on any of its workers.
+
+    Args:
+        me: Number of this worker.
+        peers: The other workers.
+        roles: The roles of this worker.
+        run: Name of the run.
+    """
+
+    async def ask(number: int, role: str, verb: str, *arguments: Any) -> Any:
+        if number == me:
+            return await roles.call(run, role, verb, *arguments)
+        peer = peers[number]
+        try:
+            peer.refuse_silent()  # a new connection would take seconds, and the master tries this link again
+            try:
+                return await peer.call((run, role), verb, *arguments)
+            except WorkerLost:  # connect again after a reset; the peer may receive the request twice
+                peer.refuse_silent()
+                return await peer.call((run, role), verb, *arguments)
+        except (WorkerLost, ConnectError) as error:
+            raise Unreached(number, error.message.partition("\n")[0], link=True) from error
+
+    return ask

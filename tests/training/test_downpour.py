@@ -19,7 +19,6 @@ from ddlf.testing.fake_downpour import gradient
 from ddlf.testing.files import MadeUp
 from ddlf.training.callbacks.checks import warnings_of_master
 from ddlf.training.checkpoints import resume
-from ddlf.training.exchanges.peers import played_here
 from ddlf.training.slot.task import OPTIMIZER
 from ddlf.training.strategies.downpour.server import Server, Servers
 from ddlf.worker.methods import Hosting
@@ -446,14 +445,14 @@ async def test_of_a_shard_other_workers_ask_no_more_than_it_offers():
     servers = Servers(1, "run", roles, None, lambda: Rows.of([np.zeros(4, "f4")], [True]))
     how = {"part": (0, 4), "rule": "sgd", "staleness": "inverse", "collects": 1}
     await servers.own(1, 0, {"weights": np.zeros(4, "f4"), "rest": NONE, **how})
-    assert (await played_here(roles, "run", "server:1:1", "fetch", 0, 1))["version"] == 0
+    assert (await roles.call("run", "server:1:1", "fetch", 0, 1))["version"] == 0
     with pytest.raises(ProtocolError, match="a server:1:1 does not offer 'snapshot' to other workers"):
-        await played_here(roles, "run", "server:1:1", "snapshot")
+        await roles.call("run", "server:1:1", "snapshot")
     with pytest.raises(AppMissing, match="it hosts no server:1:0 of this run"):
-        await played_here(roles, "run", "server:1:0", "fetch", 0, 1)
+        await roles.call("run", "server:1:0", "fetch", 0, 1)
     await servers.close()
     with pytest.raises(AppMissing, match="it hosts no server:1:1 of this run"):
-        await played_here(roles, "run", "server:1:1", "fetch", 0, 1)
+        await roles.call("run", "server:1:1", "fetch", 0, 1)
 
 
 # --- settings -----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from ddlf.errors import AppMissing, ClusterTooSmall, ConfigError, ConnectError
 from ddlf.events import Warned
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.crew.crew import Crew
-from ddlf.training.exchanges.peers import played_here
 from ddlf.training.roles import SERVERS
 from ddlf.training.strategies.downpour.server import Server, Servers
 from ddlf.worker.methods import Hosting
@@ -229,7 +228,7 @@ async def test_copy_has_each_safe_push_and_continues_with_the_same_bits():
     ends, roles, rows = {}, {}, Rows.of([np.zeros(4, "f4")], [True])
 
     async def ask(worker, role, verb, *arguments):
-        await played_here(roles[worker], "run", role, verb, *arguments)
+        await roles[worker].call("run", role, verb, *arguments)
 
     for number in (1, 2):
         roles[number] = Hosting(None)

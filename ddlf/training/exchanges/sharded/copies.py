@@ -14,11 +14,11 @@ from ddlf.algorithms.weights import Tensor, Weights
 from ddlf.errors import AppMissing
 from ddlf.training.checkpoints.slices import write_if_seen
 from ddlf.training.checkpoints.stored import left_of, left_parts
-from ddlf.training.exchanges.peers import Unreached
 from ddlf.training.exchanges.sharded.pairs import limited
 from ddlf.training.exchanges.sharded.plan import size_of, write
 from ddlf.training.slot.task import KeptStates, SlotState, Task
 from ddlf.worker.methods import offered
+from ddlf.worker.peers import Unreached
 
 Shapes = dict[str, list[tuple[tuple[int, ...], Tensor] | None]]
 """By group of a slot's state: shape and empty array of each array (NumPy has no text for bfloat16); None for none."""

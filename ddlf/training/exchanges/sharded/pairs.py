@@ -14,8 +14,8 @@ from ddlf.algorithms.ranges import Slice, decode_slice, pieces, take
 from ddlf.algorithms.update_check import scaled
 from ddlf.algorithms.weights import Tensor, Weights
 from ddlf.errors import ConfigError
-from ddlf.training.exchanges.peers import Unreached
 from ddlf.training.exchanges.sharded.plan import moved
+from ddlf.worker.peers import Unreached
 
 AT_ONCE = 8
 """Number of pieces of a range in flight. A worker steps a piece when it has all updates of it. More than one piece in

@@ -17,7 +17,7 @@ from ddlf.algorithms.ranges import Slice, decode_slice, overlapped, put, take
 from ddlf.algorithms.update_check import Fault
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppMissing, BadUpdate, ConfigError
-from ddlf.training.exchanges.peers import Unreached
+from ddlf.worker.peers import Unreached
 
 GLANCE = 1 << 12
 """Number of a tensor's first bytes to compare before comparing all of them."""

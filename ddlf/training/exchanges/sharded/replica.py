@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from ddlf.algorithms.weights import Weights
 from ddlf.training.context import App
-from ddlf.training.exchanges.peers import Unreached, calls_of
 from ddlf.training.exchanges.replica import HoldingReplica
 from ddlf.training.exchanges.sharded.worker import ShardedWorker
 from ddlf.training.roles import COPIES, EXCHANGE, REPLICA
@@ -17,6 +16,7 @@ from ddlf.training.slot.statistics import moving
 from ddlf.training.slot.task import Reply, SlotState, Task
 from ddlf.worker.activity import Shard
 from ddlf.worker.methods import concurrent
+from ddlf.worker.peers import Unreached, calls_of
 
 if TYPE_CHECKING:
     from ddlf.worker.worker import Worker
@@ -33,9 +33,8 @@ class ShardedReplica(HoldingReplica):
 
     def __init__(self, worker: Worker, app: App, run: str) -> None:
         super().__init__(worker, app, run)
-        self._exchange = ShardedWorker(
-            worker.id, calls_of(worker, run), self.slots, lambda shard: worker.on_shard(Shard(*shard, run))
-        )
+        ask = calls_of(worker.id, worker.peers, worker.roles, run)
+        self._exchange = ShardedWorker(worker.id, ask, self.slots, lambda shard: worker.on_shard(Shard(*shard, run)))
         worker.roles.play(run, EXCHANGE, self._exchange, of=REPLICA)
         worker.roles.play(run, COPIES, self._exchange.copies, of=REPLICA)
         self._own = type(app).train.__module__ != "ddlf.app"  # a user's train may change its arguments and its result

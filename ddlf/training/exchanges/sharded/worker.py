@@ -31,7 +31,6 @@ from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppMissing, DDLFError
 from ddlf.training.checkpoints.slices import parts_of, write_if_seen
 from ddlf.training.checkpoints.stored import left_parts
-from ddlf.training.exchanges.peers import Ask, Unreached
 from ddlf.training.exchanges.restored import Restored, generation_of
 from ddlf.training.exchanges.sharded.copies import Shapes, SlotCopies
 from ddlf.training.exchanges.sharded.means import Mean, MeanPlan, averaging, begins_with, bring, mean_in, shapes
@@ -42,6 +41,7 @@ from ddlf.training.roles import COPIES, EXCHANGE
 from ddlf.training.slot.parts.transfer import travelling
 from ddlf.training.slot.task import KeptStates, SlotState, Task
 from ddlf.worker.methods import concurrent, offered
+from ddlf.worker.peers import Ask, Unreached
 
 WAIT_S = 60.0
 """How long to wait for another worker that has not received the plan yet."""

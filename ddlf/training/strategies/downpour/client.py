@@ -26,8 +26,8 @@ from ddlf.algorithms.flat_weights import Row
 from ddlf.algorithms.push_rules import KNOWN, Cadence
 from ddlf.algorithms.ranges import Slice
 from ddlf.errors import ConfigError, DDLFError, LeaseError, RemoteError
-from ddlf.training.exchanges.peers import Ask, Unreached
 from ddlf.training.slot.task import Task
+from ddlf.worker.peers import Ask, Unreached
 
 NOTICED_S = 10.0
 """How long to retry a server that does not answer. By then the master has noticed a lost worker, or the link failed."""

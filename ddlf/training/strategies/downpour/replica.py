@@ -22,7 +22,6 @@ from ddlf.algorithms.replica_turns import turns
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppError
 from ddlf.training.context import App
-from ddlf.training.exchanges.peers import Unreached, calls_of
 from ddlf.training.exchanges.replica import HoldingReplica
 from ddlf.training.roles import REPLICA, SERVERS
 from ddlf.training.slot.keras_model import KerasModel
@@ -33,6 +32,7 @@ from ddlf.training.slot.task import MOST_FILES, Reply, Task
 from ddlf.training.strategies.downpour.client import ModelReplica, record, replicas_of
 from ddlf.training.strategies.downpour.server import Servers
 from ddlf.training.strategies.downpour.stepper import Stepper
+from ddlf.worker.peers import Unreached, calls_of
 
 if TYPE_CHECKING:
     from ddlf.worker.worker import Worker
@@ -352,7 +352,8 @@ class DownpourReplica(HoldingReplica):
     def __init__(self, worker: Worker, app: App, run: str) -> None:
         super().__init__(worker, app, run)
         rows = lambda: self._stepper.rows  # noqa: E731 - the stepper comes with the model
-        self._servers = Servers(worker.id, run, worker.roles, calls_of(worker, run), rows, worker.on_shard)
+        ask = calls_of(worker.id, worker.peers, worker.roles, run)
+        self._servers = Servers(worker.id, run, worker.roles, ask, rows, worker.on_shard)
         worker.roles.play(run, SERVERS, self._servers, of=REPLICA)
         self._stepper: Stepper
         self._cadence: Cadence

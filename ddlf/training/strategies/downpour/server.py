@@ -33,12 +33,12 @@ from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppMissing, BadUpdate, DDLFError
 from ddlf.training.checkpoints.slices import PUSHED as PUSHED_STATE
 from ddlf.training.checkpoints.slices import WEIGHTS, part_name, write_if_seen
-from ddlf.training.exchanges.peers import Ask, Unreached
 from ddlf.training.exchanges.restored import Restored, shard_of_parts
 from ddlf.training.roles import SERVERS
 from ddlf.training.strategies.downpour.client import RETRY_S, Owners, name_of
 from ddlf.worker.activity import Shard
 from ddlf.worker.methods import Hosting, concurrent, offered
+from ddlf.worker.peers import Ask, Unreached
 
 INLINE = 1 << 16
 """A server with at most this many values steps on the event loop, a larger one in a thread."""
