@@ -12,7 +12,7 @@ from ddlf.algorithms.named import Family, Named
 from ddlf.errors import ConfigError
 
 TINY = 1e-6
-"""Added to the norm that is divided by."""
+"""Added to the norm before the division."""
 LEAST_NORM = 1e-3
 """Lower bound of the norm of weights: without it, weights that begin with zeros could not change (arXiv:2102.06171)."""
 

@@ -68,8 +68,8 @@ class Outward(Named):
     def __post_init__(self) -> None:
         if self.codec.biased and not self.delta:
             raise ConfigError(
-                f"weights cannot travel as {self.codec.name!r}: what it loses would never come back",
-                hint=f"use float32, float16 or bfloat16; or delta:{self.codec.name} where the master gives them to the workers",
+                f"weights cannot travel as {self.codec.name!r}: the lost part would never arrive",
+                hint=f"use float32, float16 or bfloat16; or delta:{self.codec.name}, for weights from the master to the workers",
             )
 
     @classmethod

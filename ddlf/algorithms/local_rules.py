@@ -144,7 +144,7 @@ class Scaffold(Plain):
 
     steers: ClassVar[bool] = True
     only: ClassVar[str] = "sync"
-    """The mode that takes it."""
+    """The mode that supports this rule."""
 
     def held(self, weight: Tensor, control: Tensor, mean: Tensor) -> Tensor:
         return np.asarray(mean - control, weight.dtype)

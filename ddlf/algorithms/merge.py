@@ -536,7 +536,9 @@ def merged(
         BadUpdate: An update does not fit the others.
     """
     if not updates or len(updates) != len(counts):
-        raise ConfigError(f"need updates and as many sample counts, got {len(updates)} and {len(counts)}")
+        raise ConfigError(
+            f"merge needs equal numbers of updates and sample counts, above 0, got {len(updates)} and {len(counts)}"
+        )
     merge = by.start(len(updates), like=updates[0])
     for slot, (update, count) in enumerate(zip(updates, counts, strict=True)):
         merge.add(slot, update, count, checked=checked)

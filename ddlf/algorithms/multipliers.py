@@ -124,7 +124,7 @@ class Multiplied:
         except ConfigError as error:
             raise ConfigError(f"multipliers {text!r}: {error.message}", hint=f"write {self}") from None
         except ValueError:
-            raise ConfigError(f"multipliers {text!r} are none", hint=f"write {self}") from None
+            raise ConfigError(f"{text!r} is not a value of multipliers", hint=f"write {self}") from None
 
     def same(self, rule: Freeze | ByName) -> Freeze | ByName:
         """Return the rule that its text is read as."""

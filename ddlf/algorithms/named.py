@@ -22,7 +22,7 @@ class Named:
     __slots__ = ()
     family: ClassVar["Family[Any]"]
     removed: ClassVar[dict[str, str]] = {}
-    """Parameters that earlier versions had, each with the only value that is still read: the one that had no effect."""
+    """Parameters of earlier versions, each with the only value that can still be read: the value without effect."""
 
     def __str__(self) -> str:
         return self.family.text(self)

@@ -16,7 +16,7 @@ from ddlf.algorithms.weights import Tensor
 Vector = npt.NDArray[np.float64]
 
 BLOCK = 1 << 16
-"""Values of a tensor in a block: of 64 updates 32 MiB as float64, whatever the size of the model."""
+"""Number of values in a block. A block of 64 updates takes 32 MiB as float64, for any size of the model."""
 
 
 def squared_distances(updates: Sequence[Sequence[Tensor]]) -> Vector:

@@ -196,8 +196,8 @@ def labels_of(y: Any) -> Labels:
             return np.asarray(y.argmax(axis=1), np.int64)
     what = f"{y.dtype} of shape {y.shape}" if isinstance(y, np.ndarray) else f"a {type(y).__name__}"
     raise ConfigError(
-        f"labels must be a whole number for each sample, or one-hot rows, to say whose a sample is; y_train is {what}",
-        hint="use partition='power:1', which goes by none, or 'equal'",
+        f"this partition needs whole numbers or one-hot rows as labels; y_train is {what}",
+        hint="use partition='power:1' or 'equal', which need no labels",
     )
 
 

@@ -50,7 +50,7 @@ class PerTensor(Named, ABC):
 
     __slots__ = ()
     kept: ClassVar[int] = 0
-    """Number of arrays that are kept of each tensor."""
+    """Number of state arrays for each tensor."""
 
     @abstractmethod
     def step(self, kept: Sequence[Tensor], g: Tensor) -> tuple[Sequence[Any], Tensor]:

@@ -34,9 +34,9 @@ from ddlf.errors import ConfigError
 FloatArray = npt.NDArray[np.floating[Any]]
 
 BLOCK = 1 << 15
-"""Values that are stepped at a time, so that what lies between two operations stays in the cache."""
+"""Number of values in a block, so that intermediate results stay in the processor's cache."""
 KNOWN = -1
-"""In the place of a position: the push was applied for an earlier life, or is lost with the shard; or a fetch saw pushes that were undone."""
+"""Replaces an unknown position: an earlier incarnation made the push, the shard lost it, or a fetch saw undone pushes."""
 
 
 class Pushed(Named, ABC):

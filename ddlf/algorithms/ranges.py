@@ -27,10 +27,10 @@ from ddlf.algorithms.weights import Tensor
 from ddlf.errors import ConfigError
 
 Slice = tuple[int, int]
-"""The first value and the one behind the last."""
+"""Index of the first value, and index after the last value."""
 
 PIECE = 1 << 20
-"""Values in a piece: 4 MB of float32."""
+"""Number of values in a piece: 4 MB of float32."""
 
 
 def cut(size: int, shards: int) -> list[Slice]:
@@ -46,7 +46,7 @@ def cut(size: int, shards: int) -> list[Slice]:
     if not 0 < shards <= size:
         raise ConfigError(
             f"{size:,} values cannot be cut into {shards:,} shards",
-            hint="take 1 shard or more, and no more than values",
+            hint="use at least 1 shard, and at most one for each value",
         )
     least, more = divmod(size, shards)
     ends = accumulate(least + (shard < more) for shard in range(shards))
@@ -70,7 +70,7 @@ def cut_by_layer(sizes: Sequence[int], layers: Sequence[str], shards: int) -> li
     if not 0 < shards <= len(last):
         raise ConfigError(
             f"{len(last)} layers cannot be cut into {shards:,} shards",
-            hint="take 1 shard or more, and no more than layers",
+            hint="use at least 1 shard, and at most one for each layer",
         )
     chosen = [0]
     for shard in range(1, shards):

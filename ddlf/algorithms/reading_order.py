@@ -26,9 +26,9 @@ Numbers = npt.NDArray[np.int64]
 NEAR = 0.02
 """Share of an arc. A cut within this distance of a file's end moves there, so that two slots need not open the file."""
 MAX_GLOBAL = 2**25
-"""Samples that are shuffled as a whole: their order takes 4 bytes for each of them, on every node."""
+"""Maximum number of samples in a global shuffle. Their order takes 4 bytes for each sample, on every node."""
 BLOCK_SAMPLES = 2**16
-"""Samples of a block that no window bounds."""
+"""Number of samples in a block without a window."""
 LAYOUT, ARC, WINDOW = 1, 2, 3
 """Independent random streams. They are also independent of the orders of ``partition.shuffled``."""
 
@@ -291,7 +291,7 @@ def pieces(whole: Sequence[Portion], begin: int, end: int) -> list[Portion]:
     ]
     if not min(found, key=len):
         raise ConfigError(
-            f"a round of {end - begin:,} samples leaves one of {len(whole):,} slots without any",
+            f"a round of {end - begin:,} samples leaves one of {len(whole):,} slots without samples",
             hint="use longer rounds, or fewer slots",
         )
     return found

@@ -14,7 +14,7 @@ from ddlf.algorithms.named import Family, Named
 from ddlf.errors import ConfigError
 
 MOST_WARMUP = 0.5
-"""No more of a run is warm-up, however few epochs it has: at least one epoch of a run of one would be all of it."""
+"""Maximum length of the warm-up, as a share of the run. Otherwise a run of one epoch would consist of its warm-up."""
 
 
 def _check_share(**shares: float) -> None:
@@ -202,7 +202,7 @@ class Schedules:
         return PARTS.names
 
     def __str__(self) -> str:
-        return f"one of {PARTS}, or one behind warmup"
+        return f"one of {PARTS}, or one of them after warmup"
 
     def read(self, text: str) -> Rates:
         """Return the rule of a text such as ``warmup:0.05,cosine:least=0.01``.

@@ -95,7 +95,7 @@ def deal(weights: Sequence[Tensor], trainable: Sequence[bool], fragments: int) -
     trained = sorted((i for i, learns in enumerate(trainable) if learns), key=lambda i: -weights[i].nbytes)
     if fragments > len(trained):
         raise ConfigError(
-            f"streaming with {fragments} fragments needs as many tensors that are trained, and the model has {len(trained)}"
+            f"streaming with {fragments} fragments needs as many trained tensors, but the model has {len(trained)}"
         )
     dealt: list[list[int]] = [[] for _ in range(fragments)]
     for i in trained:

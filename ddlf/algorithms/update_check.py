@@ -280,10 +280,10 @@ def _length(
         return Verdict(slot=slot, action="reject", reason="all zeros")
     reference = median_high(others)
     if reference and own > limits.longest * reference * max(1, share):
-        what = "norm" if trained else "norm of the weights that are not trained"
+        what = "norm" if trained else "norm of the untrained weights"
         reason = f"{what} {own / reference:,.0f} times {whose}"
         if len(others) == 1:
-            reason += "; with two slots nobody can say which one is wrong, and the longer one does more harm"
+            reason += "; two slots do not show which one is wrong, and the longer update does more harm"
         if policy == "clip":
             return Verdict(slot=slot, action="clip", factor=reference / own, reason=reason)
         return Verdict(slot=slot, action="reject", reason=reason)

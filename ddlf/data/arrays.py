@@ -51,7 +51,7 @@ class Arrays:
         if len(set(lengths.values())) > 1:
             raise DatasetError(
                 f"{path}: " + ", ".join(f"{name} has {length:,} rows" for name, length in lengths.items()),
-                hint="name those that belong together with --columns",
+                hint="name the arrays that belong together with --columns",
             )
         self.samples: int = next(iter(lengths.values()))
         if not self.samples:
@@ -100,7 +100,9 @@ class Arrays:
                 + ", as numpy.unique(y, return_inverse=True)[1] has of names" * (kind.kind in "SU"),
             )
         if not shape:
-            raise DatasetError(f"{self._path}: {name} is a single number, not an array", hint="leave it out: --columns")
+            raise DatasetError(
+                f"{self._path}: {name} is a single number, not an array", hint="leave it out with --columns"
+            )
         claimed = int(np.prod([*shape, kind.itemsize], dtype=object))
         if claimed != actual:
             raise DatasetError(

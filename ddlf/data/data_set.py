@@ -79,7 +79,7 @@ class DataSet(Mapping[str, Array]):
         if version not in self._versions:
             manifest = self._place.manifest(version)
             if manifest.identity != self.manifest.identity:
-                raise DatasetError(f"{self} has another data set now", hint="start a new run with it")
+                raise DatasetError(f"{self} now contains another data set", hint="start a new run with it")
             self._versions[version] = self._of(manifest)
         return self._versions[version]
 
@@ -206,7 +206,7 @@ class DataSet(Mapping[str, Array]):
         except Exception as error:
             said = error.message if isinstance(error, DatasetError) else f"{type(error).__name__}: {error}"
             raise DatasetError(
-                f"decode cannot use {self._where(number, row)}: {said}", hint="look at the sample, and at decode"
+                f"decode cannot use {self._where(number, row)}: {said}", hint="check the sample, and decode"
             ) from error
 
     def _where(self, number: int, row: int) -> str:

@@ -136,7 +136,7 @@ def _raw(name: str) -> dict[str, np.ndarray[Any, Any]]:
             )
         if not path.parent.is_dir():
             raise DatasetError(
-                f"DDLF_DATA is {folder!r}, which is no folder", hint=f"set it to the folder of {name}.npz"
+                f"DDLF_DATA is {folder!r}, which is not a folder", hint=f"set it to the folder of {name}.npz"
             )
     cached = _cache_dir() / f"{name}.npz"
     if _intact(cached):

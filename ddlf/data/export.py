@@ -65,7 +65,7 @@ def _parquet(path: Path, manifest: Manifest, parts: Parts) -> None:
             if isinstance(array, Ragged):
                 if array.values.ndim > 1:
                     raise DatasetError(
-                        f"column {name} has rows of different lengths of arrays, which Parquet cannot hold",
+                        f"column {name} has arrays of different lengths, which Parquet cannot store",
                         hint="export it as .tar",
                     )
                 ends = pyarrow.array(np.concatenate([[0], array.ends]))
@@ -177,7 +177,7 @@ def export(place: DataPlace, manifest: Manifest, target: Path, moved: Moved = la
         raise DatasetError(f"{target} has an unknown format", hint=f"name it {', '.join(WRITERS)}")
     if target.parts[0].endswith(":"):  # a Path shortens s3:// to s3:/
         raise DatasetError(
-            f"{target} is a URL, and one file is written on this machine", hint="name a path, and copy it"
+            f"{target} is a URL, but an export writes a file on this machine", hint="name a path, and copy it"
         )
     if os.path.lexists(target):
         raise DatasetError(f"{target} already exists and is not overwritten", hint="name another file")

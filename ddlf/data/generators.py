@@ -77,7 +77,7 @@ class Generated(DataSet):
                 raise
             except Exception as error:
                 raise DatasetError(
-                    f"{where} cannot be made: {type(error).__name__}: {error}", hint="look at what makes it"
+                    f"{where} cannot be made: {type(error).__name__}: {error}", hint="check the code that makes it"
                 ) from error
         wanted = self.manifest.files[number].samples
         check_alike(where, arrays, self.manifest.columns)
@@ -226,7 +226,7 @@ def generated(function: Callable[[int], Iterable[Any]], samples: Sequence[int], 
             hint="for instance ddlf.data.generated(function, [50_000, 50_000])",
         )
     if not callable(function) or inspect.isgenerator(function):
-        raise AppError(f"{name} is no function", hint="give one that takes the number of a part, and yields batches")
+        raise AppError(f"{name} is not a function", hint="give one that takes the number of a part, and yields batches")
     going: dict[int, Iterator[Arrays]] = {}
 
     def batches(part: int) -> Iterator[Arrays]:
@@ -244,7 +244,7 @@ def generated(function: Callable[[int], Iterable[Any]], samples: Sequence[int], 
                 )
             if batch is None:
                 said = f"{come:,} samples, not {wanted:,}" if got else "nothing"
-                raise DatasetError(f"part {part} of {name} yields {said}", hint="say how many there are in samples")
+                raise DatasetError(f"part {part} of {name} yields {said}", hint="give the true number in samples")
             check_alike(f"part {part} of {name}", batch, made.manifest.columns)
             got.append(batch)
             come += _rows(batch)
@@ -254,7 +254,9 @@ def generated(function: Callable[[int], Iterable[Any]], samples: Sequence[int], 
             going[part] = itertools.chain([rest], left) if come > wanted else left
             return {column: array[:wanted] for column, array in rows.items()}
         if come > wanted or next(left, None) is not None:
-            raise DatasetError(f"part {part} of {name} yields more than {wanted:,} samples", hint="say so in samples")
+            raise DatasetError(
+                f"part {part} of {name} yields more than {wanted:,} samples", hint="give the true number in samples"
+            )
         return rows
 
     first = next(batches(0), None)

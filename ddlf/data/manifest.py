@@ -196,17 +196,17 @@ def _manifest(facts: dict[str, Any]) -> Manifest:
     for name, samples, size, sha256, start in facts["files"]:
         file = PartitionFile(name, _whole(samples), _whole(size), sha256, _whole(start))
         if not FILE.fullmatch(name):
-            raise ValueError(f"it names {name!r}, which is no partition file")
+            raise ValueError(f"it names {name!r}, which is not the name of a partition file")
         if start != first or samples < 1 or not re.fullmatch("[0-9a-f]{64}", sha256):
             raise ValueError(f"ids or hash of {name}")
         first += samples
         files.append(file)
     if not files or len({file.name for file in files}) != len(files):
-        raise ValueError("no file, or one twice")
+        raise ValueError("it names no file, or a file twice")
     classes = facts["classes"]
     origin = facts.get("origin", "")
     if "origin" in facts and not re.fullmatch("[0-9a-f]{16}", origin):
-        raise ValueError(f"{origin!r} is no origin")
+        raise ValueError(f"{origin!r} is not a valid origin")
     hosts = facts.get("hosts", 0)
     if "hosts" in facts and not _whole(hosts) > 0:
         raise ValueError("hosts")
@@ -217,7 +217,7 @@ def _manifest(facts: dict[str, Any]) -> Manifest:
 
 def _whole(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 2**63:
-        raise ValueError(f"{value!r} is no number of something")
+        raise ValueError(f"{value!r} is not a valid count")
     return value
 
 

@@ -30,5 +30,5 @@ def explained(where: object, doing: str, *, need: int = 0) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             needed = f"; {size(need)} are needed" if need else ""
             raise DatasetError(f"no space in {where}{needed}", hint="free some, or name another folder") from error
-        hint = "name another one" if error.errno == errno.EROFS else "look at its owner and mode"
+        hint = "name another one" if error.errno == errno.EROFS else "check its owner and its mode"
         raise DatasetError(f"cannot {doing} {where}: {error.strerror or error}", hint=hint) from error

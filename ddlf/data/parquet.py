@@ -58,7 +58,7 @@ class Parquet:
                 if columns_there and names != columns_there:
                     raise DatasetError(
                         f"{file} has the columns {', '.join(names)}, but {files[0]} has {', '.join(columns_there)}",
-                        hint="leave out what does not belong to this data set",
+                        hint="leave out the files that do not belong to this data set",
                     )
                 columns_there, self.samples = names, self.samples + opened.metadata.num_rows
         if not self.samples:
@@ -132,7 +132,7 @@ class Parquet:
         if name in self._ragged:
             if kind not in ("list", "bytes", "image", "text"):
                 raise DatasetError(
-                    f"{where(0)}: column {name!r} holds {values.type}, no rows of different lengths",
+                    f"{where(0)}: column {name!r} holds {values.type}, not rows of different lengths",
                     hint="leave it out of --ragged",
                 )
             rows = arrow.blobs(values, name, where)
@@ -144,7 +144,7 @@ class Parquet:
             images = arrow.blobs(values, name, where)
             encoded = [images[row].tobytes() for row in range(len(images))]
             if not all(map(is_image, encoded)):
-                raise DatasetError(f"{where(0)}: column {name!r} holds bytes that are no images", hint="convert it")
+                raise DatasetError(f"{where(0)}: column {name!r} holds bytes that are not images", hint="convert it")
             pixels = [self._decoder.pixels(io.BytesIO(data), f"{where(n)}, {name}") for n, data in enumerate(encoded)]
             if len({(array.shape, array.dtype) for array in pixels}) > 1:
                 raise DatasetError(

@@ -229,7 +229,7 @@ class ParquetFiles:
             if tail[-4:] == b"PARE":
                 raise ValueError("it is encrypted")
             if tail[-4:] != b"PAR1" or length + 12 > nbytes:
-                raise ValueError("it does not end as one")
+                raise ValueError("it does not end like a Parquet file")
             if length > MAX_FOOTER_BYTES:
                 raise ValueError(f"its footer has {size(length)}")
             if length + 8 > len(tail):

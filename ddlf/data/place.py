@@ -321,7 +321,7 @@ class Folder:
             if after:
                 self.manifest()
             if os.path.lexists(self.path) and not self.path.is_dir():
-                raise DatasetError(f"{self.path} is a file", hint="name a folder that is empty or not there yet")
+                raise DatasetError(f"{self.path} is a file", hint="name an empty or a new folder")
             made = not self.path.exists()
             if not (made or after) and any(self.path.iterdir()) and not (self.path / LOCK).is_file():
                 raise DatasetError(f"{self.path} is not empty, and DDLF overwrites nothing", hint="name another folder")
@@ -455,7 +455,7 @@ def check_version(present: Manifest | None, after: int, where: object) -> None:
     if present is not None and not after:
         raise DatasetError(f"{where} already has a data set", hint="name another place")
     if present is not None and present.version != after:
-        raise DatasetError(f"another writer has changed {where} meanwhile", hint="look at it, and run this again")
+        raise DatasetError(f"another writer has changed {where} meanwhile", hint="check it, and run this again")
 
 
 def check_room(folder: Path, need: int) -> None:

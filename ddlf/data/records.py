@@ -60,7 +60,8 @@ class Records:
             array = self._array(name, first)
             if array.dtype.kind not in KINDS:
                 raise DatasetError(
-                    f"{self._first}: {old} is no number and no image", hint="name others with --columns, or convert it"
+                    f"{self._first}: {old} is neither a number nor an image",
+                    hint="name others with --columns, or convert it",
                 )
             self.columns[name] = Column(array.dtype.name, array.shape)
         for name in self._ragged:  # the longest row is only known after reading all samples

@@ -262,13 +262,13 @@ class RemoteFolder:
             raise self._changed()
 
     def _changed(self) -> DatasetError:
-        return DatasetError(f"another writer has changed {self} meanwhile", hint="look at it, and run this again")
+        return DatasetError(f"another writer has changed {self} meanwhile", hint="check it, and run this again")
 
     def _busy(self) -> DatasetError:
         other = self._writer()
         name = f"{other['host']} since {other['since']}" if {"host", "since"} <= set(other) else "somebody"
         return DatasetError(
-            f"{name} writes to {self}", hint=f"wait; if it was broken off, remove {self}/{LOCK} and run this again"
+            f"{name} writes to {self}", hint=f"wait; if that writer has ended, remove {self}/{LOCK} and run this again"
         )
 
     def _check_version(self, after: int) -> None:

@@ -100,7 +100,7 @@ class Field:
         for row in range(len(texts)):
             text = texts[row].tobytes()
             if text not in number_of:
-                what = f"{text.decode(errors='replace')!r}, which is none of classes" if text else "an empty text"
+                what = f"{text.decode(errors='replace')!r}, which is not one of classes" if text else "an empty text"
                 raise DatasetError(f"{where(row)}: column {self.sources[0]!r} has {what}", hint=arrow.FILL)
             numbers[row] = number_of[text]
         return numbers

@@ -38,7 +38,7 @@ def open_source(
     if not path.exists():
         hint = "name a .npz, .npy or .csv file, or a folder"
         if ":/" in str(path):
-            hint = "a source is on this machine; a data set at a URL gets other files by: ddlf data repartition"
+            hint = "name a source on this machine; ddlf data repartition changes the files of a data set at a URL"
         raise DatasetError(f"there is no {path}", hint=hint)
     kind, files = _kind(path)
     encoded = (".parquet", ".tar", ".tfrecord")

@@ -162,7 +162,7 @@ def keep(path: str, name: str, sha256: str) -> None:
         part.unlink(missing_ok=True)
         raise DatasetError(
             f"the SHA-256 of {name} is not that of the manifest",
-            hint="look at it where it comes from: ddlf data verify",
+            hint="check the sender's copy: ddlf data verify",
         )
     with explained(path, "write to"):
         with open(part, "rb") as file:

@@ -80,7 +80,7 @@ class Store:
             )
         if parts.query or parts.fragment:
             raise ConfigError(
-                f"{self.url.partition('?')[0]} ends with a query or a fragment (? or #)", hint="name the folder alone"
+                f"{self.url.partition('?')[0]} ends with a query or a fragment (? or #)", hint="name only the folder"
             )
         self._fs, self._root = opened(self.url, parts.scheme, options or {})
         self._closed = threading.Event()
@@ -149,7 +149,7 @@ class Store:
             if len(data) > end - begin:
                 raise DatasetError(
                     f"{self._said(name)} cannot be read in parts: the server ignores ranges of bytes",
-                    hint="serve it from one that does, or copy the files to a folder",
+                    hint="use a server that supports ranges, or copy the files to a folder",
                 )
             return data
 
@@ -387,7 +387,7 @@ class Store:
                 waited = 0.0 if now != before else waited + step
                 before = now
                 if waited >= limit:
-                    raise TimeoutError(f"nothing came for {limit:.0f} s")
+                    raise TimeoutError(f"no bytes arrived for {limit:.0f} s")
             return task.result()
         finally:
             task.cancel()
@@ -428,11 +428,11 @@ def _hint(error: BaseException) -> str:
     ):
         return "set this machine's clock"
     if isinstance(error, PermissionError) or "Credential" in text or getattr(error, "status", 0) in (401, 403):
-        clock = ", and look at its clock" if "Forbidden" in text else ""  # the store often gives no other reason
-        return f"give this machine credentials that may do so, as its driver wants them{clock}"
+        clock = ", and check its clock" if "Forbidden" in text else ""  # the store often gives no other reason
+        return f"give this machine credentials with this permission, in the form that its driver expects{clock}"
     if isinstance(error, NotImplementedError) or getattr(error, "status", 0) in (405, 501):
         return "this store can only be read; write to another one"
-    return "look at the store and at the way to it, then run it again"
+    return "check the store and the connection to it, then run the command again"
 
 
 def may_pass(error: BaseException) -> bool:

@@ -78,7 +78,9 @@ class Table:
                     if line:
                         yield reader.line_num, line
         except (csv.Error, UnicodeDecodeError) as error:
-            raise DatasetError(f"{self._path} is not a CSV file in UTF-8 ({error})", hint="save it as one") from None
+            raise DatasetError(
+                f"{self._path} is not a CSV file in UTF-8 ({error})", hint="save it as CSV in UTF-8"
+            ) from None
 
     def _is_wide(self, text: str, number: int) -> bool:
         """Return whether float32 cannot represent an integer exactly.
@@ -110,7 +112,7 @@ class Table:
                         rows["x"][row] = line
                 except ValueError as error:
                     raise DatasetError(
-                        f"line {number:,} of {self._path}: {error}", hint="mend it, or name the labels with --label"
+                        f"line {number:,} of {self._path}: {error}", hint="correct it, or name the labels with --label"
                     ) from None
             yield rows
 

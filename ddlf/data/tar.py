@@ -95,9 +95,9 @@ def _named(member: tarfile.TarInfo, file: Path) -> tuple[str, str]:
     path = PurePosixPath(member.name)
     if not member.isreg():
         what = "a link" if member.issym() or member.islnk() else "no plain file"
-        raise DatasetError(f"{member.name} of {file} is {what}", hint="make the tar file of plain files alone")
+        raise DatasetError(f"{member.name} of {file} is {what}", hint="put only plain files into the tar file")
     if path.is_absolute() or ".." in path.parts:
-        raise DatasetError(f"{file} names {member.name}, outside of it", hint="make it anew with names below a folder")
+        raise DatasetError(f"{file} names {member.name}, outside of it", hint="make it again with relative names")
     if member.size > MAX_FILE_BYTES:
         raise DatasetError(f"{member.name} of {file} claims {member.size:,} bytes", hint="leave it out")
     stem, dot, ending = path.name.partition(".")
@@ -130,5 +130,7 @@ def _array(data: bytes, ending: str, where: str, decoder: Decoder, *, encoded: b
         if kind in ("float", "score"):
             return np.array(float(data), np.float32)
     except (ValueError, EOFError) as error:
-        raise DatasetError(f"{where} cannot be read ({error})", hint="mend it, or leave it out: --columns") from None
+        raise DatasetError(
+            f"{where} cannot be read ({error})", hint="repair it, or leave it out with --columns"
+        ) from None
     return np.array(data.decode(errors="replace"))

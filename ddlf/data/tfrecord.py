@@ -48,7 +48,9 @@ def _samples(files: Sequence[Path], decoder: Decoder) -> Generator[tuple[str, Re
             try:
                 features = dict(_features(data))
             except ValueError as error:
-                raise DatasetError(f"{where} is not a tf.train.Example ({error})", hint="write it as one") from None
+                raise DatasetError(
+                    f"{where} is not a tf.train.Example ({error})", hint="write it as a tf.train.Example"
+                ) from None
             yield where, {name: partial(_array, value, f"{where}: {name}", decoder) for name, value in features.items()}
 
 

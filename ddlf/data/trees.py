@@ -62,7 +62,7 @@ def grown(arrays: Mapping[str, Any], name: str) -> Any:
     if all(key[:1] == "'" for key in keys):
         return {key[1:-1]: grown(arrays, f"{name}[{key}]") for key in keys}
     if sorted(keys, key=str) != sorted(map(str, range(len(keys)))):
-        raise ValueError(f"{', '.join(below)} are no tree")
+        raise ValueError(f"{', '.join(below)} do not form a tree")
     return [grown(arrays, f"{name}[{number}]") for number in range(len(keys))]
 
 

@@ -124,7 +124,7 @@ def _sentence(error: Exception) -> str:
 
 
 MANY = 8
-"""Most different texts in one error. Nobody reads a longer list of different failures."""
+"""Maximum number of different texts in one error. Nobody reads a longer list."""
 
 
 class RemoteError(DDLFError):

@@ -349,7 +349,7 @@ class Turns:
             if slot not in self._going():
                 paced = f" and {measured} rounds of all that are measured first" if measured else ""
                 raise ConfigError(
-                    f"with max_staleness={bound}{paced} slot {slot} cannot be so far ahead as arrivals say"
+                    f"with max_staleness={bound}{paced} slot {slot} cannot be as far ahead as arrivals require"
                 )
             self._done[slot] += 1
         self._done = dict.fromkeys(order, 0)

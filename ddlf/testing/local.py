@@ -69,7 +69,7 @@ class ProcessMachine(Machine):
 
     def _parts(self, part: Part) -> Iterator[psutil.Process]:
         if part not in ("executor", "daemon", "both"):
-            raise ConfigError(f"a worker has 'executor' and 'daemon', or 'both', got {part!r}")
+            raise ConfigError(f"part must be 'executor', 'daemon' or 'both', got {part!r}")
         for name in ("executor", "daemon"):  # the daemon last, because it watches its executor
             process = getattr(self, name) if part in (name, "both") else None
             if process is not None:

@@ -548,8 +548,8 @@ class FaultPlan:
         for fault in self.faults:
             if isinstance(fault, LinkFault) and not any(way.connections for way in await fault.ways(cluster)):
                 raise ConfigError(
-                    f"{fault} changed nothing: workers {fault.worker} and {fault.other} said nothing to each other",
-                    hint="workers do with exchange='sharded' and in mode 'downpour'; else all goes through the master",
+                    f"{fault} changed nothing: workers {fault.worker} and {fault.other} sent nothing to each other",
+                    hint="workers talk to each other with exchange='sharded' and in mode 'downpour'; otherwise all messages go through the master",
                 )
 
 

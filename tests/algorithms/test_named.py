@@ -84,7 +84,7 @@ def test_rule_made_with_other_number_types_equals_its_text():
         (OUTER, "nesterov:momentum=1", "outer optimizer 'nesterov:momentum=1': momentum must be in [0, 1), got 1.0; write"),
         (CODEC, "int9", "unknown codec 'int9', did you mean 'int8'?"),
         (CODEC, "int8-block:1.5", "block must be a whole number, got '1.5'; write it as int8-block:block=4096"),
-        (Outward, "topk", "weights cannot travel as 'topk:0.01': what it loses would never come back; use float32"),
+        (Outward, "topk", "weights cannot travel as 'topk:0.01': the lost part would never arrive; use float32"),
         (Outward, "delta:int9", "unknown codec 'int9'"),
     ],
 )  # fmt: skip

@@ -132,5 +132,5 @@ def test_labels_are_whole_numbers_or_one_hot_rows(dtype):
     ids=str,
 )
 def test_other_labels_are_refused_in_a_sentence(y, what):
-    with pytest.raises(ConfigError, match=f"labels must be .*; y_train is {what}; use partition='power:1'"):
+    with pytest.raises(ConfigError, match=f"this partition needs .*; y_train is {what}; use partition='power:1'"):
         labels_of(y)

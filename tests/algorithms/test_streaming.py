@@ -207,9 +207,9 @@ async def test_training_goes_on_after_it_with_any_rule(after):
         ),
         (
             {"outer": "streaming:9"},
-            "streaming with 9 fragments needs as many tensors that are trained, and the model has 8",
+            "streaming with 9 fragments needs as many trained tensors, but the model has 8",
         ),
-        ({"outer": f"streaming:{10**13}"}, f"streaming with {10**13} fragments needs as many tensors"),
+        ({"outer": f"streaming:{10**13}"}, f"streaming with {10**13} fragments needs as many trained tensors"),
     ],
 )
 async def test_what_does_not_go_with_it_is_refused_before_any_round(settings, sentence):

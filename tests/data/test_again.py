@@ -86,7 +86,7 @@ def test_another_data_set_is_no_newer_version(tmp_path):
     split(open_source(tmp_path / "b.npz"), Folder(where), [300, 300])
     repartition(Folder(where), PartitionedSource(Folder(where)), [200] * 3)
     assert run.newer(1) is None
-    with pytest.raises(DatasetError, match="has another data set now"):
+    with pytest.raises(DatasetError, match="now contains another data set"):
         run.at(2)
 
 

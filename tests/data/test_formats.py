@@ -200,7 +200,7 @@ def test_export_refuses_unsupported_columns(tmp_path):
         export(place, place.manifest(), tmp_path / "a.tfrecord")
     with pytest.raises(DatasetError, match=r"a\.h5 has an unknown format; name it \.npz, \.parquet, \.tar, \.tfrecord"):
         export(place, place.manifest(), tmp_path / "a.h5")
-    with pytest.raises(DatasetError, match=r"s3:/bucket/a\.npz is a URL, and one file is written on this machine"):
+    with pytest.raises(DatasetError, match=r"s3:/bucket/a\.npz is a URL, but an export writes a file on this machine"):
         export(place, place.manifest(), Path("s3://bucket/a.npz"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npz", "place"]
 
@@ -225,7 +225,7 @@ def link(kind):
         ([("0.png", b"no image")], r"0\.png of .*a\.tar is not a readable image"),
         ([("0.png", png(mode="RGBA", value=(1, 2, 3, 4)))], "has transparent pixels"),
         ([("0.npy", npy(np.array([{}])))], r"0\.npy of .*a\.tar cannot be read"),
-        ([("0.txt", b"words")], "txt is no number and no image"),
+        ([("0.txt", b"words")], "txt is neither a number nor an image"),
         ([("0.cls", b"1"), ("1.png", png())], "1 of .*a.tar has no cls, but 0 of .*a.tar has"),
         (
             [("0.npy", npy(np.ones(2))), ("1.npy", npy(np.ones(3)))],
@@ -266,7 +266,7 @@ def test_damaged_source_file_is_named(tmp_path):
     [
         ({"a": pa.array([1, None])}, r"a\.parquet, row 1: column 'a' has no value"),
         ({"a": [[1], [1, 2]]}, "row 1: column 'a' has a list of 2 values, but 1 in the rows before"),
-        ({"a": [b"x", b"y"]}, "column 'a' holds bytes that are no images"),
+        ({"a": [b"x", b"y"]}, "column 'a' holds bytes that are not images"),
         ({"a": [png(), png(size=(2, 2))]}, "has images of several sizes"),
         ({"a": ["b", "c"]}, "column 'a' holds string, not numbers"),
         ({"a": pa.array([], pa.int64())}, "has no samples"),

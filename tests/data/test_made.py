@@ -109,7 +109,7 @@ def test_generated_data_with_wrong_counts_is_named(function, said):
         (lambda: ddlf.data.generated(parts([]), 8), DatasetError, "part 0 of .* yields nothing"),
         (lambda: ddlf.data.generated(numbers, [8, 0]), AppError, "must be whole numbers > 0"),
         (lambda: ddlf.data.generated(numbers, []), AppError, "must be whole numbers > 0"),
-        (lambda: ddlf.data.generated(numbers(0), 8), AppError, "is no function"),
+        (lambda: ddlf.data.generated(numbers(0), 8), AppError, "is not a function"),
     ],
 )
 def test_unusable_generator_is_refused_at_once(make, error, said):

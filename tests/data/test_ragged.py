@@ -164,7 +164,7 @@ def test_columns_of_equal_rows_are_refused_as_ragged(tmp_path):
     pq.write_table(pa.table({"x": [1, 2], "y": [[1], [2, 3]]}), tmp_path / "a.parquet")
     with pytest.raises(ConfigError, match="has no column 'z'"):
         open_source(tmp_path / "a.parquet", ragged="z")
-    with pytest.raises(DatasetError, match="column 'x' holds int64, no rows of different lengths"):
+    with pytest.raises(DatasetError, match="column 'x' holds int64, not rows of different lengths"):
         open_source(tmp_path / "a.parquet", columns="x", ragged="x")
     np.savez(tmp_path / "a.npz", x=np.zeros(3))
     with pytest.raises(ConfigError, match="--ragged has no effect"):

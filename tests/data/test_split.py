@@ -231,15 +231,18 @@ def test_too_little_memory_error_names_enough(source, tmp_path):
     ("change", "said"),
     [
         (lambda facts: facts.update(ddlf_data=3), "newer DDLF"),
-        (lambda facts: facts["files"][0].__setitem__(0, "../../etc/passwd"), "is no partition file"),
-        (lambda facts: facts["files"][0].__setitem__(0, "/etc/passwd"), "is no partition file"),
-        (lambda facts: facts["files"][0].__setitem__(0, "s3://other/v0001/00000.safetensors"), "is no partition file"),
+        (lambda facts: facts["files"][0].__setitem__(0, "../../etc/passwd"), "is not the name of a partition file"),
+        (lambda facts: facts["files"][0].__setitem__(0, "/etc/passwd"), "is not the name of a partition file"),
+        (
+            lambda facts: facts["files"][0].__setitem__(0, "s3://other/v0001/00000.safetensors"),
+            "is not the name of a partition file",
+        ),
         (lambda facts: facts["files"][1].__setitem__(4, 0), "ids or hash"),
         (lambda facts: facts["files"][1].__setitem__(1, 0), "ids or hash"),
         (lambda facts: facts["files"].clear(), "no file"),
         (lambda facts: facts["columns"].clear(), "no columns"),
         (lambda facts: facts["columns"].update(x=["object", []]), "not numbers"),
-        (lambda facts: facts["columns"].update(x=["uint8", [-1]]), "is no number of something"),
+        (lambda facts: facts["columns"].update(x=["uint8", [-1]]), "is not a valid count"),
         (lambda facts: facts.pop("classes"), "has an impossible entry"),
     ],
 )

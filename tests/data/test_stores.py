@@ -150,7 +150,7 @@ def test_failing_store_is_reported_in_one_sentence(served, impatient, monkeypatc
     for kind, said in {
         "throttle": "the store answered 503",
         "error": "the store answered 500",
-        "stall": "nothing came for",
+        "stall": "no bytes arrived for",
         "cut": "",
     }.items():
         served.fail(**{kind: 1.0})
@@ -422,7 +422,7 @@ def test_failing_driver_is_reported_in_one_sentence(monkeypatch):
 
 
 def test_forbidden_without_reason_mentions_clock():
-    assert store._hint(PermissionError("Forbidden")).endswith("look at its clock")
+    assert store._hint(PermissionError("Forbidden")).endswith("check its clock")
     assert store._hint(PermissionError("RequestTimeTooSkewed")) == "set this machine's clock"
 
 

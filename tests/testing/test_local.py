@@ -138,7 +138,7 @@ async def test_a_way_without_a_proxy_cannot_be_cut_off():
     async with local_cluster(1) as cluster:
         with pytest.raises(ConfigError, match="proxied=True"):
             cluster.machine(1).cut_off()
-        with pytest.raises(ConfigError, match="'executor' and 'daemon'"):
+        with pytest.raises(ConfigError, match="'executor', 'daemon' or 'both'"):
             cluster.machine(1).kill("worker")
 
 

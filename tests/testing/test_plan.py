@@ -300,7 +300,7 @@ async def test_link_between_workers_is_cut_slowed_and_reset():
 async def test_a_cut_of_a_link_on_which_nothing_was_said_is_an_error():
     async with in_process_cluster(2) as cluster:
         made = App(cluster)
-        said = r"^cut_link\(worker=1, at_round=1, other=2\) changed nothing: workers 1 and 2 said nothing to each other"
+        said = r"^cut_link\(worker=1, at_round=1, other=2\) changed nothing: workers 1 and 2 sent nothing to each other"
 
         async def run():
             async with FaultPlan().cut_link(worker=1, other=2, at_round=1).on(made) as injection:

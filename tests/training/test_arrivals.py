@@ -115,13 +115,13 @@ async def test_a_bound_of_0_does_not_hold_up_the_end_of_a_run():
 
 
 async def test_an_order_that_the_bound_does_not_allow_is_refused():
-    with pytest.raises(ConfigError, match="with max_staleness=1 slot 1 cannot be so far ahead as arrivals say"):
+    with pytest.raises(ConfigError, match="with max_staleness=1 slot 1 cannot be as far ahead as arrivals require"):
         FakeRun(mode="async", slots=2, arrivals=[1, 1, 1, 2, 2, 2], max_staleness=1, master_epochs=3)
 
 
 async def test_arrivals_before_all_slots_are_measured_are_refused():
     pace = dict(balance="speed", worker_steps=13)
-    with pytest.raises(ConfigError, match="2 rounds of all that are measured first slot 1 cannot be so far ahead"):
+    with pytest.raises(ConfigError, match="2 rounds of all that are measured first slot 1 cannot be as far ahead"):
         FakeRun(mode="async", slots=2, arrivals=[1, 1, 1, 2, 2, 2], master_epochs=3, **pace)
 
 

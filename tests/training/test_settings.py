@@ -147,7 +147,7 @@ WRONG = [
     (dict(merge=None), "merge must be a name, got None"),
     (dict(merge="trimmed:0.7"), "merge 'trimmed:0.7': beta must be in [0, 0.5), got 0.7; write it as trimmed:beta=0.2"),
     (dict(codec="topk:2"), "codec 'topk:2': fraction must be in (0, 1], got 2.0; write it as topk:fraction=0.01"),
-    (dict(weights_codec="int8"), "weights cannot travel as 'int8': what it loses would never come back; use float32"),
+    (dict(weights_codec="int8"), "weights cannot travel as 'int8': the lost part would never arrive; use float32"),
     (dict(outer="nesterov:momentun=1"), "nesterov has no parameter 'momentun', did you mean 'momentum'?"),
     (dict(outer="adam"), "unknown outer optimizer 'adam', did you mean 'fedadam'?"),
     (dict(outer="nestrov"), "unknown outer optimizer 'nestrov', did you mean 'nesterov'?"),

@@ -79,7 +79,9 @@ async def test_without_a_number_there_are_as_many_shards_as_layers_at_most():
 
 async def test_more_shards_than_layers_are_refused_before_any_task():
     run = run_of(2, shard_cut="layers", shards=4)
-    with pytest.raises(ConfigError, match="3 layers cannot be cut into 4 shards; take 1 shard or more, and no more"):
+    with pytest.raises(
+        ConfigError, match="3 layers cannot be cut into 4 shards; use at least 1 shard, and at most one"
+    ):
         await run.train_model()
     assert all(worker.asked == [] for worker in run.cluster.workers)
 

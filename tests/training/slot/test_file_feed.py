@@ -239,7 +239,7 @@ def test_evaluation_takes_smaller_batches_that_fit_the_memory(place):
     [
         ({"x": None, "a": np.arange(203)}, {}, "has the columns y, a, but no x"),
         ({"y": None, "w": np.ones(203)}, {}, "has a column w, but no y"),
-        ({"x": None, "x[1]": np.arange(203)}, {}, "are no tree"),
+        ({"x": None, "x[1]": np.arange(203)}, {}, "do not form a tree"),
         ({}, {"x_train": np.ones(3)}, "both train_data and x_train are set"),
         ({}, {"train_data": "/shared/mnist"}, "a PyDataset or a tf.data pipeline, got a str"),
         ({"w": np.ones(203)}, {"class_weight": {0: 1.0}}, "both a column w of train_data and class_weight"),
