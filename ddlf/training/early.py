@@ -51,8 +51,8 @@ def _check_misspelt(app: App, base: type) -> None:
         # An attribute of another type, or one that the app's own methods read, is not a misspelt setting.
         if near and _alike(value, SETTINGS[near[0]].default) and not _is_read(type(app), base, name):
             raise ConfigError(
-                f"{type(app).__name__}.{name} is no setting, so it would have no effect; did you mean {near[0]}?",
-                hint=f"give it a name of another kind if it is something else than {near[0]}",
+                f"{type(app).__name__}.{name} is not a setting, so it would have no effect; did you mean {near[0]}?",
+                hint=f"rename the attribute if you did not mean {near[0]}",
             )
 
 
@@ -81,7 +81,7 @@ def _check_train(app: App) -> None:
         inspect.signature(app.train).bind([], 1, 1)
     except TypeError:
         raise AppError(
-            f"{type(app).__name__}.train cannot be called with what it gets",
+            f"{type(app).__name__}.train cannot be called with its arguments",
             hint="write train(self, weights, worker_epochs, batch_size)",
         ) from None
 
@@ -103,7 +103,7 @@ def check_same_model(stored: Mapping[str, Any], described: Sequence[Sequence[Any
             was, now = (f"{found[0]} of shape {found[1]}" if found else "not there" for found in (old, new))
             raise CheckpointMismatch(
                 f"the checkpoint is of another model: weight {number} is {was} in it, but {now} here",
-                hint="use the model that it is of, or begin anew in another folder",
+                hint="use the model of the checkpoint, or start again in another folder",
             )
 
 
@@ -120,7 +120,7 @@ def check_backend() -> None:
         raise ConfigError(f"KERAS_BACKEND must be one of {', '.join(TRAINING)}, got {name!r}{guess}")
     if not _is_installed("keras"):
         raise ConfigError(
-            "keras is not installed, which trains the models", hint="install it: pip install keras tensorflow"
+            "keras, which trains the models, is not installed", hint="install it: pip install keras tensorflow"
         )
     if not name:
         home = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras")
@@ -128,8 +128,8 @@ def check_backend() -> None:
     if name and not _is_installed(name):
         others = [other for other in TRAINING if _is_installed(other)]
         raise ConfigError(
-            f"{name} is not installed, which Keras would use here",
-            hint=f"set KERAS_BACKEND={others[0]}, which is" if others else f"install it: pip install {name}",
+            f"{name}, which Keras would use here, is not installed",
+            hint=f"set KERAS_BACKEND={others[0]}, which is installed" if others else f"install it: pip install {name}",
         )
 
 

@@ -244,7 +244,7 @@ class Both:
                 "or the backend sums in any order (tf.config.experimental.enable_op_determinism() ends that)"
             )
         if differing(found, await self.carried(batch)):
-            return f"{name} does not repeat itself on the worker: it keeps something from before, or draws numbers without a seed of its own"
+            return f"{name} gives other results each time on the worker: it keeps earlier state, or draws numbers without its own seed"
         mine, theirs = describe_optimizer(app.model.optimizer), app.run_context.optimizer
         if other := [fact for fact in {**mine, **theirs} if mine.get(fact) != theirs.get(fact)]:
             fact = other[0]
@@ -260,7 +260,7 @@ class Both:
                 f"{name}.train trains on other samples than self.indices had, or in more epochs than it was asked for"
             )
         if has_own_train(app):
-            return f"{name}.train is your own, and does something else than fit"
+            return f"your own {name}.train does something else than fit"
         if keeps_a_seed(app.model):
             return "a layer or the loss draws from tf.random, whose seed is compiled in: use keras.random with a seed generator"
         return (

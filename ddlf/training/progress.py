@@ -230,7 +230,7 @@ class Progress:
         if len(self.epochs) + epochs * whole // (1 if size else worker_epochs) > MOST_ROUNDS:
             raise ConfigError(
                 f"{epochs:,} epochs are more than the {MOST_ROUNDS:,} rounds that a training can have",
-                hint="ask for fewer epochs, or for longer rounds; a training can be gone on with",
+                hint="ask for fewer epochs, or for longer rounds; a training can be continued later",
             )
         if size:
             rest = math.ceil((self.samples - self.offsets[-1]) / size)

@@ -65,17 +65,17 @@ def of_settings(spec: RunSpec) -> Iterator[Refusal]:
     streams = isinstance(outer, Streaming)
     yield Refusal(
         local.round_samples is not None and local.epochs != 1,
-        f"round_samples={local.round_samples} and worker_epochs={local.epochs} both say how long a round is",
+        f"round_samples={local.round_samples} and worker_epochs={local.epochs} both set the length of a round",
         "leave out one of the two: round_samples=None, or worker_epochs=1",
     )
     yield Refusal(
         local.round_samples is not None and local.steps is not None and not spec.exchange.one_step,
-        f"round_samples={local.round_samples} and worker_steps={local.steps} both say how long a round is",
+        f"round_samples={local.round_samples} and worker_steps={local.steps} both set the length of a round",
         "leave out one of the two: round_samples=None, or worker_steps=None",
     )
     yield Refusal(
         local.steps is not None and local.epochs != 1 and not spec.exchange.one_step,
-        f"worker_steps={local.steps} and worker_epochs={local.epochs} both say how long a round is",
+        f"worker_steps={local.steps} and worker_epochs={local.epochs} both set the length of a round",
         "leave out one of the two: worker_steps=None, or worker_epochs=1",
     )
     merge, codec = getattr(spec.train, "merge", None), spec.exchange.codec
@@ -98,7 +98,7 @@ def of_settings(spec: RunSpec) -> Iterator[Refusal]:
     batchnorm = spec.batchnorm
     yield Refusal(
         streams and batchnorm == "local",
-        f"batchnorm={batchnorm!r} and outer={str(outer)!r} both say which weights a slot keeps",
+        f"batchnorm={batchnorm!r} and outer={str(outer)!r} both determine which weights a slot keeps",
         "leave one of them out",
     )
     weights = spec.exchange.weights_codec
@@ -165,8 +165,8 @@ def check_effect(spec: RunSpec, weights: Sequence[Tensor], trainable: Sequence[b
     rule, codec, outward = spec.local.rule, spec.exchange.codec, spec.exchange.weights_codec
     if not any(trainable) and type(rule) is not Plain:
         raise ConfigError(
-            f"local_rule={str(rule)!r} changes gradients, and nothing in this model is trained",
-            hint="see that a layer with weights has trainable=True, or leave local_rule out",
+            f"local_rule={str(rule)!r} changes gradients, but no weight of this model is trained",
+            hint="make sure that a layer with weights has trainable=True, or leave local_rule out",
         )
     coded = [] if str(codec) == "float32" else [f"codec={str(codec)!r}"]
     coded += [] if outward.delta or str(outward) == "float32" else [f"weights_codec={str(outward)!r}"]
@@ -259,14 +259,14 @@ def check_files(spec: RunSpec, data: DataSet) -> None:
             "worker_steps",
             str(steps),
             steps is not None and not whole,
-            "round_samples is what cuts an epoch into rounds",
+            "round_samples already cuts an epoch into rounds",
             instead,
         ),
     ):
         rows.append(
             Refusal(
                 applies,
-                f"{name}={value} does not go with partition files that are read with shuffle={str(rule)!r}: {why}",
+                f"{name}={value} cannot be combined with partition files that are read with shuffle={str(rule)!r}: {why}",
                 f"leave out {name}{more}",
             )
         )

@@ -221,7 +221,7 @@ def spread(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
         for key, value in said.items():
             if key in found and (SETTINGS[key].check(key, found[key]) if key in SETTINGS else found[key]) != value:
                 raise ConfigError(
-                    f"{key}={found[key]!r} and {name}={group} say different things{f' in {where}' if where else ''}",
+                    f"{key}={found[key]!r} and {name}={group} contradict each other{f' in {where}' if where else ''}",
                     hint=f"leave {key} out of one of them",
                 )
             found[key] = value
@@ -268,7 +268,7 @@ def spec_of(app: Configured, mode: str | None = None, given: Mapping[str, Any] |
         only = getattr(rule, "only", mode)
         if only != mode:
             raise ConfigError(
-                f"{name}={str(rule)!r} is for {MODE.kind(only).words} training: {kind.words} training has nothing like it",
+                f"{name}={str(rule)!r} is for {MODE.kind(only).words} training: {kind.words} training has no such setting",
                 hint=f"choose another {name}, or train in mode {only!r}",
             )
         for other in getattr(rule, "ignores", ()):
@@ -303,7 +303,7 @@ def _rounds_are_of_another_mode(app: Configured, kind: type[StrategySettings]) -
 def _unused(name: str, value: Any, usual: Any, kind: type[StrategySettings], others: Sequence[str]) -> ConfigError:
     words = " and ".join(STRATEGIES[other].words for other in others)
     return ConfigError(
-        f"{name}={value!r} is for {words} training: {kind.words} training has no use for it",
+        f"{name}={value!r} is for {words} training: {kind.words} training does not use it",
         hint=f"leave {name} at {usual!r}, or train in mode {' or '.join(map(repr, others))}",
     )
 

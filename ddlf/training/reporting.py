@@ -151,8 +151,8 @@ class Reporter:
             return False  # this round has no such evaluation
         if rule.metric not in now:
             raise ConfigError(
-                f"converge={str(rule)!r} looks at {rule.metric!r}, which is no metric of this run",
-                hint=f"name one of {', '.join(now) or 'those that train returns'}",
+                f"converge={str(rule)!r} looks at {rule.metric!r}, which is not a metric of this run",
+                hint=f"name one of {', '.join(now) or 'the metrics that train returns'}",
             )
         found = (metrics(before).get(rule.metric) for before in reversed(self._app.history))
         return bool(rule.reached(list(itertools.islice((one for one in found if one is not None), rule.last))))

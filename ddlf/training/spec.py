@@ -74,7 +74,7 @@ class Data(Group):
     """Which samples each slot trains on, and how they are read."""
 
     batch_size: Setting[int, int] = Setting(32, Whole(1), "samples per batch, on each worker", "N", FILE | FACT)
-    """As in the papers, two workers with a batch size of 64 each train on 128 samples per step."""
+    """Two workers with a batch size of 64 each train on 128 samples per step, like in the papers."""
 
     partition: Setting[Partition, Partition | str] = Setting(
         "equal",
@@ -83,9 +83,9 @@ class Data(Group):
         "RULE",
         FACT,
     )
-    """For studies with unevenly distributed data. With ``equal`` every round uses another partition. With any other
-    rule each slot keeps its samples for the whole run, the number of slots stays fixed, and the first lines of output
-    show what each slot has."""
+    """This setting is for studies with unevenly distributed data. With ``equal`` every round uses another partition.
+    With any other rule each slot keeps its samples for the whole run, the number of slots stays fixed, and the first
+    lines of output show what each slot has."""
 
     balance: Setting[str, str] = Setting(
         "equal",
@@ -98,16 +98,15 @@ class Data(Group):
     ``partition='equal'``, because other rules assign the samples themselves. In asynchronous training this is DyLU,
     dynamic local updates (arXiv:2401.09135), and requires ``worker_steps``: the fastest slot takes that many steps
     per round, and every other slot ``max(1, floor(worker_steps * speed / fastest speed))``, so that updates are
-    hardly stale. The first two rounds are equal and measure the speed; the number of slots stays what it is at the
-    start."""
+    hardly stale. The first two rounds are equal and measure the speed. The number of slots stays fixed."""
 
     shuffle: Setting[Shuffle | None, Shuffle | str | None] = Setting(
         None, SHUFFLE, "how samples from data files are shuffled: global, window:8, none", "RULE", FILE | FACT
     )
-    """Only for ``self.train_data``, where the default is ``window:8``: each epoch reads the files in another order
-    and shuffles the rows of 8 open files together. Because ``ddlf data split`` shuffles all samples, this is as good
-    as ``global``. ``global`` can put any sample after any other, as with arrays, but reads rows one by one from the
-    disk. ``none`` reads files and rows in their stored order."""
+    """This setting is for ``self.train_data`` only. Its default there is ``window:8``: each epoch reads the files in
+    another order and shuffles the rows of 8 open files together. Because ``ddlf data split`` shuffles all samples, this
+    is as good as ``global``. ``global`` can put any sample after any other, like with arrays, but reads rows one by one
+    from the disk. ``none`` reads files and rows in their stored order."""
 
     data_memory: Setting[int | None, str | int | None] = Setting(
         None,
@@ -116,12 +115,12 @@ class Data(Group):
         "SIZE",
         FILE,
     )
-    """Used for reading ahead, and for the window of files if it fits into half of this memory. Otherwise rows are
-    read from the disk, whose cache does not count."""
+    """DDLF uses this memory for reading ahead, and for the window of files if it fits into half of this memory.
+    Otherwise rows are read from the disk, whose cache does not count."""
 
     on_bad: Setting[str, str] = Setting("stop", OneOf("stop", "skip"), "what to do with a damaged data file", "", FILE)
-    """``skip`` reads each file once before it uses a sample of it. The ledger records what was left out, and is
-    marked as not exact."""
+    """``skip`` checks each file completely before it uses a sample of it. The ledger records the left-out
+    samples. It is marked as not exact."""
 
     class_weight: Setting[Mapping[int, float] | None, Mapping[int, float] | None] = Setting(
         None, CLASS_WEIGHTS, "weight of each class in the loss, as for fit", None, FACT
@@ -182,7 +181,7 @@ class Local(Group):
         FILE | FACT,
         flat="local_rule",
     )
-    """Keeps slots from drifting apart in long rounds or with uneven data. It changes the gradients that
+    """The correction keeps slots from drifting apart in long rounds or with uneven data. It changes the gradients that
     ``model.optimizer`` receives."""
 
     precision: Setting[str, str] = Setting(
@@ -196,15 +195,15 @@ class Local(Group):
     rate_decay: Setting[RateDecay | Plateau, RateDecay | Plateau | str] = Setting(
         "never", RATE_DECAY, "how the learning rate decays with the epochs: never, plateau:0.5,5, webnn", "RULE", FACT
     )
-    """Decided on the master once per epoch, for all slots. ``plateau`` watches the validation loss, or the training
+    """The master decides once per epoch, for all slots. ``plateau`` watches the validation loss, or the training
     loss without ``x_val``. ``webnn`` needs ``x_val`` and an accuracy metric."""
 
     schedule: Setting[Rates | None, Rates | str | None] = Setting(
         None, SCHEDULE, "learning rate schedule over the run: warmup:0.05,cosine; linear, hold, restarts", "RULE", FACT
     )
-    """Values are relative to the learning rate of the compiled model, and positions are fractions of the run. So
-    every slot reaches the end of the schedule at the end of the run, for any number of slots, mode and round
-    length."""
+    """The values of a schedule are relative to the learning rate of the compiled model, and positions are fractions of
+    the run. So every slot reaches the end of the schedule at the end of the run, for any number of slots, mode and
+    round length."""
 
     clip: Setting[Rolling | Adaptive | None, Rolling | Adaptive | str | None] = Setting(
         None, CLIP, "gradient clipping: rolling, agc:0.01", "RULE", FACT
@@ -312,8 +311,8 @@ class Output(Group):
     echo: Setting[bool, bool] = Setting(
         True, SWITCH, "print what user code prints on the workers, with the worker's name"
     )
-    """``print``, ``logging`` and warnings, during training and before. The event ``WorkerWrote`` reports them in any
-    case."""
+    """This covers ``print``, ``logging`` and warnings, before and during training. The event ``WorkerWrote`` reports
+    them in any case."""
 
     verbose: Setting[bool, bool] = Setting(True, SWITCH, "print the progress of the run")
     """``-q`` switches it off."""
@@ -342,8 +341,8 @@ class Output(Group):
         "check for known mistakes before training: never (off), print them (quick), or refuse to start (strict)",
         "",
     )
-    """Only looks at what is in memory before training; ``ddlf advise`` does more. With ``strict`` a run that could
-    not learn anything does not start."""
+    """This check only uses data that is in memory before training. ``ddlf advise`` checks more. With ``strict`` a run
+    does not start if it could not learn anything."""
 
 
 # -- strategies and exchanges ------------------------------------------------------------------------------------------

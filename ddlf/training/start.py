@@ -211,7 +211,7 @@ async def _told(app: App, spec: RunSpec) -> AsyncIterator[str]:
     if app.run_context.is_training:
         raise LeaseError(
             "this app is in another training run of this program",
-            hint="wait until that has ended, or train another object",
+            hint="wait until that run has ended, or train another app",
         )
     run, before = secrets.token_hex(8), app.run_context.progress
     app.run_context.is_training = True
@@ -259,7 +259,7 @@ def _interrupted(app: App) -> str:
         return "interrupted: training ended before its first round"
     last = app.history[-1]
     reached = f"round {last.round}" if last.slot is None else f"update {last.version}"
-    return f"interrupted: training ended after {reached}; app.model and app.history are those of then, and the next train_sync goes on from there"
+    return f"interrupted: training ended after {reached}; app.model and app.history are from that moment, and the next train_sync continues there"
 
 
 async def _run(
@@ -274,7 +274,7 @@ async def _run(
         if not is_float_type(np.dtype(weight.dtype)):
             raise AppError(
                 f"the weight {weight.path!r} is of type {weight.dtype} and trainable, but only floats can be merged",
-                hint="make it a float, or add it with trainable=False: then it stays what it is on the master",
+                hint="make it a float, or add it with trainable=False: then it keeps its value on the master",
             )
     if keeps_averages(app.model):
         check_averages(spec)

@@ -199,7 +199,7 @@ async def test_training_goes_on_after_it_with_any_rule(after):
     [
         (
             {"mode": "async"},
-            "outer='streaming:.*' is for synchronous training: asynchronous training has nothing like it",
+            "outer='streaming:.*' is for synchronous training: asynchronous training has no such setting",
         ),
         (
             {"weights_codec": "float16"},

@@ -75,4 +75,4 @@ def test_check_names_first_differing_batch_weight_and_cause(tmp_path):
     assert not (tmp_path / "there").exists()
     assert differs == "differs   Other, with one slot, from batch 3 on, of 20 batches of 32 samples"
     assert where.startswith("where     sequential/")
-    assert cause == "cause     Other.train is your own, and does something else than fit"
+    assert cause == "cause     your own Other.train does something else than fit"

@@ -94,9 +94,7 @@ def test_config_marks_unused_settings_and_fails_on_refused_ones(show):
     assert (errors, code) == ("", 0)
     lines, errors, code = show("app.py", "--target", "App", "--mode", "async", more="merge = 'median'")
     assert lines["merge"][0] == "median"
-    assert errors.startswith(
-        "error  merge='median' is for synchronous training: asynchronous training has no use for it"
-    )
+    assert errors.startswith("error  merge='median' is for synchronous training: asynchronous training does not use it")
     assert code == 2
 
 

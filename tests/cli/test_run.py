@@ -740,7 +740,7 @@ def test_settings_are_options_and_cluster_file_keys(tmp_path):
             "master_epoch = 3",
             [],
             {},
-            "A.master_epoch is no setting, so it would have no effect; did you mean master_epochs?",
+            "A.master_epoch is not a setting, so it would have no effect; did you mean master_epochs?",
         ),
         ("", ["--resume", "auto"], {}, "resume='auto' needs a folder of checkpoints"),
         ("", ["--save", "model.h5"], {}, "a model is saved as a .keras or .safetensors file, got 'model.h5'"),

@@ -83,7 +83,7 @@ async def test_downpour_survives_kills_and_nan_and_stops_early():
         assert any("NaN" in verdict for record in app.history for verdict in record.verdicts)
         moved = [event.why for event in told if isinstance(event, Warned) and event.about == "shards"]
         assert moved[0].startswith("shard 3 of 3 was on worker 3, which is lost")
-        assert moved[0].endswith("worker 1 goes on with its copy")
+        assert moved[0].endswith("worker 1 continues with its copy")
         assert not any("are lost" in verdict for record in app.history for verdict in record.verdicts)
 
         import keras

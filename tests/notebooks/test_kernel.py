@@ -149,7 +149,7 @@ def test_an_interrupt_ends_training_and_the_next_cell_goes_on_from_there(cell):
     assert cell(APP).error == ""
     shown = cell.interrupted("await app.train_sync(master_epochs=100_000)", after=r"round +\d+/")
     assert shown.error == "CancelledError"
-    assert re.fullmatch(r"interrupted: training ended after round \d+; .* goes on from there", shown.lines[-1])
+    assert re.fullmatch(r"interrupted: training ended after round \d+; .* continues there", shown.lines[-1])
     assert len(shown.lines) == 1
     trained = int(cell("len(app.history)").value)
     assert trained >= 1

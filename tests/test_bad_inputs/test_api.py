@@ -138,7 +138,7 @@ def of_other_outputs():
         pytest.param(
             not_compiled, "is not compiled; end create_model with self.model.compile(optimizer, loss)", id="compile"
         ),
-        pytest.param(lambda: 5, "create_model set self.model to a int, which is no Keras model", id="no model"),
+        pytest.param(lambda: 5, "create_model set self.model to a int, which is not a Keras model", id="no model"),
         pytest.param(lambda: with_loss("crossentropie"), "crossentropie", id="loss"),
         pytest.param(of_other_outputs, "target.shape=(", id="shape"),
     ],

@@ -177,7 +177,10 @@ async def test_training_ends_when_the_mean_metric_reaches_the_target(mode):
 
 async def test_a_target_that_no_round_can_reach_is_refused_by_name():
     for settings, what in (
-        ({"converge": "target:acc,0.9"}, "looks at 'acc', which is no metric of this run; name one of loss, accuracy"),
+        (
+            {"converge": "target:acc,0.9"},
+            "looks at 'acc', which is not a metric of this run; name one of loss, accuracy",
+        ),
         ({"converge": "target:test_loss,0.1"}, "looks at 'test_loss', but test data is evaluated at the end only"),
         ({"converge": "target:val_loss,0.1"}, "looks at 'val_loss', but there is no x_val; set x_val, y_val"),
     ):
@@ -200,7 +203,7 @@ async def test_buffer_that_is_never_full_is_warned_of():
         "it merges when there are 13 updates, and 12 are to come: they are merged at the end only, as a small step; take a smaller size"
     )
     (left,) = warnings(await trained(arrival="fedbuff:3", converge="target:loss,100,last=4"))
-    assert left == "1 of its updates wait for others, and are not in the model: training that goes on merges them"
+    assert left == "1 of its updates wait for others, and are not in the model: continued training merges them"
 
 
 async def test_what_waits_when_the_last_update_is_rejected_is_told_too():
@@ -208,7 +211,7 @@ async def test_what_waits_when_the_last_update_is_rejected_is_told_too():
     run = await trained(arrival="fedbuff:4", update_policy="reject", arrivals=[1, 1, 1, 1, 2, 2, 2, 2], cluster=cluster)
     assert len(run.history) == 7
     assert warnings(run) == [
-        "3 of its updates wait for others, and are not in the model: training that goes on merges them"
+        "3 of its updates wait for others, and are not in the model: continued training merges them"
     ]
 
 

@@ -305,8 +305,8 @@ async def test_callbacks_that_cannot_run_on_the_master_are_refused(one_worker, t
             tmp_path, update_freq=1
         ),
         "SwapEMAWeights has no averages to swap on the master": made.SwapEMAWeights(),
-        "callbacks has a str, which is no Keras callback": "EarlyStopping",
-        "BackupAndRestore and checkpoints both say where a run goes on from": made.BackupAndRestore(
+        "callbacks has a str, which is not a Keras callback": "EarlyStopping",
+        "BackupAndRestore and checkpoints both define where a run continues": made.BackupAndRestore(
             tmp_path / "backup"
         ),
     }
@@ -318,7 +318,7 @@ async def test_callbacks_that_cannot_run_on_the_master_are_refused(one_worker, t
             await app.train_sync()
     app.checkpoint, app.callbacks, app.local_rule = None, [made.BackupAndRestore(tmp_path / "backup")], "scaffold"
     with pytest.raises(
-        AppError, match="has weights and optimizer only, but with local_rule='scaffold' each slot keeps"
+        AppError, match="stores weights and optimizer only, but with local_rule='scaffold' each slot keeps"
     ):
         await app.train_sync()
     app.local_rule = "plain"

@@ -349,7 +349,7 @@ async def test_a_worker_that_loses_the_app_again_and_again_is_put_out():
     story.answers[1] = ["fine", AppMissing("no app"), AppMissing("no app"), "fine", *[AppMissing("no app")] * 3]
     async with story.ready() as crew:
         assert [await crew.carry(0, number, story.work) for number in range(2)] == ["fine", "fine"]
-        with pytest.raises(AppMissing, match="no app, for the 3rd time; something else gives it apps"):
+        with pytest.raises(AppMissing, match="no app, for the 3rd time; another program sends it apps"):
             await crew.carry(0, 2, story.work)
     assert story.opened == [1] * 5
 

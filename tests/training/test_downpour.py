@@ -195,7 +195,7 @@ async def test_of_batches_that_a_program_makes_each_slot_is_one_replica():
     data.on_disk = False
     with pytest.raises(ConfigError, match="replicas=5 on 3 slots read in turn from several places"):
         await run_of(replicas=5, files=(60, 60), train_data=data).train_model()
-    with pytest.raises(ConfigError, match="on_bad='skip' does not go with mode='downpour'"):
+    with pytest.raises(ConfigError, match="on_bad='skip' cannot be combined with mode='downpour'"):
         await run_of(on_bad="skip", **FILES).train_model()
 
 
@@ -462,11 +462,11 @@ async def test_of_a_shard_other_workers_ask_no_more_than_it_offers():
     ("settings", "said"),
     [
         ({"copies": 3}, "copies=3 of each shard and the shard itself need 4 workers, and there are 3"),
-        ({"mode": "async", "copies": 0}, "copies=0 is for Downpour training: asynchronous training has no use for it"),
+        ({"mode": "async", "copies": 0}, "copies=0 is for Downpour training: asynchronous training does not use it"),
         ({"shards": 1209}, "1,208 values cannot be cut into 1,209 shards"),
         ({"replicas": 2}, "replicas=2 are fewer than the 3 slots"),
         ({"softsync": 4}, "softsync must be from 1 to the 3 replicas, got 4"),
-        ({"merge": "median"}, "merge='median' is for synchronous training: Downpour training has no use for it"),
+        ({"merge": "median"}, "merge='median' is for synchronous training: Downpour training does not use it"),
         ({"exchange": "sharded"}, "exchange='sharded' is for synchronous training"),
         ({"arrival": "fedasync"}, "arrival='fedasync' is for asynchronous training"),
         ({"outer": "nesterov"}, "outer='nesterov' is for synchronous and asynchronous training"),

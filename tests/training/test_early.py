@@ -35,7 +35,7 @@ def made(**attributes):
     ],
 )
 def test_a_misspelt_setting_is_refused_with_the_one_that_was_meant(attributes, meant):
-    with pytest.raises(ConfigError, match=f"is no setting, so it would have no effect; did you mean {meant}?"):
+    with pytest.raises(ConfigError, match=f"is not a setting, so it would have no effect; did you mean {meant}?"):
         check(made(**attributes), "sync")
     app = made()
     vars(app).update(attributes)
@@ -93,7 +93,7 @@ def test_folder_with_checkpoints_of_another_run_is_refused(tmp_path):
         (tmp_path / f"round-{number:06d}").mkdir()
     before = sorted(tmp_path.iterdir())
     with pytest.raises(
-        ConfigError, match=r"has checkpoints already, the newest of round 12; go on from there with resu"
+        ConfigError, match=r"has checkpoints already, the newest of round 12; continue from it with resu"
     ):
         check(made(checkpoint=tmp_path), "sync")
     check(made(checkpoint=tmp_path, resume="auto"), "sync")
@@ -120,7 +120,7 @@ def test_a_model_that_is_read_only_is_not_replaced(tmp_path, monkeypatch):
     check_path(path)
     # As for anybody but root, who may write to every file.
     monkeypatch.setattr("os.access", lambda name, mode: name != path)
-    with pytest.raises(ConfigError, match="is there already and is read-only; choose another name"):
+    with pytest.raises(ConfigError, match="already exists and is read-only; choose another name"):
         check_path(path)
 
 
@@ -145,7 +145,7 @@ def test_checkpoint_of_another_model_is_refused_by_its_first_weight():
         check_same_model(stored, [["dense/kernel", [8, 32], "float32"], ["dense/bias", [32], "float32"]])
     assert str(refused.value) == (
         "the checkpoint is of another model: weight 1 is dense/kernel of shape (8, 16) in it, but dense/kernel of shape (8, 32) "
-        "here; use the model that it is of, or begin anew in another folder"
+        "here; use the model of the checkpoint, or start again in another folder"
     )
     with pytest.raises(CheckpointMismatch, match=r"weight 2 is dense/bias of shape .* in it, but not there here"):
         check_same_model(stored, rows[:1])
@@ -161,10 +161,10 @@ def test_checkpoint_of_another_model_is_refused_by_its_first_weight():
         (
             None,
             {"keras", "jax"},
-            "tensorflow is not installed, which Keras would use here; set KERAS_BACKEND=jax, which is",
+            "tensorflow, which Keras would use here, is not installed; set KERAS_BACKEND=jax, which is installed",
         ),
-        ("torch", {"keras"}, "torch is not installed, which Keras would use here; install it: pip install torch"),
-        (None, set(), "keras is not installed, which trains the models; install it: pip install keras tensorflow"),
+        ("torch", {"keras"}, "torch, which Keras would use here, is not installed; install it: pip install torch"),
+        (None, set(), "keras, which trains the models, is not installed; install it: pip install keras tensorflow"),
     ],
 )
 def test_a_backend_that_is_not_installed_is_refused_with_one_that_is(
@@ -216,5 +216,7 @@ def test_a_codec_that_changes_nothing_in_this_model_is_told(settings, weights, t
 
 @pytest.mark.parametrize("rule", ["scaffold", "fedprox:0.1"])
 def test_local_rule_of_an_untrained_model_is_refused(rule):
-    with pytest.raises(ConfigError, match=r"^local_rule='.*' changes gradients, and nothing in this model is trained"):
+    with pytest.raises(
+        ConfigError, match=r"^local_rule='.*' changes gradients, but no weight of this model is trained"
+    ):
         check_effect(used(local_rule=rule), [LARGE], [False])

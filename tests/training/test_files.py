@@ -198,15 +198,15 @@ def test_what_was_left_out_is_in_the_ledger_and_stays_there():
         ({"files": (), "shuffle": "window:8"}, "shuffle='window:files=8' is for partition files"),
         ({"files": (), "data_memory": "1GB"}, "data_memory=1000000000 is for partition files"),
         ({"files": (), "on_bad": "skip"}, "on_bad='skip' is for partition files"),
-        ({"worker_steps": 2}, "worker_steps=2 does not go with partition files"),
+        ({"worker_steps": 2}, "worker_steps=2 cannot be combined with partition files"),
         ({"partition": "power:1"}, "it needs all labels at once"),
         (
             {"balance": "speed", "round_samples": 20},
             "round_samples=20 cuts 203 samples into 11 rounds, too short for 3",
         ),
         ({"round_samples": 4}, "round_samples=4 cuts 203 samples into 51 rounds, too short for 3 slots"),
-        ({"round_samples": 50, "worker_steps": 2}, "both say how long a round is"),
-        ({"round_samples": 50, "worker_epochs": 2}, "both say how long a round is"),
+        ({"round_samples": 50, "worker_steps": 2}, "both set the length of a round"),
+        ({"round_samples": 50, "worker_epochs": 2}, "both set the length of a round"),
     ],
 )
 async def test_what_would_have_no_effect_or_cannot_be_is_refused_by_name(settings, said):

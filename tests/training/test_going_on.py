@@ -209,7 +209,7 @@ async def test_a_fresh_training_does_not_write_over_the_one_before(tmp_path):
     with pytest.raises(ConfigError, match="has checkpoints already, the newest of round 2"):
         await other.train_sync(2)
     app.resume = tmp_path
-    with pytest.raises(ConfigError, match="fresh=True begins anew"):
+    with pytest.raises(ConfigError, match="fresh=True starts again"):
         await app.train_sync(2, fresh=True)
     assert content(tmp_path) == before
 
@@ -251,7 +251,8 @@ async def test_older_checkpoint_is_resumed_only_in_another_folder(tmp_path):
     await FakeRun(checkpoint=tmp_path).train_sync(3)
     before = content(tmp_path)
     with pytest.raises(
-        ConfigError, match=r"the newest of round 3, and .*round-000002 is not that one; give checkpoint another folder"
+        ConfigError,
+        match=r"the newest of round 3, but .*round-000002 is another checkpoint; set checkpoint to another folder",
     ):
         await FakeRun(resume=tmp_path / "round-000002", master_epochs=5).train_model()
     with pytest.raises(ConfigError, match=r"checkpoint='.*round-000002' is itself a checkpoint.*; name"):
@@ -264,7 +265,7 @@ async def test_older_checkpoint_is_resumed_only_in_another_folder(tmp_path):
 async def test_a_checkpoint_that_was_copied_alone_needs_a_folder_to_write_to(tmp_path):
     await FakeRun(checkpoint=tmp_path / "run").train_sync(3)
     os.rename(tmp_path / "run" / "round-000003", tmp_path / "best")
-    with pytest.raises(ConfigError, match="lies alone, so nothing says where to write"):
+    with pytest.raises(ConfigError, match="is in no checkpoint folder, so the folder"):
         await FakeRun(resume=tmp_path / "best", master_epochs=5).train_model()
     app = FakeRun(resume=tmp_path / "best", checkpoint=tmp_path / "new", master_epochs=5)
     lines = said(app)

@@ -164,7 +164,7 @@ async def test_integer_weights_that_each_round_resets_are_warned_of():
     run.subscribe(told.append)
     await run.train_model()
     (warned,) = [event.why for event in told if isinstance(event, Warned)]
-    assert warned.startswith("the weight 'steps' is of type int32: what layers count in it is lost after each round")
+    assert warned.startswith("the weight 'steps' is of type int32: counts of layers in it are lost after each round")
 
 
 async def test_a_model_with_optimizers_of_its_own_is_warned_of_by_name():
@@ -174,7 +174,7 @@ async def test_a_model_with_optimizers_of_its_own_is_warned_of_by_name():
     run.model.mine, run.model.others = run.model.optimizer, [SimpleNamespace(apply_gradients=None)]
     await run.train_model()
     (warned,) = [event.why for event in told if isinstance(event, Warned)]
-    assert warned.startswith("besides its own the model has an optimizer in others: what such a one keeps")
+    assert warned.startswith("the model has another optimizer in others: its state")
 
 
 async def test_what_keras_counts_itself_before_training_is_not_warned_of():

@@ -74,7 +74,7 @@ async def test_joining_worker_gets_no_slot_when_all_samples_have_owners():
     [
         (
             dict(y_train=None),
-            "partition 'dirichlet:alpha=0.5': it goes by labels, but the master has no y_train; set it in load_dataset",
+            "partition 'dirichlet:alpha=0.5': it depends on labels, but the master has no y_train; set it in load_dataset",
         ),
         (dict(y_train=np.linspace(0, 1, 203)), "this partition needs whole numbers or one-hot rows as labels"),
         (dict(slots=204), "partition 'dirichlet:alpha=0.5': 203 samples cannot be split over 204 slots"),

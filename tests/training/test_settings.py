@@ -82,7 +82,7 @@ WRONG = [
         dict(batchnorm="lokal"),
         "batchnorm must be one of averaged, local, recalibrated, got 'lokal'; did you mean 'local'?",
     ),
-    (dict(batchnorm="local", outer="streaming"), "both say which weights a slot keeps; leave one of them out"),
+    (dict(batchnorm="local", outer="streaming"), "both determine which weights a slot keeps; leave one of them out"),
     (dict(outer="streaming:fragments=2,overlap=2"), "streaming has no overlap any more; leave out overlap"),
     (dict(batchnorm="local", exchange="gradient"), "batchnorm='local' is for local training"),
     (dict(arrival="fedasinc"), "unknown arrival rule 'fedasinc', did you mean 'fedasync'?"),
@@ -159,7 +159,7 @@ WRONG = [
         dict(worker_steps="5"),
         "worker_steps must be a whole number of 1 or more, or None for rounds of worker_epochs, got '5'",
     ),
-    (dict(worker_steps=5, worker_epochs=2), "worker_steps=5 and worker_epochs=2 both say how long a round is"),
+    (dict(worker_steps=5, worker_epochs=2), "worker_steps=5 and worker_epochs=2 both set the length of a round"),
     (
         dict(exchange="gradients"),
         "exchange must be one of star, sharded, auto, gradient, got 'gradients'; did you mean 'gradient'?",
@@ -168,7 +168,7 @@ WRONG = [
     (dict(local_rule=3), "local_rule must be a name, got 3"),
     (
         dict(local_rule="scaffold", mode="async"),
-        "local_rule='scaffold' is for synchronous training: asynchronous training has nothing like it; choose another local_rule",
+        "local_rule='scaffold' is for synchronous training: asynchronous training has no such setting; choose another local_rule",
     ),
     (
         dict(data_memory="0"),
@@ -192,7 +192,7 @@ WRONG = [
     (dict(warm_start=-1), "warm_start must be a whole number of 0 or more, or None for"),
     (
         dict(n_push=2),
-        "n_push=2 is for Downpour training: synchronous training has no use for it; leave n_push at 1, or",
+        "n_push=2 is for Downpour training: synchronous training does not use it; leave n_push at 1, or",
     ),
     (dict(seed=2**32), "seed must be a whole number from 0 to 4294967295, got 4294967296"),
     (dict(batch_size="64"), "batch_size must be a whole number of 1 or more, got '64'"),

@@ -170,7 +170,7 @@ async def test_lost_shard_resumes_from_the_last_checkpoint(copies, both, tmp_pat
     history = await run.train_model()
     assert run.ledger.is_exact(5)
     said = [verdict for record in history for verdict in record.verdicts]
-    assert any("shard 2 of 4 was on worker 2" in one and "as it was after update 4" in one for one in said)
+    assert any("shard 2 of 4 was on worker 2" in one and "continues from update 4" in one for one in said)
     assert any("which is lost" in why and "are lost" in why for why in warned(run))
     lost, received = (
         run.run_context.progress.state["shards"][0][:, 1],

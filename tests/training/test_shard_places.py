@@ -142,7 +142,7 @@ async def test_a_lost_worker_of_the_shards_has_one_again_when_it_is_back(at):
     assert run.ledger.is_exact(8)
     assert carried(run) == {1, 2}
     said = [event.why for event in run.told if isinstance(event, Warned)]
-    assert any("goes on with its copy" in why for why in said)
+    assert any("continues with its copy" in why for why in said)
     assert not any("are lost" in why for why in said)
     assert sorted(found[0]) == sorted(found[-1]) == [3, 4]
 

@@ -560,7 +560,7 @@ async def test_last_checkpoint_is_left_when_all_workers_are_lost(tmp_path):
         await run.train_model()
     assert run.run_context.progress.round == 2
     assert len(run.history) == 2
-    assert "what is left is that of round 2" in [event.why for event in told if isinstance(event, Warned)][-1]
+    assert "the run returns to round 2" in [event.why for event in told if isinstance(event, Warned)][-1]
     star = await trained("star", outer="nesterov", workers=2, slots=2, master_epochs=2)
     assert bits(run) == bits(star)
     run.on_round = lambda record: None
@@ -635,9 +635,12 @@ async def test_slice_that_does_not_fit_is_refused_with_its_worker(wrong):
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"outer": type("Mine", (Nesterov,), {})()}, "outer=.* is not one of DDLF's, and workers step their slices by"),
-        ({"weights_codec": "delta:int8"}, "weights_codec='delta:int8' is of the difference to what each slot holds"),
-        ({"weights_codec": "delta:bfloat16"}, "weights_codec='delta:bfloat16' is of the difference"),
+        ({"outer": type("Mine", (Nesterov,), {})()}, "outer=.* is not a rule of DDLF, and workers find the rule by"),
+        (
+            {"weights_codec": "delta:int8"},
+            "weights_codec='delta:int8' encodes the difference to the weights of each slot",
+        ),
+        ({"weights_codec": "delta:bfloat16"}, "weights_codec='delta:bfloat16' encodes the difference"),
         ({"mode": "async"}, "exchange='sharded' is for synchronous training"),
     ],
 )

@@ -68,7 +68,7 @@ def test_an_attribute_of_the_users_own_stays_what_it_is():
 
 
 def test_a_group_and_a_setting_that_disagree_are_refused_by_name():
-    with pytest.raises(ConfigError, match=r"^batch_size=8 and data=.* say different things in App"):
+    with pytest.raises(ConfigError, match=r"^batch_size=8 and data=.* contradict each other in App"):
 
         class App(ddlf.IApp):
             data = ddlf.Data(batch_size=64)

@@ -232,7 +232,7 @@ def test_worker_keeps_states_of_the_last_two_rounds_of_a_slot():
     assert kept.left(0, 2).keys() == {"optimizer", RESIDUAL, HELD}
     assert equal(kept.left(0, 2)[RESIDUAL], left[2])
     for slot, number in ((0, 0), (0, 3), (1, 2)):
-        with pytest.raises(AppMissing, match=f"slot {slot + 1} has left nothing of round {number + 1} here"):
+        with pytest.raises(AppMissing, match=f"this worker has no state of slot {slot + 1} after round {number + 1}"):
             kept.left(slot, number)
     with pytest.raises(AppMissing):
         kept.begin(asked_for(5))

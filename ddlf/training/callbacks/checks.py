@@ -68,7 +68,7 @@ def warnings_of_master(app: App, mode: str) -> list[str]:
         own = not type(callback).__module__.startswith("keras.")
         if own and (app.checkpoint is not None or app.resume is not None):
             found += [
-                f"{name} keeps a {kind} in {attribute!r}, which is no data: no checkpoint has it"
+                f"{name} keeps a {kind} in {attribute!r}, which a checkpoint cannot store"
                 for attribute, kind in no_data(callback).items()
             ]
     return list(dict.fromkeys(found))
@@ -96,7 +96,7 @@ def check(app: App) -> None:
         if "SwapEMAWeights" in names:
             raise AppError(
                 f"{names[0]} has no averages to swap on the master: each slot's optimizer has its own",
-                hint="leave it out: with use_ema they take the place of the weights when the run ends",
+                hint="leave it out: with use_ema the averages replace the weights when the run ends",
             )
         if (why := _batches_hint(callback)) is not None:
             raise AppError(f"{names[0]} in callbacks looks at batches, which are on the workers only", hint=why)
@@ -104,15 +104,15 @@ def check(app: App) -> None:
             check_rates(app.model, names[0])
         if "BackupAndRestore" in names and (app.checkpoint is not None or app.resume is not None):
             raise AppError(
-                f"{names[0]} and checkpoints both say where a run goes on from",
-                hint="leave out one of the two; checkpoint and resume bring every slot's state back",
+                f"{names[0]} and checkpoints both define where a run continues",
+                hint="leave out one of the two; checkpoint and resume restore every slot's state",
             )
         settings = [part.kept_with for part in PARTS if part.kept_with is not None]
         kept = [name for name, values in settings if str(getattr(app, name)).startswith(values)]
         if "BackupAndRestore" in names and kept:
             raise AppError(
-                f"{names[0]} has weights and optimizer only, but with {kept[0]}={str(getattr(app, kept[0]))!r} each slot keeps more",
-                hint="use checkpoint and resume, which have all of it",
+                f"{names[0]} stores weights and optimizer only, but with {kept[0]}={str(getattr(app, kept[0]))!r} each slot keeps more",
+                hint="use checkpoint and resume, which store the whole state",
             )
 
 

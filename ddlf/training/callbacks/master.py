@@ -114,7 +114,7 @@ class Callbacks:
         """
         self._progress = progress
         for name in await compute(self._begin):
-            why = f"the checkpoint has what a {name} kept, but none is in callbacks now"
+            why = f"the checkpoint has the state of a {name}, but callbacks has none now"
             self._app.run_context.emit(Warned(about="callback", why=why))
 
     async def show(self) -> None:

@@ -250,7 +250,7 @@ class CheckpointFolder:
             with contextlib.suppress(CheckpointCorrupt):
                 read_files(self.path / name)
                 raise CheckpointError(
-                    f"{self.path / name} is of a later round than {number}, which is to be saved",
+                    f"{self.path / name} is from a later round than {number}, the round to save",
                     hint="use another folder, or remove the later checkpoints",
                 )
 
@@ -308,7 +308,7 @@ class CheckpointFolder:
         if problems:
             raise CheckpointError(
                 f"no complete checkpoint in {self.path}; found {len(problems)} damaged, the newest because {problems[0].message}",
-                hint="use a copy of it, or another folder to begin anew",
+                hint="use a copy of the folder, or start again in another folder",
             )
         if required:
             if not self.path.is_dir():
@@ -354,7 +354,7 @@ class CheckpointFolder:
                 records = journal.read(folder.parent / JOURNAL, extent)
         except CheckpointError as error:
             extent, problem = Extent(), error.message
-            report(f"{problem}; {folder.name} is used without them, so the history begins anew")
+            report(f"{problem}; {folder.name} is used without its records, so the history starts again")
         return Checkpoint(
             round=manifest.round,
             arrays=arrays,

@@ -193,7 +193,7 @@ def read_files(folder: Path, *, apart: bool = False) -> tuple[Manifest, dict[str
         manifest = read_manifest(folder)
         present = {name for name in os.listdir(folder) if not name.startswith(".")} - {MANIFEST}
         for name in sorted(present - {file.name for file in (*manifest.files, *manifest.slices)}):
-            raise damaged(folder / name, "no such file", "one that the manifest does not name")
+            raise damaged(folder / name, "no such file", "a file that the manifest does not list")
         contents = {}
         for file in (*manifest.files, *(() if apart else manifest.slices)):
             path = folder / file.name
@@ -288,13 +288,13 @@ def _check_facts(value: Any, where: str, depth: int = 0) -> None:
     if type(value) is dict:
         for key, inner in value.items():
             if type(key) is not str:
-                raise CheckpointError(f"{where} has the key {key!r}, which is no text", hint="use text keys")
+                raise CheckpointError(f"{where} has the key {key!r}, which is not text", hint="use text keys")
             _check_facts(inner, f"{where}[{key!r}]", depth + 1)
     elif type(value) is list:
         for number, inner in enumerate(value):
             _check_facts(inner, f"{where}[{number}]", depth + 1)
     elif value is not None and type(value) not in (bool, int, float, str):
         raise CheckpointError(
-            f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which JSON does not give back as it was",
+            f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which JSON does not preserve",
             hint="use numbers, text, lists and dicts, or put it among the arrays",
         )

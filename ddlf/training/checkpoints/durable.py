@@ -212,7 +212,7 @@ def no_space(folder: Path, need: int) -> CheckpointError:
     facts = [f"need {size(need)}"] * bool(need) + [f"free {size(free or 0)}"] * (free is not None)
     error = CheckpointError(
         f"no space: {', '.join(facts)} in {folder}",
-        hint="free some, or use another folder; what was saved before is whole",
+        hint="free some, or use another folder; earlier checkpoints are complete",
     )
     error.errno = errno.ENOSPC
     return error

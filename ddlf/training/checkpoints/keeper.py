@@ -111,8 +111,8 @@ class Keeper:
         if unseen := [str(worker) for worker, why in new.items() if not why]:
             who = f"worker{'s' * (len(unseen) > 1)} {', '.join(unseen)} do{'es' * (len(unseen) == 1)} not see the folder of the checkpoints"
             sentences.append(
-                f"{who}, {slices.root}, so what checkpoints have of it goes through the master; "
-                "a network disk, at the same path everywhere, spares that"
+                f"{who}, {slices.root}, so its slices of checkpoints go through the master; "
+                "a network disk at the same path everywhere avoids this"
             )
         for sentence in sentences:
             self._emit(Warned(about="checkpoint", why=sentence))

@@ -95,8 +95,8 @@ class Restoring:
                 continue
             if worker.id not in self._told:
                 self._told.add(worker.id)
-                blind = f"{worker.name} does not see {slices.final}, so the master sends it what it is to hold of that"
-                why = f"{blind}; a network disk, at the same path everywhere, spares that"
+                blind = f"{worker.name} does not see {slices.final}, so the master sends it its slices"
+                why = f"{blind}; a network disk at the same path everywhere avoids this"
                 self._crew.emit(Warned(about="checkpoint", why=why))
             async with self._one_at_a_time:  # so that the master holds one slice at a time
                 arrays = await asyncio.to_thread(slices.read_one, number)

@@ -50,7 +50,7 @@ def check_folders(app: App, fresh: bool) -> None:
     """
     if fresh and app.resume is not None:
         raise ConfigError(
-            f"fresh=True begins anew, resume={str(app.resume)!r} goes on", hint="leave out one of the two"
+            f"fresh=True starts again, but resume={str(app.resume)!r} continues", hint="leave out one of the two"
         )
     target, source = checkpoint_folders(app)
     for name in ("checkpoint", "resume"):
@@ -71,8 +71,8 @@ def check_folders(app: App, fresh: bool) -> None:
         found = _number(source)
         if newest is not None and (not _same(target, source.absolute().parent) or newest != found):
             raise ConfigError(
-                f"{target} has checkpoints already, the newest of round {newest}, and {source} is not that one",
-                hint="give checkpoint another folder to go on from there; nothing in the old one is changed",
+                f"{target} has checkpoints already, the newest of round {newest}, but {source} is another checkpoint",
+                hint="set checkpoint to another folder to continue from there; the old folder stays unchanged",
             )
     elif CheckpointFolder(source).newest_round() is None:
         CheckpointFolder(source).newest(required=True)  # raises the error
@@ -102,7 +102,8 @@ def checkpoint_folders(app: App) -> tuple[Path | None, Path | None]:
     if target is None and is_checkpoint(source):
         if _number(source) is None or not (source.absolute().parent / "owner.json").exists():
             raise ConfigError(
-                f"{source} lies alone, so nothing says where to write new checkpoints", hint="set checkpoint, too"
+                f"{source} is in no checkpoint folder, so the folder for new checkpoints is unknown",
+                hint="set checkpoint, too",
             )
         return source.absolute().parent, source
     return target or source, source
@@ -116,7 +117,7 @@ def _number(checkpoint: Path) -> int | None:
 def _used(folder: Path, newest: int) -> ConfigError:
     return ConfigError(
         f"{folder} has checkpoints already, the newest of round {newest}",
-        hint="go on from there with resume='auto' (--resume auto), or choose another folder",
+        hint="continue from it with resume='auto' (--resume auto), or choose another folder",
     )
 
 
@@ -172,7 +173,7 @@ async def begin(
             {**_as_now(progress.settings), "slots": slots},
             {**now, "slots": app.slots or slots},
             "in the checkpoint",
-            "use the same settings, or begin anew in another folder",
+            "use the same settings, or start again in another folder",
         )
         asked = progress.asked
         progress.plan(epochs, worker_epochs, more=False, **length)
@@ -259,14 +260,14 @@ def _go_on(app: App, before: Progress, now: dict[str, Any]) -> Progress:
         {**was, "slots": slots},
         {**now, "slots": app.slots or slots},
         "before",
-        "leave it as it was, or begin anew from the model's weights with fresh=True",
+        "leave it as it was, or start again from the model's weights with fresh=True",
     )
     compiled = describe_optimizer(app.model.optimizer)
     if compiled != before.compiled and compiled != {name: now.get(name) for name in compiled}:
         raise ConfigError(
             "the master's model was compiled with another optimizer since the training before, but workers train with "
             "the one of create_model",
-            hint="change it in create_model, and begin anew from the model's weights with fresh=True",
+            hint="change it in create_model, and start again from the model's weights with fresh=True",
         )
     rules = ("exchange", "outer", "arrival", "push_rule", "shards", "shard_cut", "softsync")
     same = all(_known(rule, before.settings.get(rule)) == _known(rule, now[rule]) for rule in rules)
@@ -397,7 +398,7 @@ def check_settings(saved: dict[str, Any], now: dict[str, Any], when: str, hint: 
     rows += _changed_files(saved.get("files", {}), now.get("files", {}))
     if rows:
         raise CheckpointMismatch(
-            f"the run would not be the one that it is to go on from ({hint}):\n" + "\n".join(rows[:10])
+            f"the run differs from the run that it would continue ({hint}):\n" + "\n".join(rows[:10])
         )
 
 

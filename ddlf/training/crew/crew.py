@@ -93,7 +93,7 @@ class Crew:
             if worker in _training:
                 raise LeaseError(
                     f"{worker.name} is in another training run of this program",
-                    hint="wait until that has ended, or give each run workers of its own: cluster.options(workers=[1])",
+                    hint="wait until that run has ended, or give each run its own workers: cluster.options(workers=[1])",
                 )
         for worker in self._cluster.workers:
             self._first[worker.id] = False

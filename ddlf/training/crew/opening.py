@@ -378,8 +378,8 @@ def _check_models(app: App, opened: dict[int, dict[str, Any]]) -> None:
         theirs, text = facts["weights"], getattr(vars(app)["model"], "notation", None)
         if text is not None and facts["text"] != text.digest:
             raise AppError(
-                f"worker {number} has another text of {text.file}, or decides otherwise by it, than the master",
-                hint="run it again; if it was changed meanwhile, both have the same then",
+                f"worker {number} reads another model text from {text.file} than the master",
+                hint="run it again: if the file was changed meanwhile, both now read the same text",
             )
         if [tuple(row[1:]) for row in theirs] != mine:
             raise AppError(

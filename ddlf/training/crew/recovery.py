@@ -158,7 +158,7 @@ class Recovery:
 def _robbed(error: AppMissing) -> AppMissing:
     return AppMissing(
         f"{error.message}, for the {MAX_OPENINGS}rd time",
-        hint="something else gives it apps, or restarts it",
+        hint="another program sends it apps, or restarts it",
         worker=error.worker,
     )
 

@@ -87,6 +87,6 @@ def unused_cores(workers: Sequence[Facts], threads: int) -> str:
     if share <= threads:
         return ""
     return (
-        f"each worker computes with {threads} thread{'s' * (threads != 1)}, though {host} has {share} cores for each: equal bits, "
-        f"whoever carries a slot, take equal threads; threads={share} (--threads {share}) uses more"
+        f"each worker computes with {threads} thread{'s' * (threads != 1)}, though {host} has {share} cores for each: "
+        f"a slot has equal bits on all workers only with equal threads; threads={share} (--threads {share}) uses more"
     )

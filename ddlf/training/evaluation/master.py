@@ -172,7 +172,7 @@ def check_path(path: Path) -> None:
     if path.is_dir():
         raise ConfigError(f"a model is saved as a file, but {str(path)!r} is a folder")
     if path.exists() and not os.access(path, os.W_OK):
-        raise ConfigError(f"{str(path)!r} is there already and is read-only", hint="choose another name")
+        raise ConfigError(f"{str(path)!r} already exists and is read-only", hint="choose another name")
     if not folder.is_dir():
         raise ConfigError(f"the folder of {str(path)!r} does not exist", hint="make it first")
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -261,7 +261,7 @@ def check_test(app: App) -> None:
     if (has(app, "test") or getattr(app, "y_test", None) is not None) and (wrong := wrong_with_test(app)):
         raise AppError(
             f"{wrong}: it cannot be evaluated",
-            hint="let load_dataset make x_test and y_test as it makes those of training",
+            hint="let load_dataset make x_test and y_test like x_train and y_train",
         )
 
 

@@ -35,7 +35,7 @@ def scalars(values: Any) -> dict[str, float]:
             array = np.asarray(value).astype(np.float64)
         except (TypeError, ValueError):
             raise AppError(
-                f"the metric {name!r} is {value!r}, which is no number", hint="leave it out, or give a number for it"
+                f"the metric {name!r} is {value!r}, which is not a number", hint="leave it out, or give a number for it"
             ) from None
         for place in np.ndindex(array.shape):
             found["_".join([str(name), *map(str, place)])] = float(array[place])

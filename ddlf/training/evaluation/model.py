@@ -124,11 +124,11 @@ def _not_added(model: Any, other: set[str], most: int) -> list[str]:
     own = [one for one in metrics if type(one).update_state.__module__.partition(".")[0] != "keras"]
     nbytes = sum(int(np.prod(variable.shape)) * 4 for metric in metrics for variable in metric.variables)
     if own:
-        return [f"{type(own[0]).__name__} is a metric with an update_state of its own, which need not add up"]
+        return [f"{type(own[0]).__name__} is a metric with its own update_state, whose counts may not add up"]
     if other:
-        return [f"{sorted(other)[0]!r} is no metric of the model, but what its test_step returns"]
+        return [f"{sorted(other)[0]!r} is not a metric of the model, but a result of its test_step"]
     if nbytes > most:
-        return [f"what the metrics count in each batch, {nbytes:,} bytes, is too much to be sent"]
+        return [f"the counts of the metrics in each batch, {nbytes:,} bytes, are too large to send"]
     return []
 
 

@@ -73,7 +73,7 @@ class EvaluationThere:
                 return None  # all workers were lost
         if not why:
             metrics = self._merge.of(counted.names, added([counted.found[begin] for begin in sorted(counted.found)]))
-            why = "" if metrics else "the master's model does not make these metrics of what was counted"
+            why = "" if metrics else "the master's model cannot compute these metrics from the counts"
         if why and part not in self._why:
             self._why[part] = why
             self._app.run_context.emit(Warned(about="data", why=f"the {NAMES[part]} is evaluated on the master: {why}"))

@@ -196,8 +196,8 @@ class Nearby:
             gone = self._gone(files)
             had = sorted(worker for worker, there in self._app.run_context.local_files.items() if there[gone].any())
             raise DatasetError(
-                f"{_named(self._data, gone)} on no worker that is there; lost with worker {', '.join(map(str, had))}",
-                hint="start that one again and go on with resume; with ddlf data send --copies 2 another one has them, too",
+                f"{_named(self._data, gone)} on no present worker; lost with worker {', '.join(map(str, had))}",
+                hint="start that worker again and continue with resume; ddlf data send --copies 2 puts each file on two workers",
             ) from None
         finally:
             take_off()

@@ -174,7 +174,7 @@ def _labels(app: App, rule: Partition) -> Labels:
         return np.empty(0, np.int64)
     if getattr(app, "y_train", None) is None:
         raise ConfigError(
-            "it goes by labels, but the master has no y_train",
-            hint="set it in load_dataset, or use partition='power:1', which goes by none",
+            "it depends on labels, but the master has no y_train",
+            hint="set it in load_dataset, or use partition='power:1', which needs no labels",
         )
     return labels_of(app.y_train)

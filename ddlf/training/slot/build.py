@@ -58,7 +58,7 @@ def ready_model(app: App) -> Any:
             "create_model set no self.model", hint="end it with self.model = ... and self.model.compile(...)"
         )
     if not hasattr(model, "get_weights"):
-        raise AppError(f"create_model set self.model to a {type(model).__name__}, which is no Keras model")
+        raise AppError(f"create_model set self.model to a {type(model).__name__}, which is not a Keras model")
     if not model.compiled:
         raise AppError(
             f"the model {model.name!r} is not compiled",
@@ -67,7 +67,7 @@ def ready_model(app: App) -> Any:
     if _lacks_a_loss(model) and (has(app, "test") or not has_own_train(app)):  # a test needs the loss
         raise AppError(
             f"the model {model.name!r} is compiled without a loss",
-            hint='say what it is to learn: self.model.compile(optimizer, "categorical_crossentropy"), or another one',
+            hint='give it a loss: self.model.compile(optimizer, "categorical_crossentropy"), or another one',
         )
     place = place_of(app, "train")
     lacks = getattr(app, "y_train", None) is None if place is None else not any(name[0] == "y" for name in place)
@@ -183,14 +183,14 @@ def may_count(model: Any) -> list[Any]:
 def left_behind(model: Any) -> list[str]:
     """Return a sentence for each part of a model's state that does not follow a slot to other workers."""
     found = [
-        f"the weight {weight.path!r} is of type {weight.dtype}: what layers count in it is lost after "
+        f"the weight {weight.path!r} is of type {weight.dtype}: counts of layers in it are lost after "
         "each round, because only floats are merged; make it a float"
         for weight in may_count(model)
     ]
     if others := other_optimizers(model):
         found.append(
-            f"besides its own the model has {'an optimizer' if len(others) == 1 else 'optimizers'} in {', '.join(others)}: "
-            "what such a one keeps (momentum, its steps) stays on each worker, so results depend on who carries which slot"
+            f"the model has {'another optimizer' if len(others) == 1 else 'other optimizers'} in {', '.join(others)}: "
+            "its state (momentum, steps) stays on each worker, so results depend on the worker of each slot"
         )
     return found
 

@@ -231,7 +231,7 @@ class FileFeed:
         self.skipped, self._samples = self._stream.left_out, self._stream.samples
         if not self._samples:
             self._stream.close()
-            raise DatasetError(f"nothing is left to train on: {next(iter(bad.values()))}", hint="bring files back")
+            raise DatasetError(f"no samples remain to train on: {next(iter(bad.values()))}", hint="bring files back")
         if self._ends():
             self._stream.close()
         return self._stream

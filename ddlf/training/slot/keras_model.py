@@ -367,7 +367,7 @@ def entries_of(app: App) -> np.ndarray[Any, Any]:
         return NONE
     if place_of(app, "train") is not None:
         raise ConfigError(
-            "the loss Masked weighs updates by the entries that count, and those of partition files are not known before they are read",
+            "the loss Masked weighs updates by the entries that count, and the entries of partition files are unknown before reading",
             hint="train on arrays: self.y_train = self.train_data['y']",
         )
     labels = np.asarray(app.y_train)
@@ -386,7 +386,7 @@ def masked_loss(model: Any) -> Any:
     if found and len(several) > 1:
         raise ConfigError(
             "the loss Masked weighs updates by the entries that count, and with several outputs each has its own",
-            hint="give the weights of samples (w_train) in the place of Masked",
+            hint="set sample weights (w_train) instead of using Masked",
         )
     return found[0] if found else None
 

@@ -100,7 +100,7 @@ class PeerFiles:
                 begin += len(piece)
         if begin < nbytes:
             raise DatasetError(
-                f"{self._place}/{name} is not here, and could not be had from another worker: {why}",
+                f"{self._place}/{name} is not on this worker, and no other worker sent it: {why}",
                 hint="bring it to a worker: ddlf data send",
             )
 

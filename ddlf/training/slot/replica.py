@@ -328,7 +328,7 @@ class Replica:
         if indices is not self._task.indices:
             if isinstance(self._task.indices, Portion):
                 raise AppError(
-                    "train has set self.indices, but train_data is read in the order that every slot's part has",
+                    "train has set self.indices, but train_data is read in the order of the slot's part",
                     hint="leave self.indices as it is, or train on arrays: self.x_train = self.train_data['x']",
                 )
             indices = self.app.indices = chosen(indices, samples_of(self.app, "train"))

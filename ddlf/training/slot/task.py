@@ -249,7 +249,7 @@ class Reply:
         facts["files"] = tuple(int(file) for file in facts["files"][:MOST_FILES])
         facts["skipped"] = _left_out(facts["skipped"], task, worker)
         if type(facts["entries"]) is not int or facts["entries"] < 0:
-            raise ProtocolError("says no number of entries that count", worker=worker)
+            raise ProtocolError("reports no valid number of counted entries", worker=worker)
         facts["state"] = {name: list(facts["state"][name]) for name in task.back}
         return cls(task=task, **facts)
 
@@ -282,12 +282,12 @@ def _checked(fed: Any, samples: int, worker: str, indices: Any) -> np.ndarray[An
     if isinstance(indices, Portion) and isinstance(fed, list):
         places = [int(place) for begin, end in fed for place in (begin, end - 1)]
         if places != sorted(places) or (places and not 0 <= places[0] <= places[-1] < len(indices)):
-            raise ProtocolError("says that it trained on samples that it was not given", worker=worker)
+            raise ProtocolError("reports training on samples that it was not given", worker=worker)
         return fed
     if not isinstance(fed, np.ndarray) or fed.dtype != np.int64 or fed.ndim != 1 or not fed.size:
-        raise ProtocolError("says no numbers of samples that it trained on", worker=worker)
+        raise ProtocolError("reports no valid numbers of trained samples", worker=worker)
     if fed.min() < 0 or fed.max() >= samples:
-        raise ProtocolError(f"says that it trained on samples that none of {samples:,} is", worker=worker)
+        raise ProtocolError(f"reports training on samples beyond the {samples:,} samples of the data", worker=worker)
     return fed
 
 
@@ -298,7 +298,7 @@ def _left_out(skipped: Any, task: Task, worker: str) -> Sequence[tuple[int, int]
         and all(file >= 0 and samples > 0 for file, samples in found)
         and sum(samples for _, samples in found) < len(task.indices)
     ):
-        raise ProtocolError("says that it left out samples that it was not given", worker=worker)
+        raise ProtocolError("reports leaving out samples that it was not given", worker=worker)
     return found
 
 
@@ -344,4 +344,4 @@ class KeptStates:
         try:
             return self._left[slot][number]
         except KeyError:
-            raise AppMissing(f"slot {slot + 1} has left nothing of round {number + 1} here") from None
+            raise AppMissing(f"this worker has no state of slot {slot + 1} after round {number + 1}") from None

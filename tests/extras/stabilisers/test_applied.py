@@ -110,7 +110,7 @@ def test_what_downpour_cannot_do_is_refused_by_name_and_with_why(name, more, why
     from ddlf.extras import stabilisers
     from ddlf.training.strategies.downpour.stepper import check_optimizer
 
-    with pytest.raises(ConfigError, match=f"mode='downpour' has no use for {name}.*{why}"):
+    with pytest.raises(ConfigError, match=f"mode='downpour' does not support {name}.*{why}"):
         check_optimizer(getattr(stabilisers, name)(small_model().optimizer, *more))
 
 

@@ -220,7 +220,7 @@ def test_writing_and_reading_leave_nothing_to_the_garbage_collector(folder):
 
 def test_a_round_before_the_newest_is_not_saved_unseen(folder):
     folder.save(of(9))
-    with pytest.raises(CheckpointError, match=r"round-000009 is of a later round than 5"):
+    with pytest.raises(CheckpointError, match=r"round-000009 is from a later round than 5"):
         folder.save(of(5))
     assert listed(folder) == ["round-000009"]
     shutil.rmtree(folder.path / "round-000009")

@@ -199,7 +199,7 @@ def test_a_loss_that_is_scaled_is_refused(scaled):
     app, kind = Blobs(), keras.optimizers
     app.x_train, app.y_train = X, Y
     app.model = model_of(kind.LossScaleOptimizer(kind.SGD()) if scaled else kind.SGD(loss_scale_factor=2.0))
-    with pytest.raises(ConfigError, match="has no use for a loss that is scaled"):
+    with pytest.raises(ConfigError, match="does not support a scaled loss"):
         check_model(app)
 
 

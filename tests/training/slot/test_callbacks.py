@@ -86,7 +86,7 @@ def test_what_fit_cannot_call_is_refused_by_name():
 
     check_of_workers([Called()])
     for callbacks, sentence in (
-        ([object()], "worker_callbacks has a object, which is no Keras callback"),
+        ([object()], "worker_callbacks has a object, which is not a Keras callback"),
         ([Called(), Called], r"worker_callbacks has the class Called; write Called\(\)"),
     ):
         with pytest.raises(AppError, match=sentence):

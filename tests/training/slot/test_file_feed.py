@@ -218,7 +218,7 @@ def test_metrics_counted_by_batches_have_the_bits_of_one_evaluation(cuts):
 
 @pytest.mark.parametrize(
     ("own", "said"),
-    [("metric", "Largest is a metric with an update_state of its own"), ("step", "'more' is no metric")],
+    [("metric", "Largest is a metric with its own update_state"), ("step", "'more' is not a metric")],
 )
 def test_metrics_that_need_not_add_up_are_not_counted_batch_by_batch(own, said):
     replica = replica_of(Measured, own=own)
@@ -383,5 +383,5 @@ def test_damaged_files_are_skipped_when_allowed(place):
     for number in (0, 2):
         (where / "v0001" / f"0000{number}.safetensors").unlink()
     files = of_files(where, on_bad="skip")
-    with pytest.raises(DatasetError, match=r"nothing is left to train on: .*safetensors"):
+    with pytest.raises(DatasetError, match=r"no samples remain to train on: .*safetensors"):
         files.carry(task(files, weights=start, indices=portion))

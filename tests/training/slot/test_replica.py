@@ -346,7 +346,7 @@ def test_a_metric_that_is_an_array_becomes_several_with_numbers():
         (None, "train returned a NoneType; return the update"),
         (5, "train returned a int"),
         (([], "good"), "metrics must be a dict of numbers by name, got a str"),
-        (([], {"loss": "good"}), "the metric 'loss' is 'good', which is no number"),
+        (([], {"loss": "good"}), "the metric 'loss' is 'good', which is not a number"),
     ],
 )
 def test_what_train_cannot_return_is_told_in_a_sentence(outcome, sentence):

@@ -75,6 +75,6 @@ class Gradient(Exchange):
         )
         yield Refusal(
             local.precision == "mixed_float16",
-            "precision='mixed_float16' scales the loss by what each worker sees: with exchange='gradient' they take one step",
+            "precision='mixed_float16' scales the loss on each worker, but with exchange='gradient' all workers take one step",
             "use precision='mixed_bfloat16', or exchange='star'",
         )

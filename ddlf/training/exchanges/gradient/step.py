@@ -44,7 +44,7 @@ def check_model(app: App) -> None:
         for one in chain(app.model.optimizer)
     ):
         raise ConfigError(
-            "exchange='gradient' has no use for a loss that is scaled: gradients are float32",
+            "exchange='gradient' does not support a scaled loss: gradients are float32",
             hint="compile the model without LossScaleOptimizer and loss_scale_factor",
         )
     weighted = len(first_rows(app, "train")) == 3

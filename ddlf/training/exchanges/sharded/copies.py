@@ -65,7 +65,7 @@ class SlotCopies:
             else:
                 return dataclasses.replace(task, state=(task.state or {}) | found)
         if why:
-            raise AppMissing(f"what slot {task.slot + 1} has left cannot be had: {why}")
+            raise AppMissing(f"the state of slot {task.slot + 1} is unavailable: {why}")
         return task
 
     async def close(self) -> None:

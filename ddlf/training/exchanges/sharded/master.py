@@ -339,7 +339,7 @@ class Sharded:
             self._states.set_back(progress.states)
             self._states.mean_is(self._here.mean)
             self._states.fetch_mean()
-            why = f"the weights after round {reached} cannot be had ({first_line(error)}): what is left is that of round {progress.round}"
+            why = f"the weights after round {reached} are unavailable ({first_line(error)}): the run returns to round {progress.round}"
             run.crew.emit(Warned(about="model", why=why))
 
     # -- parts --------------------------------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ async def _make(wanted: MeanPlan, mean: Mean, parts: Sequence[Slice], ask: Ask) 
             return take(given[slot], piece)
         found: Weights = await ask(worker, "left", slot, number, wanted.group, *piece)
         if not _fits(found, take(mean.of.weights, piece)):
-            raise Unreached(worker, f"what it sent of what slot {slot + 1} has left does not fit")
+            raise Unreached(worker, f"it sent a state of slot {slot + 1} that does not fit")
         if finite and not all(np.isfinite(one).all() for one in found):
             raise BadUpdate(f"slot {slot + 1} (worker {worker}) left a {wanted.group} that is not finite")
         return found
@@ -171,7 +171,7 @@ async def bring(ask: Ask, at: Sequence[int], number: int, generation: Generation
                 generation.means[group] = mean
                 break
         else:
-            raise AppMissing(f"the mean of what slots have left ({group}) cannot be had: {why}")
+            raise AppMissing(f"the mean of the slots' {group} is unavailable: {why}")
 
 
 def shapes(generation: Generation, group: str) -> Shapes:
@@ -191,7 +191,7 @@ def mean_in(generation: Generation, group: str) -> Mean:
     """
     found: Mean | None = generation.means.get(group)
     if found is None:
-        raise AppMissing(f"the mean of what slots have left ({group}) is not here")
+        raise AppMissing(f"the mean of the slots' {group} is not on this worker")
     return found
 
 

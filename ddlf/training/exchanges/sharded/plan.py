@@ -227,13 +227,13 @@ def write(worker: int, arrays: Weights, part: Slice, values: Any, before: Genera
             values = decode_slice(encoded, arrays, part)
             same = ["same" in payload for payload in encoded["payloads"]]
             if any(same) and before is None:
-                raise ConfigError("it is as it was in weights that it was not told of")
+                raise ConfigError("it refers to weights that the request did not name")
             if before is not None:
                 olds = take(before.weights, part)
                 values = [old if is_same else new for is_same, new, old in zip(same, values, olds, strict=True)]
         put(arrays, part, values)
     except (ConfigError, TypeError) as error:
-        raise Unreached(worker, f"it sent what does not fit: {error}") from error
+        raise Unreached(worker, f"it sent values that do not fit: {error}") from error
 
 
 def _is_same(new: np.ndarray[Any, Any], old: np.ndarray[Any, Any]) -> bool:

@@ -43,8 +43,8 @@ class Sharded(Exchange):
 
         outer, weights = spec.outer, spec.exchange.weights_codec
         known = type(outer) in {type(OUTER.read(name)) for name in OUTER.names}
-        whole = "looks at updates or tensors as wholes, and with exchange='sharded' workers have slices of them"
-        own = "is not one of DDLF's, and workers step their slices by its name"
+        whole = "needs whole updates or tensors, but with exchange='sharded' each worker has only slices"
+        own = "is not a rule of DDLF, and workers find the rule by its name"
         yield Refusal(
             not (known and fits(outer)),
             f"outer={str(outer)!r} {whole if known else own}",
@@ -52,7 +52,7 @@ class Sharded(Exchange):
         )
         yield Refusal(
             weights.delta,
-            f"weights_codec={str(weights)!r} is of the difference to what each slot holds, "
-            "and with exchange='sharded' slots hold nothing: all begin with the same weights",
+            f"weights_codec={str(weights)!r} encodes the difference to the weights of each slot, "
+            "but with exchange='sharded' slots hold nothing: all begin with the same weights",
             "use 'bfloat16', 'float16' or 'float32', or exchange='star'",
         )

@@ -326,7 +326,7 @@ class ShardedWorker(Restored):
                 except Unreached as error:
                     why = f"worker {worker}: {error.why}"
             else:
-                raise AppMissing(f"the weights of this round cannot be had: {why}")
+                raise AppMissing(f"the weights of this round are unavailable: {why}")
             await self._held.hold({generation: found})
 
     def weights(self, generation: int) -> Weights:

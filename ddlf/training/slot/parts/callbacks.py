@@ -35,7 +35,7 @@ def check_is_one(callback: Any, where: str, can_be_called: bool) -> None:
     if isinstance(callback, type):
         raise AppError(f"{where} has the class {callback.__name__}", hint=f"write {callback.__name__}()")
     if not can_be_called:
-        raise AppError(f"{where} has a {type(callback).__name__}, which is no Keras callback")
+        raise AppError(f"{where} has a {type(callback).__name__}, which is not a Keras callback")
 
 
 class WorkerCallbacks(SlotPart):

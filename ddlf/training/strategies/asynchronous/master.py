@@ -72,9 +72,7 @@ class Asynchronous:
             run.state.update(changed)
             await run.commit(weights, [reply])
         if waiting := int(run.state.get("buffered", [0])[0]):
-            why = (
-                f"{waiting} of its updates wait for others, and are not in the model: training that goes on merges them"
-            )
+            why = f"{waiting} of its updates wait for others, and are not in the model: continued training merges them"
             run.crew.emit(Warned(about="arrival", why=why))
 
     def _arrived(self, run: Run, reply: Reply) -> Arrived:

@@ -115,7 +115,7 @@ class Serving:
         if not self._rows.sizes[0]:
             raise ConfigError(
                 "mode='downpour' steps weights by gradients, and this model has none that are trained",
-                hint="see that a layer with weights has trainable=True",
+                hint="make sure that a layer with weights has trainable=True",
             )
         if wide := [name for name, w in zip(run.facts.names, weights, strict=True) if w.dtype == np.float64]:
             why = f"shards keep float32 values, so {len(wide)} weights of type float64 lose digits; the first is {wide[0]!r}"
@@ -246,7 +246,7 @@ class Serving:
         await run.commit(weights, [reply])
         if shown and run.progress.weights is not weights and not self._warned:
             self._warned = True
-            why = "callbacks have set weights, which has no effect before training is over: replicas go on from those of the shards"
+            why = "callbacks have set weights, which has no effect before training is over: replicas continue with the weights of the shards"
             run.crew.emit(Warned(about="callback", why=why))
         if due or shown:
             self._brought, self._home = run.version, run.progress.snapshot()
@@ -265,7 +265,7 @@ class Serving:
             reached = progress.version
             progress.set_back(self._home)
             run.exchange.states.set_back(progress.states)
-            why = f"the weights after update {reached} cannot be had ({first_line(error)}): what is left is that of update {progress.version}"
+            why = f"the weights after update {reached} are unavailable ({first_line(error)}): the run returns to update {progress.version}"
             run.crew.emit(Warned(about="model", why=why))
         finally:
             await self._placement.close()
@@ -312,7 +312,7 @@ class Serving:
         column = 2 + len(self._placement.parts) + shard
         lost = sum(push[column] >= facts["received"] for record in since for push in record.pushes)
         return facts, (
-            f"it goes on as it was after update {home.version}, "
+            f"it continues from update {home.version}, "
             f"and {lost} push{'es' * (lost != 1)} to it of the {len(since)} update{'s' * (len(since) != 1)} since are lost"
         )
 

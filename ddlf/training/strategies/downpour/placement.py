@@ -254,7 +254,7 @@ class Placement:
         for holder in self._holders[shard]:
             if (worker := self._alive().get(holder)) is not None and await self._take_over(shard, holder, worker):
                 self._warn(
-                    f"{self._called([shard])} was on worker {owner[0]}, which is lost{why}: worker {holder[0]} goes on with its copy"
+                    f"{self._called([shard])} was on worker {owner[0]}, which is lost{why}: worker {holder[0]} continues with its copy"
                 )
                 return
         if await self._handed_on(shard, owner):

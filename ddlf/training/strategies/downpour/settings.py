@@ -155,18 +155,18 @@ class DownpourSettings(Strategy):
         )
         yield Refusal(
             weights.delta,
-            f"weights_codec={str(weights)!r} is of differences, and a shard does not keep what each replica has",
+            f"weights_codec={str(weights)!r} is of differences, and a shard does not keep the weights of each replica",
             "use 'float16' or 'bfloat16'",
         )
         yield Refusal(
             spec.local.precision == "mixed_float16",
-            "precision='mixed_float16' scales the loss by what each worker sees, and replicas push gradients without",
+            "precision='mixed_float16' scales the loss on each worker, but replicas push gradients without this scale",
             "use precision='mixed_bfloat16'",
         )
         yield Refusal(
             spec.exchange.update_policy == "clip",
             "update_policy='clip' compares updates of whole rounds, and Downpour has none",
-            "use 'stop', or 'reject' to leave out what is no number",
+            "use 'stop', or 'reject' to leave out NaN and infinite values",
         )
         if replicas := self.replicas or spec.slots:
             yield from self.replica_refusals(replicas, slots)
@@ -193,7 +193,7 @@ class DownpourSettings(Strategy):
         """Yield refusals of leaving out damaged files."""
         yield Refusal(
             spec.data.on_bad == "skip",
-            "on_bad='skip' does not go with mode='downpour': replicas number the batches of all samples before they read any",
+            "on_bad='skip' cannot be combined with mode='downpour': replicas number the batches of all samples before they read any",
             "leave out on_bad, or train in mode 'async'",
         )
 
@@ -213,5 +213,5 @@ class DownpourSettings(Strategy):
         yield Refusal(
             bool(self.servers) and (self.servers or 0) >= workers,
             f"shard_workers={self.servers} leave no worker to train: {there}",
-            "start more workers, or leave shard_workers out: then those that train have the shards, too",
+            "start more workers, or leave shard_workers out: then the training workers also have the shards",
         )

@@ -163,7 +163,7 @@ def _assign_in_tensorflow(variable: Any, array: Any) -> None:
 AROUND = {
     "RollingClip": (
         "it goes by the norms that it has seen, and the replicas of a worker step with one optimizer in turn",
-        "clip='agc', global_clipnorm of the optimizer, or update_policy='reject', which leaves out pushes that are no numbers",
+        "clip='agc', global_clipnorm of the optimizer, or update_policy='reject', which leaves out pushes with NaN or infinite values",
     ),
     "Multipliers": (
         "the rule of the shards decides how far a gradient moves each weight",
@@ -200,11 +200,11 @@ def check_optimizer(optimizer: Any) -> None:
         if one is not inner and (name := type(one).__name__) not in ("AGC", "LossScaleOptimizer"):
             why, hint = AROUND.get(name, AROUND[""])
             raise ConfigError(
-                f"mode='downpour' has no use for {name}, an optimizer around another one: {why}", hint=hint
+                f"mode='downpour' does not support {name}, an optimizer around another one: {why}", hint=hint
             )
     optimizer = inner
     unfit = {
-        "a loss that is scaled": scales or getattr(optimizer, "loss_scale_factor", None),
+        "a scaled loss": scales or getattr(optimizer, "loss_scale_factor", None),
         "averages of the weights (use_ema)": getattr(optimizer, "use_ema", False),
         "gradient_accumulation_steps": getattr(optimizer, "gradient_accumulation_steps", None),
         "several optimizers": getattr(optimizer, "optimizers", None),
@@ -212,7 +212,7 @@ def check_optimizer(optimizer: Any) -> None:
     for what, found in unfit.items():
         if found:
             raise ConfigError(
-                f"mode='downpour' has no use for {what}: replicas take plain steps, and the rule of the shards decides",
+                f"mode='downpour' does not support {what}: replicas take plain steps, and the rule of the shards decides",
                 hint="compile the model without, or train in mode 'sync' or 'async'",
             )
 
