@@ -271,7 +271,7 @@ async def test_a_checkpoint_that_was_copied_alone_needs_a_folder_to_write_to(tmp
     lines = said(app)
     records = await app.train_model()
     assert [record.round for record in records] == [record.round for record in app.history] == [4, 5]
-    assert any("records.jsonl is missing; best is used without them" in line for line in lines)
+    assert any("records.jsonl is missing; best is used without its records" in line for line in lines)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "new", "run"]
 
 
