@@ -75,7 +75,7 @@ def sizes_of(samples: int, row_bytes: int, *, files: int = 0, file_samples: int 
             file_samples = (file_bytes or USUAL_FILE_BYTES) // row_bytes
             if not file_samples and file_bytes:
                 raise ConfigError(
-                    f"a sample has {size(row_bytes)}, which does not fit into a file of {size(file_bytes)} can hold"
+                    f"a sample has {size(row_bytes)}, which does not fit into a file of {size(file_bytes)}"
                 )
         files = -(-samples // max(file_samples, 1))
     if files >= 10**9:

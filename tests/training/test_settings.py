@@ -95,7 +95,7 @@ WRONG = [
     (dict(clip="rolling", mode="downpour"), "has no effect in Downpour training: it goes by the norms"),
     (dict(multipliers="freeze:0.5", mode="downpour"), "has no effect in Downpour training: push_rule decides"),
     (dict(multipliers="freeze:2"), "multipliers 'freeze:2': shares must be from 0 to 1, got 2.0"),
-    (dict(multipliers="head=x"), "multipliers 'head=x' are none"),
+    (dict(multipliers="head=x"), "'head=x' is not a value of multipliers"),
     (dict(multipliers="head=-1"), "the factor of 'head' must be finite and 0 or more"),
     (dict(rate_decay="plateau:factor=1"), "factor must be between 0 and 1"),
     (dict(rate_decay="nope"), "unknown decay of the learning rate 'nope'; choose one of never, webnn"),
