@@ -147,7 +147,7 @@ def test_truncated_file_is_named(folder, cut):
 
 def test_missing_folder_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("DDLF_DATA", str(tmp_path / "none"))
-    with pytest.raises(DatasetError, match="which is no folder"):
+    with pytest.raises(DatasetError, match="which is not a folder"):
         ddlf.load_mnist()
 
 
