@@ -12,7 +12,7 @@ from typing import Any
 
 from ddlf.extras.advice.facts import AppFacts
 from ddlf.extras.advice.rule import Change, Edit
-from ddlf.extras.advice.source import FUNCTIONS, POSITIONS, PythonFile, UserSources, argument
+from ddlf.extras.advice.source import FUNCTIONS, PythonFile, UserSources, argument, positions_of
 from ddlf.training.registry import SETTINGS
 
 
@@ -178,8 +178,7 @@ def _argument(change: Change, sources: UserSources, facts: AppFacts) -> list[Edi
     if layer is None or found is None:
         return []
     file, call = found
-    positions = POSITIONS.get(layer.kind, ())
-    if (node := argument(call, positions, change.argument)) is not None:
+    if (node := argument(call, positions_of(layer.kind), change.argument)) is not None:
         return _replaced((file, node), change.value)
     if change.argument == "trainable" or layer.kind in ("Softmax", "ReLU"):
         return []

@@ -17,8 +17,6 @@ from ddlf.extras.advice.rule import CLASSES, SEVERITIES, Advice, Edit, Failed, R
 from ddlf.extras.advice.source import Ignore
 from ddlf.version import __version__
 
-SARIF_LEVELS = {"E": "error", "W": "warning", "I": "note"}
-
 
 @dataclass(frozen=True, slots=True)
 class AdviserReport:
@@ -138,14 +136,14 @@ def _sarif_rule(rule: Rule) -> dict[str, Any]:
         "shortDescription": {"text": rule.title},
         "fullDescription": {"text": rule.why},
         "help": {"text": f"{rule.fix} Source: {rule.source}"},
-        "defaultConfiguration": {"level": SARIF_LEVELS[rule.severity]},
+        "defaultConfiguration": {"level": SEVERITIES[rule.severity]},
     }
 
 
 def _sarif_result(one: Advice) -> dict[str, Any]:
     result: dict[str, Any] = {
         "ruleId": one.rule.id,
-        "level": SARIF_LEVELS[one.severity],
+        "level": SEVERITIES[one.severity],
         "message": {"text": f"{one.finding.message}. {one.fix}"},
     }
     if one.position is not None:

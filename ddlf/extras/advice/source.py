@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import io
 import re
 import tokenize
@@ -16,18 +17,6 @@ from ddlf.extras.advice.rule import Advice, Position
 from ddlf.training.context import App
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-POSITIONS = {
-    "Dense": ("units", "activation", "use_bias", "kernel_initializer"),
-    "Conv1D": ("filters", "kernel_size", "strides", "padding", "data_format", "dilation_rate", "groups", "activation"),
-    "Conv2D": ("filters", "kernel_size", "strides", "padding", "data_format", "dilation_rate", "groups", "activation"),
-    "Embedding": ("input_dim", "output_dim"),
-    "Activation": ("activation",),
-    "Dropout": ("rate",),
-    "SpatialDropout2D": ("rate",),
-    "LSTM": ("units", "activation"),
-    "GRU": ("units", "activation"),
-}
-"""Positional arguments of layers."""
 IGNORE = re.compile(r"#\s*ddlf:\s*ignore\b(?:\[([^\]]*)\])?\s*(.*)")
 OF_TRAIN = {"optimizer": ("learning_rate", "optimizer", "clipping"), "metric": ("metrics",)}
 """Keys of the block ``train`` for a subject, the most specific first."""
@@ -220,6 +209,15 @@ class UserSources:
         return fit[min(turn, len(fit) - 1)]
 
 
+def positions_of(kind: str) -> tuple[str, ...]:
+    """Return the names of a Keras layer's positional arguments; none for another layer."""
+    import keras
+
+    layer = getattr(keras.layers, kind, None)
+    parameters = inspect.signature(layer).parameters.values() if layer is not None else ()
+    return tuple(one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD)
+
+
 def argument(call: ast.Call, positions: tuple[str, ...], name: str) -> ast.expr | None:
     """Return the value of an argument of a call."""
     for keyword in call.keywords:
@@ -245,8 +243,7 @@ def _constant(node: ast.expr | None) -> Any:
 
 def _fits(call: ast.Call, layer: LayerFacts) -> bool:
     """Return whether a call may have created a layer: the call's constants must equal the layer's arguments."""
-    positions = POSITIONS.get(layer.kind, ())
-    given = [(name, value) for name, value in zip(positions, call.args, strict=False)]
+    given = [(name, value) for name, value in zip(positions_of(layer.kind), call.args, strict=False)]
     given += [(keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg is not None]
     for name, node in given:
         value = _constant(node)

@@ -52,18 +52,6 @@ def _positive(text: str) -> float:
     return value
 
 
-def _export(options: argparse.Namespace) -> int:
-    from ddlf.extras.export.command import export
-
-    return export(options)
-
-
-def _compare(options: argparse.Namespace) -> int:
-    from ddlf.extras.export.command import compare_backends
-
-    return compare_backends(options)
-
-
 EXPORT = Command(
     description="Write a model in formats of other programs: saved_model (TensorFlow), onnx, litert (TensorFlow Lite), "
     "openvino, torch, stablehlo (JAX, IREE). The batch size stays variable. --verify runs each result in its own "
@@ -76,7 +64,7 @@ EXPORT = Command(
         "ddlf export model.keras --to onnx --layers my_layers.py --verify --inputs digits.npz",
     ),
     options=_export_options,
-    run=_export,
+    run="ddlf.extras.export.command:export",
 )
 COMPARE = Command(
     description="Run a model on each installed backend of Keras, on the same inputs, and name the first layer that "
@@ -86,5 +74,5 @@ COMPARE = Command(
         "ddlf model compare model.keras --backends tensorflow,jax --tolerance 1e-6",
     ),
     options=_compare_options,
-    run=_compare,
+    run="ddlf.extras.export.command:compare_backends",
 )

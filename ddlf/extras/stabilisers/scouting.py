@@ -52,15 +52,6 @@ def huber_delta(model: Any, x: Any, y: Any, batch_size: int = 256) -> float:
     return delta
 
 
-def has_outliers(errors: Any, far: float = 4.0, share: float = 0.001) -> bool:
-    """Return whether more than ``share`` of the errors are over ``far`` spreads from their median.
-
-    Of normally distributed errors, 0.006 % are farther than 4 spreads."""
-    found = np.asarray(errors, np.float64).reshape(-1)
-    away = np.abs(found - np.median(found))
-    return bool(np.mean(away > far * spread(found)) > share)
-
-
 def counts(labels: Any) -> np.ndarray[Any, Any]:
     """Return the number of samples of each class, from class 0.
 

@@ -17,8 +17,7 @@ from ddlf.cli.output import native_output_to_log, write_whole
 from ddlf.errors import ConfigError, NotationError
 from ddlf.extras.text.conversion import weights
 from ddlf.extras.text.language.diff import differences
-from ddlf.extras.text.language.drawing import drawn, svg
-from ddlf.extras.text.language.graph import Graph, Node, distances
+from ddlf.extras.text.language.graph import Node, distances
 from ddlf.extras.text.language.inference import shown
 from ddlf.extras.text.language.keras_layers import INNER
 from ddlf.extras.text.language.model import Model, load, read, read_bytes
@@ -135,23 +134,12 @@ def format(options: argparse.Namespace) -> int:
 
 def show(options: argparse.Namespace) -> int:
     """Show the layers of a model, and return the exit code."""
-    if options.svg and options.svg.suffix.lower() != ".svg":
-        raise ConfigError(f"--svg {options.svg} writes a picture in SVG", hint="give it a name that ends in .svg")
     model = opened(options.file, options.layers)
     if options.json:
         print(json.dumps(_facts(model)))
         return 0
     _warn(model)
     graph = model.graph
-    if options.graph or options.svg:
-        lines = [*drawn(graph, [_label(graph, number) for number in range(len(graph.nodes))])]
-        if options.svg:
-            with weights.replacing(options.svg) as temporary:
-                temporary.write_text(svg(lines), encoding="utf-8")
-            print(f"wrote     {options.svg}: {_sum(model)}")
-        else:
-            print(*lines, f"model     {_sum(model)}", sep="\n")
-        return 0
     rows = [("", "layer", "reads", "shape", "type", "parameters")]
     far = distances(graph)
     for number, node in enumerate(graph.nodes):
@@ -170,13 +158,6 @@ def show(options: argparse.Namespace) -> int:
         print(f"output    {head.name}: {node.dtype} {shown(node.shape)} of {head.node + 1}{loss}")
     print(f"model     {_sum(model)}")
     return 0
-
-
-def _label(graph: Graph, number: int) -> str:
-    """Return a layer's label in a picture."""
-    node = graph.nodes[number]
-    heads = "".join(f"  -> output {head.name}" for head in graph.heads if head.node == number)
-    return f"{number + 1:>3} {_called(node)}  {shown(node.shape)}{heads}"
 
 
 def _called(node: Node) -> str:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable
 from pathlib import Path
-from pkgutil import resolve_name
 
 from ddlf.cli.options import add_verbose
 from ddlf.cli.parsing import Command, Parser
@@ -15,10 +12,7 @@ A_MODEL = "a model as text, .keras or .safetensors"
 
 def _show_options(parser: Parser) -> None:
     parser.add("file", type=Path, help=A_MODEL)
-    one = parser.add_mutually_exclusive_group()
-    parser.add("--json", action="store_true", help="print JSON", within=one)
-    parser.add("--graph", action="store_true", help="draw which layer reads which", within=one)
-    parser.add("--svg", type=Path, metavar="FILE", help="write this drawing as a picture", within=one)
+    parser.add("--json", action="store_true", help="print JSON")
     _add_layers(parser)
 
 
@@ -53,16 +47,6 @@ def _add_layers(parser: Parser) -> None:
     add_verbose(parser)
 
 
-def _run(action: str) -> Callable[[argparse.Namespace], int]:
-    """Return a function that imports and runs an action, so that the help of a command imports nothing."""
-
-    def run(options: argparse.Namespace) -> int:
-        code: int = resolve_name(f"ddlf.extras.text.command:{action}")(options)
-        return code
-
-    return run
-
-
 MODEL = Command(
     description="Models as text. No code in a text is run. Only conversion needs Keras.",
     examples=("ddlf model show model.nnm", "ddlf model check *.nnm", "ddlf model format model.nnm"),
@@ -72,13 +56,9 @@ MODEL = Command(
             Command(
                 description="Show each layer of a model with its inputs, shape, type and parameters, and how far each "
                 "parameter is from an input and from an output.",
-                examples=(
-                    "ddlf model show model.nnm",
-                    "ddlf model show model.nnm --graph",
-                    "ddlf model show model.nnm --svg model.svg",
-                ),
+                examples=("ddlf model show model.nnm", "ddlf model show model.keras --json"),
                 options=_show_options,
-                run=_run("show"),
+                run="ddlf.extras.text.command:show",
             ),
         ),
         "check": (
@@ -88,7 +68,7 @@ MODEL = Command(
                 "probably not intended. The exit code is 0 if there are no mistakes.",
                 examples=("ddlf model check model.nnm", "ddlf model check *.nnm"),
                 options=_check_options,
-                run=_run("check"),
+                run="ddlf.extras.text.command:check",
             ),
         ),
         "format": (
@@ -98,7 +78,7 @@ MODEL = Command(
                 "Does not check whether the model makes sense.",
                 examples=("ddlf model format model.nnm", "ddlf model format --check *.nnm    # for CI: writes nothing"),
                 options=_format_options,
-                run=_run("format"),
+                run="ddlf.extras.text.command:format",
             ),
         ),
         "convert": (
@@ -114,7 +94,7 @@ MODEL = Command(
                     "ddlf model convert model.nnm model.keras --weights model.safetensors",
                 ),
                 options=_convert_options,
-                run=_run("convert"),
+                run="ddlf.extras.text.command:convert",
             ),
         ),
         "diff": (
@@ -124,7 +104,7 @@ MODEL = Command(
                 "shapes and parameters (~). The exit code is 1 if they differ.",
                 examples=("ddlf model diff old.nnm new.nnm", "ddlf model diff model.keras model.nnm"),
                 options=_diff_options,
-                run=_run("diff"),
+                run="ddlf.extras.text.command:diff",
             ),
         ),
     },

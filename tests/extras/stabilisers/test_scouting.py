@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ddlf.errors import ConfigError
-from ddlf.extras.stabilisers.scouting import class_weights, focal_alpha, has_outliers, huber_delta, spread
+from ddlf.extras.stabilisers.scouting import class_weights, focal_alpha, huber_delta, spread
 
 NORMAL = np.random.default_rng(0).normal(size=20_000)
 
@@ -22,11 +22,6 @@ def test_the_delta_of_huber_is_1_345_spreads():
     assert huber_delta(None, None, np.stack([NORMAL, NORMAL + 100], 1)) == pytest.approx(1.345, rel=0.02)
     with pytest.raises(ConfigError, match="more than half of the errors are equal"):
         huber_delta(None, None, np.zeros(9))
-
-
-def test_outliers_are_more_than_there_are_of_normal_errors():
-    assert not has_outliers(NORMAL)
-    assert has_outliers(np.append(NORMAL, [30.0] * 40))
 
 
 def test_every_class_weighs_as_much_as_every_other():

@@ -150,47 +150,6 @@ def test_diff_ignores_automatic_names(tmp_path, capsys):
     assert (code, "+ output mine" in said) == (1, True)
 
 
-RESIDUAL = (
-    "a:input shape=[8]; a:output shape=[8]; a:layers relu(), block(), tanh();"
-    "block:layers matmul(w, shape=[8]), add(b), residual();"
-)
-
-
-def test_show_draws_a_lane_for_each_skip(tmp_path, capsys):
-    (tmp_path / "a.nnm").write_text(RESIDUAL)
-    said, _ = ddlf(capsys, "show", tmp_path / "a.nnm", "--graph")
-    assert said.splitlines()[:-1] == [
-        "○      1 input a  [8]",
-        "●      2 relu()  [8]",
-        "├─╮",
-        "│ ●    3 matmul(w)  [8]",
-        "│ ●    4 add(b)  [8]",
-        "├─╯",
-        "●      5 residual()  [8]",
-        "●      6 tanh()  [8]  -> output a",
-    ]
-
-
-def test_show_refuses_svg_in_a_file_of_another_kind(tmp_path, capsys):
-    path = tmp_path / "a.nnm"
-    path.write_text(DIGITS)
-    code = ddlf(capsys, "show", path, "--svg", path)[1]
-    assert code != 0
-    assert path.read_text() == DIGITS
-
-
-def test_show_writes_the_drawing_as_svg_that_a_browser_can_read(tmp_path, capsys):
-    import xml.etree.ElementTree as xml
-
-    (tmp_path / "a.nnm").write_text(RESIDUAL)
-    drawing = ddlf(capsys, "show", tmp_path / "a.nnm", "--graph")[0].splitlines()[:-1]
-    assert ddlf(capsys, "show", tmp_path / "a.nnm", "--svg", tmp_path / "a.svg")[1] == 0
-    picture = xml.parse(tmp_path / "a.svg").getroot()
-    rows = [*picture.iter("{http://www.w3.org/2000/svg}tspan")]
-    assert [row.text for row in rows] == drawing
-    assert all(float(row.get("y")) < float(picture.get("height")) for row in rows)
-
-
 def test_show_reads_a_keras_file(tmp_path, capsys):
     keras.Sequential([keras.Input((64,)), keras.layers.Dense(10, name="d")], name="m").save(tmp_path / "a.keras")
     assert "650 parameters" in ddlf(capsys, "show", tmp_path / "a.keras")[0]

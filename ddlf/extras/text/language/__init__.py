@@ -2,5 +2,5 @@
 
 A text becomes statements (``syntax``, with the tree of ``values``), blocks (``blocks``), models (``forms``) and a ``graph`` (``expand``), with the
 operators of ``operators`` and Keras's layers by name (``keras_layers``). ``inference`` adds shapes, types and parameters. ``model`` does all this in
-order, and ``problems`` collects the mistakes. ``printer`` writes a text, ``diff`` compares two models, and ``drawing`` draws one.
+order, and ``problems`` collects the mistakes. ``printer`` writes a text, and ``diff`` compares two models.
 """

@@ -156,15 +156,6 @@ def distances(graph: Graph) -> list[tuple[int, int]]:
     return list(zip(begun, left, strict=True))
 
 
-def parameter_distances(graph: Graph) -> dict[str, tuple[int, int]]:
-    """Return for each parameter the longest paths from an input to its node, and from it to an output, in edges."""
-    return {
-        parameter.name: (begun, left + 1)
-        for node, (begun, left) in zip(graph.nodes, distances(graph), strict=True)
-        for parameter in node.parameters
-    }
-
-
 def consumers(nodes: Iterable[Node]) -> dict[int, list[int]]:
     """Return for each node the nodes that read it."""
     readers: dict[int, list[int]] = {}

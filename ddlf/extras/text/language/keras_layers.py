@@ -1,7 +1,7 @@
 """Knows the arguments of all Keras layers, and shapes and parameters of common ones. Pure: does not import Keras.
 
-``keras_layers.txt`` lists each layer of Keras 3.15 with its arguments. Another name may be a custom layer, whose output
-shape and parameters are unknown.
+``keras_layers.txt`` lists each layer of Keras 3.15 with its arguments, and ``keras_training.txt`` each optimizer, schedule
+and penalty. Another name may be a custom layer, whose output shape and parameters are unknown.
 """
 
 from __future__ import annotations
@@ -24,7 +24,17 @@ INNER = ("ops.numpy", "ops.nn", "ops.core", "ops.math", "ops.linalg", "ops.image
 @functools.cache
 def arguments() -> dict[str, tuple[str, ...]]:
     """Return the arguments of each Keras layer."""
-    text = (Path(__file__).parent / "keras_layers.txt").read_text(encoding="ascii")
+    return _listed("keras_layers.txt")
+
+
+def training_objects(what: str) -> dict[str, tuple[str, ...]]:
+    """Return the arguments of each ``"optimizer"``, ``"schedule"`` or ``"penalty"`` of Keras."""
+    listed = _listed("keras_training.txt").items()
+    return {name.removeprefix(f"{what} "): names for name, names in listed if name.startswith(f"{what} ")}
+
+
+def _listed(file: str) -> dict[str, tuple[str, ...]]:
+    text = (Path(__file__).parent / file).read_text(encoding="ascii")
     return {name: tuple(rest.split()) for name, _, rest in (line.partition(":") for line in text.splitlines())}
 
 

@@ -29,40 +29,9 @@ INITIAL = (
     *("orthogonal", "random_normal", "random_uniform", "truncated_normal"),
 )
 
-_COMMON = (
-    "learning_rate weight_decay clipnorm clipvalue global_clipnorm use_ema ema_momentum ema_overwrite_frequency loss_scale_factor "
-    "gradient_accumulation_steps name"
+OPTIMIZERS, SCHEDULES, PENALTIES = (
+    keras_layers.training_objects(what) for what in ("optimizer", "schedule", "penalty")
 )
-_OWN = {
-    "Adadelta": "rho epsilon",
-    "Adafactor": "beta_2_decay epsilon_1 epsilon_2 clip_threshold relative_step",
-    "Adagrad": "initial_accumulator_value epsilon",
-    "Adam": "beta_1 beta_2 epsilon amsgrad",
-    "AdamW": "beta_1 beta_2 epsilon amsgrad",
-    "Adamax": "beta_1 beta_2 epsilon",
-    "Ftrl": "learning_rate_power initial_accumulator_value l1_regularization_strength l2_regularization_strength "
-    "l2_shrinkage_regularization_strength beta",
-    "Lion": "beta_1 beta_2",
-    "Muon": "adam_beta_1 adam_beta_2 adam_weight_decay epsilon exclude_layers exclude_embeddings muon_a muon_b muon_c adam_lr_ratio momentum "
-    "ns_steps nesterov rms_rate",
-    "Nadam": "beta_1 beta_2 epsilon",
-    "RMSprop": "rho momentum epsilon centered",
-    "Rlion": "beta_1 beta_2 slope",
-    "SGD": "momentum nesterov",
-    "ScheduleFreeAdamW": "beta_1 beta_2 epsilon warmup_steps",
-}
-OPTIMIZERS = {name: (*own.split(), *_COMMON.split()) for name, own in _OWN.items()} | {
-    "LossScaleOptimizer": ("inner_optimizer", "initial_scale", "dynamic_growth_steps", *_COMMON.split()[1:])
-}
-SCHEDULES = {
-    "CosineDecay": ("initial_learning_rate", "decay_steps", "alpha", "name", "warmup_target", "warmup_steps"),
-    "CosineDecayRestarts": ("initial_learning_rate", "first_decay_steps", "t_mul", "m_mul", "alpha", "name"),
-    "ExponentialDecay": ("initial_learning_rate", "decay_steps", "decay_rate", "staircase", "name"),
-    "InverseTimeDecay": ("initial_learning_rate", "decay_steps", "decay_rate", "staircase", "name"),
-    "PiecewiseConstantDecay": ("boundaries", "values", "name"),
-    "PolynomialDecay": ("initial_learning_rate", "decay_steps", "end_learning_rate", "power", "cycle", "name"),
-}
-PENALTIES = {"L1": ("l1",), "L2": ("l2",), "L1L2": ("l1", "l2"), "OrthogonalRegularizer": ("factor", "mode")}
 """The arguments of each class in Keras 3.15. ``ddlf model check`` does not import Keras."""
 UNCERTAINTY = "uncertainty"
 """The value of ``loss_weights`` that lets the model learn how losses count."""

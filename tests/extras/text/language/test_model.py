@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ddlf.errors import NotationError
-from ddlf.extras.text.language.graph import parameter_distances
+from ddlf.extras.text.language.graph import distances
 from ddlf.extras.text.language.model import MAX_BYTES, load, read
 from ddlf.extras.text.language.operators import OPERATORS
 from tests.extras.text.language.texts import DENSE, DIGITS, HEADS, LM, SQUARE, one
@@ -25,6 +25,12 @@ def parameters(text):
     return {each.name: each.shape for node in read(text).graph.nodes for each in node.parameters}
 
 
+def distances_of_parameters(text):
+    graph = read(text).graph
+    pairs = zip(graph.nodes, distances(graph), strict=True)
+    return {each.name: (begun, left + 1) for node, (begun, left) in pairs for each in node.parameters}
+
+
 def mlp(*sizes):
     layers = ", ".join(f"dense(shape=[{size}], activation=relu)" for size in sizes[1:])
     return one(layers, f"[{sizes[0]}]", f"[{sizes[-1]}]")
@@ -34,7 +40,7 @@ def test_parameters_have_order_and_distances():
     model = read(DIGITS)
     assert model.graph.parameters == 4546
     far = {"w1": (1, 9), "b1": (2, 8), "w2": (4, 6), "b2": (5, 5), "w3": (7, 3), "b3": (8, 2)}
-    assert list(parameter_distances(model.graph).items()) == list(far.items())
+    assert list(distances_of_parameters(DIGITS).items()) == list(far.items())
     assert parameters(DIGITS)["w2"] == (48, 24)
     assert [(head.name, head.loss) for head in model.graph.heads] == [("digits", "SCE")]
     assert model.warnings == ()
@@ -42,7 +48,7 @@ def test_parameters_have_order_and_distances():
 
 @pytest.mark.parametrize("count", [1, 5])
 def test_distances_sum_to_three_edges_per_layer_and_one(count):
-    far = parameter_distances(read(mlp(*[4] * (count + 1))).graph)
+    far = distances_of_parameters(mlp(*[4] * (count + 1)))
     assert {sum(pair) for pair in far.values()} == {3 * count + 1}
 
 
