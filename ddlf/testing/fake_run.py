@@ -379,6 +379,6 @@ class Turns:
         return {slot for slot, done in self._done.items() if done <= most}
 
 
-def is_downpour(app: Any) -> bool:
+def is_downpour(app: IApp) -> bool:
     """Return whether an app trains with Downpour, whose weights are on servers."""
     return issubclass(MODE.kind(app.mode), DownpourSettings)

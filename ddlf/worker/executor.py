@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
-import json
 import os
 import signal
 import socket
@@ -38,6 +37,7 @@ from ddlf.worker.calls import Calls, Session
 from ddlf.worker.executor_process import HAND_OVER, LEASE_CHANGED
 from ddlf.worker.imports import MasterFinder, ask_daemon, leave_current_folder
 from ddlf.worker.methods import Hosting, Method, Methods
+from ddlf.worker.options import ExecutorOptions
 from ddlf.worker.peers import Dialling
 from ddlf.worker.worker import Worker
 from ddlf.worker.written import Written
@@ -197,20 +197,22 @@ def run(channel_fd: int, activity_fd: int) -> None:
     channel.set_inheritable(False)
     activity = Activity(activity_fd)
     os.close(activity_fd)
-    settings = _read_settings(channel)
-    name_process(settings["name"])
+    options = _read_options(channel)
+    name_process(options.name)
     channel.setblocking(False)
-    executor = Executor(Path(settings["session_dir"]), Path(settings["persist_dir"]), activity)
+    executor = Executor(Path(options.session_dir), Path(options.persist_dir), activity)
     signal.signal(signal.SIGINT, executor.calls.interrupt)
     with contextlib.suppress(asyncio.CancelledError):
-        asyncio.run(_serve(executor, channel, activity, settings))
+        asyncio.run(_serve(executor, channel, activity, options))
 
 
-async def _serve(executor: Executor, channel: socket.socket, activity: Activity, settings: dict[str, Any]) -> None:
-    tokens = tuple(token.encode() for token in settings["tokens"])
-    limits = Limits(max_body_bytes=settings["max_message_bytes"])
-    own, ca, certificate, key = (Path(file) if file else None for file in settings["tls_files"])
-    encryption = worker_tls(own, Security(ca, certificate, key)) if own else None
+async def _serve(executor: Executor, channel: socket.socket, activity: Activity, options: ExecutorOptions) -> None:
+    tokens = tuple(token.encode() for token in options.tokens)
+    limits = Limits(max_body_bytes=options.max_message_bytes)
+    ca, certificate, key = (
+        Path(file) if file else None for file in (options.tls_ca, options.tls_cert, options.tls_key)
+    )
+    encryption = worker_tls(Path(options.certificate), Security(ca, certificate, key)) if options.certificate else None
     ready: asyncio.Queue[tuple[socket.socket, Limits, Limits]] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 
@@ -257,23 +259,22 @@ async def _serve(executor: Executor, channel: socket.socket, activity: Activity,
         admission.start(greet(sock, preamble, deadline, address), address)
 
     executor.peers.dialling = Dialling(
-        tokens, limits.max_body_bytes, Security(ca, certificate, key, settings["insecure_plaintext"])
+        tokens, limits.max_body_bytes, Security(ca, certificate, key, options.insecure_plaintext)
     )
     leave_current_folder()
     executor.import_from_master(partial(ask_daemon, channel))
     loop.add_reader(channel.fileno(), handed_over)
     channel.send(READY)
-    executor.calls.on_turn_over = Written(activity, channel, settings["stdout"]).end_line
+    executor.calls.on_turn_over = Written(activity, channel, options.stdout).end_line
     async with asyncio.TaskGroup() as connections:
         while True:
             connections.create_task(executor.serve(*await ready.get()))
 
 
-def _read_settings(channel: socket.socket) -> dict[str, Any]:
+def _read_options(channel: socket.socket) -> ExecutorOptions:
     with channel.makefile("rb", buffering=0) as stream:
         (length,) = LENGTH.unpack(_exactly(stream, LENGTH.size))
-        settings: dict[str, Any] = json.loads(_exactly(stream, length))
-        return settings
+        return ExecutorOptions.from_bytes(_exactly(stream, length))
 
 
 def _exactly(stream: Any, count: int) -> bytes:

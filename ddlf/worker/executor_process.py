@@ -24,6 +24,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from ddlf.errors import ConnectError, ProtocolError
 from ddlf.rpc.tls import Security
 from ddlf.worker.activity import Activity
+from ddlf.worker.options import ExecutorOptions
 from ddlf.worker.process import UNKNOWN, Forked, Forks, child_environment, executor_name
 from ddlf.worker.written import LINES, Forwarding
 
@@ -254,20 +255,19 @@ class ExecutorProcess:
             descriptors = executor_end.fileno(), self._activity_fd, STDOUT, self._stderr.fileno()
             self._process = await self._forks.fork(self._environment, *descriptors) or await self._spawn(executor_end)
         security = self._options.security or Security()
-        # The worker's own certificate, then the organisation's certificates.
-        tls_files = self._certificate, security.tls_ca, security.tls_cert, security.tls_key
-        settings = json.dumps(
-            {
-                "name": self.name,
-                "tokens": [token.decode() for token in self._options.tokens],
-                "session_dir": str(self._session_dir),
-                "persist_dir": str(self._persist_dir),
-                "max_message_bytes": self._options.max_message_bytes,
-                "stdout": 1 if self._options.shows_prints else 2,
-                "insecure_plaintext": security.insecure_plaintext,
-                "tls_files": [str(file) if file else None for file in tls_files],
-            }
-        ).encode()
+        settings = ExecutorOptions(
+            name=self.name,
+            tokens=tuple(token.decode() for token in self._options.tokens),
+            session_dir=str(self._session_dir),
+            persist_dir=str(self._persist_dir),
+            max_message_bytes=self._options.max_message_bytes,
+            stdout=1 if self._options.shows_prints else 2,
+            certificate=_text(self._certificate),
+            tls_ca=_text(security.tls_ca),
+            tls_cert=_text(security.tls_cert),
+            tls_key=_text(security.tls_key),
+            insecure_plaintext=security.insecure_plaintext,
+        ).to_bytes()
         loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError):  # it has already ended: ``_wait`` reports how
             await loop.sock_sendall(self._channel, len(settings).to_bytes(4, "little") + settings)
@@ -476,3 +476,7 @@ class ExecutorProcess:
                 self.lines.listen(descriptor)
             else:
                 self.on_question(question, descriptor)
+
+
+def _text(file: Path | None) -> str | None:
+    return None if file is None else str(file)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ddlf.rpc.messages import MAX_BODY_BYTES
@@ -37,3 +38,43 @@ class Options:
     shows_prints: bool = True
     advertise: tuple[str, int] | None = None
     template_fd: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorOptions:
+    """The options that a daemon sends to its executor at the start, as JSON.
+
+    Args:
+        name: Name of the process.
+        tokens: Accepted tokens. The first one proves this side's identity.
+        session_dir: Folder for methods that live as long as the daemon.
+        persist_dir: Folder for methods that survive the daemon.
+        max_message_bytes: The largest message body accepted.
+        stdout: Descriptor for the output of user code: 1, or 2 for the executor's log.
+        certificate: File of the worker's own certificate; None where nothing is encrypted.
+        tls_ca: File of the organisation's authority, or None.
+        tls_cert: File of the organisation's certificate, or None.
+        tls_key: File of its key, or None.
+        insecure_plaintext: Whether nothing is encrypted on request.
+    """
+
+    name: str
+    tokens: tuple[str, ...] = field(repr=False)
+    session_dir: str
+    persist_dir: str
+    max_message_bytes: int
+    stdout: int
+    certificate: str | None
+    tls_ca: str | None
+    tls_cert: str | None
+    tls_key: str | None
+    insecure_plaintext: bool
+
+    def to_bytes(self) -> bytes:
+        """Return the message of these options."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, message: bytes) -> ExecutorOptions:
+        """Return the options of a message."""
+        return cls(**json.loads(message))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ddlf.algorithms.codec import Float32
 from ddlf.extras.advice.facts import AppFacts
 from ddlf.extras.advice.rule import Change, Finding, rule
+from ddlf.training.registry import MODE, SETTINGS
 
 USUAL_WORKERS = 2
 """The assumed number of workers, if it is unknown."""
@@ -143,7 +145,7 @@ def _does_not_pay(facts: AppFacts) -> Iterator[Finding]:
     Source: measured: docs/explanation/performance.md
     """
     step_s, slots, settings = facts.seen.get("step_s"), _slots(facts), facts.settings
-    usual = {"mode": "sync", "exchange": "star", "codec": "Float32"}
+    usual = {name: SETTINGS[name].default for name in ("mode", "exchange")} | {"codec": Float32.__name__}
     if not step_s or slots < 2 or any(settings.get(name) != value for name, value in usual.items()):
         return
     steps = settings.get("worker_steps") or settings.get("worker_epochs", 1) * facts.steps_an_epoch / slots
@@ -167,7 +169,8 @@ def _meets_once(facts: AppFacts) -> Iterator[Finding]:
     """
     settings, slots = facts.settings, _slots(facts)
     epochs, together = int(settings.get("master_epochs", 1)), int(settings.get("worker_epochs") or 1)
-    if settings.get("mode") == "sync" and not settings.get("worker_steps") and slots > 1 and together >= max(2, epochs):
+    in_rounds = "mode" in settings and MODE.kind(settings["mode"]).in_rounds
+    if in_rounds and not settings.get("worker_steps") and slots > 1 and together >= max(2, epochs):
         yield Finding(
             f"worker_epochs is {together}, of {epochs} in all: {slots} slots train apart to their ends, and are merged once",
             ("setting", "worker_epochs"),
