@@ -77,7 +77,7 @@ def test_a_replica_of_downpour_clips_by_agc_as_the_optimizer_does():
     import keras
 
     from ddlf.extras.stabilisers import AGC
-    from ddlf.training.strategies.downpour.stepper import Stepper
+    from ddlf.training.strategies.downpour.replica import Stepper
 
     x, y = np.ones((16, 8), "float32") * 50, np.eye(4, dtype="float32")[np.arange(16) % 4]
     models = []
@@ -108,7 +108,7 @@ def test_a_replica_of_downpour_clips_by_agc_as_the_optimizer_does():
 )
 def test_what_downpour_cannot_do_is_refused_by_name_and_with_why(name, more, why):
     from ddlf.extras import stabilisers
-    from ddlf.training.strategies.downpour.stepper import check_optimizer
+    from ddlf.training.strategies.downpour.replica import check_optimizer
 
     with pytest.raises(ConfigError, match=f"mode='downpour' does not support {name}.*{why}"):
         check_optimizer(getattr(stabilisers, name)(small_model().optimizer, *more))

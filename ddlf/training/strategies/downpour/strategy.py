@@ -32,6 +32,6 @@ class Downpour(DownpourSettings):
 
     def check_model(self, model: Any) -> None:
         """Refuse an optimizer that a replica cannot step with."""
-        from ddlf.training.strategies.downpour.stepper import check_optimizer
+        from ddlf.training.strategies.downpour.replica import check_optimizer
 
         check_optimizer(model.optimizer)
