@@ -21,15 +21,6 @@ Row = np.ndarray[Any, Any]
 """float32, shape (values,)."""
 
 
-def is_finite(row: Row) -> bool:
-    """Return whether a row has no NaN and no infinity.
-
-    Then its float64 sum is finite, because float32 values cannot overflow it.
-    """
-    with np.errstate(invalid="ignore"):
-        return bool(np.isfinite(row.sum(dtype=np.float64)))
-
-
 @dataclass(frozen=True, slots=True)
 class Rows:
     """The assignment of a model's weights to the two rows.

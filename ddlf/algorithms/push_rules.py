@@ -235,6 +235,15 @@ def check_fits(gradient: Any, weights: FloatArray) -> None:
         raise ConfigError(f"a push to this shard must be {weights.dtype} {weights.shape}, but is {found}")
 
 
+def is_finite(row: FloatArray) -> bool:
+    """Return whether a push, a float32 row, has no NaN and no infinity.
+
+    Then its float64 sum is finite, because float32 values cannot overflow it.
+    """
+    with np.errstate(invalid="ignore"):
+        return bool(np.isfinite(row.sum(dtype=np.float64)))
+
+
 @dataclass(slots=True)
 class Softsync:
     """Collects pushes of a shard before each step: n-softsync, with ``c = floor(K / n)`` pushes from K replicas.

@@ -25,8 +25,8 @@ import numpy as np
 
 from ddlf.algorithms.codec import CODEC, Codec, Float32
 from ddlf.algorithms.encoding import encode_update
-from ddlf.algorithms.flat_weights import Row, Rows, is_finite
-from ddlf.algorithms.push_rules import KNOWN, PUSHED, Last, Pushed, Softsync
+from ddlf.algorithms.flat_weights import Row, Rows
+from ddlf.algorithms.push_rules import KNOWN, PUSHED, Last, Pushed, Softsync, is_finite
 from ddlf.algorithms.ranges import Slice
 from ddlf.algorithms.staleness import STALENESS, Staleness
 from ddlf.algorithms.weights import Weights
