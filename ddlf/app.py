@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddlf.errors import AppError, ConfigError, RemoteError
 from ddlf.events import Event
-from ddlf.events.history import History
-from ddlf.events.record import RoundRecord, TrainingEvent, put
+from ddlf.events.record import History, RoundRecord, TrainingEvent, put
 from ddlf.events.sinks import Sink
 from ddlf.monitor.terminal.lines import line_without_hook, training_event
 from ddlf.monitor.ui import shown

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ddlf.events import Event
-from ddlf.events.history import History
+from ddlf.events.record import History
 
 if TYPE_CHECKING:
     from pathlib import Path

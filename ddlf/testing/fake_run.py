@@ -19,7 +19,7 @@ from ddlf.algorithms.weights import Weights
 from ddlf.app import IApp
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ConfigError, WorkerLost
-from ddlf.events.history import History
+from ddlf.events.record import History
 from ddlf.rpc.messages import Request
 from ddlf.testing.fake_downpour import RUN, answered, carried_until_lost, gradient, leave, rows_of
 from ddlf.testing.files import MadeUp

@@ -20,8 +20,7 @@ from ddlf.algorithms.weights import Weights
 from ddlf.data.parts import has
 from ddlf.errors import ConfigError
 from ddlf.events import Committed, Event
-from ddlf.events.history import metrics
-from ddlf.events.record import RoundRecord
+from ddlf.events.record import RoundRecord, metrics
 from ddlf.rpc.iworker import awaited
 from ddlf.training.callbacks.master import Callbacks
 from ddlf.training.context import App

@@ -22,7 +22,7 @@ from ddlf.algorithms.weights import digest, is_float_type
 from ddlf.data.parts import has
 from ddlf.errors import AppError, BadUpdate, LeaseError
 from ddlf.events import ExchangeChosen, How, NothingToTrain, RunBegan, RunEnded, TrainingBegan, Warned
-from ddlf.events.history import History
+from ddlf.events.record import History
 from ddlf.training.callbacks.checks import warnings
 from ddlf.training.callbacks.master import Callbacks
 from ddlf.training.checkpoints.resume import begin, check_folders

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from ddlf.errors import ConfigError
-from ddlf.events.history import History
+from ddlf.events.record import History
 from tests.monitor.runs.made import record
 
 

@@ -17,8 +17,7 @@ from typing import Any
 
 from ddlf import events as e
 from ddlf.errors import ConfigError
-from ddlf.events.history import metrics
-from ddlf.events.record import RoundRecord
+from ddlf.events.record import RoundRecord, metrics
 from ddlf.monitor.runs.background import Timed
 from ddlf.monitor.runs.folder import How
 

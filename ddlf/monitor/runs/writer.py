@@ -18,8 +18,7 @@ from typing import Any
 from ddlf import events as e
 from ddlf.data.app import UserApp
 from ddlf.events.facts import to_data
-from ddlf.events.history import row
-from ddlf.events.record import RoundRecord
+from ddlf.events.record import RoundRecord, row
 from ddlf.events.sinks import to_json
 from ddlf.monitor.runs import folder, summary
 from ddlf.monitor.runs.background import Timed

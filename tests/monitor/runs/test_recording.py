@@ -18,7 +18,7 @@ from ddlf import IApp
 from ddlf.cli.run import _connect
 from ddlf.errors import ConfigError
 from ddlf.events import Evaluated, ModelSaved, SlotMoved, WorkerWrote
-from ddlf.events.history import History
+from ddlf.events.record import History
 from ddlf.events.sinks import from_json
 from ddlf.monitor.runs import folder, past
 from ddlf.monitor.runs.recording import recorded
