@@ -31,8 +31,7 @@ import numpy as np
 
 from ddlf.algorithms.named import Family, Named
 from ddlf.algorithms.pairwise import Vector, norm, squared_distances
-from ddlf.algorithms.update_check import fault
-from ddlf.algorithms.weights import Tensor, is_float
+from ddlf.algorithms.weights import Tensor, fault, is_float
 from ddlf.errors import ConfigError
 
 

@@ -1,11 +1,8 @@
-"""Checks whether an update can be merged. Runs on the master, before the merge.
+"""Judges the updates of one round. Runs on the master, before the merge.
 
-Two kinds of check:
-
-- ``fault``: reasons that make a single update unusable: another shape or type, a NaN or an infinity, no samples.
-  ``RunningMerge`` checks each update for them.
-- ``judge``: all updates of one round, also against each other: the L2 norm against the median of the others, and the
-  direction against the other directions. A policy decides the consequence.
+``judge`` looks at each update alone (``fault`` in ``weights.py`` names what makes it unusable), and then compares all
+of them: the L2 norm with the median of the others, and the direction with the other directions. A policy decides the
+consequence.
 
 | policy | unusable | too long | all zeros, too short, opposite |
 |---|---|---|---|
@@ -30,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddlf.algorithms.pairwise import cosines, norm
-from ddlf.algorithms.weights import Tensor, is_float
+from ddlf.algorithms.weights import Fault, Tensor, fault, is_float
 from ddlf.errors import BadUpdate, ConfigError
 
 Action = Literal["accept", "clip", "reject"]
@@ -80,29 +77,6 @@ class Limits:
             raise ConfigError(f"opposite must be in (0, 1], got {self.opposite}")
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Why an update cannot be used at all.
-
-    Args:
-        reason: The problem and its location.
-        tensor: Name of the tensor, such as ``"dense/kernel"`` or ``"tensor 3"``; empty for the whole update.
-        count: Number of invalid values in that tensor.
-        hint: What to do next.
-    """
-
-    reason: str
-    tensor: str = ""
-    count: int = 0
-    hint: str = ""
-
-    def error(self, slot: int, worker: str = "") -> BadUpdate:
-        """Return the error for this fault."""
-        return BadUpdate(
-            f"slot {slot}: {self.reason}", hint=self.hint, worker=worker, tensor=self.tensor, count=self.count
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """What to do with one slot's update.
@@ -129,40 +103,6 @@ class Verdict:
     def error(self, worker: str = "") -> BadUpdate:
         """Return the error for a rejected update."""
         return (self.fault or Fault(self.reason)).error(self.slot, worker)
-
-
-def fault(update: Sequence[Tensor], samples: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Fault | None:
-    """Return the fault that makes an update unusable; None if it is usable.
-
-    Args:
-        update: One array per tensor.
-        samples: Number of samples that the slot trained on.
-        like: Arrays with the shapes and types that the update must have, such as the model's weights.
-        names: Paths of the tensors, for the reason; without them they are numbered.
-    """
-    if samples <= 0:
-        return Fault(f"trained on {samples} samples; its update has no weight")
-    if len(update) != len(like):
-        return Fault(f"sent {len(update)} tensors, but the model has {len(like)}", hint=_SAME_MODEL)
-    for i, (tensor, wanted) in enumerate(zip(update, like, strict=True)):
-        if tensor.shape != wanted.shape or tensor.dtype != wanted.dtype:
-            return Fault(
-                f"{_name(i, names)}: expected {wanted.dtype} {wanted.shape}, got {tensor.dtype} {tensor.shape}",
-                _name(i, names),
-                tensor.size,
-                _SAME_MODEL,
-            )
-    for i, tensor in enumerate(update):
-        finite = np.isfinite(tensor)
-        if not finite.all():
-            count = tensor.size - int(np.count_nonzero(finite))
-            return Fault(
-                f"{count:,} of {tensor.size:,} values of {_name(i, names)} are NaN or infinite",
-                _name(i, names),
-                count,
-                "lower the learning rate, or look for such values in the data",
-            )
-    return None
 
 
 def judge(
@@ -310,10 +250,3 @@ def compared(like: Sequence[Tensor], trainable: Sequence[bool]) -> tuple[list[in
     floats = [i for i, tensor in enumerate(like) if is_float(tensor)]
     trained = [i for i in floats if not trainable or trainable[i]]
     return trained, [i for i in floats if i not in trained]
-
-
-def _name(index: int, names: Sequence[str]) -> str:
-    return names[index] if names else f"tensor {index}"
-
-
-_SAME_MODEL = "create the same model on the master and on every worker"

@@ -1,4 +1,4 @@
-"""Tells which arrays are merged, and computes means and differences of weights. Runs on master and workers.
+"""Tells which arrays are merged, computes means and differences of weights, and checks updates. Runs everywhere.
 
 Weights are floats of any kind, including the types of ``ml_dtypes`` (bfloat16, float8), which NumPy does not count as
 floats. Integers and booleans (counters, seeds, masks) and complex numbers are never merged.
@@ -6,11 +6,14 @@ floats. Integers and booleans (counters, seeds, masks) and complex numbers are n
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from ddlf.errors import BadUpdate
 
 Tensor = npt.NDArray[Any]
 Weights = list[np.ndarray[Any, Any]]
@@ -90,3 +93,67 @@ def digest(weights: Sequence[Tensor]) -> str:
         sum.update(f"{w.dtype} {w.shape} ".encode())
         sum.update(np.ascontiguousarray(w).tobytes())
     return sum.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why an update cannot be used at all.
+
+    Args:
+        reason: The problem and its location.
+        tensor: Name of the tensor, such as ``"dense/kernel"`` or ``"tensor 3"``; empty for the whole update.
+        count: Number of invalid values in that tensor.
+        hint: What to do next.
+    """
+
+    reason: str
+    tensor: str = ""
+    count: int = 0
+    hint: str = ""
+
+    def error(self, slot: int, worker: str = "") -> BadUpdate:
+        """Return the error for this fault."""
+        return BadUpdate(
+            f"slot {slot}: {self.reason}", hint=self.hint, worker=worker, tensor=self.tensor, count=self.count
+        )
+
+
+def fault(update: Sequence[Tensor], samples: int, like: Sequence[Tensor], names: Sequence[str] = ()) -> Fault | None:
+    """Return the fault that makes an update unusable; None if it is usable.
+
+    Args:
+        update: One array per tensor.
+        samples: Number of samples that the slot trained on.
+        like: Arrays with the shapes and types that the update must have, such as the model's weights.
+        names: Paths of the tensors, for the reason; without them they are numbered.
+    """
+    if samples <= 0:
+        return Fault(f"trained on {samples} samples; its update has no weight")
+    if len(update) != len(like):
+        return Fault(f"sent {len(update)} tensors, but the model has {len(like)}", hint=_SAME_MODEL)
+    for i, (tensor, wanted) in enumerate(zip(update, like, strict=True)):
+        if tensor.shape != wanted.shape or tensor.dtype != wanted.dtype:
+            return Fault(
+                f"{_name(i, names)}: expected {wanted.dtype} {wanted.shape}, got {tensor.dtype} {tensor.shape}",
+                _name(i, names),
+                tensor.size,
+                _SAME_MODEL,
+            )
+    for i, tensor in enumerate(update):
+        finite = np.isfinite(tensor)
+        if not finite.all():
+            count = tensor.size - int(np.count_nonzero(finite))
+            return Fault(
+                f"{count:,} of {tensor.size:,} values of {_name(i, names)} are NaN or infinite",
+                _name(i, names),
+                count,
+                "lower the learning rate, or look for such values in the data",
+            )
+    return None
+
+
+def _name(index: int, names: Sequence[str]) -> str:
+    return names[index] if names else f"tensor {index}"
+
+
+_SAME_MODEL = "create the same model on the master and on every worker"

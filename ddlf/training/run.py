@@ -23,8 +23,8 @@ from ddlf.algorithms.local_rules import Control, mean_control
 from ddlf.algorithms.merge import Merge
 from ddlf.algorithms.partition import sizes_by_speed, smooth_speed
 from ddlf.algorithms.reading_order import SHUFFLE, Global
-from ddlf.algorithms.update_check import Fault, Verdict, fault, judge, scaled
-from ddlf.algorithms.weights import Weights
+from ddlf.algorithms.update_check import Verdict, judge, scaled
+from ddlf.algorithms.weights import Fault, Weights, fault
 from ddlf.cluster.cluster import Cluster
 from ddlf.errors import BadUpdate
 from ddlf.events import Converged, SlotsChanged, UpdateArrived, UpdateClipped

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlf.algorithms.pairwise import cosines, norm
-from ddlf.algorithms.update_check import Limits, fault, judge, scaled
+from ddlf.algorithms.update_check import Limits, judge, scaled
+from ddlf.algorithms.weights import fault
 from ddlf.errors import BadUpdate, ConfigError
 
 NAMES = ["dense/kernel", "dense/bias"]

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.algorithms.merge import Rule
-from ddlf.algorithms.update_check import Fault, fault
-from ddlf.algorithms.weights import Weights
+from ddlf.algorithms.weights import Fault, Weights, fault
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ConfigError
 from ddlf.training.context import App

@@ -18,8 +18,7 @@ import numpy as np
 from ddlf.algorithms.encoding import decode_update
 from ddlf.algorithms.reading_order import Portion
 from ddlf.algorithms.streaming import put
-from ddlf.algorithms.update_check import Fault
-from ddlf.algorithms.weights import Weights
+from ddlf.algorithms.weights import Fault, Weights
 from ddlf.errors import AppMissing, ProtocolError
 from ddlf.training.slot.run_position import Steps
 

@@ -17,8 +17,7 @@ from ddlf.algorithms.merge import MERGE, Weighed
 from ddlf.algorithms.outer import OUTER
 from ddlf.algorithms.payload import peak_of
 from ddlf.algorithms.ranges import Slice, crossed, cut, overlapped, pieces, put, runs, stepped, take, within
-from ddlf.algorithms.update_check import fault
-from ddlf.algorithms.weights import Weights
+from ddlf.algorithms.weights import Weights, fault
 from ddlf.errors import AppMissing
 from ddlf.training.exchanges.sharded.pairs import Sent, decoded, limited
 from ddlf.training.exchanges.sharded.plan import Generation, Plan, State, Unfit, codec_of, moved, size_of, write

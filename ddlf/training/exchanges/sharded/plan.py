@@ -14,8 +14,7 @@ from ddlf.algorithms.codec import CODEC, Codec
 from ddlf.algorithms.encoding import SAME, EncodedUpdate, decode_update, encode_parts, encode_update
 from ddlf.algorithms.payload import peak_of
 from ddlf.algorithms.ranges import Slice, decode_slice, overlapped, put, take
-from ddlf.algorithms.update_check import Fault
-from ddlf.algorithms.weights import Weights
+from ddlf.algorithms.weights import Fault, Weights
 from ddlf.errors import AppMissing, BadUpdate, ConfigError
 from ddlf.worker.peers import Unreached
 

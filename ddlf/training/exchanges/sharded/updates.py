@@ -17,8 +17,8 @@ import numpy as np
 from ddlf.algorithms.merge import WholeRule
 from ddlf.algorithms.pairwise import Vector, added
 from ddlf.algorithms.ranges import PIECE
-from ddlf.algorithms.update_check import Comparison, Fault, Limits, Verdict, compared, verdicts_of
-from ddlf.algorithms.weights import Weights, is_float
+from ddlf.algorithms.update_check import Comparison, Limits, Verdict, compared, verdicts_of
+from ddlf.algorithms.weights import Fault, Weights, is_float
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import BadUpdate, ClusterTooSmall, ConnectError, DDLFError
 from ddlf.training.crew.recovery import LOSS, end_all

@@ -26,8 +26,8 @@ from ddlf.algorithms.pairwise import norm
 from ddlf.algorithms.payload import Payload
 from ddlf.algorithms.ranges import PIECE, Slice, cut, pieces, take, take_encoded, within
 from ddlf.algorithms.streaming import put
-from ddlf.algorithms.update_check import fault, scaled
-from ddlf.algorithms.weights import Weights
+from ddlf.algorithms.update_check import scaled
+from ddlf.algorithms.weights import Weights, fault
 from ddlf.errors import AppMissing, DDLFError
 from ddlf.training.checkpoints.slices import parts_of, write_if_seen
 from ddlf.training.checkpoints.stored import left_parts
