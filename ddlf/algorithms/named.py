@@ -7,6 +7,7 @@ and compare that text; a hyperparameter is part of that text, and not a separate
 from collections.abc import Callable
 from difflib import get_close_matches
 from inspect import signature
+from math import isfinite
 from numbers import Real
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -144,3 +145,22 @@ def _as_text_has(kind: type, value: Any) -> Any:
 def _guess(name: str, known: Any) -> str:
     near = get_close_matches(name.strip().lower(), known, 1)
     return f", did you mean {near[0]!r}?" if near else ""
+
+
+def check_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not (isfinite(value) and value > 0):
+            raise ConfigError(f"{name} must be finite and > 0, got {value}")
+
+
+def check_size(**values: float) -> None:
+    """Raise ``ConfigError`` for sizes whose squares, or quotients by them, leave the range of float32."""
+    for name, value in values.items():
+        if not 1e-18 <= value <= 1e18:
+            raise ConfigError(f"{name} must be from 1e-18 to 1e18, got {value}")
+
+
+def check_shares(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= value < 1:
+            raise ConfigError(f"{name} must be in [0, 1), got {value}")

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from ddlf.algorithms.merge import Mean, merged
-from ddlf.algorithms.outer import OUTER, Streaming
-from ddlf.algorithms.streaming import deal, tensors_of
+from ddlf.algorithms.outer import OUTER, Streaming, deal, tensors_of
 from ddlf.errors import ConfigError
 from ddlf.events import Warned
 from ddlf.testing import FakeCluster, FakeRun

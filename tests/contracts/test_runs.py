@@ -20,11 +20,10 @@ from ddlf.algorithms.codec import CODEC
 from ddlf.algorithms.encoding import decode_update
 from ddlf.algorithms.local_rules import LOCAL
 from ddlf.algorithms.merge import MERGE
-from ddlf.algorithms.outer import OUTER, Nesterov, Streaming
+from ddlf.algorithms.outer import OUTER, Nesterov, Streaming, deal
 from ddlf.algorithms.partition import shuffled
 from ddlf.algorithms.partitioners import PARTITION
 from ddlf.algorithms.staleness import STALENESS
-from ddlf.algorithms.streaming import deal
 from ddlf.algorithms.weights import is_float
 from ddlf.errors import WorkerLost
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker

@@ -1,6 +1,6 @@
 """The fragments of a run that exchanges one fragment of the weights in each round. Runs on the master.
 
-The loops of synchronous training use it for the outer optimizer ``streaming``. ``ddlf.algorithms.streaming`` has the rule.
+The loops of synchronous training use it for the outer optimizer ``streaming``. ``ddlf.algorithms.outer`` has the rule.
 ``ddlf.training.slot.parts.fragments`` has the slot's side, which keeps its own weights.
 """
 
@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ddlf.algorithms.outer import OuterOptimizer
-from ddlf.algorithms.streaming import Streaming, deal, tensors_of
+from ddlf.algorithms.outer import OuterOptimizer, Streaming, deal, tensors_of
 from ddlf.algorithms.weights import Weights
 from ddlf.events import Warned
 from ddlf.training.run import Round, Run

@@ -16,8 +16,8 @@ from typing import Any, Self
 import numpy as np
 
 from ddlf.algorithms.encoding import decode_update
+from ddlf.algorithms.outer import put
 from ddlf.algorithms.reading_order import Portion
-from ddlf.algorithms.streaming import put
 from ddlf.algorithms.weights import Fault, Weights
 from ddlf.errors import AppMissing, ProtocolError
 from ddlf.training.slot.run_position import Steps

@@ -11,7 +11,7 @@ from typing import Any
 
 from ddlf.algorithms.codec import Float32, Outward
 from ddlf.algorithms.encoding import encode_delta, encode_update
-from ddlf.algorithms.streaming import put
+from ddlf.algorithms.outer import put
 from ddlf.algorithms.update_check import Verdict
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker

@@ -1,6 +1,6 @@
 """Streaming: one fragment of the weights is exchanged per round. This part keeps the weights of each slot.
 
-``ddlf.algorithms.streaming`` has the rule. A task has the last round that merged each fragment, and the fragments that
+``ddlf.algorithms.outer`` has the rule. A task has the last round that merged each fragment, and the fragments that
 come back from its round. From this, master and workers compute the tensors that travel.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.streaming import Streaming, tensors_of
+from ddlf.algorithms.outer import Streaming, tensors_of
 from ddlf.algorithms.weights import Weights, is_float
 from ddlf.training.slot.part import Kept, Left, SlotPart, SlotPlan, SlotRound
 from ddlf.training.slot.task import OWN, Task

@@ -14,7 +14,7 @@ from ddlf.algorithms.encoding import (
     relative_error,
     without_zeros,
 )
-from ddlf.algorithms.streaming import put
+from ddlf.algorithms.outer import put
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import ConfigError
 from ddlf.training.context import App
