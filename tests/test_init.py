@@ -5,25 +5,36 @@ import pytest
 import ddlf
 from tests.processes import python
 
-
-def test_importing_it_imports_nothing_of_weight():
-    code = "import sys, ddlf\nprint([m for m in ('numpy', 'keras', 'tensorflow', 'asyncio', 'msgpack') if m in sys.modules])"
-    assert python(code) == "[]\n"
-
-
-def test_importing_what_a_script_needs_imports_neither_numpy_nor_keras():
-    code = (
-        "import sys\nfrom ddlf import Cluster, IApp, Request, read_config, run, main\n"
-        "print([m for m in ('keras', 'tensorflow') if m in sys.modules])"
-    )
-    assert python(code) == "[]\n"
+HELP = """
+import contextlib, io
+from ddlf.cli.main import main
+with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+    main([*{}, "--help"])
+"""
+ARRAYS = "numpy keras tensorflow"
+"""Modules that make arrays and models."""
+COMMAND = f"{ARRAYS} pyarrow pydantic yaml cloudpickle asyncio ddlf.events"
 
 
-def test_fake_run_imports_no_keras_when_it_is_imported():
-    code = (
-        "import sys\nfrom ddlf.testing import FakeRun\nprint([m for m in ('keras', 'tensorflow') if m in sys.modules])"
-    )
-    assert python(code) == "[]\n"
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        ("import ddlf", f"{ARRAYS} asyncio msgpack"),
+        ("from ddlf import Cluster, IApp, Request, read_config, run, main", "keras tensorflow"),
+        ("from ddlf.testing import FakeRun", "keras tensorflow"),
+        ("import ddlf.rpc.tokens", "numpy pydantic yaml platformdirs asyncio"),
+        ("import ddlf.worker.daemon, ddlf.rpc.dial", "cryptography"),
+        ("import ddlf.cli.worker, ddlf.worker.daemon, ddlf.rpc.tokens", f"{ARRAYS} cloudpickle pydantic yaml"),
+        ("from ddlf.worker.machine import about\nabout()", ARRAYS),
+        ("import ddlf.cluster.config.addresses", "ddlf.cluster.config.cluster_file pydantic yaml"),
+        ("import ddlf.cli.run, ddlf.monitor.ui\nwith ddlf.monitor.ui.opened('plain'): pass", "rich"),
+        ("import ddlf\nddlf.load_notation('apps/models/digits.nnm')", "keras tensorflow pydantic"),
+        pytest.param(HELP.format([]), COMMAND, id="ddlf --help"),
+        pytest.param(HELP.format(["run"]), COMMAND, id="ddlf run --help"),
+    ],
+)
+def test_process_imports_nothing_heavy_that_it_does_not_need(code, heavy):
+    assert python(f"import sys\n{code}\nprint({set(heavy.split())} & {{*sys.modules}})") == "set()\n"
 
 
 @pytest.mark.parametrize("name", ddlf.__all__)

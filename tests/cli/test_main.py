@@ -23,7 +23,7 @@ from ddlf.cluster.cluster import Cluster
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ConnectError, LeaseError
 from tests.patience import PATIENCE_S
-from tests.processes import command, is_listening, python
+from tests.processes import command, is_listening
 
 
 def ddlf(*arguments, **environment):
@@ -69,17 +69,6 @@ def half(standing, free_port):
     """One of them, and a port at which nobody listens."""
     (first, _), _ = standing
     return first, ["--hosts", f"127.0.0.1:{first.port},127.0.0.1:{free_port}", "--token-file", str(first.token_file)]
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
-def test_help_imports_nothing_heavy(arguments):
-    code = (
-        "import sys, contextlib, io\nfrom ddlf.cli.main import main\n"
-        f"with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n    main({arguments})\n"
-        "heavy = ('numpy', 'keras', 'tensorflow', 'pyarrow', 'pydantic', 'yaml', 'cloudpickle', 'asyncio', 'ddlf.events')\n"
-        "print([name for name in heavy if name in sys.modules])"
-    )
-    assert python(code) == "[]\n"
 
 
 def test_messages_show_worker_names_of_the_cluster_file(tmp_path, free_port):

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +25,6 @@ from ddlf.cluster.config.cluster_file import (
     schema,
 )
 from ddlf.errors import ConfigError
-from tests.patience import PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
@@ -575,8 +572,3 @@ def test_the_schema_refuses_what_the_reader_refuses_as_far_as_a_schema_can(conte
     data = data_of(content)
     beyond = bool(BEYOND_A_SCHEMA.search(f"{content} {expected}"))
     assert data is None or Draft202012Validator(schema()).is_valid(data) is beyond
-
-
-def test_importing_what_reads_addresses_does_not_import_what_reads_configurations():
-    code = "import ddlf.cluster.config.addresses, sys; print({'ddlf.cluster.config.cluster_file', 'pydantic', 'yaml'} & set(sys.modules))"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=PATIENCE_S) == "set()\n"

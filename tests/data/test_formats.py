@@ -17,6 +17,7 @@ from ddlf.data.place import Folder
 from ddlf.data.sources import open_source
 from ddlf.data.split import sizes_of, split
 from ddlf.errors import ConfigError, DatasetError
+from tests.data.archives import npy, packed
 
 
 def all_of(source, at_once=3):
@@ -31,22 +32,6 @@ def png(value=1, size=(4, 3), mode="L"):
     file = io.BytesIO()
     Image.new(mode, size, value).save(file, "PNG")
     return file.getvalue()
-
-
-def npy(array):
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
-
-
-def packed(path, members):
-    """A tar file of names with bytes, or of whole headers."""
-    with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as archive:
-        for name, data in members:
-            info = name if isinstance(name, tarfile.TarInfo) else tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return path
 
 
 def field(number, data):

@@ -1,7 +1,6 @@
 """Rows of different lengths, encoded images, and an app's ``decode``: what files hold, and what is trained on."""
 
 import io
-import tarfile
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +16,7 @@ from ddlf.data.sources import open_source
 from ddlf.data.split import PartitionedSource, repartition, split
 from ddlf.data.stream import SampleStream
 from ddlf.errors import ConfigError, DatasetError
+from tests.data.archives import npy, packed
 
 CHANCE = np.random.default_rng(1)
 TEXTS = [CHANCE.integers(1, 99, length).astype(np.int64) for length in (3, 1, 0, 7, 2, 5, 4)]
@@ -26,21 +26,6 @@ PICTURES = [CHANCE.integers(0, 255, (8 + n, 6, 3), np.uint8) for n in range(6)]
 def encoded(pixels, kind="PNG"):
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, kind)
-    return file.getvalue()
-
-
-def packed(path, members):
-    with tarfile.open(path, "w") as archive:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return path
-
-
-def npy(array):
-    file = io.BytesIO()
-    np.save(file, array)
     return file.getvalue()
 
 

@@ -1,7 +1,6 @@
 """How a run is shown: what is chosen where, JSON, and what an app says of itself."""
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -126,8 +125,3 @@ async def test_a_run_of_short_rounds_gets_its_first_and_its_last_line(capsys):
     assert lines[0].startswith("round  1/30 ")
     assert lines[-1].startswith("round 30/30 ")
     assert len(lines) < 10
-
-
-def test_showing_imports_rich_only_where_it_draws():
-    code = "import sys, ddlf.cli.run, ddlf.monitor.ui\nwith ddlf.monitor.ui.opened('plain'): pass\nprint('rich' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

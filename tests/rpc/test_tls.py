@@ -289,12 +289,6 @@ def test_workers_that_start_at_once_agree_on_one_certificate(tmp_path):
     worker_tls(tmp_path / "c.pem", TOKEN_ONLY)
 
 
-def test_a_process_that_makes_no_certificate_does_not_import_what_makes_it():
-    code = "import sys, ddlf.worker.daemon, ddlf.rpc.dial; print('cryptography' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
-
-
 @pytest.fixture
 def authority(tmp_path):
     return Authority(tmp_path)

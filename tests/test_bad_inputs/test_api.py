@@ -71,12 +71,6 @@ async def test_invalid_method_name_is_refused_before_sending(cluster, name):
     assert cluster.workers[0].bytes_sent == before
 
 
-async def test_unknown_variable_is_key_error_with_nearest_name(cluster):
-    await cluster.set_variable("weights", 1)
-    with pytest.raises(KeyError, match="no variable 'wieghts' here; did you mean 'weights'"):
-        await cluster.options(workers=[1]).get_variable("wieghts")
-
-
 async def test_huge_array_in_closure_is_refused_with_the_remedy(cluster, monkeypatch):
     monkeypatch.setattr(code, "MAX_CODE_BYTES", 1_000_000)
     weights = np.zeros(10**6)

@@ -11,6 +11,7 @@ import pytest
 import ddlf
 from ddlf.data import datasets
 from ddlf.errors import BadUpdate, ConfigError, DatasetError, DatasetMismatch, DDLFError
+from tests.data.archives import npy
 from tests.training.models import Blobs, app
 
 
@@ -49,13 +50,6 @@ def write_zip(path, members):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members:
             archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
-
-
-def npy(array):
-    """An array as the content of a member."""
-    content = io.BytesIO()
-    np.save(content, array)
-    return content.getvalue()
 
 
 def members(**changes):

@@ -23,7 +23,7 @@ from ddlf.worker.executor_process import MAX_START_FAILURES
 from ddlf.worker.options import Options
 from tests.daemons import TOKEN, RunningDaemon, connected
 from tests.patience import PATIENCE_S
-from tests.processes import end_of, is_listening, python
+from tests.processes import end_of, is_listening
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -175,13 +175,6 @@ async def test_restart_starts_a_new_executor_that_knows_the_hosted_methods(runni
         await worker.remove_method("add")
 
 
-async def test_an_unknown_control_command_is_an_error_and_the_connection_stays(running):
-    async with connected(running.port) as worker:
-        with pytest.raises(ConnectionError, match="unknown control command 'format_disk'"):
-            await worker.ask("format_disk")
-        assert await worker.ping() < 5
-
-
 async def test_status_says_what_a_person_wants_to_know(running):
     async with connected(running.port) as worker:
         status = await worker.status()
@@ -256,14 +249,6 @@ open_gate.concurrent = True
 
 
 # -- as a process -------------------------------------------------------------------------------------------------------
-
-
-async def test_the_daemon_imports_neither_numpy_nor_keras():
-    code = (
-        "import sys, ddlf.cli.worker, ddlf.worker.daemon, ddlf.rpc.tokens\n"
-        "print([m for m in ('numpy', 'keras', 'tensorflow', 'cloudpickle', 'pydantic', 'yaml') if m in sys.modules])"
-    )
-    assert python(code) == "[]\n"
 
 
 async def test_a_daemon_at_work_has_loaded_no_library_of_numpy(cluster_with_arrays):

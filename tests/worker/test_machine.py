@@ -12,7 +12,6 @@ from ddlf.data.array_cache import ArrayCache
 from ddlf.worker import machine
 from ddlf.worker.methods import Methods
 from ddlf.worker.worker import Worker
-from tests.processes import python
 
 
 def test_it_is_data_and_of_this_machine(tmp_path):
@@ -24,11 +23,6 @@ def test_it_is_data_and_of_this_machine(tmp_path):
     (disk,) = facts["disks"]
     assert disk["folder"] == str(tmp_path)
     assert 0 < disk["free"] <= disk["size"]
-
-
-def test_to_ask_imports_nothing_of_weight():
-    code = "import sys\nfrom ddlf.worker.machine import about\nabout()\nprint({'numpy', 'keras', 'tensorflow'} & set(sys.modules))"
-    assert python(code) == "set()\n"
 
 
 def test_bytecode_is_missed_where_none_was_written(tmp_path, monkeypatch):

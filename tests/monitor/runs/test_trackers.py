@@ -23,14 +23,10 @@ def test_every_tracker_that_can_be_asked_for_is_there():
     assert all(name in str(TRACKERS) for name in WRITERS)
 
 
-async def test_tensorboard_gets_the_curves_and_tensorflow_is_not_imported(tmp_path):
+def scalars(path):
+    """What TensorBoard's file in a run's folder has: (tag, step) and value of each point."""
     from tensorboard.compat.proto.event_pb2 import Event
 
-    app = FakeRun(out=tmp_path, trackers=["tensorboard"])
-    was_there = "tensorflow" in sys.modules
-    with recorded(app) as path:
-        await app.train_model()
-    assert ("tensorflow" in sys.modules) == was_there
     (file,) = (path / "tensorboard").iterdir()
     data, found = file.read_bytes(), []
     while data:  # length, its checksum, the event, its checksum
@@ -38,22 +34,17 @@ async def test_tensorboard_gets_the_curves_and_tensorflow_is_not_imported(tmp_pa
         found.append(Event.FromString(data[12 : 12 + length]))
         data = data[16 + length :]
     assert found[0].file_version == "brain.Event:2"
-    losses = [(event.step, v.simple_value) for event in found for v in event.summary.value if v.tag == "loss"]
+    return {(value.tag, event.step): value.simple_value for event in found for value in event.summary.value}
+
+
+async def test_tensorboard_gets_the_curves_and_tensorflow_is_not_imported(tmp_path):
+    app = FakeRun(out=tmp_path, trackers=["tensorboard"])
+    was_there = "tensorflow" in sys.modules
+    with recorded(app) as path:
+        await app.train_model()
+    assert ("tensorflow" in sys.modules) == was_there
+    losses = [(step, value) for (tag, step), value in scalars(path).items() if tag == "loss"]
     assert losses == [(record.version, pytest.approx(record.loss)) for record in app.history]
-
-
-def scalars(path):
-    """What TensorBoard's file in a run's folder has: (tag, step) and value of each point."""
-    from tensorboard.compat.proto.event_pb2 import Event
-
-    (file,) = (path / "tensorboard").iterdir()
-    data, found = file.read_bytes(), {}
-    while data:
-        (length,) = struct.unpack("<Q", data[:8])
-        event = Event.FromString(data[12 : 12 + length])
-        found |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
-        data = data[16 + length :]
-    return found
 
 
 async def test_a_test_is_tracked_with_the_last_round_also_when_it_comes_after_the_end(tmp_path, caplog):

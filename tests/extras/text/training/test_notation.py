@@ -13,7 +13,6 @@ from ddlf.extras.text.language.values import Word
 from ddlf.extras.text.training.notation import Notation
 from tests.extras.text.language.texts import DIGITS, HEADS, one
 from tests.later import Later
-from tests.processes import python
 
 keras, build = Later("keras"), Later("ddlf.extras.text.conversion.build", "build")
 
@@ -441,10 +440,3 @@ def test_compiled_model_stays_as_it_is():
     app = type("App", (), {"x_train": X, "y_train": Y, "notation": loaded})()
     assert loaded.ready(app) is loaded.keras
     assert loaded.keras.loss == "mse"
-
-
-@pytest.mark.slow  # a new process
-def test_load_notation_imports_no_keras():
-    python(
-        "import sys, ddlf; ddlf.load_notation('apps/models/digits.nnm'); assert not {'keras', 'tensorflow', 'pydantic'} & set(sys.modules)"
-    )

@@ -1,0 +1,22 @@
+"""Arrays as files, and tar files of them."""
+
+import io
+import tarfile
+
+import numpy as np
+
+
+def npy(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def packed(path, members):
+    """A tar file of names with bytes, or of whole headers."""
+    with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as archive:
+        for name, data in members:
+            info = name if isinstance(name, tarfile.TarInfo) else tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
