@@ -30,11 +30,10 @@ from ddlf.training.registry import EXCHANGE as EXCHANGE_CHECK
 from ddlf.training.registry import MODE
 from ddlf.training.reporting import hooked
 from ddlf.training.roles import COPIES, EXCHANGE, REPLICA, SERVERS
+from ddlf.training.slot.batchnorm import moving
 from ddlf.training.slot.numpy_model import CountedSamples, NumpyModel
-from ddlf.training.slot.parts.fragments import exchanged
-from ddlf.training.slot.parts.transfer import whole
+from ddlf.training.slot.parts import exchanged, whole
 from ddlf.training.slot.replica import Replica
-from ddlf.training.slot.statistics import moving
 from ddlf.training.slot.task import KeptStates, Reply, Task
 from ddlf.training.strategies.arrivals import MEASURED
 from ddlf.training.strategies.downpour.server import Servers

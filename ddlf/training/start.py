@@ -53,9 +53,9 @@ from ddlf.training.run import Ended, Facts, Run
 from ddlf.training.samples.files import Nearby, files_of, settled
 from ddlf.training.samples.parts import partitioned
 from ddlf.training.samples.steps import PlannedSteps
+from ddlf.training.slot.batchnorm import batch_norms, warning
 from ddlf.training.slot.build import left_behind
 from ddlf.training.slot.optimizers import final_weights, keeps_averages, restarts
-from ddlf.training.slot.parts.batchnorm import batch_norms, warning
 from ddlf.training.slot.run_position import followers
 from ddlf.training.slot.task import HELD
 from ddlf.training.spec import RunSpec

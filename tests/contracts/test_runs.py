@@ -28,9 +28,9 @@ from ddlf.algorithms.weights import is_float
 from ddlf.errors import WorkerLost
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.registry import SETTINGS, STRATEGIES
+from ddlf.training.slot.batchnorm import moving
 from ddlf.training.slot.numpy_model import accuracy_of
-from ddlf.training.slot.parts.transfer import send_update
-from ddlf.training.slot.statistics import moving
+from ddlf.training.slot.parts import send_update
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

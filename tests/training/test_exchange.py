@@ -6,7 +6,7 @@ import pytest
 from ddlf.algorithms.encoding import decode_update
 from ddlf.errors import ConfigError
 from ddlf.training.exchanges.star.master import StarWeights
-from ddlf.training.slot.parts.transfer import read_weights, send_update
+from ddlf.training.slot.parts import read_weights, send_update
 
 
 def tensors(seed):

@@ -15,7 +15,7 @@ from ddlf.rpc.messages import dumps, loads
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.exchanges.sharded.copies import SlotCopies
-from ddlf.training.slot.parts.optimizer import keeps_little
+from ddlf.training.slot.parts import keeps_little
 from ddlf.training.weights_ref import WeightsRef
 from tests.training.doubles import Doubles
 
@@ -225,7 +225,7 @@ async def test_controls_of_idle_slots_count(tmp_path):
 
 @pytest.mark.parametrize("settings", LATELY.values(), ids=LATELY)
 async def test_of_what_slots_share_nothing_passes_the_master_in_a_round(settings, monkeypatch):
-    monkeypatch.setattr("ddlf.training.slot.parts.optimizer.keeps_little", lambda optimizer: False)
+    monkeypatch.setattr("ddlf.training.slot.parts.keeps_little", lambda optimizer: False)
     start = {**START, "dense/kernel": CHANCE.normal(size=(400, 300)).astype("f4")}
     size, passed = start["dense/kernel"].nbytes, [0]
     run = run_of(**{**settings, "worker_steps": None, "master_epochs": 4, "start": start})

@@ -8,7 +8,7 @@ import pytest
 from ddlf.errors import AppMissing
 from ddlf.testing import FakeCluster, FakeRun
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
-from ddlf.training.slot.parts.transfer import send_update
+from ddlf.training.slot.parts import send_update
 from ddlf.training.slot.task import HELD, RESIDUAL, KeptStates, Task
 from tests.training.models import equal
 from tests.training.test_exchange import tensors

@@ -7,10 +7,10 @@ from typing import Any
 
 from ddlf.data.parts import has
 from ddlf.errors import AppError
+from ddlf.training.callbacks.states import check_is_one, no_data
 from ddlf.training.context import App
 from ddlf.training.registry import strategies
 from ddlf.training.slot.parts import PARTS
-from ddlf.training.slot.parts.callbacks import check_is_one, no_data
 
 PER_PART = "sees one worker's part only"
 IN_CALLBACKS = (

@@ -25,6 +25,7 @@ from ddlf.errors import AppError, BadUpdate
 from ddlf.events import Warned
 from ddlf.events.record import RoundRecord, accuracy
 from ddlf.training.callbacks.checks import check, check_rates, look_at_tests, warnings_of_master
+from ddlf.training.callbacks.states import CallbackStates
 from ddlf.training.context import App
 from ddlf.training.evaluation.master import compute
 from ddlf.training.evaluation.metrics import scalars
@@ -38,7 +39,6 @@ from ddlf.training.slot.optimizers import (
     write_optimizer,
     write_rates,
 )
-from ddlf.training.slot.parts.callbacks import CallbackStates
 from ddlf.training.slot.task import OPTIMIZER
 from ddlf.training.spec import RunSpec
 from ddlf.training.weights_ref import WeightsRef, local

@@ -17,7 +17,7 @@ from ddlf.training.checkpoints.restoring import Restoring
 from ddlf.training.exchanges.states import SlotStates
 from ddlf.training.roles import REPLICA
 from ddlf.training.samples.steps import PlannedSteps
-from ddlf.training.slot.parts.fragments import changed, exchanged
+from ddlf.training.slot.parts import changed, exchanged
 from ddlf.training.slot.task import Reply, Task
 
 

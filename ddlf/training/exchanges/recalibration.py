@@ -1,6 +1,6 @@
 """Moving statistics of the merged weights, which the workers compute after each merge. Runs on the master.
 
-``ddlf.training.slot.statistics`` has the method.
+``ddlf.training.slot.batchnorm`` has the method.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from ddlf.errors import ConfigError
 from ddlf.training.context import App
 from ddlf.training.crew.recovery import end_all
 from ddlf.training.run import Run
-from ddlf.training.slot.parts.batchnorm import batch_norms
-from ddlf.training.slot.statistics import moving
+from ddlf.training.slot.batchnorm import batch_norms, moving
 from ddlf.training.slot.task import Reply, Task
 
 

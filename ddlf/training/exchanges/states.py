@@ -25,8 +25,7 @@ from ddlf.training.context import App
 from ddlf.training.crew.crew import Crew
 from ddlf.training.crew.recovery import LOSS
 from ddlf.training.roles import EXCHANGE, REPLICA
-from ddlf.training.slot.part import Kept, Left, SlotPlan
-from ddlf.training.slot.parts import PARTS, kept_parts
+from ddlf.training.slot.parts import PARTS, Kept, Left, SlotPlan, kept_parts
 from ddlf.training.slot.task import HELD, Reply, SlotState
 
 if TYPE_CHECKING:

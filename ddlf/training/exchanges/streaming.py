@@ -1,7 +1,7 @@
 """The fragments of a run that exchanges one fragment of the weights in each round. Runs on the master.
 
 The loops of synchronous training use it for the outer optimizer ``streaming``. ``ddlf.algorithms.outer`` has the rule.
-``ddlf.training.slot.parts.fragments`` has the slot's side, which keeps its own weights.
+``ddlf.training.slot.parts`` has the slot's side, which keeps its own weights.
 """
 
 from __future__ import annotations

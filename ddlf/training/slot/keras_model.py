@@ -19,6 +19,7 @@ from ddlf.errors import AppError, ConfigError
 from ddlf.training.callbacks.checks import look_at_batches
 from ddlf.training.context import App
 from ddlf.training.evaluation.metrics import NOTHING_COUNTED, counted_names, read_state, scalars
+from ddlf.training.slot.batchnorm import measured
 from ddlf.training.slot.build import describe_optimizer, describe_weights
 from ddlf.training.slot.model import Gradient
 from ddlf.training.slot.optimizers import (
@@ -31,7 +32,6 @@ from ddlf.training.slot.optimizers import (
 )
 from ddlf.training.slot.quick_step import quick_step
 from ddlf.training.slot.run_position import RunPosition
-from ddlf.training.slot.statistics import measured
 from ddlf.training.slot.task import Task
 
 STEPS_PER_EXECUTION = 16
@@ -225,7 +225,7 @@ class KerasModel:
         return max(int(self._entries[task.indices].sum()), 1) if len(self._entries) else 0
 
     def statistics(self, task: Task, weights: Weights, batches: Iterable[tuple[tuple[Any, ...], int]]) -> Weights:
-        """Return the moving statistics for these weights over some batches. ``slot/statistics.py`` has the method."""
+        """Return the moving statistics for these weights over some batches. ``slot/batchnorm.py`` has the method."""
         reseed(self._app.model, (task.seed, task.round, task.slot))
         return measured(self._app.model, weights, ((batch[0], count) for batch, count in batches))
 

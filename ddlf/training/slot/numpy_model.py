@@ -12,8 +12,8 @@ from ddlf.algorithms.local_rules import LOCAL, Control
 from ddlf.algorithms.reading_order import Portion
 from ddlf.algorithms.weights import Weights, is_float
 from ddlf.training.evaluation.metrics import NOTHING_COUNTED
+from ddlf.training.slot.batchnorm import moving
 from ddlf.training.slot.model import Gradient
-from ddlf.training.slot.statistics import moving
 from ddlf.training.slot.task import Task
 
 Sizes = Callable[[int], list[int]]

@@ -32,9 +32,7 @@ from ddlf.training.slot.build import fresh_names, ready_model
 from ddlf.training.slot.feed import Samples, TrainingSamples, in_order
 from ddlf.training.slot.keras_model import KerasModel
 from ddlf.training.slot.model import TrainableModel
-from ddlf.training.slot.part import SlotPart, SlotRound
-from ddlf.training.slot.parts import PARTS
-from ddlf.training.slot.parts.transfer import read_weights, travelling
+from ddlf.training.slot.parts import PARTS, SlotPart, SlotRound, read_weights, travelling
 from ddlf.training.slot.peer_files import PIECE_BYTES, PeerFiles
 from ddlf.training.slot.precision import gain_of_bfloat16, set_precision
 from ddlf.training.slot.task import MOST_FILES, KeptStates, Reply, SlotState, Task
@@ -296,7 +294,7 @@ class Replica:
         return state
 
     def statistics(self, task: Task) -> Weights:
-        """Return the moving statistics of a task's weights over its samples. ``slot/statistics.py`` has the method."""
+        """Return the moving statistics of a task's weights over its samples. ``slot/batchnorm.py`` has the method."""
         self.stopping = False
         batches = (batch for batch in self._samples.batches(task) if not self.stopping)
         return self._model.statistics(task, read_weights(task.weights, None, self._model.like), batches)

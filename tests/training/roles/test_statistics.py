@@ -8,7 +8,7 @@ import pytest
 
 from ddlf.errors import AppError, BadUpdate, ConfigError, WorkerLost
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
-from ddlf.training.slot.statistics import measured, moving
+from ddlf.training.slot.batchnorm import measured, moving
 
 START = {
     "dense/kernel": np.ones((4, 3), "f4"),

@@ -6,7 +6,7 @@ import pytest
 from ddlf.errors import ConfigError
 from ddlf.events import Warned
 from ddlf.testing import FakeCluster, FakeRun
-from ddlf.training.slot.parts import batchnorm as apart
+from ddlf.training.slot.batchnorm import batch_norms
 
 NORMS = frozenset(["layer/1"])
 
@@ -89,4 +89,4 @@ def test_weights_of_a_layer_are_found_by_class_name_or_subclass():
         def _flatten_layers(self):
             return [Own(self.d, self.b), object()]
 
-    assert apart.batch_norms(Model()) == (1, 3)
+    assert batch_norms(Model()) == (1, 3)

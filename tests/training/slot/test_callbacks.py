@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ddlf.errors import AppError
-from ddlf.training.slot.parts.callbacks import CallbackStates, check_of_workers
+from ddlf.training.callbacks.states import CallbackStates, check_of_workers
 
 
 class Counts:

@@ -6,7 +6,7 @@ import pytest
 from ddlf.errors import ProtocolError
 from ddlf.testing import FakeCluster, FakeRun
 from ddlf.training.slot import parts
-from ddlf.training.slot.part import Kept, SlotPart, SlotRound
+from ddlf.training.slot.parts import Kept, SlotPart, SlotRound
 from ddlf.training.slot.replica import Replica
 
 

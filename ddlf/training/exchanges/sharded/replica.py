@@ -10,9 +10,8 @@ from ddlf.training.context import App
 from ddlf.training.exchanges.replica import HoldingReplica
 from ddlf.training.exchanges.sharded.worker import ShardedWorker
 from ddlf.training.roles import COPIES, EXCHANGE, REPLICA
-from ddlf.training.slot.parts.fragments import exchanged
-from ddlf.training.slot.parts.transfer import whole
-from ddlf.training.slot.statistics import moving
+from ddlf.training.slot.batchnorm import moving
+from ddlf.training.slot.parts import exchanged, whole
 from ddlf.training.slot.task import Reply, SlotState, Task
 from ddlf.worker.activity import Shard
 from ddlf.worker.methods import concurrent

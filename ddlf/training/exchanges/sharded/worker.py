@@ -38,7 +38,7 @@ from ddlf.training.exchanges.sharded.merging import Merging, fetch, update_of
 from ddlf.training.exchanges.sharded.pairs import Pairs, all_of, limited, sums
 from ddlf.training.exchanges.sharded.plan import Generation, Plan, State, size_of, told, write
 from ddlf.training.roles import COPIES, EXCHANGE
-from ddlf.training.slot.parts.transfer import travelling
+from ddlf.training.slot.parts import travelling
 from ddlf.training.slot.task import KeptStates, SlotState, Task
 from ddlf.worker.methods import concurrent, offered
 from ddlf.worker.peers import Ask, Unreached

@@ -1,4 +1,4 @@
-"""The star exchange at the master, which has the weights. The worker's side is ``ddlf.training.slot.parts.transfer``.
+"""The star exchange at the master, which has the weights. The worker's side is ``ddlf.training.slot.parts``.
 
 ``ddlf.algorithms.encoding`` applies the codecs. For delta codecs, the master keeps the exact weights that each slot's
 worker holds, so that another worker can get the same ones.

@@ -26,8 +26,7 @@ from ddlf.training.exchanges.replica import HoldingReplica
 from ddlf.training.roles import REPLICA, SERVERS
 from ddlf.training.slot.keras_model import KerasModel
 from ddlf.training.slot.optimizers import chain, innermost
-from ddlf.training.slot.parts.callbacks import WorkerCallbacks
-from ddlf.training.slot.parts.optimizer import OptimizerState
+from ddlf.training.slot.parts import OptimizerState, WorkerCallbacks
 from ddlf.training.slot.quick_step import SMALL
 from ddlf.training.slot.replica import MOVED_EVERY_S, run_train
 from ddlf.training.slot.run_position import RunPosition, Steps

@@ -1,4 +1,6 @@
-"""Recalibrates moving statistics of BatchNorm layers for given weights. Workers compute, the master merges.
+"""Finds the batch normalization layers of a model, and recalibrates their moving statistics for given weights.
+
+Workers compute the statistics, and the master merges them.
 
 The mean of the statistics of separately trained slots fits no model, because a layer's input depends on the weights
 before it. So the merged weights process samples once more. With ``b`` a batch of ``n_b`` samples, and ``mean_b`` and
@@ -20,7 +22,12 @@ import numpy as np
 
 from ddlf.algorithms.weights import Weights, is_float_type
 from ddlf.errors import AppError
-from ddlf.training.slot.parts.batchnorm import norm_layers
+
+SMALL_BATCH = 16
+"""Statistics of fewer samples are so noisy that a model with batch normalization learns worse.
+
+Source: Wu and He 2018, arXiv:1803.08494, figure 1.
+"""
 
 
 def moving(model: Any) -> tuple[int, ...]:
@@ -76,3 +83,36 @@ def measured(model: Any, weights: Weights, batches: Iterable[tuple[Any, int]]) -
 
 def _trained(model: Any) -> list[Any]:
     return [layer for layer in norm_layers(model) if layer.trainable]
+
+
+def norm_layers(model: Any) -> list[Any]:
+    """Return the batch normalization layers: Keras's ``BatchNormalization`` and its subclasses."""
+    return [
+        one
+        for one in model._flatten_layers()
+        if any(kind.__name__ == "BatchNormalization" for kind in type(one).__mro__)
+    ]
+
+
+def batch_norms(model: Any) -> tuple[int, ...]:
+    """Return the places of batch normalization weights in ``model.weights``: moving statistics, scale and offset."""
+    theirs = {id(weight) for layer in norm_layers(model) for weight in layer.weights}
+    return tuple(place for place, weight in enumerate(model.weights) if id(weight) in theirs)
+
+
+def warning(rows: int, labels_differ: bool, setting: str) -> str:
+    """Return a warning about a model with batch normalization; "" if there is none.
+
+    Args:
+        rows: Samples in a batch of the slot with the smallest batches.
+        labels_differ: Whether slots have samples of different labels.
+        setting: Value of ``batchnorm``.
+    """
+    if rows < SMALL_BATCH:
+        return (
+            f"it normalizes by batches, and a slot's have {rows} samples: statistics of fewer than {SMALL_BATCH} are noise; use larger batches, "
+            "fewer slots, or layers that normalize each sample (GroupNormalization, LayerNormalization)"
+        )
+    if labels_differ and setting == "averaged":
+        return "it normalizes by batches, whose statistics differ between slots of other labels: batchnorm='local' keeps them apart"
+    return ""

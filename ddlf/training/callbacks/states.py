@@ -10,13 +10,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppError, DDLFError
 from ddlf.rpc.messages import dumps, loads
-from ddlf.training.context import App
-from ddlf.training.slot.model import TrainableModel
-from ddlf.training.slot.part import Kept, Left, SlotPart, SlotPlan, SlotRound
-from ddlf.training.slot.task import CALLBACKS, SlotState, Task
 
 NOT_STATE = frozenset({"model", "_model", "params", "_params"})
 
@@ -36,37 +31,6 @@ def check_is_one(callback: Any, where: str, can_be_called: bool) -> None:
         raise AppError(f"{where} has the class {callback.__name__}", hint=f"write {callback.__name__}()")
     if not can_be_called:
         raise AppError(f"{where} has a {type(callback).__name__}, which is not a Keras callback")
-
-
-class WorkerCallbacks(SlotPart):
-    """The attributes of the slot's ``worker_callbacks``.
-
-    Raises:
-        AppError: ``fit`` cannot call a callback, or an attribute of one cannot move with the slot.
-    """
-
-    name = CALLBACKS
-
-    def __init__(self, app: App, model: TrainableModel) -> None:
-        check_of_workers(app.worker_callbacks)
-        self._states = CallbackStates(app.worker_callbacks).checked()
-
-    def is_needed(self, task: Task, state: SlotState) -> bool:
-        return self._states.any or super().is_needed(task, state)
-
-    def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
-        self._states.begin(left)
-        return weights
-
-    def end(self, round: SlotRound, update: Weights) -> tuple[Weights, Left | None]:
-        return update, self._states.read()
-
-    def fit_begins(self) -> Callable[[], None]:
-        return self._states.go_on()
-
-    @classmethod
-    def kept(cls, plan: SlotPlan) -> Kept | None:
-        return Kept(back=True) if plan.callbacks else None
 
 
 class CallbackStates:

@@ -1,0 +1,641 @@
+"""The parts of a slot's state: ``SlotPart``, and each part. ``PARTS`` lists them.
+
+A different worker may carry each round of a slot. So a slot keeps everything that one round passes to the next in
+parts. Each part is a list of arrays. A part has two halves. On the worker it begins and ends each round. On the master
+it says whether the slots of a run keep it, and where it is between two rounds. Tasks, replies and checkpoints contain
+it under the part's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ddlf.algorithms.codec import Outward, codec_named
+from ddlf.algorithms.encoding import (
+    EncodedUpdate,
+    apply_delta,
+    decode_update,
+    encode_update,
+    relative_error,
+    without_zeros,
+)
+from ddlf.algorithms.local_rules import mean_control
+from ddlf.algorithms.outer import Streaming, put, tensors_of
+from ddlf.algorithms.weights import Weights, is_float, mean_of
+from ddlf.errors import ConfigError, ProtocolError
+from ddlf.training.callbacks.states import CallbackStates, check_of_workers
+from ddlf.training.context import App
+from ddlf.training.registry import strategies
+from ddlf.training.slot.model import TrainableModel
+from ddlf.training.slot.task import APART, CALLBACKS, CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, SlotState, Task
+from ddlf.training.spec import RunSpec
+
+Left = list[Any]
+"""The arrays that a part leaves after a round; None for a tensor without a value."""
+
+
+@dataclass(slots=True)
+class SlotRound:
+    """One round of a slot on its worker.
+
+    Args:
+        task: The round.
+        model: The model that is trained.
+
+    Attributes:
+        exact: Whether each tensor must travel exactly.
+        weights: Global weights of the round, as the worker received them.
+        begun: Weights that local training begins with.
+        stopped: Whether local training was ended early.
+        tensors: Numbers of the tensors whose updates travel back; None for all.
+        encoded: The update as it travels.
+        codec_error: Relative L2 error of the update as it travels.
+    """
+
+    task: Task
+    model: TrainableModel
+    exact: list[bool] = field(init=False)
+    weights: Weights = field(default_factory=list)
+    begun: Weights = field(default_factory=list)
+    stopped: bool = False
+    tensors: Sequence[int] | None = None
+    encoded: EncodedUpdate | None = None
+    codec_error: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.exact = [flag or i in self.task.apart for i, flag in enumerate(self.model.lossless)]
+
+    @property
+    def trains(self) -> bool:
+        """Whether the round has steps of local training."""
+        return bool(len(self.task.indices)) and self.model.gradient is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotPlan:
+    """Facts about a run, for a part to decide whether slots keep it.
+
+    Args:
+        spec: The spec of the run.
+        optimizer: The optimizer of the compiled model, as ``describe_optimizer`` returns it.
+        differences: Whether weights travel as differences.
+        callbacks: Whether the app has ``worker_callbacks``.
+    """
+
+    spec: RunSpec
+    optimizer: Mapping[str, Any] = field(default_factory=dict)
+    differences: bool = False
+    callbacks: bool = False
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the workers exchange slices, so that the weights are not on the master."""
+        return self.spec.exchange.on_workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Where a part is between two rounds, and how the master uses it.
+
+    A part always stays on the worker that left it. If it does not come back, the master fetches it when another worker
+    needs it, for a checkpoint, and at the end of the run.
+
+    Args:
+        back: Whether it also comes back with each reply.
+        copied: Whether another worker keeps a copy in the sharded exchange, because losing it is expensive.
+        mean: Computes the mean of this part over the slots, weighted by samples; receives None for a slot without the
+            part. None if slots need no mean.
+        shared: Whether each slot begins its next round with that mean instead of its own part.
+        part: The class of the part, which ``kept_parts`` sets.
+    """
+
+    back: bool = False
+    copied: bool = False
+    mean: Callable[[Sequence[Any], Sequence[int]], Left] | None = None
+    shared: bool = False
+    part: type[SlotPart] | None = None
+
+
+class SlotPart:
+    """One part of a slot's state. To add one, write a subclass, and list it in ``PARTS``.
+
+    Args:
+        app: The app on this worker.
+        model: Its model.
+
+    Attributes:
+        name: Name of the part in tasks, replies and checkpoints.
+        travels: Whether it travels. False if the master can compute it itself.
+        finite: Whether its arrays must be finite.
+        kept_with: The setting that makes slots keep it, and the beginning of its value. ``BackupAndRestore`` is refused
+            with it, since it stores only weights and optimizer.
+    """
+
+    name: ClassVar[str]
+    travels: ClassVar[bool] = True
+    finite: ClassVar[bool] = False
+    kept_with: ClassVar[tuple[str, str] | None] = None
+
+    def __init__(self, app: App, model: TrainableModel) -> None: ...
+
+    # -- on the worker ------------------------------------------------------------------------------------------------
+
+    def is_needed(self, task: Task, state: SlotState) -> bool:
+        """Return whether the part has something to do in a round; otherwise the round does not call it.
+
+        The answer may depend on the run, and on the names in ``state``, but not on the round.
+
+        Args:
+            task: The round.
+            state: State of the slot that the round begins with.
+        """
+        return self.name in task.keep or self.name in state
+
+    def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
+        """Begin a round, in the order of the list.
+
+        Args:
+            round: The round.
+            weights: Weights that local training would begin with.
+            left: The arrays that this part left after the slot's round before; None in its first round.
+
+        Returns:
+            Weights that local training begins with.
+        """
+        return weights
+
+    def end(self, round: SlotRound, update: Weights) -> tuple[Weights, Left | None]:
+        """End a round, in the reverse order of the list.
+
+        Args:
+            round: The round.
+            update: Weights before minus weights after.
+
+        Returns:
+            The update that goes to the master, and the arrays that this part leaves for the slot's next round.
+        """
+        return update, None
+
+    def fit_begins(self) -> Callable[[], None] | None:
+        """Prepare a call of ``fit``. The returned function is called after ``on_train_begin`` of all callbacks."""
+
+    def epoch_begins(self) -> None:
+        """Prepare an epoch, before its learning rate is set."""
+
+    # -- on the master ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def kept(cls, plan: SlotPlan) -> Kept | None:
+        """Return how the slots of a run keep this part; None if they do not."""
+        return None
+
+    @classmethod
+    def goes_on(cls, before: Mapping[str, Any], now: Mapping[str, Any], same: bool) -> bool:
+        """Return whether a training that continues an earlier one can use the arrays that its slots left.
+
+        Args:
+            before: Settings of the earlier training.
+            now: Settings of this one.
+            same: Whether both merge by the same rules.
+        """
+        return True
+
+    @classmethod
+    def begins_with(cls, mean: Left, slots: int, like: Weights) -> dict[str, Any]:
+        """Return the fields of a task that begins with the mean of this part, by name.
+
+        Args:
+            mean: The mean, or the sum over the slots.
+            slots: Number of slots in the sum; 0 for a mean.
+            like: Arrays with the types of the model's weights.
+        """
+        return {"shared": {cls.name: mean}}
+
+    @classmethod
+    def check(cls, left: Left, like: Weights, worker: str) -> None:
+        """Check the arrays that came back from a worker.
+
+        Args:
+            left: The arrays.
+            like: Arrays with the shapes and types of the model's weights.
+            worker: Name of the worker.
+
+        Raises:
+            ProtocolError: The arrays cannot be used.
+        """
+
+
+class OptimizerState(SlotPart):
+    """Variables of the model's optimizer, in Keras's order: iterations, learning rate, momenta.
+
+    With ``optimizer_state="averaged"``, all slots begin a round with the mean of the states after the last round.
+    """
+
+    name = OPTIMIZER
+
+    def is_needed(self, task: Task, state: SlotState) -> bool:
+        """Return True: a slot without a state begins with a fresh optimizer."""
+        return True
+
+    def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
+        round.model.begin(round.task, left)
+        return weights
+
+    def end(self, round: SlotRound, update: Weights) -> tuple[Weights, Left | None]:
+        return update, round.model.optimizer_state(round.task) if self.name in round.task.keep else None
+
+    @classmethod
+    def kept(cls, plan: SlotPlan) -> Kept | None:
+        """Return how slots keep the optimizer's state.
+
+        Return None with the gradient exchange, whose optimizer is on the master, and in Downpour, whose replicas have
+        another optimizer.
+        """
+        kind = plan.spec.local.optimizer_state
+        if kind == "fresh" or plan.spec.exchange.one_step or not plan.spec.train.keeps_optimizer:
+            return None
+        averaged = kind == "averaged"
+        stays = kind == "stays" or (plan.sharded and (averaged or not keeps_little(plan.optimizer)))
+        return Kept(
+            back=not stays, copied=kind in ("kept", "averaged"), mean=mean_of if averaged else None, shared=averaged
+        )
+
+    @classmethod
+    def goes_on(cls, before: Mapping[str, Any], now: Mapping[str, Any], same: bool) -> bool:
+        return bool(now["optimizer_state"] != "fresh" and strategies()[now["mode"]].keeps_optimizer)
+
+
+def keeps_little(optimizer: Mapping[str, Any]) -> bool:
+    """Return whether the state of an optimizer is a few numbers, rather than as large as the weights.
+
+    Args:
+        optimizer: The optimizer of the compiled model, as ``describe_optimizer`` returns it.
+    """
+    more = ("momentum", "use_ema", "gradient_accumulation_steps")
+    return optimizer.get("optimizer") in ("SGD", None, "NoneType") and not any(
+        optimizer.get(f"optimizer {name}") not in (None, False, 0, "None") for name in more
+    )
+
+
+class WorkerCallbacks(SlotPart):
+    """The attributes of the slot's ``worker_callbacks``.
+
+    Raises:
+        AppError: ``fit`` cannot call a callback, or an attribute of one cannot move with the slot.
+    """
+
+    name = CALLBACKS
+
+    def __init__(self, app: App, model: TrainableModel) -> None:
+        check_of_workers(app.worker_callbacks)
+        self._states = CallbackStates(app.worker_callbacks).checked()
+
+    def is_needed(self, task: Task, state: SlotState) -> bool:
+        return self._states.any or super().is_needed(task, state)
+
+    def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
+        self._states.begin(left)
+        return weights
+
+    def end(self, round: SlotRound, update: Weights) -> tuple[Weights, Left | None]:
+        return update, self._states.read()
+
+    def fit_begins(self) -> Callable[[], None]:
+        return self._states.go_on()
+
+    @classmethod
+    def kept(cls, plan: SlotPlan) -> Kept | None:
+        return Kept(back=True) if plan.callbacks else None
+
+
+class ReceivedWeights(SlotPart):
+    """The global weights of the round.
+
+    The next weights may come as a difference to them. The master knows them, so they never travel.
+    """
+
+    name = HELD
+    travels = False
+
+    def is_needed(self, task: Task, state: SlotState) -> bool:
+        """Return True: each round decodes its weights."""
+        return True
+
+    def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
+        round.weights = read_weights(round.task.weights, left, round.model.like)
+        return round.weights
+
+    def end(self, round: SlotRound, update: Weights) -> tuple[Weights, Left | None]:
+        return update, round.weights
+
+    @classmethod
+    def kept(cls, plan: SlotPlan) -> Kept | None:
+        return Kept() if plan.differences else None
+
+    @classmethod
+    def goes_on(cls, before: Mapping[str, Any], now: Mapping[str, Any], same: bool) -> bool:
+        return Outward.read(now["weights_codec"]).delta or str(now["outer"]).startswith("streaming")
+
+
+class Residual(SlotPart):
+    """The residual: the sum of the codec's errors in the slot's updates so far, for each tensor.
+
+    It is added to the next update (error feedback).
+    """
+
+    name = RESIDUAL
+
+    def __init__(self, app: App, model: TrainableModel) -> None:
+        self._residual: Left | None = None
+
+    def is_needed(self, task: Task, state: SlotState) -> bool:
+        """Return True: each round encodes its update."""
+        return True
+
+    def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
+        self._residual = left
+        return weights
+
+    def end(self, round: SlotRound, update: Weights) -> tuple[Weights, Left | None]:
+        """Encode the update for the network. After a change to an exact codec, the old residual is sent in full."""
+        round.encoded, residual, round.codec_error = send_update(
+            round.task.codec, update, round.exact, self._residual, round.tensors
+        )
+        return update, residual
+
+    @classmethod
+    def kept(cls, plan: SlotPlan) -> Kept | None:
+        return Kept() if plan.spec.exchange.codec.biased else None
+
+
+def read_weights(message: dict[str, Any], held: Weights | None, like: Weights) -> Weights:
+    """Return the weights in a message for a slot, which has whole weights or a difference to the last ones.
+
+    Args:
+        message: The result of ``StarWeights.encode``.
+        held: The weights that the slot holds here, if any.
+        like: The model's weights, for shapes and types.
+    """
+    if not message["delta"]:
+        return decode_update(message["encoded"], like)
+    if held is None:
+        raise ConfigError("a difference of weights came before any weights")
+    tensors = message.get("tensors")
+    if tensors is None:
+        return apply_delta(held, message["encoded"])
+    return put(held, tensors, apply_delta([held[i] for i in tensors], message["encoded"]))
+
+
+def whole(weights: Weights, *, copy: bool = False) -> dict[str, Any]:
+    """Return local weights in the form that ``read_weights`` accepts.
+
+    Args:
+        weights: The weights.
+        copy: Whether to copy them, because the receiver may change them.
+    """
+    payloads = [{"raw": w.copy() if copy else w} for w in weights]
+    return {"delta": False, "encoded": {"codec": "float32", "payloads": payloads}}
+
+
+def travelling(update: Any) -> Any:
+    """Return an encoded update without zeros, since frozen tensors do not travel. Other values pass unchanged."""
+    return without_zeros(update) if isinstance(update, dict) and "payloads" in update else update  # type: ignore[arg-type]
+
+
+def send_update(
+    name: str,
+    update: Weights,
+    lossless: Sequence[bool],
+    residual: Left | None,
+    tensors: Sequence[int] | None = None,
+) -> tuple[EncodedUpdate, Left, float]:
+    """Encode an update for the network.
+
+    Args:
+        name: Name of the codec.
+        update: One array for each tensor.
+        lossless: For each tensor, whether it must arrive exactly.
+        residual: The codec's residual of the slot's earlier updates, which is added.
+        tensors: Numbers of the tensors that travel; None for all. The residuals of the others stay.
+
+    Returns:
+        The encoded update; the new residual; and the relative error: the L2 norm of the difference to the update,
+        divided by the update's.
+    """
+    chosen = range(len(update)) if tensors is None else tensors
+    sent = [update[i] for i in chosen]
+    groups = len(residual or ()) // max(
+        len(update), 1
+    )  # arrays per tensor: a residual, and for some codecs a start value
+    places = [group * len(update) + i for group in range(groups) for i in chosen]
+    owed = [residual[place] for place in places] if residual else None
+    encoded, left = encode_update(codec_named(name), sent, [lossless[i] for i in chosen], owed)
+    error = 0.0 if name == "float32" else relative_error(sent, decode_update(encoded, sent))
+    if tensors is None:
+        return encoded, left, error
+    groups = len(left) // max(len(tensors), 1)
+    whole: Left = list(residual or ())[: groups * len(update)]
+    whole += [None] * (groups * len(update) - len(whole))
+    return encoded, put(whole, [group * len(update) + i for group in range(groups) for i in tensors], left), error
+
+
+def changed(task: Task, since: int, like: Weights, lossless: Sequence[bool]) -> list[int]:
+    """Return the numbers of the tensors whose global values have changed since a round.
+
+    Args:
+        task: A task that exchanges fragments.
+        since: Number of the round, from 0.
+        like: Arrays with the shapes of the model's weights.
+        lossless: For each tensor, whether it is untrained. Untrained tensors travel with every fragment.
+    """
+    parts = [part for part, number in enumerate(task.merged) if number >= since]
+    return tensors_of(parts, like, [not exact for exact in lossless], len(task.merged))
+
+
+def exchanged(task: Task, like: Weights, lossless: Sequence[bool]) -> list[int] | None:
+    """Return the numbers of the tensors whose updates come back; None for all."""
+    if not task.merged:
+        return None
+    return tensors_of(task.wanted, like, [not exact for exact in lossless], len(task.merged))
+
+
+class OwnFragments(SlotPart):
+    """Streaming: the slot's own weights, followed by the number of the round that left them.
+
+    A round exchanges one fragment of the weights; ``ddlf.algorithms.outer`` has the rule. A task has the last round that
+    merged each fragment, and the fragments that come back from its round. From this, master and workers compute the
+    tensors that travel.
+    """
+
+    name = OWN
+    kept_with = "outer", "streaming"
+
+    def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
+        """Begin with the slot's own weights, mixed with the fragments that were merged since its last round.
+
+        Untrained weights have the global values.
+        """
+        task, exact = round.task, round.exact
+        if not task.merged or not left:
+            return weights
+        *values, number = left
+        fresh, begun = set(changed(task, int(number), weights, exact)), []
+        for i, (value, w) in enumerate(zip(values, weights, strict=True)):
+            if i in fresh and task.alpha and not exact[i]:
+                value = np.asarray(task.alpha * value + (1 - task.alpha) * w, w.dtype)
+            begun.append(w if i in fresh and (not task.alpha or exact[i]) else value)
+        return begun
+
+    def end(self, round: SlotRound, update: Weights) -> tuple[Weights, Left | None]:
+        """Return the update of the global weights: the global weights minus the slot's own."""
+        task, weights, begun = round.task, round.weights, round.begun
+        if not task.merged:
+            return update, []
+        round.tensors = exchanged(task, weights, round.exact)
+        floats = [is_float(w) for w in weights]
+        # The difference is exactly zero if the slot began with the global values: then the update is unchanged.
+        behind = [
+            np.asarray(u + (w - b), w.dtype) if f else u
+            for w, b, u, f in zip(weights, begun, update, floats, strict=True)
+        ]
+        own = [np.asarray(b - u, b.dtype) if f else b for b, u, f in zip(begun, update, floats, strict=True)]
+        return behind, [*own, np.asarray(task.round)]
+
+    @classmethod
+    def kept(cls, plan: SlotPlan) -> Kept | None:
+        return Kept() if isinstance(plan.spec.outer, Streaming) else None
+
+    @classmethod
+    def goes_on(cls, before: Mapping[str, Any], now: Mapping[str, Any], same: bool) -> bool:
+        return same
+
+
+class LocalBatchNorm(SlotPart):
+    """The slot's own values of the batch normalization weights (``batchnorm="local"``); None for each other weight.
+
+    A slot begins its round with its own values from its last round. Its update is the global values minus its own
+    values after the round. So the mean of the updates makes the global values the mean of the slots' values. The global
+    values are evaluated and saved.
+    """
+
+    name = APART
+    kept_with = "batchnorm", "local"
+
+    def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
+        return [w if own is None else own for w, own in zip(weights, left or [None] * len(weights), strict=True)]
+
+    def end(self, round: SlotRound, update: Weights) -> tuple[Weights, Left | None]:
+        left = [
+            np.asarray(b - u, b.dtype) if i in round.task.apart else None
+            for i, (b, u) in enumerate(zip(round.begun, update, strict=True))
+        ]
+        sent = [
+            u if own is None else np.asarray(w - own, w.dtype)
+            for w, u, own in zip(round.weights, update, left, strict=True)
+        ]
+        return sent, left
+
+    @classmethod
+    def kept(cls, plan: SlotPlan) -> Kept | None:
+        return Kept(back=True) if plan.spec.batchnorm == "local" else None
+
+    @classmethod
+    def goes_on(cls, before: Mapping[str, Any], now: Mapping[str, Any], same: bool) -> bool:
+        return bool(now["batchnorm"] == "local")
+
+
+class Controls(SlotPart):
+    """The slot's control variate: an estimate of its gradients, which corrects its steps. None for untrained weights.
+
+    ``ddlf.algorithms.local_rules`` has the formulas. A task has the mean of all slots' control variates
+    (``Task.control``).
+    """
+
+    name = CONTROL
+    finite = True
+    kept_with = "local_rule", "scaffold"
+
+    def __init__(self, app: App, model: TrainableModel) -> None:
+        self._rule = model.rule
+        self._control: Left | None = None
+
+    def is_needed(self, task: Task, state: SlotState) -> bool:
+        """Return whether the run has a local rule: rules without control variates are applied here, too."""
+        return task.local != "plain" or super().is_needed(task, state)
+
+    def begin(self, round: SlotRound, weights: Weights, left: Left | None) -> Weights:
+        self._control = left
+        if round.trains:
+            self._rule.begin(round.task.local, weights, left, round.task.control)
+        return weights
+
+    def end(self, round: SlotRound, update: Weights) -> tuple[Weights, Left | None]:
+        """Compute the new control variate. A round that was ended early keeps the old one, since it may have no step."""
+        if round.trains and not round.stopped:
+            self._control = self._rule.left(update)
+        return update, self._control or [None] * len(update)
+
+    def epoch_begins(self) -> None:
+        self._rule.note()
+
+    @classmethod
+    def kept(cls, plan: SlotPlan) -> Kept | None:
+        """Return how slots keep it. In the sharded exchange it stays on the workers, which compute the mean."""
+        if not plan.spec.local.rule.steers:
+            return None
+        return Kept(back=not plan.sharded, copied=True, mean=_mean)
+
+    @classmethod
+    def goes_on(cls, before: Mapping[str, Any], now: Mapping[str, Any], same: bool) -> bool:
+        return bool(before.get("local_rule") == now["local_rule"])
+
+    @classmethod
+    def begins_with(cls, mean: Left, slots: int, like: Weights) -> dict[str, Any]:
+        of_slots = zip(mean, like, strict=True)
+        return {
+            "control": [np.asarray(one / slots, w.dtype) if slots and one is not None else one for one, w in of_slots]
+        }
+
+    @classmethod
+    def check(cls, left: Left, like: Weights, worker: str) -> None:
+        known = [(array, weight) for array, weight in zip(left, like, strict=False) if array is not None]
+        fits = (
+            isinstance(array, np.ndarray) and (array.shape, array.dtype) == (weight.shape, weight.dtype)
+            for array, weight in known
+        )
+        if len(left) != len(like) or not all(fits) or not all(np.isfinite(array).all() for array, _ in known):
+            raise ProtocolError("left a control that does not fit the model, or is not finite", worker=worker)
+
+
+def _mean(controls: Sequence[Left | None], samples: Sequence[int]) -> Left:
+    return mean_control(controls) or []
+
+
+PARTS: tuple[type[SlotPart], ...] = (
+    OptimizerState,
+    WorkerCallbacks,
+    Residual,
+    ReceivedWeights,
+    OwnFragments,
+    LocalBatchNorm,
+    Controls,
+)
+"""The parts, in the order in which they begin a round.
+
+They end it in reverse order, so ``Residual``, which encodes the update, receives it in its final form.
+"""
+
+
+def kept_parts(plan: SlotPlan) -> dict[str, Kept]:
+    """Return how the slots of a run keep their parts, by name of the part."""
+    found = ((part, part.kept(plan)) for part in PARTS)
+    return {part.name: replace(kept, part=part) for part, kept in found if kept is not None}
+
+
+def part_of(name: str) -> type[SlotPart]:
+    """Return the class of a part."""
+    return next(part for part in PARTS if part.name == name)
