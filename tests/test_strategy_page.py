@@ -1,11 +1,14 @@
 """``docs/howto/strategy.md``: its code, installed like a package, trains."""
 
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ddlf.cli.completion import print_candidates
+from ddlf.cli.main import all_commands, main
 from ddlf.errors import CheckpointMismatch, ConfigError
 from ddlf.testing import FakeCluster, FakeRun, in_process_cluster
 from ddlf.training import registry
@@ -29,11 +32,11 @@ def installed(tmp_path_factory, monkeypatch):
         f"[ddlf.strategies]\nring = {ENTRY}\n[ddlf.exchanges]\nnarrow = narrow:Narrow\n"
     )
     monkeypatch.syspath_prepend(folder)
-    for table in (registry.strategies, registry.exchanges):
-        table.cache_clear()
+    registry.outside.cache_clear()
     yield
-    for table in (registry.strategies, registry.exchanges):
-        table.cache_clear()
+    registry.outside.cache_clear()
+    for name in ("ring", "narrow"):
+        sys.modules.pop(name, None)
 
 
 async def trained(mode="ring", **settings):
@@ -45,6 +48,98 @@ async def trained(mode="ring", **settings):
 
 def state(run):
     return {name: [w.tobytes() for w in group] for name, group in run.run_context.progress.state.items()}
+
+
+@pytest.fixture
+def ddlf_says(tmp_path, monkeypatch, capsys):
+    """Runs a command in a folder with an app, and returns its output, its errors and its exit code."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DDLF_CONFIG", raising=False)
+    (tmp_path / "app.py").write_text(
+        "import ddlf\nclass App(ddlf.IApp):\n    def load_dataset(self): ...\n    def create_model(self): ...\n"
+    )
+
+    def run(*words):
+        with pytest.raises(SystemExit) as ended:
+            main(list(words))
+        return (*capsys.readouterr(), ended.value.code)
+
+    return run
+
+
+def test_help_names_strategies_and_exchanges_of_other_packages_without_importing_them(ddlf_says):
+    text = " ".join(ddlf_says("run", "--help")[0].split())
+    assert "servers on the workers (downpour); also ring --master-epochs" in text
+    assert text.endswith("cluster, app, ring, narrow")
+    assert not {"ring", "narrow"} & {*sys.modules}
+
+
+def test_help_of_a_strategy_of_another_package_lists_its_settings(ddlf_says):
+    text, _, code = ddlf_says("run", "--help", "ring")
+    assert code == 0
+    assert text.endswith(
+        "ring:\n  Each slot mixes its weights with those of its two neighbours after each round.\n"
+        "  Choose it with --mode ring:mixing=0.5.\n"
+        "  -p mixing=X           part of the weights that comes from the neighbours\n"
+        "                        (default: 0.5)\n"
+    )
+    whole = ddlf_says("run", "--help-all")[0]
+    assert "-p mixing=X" in whole
+    assert "also narrow" in " ".join(whole.split())
+
+
+def test_help_of_a_strategy_that_cannot_be_imported_says_why(ddlf_says, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ring", None)
+    text, _, code = ddlf_says("run", "--help", "ring")
+    assert code == 0
+    assert "ring:\n  'ring' of the package ring cannot be imported: ModuleNotFoundError" in text
+
+
+def test_completion_offers_names_and_settings_of_other_packages(ddlf_says, capsys):
+    offered = {}
+    for words in (("--mode", ""), ("--exchange", ""), ("--help", ""), ("-p", "")):
+        print_candidates(["run", *words], all_commands())
+        offered[words[0]] = [line.partition("\t")[0] for line in capsys.readouterr().out.splitlines()]
+    assert offered["--mode"] == ["sync", "async", "downpour", "ring"]
+    assert offered["--exchange"] == ["star", "sharded", "auto", "gradient", "narrow"]
+    assert {"ring", "narrow", "downpour"} <= {*offered["--help"]}
+    assert {"mixing=", "checkpoint_keep="} <= {*offered["-p"]}
+
+
+def test_config_shows_settings_of_another_package_with_their_origins(ddlf_says):
+    def mixing(*words):
+        text, *_ = ddlf_says("config", "show", "app.py", "--origin", *words)
+        return next((line.split(maxsplit=2)[1:] for line in text.splitlines() if line.startswith("mixing")), None)
+
+    assert mixing("--mode", "ring") == ["0.5", "default"]
+    assert mixing("--mode", "ring:mixing=0.3") == ["0.3", "--mode"]
+    assert mixing("--mode", "ring", "-p", "mixing=0.3") == ["0.3", "-p mixing"]
+    assert mixing() is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--mode", "ring", "-p", "mixing=2"), "error  -p mixing: mixing must be a number from 0 to 1, got 2.0"),
+        (("-p", "mixing=0.3"), "error  -p mixing: App has no attribute 'mixing'"),
+        (
+            ("--mode", "ring:mixing=0.3", "-p", "mixing=0.4"),
+            "error  mixing='0.4', but mode has mixing=0.3 in the options",
+        ),
+        (
+            ("--mode", "ring", "-p", "mixng=0.4"),
+            "error  -p mixng: App has no attribute 'mixng', did you mean 'mixing'?",
+        ),
+        (
+            ("--mode", "rng"),
+            "error  --mode: mode must be one of sync, async, downpour, ring, got 'rng'; did you mean 'ring'?",
+        ),
+    ],
+)
+def test_command_line_refuses_wrong_settings_of_another_package(ddlf_says, words, said):
+    _, error, code = ddlf_says("config", "show", "app.py", *words)
+    assert error.startswith(said)
+    assert code == 2
 
 
 def test_the_strategy_of_the_page_has_at_most_sixty_lines_of_code():
@@ -77,7 +172,17 @@ async def test_a_resumed_ring_ends_with_the_same_bits_and_refuses_another_mixing
 @pytest.mark.parametrize(
     ("settings", "refused"),
     [
-        ({"mode": "ring:mixing=2"}, "mixing must be from 0 to 1, got '2'"),
+        ({"mode": "ring:mixing=2"}, "mixing must be a number from 0 to 1, got '2'"),
+        ({"mode": "ring:mixing=abc"}, "mixing cannot be 'abc': could not convert string to float: 'abc'"),
+        ({"mixing": [1]}, "mixing cannot be [1]: float() argument must be a string"),
+        (
+            {"mode": "sync", "exchange": "narrow", "weights_codec": "bfloat16"},
+            "weights_codec='bfloat16' has no effect with exchange='narrow': weights always travel as differences of 8 bits",
+        ),
+        (
+            {"mode": "downpour", "exchange": "narrow"},
+            "exchange='narrow' has no effect in Downpour training: replicas push to servers and fetch from them",
+        ),
         ({"merge": "median"}, "merge='median' is for synchronous training"),
         ({"exchange": "sharded"}, "exchange='sharded' is for synchronous training"),
         ({"weights_codec": "delta:int8"}, "weights_codec='delta:' is not for ring training"),
@@ -95,6 +200,19 @@ async def test_the_exchange_of_the_page_sends_differences():
         sent[exchange] = [asked[1].weights["delta"] for asked in run.cluster.workers[0].asked if asked[0] == "train"]
     assert sent["narrow"][-1]
     assert not any(sent["star"])
+
+
+@pytest.mark.parametrize("mode", ["ring", "async"])
+async def test_the_exchange_of_the_page_serves_other_strategies_which_resume_with_the_same_bits(mode, tmp_path):
+    settings = {"mode": mode, "exchange": "narrow", "slots": 2 if mode == "ring" else 1}
+    whole = await trained(**settings)
+    sent = [
+        asked[1].weights["delta"] for worker in whole.cluster.workers for asked in worker.asked if asked[0] == "train"
+    ]
+    assert any(sent)
+    await trained(**settings, master_epochs=1, checkpoint=tmp_path)
+    resumed = await trained(**settings, checkpoint=tmp_path, resume="auto")
+    assert [w.tobytes() for w in resumed.model.get_weights()] == [w.tobytes() for w in whole.model.get_weights()]
 
 
 async def test_a_ring_trains_a_keras_model_on_two_workers():

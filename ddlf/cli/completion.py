@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 
 from ddlf.cli.parsing import Command, Commands, Option, Parser
+from ddlf.training.registry import EXCHANGE, MODE, SETTINGS, settings_with
 
 FILES = "\tfiles"
 """The line that asks the shell to complete names of files."""
@@ -24,6 +25,7 @@ _ddlf() {
             compopt -o filenames
             COMPREPLY+=($(compgen -f -- "${COMP_WORDS[COMP_CWORD]}"))
         else
+            [[ ${line%%$'\\t'*} == *= ]] && compopt -o nospace
             COMPREPLY+=("${line%%$'\\t'*}")
         fi
     done
@@ -102,8 +104,10 @@ def _of_command(command: Command, before: Sequence[str], typed: str) -> Iterator
     parser = command.parser("ddlf")
     by_name = {name: option for option in parser.options for name in option.names}
     previous = by_name.get(before[-1]) if before else None
-    if previous is not None and previous.value and before[-1] not in parser.value_when_alone:
-        yield from _values(previous)
+    if before and before[-1] in ("-h", "--help") and parser.is_long:
+        yield from ((group, "") for group in parser.groups)
+    elif previous is not None and previous.value and before[-1] not in parser.value_when_alone:
+        yield from _parameters() if previous.dest == "parameters" else _values(previous)
     elif typed.startswith("-"):
         yield from ((option.names[-1], option.help) for option in parser.options if option.names)
         yield from (("--help-all", "show all options"),) * parser.is_long
@@ -115,9 +119,17 @@ def _of_command(command: Command, before: Sequence[str], typed: str) -> Iterator
 
 
 def _values(option: Option) -> Iterator[tuple[str, str]]:
-    yield from ((choice, "") for choice in option.choices)
+    yield from ((value, "") for value in option.offers())
     if option.takes_path:
         yield FILES, ""
+
+
+def _parameters() -> Iterator[tuple[str, str]]:
+    """Yield the settings without an option and the settings of other packages."""
+    of_packages = [settings_with(mode, exchange) for mode in MODE.names for exchange in EXCHANGE.names]
+    for name, setting in {name: one for known in of_packages for name, one in known.items()}.items():
+        if setting.flag is None or name not in SETTINGS:
+            yield f"{name}=", setting.help
 
 
 COMPLETION = Command(

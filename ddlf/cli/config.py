@@ -15,7 +15,7 @@ from ddlf.cluster.config.addresses import find_config
 from ddlf.cluster.config.cluster_file import lines_of_run, load_config
 from ddlf.errors import ConfigError
 from ddlf.monitor.runs.summary import settings_of
-from ddlf.training.registry import SETTINGS, spec_of
+from ddlf.training.registry import SETTINGS, settings_with, spec_of
 
 
 def _options(parser: Parser) -> None:
@@ -69,10 +69,11 @@ def check_values(app: IApp, options: argparse.Namespace) -> None:
         ConfigError: A value is wrong. The text begins with its place: an option, a line of the cluster file, or a
             class.
     """
+    known = settings_with(app.mode, app.exchange)
     for name, _, origin in setting_rows(app, options):
         try:
-            if name in SETTINGS:
-                SETTINGS[name].check(name, getattr(app, name, SETTINGS[name].default))
+            if name in known:
+                known[name].check(name, getattr(app, name, known[name].default))
         except ConfigError as error:
             error.message = f"{origin}: {error.message}"
             raise

@@ -3,43 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import math
+import textwrap
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddlf.cli.parsing import Command, Parser, addresses, number
+from ddlf.cli.parsing import Command, Option, Parser, addresses, number
 from ddlf.errors import ConfigError
 from ddlf.settings.checks import OneOf, Whole
 from ddlf.settings.setting import Setting
-from ddlf.training.registry import SETTINGS, KindOf, option
+from ddlf.training.registry import EXCHANGE, MODE, SETTINGS, KindOf, option, titles
 
 if TYPE_CHECKING:
     from ddlf.app import IApp
     from ddlf.cluster.cluster import Cluster
 
-GROUPS: Mapping[str, tuple[str, ...]] = {
-    "strategy": (
-        *("mode", "master_epochs", "worker_epochs", "worker_steps", "round_samples", "slots", "threads", "seed"),
-        *("merge", "update_policy", "outer"),
-    ),
-    "async": ("arrival", "staleness", "max_staleness"),
-    "downpour": (
-        *("n_fetch", "n_push", "push_rule", "replicas", "shards", "shard_cut", "shard_workers", "copies"),
-        *("softsync", "warm_start"),
-    ),
-    "data": ("batch_size", "partition", "balance", "shuffle", "data_memory", "on_bad"),
-    "exchange": ("exchange", "codec", "weights_codec"),
-    "local training": (
-        *("precision", "optimizer_state", "local_rule", "batchnorm", "rate_decay", "schedule", "clip"),
-        *("multipliers", "class_weight", "callbacks", "worker_callbacks"),
-    ),
-    "evaluation": ("evaluate_every", "evaluate_on", "converge"),
-    "checkpoints": ("checkpoint", "checkpoint_every", "checkpoint_keep", "resume"),
-    "cluster": ("takeover", "wait_for_workers_s"),
-    "display": ("ui", "dashboard", "verbose", "echo", "out", "run_name", "trackers"),
-    "app": ("advice",),
-}
+GROUPS: Mapping[str, tuple[str, ...]] = {**titles(), "cluster": (), "app": ()}
 """All settings by the groups of ``ddlf run --help-all`` and of the reference page."""
 COMMON = frozenset(("mode", "master_epochs", "batch_size", "codec", "merge", "checkpoint", "resume"))
 """The settings that the short help lists."""
@@ -62,15 +44,16 @@ def add_options(parser: Parser, *, common: bool = True) -> None:
     for group, names in GROUPS.items():
         if group == "cluster":
             _add_cluster_options(parser, common)
-        if group == "display":
-            _add_display_options(parser, common)
+        if group == "output":
+            _add_output_options(parser, common)
         for name in names:
             if name in OF_SETTINGS:
                 setting, listed = SETTINGS[name], common and name in COMMON
+                groups = tuple(dict.fromkeys((group, *setting.strategies)))
                 parser.add(
-                    option(name), dest=name, help=setting.help, group=group, common=listed, **_values(name, setting)
+                    option(name), dest=name, help=setting.help, group=groups, common=listed, **_values(name, setting)
                 )
-        if group == "checkpoints":
+        if group == "checkpoint":
             parser.add(
                 "--save",
                 type=Path,
@@ -80,6 +63,33 @@ def add_options(parser: Parser, *, common: bool = True) -> None:
                 common=common,
             )
     add_parameters(parser, common=common)
+    parser.more_groups = lambda: {
+        name: partial(_of_package, kinds, name) for kinds in (MODE, EXCHANGE) for name in kinds.more
+    }
+
+
+def _of_package(kinds: KindOf[Any], name: str, columns: int) -> str:
+    """Return the help of a strategy or an exchange of another package, or the reason why it cannot be imported."""
+    try:
+        kind = kinds.kind(name)
+    except ConfigError as error:
+        return f"{name}:\n  {error}"
+    own = [one for one in kind.settings() if one.name not in SETTINGS]
+    rows = [_parameter(one).row(columns) for one in own]
+    example = f"{name}:{own[0].field}={own[0].value}" if own else name
+    usage = textwrap.fill(
+        f"{(inspect.getdoc(kind) or '').partition(chr(10))[0]} Choose it with {option(kinds.setting)} {example}.",
+        columns,
+        initial_indent="  ",
+        subsequent_indent="  ",
+    )
+    return "\n".join([f"{name}:", usage, *rows])
+
+
+def _parameter(setting: Setting[Any, Any]) -> Option:
+    """Return a setting of another package, which -p sets, as an option for the help."""
+    text = f"{setting.help} (default: {setting.default})"
+    return Option((f"-p {setting.name}={setting.flag or 'VALUE'}",), setting.name, "", text, tuple, False, (), False)
 
 
 def _add_cluster_options(parser: Parser, common: bool) -> None:
@@ -127,9 +137,9 @@ def _add_cluster_options(parser: Parser, common: bool) -> None:
     )
 
 
-def _add_display_options(parser: Parser, common: bool) -> None:
+def _add_output_options(parser: Parser, common: bool) -> None:
     def add(*names: str, common: bool = False, **more: Any) -> None:
-        parser.add(*names, group="display", common=common, **more)
+        parser.add(*names, group="output", common=common, **more)
 
     exclusive = parser.add_mutually_exclusive_group()
     add(
@@ -204,14 +214,13 @@ def add_json(parser: Parser) -> None:
 
 def _values(name: str, setting: Setting[Any, Any]) -> dict[str, Any]:
     """Return the values of a setting that argparse can check. The rest is checked when all settings are known."""
-    check = setting.check
+    check = setting.accepts
     if isinstance(check, OneOf):
-        return {"choices": check.choices}
-    if isinstance(check, KindOf):
-        return {"offers": check.names, "metavar": setting.flag}
+        return {"choices": check.names}
     if isinstance(check, Whole):
         return {"type": number(check.low, check.high), "metavar": setting.flag}
-    return {"type": float if isinstance(setting.default, float) else str, "metavar": setting.flag}
+    kind = float if isinstance(setting.default, float) else str
+    return {"type": kind, "metavar": setting.flag, "offers": lambda: getattr(check, "names", ())}
 
 
 def _page(text: str) -> bool | int:

@@ -21,6 +21,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NoReturn
 
+from ddlf.settings.checks import with_names
+
 HELP_COLUMN = 24
 """Where the texts of options begin."""
 MAX_COLUMNS = 100
@@ -37,9 +39,9 @@ class Option:
         dest: The name in the parsed options.
         value: Placeholder of the value in the help; "" for a switch.
         help: What it does.
-        choices: The allowed values, or the values that completion offers; none if all values are allowed.
+        offers: Returns the names of the values that help and completion offer. Some options look for them in packages.
         takes_path: Whether the value is a file or a folder.
-        group: The group of the help that lists it.
+        groups: The groups of the help that list it. A help with several groups lists it in the first one.
         is_common: Whether the short help shows it.
     """
 
@@ -47,15 +49,17 @@ class Option:
     dest: str
     value: str
     help: str
-    choices: tuple[str, ...]
+    offers: Callable[[], Sequence[str]]
     takes_path: bool
-    group: str
+    groups: tuple[str, ...]
     is_common: bool
 
     def row(self, columns: int) -> str:
         """Return the lines about this option in the help."""
         left = f"  {', '.join(self.names[:2])}{' ' * bool(self.names and self.value)}{self.value}"
-        lines = textwrap.wrap(self.help, columns - HELP_COLUMN, break_long_words=False, break_on_hyphens=False) or [""]
+        offers = self.offers()
+        text = self.help if self.value == "|".join(offers) else with_names(self.help, offers)
+        lines = textwrap.wrap(text, columns - HELP_COLUMN, break_long_words=False, break_on_hyphens=False) or [""]
         if len(left) > HELP_COLUMN - 2:
             lines = [left, *(f"{'':<{HELP_COLUMN}}{line}" for line in lines)]
         else:
@@ -114,6 +118,8 @@ class Parser(argparse.ArgumentParser):
         self.options: list[Option] = []
         self.value_when_alone: dict[str, str] = {}
         """The value of an option that is given without one. argparse's "?" would take the next argument instead."""
+        self.more_groups: Callable[[], Mapping[str, Callable[[int], str]]] = dict
+        """Returns further groups of the help by name. Each is a function that gets the width and returns the text."""
         self._texts_of_parents = [parent.format_help().partition("\n\n")[2].strip("\n") for parent in parents]
         self.add("-h", "--help", action="store_true", help="show this help")
 
@@ -121,11 +127,11 @@ class Parser(argparse.ArgumentParser):
         self,
         *names: str,
         help: str,
-        group: str = COMMON,
+        group: str | tuple[str, ...] = COMMON,
         common: bool = True,
         alone: str | None = None,
         within: Any = None,
-        offers: Sequence[str] = (),
+        offers: Callable[[], Sequence[str]] | None = None,
         **how: Any,
     ) -> None:
         """Add an option or a positional argument.
@@ -133,11 +139,11 @@ class Parser(argparse.ArgumentParser):
         Args:
             names: The names, like in ``add_argument``.
             help: What it does.
-            group: The group of the help that lists it.
+            group: The group of the help that lists it, or several groups.
             common: Whether the short help shows it.
             alone: The value of the option when it is given without a value; None if it always needs one.
             within: A group of argparse that allows only one of its options at a time.
-            offers: The values that completion offers, if others are allowed, too.
+            offers: Returns the values that help and completion offer, if others are allowed, too.
             how: Further arguments of ``add_argument``.
         """
         choices = tuple(how.get("choices") or ())
@@ -149,8 +155,6 @@ class Parser(argparse.ArgumentParser):
         is_switch = how.get("action", "").startswith("store_") or how.get("action") == "version"
         listed = "|".join(choices) if len("|".join(choices)) <= HELP_COLUMN - 6 else ""
         value = "" if is_switch else how.get("metavar") or listed or action.dest.upper().rpartition("_")[2]
-        if value != listed and any(choice not in help for choice in choices):
-            help += f" ({', '.join(choices)})"
         if not action.option_strings:
             group = "arguments"
         takes_path = how.get("type") is Path or value in ("DIR", "PATH")
@@ -160,9 +164,9 @@ class Parser(argparse.ArgumentParser):
                 action.dest,
                 value,
                 help,
-                choices or tuple(offers),
+                offers or (lambda: choices),
                 takes_path,
-                group,
+                (group,) if isinstance(group, str) else group,
                 common,
             )
         )
@@ -174,7 +178,7 @@ class Parser(argparse.ArgumentParser):
     @property
     def groups(self) -> list[str]:
         """The groups of the help, in their order."""
-        return list(dict.fromkeys(option.group for option in self.options))
+        return list(dict.fromkeys([*(option.groups[0] for option in self.options), *self.more_groups()]))
 
     @property
     def is_long(self) -> bool:
@@ -191,21 +195,23 @@ class Parser(argparse.ArgumentParser):
         short = not groups
         sections: dict[str, list[str]] = {"arguments": []}
         for option in self.options:
-            if option.group in groups or (short and option.is_common):
-                title = COMMON if short and self.is_long and option.names else option.group
+            listed = [group for group in option.groups if group in groups]
+            if listed or (short and option.is_common):
+                title = COMMON if short and self.is_long and option.names else (listed or option.groups)[0]
                 sections.setdefault(title, []).append(option.row(columns))
         parts = [self.format_usage().rstrip()]
         if self.description:
             parts.append(textwrap.fill(self.description, columns))
         parts += ["\n".join([f"{title}:", *rows]) for title, rows in sections.items() if rows]
+        parts += [text(columns) for name, text in self.more_groups().items() if name in groups] if groups else []
         parts += self._texts_of_parents
         if self.examples and (short or COMMON in groups):
             parts.append("\n".join(["examples:", *(f"  {line}" for line in self.examples)]))
         if self.epilog:
             parts.append(self.epilog)
         if short and self.is_long:
-            more_groups = [name.split()[0] for name in self.groups if name not in ("arguments", COMMON)]
-            names = textwrap.fill(", ".join(more_groups), columns, initial_indent="  ", subsequent_indent="  ")
+            groups = [name for name in self.groups if name not in ("arguments", COMMON)]
+            names = textwrap.fill(", ".join(groups), columns, initial_indent="  ", subsequent_indent="  ")
             parts.append(f"more options: {self.prog} --help-all, or --help GROUP with one of\n{names}")
         return "\n\n".join(parts) + "\n"
 
@@ -223,10 +229,9 @@ class Parser(argparse.ArgumentParser):
                 name = args[number + 1] if number + 1 < len(args) else ""
                 if not self.is_long or not name or name.startswith("-") or "." in name:
                     return self.format_help()
-                groups = {group.split()[0]: group for group in self.groups}
-                if name in groups:
-                    return self.format_help([groups[name]])
-                self.error(f"--help has no group {name!r}{nearest(name, groups)}")
+                if name in self.groups:
+                    return self.format_help([name])
+                self.error(f"--help has no group {name!r}{nearest(name, self.groups)}")
         return None
 
     # -- parsing ----------------------------------------------------------------------------------------------------
@@ -281,7 +286,9 @@ class Parser(argparse.ArgumentParser):
         takers = [
             option
             for option in self.options
-            if option.names and option.value and re.search(rf"\b{re.escape(word)}\b", option.help)
+            if option.names
+            and option.value
+            and re.search(rf"\b{re.escape(word)}\b", f"{option.help} {' '.join(option.offers())}")
         ]
         if not near and len(takers) == 1 and not argument.partition("=")[1]:
             near = [f"{takers[0].names[-1]} {word}"]

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from ddlf.errors import AppError, ConfigError, DDLFError, VersionError
 from ddlf.extras import hook_for, suffixes
 from ddlf.settings.checks import FOLDER
 from ddlf.settings.setting import Group
-from ddlf.training.registry import SETTINGS, option, spread
+from ddlf.training.registry import SETTINGS, option, settings_with, spread
 
 if TYPE_CHECKING:
     from ddlf.app import IApp
@@ -222,13 +222,14 @@ def overrides(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple
     Raises:
         ConfigError: A parameter is not an attribute of the app, or has another type; the cluster file is wrong.
     """
+    run: dict[str, Any] = {}
     if not (options.local or options.hosts or options.launcher):
         from ddlf.cluster.config.addresses import find_config
 
         if path := find_config(options.config):
             from ddlf.cluster.config.cluster_file import load_config
 
-            run = {name: value for name, value in load_config(path).run if name in SETTINGS and value is not None}
+            run |= {name: value for name, value in load_config(path).run if name in SETTINGS and value is not None}
             yield from ((name, value, str(path)) for name, value in spread(run, str(path)).items())
     if place := os.environ.get("DDLF_RUN_DIR"):
         yield "out", place, "$DDLF_RUN_DIR"
@@ -237,7 +238,9 @@ def overrides(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple
     if named := os.environ.get("DDLF_UI"):
         yield "ui", named, "$DDLF_UI"
     said_here = {name: value for name in OF_SETTINGS if (value := getattr(options, name)) is not None}
-    texts = {name: SETTINGS[name].read(text) for name, text in _parameters(options) if name in SETTINGS}
+    kinds = {"mode": target.mode, "exchange": target.exchange, **run, **dict(_parameters(options)), **said_here}
+    known = settings_with(kinds["mode"], kinds["exchange"])
+    texts = {name: known[name].read(text) for name, text in _parameters(options) if name in known}
     spread({**texts, **said_here}, "the options")  # refuses two contradicting values
     for name, value in said_here.items():
         yield from ((key, part, option(name)) for key, part in spread({name: value}).items())
@@ -249,19 +252,19 @@ def overrides(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple
     if options.takeover:
         yield "takeover", True, "--takeover"
     for key, text in _parameters(options):
-        default = getattr(target, key, SETTINGS[key].default if key in SETTINGS else property())
+        default = getattr(target, key, known[key].default if key in known else property())
         if hasattr(target, key) and (callable(default) or isinstance(default, property | Group)):
             raise ConfigError(f"-p {key}: {target.__name__}.{key} is not a setting", hint="define it in the class")
         if key.startswith("_") or isinstance(default, property):
-            raise ConfigError(f"-p {key}: {target.__name__} has no attribute {key!r}{_near(target, key)}")
+            raise ConfigError(f"-p {key}: {target.__name__} has no attribute {key!r}{_near(target, key, known)}")
         if key in OF_SETTINGS and getattr(options, key, None) is not None:
             raise ConfigError(f"{option(key)} and -p {key} both set {key}", hint="leave one of them out")
-        is_path = key in SETTINGS and SETTINGS[key].check is FOLDER and text != "None"  # also if it is called 3
+        is_path = key in SETTINGS and SETTINGS[key].accepts is FOLDER and text != "None"  # also if it is called 3
         value = text if is_path else _value(key, text, default)
         yield from ((name, part, f"-p {key}") for name, part in spread({key: value}).items())
 
 
-def _near(target: type[IApp], key: str) -> str:
+def _near(target: type[IApp], key: str, known: Iterable[str]) -> str:
     """Return the end of an error: the attribute with the nearest name, or the app's own attributes."""
     from ddlf.app import IApp
 
@@ -275,7 +278,7 @@ def _near(target: type[IApp], key: str) -> str:
     def plain(cls: type) -> list[str]:
         return [name for name in dir(cls) if not name.startswith("_") and is_plain(getattr(cls, name))]
 
-    near = difflib.get_close_matches(key, [*plain(target), *SETTINGS], 1)
+    near = difflib.get_close_matches(key, [*plain(target), *known], 1)
     if near:
         return f", did you mean {near[0]!r}?"
     own = sorted(set(plain(target)) - set(plain(IApp)) - set(SETTINGS))

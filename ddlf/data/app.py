@@ -69,6 +69,7 @@ class UserApp(Protocol):
     history: History
     ledger: Any
     mode: Any
+    exchange: Any
     indices: Any
     worker: Any
     replica: Any

@@ -1,12 +1,12 @@
 """Checks of the values of settings. Runs everywhere; imports no heavy modules.
 
 A check is called with a setting's name and a value. It returns the value in the form that the run uses, or raises
-ConfigError. Its ``str`` describes the valid values.
+ConfigError. Its ``str`` describes the valid values. Its ``names``, if it has them, are the names of the valid values.
 """
 
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from math import isfinite
@@ -16,6 +16,13 @@ from types import NoneType
 from typing import Any
 
 from ddlf.errors import ConfigError
+
+
+def with_names(text: str, names: Sequence[str]) -> str:
+    """Return a description of a setting that has each name of a valid value."""
+    more = [name for name in names if name not in text]
+    joined = ", ".join(more)
+    return text if not more else f"{text}: {joined}" if len(more) == len(names) else f"{text}; also {joined}"
 
 
 @dataclass(frozen=True)
@@ -52,17 +59,17 @@ class OneOf:
     """One of the given names."""
 
     def __init__(self, *choices: str, hint: str = "") -> None:
-        self.choices, self._hint = choices, hint
+        self.names, self._hint = choices, hint
 
     def __call__(self, name: str, value: Any) -> str:
-        if isinstance(value, str) and value in self.choices:
+        if isinstance(value, str) and value in self.names:
             return value
-        near = get_close_matches(str(value).lower(), self.choices, 1)
+        near = get_close_matches(str(value).lower(), self.names, 1)
         meant = f"did you mean {near[0]!r}?" if near else self._hint
         raise ConfigError(f"{name} must be {self}, got {value!r}", hint=meant)
 
     def __str__(self) -> str:  # two choices read best with "or"
-        return " or ".join(map(repr, self.choices)) if len(self.choices) == 2 else f"one of {', '.join(self.choices)}"
+        return " or ".join(map(repr, self.names)) if len(self.names) == 2 else f"one of {', '.join(self.names)}"
 
 
 class Several:
@@ -70,6 +77,7 @@ class Several:
 
     def __init__(self, *choices: str, hint: str) -> None:
         self._one = OneOf(*choices, hint=hint)
+        self.names = choices
 
     def __call__(self, name: str, value: Any) -> tuple[str, ...]:
         names = value.split(",") if isinstance(value, str) else value
@@ -80,7 +88,7 @@ class Several:
         )
 
     def __str__(self) -> str:
-        return f"any of {', '.join(self._one.choices)}"
+        return f"any of {', '.join(self.names)}"
 
 
 @dataclass(frozen=True)
@@ -122,6 +130,12 @@ class RuleOf:
                 )
             return family.same(value)
         raise ConfigError(f"{name} must be a name, got {value!r}")
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the rules."""
+        names: Sequence[str] = getattr(resolve_name(self.home), "names", ())
+        return names
 
     def __str__(self) -> str:
         return self.what or f"one of {resolve_name(self.home)}"
@@ -177,6 +191,12 @@ class RuleOrNothing(RuleOf):
 
 class OutwardOf(RuleOf):
     """A rule like in ``RuleOf``, or a codec."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the codecs that can encode whole weights, and the form of a difference."""
+        codecs = resolve_name("ddlf.algorithms.codec:CODEC")
+        return [*(name for name in codecs.names if not codecs.read(name).biased), "delta:CODEC"]
 
     def __call__(self, name: str, value: Any) -> Any:
         codec = resolve_name("ddlf.algorithms.codec:Codec")

@@ -17,3 +17,9 @@ def declared() -> Mapping[str, Setting[Any, Any]]:
     """
     settings: Mapping[str, Setting[Any, Any]] = resolve_name("ddlf.training.registry:SETTINGS")
     return settings
+
+
+def declared_with(mode: Any, exchange: Any) -> Mapping[str, Setting[Any, Any]]:
+    """Return ``ddlf.training.registry.settings_with(mode, exchange)``."""
+    settings: Mapping[str, Setting[Any, Any]] = resolve_name("ddlf.training.registry:settings_with")(mode, exchange)
+    return settings

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from enum import Flag, auto
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from ddlf.errors import ConfigError
+from ddlf.errors import ConfigError, DDLFError
 from ddlf.settings.checks import Whole
 
 Out = TypeVar("Out")
@@ -48,6 +48,7 @@ class Setting(Generic[Out, In]):
         unset: The default of the attribute, if groups have different defaults.
 
     Attributes:
+        accepts: The argument ``check``.
         name: The name of the app's attribute.
         field: The name of the field.
         strategies: The names of the strategies that have it; empty if every run has it.
@@ -65,7 +66,7 @@ class Setting(Generic[Out, In]):
         option: str = "",
         unset: Any = ...,
     ) -> None:
-        self.value, self.check, self.help, self.flag, self.use, self.option = default, check, help, flag, use, option
+        self.value, self.accepts, self.help, self.flag, self.use, self.option = default, check, help, flag, use, option
         self.default = default if unset is ... else unset
         self.name = flat
         self.field = ""
@@ -84,16 +85,33 @@ class Setting(Generic[Out, In]):
     def __set__(self, group: object, value: In) -> None:
         vars(group)[self.field] = self.check(self.field, value)
 
+    def check(self, name: str, value: Any) -> Any:
+        """Return a value as the run uses it.
+
+        Args:
+            name: The name of the setting, for the error.
+            value: A value that the user gave.
+
+        Raises:
+            ConfigError: The value is wrong. It replaces other errors in checks of other packages.
+        """
+        try:
+            return self.accepts(name, value)
+        except (TypeError, ValueError) as error:
+            if isinstance(error, DDLFError):
+                raise
+            raise ConfigError(f"{name} cannot be {value!r}: {error}") from error
+
     def used_by(self, mode: str | None) -> bool:
         """Return whether training in a mode has this setting."""
         return not self.strategies or mode in self.strategies
 
     def read(self, text: str) -> Any:
         """Return the value for a piece of a group's text; the check runs later."""
-        if text in ("none", "None") and isinstance(self.check, Whole):
+        if text in ("none", "None") and isinstance(self.accepts, Whole):
             return None
         try:
-            return int(text) if isinstance(self.check, Whole) else text
+            return int(text) if isinstance(self.accepts, Whole) else text
         except ValueError:
             return text  # the check will raise the error
 

@@ -110,14 +110,24 @@ def of_settings(spec: RunSpec) -> Iterator[Refusal]:
 
 
 def _unused(spec: RunSpec) -> Iterator[Refusal]:
-    """Yield a refusal for each setting that has no effect with this strategy."""
-    for setting, value in spec.changed(spec.train.unused):
-        name, text = setting.name, value if isinstance(value, int) else repr(str(value))
-        yield Refusal(
-            True,
-            f"{name}={text} has no effect in {spec.train.words} training: {spec.train.unused[name]}",
-            f"leave {name} at {setting.default!r}, or train in mode 'sync'",
-        )
+    """Yield a refusal for each setting that has no effect with this strategy or exchange."""
+    train, exchange = spec.train, spec.exchange
+    for unused, where, instead in (
+        (train.unused, f"in {train.words} training", "train in mode 'sync'"),
+        (exchange.unused, f"with exchange={exchange.name!r}", "use exchange='star'"),
+    ):
+        for setting, value in spec.changed(unused):
+            name, text = setting.name, value if isinstance(value, int) else repr(str(value))
+            yield Refusal(
+                True,
+                f"{name}={text} has no effect {where}: {unused[name]}",
+                f"leave {name} at {setting.default!r}, or {instead}",
+            )
+    yield Refusal(
+        "exchange" in train.unused and exchange.name != "star",
+        f"exchange={exchange.name!r} has no effect in {train.words} training: {train.unused.get('exchange')}",
+        "leave exchange at 'star', or train in mode 'sync'",
+    )
 
 
 def check_slots(spec: RunSpec, slots: int, fewest: int = 0) -> None:

@@ -10,9 +10,10 @@ brings one in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pkgutil import resolve_name
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -47,59 +48,94 @@ EXCHANGES: Mapping[str, type[ExchangeSettings]] = {
 Kind = TypeVar("Kind", bound=Group)
 
 
-def _installed(group: str, own: Mapping[str, type[Kind]]) -> Mapping[str, type[Kind]]:
-    return {**{entry.name: entry.load() for entry in entry_points(group=group)}, **own}
-
-
 @cache
-def strategies() -> Mapping[str, type[StrategySettings]]:
-    """Return the strategies of this package and of other installed packages, by name."""
-    return _installed("ddlf.strategies", STRATEGIES)
-
-
-@cache
-def exchanges() -> Mapping[str, type[ExchangeSettings]]:
-    """Return the exchanges of this package and of other installed packages, by name."""
-    return _installed("ddlf.exchanges", EXCHANGES)
+def outside(group: str) -> Mapping[str, EntryPoint]:
+    """Return the entry points of other packages in a group, by name, without an import of these packages."""
+    return {entry.name: entry for entry in entry_points(group=group)}
 
 
 class KindOf(Generic[Kind]):
-    """A check for a group, its name, or a text such as ``downpour:replicas=16``; it returns the name."""
+    """A check for a group, its name, or a text such as ``downpour:replicas=16``; it returns the name.
 
-    def __init__(self, kinds: Callable[[], Mapping[str, type[Kind]]], own: Mapping[str, type[Kind]]) -> None:
-        self._kinds, self._own = kinds, own
+    Args:
+        setting: The setting that has the name.
+        entries: The group of entry points in which other packages register their classes. A class of another package is
+            imported only when its name is used.
+        base: The class that all classes derive from.
+        own: The classes of this package by name.
+    """
+
+    def __init__(self, setting: str, entries: str, base: type[Kind], own: Mapping[str, type[Kind]]) -> None:
+        self.setting = setting
+        self._entries, self._base, self._own = entries, base, own
 
     def __call__(self, name: str, value: Any) -> str:
         if isinstance(value, Group) and value.name:
             return value.name
         text = value.partition(":")[0] if isinstance(value, str) else value
-        return text if text in self._own else OneOf(*self._kinds())(name, text)
+        return text if text in self._own else OneOf(*self.names)(name, text)
 
     def kind(self, name: str) -> type[Kind]:
-        """Return the class of a name that the check has returned. Other packages are loaded only for their names."""
-        return self._own[name] if name in self._own else self._kinds()[name]
+        """Return the class of a name that the check has returned.
+
+        Raises:
+            ConfigError: The package that registers the name cannot be imported, or the class is of another kind.
+        """
+        if name in self._own:
+            return self._own[name]
+        entry = outside(self._entries)[name]
+        package = entry.dist.name if entry.dist is not None else entry.value
+        try:
+            kind: type[Kind] = entry.load()
+        except Exception as error:
+            raise ConfigError(
+                f"{name!r} of the package {package} cannot be imported: {type(error).__name__}: {error}",
+                hint=f"repair or uninstall {package}",
+            ) from error
+        if isinstance(kind, type) and issubclass(kind, self._base):
+            return kind
+        raise ConfigError(
+            f"{name!r} of the package {package} is {entry.value}, which is not a subclass of {self._base.__name__}",
+            hint=f"derive it from Strategy or Exchange in ddlf.training.strategy, or uninstall {package}",
+        )
+
+    def find(self, name: Any) -> type[Kind] | None:
+        """Return the class of a name, or None if there is none."""
+        return self.kind(name) if name in self._own or name in outside(self._entries) else None
 
     def group(self, name: str, text: str) -> Kind | None:
-        """Return the group in a text with settings; None if the text is only a name."""
+        """Return the group in a text with settings; None if the text is the name, and the attribute has the setting."""
         kind, colon, rest = text.partition(":")
-        return self.kind(self(name, kind)).of_text(rest) if colon else None
+        if colon:
+            return self.kind(self(name, kind)).of_text(rest)
+        return None if name == self.setting else self.kind(self(name, kind))()
+
+    @property
+    def more(self) -> tuple[str, ...]:
+        """The names that other packages have registered."""
+        return tuple(name for name in outside(self._entries) if name not in self._own)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the kinds of this package."""
-        return tuple(self._own)
+        """All names."""
+        return (*self._own, *self.more)
+
+    def about(self) -> str:
+        """Return the names of the classes of this package, each after its description."""
+        *parts, last = (f"{getattr(kind, 'about', '')} ({name})" for name, kind in self._own.items())
+        return f"{', '.join(parts)}, or {last}"
 
     def __str__(self) -> str:
         return str(OneOf(*self._own))
 
 
-MODE = KindOf(strategies, STRATEGIES)
-EXCHANGE = KindOf(exchanges, EXCHANGES)
+MODE = KindOf("mode", "ddlf.strategies", StrategySettings, STRATEGIES)
+EXCHANGE = KindOf("exchange", "ddlf.exchanges", ExchangeSettings, EXCHANGES)
 
 _MODE: Setting[str, str] = Setting(
     "sync",
     MODE,
-    "how updates are applied: once per round (sync), on arrival (async), or as gradients pushed to servers on the workers (downpour)",
+    f"how updates are applied: {MODE.about()}",
     "MODE",
     FILE | FACT,
     flat="mode",
@@ -109,8 +145,7 @@ _MODE: Setting[str, str] = Setting(
 _EXCHANGE: Setting[str, str] = Setting(
     "star",
     EXCHANGE,
-    "how workers exchange results: updates through the master (star), updates merged in slices on the workers (sharded), "
-    "the faster of these two (auto), or one gradient per batch (gradient)",
+    f"how workers exchange results: {EXCHANGE.about()}",
     "EXCHANGE",
     FILE | FACT,
     flat="exchange",
@@ -120,8 +155,7 @@ same bits as with ``star``, but no data of the size of the model passes through 
 receives the model for checkpoints and after the last round. ``auto`` chooses one of the two by the amount of data
 that a round moves, and says why. With ``gradient`` the master averages the gradients over the samples and takes one
 step with the model's own optimizer, as one process with K times the batch size would. Each step costs an exchange,
-which local training avoids."""
-_EXCHANGE.strategies = ("sync",)
+which local training avoids. All but ``star`` are for synchronous training."""
 
 GROUPS: dict[str, type[Group]] = {
     "mode": StrategySettings,
@@ -134,7 +168,7 @@ GROUPS: dict[str, type[Group]] = {
     "output": Output,
 }
 """The app's attributes that accept groups. ``train`` is the same as ``mode``, and also a method."""
-_TEXTS: Mapping[str, KindOf[Any]] = {"mode": MODE, "exchange": EXCHANGE}
+_TEXTS: Mapping[str, KindOf[Any]] = {"mode": MODE, "exchange": EXCHANGE, "train": MODE}
 
 
 KINDS_OF_GROUPS: tuple[type[Group], ...] = (
@@ -160,6 +194,36 @@ SETTINGS: Mapping[str, Setting[Any, Any]] = _settings()
 DEFAULTS: Mapping[str, Any] = {name: one.default for name, one in SETTINGS.items()}
 
 
+def titles() -> dict[str, tuple[str, ...]]:
+    """Return the names of all settings by the names of their groups, which are an app's attributes or strategies.
+
+    A setting of several strategies is in the group of the first one.
+    """
+    attributes = {kind: name for name, kind in reversed(GROUPS.items())}
+    table: dict[str, list[str]] = {"run": ["mode"]}
+    known = {"mode", "exchange"}
+    for kind in KINDS_OF_GROUPS:
+        title = attributes.get(kind) or kind.name or "run"
+        names = table.setdefault(title, ["exchange"] if kind is ExchangeSettings else [])
+        names += [one.name for one in kind.settings() if one.name not in known]
+        known.update(names)
+    return {title: tuple(names) for title, names in table.items()}
+
+
+def settings_with(mode: Any, exchange: Any) -> Mapping[str, Setting[Any, Any]]:
+    """Return all settings by the name of the app's attribute, also of a strategy and an exchange of other packages.
+
+    Args:
+        mode: The value of the setting ``mode``. An invalid one has no settings of its own.
+        exchange: The value of the setting ``exchange``, likewise.
+    """
+    own: dict[str, Setting[Any, Any]] = {}
+    for kinds, value in ((EXCHANGE, exchange), (MODE, mode)):
+        with suppress(ConfigError):  # the check of the run raises the error
+            own |= {one.name: one for one in kinds.kind(kinds(kinds.setting, value)).settings()}
+    return {**SETTINGS, **{name: one for name, one in own.items() if name not in SETTINGS}}
+
+
 def option(name: str) -> str:
     """Return the command line form of a setting or another option."""
     other = SETTINGS[name].option if name in SETTINGS else ""
@@ -171,7 +235,7 @@ def group_of(name: str, value: object) -> Group | None:
 
     Args:
         name: The name of the attribute.
-        value: A group; or its text, for ``mode`` and ``exchange``.
+        value: A group; the class of one with default settings; or its text, for ``mode``, ``exchange`` and ``train``.
 
     Raises:
         ConfigError: The text cannot be read, or the group belongs to another attribute.
@@ -182,8 +246,8 @@ def group_of(name: str, value: object) -> Group | None:
     belongs = next((attribute for attribute, accepted in GROUPS.items() if issubclass(kind, accepted)), None)
     if belongs is None:
         return None
-    if isinstance(value, Group) and name in GROUPS and isinstance(value, GROUPS[name]):
-        return value
+    if name in GROUPS and issubclass(kind, GROUPS[name]):
+        return value if isinstance(value, Group) else kind()
     given = f"ddlf.{kind.__name__}" + ("(...)" if isinstance(value, Group) else "")
     raise ConfigError(f"{name} cannot be {given}", hint=f"write {belongs} = ddlf.{kind.__name__}(...)")
 
@@ -218,11 +282,13 @@ def spread(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
         said = group.given()
         if group.name:
             said["mode" if isinstance(group, StrategySettings) else "exchange"] = group.name
+        settings = {**SETTINGS, **{one.name: one for one in group.settings()}}
         for key, value in said.items():
-            if key in found and (SETTINGS[key].check(key, found[key]) if key in SETTINGS else found[key]) != value:
+            if key in found and settings[key].check(key, found[key]) != value:
+                text = repr(value if isinstance(value, str | int | float | None) else str(value))
                 raise ConfigError(
-                    f"{key}={found[key]!r} and {name}={group} contradict each other{f' in {where}' if where else ''}",
-                    hint=f"leave {key} out of one of them",
+                    f"{key}={found[key]!r}, but {name} has {key}={text}{f' in {where}' if where else ''}",
+                    hint="leave out one of the two",
                 )
             found[key] = value
     return found
@@ -248,8 +314,10 @@ def spec_of(app: Configured, mode: str | None = None, given: Mapping[str, Any] |
     given = given or {}
     mode = MODE("mode", mode or app.mode)
     kind = MODE.kind(mode)
-    chosen_exchange = given.get("exchange") or getattr(app, "exchange", EXCHANGE.names[0])
+    chosen_exchange = given.get("exchange") or getattr(app, "exchange", DEFAULTS["exchange"])
     exchange = EXCHANGE.kind(EXCHANGE("exchange", chosen_exchange))
+    if exchange.strategies and mode not in exchange.strategies:
+        raise _unused("exchange", exchange.name, DEFAULTS["exchange"], kind, exchange.strategies)
     own = {one.name: one for one in (*exchange.settings(), *kind.settings())}
     values: dict[str, Any] = {}
     for name, setting in {**SETTINGS, **own}.items():

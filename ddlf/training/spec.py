@@ -79,7 +79,7 @@ class Data(Group):
     partition: Setting[Partition, Partition | str] = Setting(
         "equal",
         PARTITION,
-        "how samples are distributed among the slots: equal, dirichlet:0.1, classes:2, power:1",
+        "how samples are distributed among the slots",
         "RULE",
         FACT,
     )
@@ -101,7 +101,7 @@ class Data(Group):
     hardly stale. The first two rounds are equal and measure the speed. The number of slots stays fixed."""
 
     shuffle: Setting[Shuffle | None, Shuffle | str | None] = Setting(
-        None, SHUFFLE, "how samples from data files are shuffled: global, window:8, none", "RULE", FILE | FACT
+        None, SHUFFLE, "how samples from data files are shuffled", "RULE", FILE | FACT
     )
     """This setting is for ``self.train_data`` only. Its default there is ``window:8``: each epoch reads the files in
     another order and shuffles the rows of 8 open files together. Because ``ddlf data split`` shuffles all samples, this
@@ -176,7 +176,7 @@ class Local(Group):
     rule: Setting[LocalRule, LocalRule | str] = Setting(
         "plain",
         LOCAL_RULE,
-        "correction added to local gradients: plain, fedprox:0.01, scaffold",
+        "correction added to local gradients",
         "RULE",
         FILE | FACT,
         flat="local_rule",
@@ -193,20 +193,20 @@ class Local(Group):
     )
 
     rate_decay: Setting[RateDecay | Plateau, RateDecay | Plateau | str] = Setting(
-        "never", RATE_DECAY, "how the learning rate decays with the epochs: never, plateau:0.5,5, webnn", "RULE", FACT
+        "never", RATE_DECAY, "how the learning rate decays with the epochs", "RULE", FACT
     )
     """The master decides once per epoch, for all slots. ``plateau`` watches the validation loss, or the training
     loss without ``x_val``. ``webnn`` needs ``x_val`` and an accuracy metric."""
 
     schedule: Setting[Rates | None, Rates | str | None] = Setting(
-        None, SCHEDULE, "learning rate schedule over the run: warmup:0.05,cosine; linear, hold, restarts", "RULE", FACT
+        None, SCHEDULE, "learning rate schedule over the run, such as warmup:0.05,cosine", "RULE", FACT
     )
     """The values of a schedule are relative to the learning rate of the compiled model, and positions are fractions of
     the run. So every slot reaches the end of the schedule at the end of the run, for any number of slots, mode and
     round length."""
 
     clip: Setting[Rolling | Adaptive | None, Rolling | Adaptive | str | None] = Setting(
-        None, CLIP, "gradient clipping: rolling, agc:0.01", "RULE", FACT
+        None, CLIP, "gradient clipping", "RULE", FACT
     )
     """``rolling`` uses the gradient norms of previous batches. ``agc`` uses the norm of each unit's weights, except
     in the last layer. Clipping wraps the optimizer."""
@@ -250,7 +250,7 @@ class Evaluation(Group):
     converge: Setting[Convergence, Convergence | str] = Setting(
         "never",
         CONVERGE,
-        "when to stop before the last epoch: never, target:val_accuracy,0.97,last=5",
+        "when to stop before the last epoch, such as target:val_accuracy,0.97,last=5",
         "RULE",
     )
     """Training also stops when ``is_convergent`` of the app returns true."""
@@ -304,7 +304,7 @@ class Output(Group):
     """The default is the name of the app's class."""
 
     trackers: Setting[tuple[str, ...], tuple[str, ...] | list[str] | str] = Setting(
-        (), TRACKERS, "experiment trackers to log to: tensorboard, mlflow", "NAMES", option="log"
+        (), TRACKERS, "experiment trackers to log to", "NAMES", option="log"
     )
     """Only the master logs. ``pip install "ddlf[track]"`` installs both."""
 
@@ -354,6 +354,7 @@ class StrategySettings(Group):
     Attributes:
         name: The value of ``mode`` that selects it.
         words: Its name in sentences, before the word "training".
+        about: How it applies updates, for the help of ``mode``; "" for a strategy of another package.
         in_rounds: Whether all slots end a round together, so that a commit is a round. Otherwise each slot's update is
             a commit.
         backups: Whether a second worker also gets the task of a slot that is much slower than the others of its round.
@@ -361,10 +362,11 @@ class StrategySettings(Group):
         keeps_optimizer: Whether a slot's optimizer keeps its state from round to round.
         about_rates: The effect that a learning rate set by a callback lacks here; "" if it has its full effect.
         role: The role that trains on the workers, as ``"module:Class"``; "" for the role of the exchange.
-        unused: Settings of every run that have no effect here, each with the reason.
+        unused: Settings of every run, and maybe ``exchange``, that have no effect here, each with the reason.
     """
 
     words: ClassVar[str]
+    about: ClassVar[str] = ""
     in_rounds: ClassVar[bool] = False
     backups: ClassVar[bool] = False
     encodes_small: ClassVar[bool] = False
@@ -414,12 +416,18 @@ class ExchangeSettings(Group):
 
     Attributes:
         name: The value of ``exchange`` that selects it; "" for a group of settings that every exchange has.
+        about: How it exchanges results, for the help of ``exchange``; "" for an exchange of another package.
+        strategies: The names of the strategies that can use it; empty for all with an exchange.
+        unused: Settings of every run that have no effect here, each with the reason.
         one_step: Whether a round is one step that all slots make together, without local training.
         on_workers: Whether the workers hold the weights, in slices.
         role: The role that trains on the workers, as ``"module:Class"``.
         same_bits_as: The exchange whose bits it has, so that a run can continue with either; "" for none.
     """
 
+    about: ClassVar[str] = ""
+    strategies: ClassVar[tuple[str, ...]] = ()
+    unused: ClassVar[dict[str, str]] = {}
     one_step: ClassVar[bool] = False
     on_workers: ClassVar[bool] = False
     role: ClassVar[str] = "ddlf.training.slot.replica:Replica"
@@ -428,7 +436,7 @@ class ExchangeSettings(Group):
     codec: Setting[Codec, Codec | str] = Setting(
         "float32",
         CODEC,
-        "compression of updates: float32, float16, bfloat16, int8, int8-block, int4-block, topk:0.01, powersgd:2",
+        "compression of updates",
         "NAME",
         FACT,
     )
@@ -436,7 +444,7 @@ class ExchangeSettings(Group):
     weights_codec: Setting[Outward, Outward | Codec | str] = Setting(
         "float32",
         OUTWARD,
-        "compression of weights sent to the workers: float32, float16, bfloat16, delta:CODEC",
+        "compression of weights sent to the workers",
         "NAME",
         FACT,
     )

@@ -72,7 +72,7 @@ def settings() -> str:
 def _setting(name: str, more: str) -> str:
     setting = SETTINGS[name]
     usual = setting.default
-    values = inspect.getdoc(setting.check) if inspect.isfunction(setting.check) else str(setting.check)
+    values = inspect.getdoc(setting.accepts) if inspect.isfunction(setting.accepts) else str(setting.accepts)
     facts = [f"default `{usual!r}`", values]
     if setting.flag is not None:
         facts.append(f"`{option(name)}{' ' * bool(setting.flag)}{setting.flag}`")

@@ -194,7 +194,7 @@ async def test_every_loop_and_every_rule_has_a_row():
     # The bits of Downpour follow from the order of pushes, not of updates: tests/training/test_downpour.py has its promises.
     assert set(STRATEGIES) - {"downpour"} == {row["mode"] for row in listed}
     policies = {row["update_policy"] for row in listed if "update_policy" in row}
-    assert set(SETTINGS["update_policy"].check.choices) == policies
+    assert set(SETTINGS["update_policy"].accepts.names) == policies
 
 
 @pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS)

@@ -1,5 +1,6 @@
 """A setting is declared once: what is made from the declarations has all of them, and nothing else."""
 
+import re
 import runpy
 from pathlib import Path
 
@@ -54,15 +55,8 @@ def test_cluster_file_and_schema_have_each_setting_of_a_file():
 
 
 def test_what_is_said_of_a_rule_names_all_that_exist():
-    said = {
-        "codec": SETTINGS["codec"].help,
-        "merge": SETTINGS["merge"].help,
-        "staleness": SETTINGS["staleness"].help,
-        "outer": str(SETTINGS["outer"].check),
-        "arrival": str(SETTINGS["arrival"].check),
-        "local_rule": SETTINGS["local_rule"].help,
-        "partition": SETTINGS["partition"].help,
-    }
+    said = RUN.parser("ddlf run").format_help(list(GROUPS))
+    described = schema()["$defs"]["RunConfig"]["properties"]
     for name, family in (
         ("codec", CODEC),
         ("merge", MERGE),
@@ -72,7 +66,15 @@ def test_what_is_said_of_a_rule_names_all_that_exist():
         ("local_rule", LOCAL),
         ("partition", PARTITION),
     ):
-        assert [rule for rule in family.names if rule not in said[name]] == []
+        row = re.search(rf"^  {option(name)} .*\n(?:   .*\n)*", said, re.MULTILINE)[0]
+        assert [rule for rule in family.names if rule not in row] == []
+        if Use.FILE in SETTINGS[name].use:
+            assert [rule for rule in family.names if rule not in described[name]["description"]] == []
+
+
+def test_help_names_a_merge_rule_that_was_added_to_its_family_only(monkeypatch):
+    monkeypatch.setitem(MERGE._rules, "middle", MERGE._rules["median"])
+    assert "clipped, middle" in " ".join(RUN.parser("ddlf run").format_help().split())
 
 
 def test_checkpoint_has_each_setting_that_decides_the_result():

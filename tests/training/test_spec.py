@@ -1,6 +1,7 @@
 """Groups of settings: on classes, on objects, as text, from other packages, and beside settings by their own names."""
 
 import pickle
+import re
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import ClassVar
@@ -12,7 +13,7 @@ from ddlf.algorithms.outer import Nesterov
 from ddlf.errors import ConfigError
 from ddlf.settings.setting import Setting
 from ddlf.training import registry
-from ddlf.training.registry import SETTINGS, spec_of, spread, strategies
+from ddlf.training.registry import SETTINGS, spec_of, spread
 from ddlf.training.strategy import Strategy
 
 
@@ -68,7 +69,7 @@ def test_an_attribute_of_the_users_own_stays_what_it_is():
 
 
 def test_a_group_and_a_setting_that_disagree_are_refused_by_name():
-    with pytest.raises(ConfigError, match=r"^batch_size=8 and data=.* contradict each other in App"):
+    with pytest.raises(ConfigError, match=r"^batch_size=8, but data has batch_size=64 in App"):
 
         class App(ddlf.IApp):
             data = ddlf.Data(batch_size=64)
@@ -109,16 +110,50 @@ def test_another_package_brings_a_strategy(monkeypatch):
     class Gossip(Strategy):
         name: ClassVar[str] = "gossip"
         words: ClassVar[str] = "gossip"
-        neighbours: Setting[int, int] = Setting(2, SETTINGS["n_fetch"].check, "workers that each talks to")
+        neighbours: Setting[int, int] = Setting(2, SETTINGS["n_fetch"].accepts, "workers that each talks to")
 
-    monkeypatch.setattr(registry, "entry_points", lambda group: [SimpleNamespace(name="gossip", load=lambda: Gossip)])
-    strategies.cache_clear()
-    try:
-        app = ddlf.IApp()
-        app.mode = "gossip:neighbours=3"
-        assert spec_of(app).train == Gossip(neighbours=3)
-    finally:
-        strategies.cache_clear()
+    monkeypatch.setattr(
+        registry, "outside", lambda group: {"gossip": SimpleNamespace(load=lambda: Gossip, dist=None, value="")}
+    )
+    app = ddlf.IApp()
+    app.mode = "gossip:neighbours=3"
+    assert spec_of(app).train == Gossip(neighbours=3)
+
+
+@pytest.mark.parametrize(
+    ("loaded", "said"),
+    [
+        (lambda: 1 / 0, "'gossip' of the package talk cannot be imported: ZeroDivisionError"),
+        (lambda: ddlf.Star, "'gossip' of the package talk is talk:Gossip, which is not a subclass of StrategySettings"),
+    ],
+)
+def test_a_strategy_that_cannot_be_loaded_is_refused_by_name(monkeypatch, loaded, said):
+    entry = SimpleNamespace(load=loaded, dist=SimpleNamespace(name="talk"), value="talk:Gossip")
+    monkeypatch.setattr(registry, "outside", lambda group: {"gossip": entry})
+    app = ddlf.IApp()
+    app.mode = "gossip"
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        spec_of(app)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "mode"),
+    [("train", "async", "async"), ("train", "downpour:fetch=3", "downpour"), ("mode", ddlf.Async, "async")],
+)
+def test_class_of_a_group_and_name_of_a_strategy_choose_its_defaults(attribute, value, mode):
+    app = type("App", (ddlf.IApp,), {attribute: value})()
+    assert app.mode == mode
+    assert callable(app.train)
+    app = ddlf.IApp()
+    setattr(app, attribute, value)
+    assert app.mode == mode
+    assert callable(app.train)
+
+
+def test_a_disagreement_shows_the_two_values():
+    with pytest.raises(ConfigError) as refused:
+        type("App", (ddlf.IApp,), {"data": ddlf.Data(batch_size=16, balance="speed"), "batch_size": 8})
+    assert str(refused.value) == "batch_size=8, but data has batch_size=16 in App; leave out one of the two"
 
 
 def test_an_app_has_few_public_attributes():
@@ -133,7 +168,6 @@ def test_an_app_has_few_public_attributes():
         ("local", ddlf.Data(batch_size=8), "data = ddlf.Data"),
         ("train", ddlf.Local(), "local = ddlf.Local"),
         ("datta", ddlf.Data(batch_size=8), "data = ddlf.Data"),
-        ("mode", ddlf.Sync, "mode = ddlf.Sync"),
     ],
 )
 def test_app_refuses_group_under_another_name(name, value, hint):

@@ -45,7 +45,7 @@ from ddlf.cluster.config.addresses import (
 )
 from ddlf.errors import ConfigError
 from ddlf.rpc.heartbeats import Timing
-from ddlf.settings.checks import OneOf, Whole
+from ddlf.settings.checks import OneOf, RuleOf, Whole, with_names
 from ddlf.settings.declared import declared
 from ddlf.settings.setting import Setting, Use
 
@@ -368,10 +368,10 @@ class _OfTheCluster(_Section):
 
 def _field(name: str, setting: Setting[Any, Any]) -> Any:
     """Return a setting as a key of the file: pydantic's type, and a field whose default is None."""
-    check = setting.check
+    check = setting.accepts
     kind: Any = Annotated[type(setting.default), AfterValidator(partial(_checked, name, setting))]
     if isinstance(check, OneOf):
-        kind = Literal[check.choices]
+        kind = Literal[check.names]
     elif isinstance(check, Whole):
         kind = Annotated[int, Field(ge=check.low, le=check.high)]
     return kind | None, Field(default=None, description=f"{setting.help[0].upper()}{setting.help[1:]}.")
@@ -451,6 +451,9 @@ def schema() -> dict[str, Any]:
     mapping = result["$defs"]["WorkerAddress"]
     short_form = {"type": "string", "pattern": SHORT_FORM, "examples": [f"10.0.0.11:{DEFAULT_PORT}"]}
     result["$defs"]["WorkerAddress"] = {"anyOf": [short_form, mapping]}
+    for name, described in result["$defs"]["RunConfig"]["properties"].items():
+        if name in declared() and isinstance(check := declared()[name].accepts, RuleOf):
+            described["description"] = f"{with_names(described['description'].removesuffix('.'), check.names)}."
     for name in ("security", "run"):  # null, when all lines of the section are commented out
         section = result["properties"][name]
         section["anyOf"] = [{"$ref": section.pop("$ref")}, {"type": "null"}]

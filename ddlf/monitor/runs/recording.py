@@ -12,7 +12,7 @@ from ddlf.monitor.runs import folder
 from ddlf.monitor.runs.background import Behind, log, reason
 from ddlf.monitor.runs.trackers import WRITERS, check_installed
 from ddlf.monitor.runs.writer import FolderWriter
-from ddlf.settings.declared import declared
+from ddlf.settings.declared import declared, declared_with
 
 CLOSE_S = 20.0
 """How long the end of a run waits for a slow disk or server."""
@@ -39,7 +39,8 @@ class Recording:
         self.path = path
         self.is_over = False
         self._writer = FolderWriter(app, path, origins)
-        settings = {name: getattr(app, name) for name in declared()}
+        known = declared_with(app.mode, app.exchange)
+        settings = {name: getattr(app, name, setting.default) for name, setting in known.items()}
         self._trackers = {name: WRITERS[name][0](path, settings) for name in trackers}
         self._folder = Behind(self._writer.write, f"the run's folder {path}")
         self._behind = {name: Behind(tracker.write, f"what {name} gets") for name, tracker in self._trackers.items()}

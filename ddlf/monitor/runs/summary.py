@@ -14,7 +14,7 @@ from typing import Any
 
 from ddlf.data.app import UserApp
 from ddlf.events.record import RoundRecord, accuracy
-from ddlf.settings.declared import declared
+from ddlf.settings.declared import declared_with
 from ddlf.version import __version__
 
 PACKAGES = ("keras", "tensorflow", "tensorflow-cpu", "jax", "torch", "numpy")
@@ -41,12 +41,12 @@ def settings_of(app: UserApp, origins: dict[str, str]) -> dict[str, dict[str, An
     """
     cls = app if isinstance(app, type) else type(app)
     rows = {}
-    for name in declared():
+    for name, setting in declared_with(app.mode, app.exchange).items():
         home = next((part for part in cls.__mro__ if name in vars(part)), None)
         origin = "default" if home is None or home.__module__ == "ddlf.app" else f"class {home.__name__}"
         if cls is not app and name in vars(app):
             origin = origins.get(name, f"{cls.__name__}.__init__")
-        value = getattr(app, name, declared()[name].default)
+        value = getattr(app, name, setting.default)
         rows[name] = {
             "value": value if value is None or isinstance(value, bool | int | float) else str(value),
             "origin": origin,

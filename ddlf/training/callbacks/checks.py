@@ -9,7 +9,7 @@ from ddlf.data.parts import has
 from ddlf.errors import AppError
 from ddlf.training.callbacks.states import check_is_one, no_data
 from ddlf.training.context import App
-from ddlf.training.registry import strategies
+from ddlf.training.registry import MODE
 from ddlf.training.slot.parts import PARTS
 
 PER_PART = "sees one worker's part only"
@@ -53,7 +53,7 @@ def warnings_of_master(app: App, mode: str) -> list[str]:
         app: The user's ``IApp``, which has the callbacks.
         mode: The name of the run's strategy.
     """
-    found, about_rates = [], strategies()[mode].about_rates
+    found, about_rates = [], MODE.kind(mode).about_rates
     for callback in app.callbacks:
         name, monitor = type(callback).__name__, str(getattr(callback, "monitor", ""))
         if monitor.startswith("val_") and not has(app, "val"):

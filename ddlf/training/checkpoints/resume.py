@@ -28,7 +28,7 @@ from ddlf.training.context import App
 from ddlf.training.early import check_same_model
 from ddlf.training.progress import Progress
 from ddlf.training.refusals import check_slots
-from ddlf.training.registry import DEFAULTS, SETTINGS, exchanges, flat, strategies
+from ddlf.training.registry import DEFAULTS, EXCHANGE, MODE, SETTINGS, flat
 from ddlf.training.samples.files import files_of
 from ddlf.training.samples.ledger import FileLedger, Ledger
 from ddlf.training.samples.parts import owners_of
@@ -348,8 +348,8 @@ def _known(name: str, value: Any) -> Any:
     """Return a stored setting for comparisons. Exchanges that give the same bits count as equal."""
     if name == "optimizer inner_optimizer" and isinstance(value, str):
         return without_numbers(value)  # older checkpoints have numbers in it
-    known = exchanges().get(value) if name == "exchange" else None
-    return value if known is None else known.same_bits_as or value
+    kind = EXCHANGE.find(value) if name == "exchange" else None
+    return value if kind is None else kind.same_bits_as or value
 
 
 def _fact(value: Any) -> Any:
@@ -365,9 +365,9 @@ def _as_now(saved: dict[str, Any]) -> dict[str, Any]:
     Release 0.1 stored rules as the user gave them, and the outer optimizer in Python syntax. It also accepted settings
     without effect in the mode; these are removed.
     """
-    facts = {name: value for name, value in saved.items() if not _is_unused(name, saved.get("mode"))}
+    facts = {name: value for name, value in saved.items() if not _is_unused(name, value, saved.get("mode"))}
     facts.setdefault("exchange", DEFAULTS["exchange"])
-    if (kind := strategies().get(saved.get("mode", ""))) is not None:
+    if (kind := MODE.find(saved.get("mode"))) is not None:
         facts = kind.compared(facts)
     for name in SETTINGS.keys() & facts.keys():
         text = saved[name]
@@ -380,7 +380,9 @@ def _as_now(saved: dict[str, Any]) -> dict[str, Any]:
     return facts
 
 
-def _is_unused(name: str, mode: str | None) -> bool:
+def _is_unused(name: str, value: Any, mode: str | None) -> bool:
+    if name == "exchange" and (kind := EXCHANGE.find(value)) is not None:
+        return bool(kind.strategies) and mode not in kind.strategies
     return name in SETTINGS and not SETTINGS[name].used_by(mode)
 
 

@@ -29,7 +29,7 @@ from ddlf.algorithms.weights import Weights, is_float, mean_of
 from ddlf.errors import ConfigError, ProtocolError
 from ddlf.training.callbacks.states import CallbackStates, check_of_workers
 from ddlf.training.context import App
-from ddlf.training.registry import strategies
+from ddlf.training.registry import MODE
 from ddlf.training.slot.model import TrainableModel
 from ddlf.training.slot.task import APART, CALLBACKS, CONTROL, HELD, OPTIMIZER, OWN, RESIDUAL, SlotState, Task
 from ddlf.training.spec import RunSpec
@@ -266,7 +266,7 @@ class OptimizerState(SlotPart):
 
     @classmethod
     def goes_on(cls, before: Mapping[str, Any], now: Mapping[str, Any], same: bool) -> bool:
-        return bool(now["optimizer_state"] != "fresh" and strategies()[now["mode"]].keeps_optimizer)
+        return bool(now["optimizer_state"] != "fresh" and MODE.kind(now["mode"]).keeps_optimizer)
 
 
 def keeps_little(optimizer: Mapping[str, Any]) -> bool:

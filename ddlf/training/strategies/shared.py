@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 OUTER: Setting[OuterOptimizer, OuterOptimizer | str | None] = Setting(
     None,
     OUTER_CHECK,
-    "optimizer that applies the merged update to the weights: subtract, diloco, fedadam (default: subtract)",
+    "optimizer that applies the merged update to the weights (default: subtract)",
     "RULE",
     FACT,
 )
 """An optimizer on the master that treats the merged update as a gradient."""
 
-STALENESS_HELP = "weight of an update that is based on old weights: constant, inverse, polynomial:0.5, hinge"
+STALENESS_HELP = "weight of an update that is based on old weights"
 MAX_STALENESS: Setting[int | None, int | None] = Setting(
     None,
     Whole(0, none="no limit"),

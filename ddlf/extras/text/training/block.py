@@ -170,7 +170,7 @@ def _one_value(key: str, statement: Statement, problems: Problems) -> Value | No
 
 def _take_setting(key: str, name: str, value: Value, train: Train, problems: Problems) -> None:
     if isinstance(value, Call):
-        problems.add(value.at, f"{key} must be {SETTINGS[name].check}, and no layer")
+        problems.add(value.at, f"{key} must be {SETTINGS[name].accepts}, and no layer")
         return
     plain_value = plain(value)
     if name == "class_weight" and isinstance(plain_value, list):

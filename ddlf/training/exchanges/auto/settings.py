@@ -19,6 +19,8 @@ class Auto(Exchange):
     """``Star`` or ``Sharded``, whichever is likely to be faster."""
 
     name: ClassVar[str] = "auto"
+    strategies: ClassVar[tuple[str, ...]] = ("sync",)
+    about: ClassVar[str] = "the faster of these two"
     role: ClassVar[str] = Sharded.role
     same_bits_as: ClassVar[str] = Sharded.same_bits_as
 

@@ -31,6 +31,8 @@ class Gradient(Exchange):
     """The gradient of one batch goes to the master, which makes one common step."""
 
     name: ClassVar[str] = "gradient"
+    strategies: ClassVar[tuple[str, ...]] = ("sync",)
+    about: ClassVar[str] = "one gradient per batch"
     one_step: ClassVar[bool] = True
     role: ClassVar[str] = "ddlf.training.exchanges.gradient.replica:GradientReplica"
 

@@ -20,6 +20,8 @@ class Sharded(Exchange):
     """Each worker merges a slice of all updates and gives it to the others."""
 
     name: ClassVar[str] = "sharded"
+    strategies: ClassVar[tuple[str, ...]] = ("sync",)
+    about: ClassVar[str] = "updates merged in slices on the workers"
     on_workers: ClassVar[bool] = True
     same_bits_as: ClassVar[str] = "star"
     role: ClassVar[str] = "ddlf.training.exchanges.sharded.replica:ShardedReplica"

@@ -11,3 +11,4 @@ class Star(Exchange):
     """Updates of local training go to the master, and weights come from it."""
 
     name: ClassVar[str] = "star"
+    about: ClassVar[str] = "updates through the master"

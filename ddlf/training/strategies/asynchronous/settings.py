@@ -24,6 +24,7 @@ class Async(Strategy):
 
     name: ClassVar[str] = "async"
     words: ClassVar[str] = "asynchronous"
+    about: ClassVar[str] = "on arrival"
 
     arrival: Setting[Arrival, Arrival | str] = Setting(
         "published", ARRIVAL, "how an arriving update is applied to the weights", "RULE", FACT

@@ -23,6 +23,7 @@ class DownpourSettings(Strategy):
 
     name: ClassVar[str] = "downpour"
     words: ClassVar[str] = "Downpour"
+    about: ClassVar[str] = "as gradients pushed to servers on the workers"
     encodes_small: ClassVar[bool] = True  # a shard is one row of values
     keeps_optimizer: ClassVar[bool] = False
     about_rates: ClassVar[str] = (
@@ -31,6 +32,7 @@ class DownpourSettings(Strategy):
     role: ClassVar[str] = "ddlf.training.strategies.downpour.replica:DownpourReplica"
     unused: ClassVar[dict[str, str]] = {
         "worker_epochs": "a round is one epoch of a replica, or worker_steps of it",
+        "exchange": "replicas push to servers and fetch from them",
         "codec": "gradients travel as they are",
         "optimizer_state": "what the compiled optimizer keeps is not used, and push_rule has a state of its own",
         "local_rule": "replicas begin with new weights every n_fetch steps",
@@ -65,7 +67,7 @@ class DownpourSettings(Strategy):
     rule: Setting[Pushed, Pushed | str] = Setting(
         "adagrad",
         PUSHED,
-        "optimizer that the servers apply to pushed gradients: adagrad, sgd, momentum, adam",
+        "optimizer that the servers apply to pushed gradients",
         "RULE",
         FACT,
         flat="push_rule",

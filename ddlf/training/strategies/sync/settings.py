@@ -23,13 +23,14 @@ class Sync(Strategy):
 
     name: ClassVar[str] = "sync"
     words: ClassVar[str] = "synchronous"
+    about: ClassVar[str] = "once per round"
     in_rounds: ClassVar[bool] = True
     backups: ClassVar[bool] = True
 
     merge: Setting[Rule, Rule | str] = Setting(
         "mean",
         MERGE,
-        "how the updates of a round are merged: mean, median, trimmed:0.2, krum, geometric, clipped",
+        "how the updates of a round are merged",
         "RULE",
         FACT,
     )
