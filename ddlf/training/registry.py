@@ -214,7 +214,7 @@ def settings_with(mode: Any, exchange: Any) -> Mapping[str, Setting[Any, Any]]:
     """Return all settings by the name of the app's attribute, also of a strategy and an exchange of other packages.
 
     Args:
-        mode: The value of the setting ``mode``. An invalid one has no settings of its own.
+        mode: The value of the setting ``mode``. An invalid one adds no settings.
         exchange: The value of the setting ``exchange``, likewise.
     """
     own: dict[str, Setting[Any, Any]] = {}
