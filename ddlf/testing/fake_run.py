@@ -25,11 +25,12 @@ from ddlf.testing.fake_downpour import RUN, answered, carried_until_lost, gradie
 from ddlf.testing.files import MadeUp
 from ddlf.training import start
 from ddlf.training.crew.crew import Crew
+from ddlf.training.exchanges.sharded.plan import COPIES, EXCHANGE
 from ddlf.training.exchanges.sharded.worker import ShardedWorker
 from ddlf.training.registry import EXCHANGE as EXCHANGE_CHECK
 from ddlf.training.registry import MODE
 from ddlf.training.reporting import hooked
-from ddlf.training.roles import COPIES, EXCHANGE, REPLICA, SERVERS
+from ddlf.training.roles import REPLICA, SERVERS
 from ddlf.training.slot.batchnorm import moving
 from ddlf.training.slot.numpy_model import CountedSamples, NumpyModel
 from ddlf.training.slot.parts import exchanged, whole

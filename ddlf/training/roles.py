@@ -16,10 +16,6 @@ PRELOADED = ("keras", "ddlf.training.slot.replica")
 
 REPLICA = "replica"
 """Name of the role that trains."""
-EXCHANGE = "exchange"
-"""Name of the role that holds weights in the sharded exchange."""
-COPIES = "copies"
-"""Name of the role that returns slot states to other workers."""
 SERVERS = "servers"
 """Name of the role that has a worker's Downpour servers."""
 

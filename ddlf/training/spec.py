@@ -420,7 +420,6 @@ class ExchangeSettings(Group):
         strategies: The names of the strategies that can use it; empty for all with an exchange.
         unused: Settings of every run that have no effect here, each with the reason.
         one_step: Whether a round is one step that all slots make together, without local training.
-        on_workers: Whether the workers hold the weights, in slices.
         role: The role that trains on the workers, as ``"module:Class"``.
         same_bits_as: The exchange whose bits it has, so that a run can continue with either; "" for none.
     """
@@ -429,7 +428,6 @@ class ExchangeSettings(Group):
     strategies: ClassVar[tuple[str, ...]] = ()
     unused: ClassVar[dict[str, str]] = {}
     one_step: ClassVar[bool] = False
-    on_workers: ClassVar[bool] = False
     role: ClassVar[str] = "ddlf.training.slot.replica:Replica"
     same_bits_as: ClassVar[str] = ""
 

@@ -36,7 +36,6 @@ from ddlf.training.evaluation.metrics import MetricMerge
 from ddlf.training.evaluation.workers import EvaluationThere
 from ddlf.training.exchanges.carrier import Carrier
 from ddlf.training.exchanges.recalibration import norms_of
-from ddlf.training.exchanges.states import states_of
 from ddlf.training.refusals import (
     check_averages,
     check_effect,
@@ -56,6 +55,7 @@ from ddlf.training.samples.steps import PlannedSteps
 from ddlf.training.slot.batchnorm import batch_norms, warning
 from ddlf.training.slot.build import left_behind
 from ddlf.training.slot.optimizers import final_weights, keeps_averages, restarts
+from ddlf.training.slot.parts import SlotPlan, kept_parts
 from ddlf.training.slot.run_position import followers
 from ddlf.training.slot.task import HELD
 from ddlf.training.spec import RunSpec
@@ -284,15 +284,11 @@ async def _run(
     trainable = [id(weight) in trained and place not in apart for place, weight in enumerate(app.model.weights)]
     if why := check_effect(spec, app.model.get_weights(), trainable):
         app.run_context.emit(Warned(about="codec", why=why))
-    fragments = isinstance(spec.outer, Streaming)
     exact = [not flag for flag in trainable]
-    place = Place(app.run_context.name, crew, app.cluster, exact, fragments)
+    place = Place(app.run_context.name, crew, app.cluster, exact, spec, isinstance(spec.outer, Streaming))
     strategy, exchange = parts_of(spec)
     weights_out = strategy.weights(place) or exchange.weights(place)
-    means = spec.local.optimizer_state == "averaged" or spec.local.rule.steers
-    # If slots begin with means, or with their own weights, the master must read the state and send it.
-    restoring = None if means or fragments else weights_out.restoring
-    progress, keeper, source = await begin(app, samples, spec, fresh=fresh, restoring=restoring)
+    progress, keeper, source = await begin(app, samples, spec, fresh=fresh, restoring=weights_out.restoring)
     check_rounds(spec, samples, len(progress.states))
     weights_out.held = {slot: state[HELD] for slot, state in enumerate(progress.states) if HELD in state}
     if spec.evaluation.on == "workers":
@@ -338,7 +334,13 @@ async def _run(
         shuffle=str(spec.data.shuffle),
         **norms,
     )
-    states = states_of(app, crew, progress, spec, differences=weights_out.differences, restoring=weights_out.restoring)
+    plan = SlotPlan(
+        spec=spec,
+        optimizer=app.run_context.optimizer,
+        differences=weights_out.differences,
+        callbacks=bool(app.worker_callbacks),
+    )
+    states = exchange.states(place, weights_out, progress.states, kept_parts(plan))
     reporter = Reporter(app, progress.records, spec, callbacks, weights_out.evaluation)
     follows = followers(app.model.optimizer) or (
         spec.local.optimizer_state == "fresh" and restarts(app.model.optimizer)

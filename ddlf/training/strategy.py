@@ -9,7 +9,7 @@ begins.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from ddlf.training.context import App
     from ddlf.training.crew.crew import Crew
     from ddlf.training.exchanges.carrier import WeightSource
+    from ddlf.training.exchanges.states import SlotStates
     from ddlf.training.run import Run
+    from ddlf.training.slot.parts import Kept
+    from ddlf.training.slot.task import SlotState
 
 
 class Place(NamedTuple):
@@ -35,6 +38,7 @@ class Place(NamedTuple):
         crew: The workers of the run.
         cluster: The cluster of these workers.
         lossless: For each tensor, whether it travels without a codec.
+        spec: The run.
         fragments: Whether slots exchange fragments of the weights.
     """
 
@@ -42,6 +46,7 @@ class Place(NamedTuple):
     crew: Crew
     cluster: Cluster
     lossless: Sequence[bool]
+    spec: RunSpec
     fragments: bool
 
 
@@ -111,6 +116,21 @@ class Exchange(ExchangeSettings):
         from ddlf.training.exchanges.star.master import StarWeights
 
         return StarWeights(str(self.weights_codec), place.lossless, fragments=place.fragments)
+
+    def states(
+        self, place: Place, source: WeightSource, known: list[SlotState], parts: Mapping[str, Kept]
+    ) -> SlotStates:
+        """Return the states of the slots.
+
+        Args:
+            place: The run.
+            source: The source of its weights.
+            known: The initial state of each slot.
+            parts: How slots keep their parts, by name.
+        """
+        from ddlf.training.exchanges.states import SlotStates
+
+        return SlotStates(place.run, place.crew, known, parts, place.spec.exchange.codec.name)
 
 
 def parts_of(spec: RunSpec) -> tuple[Strategy, Exchange]:

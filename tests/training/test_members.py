@@ -19,7 +19,7 @@ DATA = {"x_test": np.arange(6.0), "y_test": np.arange(6), "x_val": np.ones(3)}
 def there_of(*proxies):
     crew = SimpleNamespace(member=lambda number: (proxies[number - 1], 0))
     cluster = SimpleNamespace(workers=[SimpleNamespace(id=number + 1) for number in range(len(proxies))])
-    return Members("run", crew, cluster, [])
+    return Members("run", crew, cluster, [], "exchange")
 
 
 class Proxy:
@@ -99,7 +99,7 @@ class Crew:
         self.workers = [Worker(number) for number in range(1, count + 1)]
         self.there = {worker.id: worker for worker in self.workers}
         self.unmet, self.out, self.ended = [], [], []
-        self.members = Members("run", self, self, [])
+        self.members = Members("run", self, self, [], "exchange")
 
     def member(self, number):
         return (self.there[number], 0) if number in self.there else None

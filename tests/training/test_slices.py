@@ -9,7 +9,7 @@ from ddlf.errors import CheckpointError, WorkerLost
 from ddlf.events import CheckpointFailed, CheckpointWritten, Warned
 from ddlf.testing import FakeWorker
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
-from ddlf.training.checkpoints.keeper import Keeper
+from ddlf.training.exchanges.sharded.master import Sharded
 from tests.training.runs import START, bits, of, run_of, trained
 
 pytestmark = pytest.mark.usefixtures("short_waits")
@@ -128,17 +128,22 @@ async def test_a_hook_that_looks_at_the_model_reads_it_from_the_checkpoint(tmp_p
 
 async def test_mean_beside_the_state_of_a_slot_is_no_part_of_it():
     lengths = [{"control": 3}]
-    slices = SimpleNamespace(left=[], through={})
-    folder = SimpleNamespace(begin=lambda *_: slices)
+    slices = SimpleNamespace(left=[])
+
+    async def first_slice(*_):
+        return 2
 
     async def written(*_):
         return list(lengths)
 
-    async def work(writing):
-        writing.mean = {"optimizer": 3}
+    async def mean(*_):
+        return {"optimizer": 3}
 
-    states = SimpleNamespace(written=written)
-    progress = SimpleNamespace(training="t", version=0)
-    found = await Keeper(folder, 1, [], None).sliced(progress, states, [], work)
-    assert found.left == [{"control": 3, "optimizer": 3}]
+    sharded = SimpleNamespace(
+        _places=SimpleNamespace(write=first_slice, write_mean=mean),
+        _states=SimpleNamespace(written=written, averaged="optimizer"),
+        _run=SimpleNamespace(facts=SimpleNamespace(names=[]), slots=1),
+    )
+    await Sharded._write(sharded, SimpleNamespace(means={"optimizer": False}), [], slices)
+    assert slices.left == [{"control": 3, "optimizer": 3}]
     assert lengths == [{"control": 3}]  # by which a slot's slice is read again when its worker is lost

@@ -16,10 +16,9 @@ from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.checkpoints.contents import Checkpoint
 from ddlf.training.checkpoints.slices import Slices
 from ddlf.training.checkpoints.stored import with_states
-from ddlf.training.checkpoints.writing import Writing
 from ddlf.training.exchanges.states import SlotStates
 from ddlf.training.progress import Progress
-from ddlf.training.slot.task import Reply, SlotState
+from ddlf.training.slot.task import SlotState
 
 RECENT = 256
 """Number of recent records that are checked for a late evaluation; at most as many as slots can be late."""
@@ -69,27 +68,20 @@ class Keeper:
     async def sliced(
         self,
         progress: Progress,
-        states: SlotStates,
-        replies: Sequence[Reply],
-        work: Callable[[Writing], Awaitable[None]],
+        work: Callable[[Slices], Awaitable[None]],
     ) -> Slices | None:
         """Write the slices of the checkpoint that belongs to the next commit.
 
         Args:
             progress: The progress before this commit.
-            states: The states of the slots.
-            replies: The replies of this commit.
-            work: Writes the slices of the weights and of the loop's state.
+            work: Writes the slices.
 
         Returns:
             The slices. None if they cannot be written: then the master writes the checkpoint, or reports the obstacle.
         """
         try:
             slices = await asyncio.to_thread(self.begin, progress.version + 1, progress.training)
-            writing = Writing(slices)
-            await work(writing)
-            slices.left = await states.written(writing, replies)
-            slices.left[0] = slices.left[0] | writing.mean  # a new dict, since states.written uses these lengths, too
+            await work(slices)
         except CheckpointError:
             self.drop()
             return None

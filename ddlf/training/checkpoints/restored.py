@@ -6,6 +6,7 @@ then the writer must be the same. So a missing slice differs from a folder on an
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from ddlf.errors import CheckpointCorrupt
 from ddlf.training.checkpoints.durable import MANIFEST, damaged
 from ddlf.training.checkpoints.slices import Slices, is_seen, look_at, read, slice_name
 from ddlf.training.checkpoints.tensors import Array
+from ddlf.worker.methods import concurrent
 
 
 def place_of(slices: Slices, number: int) -> dict[str, Any]:
@@ -85,3 +87,37 @@ def _seen(place: Mapping[str, Any]) -> Path | None:
         except OSError:
             continue
     return None
+
+
+class Restored:
+    """The checkpoint slices that one worker has received. Roles that hold weights extend this class and use the slices.
+
+    Attributes:
+        restored: Arrays by slice number and ``part_name``, until ``taken`` returns them.
+    """
+
+    def __init__(self) -> None:
+        self.restored: dict[int, dict[str, Array]] = {}
+
+    @concurrent
+    async def look_at(self, place: dict[str, Any]) -> dict[str, Any]:
+        """Check a slice in this worker's file system against its hash. Return ``found_at``'s answer."""
+        return (await asyncio.to_thread(found_at, place, load=False))[0]
+
+    @concurrent
+    async def read_slice(self, number: int, place: dict[str, Any]) -> dict[str, Any]:
+        """Read a slice from this worker's file system, if it is visible here. Return ``found_at``'s answer."""
+        answer, arrays = await asyncio.to_thread(found_at, place, load=True)
+        if arrays:
+            self.restored[number] = arrays
+        return answer
+
+    @concurrent
+    async def take_slice(self, number: int, arrays: dict[str, Array]) -> None:
+        """Receive a slice from the master, which has read it because this worker cannot."""
+        self.restored[number] = arrays
+
+    def taken(self) -> dict[int, dict[str, Array]]:
+        """Return all received slices, and forget them."""
+        found, self.restored = self.restored, {}
+        return found

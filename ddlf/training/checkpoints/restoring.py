@@ -19,7 +19,7 @@ from ddlf.cluster.proxy import ProxyWorker
 from ddlf.events import Warned
 from ddlf.training.checkpoints import tensors
 from ddlf.training.checkpoints.contents import Checkpoint
-from ddlf.training.checkpoints.restored import numbers_of, place_of, raised
+from ddlf.training.checkpoints.restored import place_of, raised
 from ddlf.training.checkpoints.slices import WEIGHTS, Slices
 from ddlf.training.checkpoints.stored import KEPT, SLOTS
 from ddlf.training.crew.crew import Crew
@@ -101,22 +101,6 @@ class Restoring:
             async with self._one_at_a_time:  # so that the master holds one slice at a time
                 arrays = await asyncio.to_thread(slices.read_one, number)
                 await worker.call(self._role, "take_slice", number, arrays)
-
-    async def held(
-        self, worker: ProxyWorker, slices: Slices, generation: int, groups: Sequence[str], how: Sequence[Any]
-    ) -> None:
-        """Make a worker of the sharded exchange hold the weights in some slices, and the state that belongs to them.
-
-        Args:
-            worker: The worker.
-            slices: The slices.
-            generation: Number of this set of weights.
-            groups: Names of the groups of arrays in the checkpoint.
-            how: Further arguments of ``ShardedWorker.hold``.
-        """
-        await self.give(worker, slices, numbers_of(slices, groups))
-        listed = {group: slices.sliced[group] for group in groups if group in slices.sliced}
-        await worker.call(self._role, "hold_restored", generation, listed, *how)
 
     def begin(self, checkpoint: Checkpoint) -> Progress:
         """Return the progress in a checkpoint. Arrays in slices stay there until a worker reads them.

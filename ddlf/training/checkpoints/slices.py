@@ -12,11 +12,12 @@ master renames it, and thereby decides which of two attempts counts.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,10 @@ from ddlf.training.checkpoints.durable import OWNER, damaged, in_words, sync, un
 
 Arrays = dict[str, dict[str, tensors.Array]]
 """Group -> name -> array."""
+There = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+"""Has a worker write its slice at a place. Returns the answer of ``write_if_seen``, ``by`` (the worker), and more."""
+Here = Callable[[], Awaitable[tuple[dict[str, tensors.Array], dict[str, Any]]]]
+"""Brings the arrays of a slice to the master, by ``part_name``, and the same additional facts."""
 WEIGHTS, OUTER, PUSHED = "weights", "state_outer", "state_push"
 """Groups of a checkpoint: the weights; the outer optimizer's state; and the rows of the push rules."""
 
@@ -220,6 +225,34 @@ class Slices:
         self._tried += 1
         path = self.folder / f".slice-{self._tried:04d}"
         return {"folder": str(self.root), "session": self.session, "file": str(path), "of": self.of}
+
+    async def write_one(self, number: int, there: There, here: Here) -> dict[str, Any]:
+        """Write one slice, on a worker or on the master. The file is the same in both cases.
+
+        Args:
+            number: The slice, from 0.
+            there: Has a worker write the slice.
+            here: Brings the slice's arrays to the master, if the worker cannot see or write the folder.
+
+        Returns:
+            The additional facts.
+
+        Raises:
+            CheckpointError: The slice cannot be written.
+        """
+        place = self.place()
+        told = await there(place)
+        by = told.get("by", 0)
+        if "sha256" not in told:
+            if told.get("why"):
+                self.through[by] = told["why"] if told.get("seen") else ""
+            arrays, more = await here()
+            if not arrays:
+                return more
+            place, by = self.place(), 0
+            told = {**more, **await asyncio.to_thread(write, place, arrays)}
+        await asyncio.to_thread(self.add, number, place, told, by)
+        return told
 
     def add(self, number: int, place: Mapping[str, Any], written: Mapping[str, Any], by: int) -> None:
         """Add a written slice to the checkpoint, and give it its final name.

@@ -102,15 +102,14 @@ class Carrier:
         task = dataclasses.replace(
             make(), codec=self._codec, keep=self.states.keep, back=self.states.back, shared=self.states.shared
         )
-        holds = await self.states.restored(task.slot, task.since, worker) or holds
         if self._steps is not None:
             task = dataclasses.replace(task, steps=tuple(self._steps.of(task.slot, task.round)))
-        at, state = self.states.at(task.slot, holds), await self.states.of(task.slot, holds)
+        state, holds = await self.states.given(task, worker, holds)
         await self.weights_out.reach(worker)
         exact, stays = self.weights_out.lossless, self.weights_out.stays
         fresh = changed(task, task.since, task.weights, exact) if task.merged and not stays else None
         encoded = self.weights_out.encode(task.slot, task.weights, task.round, holds=holds, tensors=fresh)
-        message = dataclasses.replace(task, state=state, at=at, weights=encoded).to_message()
+        message = dataclasses.replace(task, state=state, weights=encoded).to_message()
         answer = await worker.call(self._role, "train", message, hear=partial(self._moved, task, worker.id))
         tensors = exchanged(task, task.weights, exact) if task.merged and not stays else None
         reply = Reply.from_message(answer, task, task.weights, self._samples, worker.name, tensors, stays=stays)

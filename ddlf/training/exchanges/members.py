@@ -23,7 +23,7 @@ from ddlf.training.context import App
 from ddlf.training.crew.crew import Crew
 from ddlf.training.crew.recovery import LOSS, end_all
 from ddlf.training.evaluation.model import EVALUATION_BATCH
-from ddlf.training.roles import EXCHANGE, REPLICA
+from ddlf.training.roles import REPLICA
 from ddlf.training.slot.task import Reply
 
 Member = tuple[int, int]
@@ -47,14 +47,15 @@ class Members:
         cluster: The cluster of these workers.
         lossless: For each tensor, whether it travels without loss, as in ``StarWeights``.
         holder: Name of the role that holds the weights on workers.
-        codec: Codec of weights between workers, as text.
 
     Attributes:
         role: Run and name of the replicas on the workers.
         holder: Run and name of the role that holds the weights.
         begin: Function that makes sure that some workers have the weights.
-        says: Returns the task's entry about weights, for a slot and the number of its round.
-        restoring: Brings slices of checkpoints to the workers.
+        says: Returns the task's entry about weights, for a slot, the number of its round, and whether the worker holds
+            the slot's state.
+        checkpoints: Brings slices of checkpoints to the workers.
+        restoring: The same for the checkpoint that the run resumes from; None if the master has to read it.
         compares: Judges the updates of replies by slot, as in ``WeightSource``; None until the exchange sets it.
     """
 
@@ -68,19 +69,19 @@ class Members:
         crew: Crew,
         cluster: Cluster,
         lossless: Sequence[bool],
-        holder: str = EXCHANGE,
-        codec: str = "float32",
+        holder: str,
     ) -> None:
         self._run = run
         self.role, self.holder = (run, REPLICA), (run, holder)
         self._crew = crew
         self._cluster = cluster
-        self.lossless, self.codec = lossless, codec
+        self.lossless = lossless
         self.held: dict[int, Weights] = {}
-        self.says: Callable[[int, int], dict[str, Any]] = _unsaid
+        self.says: Callable[[int, int, bool], dict[str, Any]] = _unsaid
         self.begin: Callable[[], Awaitable[None]] = _nothing
         self.compares: Callable[[dict[int, Reply]], Awaitable[dict[int, Verdict]]] | None = None
-        self.restoring = Restoring(self.holder, lambda: list(self.members().values()), crew)
+        self.checkpoints = Restoring(self.holder, lambda: list(self.members().values()), crew)
+        self.restoring: Restoring | None = self.checkpoints
         self.evaluation: Any = None  # an ``EvaluationThere``, if workers share evaluations
         self._introduced: set[Member] = set()
         self._content: dict[tuple[Any, ...], dict[str, str]] = {}
@@ -105,7 +106,7 @@ class Members:
         self, slot: int, weights: Weights, number: int, *, holds: bool = True, tensors: Sequence[int] | None = None
     ) -> dict[str, Any]:
         """Return the task's entry about weights: where the worker finds them."""
-        return self.says(slot, number)
+        return self.says(slot, number, holds)
 
     async def evaluated(
         self,
@@ -242,5 +243,5 @@ def cannot_reach(one: ProxyWorker, other: ProxyWorker) -> str:
 async def _nothing() -> None: ...
 
 
-def _unsaid(slot: int, number: int) -> dict[str, Any]:
+def _unsaid(slot: int, number: int, holds: bool) -> dict[str, Any]:
     raise AssertionError("the exchange has not begun")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ddlf.algorithms.merge import Rule
-from ddlf.algorithms.weights import Fault, Weights, fault
+from ddlf.algorithms.weights import Weights, fault
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import ConfigError
 from ddlf.training.context import App
@@ -48,7 +48,7 @@ async def recalibrated(run: Run, weights: Weights, replies: Sequence[Reply], mer
     whole = run.exchange.weights_out.whole
     assert whole is not None  # the master has merged the weights
     message = whole(weights)
-    found: list[Weights] = await _all(run, [_measuring(message, reply) for reply in replies], _measure)
+    found: list[Weights] = await carried(run, [measuring(message, reply) for reply in replies], _measure)
     names = [run.facts.names[place] for place in places]
     into = merge.start(len(found), old, names)
     for number, (reply, mine) in enumerate(zip(replies, found, strict=True)):
@@ -61,47 +61,19 @@ async def recalibrated(run: Run, weights: Weights, replies: Sequence[Reply], mer
     return new
 
 
-async def measured_there(run: Run, weights: dict[str, Any], replies: Sequence[Reply]) -> list[Reply]:
-    """Have slots compute moving statistics of weights that workers hold.
-
-    The differences to the merged statistics stay on the workers, like updates.
-
-    Args:
-        run: The run.
-        weights: The reference to the weights, as in tasks.
-        replies: The replies that were merged.
-
-    Returns:
-        Replies of the same slots, in the same order, whose updates are these differences.
-
-    Raises:
-        BadUpdate: Statistics are unusable.
-    """
-    begin = time.perf_counter()
-    tasks = [_measuring(weights, reply) for reply in replies]
-    found = await _all(run, tasks, _measure_there)
-    for reply, (worker, wrong) in zip(replies, found, strict=True):
-        if wrong is not None:
-            raise Fault(**wrong).error(reply.slot + 1, f"worker {worker}")
-    run.arrived += time.perf_counter() - begin
-    return [
-        dataclasses.replace(reply, task=task, worker=worker, factor=1.0)
-        for reply, task, (worker, _) in zip(replies, tasks, found, strict=True)
-    ]
-
-
-def _measuring(weights: dict[str, Any], reply: Reply) -> Task:
+def measuring(weights: dict[str, Any], reply: Reply) -> Task:
+    """Return the task to measure statistics of some weights over the samples of a reply."""
     return dataclasses.replace(reply.task, weights=weights, state=None, shared={}, control=None)
 
 
-async def _all(run: Run, tasks: Sequence[Task], measure: Callable[..., Awaitable[Any]]) -> list[Any]:
+async def carried(run: Run, tasks: Sequence[Task], measure: Callable[..., Awaitable[Any]]) -> list[Any]:
     """Have each task measured by some worker, and return the results in order."""
 
-    async def carried(task: Task) -> Any:
+    async def one(task: Task) -> Any:
         work = partial(measure, run, task)
         return await run.near(task.slot, task.round, task.indices, work, leaves=False)
 
-    carrying = [asyncio.ensure_future(carried(task)) for task in tasks]
+    carrying = [asyncio.ensure_future(one(task)) for task in tasks]
     try:
         return await asyncio.gather(*carrying)
     except BaseException:
@@ -111,10 +83,6 @@ async def _all(run: Run, tasks: Sequence[Task], measure: Callable[..., Awaitable
 
 async def _measure(run: Run, task: Task, worker: ProxyWorker, holds: bool) -> Any:
     return list(await run.exchange.measure(task, worker))
-
-
-async def _measure_there(run: Run, task: Task, worker: ProxyWorker, holds: bool) -> Any:
-    return worker.id, await run.exchange.measure(task, worker)
 
 
 def norms_of(app: App, setting: str) -> dict[str, tuple[int, ...]]:

@@ -91,11 +91,6 @@ class SlotPlan:
     differences: bool = False
     callbacks: bool = False
 
-    @property
-    def sharded(self) -> bool:
-        """Whether the workers exchange slices, so that the weights are not on the master."""
-        return self.spec.exchange.on_workers
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
@@ -106,7 +101,8 @@ class Kept:
 
     Args:
         back: Whether it also comes back with each reply.
-        copied: Whether another worker keeps a copy in the sharded exchange, because losing it is expensive.
+        copied: Whether another worker keeps a copy if it does not come back, because losing it is expensive.
+        large: Whether it is as large as the weights. Then it does not come back if the weights are on the workers.
         mean: Computes the mean of this part over the slots, weighted by samples; receives None for a slot without the
             part. None if slots need no mean.
         shared: Whether each slot begins its next round with that mean instead of its own part.
@@ -115,6 +111,7 @@ class Kept:
 
     back: bool = False
     copied: bool = False
+    large: bool = False
     mean: Callable[[Sequence[Any], Sequence[int]], Left] | None = None
     shared: bool = False
     part: type[SlotPart] | None = None
@@ -259,9 +256,12 @@ class OptimizerState(SlotPart):
         if kind == "fresh" or plan.spec.exchange.one_step or not plan.spec.train.keeps_optimizer:
             return None
         averaged = kind == "averaged"
-        stays = kind == "stays" or (plan.sharded and (averaged or not keeps_little(plan.optimizer)))
         return Kept(
-            back=not stays, copied=kind in ("kept", "averaged"), mean=mean_of if averaged else None, shared=averaged
+            back=kind != "stays",
+            copied=kind != "stays",
+            large=averaged or not keeps_little(plan.optimizer),
+            mean=mean_of if averaged else None,
+            shared=averaged,
         )
 
     @classmethod
@@ -584,10 +584,9 @@ class Controls(SlotPart):
 
     @classmethod
     def kept(cls, plan: SlotPlan) -> Kept | None:
-        """Return how slots keep it. In the sharded exchange it stays on the workers, which compute the mean."""
         if not plan.spec.local.rule.steers:
             return None
-        return Kept(back=not plan.sharded, copied=True, mean=_mean)
+        return Kept(back=True, copied=True, large=True, mean=_mean)
 
     @classmethod
     def goes_on(cls, before: Mapping[str, Any], now: Mapping[str, Any], same: bool) -> bool:

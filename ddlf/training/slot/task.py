@@ -66,7 +66,6 @@ class Task:
         keep: Groups of state that stay on the worker.
         back: Groups of state that come back with the reply.
         state: State that the slot begins with; None for the state that its last round left on this worker.
-        at: Workers that have the state of the slot's last round, if neither this worker nor the task has all of it.
         shared: Groups of state that every slot begins with, instead of its own groups.
         local: The local rule, as text.
         control: Mean of the control variates of all slots; None for zeros, and if the rule has none.
@@ -93,7 +92,6 @@ class Task:
     keep: tuple[str, ...] = ()
     back: tuple[str, ...] = ()
     state: SlotState | None = None
-    at: tuple[int, ...] = ()
     shared: SlotState = field(default_factory=dict)
     local: str = "plain"
     control: list[Any] | None = None

@@ -27,7 +27,7 @@ async def chosen(app: App, crew: Crew, spec: RunSpec) -> tuple[Star | Sharded, s
         spec: The run.
     """
     exchange, why = fastest(spec, app.cluster.N, sum(w.nbytes for w in app.model.get_weights()))
-    if exchange.on_workers:
+    if isinstance(exchange, Sharded):
         present = [worker for worker in app.cluster.workers if crew.member(worker.id) is not None]
         try:
             unmet = await app.cluster.introduced(present, app.run_context.name)

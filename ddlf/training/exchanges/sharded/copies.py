@@ -48,14 +48,14 @@ class SlotCopies:
         newest = {n: before[n] for n in sorted(before)[-1:]}
         self._copies[slot] = {**newest, number: new}
 
-    async def have(self, task: Task) -> Task:
-        """Return a task with the slot's state after its previous round, if the task names workers that have it.
+    async def have(self, task: Task, at: Sequence[int]) -> Task:
+        """Return a task with the slot's state after its previous round, from workers that have it.
 
         Raises:
             AppMissing: No worker returns it.
         """
         why = ""
-        for worker in task.at:
+        for worker in at:
             try:
                 found = await self._fetched(
                     task.slot, task.since, worker, [name for name in task.keep if name not in task.back]

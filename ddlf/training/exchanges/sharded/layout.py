@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.ranges import Slice, cut, pieces, put, within
+from ddlf.algorithms.ranges import PIECE, Slice, cut, pieces, put, within
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import ClusterTooSmall, ConfigError
+from ddlf.training.checkpoints.slices import OUTER, WEIGHTS, Slices, parts_of
 from ddlf.training.checkpoints.stored import left_parts
-from ddlf.training.checkpoints.writing import AT_ONCE, Writing
 from ddlf.training.crew.recovery import LOSS
 from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.exchanges.sharded.copies import arrays_of, empty_of
 from ddlf.training.exchanges.sharded.means import MeanPlan
-from ddlf.training.exchanges.states import SlotStates
+from ddlf.training.exchanges.sharded.states import ShardedStates
 from ddlf.training.run import Run
 from ddlf.training.slot.task import Reply
+
+AT_ONCE = 8 * PIECE
+"""Number of values that the master requests at a time."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -104,13 +107,13 @@ class HeldWeights:
             put(arrays, piece, await self._asked(place, "mean", place.generation, group, *piece))
         return found
 
-    async def write_mean(self, place: Layout, group: str, writing: Writing, number: int) -> dict[str, int]:
+    async def write_mean(self, place: Layout, group: str, slices: Slices, number: int) -> dict[str, int]:
         """Have a worker write a mean into a checkpoint, in the format of the first slot's state.
 
         Args:
             place: Location of the mean.
             group: Group of the mean.
-            writing: The checkpoint.
+            slices: The slices of the checkpoint.
             number: Number of the slice to write.
 
         Returns:
@@ -123,7 +126,54 @@ class HeldWeights:
         async def here() -> tuple[dict[str, Any], dict[str, Any]]:
             return left_parts(0, {group: await self.mean(place, group)})
 
-        return dict((await writing.slice(number, there, here))["lengths"])
+        return dict((await slices.write_one(number, there, here))["lengths"])
+
+    async def write(self, place: Layout, names: Sequence[str], slices: Slices) -> int:
+        """Have workers write weights and state into a checkpoint. If one is lost meanwhile, begin again without it.
+
+        Args:
+            place: Location of the weights.
+            names: Paths of the weights.
+            slices: The slices of the checkpoint.
+
+        Returns:
+            The number of slices written.
+
+        Raises:
+            ClusterTooSmall: The weights or a range of the state are lost.
+        """
+        n, listed = len(self.like), [(w.dtype.name, list(w.shape)) for w in self.like]
+        slices.sliced[WEIGHTS] = [(f"{i:04d} {names[i]}", *one) for i, one in enumerate(listed)]
+        if self.kept > self.coded:
+            slices.sliced[OUTER] = [(f"{i:04d}", *listed[i % n]) for i in range((self.kept - self.coded) * n)]
+        alive = self._there.members()
+
+        async def one(number: int, part: Slice, member: Member) -> None:
+            async def ask(verb: str, part: Slice, *more: Any) -> Any:
+                return await alive[member].call(self._there.holder, verb, place.generation, *part, *more)
+
+            async def there(at: dict[str, Any]) -> dict[str, Any]:
+                return dict(await ask("write", part, names, at))
+
+            async def here() -> tuple[dict[str, Any], dict[str, Any]]:
+                arrays: dict[str, Any] = {}
+                for piece in pieces(part, AT_ONCE):
+                    kept = list(await ask("kept", piece)) if self.kept else []
+                    values = kept.pop() if self.coded else await ask("values", piece)
+                    arrays |= parts_of(self.like, piece, names, values, kept)
+                return arrays, {}
+
+            try:
+                await slices.write_one(number, there, here)
+            except LOSS:
+                alive.pop(member, None)
+                raise
+
+        while True:
+            parts = self.writers(place, alive)
+            if not await _losses(one(i, *part) for i, part in enumerate(parts)):
+                return len(parts)
+            slices.clear()
 
     async def brought(self, place: Layout, *, state: bool = True) -> tuple[Weights, Weights]:
         """Bring weights and state to the master, from the workers that have them.
@@ -155,13 +205,9 @@ class HeldWeights:
             plain = [] if self.coded else list(zip(cut(self.size, len(holders)), holders, strict=True))
             work = [get("values", part, one, lambda found: [(weights, found)]) for part, one in plain]
             work += [get("kept", part, one, lambda found: [*zip(groups, found, strict=True)]) for part, one in parts]
-            found = await asyncio.gather(*work, return_exceptions=True)
-            errors = [one for one in found if isinstance(one, BaseException)]
-            if not errors:
+            if not await _losses(work):
                 now = groups.pop() if self.coded else weights
                 return now, [array for group in groups for array in group]
-            if others := [one for one in errors if not isinstance(one, LOSS)]:
-                raise others[0]
 
     async def _asked(self, place: Layout, verb: str, *arguments: Any) -> Any:
         """Call a verb on the first present worker that has the weights, and return its answer.
@@ -179,7 +225,15 @@ class HeldWeights:
         raise self.gone()
 
 
-def means_of(states: SlotStates, replies: Sequence[Reply], *, slots: int, grows: bool) -> list[MeanPlan]:
+async def _losses(work: Iterable[Awaitable[None]]) -> int:
+    """Do all of the work, and return how much of it failed with the loss of a worker. Raise any other error."""
+    errors = [one for one in await asyncio.gather(*work, return_exceptions=True) if one is not None]
+    if others := [one for one in errors if not isinstance(one, LOSS)]:
+        raise others[0]
+    return len(errors)
+
+
+def means_of(states: ShardedStates, replies: Sequence[Reply], *, slots: int, grows: bool) -> list[MeanPlan]:
     """Return plans for the means of slot states after these replies. If slots may be added, plan sums for them."""
     found = []
     for group, part in states.parts.items():

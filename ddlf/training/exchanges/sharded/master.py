@@ -29,16 +29,17 @@ from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import BadUpdate, ConfigError, DDLFError
 from ddlf.events import Warned
-from ddlf.training.checkpoints.slices import OUTER, WEIGHTS
-from ddlf.training.checkpoints.writing import OnWorkers, Writing, reading_left
+from ddlf.training.checkpoints.restored import numbers_of
+from ddlf.training.checkpoints.slices import OUTER, WEIGHTS, Slices
+from ddlf.training.checkpoints.stored import left_of
 from ddlf.training.crew.recovery import LOSS, first_line
 from ddlf.training.evaluation.master import to_its_end
 from ddlf.training.exchanges.members import Member, Members
-from ddlf.training.exchanges.recalibration import measured_there
 from ddlf.training.exchanges.sharded.layout import HeldWeights, Layout, means_of
 from ddlf.training.exchanges.sharded.means import MeanPlan
 from ddlf.training.exchanges.sharded.plan import Plan
-from ddlf.training.exchanges.sharded.updates import Gone, Together, verdicts, weighed
+from ddlf.training.exchanges.sharded.states import ShardedStates
+from ddlf.training.exchanges.sharded.updates import Gone, Together, measured, verdicts, weighed
 from ddlf.training.exchanges.streaming import fragments_of
 from ddlf.training.run import Ended, Round, Run
 from ddlf.training.slot.task import Reply, Task
@@ -84,26 +85,28 @@ class Sharded:
         there: Where the run's tasks find their weights.
         merge: The merge rule.
         outer: The outer optimizer.
+        codec: Codec of weights between workers, as text.
 
     Raises:
         ConfigError: The model has no weights.
     """
 
-    def __init__(self, run: Run, there: Members, merge: Rule, outer: OuterOptimizer) -> None:
+    def __init__(self, run: Run, there: Members, merge: Rule, outer: OuterOptimizer, codec: str) -> None:
         self._run = run
         self._there = there
-        self._merge, self._outer = merge, outer
+        self._merge, self._outer, self._codec = merge, outer, codec
         like = [np.broadcast_to(np.zeros((), w.dtype), w.shape) for w in shapes(run.progress.weights)]
         if not any(w.size for w in like):
             raise ConfigError(
                 "exchange='sharded' gives each worker a slice of the weights, and this model has none",
                 hint="use exchange='star'",
             )
-        coded = there.codec != "float32"  # then exact weights follow the state, and workers decode theirs from them
+        coded = codec != "float32"  # then exact weights follow the state, and workers decode theirs from them
         state = run.progress.group("outer")
         assert state is not None
         self._places = HeldWeights(run, there, like, len(shapes(state)) // len(like) + coded, coded=coded)
         self._together = Together(run, there, like, lambda: self._now.generation)
+        assert isinstance(run.exchange.states, ShardedStates)
         self._states = run.exchange.states
         self._generations = itertools.count(1)
         self._now = Layout(0)
@@ -132,12 +135,15 @@ class Sharded:
             if holders == HOLDERS:
                 break
             try:
-                how = self._there.codec, self._run.facts.trainable, *([means] if means else [])
+                how = self._codec, self._run.facts.trainable, *([means] if means else [])
                 if slices is None:
                     whole = local(here.weights), local(here.state)
                     await proxy.call(self._there.holder, "hold", here.generation, *whole, *how)
                 else:
-                    await self._there.restoring.held(proxy, slices, here.generation, (WEIGHTS, OUTER), how)
+                    groups = (WEIGHTS, OUTER)
+                    await self._there.checkpoints.give(proxy, slices, numbers_of(slices, groups))
+                    listed = {group: slices.sliced[group] for group in groups if group in slices.sliced}
+                    await proxy.call(self._there.holder, "hold_restored", here.generation, listed, *how)
             except LOSS:
                 continue  # the crew notices the loss
             holders += 1
@@ -195,10 +201,10 @@ class Sharded:
         alive = self._there.members()
         at = [member[0] for member in place.at if member in alive]
         told = {"generation": place.generation, "at": at, "means": list(place.means)}
-        measured = partial(measured_there, run, told)
-        among = Together(run, self._there, self.like, lambda: self._now.generation, place.generation, measured)
+        measure = partial(measured, run, told)
+        among = Together(run, self._there, self.like, lambda: self._now.generation, place.generation, measure)
         among.tensors = run.facts.statistics
-        _, following = await self._made(among, lambda: place, await measured(replies), Subtract())
+        _, following = await self._made(among, lambda: place, await measure(replies), Subtract())
         return following
 
     async def _made(
@@ -246,7 +252,7 @@ class Sharded:
                 merge=str(self._merge),
                 weighed=weights,
                 outer=str(outer),
-                codec=self._there.codec,
+                codec=self._codec,
                 trainable=self._run.facts.trainable,
                 names=self._run.facts.names,
                 piece=min(PIECE, max(LEAST, known.size // (len(owners) * PIECES))),
@@ -279,12 +285,13 @@ class Sharded:
         bring = partial(self._weights_of, place)
         weights: Weights | WeightsRef
         state: Weights | WeightsRef
-        slices, mean = None, None
+        slices = None
+        mean: Callable[[], Weights] | None = None
         name = self._states.averaged
         averaged = name in place.means
         keeper, progress = self._run.keeper, self._run.progress
         if keeper is not None and due and not shown:
-            slices = await keeper.sliced(progress, self._states, replies, partial(self._write, place))
+            slices = await keeper.sliced(progress, partial(self._write, place, replies))
         looks = due or shown
         remote = partial(
             WeightsRef, like=known.like, group=WEIGHTS, from_workers=bring, evaluate=evaluated, unread=UNREAD
@@ -292,7 +299,7 @@ class Sharded:
         if slices is not None:
             weights, rows = remote(slices=slices), known.kept - known.coded
             state = WeightsRef(like=known.like * rows, group=OUTER, slices=slices) if rows else []
-            mean = reading_left(slices, self._mean_at, name) if averaged else None
+            mean = partial(_mean_in, slices, self._mean_at, name) if averaged else None
         elif looks:
             weights, state = await known.brought(place)
             found = await known.mean(place, name) if averaged else []
@@ -347,10 +354,15 @@ class Sharded:
     def _move(self, place: Layout) -> None:
         self._now, self._sums = place, self._run.slots
 
-    def _says(self, slot: int, number: int) -> dict[str, Any]:
-        """Return a task's entry about weights: generation, workers that have it, and how many slots each mean sums."""
+    def _says(self, slot: int, number: int, holds: bool) -> dict[str, Any]:
+        """Return a task's entry about weights: generation, workers that have it, and how many slots each mean sums.
+
+        If the slot's state is on other workers, the entry names them, too.
+        """
         now, present = self._now, self._there.members()
-        told = {"generation": now.generation, "at": [one[0] for one in now.at if one in present]}
+        told: dict[str, Any] = {"generation": now.generation, "at": [one[0] for one in now.at if one in present]}
+        if left := self._states.at(slot, holds):
+            told["left"] = left
         means = {group: self._sums if is_sum else 0 for group, is_sum in now.means.items()}
         return {**told, "means": means} if means else told
 
@@ -362,14 +374,18 @@ class Sharded:
         following = dict(zip(numbers, [*numbers[1:], numbers[0]], strict=True))
         return [(one.slot, one.task.round, one.worker, following.get(one.worker, numbers[0])) for one in replies]
 
-    async def _write(self, place: Layout, writing: Writing) -> None:
-        """Have workers write a checkpoint's slices of the weights and their states."""
+    async def _write(self, place: Layout, replies: Sequence[Reply], slices: Slices) -> None:
+        """Have workers write a checkpoint's slices: the weights and their states, the slot states, and their mean.
+
+        The mean is stored as a part of the first slot's state.
+        """
         known = self._places
-        there = OnWorkers(self._there, place.generation, known.like, known.kept, known.coded)
-        await there.write(self._run.facts.names, partial(known.writers, place), writing)
+        first = await known.write(place, self._run.facts.names, slices)
+        slices.left = await self._states.written(slices, first, replies)
         if (name := self._states.averaged) in place.means:
-            self._mean_at = writing.after + self._run.slots
-            writing.mean = await known.write_mean(place, name, writing, self._mean_at)
+            self._mean_at = first + self._run.slots
+            mean = await known.write_mean(place, name, slices, self._mean_at)
+            slices.left[0] = slices.left[0] | mean  # a new dict, since the states use these lengths, too
 
     async def _weights_of(self, place: Layout) -> Weights:
         return (await self._places.brought(place, state=False))[0]
@@ -381,11 +397,13 @@ class ShardedRounds:
 
     Args:
         merge, outer, balance: Merge rule, outer optimizer and balance, as for ``Synchronous``.
+        codec: Codec of weights between workers, as text.
     """
 
     merge: Rule
     outer: OuterOptimizer
-    balance: str = "equal"
+    balance: str
+    codec: str
 
     def begin(self, run: Run) -> None:
         """Initialize the outer optimizer's state, unless a checkpoint restored it."""
@@ -394,31 +412,32 @@ class ShardedRounds:
 
     async def train(self, run: Run) -> None:
         """Train until the last round or the end of the run. Bring the final weights to the master."""
-        members = run.exchange.weights_out
-        assert isinstance(members, Members)
+        there = run.exchange.weights_out
+        assert isinstance(there, Members)
         self.begin(run)
-        await _train(run, members, self.merge, self.outer, self.balance)
+        shards = Sharded(run, there, self.merge, self.outer, self.codec)
+        fragments = fragments_of(run, self.outer, shards.like)
+        try:
+            with contextlib.suppress(Ended):
+                async for round in run.rounds(self.balance):
+                    tasks = round.tasks if fragments is None else fragments.tasks(round)
+                    tensors = None if fragments is None else fragments.tensors
+                    replies, place = await shards.merged(await shards.all(tasks, tensors))
+                    if fragments is not None:
+                        fragments.were_merged(round.number)
+                    if run.facts.statistics:
+                        place = await shards.recalibrated(place, replies)
+                    await shards.committed(place, replies, due=_is_due(run), shown=_is_shown(run, round))
+            if fragments is not None:
+                fragments.tell_late()
+        finally:
+            await there.close()
+            await to_its_end(shards.settle())
 
 
-async def _train(run: Run, there: Members, merge: Rule, outer: OuterOptimizer, balance: str) -> None:
-    shards = Sharded(run, there, merge, outer)
-    fragments = fragments_of(run, outer, shards.like)
-    try:
-        with contextlib.suppress(Ended):
-            async for round in run.rounds(balance):
-                tasks = round.tasks if fragments is None else fragments.tasks(round)
-                tensors = None if fragments is None else fragments.tensors
-                replies, place = await shards.merged(await shards.all(tasks, tensors))
-                if fragments is not None:
-                    fragments.were_merged(round.number)
-                if run.facts.statistics:
-                    place = await shards.recalibrated(place, replies)
-                await shards.committed(place, replies, due=_is_due(run), shown=_is_shown(run, round))
-        if fragments is not None:
-            fragments.tell_late()
-    finally:
-        await there.close()
-        await to_its_end(shards.settle())
+def _mean_in(slices: Slices, number: int, group: str) -> list[Any]:
+    """Return the mean that ``Sharded._write`` has stored in a slice, numbered from 0."""
+    return left_of(0, {group: slices.left[0][group]}, slices.read_one(number))[group]
 
 
 def _is_due(run: Run) -> bool:

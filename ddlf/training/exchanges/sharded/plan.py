@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -14,9 +15,15 @@ from ddlf.algorithms.codec import CODEC, Codec
 from ddlf.algorithms.encoding import SAME, EncodedUpdate, decode_update, encode_parts, encode_update
 from ddlf.algorithms.payload import peak_of
 from ddlf.algorithms.ranges import Slice, decode_slice, overlapped, put, take
-from ddlf.algorithms.weights import Fault, Weights
+from ddlf.algorithms.weights import Fault, Tensor, Weights
 from ddlf.errors import AppMissing, BadUpdate, ConfigError
+from ddlf.training.checkpoints.slices import OUTER, WEIGHTS, assembled, slice_name
 from ddlf.worker.peers import Unreached
+
+EXCHANGE = "exchange"
+"""Name of the role that holds weights."""
+COPIES = "copies"
+"""Name of the role that returns slot states to other workers."""
 
 GLANCE = 1 << 12
 """Number of a tensor's first bytes to compare before comparing all of them."""
@@ -115,6 +122,26 @@ class Generation:
             weights = [np.asarray(array, order="C") for array in decode_update(encoded, weights)]
         kept = [((0, size_of(weights)), groups)] if groups else []
         return cls(weights, kept, codec=used, trainable=trainable, peaks=peaks)
+
+    @classmethod
+    def restored(
+        cls,
+        parts: Mapping[int, Mapping[str, Tensor]],
+        listed: Mapping[str, Any],
+        codec: str,
+        trainable: Sequence[bool],
+    ) -> Generation:
+        """Return a generation from slices of a checkpoint.
+
+        Args:
+            parts: Slices of the checkpoint, from ``Restored``.
+            listed: The checkpoint's list of slices, as ``Slices.sliced``.
+            codec, trainable: Arguments of ``whole``.
+        """
+        contents = ((Path(slice_name(number)), arrays) for number, arrays in sorted(parts.items()))
+        groups = assembled(contents, listed, {}, Path("the checkpoint"))
+        weights, state = (list(groups.get(name, {}).values()) for name in (WEIGHTS, OUTER))
+        return cls.whole(weights, state, codec, trainable)
 
     def set(self, piece: Slice, values: Weights) -> None:
         """Set the new weights of a piece to the values that all workers decode."""

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from ddlf.algorithms.weights import Weights
 from ddlf.training.context import App
 from ddlf.training.exchanges.replica import HoldingReplica
+from ddlf.training.exchanges.sharded.plan import COPIES, EXCHANGE
 from ddlf.training.exchanges.sharded.worker import ShardedWorker
-from ddlf.training.roles import COPIES, EXCHANGE, REPLICA
+from ddlf.training.roles import REPLICA
 from ddlf.training.slot.batchnorm import moving
 from ddlf.training.slot.parts import exchanged, whole
 from ddlf.training.slot.task import Reply, SlotState, Task

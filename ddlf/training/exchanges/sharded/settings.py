@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from ddlf.algorithms.merge import Rule
     from ddlf.algorithms.outer import OuterOptimizer
     from ddlf.training.exchanges.carrier import WeightSource
+    from ddlf.training.exchanges.states import SlotStates
+    from ddlf.training.slot.parts import Kept
+    from ddlf.training.slot.task import SlotState
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,6 @@ class Sharded(Exchange):
     name: ClassVar[str] = "sharded"
     strategies: ClassVar[tuple[str, ...]] = ("sync",)
     about: ClassVar[str] = "updates merged in slices on the workers"
-    on_workers: ClassVar[bool] = True
     same_bits_as: ClassVar[str] = "star"
     role: ClassVar[str] = "ddlf.training.exchanges.sharded.replica:ShardedReplica"
 
@@ -30,13 +32,26 @@ class Sharded(Exchange):
         """Return the loop of synchronous training whose updates stay on the workers."""
         from ddlf.training.exchanges.sharded.master import ShardedRounds
 
-        return ShardedRounds(merge=merge, outer=outer, balance=balance)
+        return ShardedRounds(merge=merge, outer=outer, balance=balance, codec=str(self.weights_codec))
 
     def weights(self, place: Place) -> WeightSource:
         """Return the source of the weights: the workers, each with a slice."""
         from ddlf.training.exchanges.members import Members
+        from ddlf.training.exchanges.sharded.plan import EXCHANGE
 
-        return Members(place.run, place.crew, place.cluster, place.lossless, codec=str(self.weights_codec))
+        found = Members(place.run, place.crew, place.cluster, place.lossless, EXCHANGE)
+        local = place.spec.local
+        if local.optimizer_state == "averaged" or local.rule.steers or place.fragments:
+            found.restoring = None  # slots begin with means, or with their own weights: the master reads and sends them
+        return found
+
+    def states(
+        self, place: Place, source: WeightSource, known: list[SlotState], parts: Mapping[str, Kept]
+    ) -> SlotStates:
+        """Return the states of the slots, which the workers keep."""
+        from ddlf.training.exchanges.sharded.states import ShardedStates
+
+        return ShardedStates(place.run, place.crew, known, parts, place.spec.exchange.codec.name, source.restoring)
 
     def refusals(self, spec: RunSpec) -> Iterator[Refusal]:
         """Yield refusals of rules that need whole updates or weights in one place."""

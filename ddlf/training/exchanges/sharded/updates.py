@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import BadUpdate, ClusterTooSmall, ConnectError, DDLFError
 from ddlf.training.crew.recovery import LOSS, end_all
 from ddlf.training.exchanges.members import Member, Members
+from ddlf.training.exchanges.recalibration import carried, measuring
 from ddlf.training.exchanges.sharded.pairs import Pairs
 from ddlf.training.run import Run, check, unfit
 from ddlf.training.slot.task import Reply, Task
@@ -296,3 +298,36 @@ async def pairs(
 
     replies = await among.on(replies, ask)
     return replies, added(found, len(replies))
+
+
+async def measured(run: Run, weights: dict[str, Any], replies: Sequence[Reply]) -> list[Reply]:
+    """Have slots compute moving statistics of weights that workers hold.
+
+    The differences to the merged statistics stay on the workers, like updates.
+
+    Args:
+        run: The run.
+        weights: The reference to the weights, as in tasks.
+        replies: The replies that were merged.
+
+    Returns:
+        Replies of the same slots, in the same order, whose updates are these differences.
+
+    Raises:
+        BadUpdate: Statistics are unusable.
+    """
+    begin = time.perf_counter()
+    tasks = [measuring(weights, reply) for reply in replies]
+    found = await carried(run, tasks, _measure)
+    for reply, (worker, wrong) in zip(replies, found, strict=True):
+        if wrong is not None:
+            raise Fault(**wrong).error(reply.slot + 1, f"worker {worker}")
+    run.arrived += time.perf_counter() - begin
+    return [
+        dataclasses.replace(reply, task=task, worker=worker, factor=1.0)
+        for reply, task, (worker, _) in zip(replies, tasks, found, strict=True)
+    ]
+
+
+async def _measure(run: Run, task: Task, worker: ProxyWorker, holds: bool) -> Any:
+    return worker.id, await run.exchange.measure(task, worker)

@@ -29,15 +29,14 @@ from ddlf.algorithms.ranges import PIECE, Slice, cut, pieces, take, take_encoded
 from ddlf.algorithms.update_check import scaled
 from ddlf.algorithms.weights import Weights, fault
 from ddlf.errors import AppMissing, DDLFError
+from ddlf.training.checkpoints.restored import Restored
 from ddlf.training.checkpoints.slices import parts_of, write_if_seen
 from ddlf.training.checkpoints.stored import left_parts
-from ddlf.training.exchanges.restored import Restored, generation_of
 from ddlf.training.exchanges.sharded.copies import Shapes, SlotCopies
 from ddlf.training.exchanges.sharded.means import Mean, MeanPlan, averaging, begins_with, bring, mean_in, shapes
 from ddlf.training.exchanges.sharded.merging import Merging, fetch, update_of
 from ddlf.training.exchanges.sharded.pairs import Pairs, all_of, limited, sums
-from ddlf.training.exchanges.sharded.plan import Generation, Plan, State, size_of, told, write
-from ddlf.training.roles import COPIES, EXCHANGE
+from ddlf.training.exchanges.sharded.plan import COPIES, EXCHANGE, Generation, Plan, State, size_of, told, write
 from ddlf.training.slot.parts import travelling
 from ddlf.training.slot.task import KeptStates, SlotState, Task
 from ddlf.worker.methods import concurrent, offered
@@ -165,8 +164,8 @@ class ShardedWorker(Restored):
 
     @concurrent
     async def hold_restored(self, generation: int, listed: dict[str, Any], codec: str, trainable: list[bool]) -> None:
-        """Store the generation of the checkpoint slices that this worker has received; see ``generation_of``."""
-        found = await asyncio.to_thread(generation_of, self.taken(), listed, codec, trainable)
+        """Store the generation of the checkpoint slices that this worker has received; see ``Generation.restored``."""
+        found = await asyncio.to_thread(Generation.restored, self.taken(), listed, codec, trainable)
         await self._held.hold({generation: found})
 
     @concurrent
@@ -272,7 +271,8 @@ class ShardedWorker(Restored):
         """Fetch all that a slot's round begins with, and forget everything from earlier rounds.
 
         Args:
-            task: The round. Its weights name a generation that other workers have.
+            task: The round. Its weights name a generation that other workers have, and as ``left`` the workers that have
+                the slot's state, unless the state is here or in the task.
             like: Arrays with the shapes and types of the model's weights.
 
         Returns:
@@ -281,9 +281,11 @@ class ShardedWorker(Restored):
         Raises:
             AppMissing: No worker returns them.
         """
-        await self.have(**task.weights, like=like)
+        which = {**task.weights}
+        left = which.pop("left", ())
+        await self.have(**which, like=like)
         await self._held.only_since(task.weights["generation"])
-        task = await self.copies.have(task)
+        task = await self.copies.have(task, left)
         means = self.means(task.weights["generation"])
         return dataclasses.replace(task, **begins_with(means, task.weights.get("means", {}), like))
 

@@ -27,8 +27,7 @@ from ddlf.algorithms.flat_weights import Row, Rows
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import ClusterTooSmall, ConfigError, ConnectError, DDLFError
 from ddlf.events import UpdateRejected, Warned
-from ddlf.training.checkpoints.slices import PUSHED, WEIGHTS
-from ddlf.training.checkpoints.writing import Writing
+from ddlf.training.checkpoints.slices import PUSHED, WEIGHTS, Slices
 from ddlf.training.context import App
 from ddlf.training.crew.recovery import end_all, first_line
 from ddlf.training.evaluation.master import to_its_end
@@ -147,7 +146,7 @@ class Serving:
 
     # -- before and while replicas train ------------------------------------------------------------------------------
 
-    def told(self, slot: int, number: int) -> dict[str, Any]:
+    def told(self, slot: int, number: int, holds: bool) -> dict[str, Any]:
         """Return a task's entry about its replicas. Each call begins a new incarnation."""
         ids = list(range(slot, self._replicas, self._run.slots))
         return {
@@ -233,7 +232,7 @@ class Serving:
         )
         slices = None
         if run.keeper is not None and due and not shown:
-            slices = await run.keeper.sliced(run.progress, run.exchange.states, [reply], self._written)
+            slices = await run.keeper.sliced(run.progress, self._written)
         weights: Weights | WeightsRef
         if slices is not None:
             weights, like = remote(slices=slices), np.broadcast_to(np.float32(0), self._rows.sizes[0])
@@ -386,9 +385,9 @@ class Serving:
     async def _mark(self, moment: int) -> None:
         await asyncio.gather(*(self._placement.call(n, "mark", moment) for n in range(len(self._placement.owners))))
 
-    async def _written(self, writing: Writing) -> None:
+    async def _written(self, slices: Slices) -> None:
         """Have the owners write their servers into a checkpoint."""
-        slices, names, rows = writing.slices, self._run.facts.names, self._rows
+        names, rows = self._run.facts.names, self._rows
 
         async def one(shard: int) -> dict[str, Any]:
             async def there(place: dict[str, Any]) -> dict[str, Any]:
@@ -398,7 +397,7 @@ class Serving:
                 facts = dict(await self._placement.call(shard, "snapshot"))
                 return shard_parts(rows, self._placement.parts[shard], names, facts)
 
-            return await writing.slice(shard, there, here)
+            return await slices.write_one(shard, there, here)
 
         found = await asyncio.gather(*(one(shard) for shard in range(len(self._placement.owners))))
         self.version = min(one["version"] for one in found)
@@ -407,7 +406,6 @@ class Serving:
         slices.sliced[PUSHED] = [(f"{i:04d}", "float32", [rows.sizes[0]]) for i in range(found[0]["kept"])]
         slices.arrays[WEIGHTS] = {called[i]: one for i, one in enumerate(self._others) if one is not None}
         self._run.state[META] = meta_of(found)
-        writing.after = len(found)
 
     async def _unreached(self, worker: int, told: dict[str, Any]) -> None:
         """Raise the error that kept a replica from a server.

@@ -245,7 +245,7 @@ class Placement:
         """Have a worker own a server. Its values are in ``facts``, or in the ``slices`` of a checkpoint."""
         told = {name: value for name, value in facts.items() if name != "slices"}
         if "slices" in facts:
-            await self._there.restoring.give(worker, facts["slices"], [shard])
+            await self._there.checkpoints.give(worker, facts["slices"], [shard])
         await worker.call(self._role, "own", epoch, shard, told, falls)
         self._run.crew.served(worker.id)
 

@@ -16,9 +16,10 @@ pushes, and sends them again to a new owner. This costs a fraction of sending ea
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,13 +28,14 @@ from ddlf.algorithms.codec import CODEC, Codec, Float32
 from ddlf.algorithms.encoding import encode_update
 from ddlf.algorithms.flat_weights import Row, Rows
 from ddlf.algorithms.push_rules import KNOWN, PUSHED, Last, Pushed, Softsync, is_finite
-from ddlf.algorithms.ranges import Slice
+from ddlf.algorithms.ranges import Slice, overlapped
 from ddlf.algorithms.staleness import STALENESS, Staleness
-from ddlf.algorithms.weights import Weights
+from ddlf.algorithms.weights import Tensor, Weights
 from ddlf.errors import AppMissing, BadUpdate, DDLFError
+from ddlf.training.checkpoints.durable import damaged
+from ddlf.training.checkpoints.restored import Restored
 from ddlf.training.checkpoints.slices import PUSHED as PUSHED_STATE
 from ddlf.training.checkpoints.slices import WEIGHTS, part_name, write_if_seen
-from ddlf.training.exchanges.restored import Restored, shard_of_parts
 from ddlf.training.roles import SERVERS
 from ddlf.training.strategies.downpour.client import RETRY_S, Owners, name_of
 from ddlf.worker.activity import Shard
@@ -716,3 +718,42 @@ def shard_parts(
         found[part_name(PUSHED_STATE, part[0][0], f"{number:04d}")] = row
     numbers = {name: facts[name] for name in ("version", "received", "count", "factors", "last")}
     return found, {**numbers, "kept": len(facts["state"])}
+
+
+def shard_of_parts(
+    rows: Rows, part: tuple[Slice, Slice], names: Sequence[str], arrays: Mapping[str, Tensor], kept: int
+) -> dict[str, Any]:
+    """Return the values of a Downpour server and the state of its push rule, from a slice that ``shard_parts`` made.
+
+    Args:
+        rows: Layout of the model's weights.
+        part: The server's ranges of both rows.
+        names: Paths of the weights.
+        arrays: Arrays of the server's slice of the checkpoint.
+        kept: Number of rows that the push rule keeps.
+
+    Returns:
+        ``weights``, ``rest`` and ``state``, as in ``Server.snapshot``.
+
+    Raises:
+        CheckpointCorrupt: A part is missing, or has the wrong size.
+    """
+
+    def of(name: str, length: int) -> Tensor:
+        found = arrays.get(name)
+        if found is None or found.shape != (length,):
+            got = "nothing" if found is None else f"{found.dtype} {found.shape}"
+            raise damaged(Path("a slice of the checkpoint"), f"{length:,} values of {name!r}", got)
+        return np.asarray(found, np.float32)
+
+    found: dict[str, Any] = {}
+    for name, places, one in zip(("weights", "rest"), (rows.trained, rows.rest), part, strict=True):
+        like = [rows.like[i] for i in places]
+        values = [
+            of(part_name(WEIGHTS, low, f"{places[at]:04d} {names[places[at]]}"), high - low)
+            for at, low, high in overlapped(like, one)
+        ]
+        found[name] = np.concatenate(values) if values else np.zeros(0, np.float32)
+    (begin, end), _ = part
+    found["state"] = [of(part_name(PUSHED_STATE, begin, f"{number:04d}"), end - begin) for number in range(kept)]
+    return found

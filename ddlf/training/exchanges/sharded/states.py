@@ -1,0 +1,234 @@
+"""The slot states of the sharded exchange, which has more places for them. Runs on the master.
+
+Parts as large as the weights stay on the workers. So do the means that rounds begin with. Another worker keeps a copy
+of what is expensive to lose, and the next worker of a slot fetches its state from one of the two. Workers write the
+states that they have into checkpoints, and read them from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ddlf.algorithms.weights import Weights
+from ddlf.cluster.proxy import ProxyWorker
+from ddlf.errors import CheckpointError
+from ddlf.training.checkpoints.restoring import Restoring
+from ddlf.training.checkpoints.slices import Slices
+from ddlf.training.checkpoints.stored import left_of, left_parts
+from ddlf.training.crew.crew import Crew
+from ddlf.training.crew.recovery import LOSS
+from ddlf.training.exchanges.sharded.plan import EXCHANGE
+from ddlf.training.exchanges.states import LeftBy, SlotStates
+from ddlf.training.slot.parts import Kept
+from ddlf.training.slot.task import Reply, SlotState, Task
+
+
+class ShardedStates(SlotStates):
+    """The state of each slot.
+
+    Args:
+        run, crew, known, parts, codec: Arguments of ``SlotStates``.
+        restoring: Lets workers read slot states that are in slices of a checkpoint; None if the master has all states.
+
+    Attributes:
+        copied: Parts that do not come back, but that other workers keep copies of.
+        mean: Fetches the mean of ``averaged``, if it is on workers. ``mean_is`` sets it.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        crew: Crew,
+        known: list[SlotState],
+        parts: Mapping[str, Kept],
+        codec: str,
+        restoring: Restoring | None,
+    ) -> None:
+        parts = {name: replace(part, back=part.back and not part.large) for name, part in parts.items()}
+        super().__init__(run, crew, known, parts, codec)
+        self._exchange = (run, EXCHANGE)
+        self._copies: dict[int, LeftBy] = {}  # slot -> the worker with the last copy
+        self._stored: dict[int, tuple[int, dict[str, int], Slices, int]] = {}  # slot -> round, lengths, slice
+        self._restoring = restoring
+        self._unread = {} if restoring is None else restoring.left  # slot -> lengths, slice of a checkpoint
+        self.mean: Callable[[], Weights] | None = None
+        if self.shared:
+            mean, self.shared = self.shared[self.averaged], {}
+            self.mean_is(lambda: mean)
+        # The parts behind a mean that is on the workers are not needed any more.
+        self._fetched = tuple(name for name in self._fetched if not parts[name].shared)
+        self.copied = self._fetched if any(part.copied for part in parts.values()) else ()
+
+    async def given(self, task: Task, worker: ProxyWorker, holds: bool) -> tuple[SlotState | None, bool]:
+        """Return the state to send along, like ``SlotStates``. Workers read what is still in a checkpoint."""
+        holds = await self._restored(task.slot, task.since, worker) or holds
+        if not self.at(task.slot, holds):
+            return await super().given(task, worker, holds)
+        return self._sent(task.slot, {}), holds
+
+    async def _restored(self, slot: int, number: int, worker: ProxyWorker) -> bool:
+        """Let a worker read a slot state that is still only in a slice of the checkpoint being resumed.
+
+        Args:
+            slot: The slot, from 0.
+            number: The round that left the state, from 0.
+            worker: The worker that carries the slot's next round.
+
+        Returns:
+            Whether the worker now has the whole state.
+        """
+        if slot not in self._unread or self._restoring is None or (slices := self._restoring.slices) is None:
+            return False
+        lengths, place = self._unread[slot]
+        left = self._left_by(worker.id, number)
+        await self._restoring.give(worker, slices, [place])
+        await worker.call(self._exchange, "left_restored", slot, number, self._sent(slot, {}), lengths, place)
+        self._on[slot], self._stored[slot] = left, (number, lengths, slices, place)
+        self._coming.pop(slot, None)
+        self._unread.pop(slot, None)
+        return True
+
+    def copy(self, slot: int, number: int, worker: int) -> None:
+        """Record that a worker has a copy of the state that stayed on the slot's worker after a round, from 0."""
+        self._copies[slot] = self._left_by(worker, number)
+
+    def at(self, slot: int, holds: bool) -> list[int]:
+        """Return the workers that have the state that did not come back after a slot's last round.
+
+        Args:
+            slot: The slot, from 0.
+            holds: Whether the worker that will carry it has this state.
+
+        Returns:
+            The numbers of reachable workers; empty if the task need not name any.
+        """
+        if holds or not self.copied or slot not in self._on:
+            return []
+        return [worker.id for worker in self._holders(slot, self._on[slot])]
+
+    def where(self, slot: int, group: str) -> tuple[int, int] | list[Any] | None:
+        """Return where a part of a slot's state is.
+
+        Returns:
+            A pair of worker and round; the part itself if the master has it; None if it is lost.
+        """
+        if (left := self._on.get(slot)) is None:
+            return self._known[slot].get(group)
+        holders = self._holders(slot, left)
+        return (holders[0].id, left.round) if holders else None
+
+    def round_over(self, replies: Sequence[Reply]) -> None:
+        """Do nothing: the workers compute the means."""
+
+    def mean_is(self, mean: Callable[[], Weights] | None) -> None:
+        """Set how to fetch the mean of ``averaged`` from the workers; None if it cannot be fetched."""
+        if not self.averaged:
+            return
+        self.mean = mean
+        for slot, state in enumerate(self._known):
+            self._known[slot] = {name: group for name, group in state.items() if name != self.averaged}
+
+    def fetch_mean(self) -> None:
+        """Fetch the mean of ``averaged``, if it is on workers, as the state of every slot."""
+        if self.mean is not None:
+            mean = self.mean()
+            for slot, state in enumerate(self._known):
+                self._known[slot] = state | {self.averaged: mean}
+
+    async def means(self) -> SlotState:
+        """Return the means that the next round begins with, for workers that get them from the master."""
+        means = {name: part for name, part in self.parts.items() if part.mean is not None}
+        states = await self.all() if means else []
+        found = SlotState()
+        for name, part in means.items():
+            left = [state.get(name) for state in states]
+            known = [one for one in left if one is not None]
+            if known and part.mean is not None:
+                found[name] = known[0] if part.shared else part.mean(left, [1] * len(left))  # shared: each is the mean
+        return found
+
+    def set_back(self, states: list[SlotState]) -> None:
+        """Replace all states, like ``SlotStates``, and forget the copies."""
+        super().set_back(states)
+        self._copies = {}
+
+    def all(self) -> asyncio.Future[list[SlotState]]:
+        """Return a future with the state of every slot, like ``SlotStates``, with the mean that workers have."""
+        states = super().all()
+        return states if self.mean is None else asyncio.ensure_future(_with_mean(states, {self.averaged: self.mean()}))
+
+    async def written(self, slices: Slices, first: int, replies: Sequence[Reply]) -> list[dict[str, int]]:
+        """Have workers write the slot states that they hold into a checkpoint.
+
+        Args:
+            slices: The slices of the checkpoint.
+            first: Number of the slice of the first slot.
+            replies: The replies that are about to be committed.
+
+        Returns:
+            For each slot, the lengths of the parts that were written.
+        """
+        lengths: list[dict[str, int]] = [{} for _ in self._known]
+        now = {reply.slot: self._left_by(reply.worker, reply.task.round) for reply in replies}
+        left = self._on | now if self._fetched else {}
+
+        async def one(slot: int) -> None:
+            async def there(place: dict[str, Any]) -> dict[str, Any]:
+                for holder in self._holders(slot, left[slot]):
+                    with contextlib.suppress(*LOSS):
+                        told = slot, left[slot].round, self._fetched, place
+                        found: dict[str, Any] = await holder.call(self._exchange, "write_left", *told)
+                        return found
+                return {"why": ""}  # the code that fetches the state reports the loss
+
+            async def here() -> tuple[dict[str, Any], dict[str, Any]]:
+                return left_parts(slot, await self._fetch(slot, left[slot]))
+
+            lengths[slot] = (await slices.write_one(first + slot, there, here))["lengths"]
+            self._stored[slot] = left[slot].round, lengths[slot], slices, first + slot
+
+        async def unread(slot: int) -> None:
+            async def there(place: dict[str, Any]) -> dict[str, Any]:
+                return {}
+
+            async def here() -> tuple[dict[str, Any], dict[str, Any]]:
+                return left_parts(slot, await self._read(slot))
+
+            lengths[slot] = (await slices.write_one(first + slot, there, here))["lengths"]
+
+        await asyncio.gather(*map(one, left), *map(unread, self._unread.keys() - left.keys()))
+        return lengths
+
+    def _coming_of(self, slot: int) -> asyncio.Future[SlotState] | None:
+        if slot not in self._coming and slot not in self._on and slot in self._unread:
+            self._coming[slot] = asyncio.ensure_future(self._read(slot))
+        return super()._coming_of(slot)
+
+    def _holders(self, slot: int, left: LeftBy) -> list[ProxyWorker]:
+        """Return the reachable workers with the state of a slot's last round: its own one, and one with a copy."""
+        copy = self._copies.get(slot)
+        copies = super()._holders(slot, copy) if copy is not None and copy.round == left.round else []
+        return list(dict.fromkeys([*super()._holders(slot, left), *copies]))
+
+    async def _read(self, slot: int) -> SlotState:
+        """Return a slot's state from the checkpoint that no worker has read yet."""
+        assert self._restoring is not None
+        assert self._restoring.slices is not None
+        lengths, place = self._unread[slot]
+        return left_of(slot, lengths, await asyncio.to_thread(self._restoring.slices.read_one, place))
+
+    async def _stored_state(self, slot: int, number: int) -> SlotState | None:
+        """Return a slot's state after a round from the last checkpoint that has it."""
+        if slot in self._stored and self._stored[slot][0] == number:
+            _, lengths, slices, place = self._stored[slot]
+            with contextlib.suppress(CheckpointError):
+                return left_of(slot, lengths, await asyncio.to_thread(slices.read_one, place))
+        return None
+
+
+async def _with_mean(states: asyncio.Future[list[SlotState]], mean: SlotState) -> list[SlotState]:
+    return [state | mean for state in await states]
