@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ddlf.cluster.cluster import Cluster
     from ddlf.extras import AdviceReport
-    from ddlf.training.samples.ledger import Ledger
+    from ddlf.training.progress import Ledger
     from ddlf.training.slot.replica import Replica
     from ddlf.worker.worker import Worker
 

@@ -10,7 +10,7 @@ from ddlf.algorithms.reading_order import portions
 from ddlf.data.parts import check_data, take_made
 from ddlf.data.stream import SampleStream
 from ddlf.errors import AppError, ConfigError, DatasetError
-from ddlf.training.samples.ledger import FileLedger
+from ddlf.training.progress import FileLedger
 
 SIZES = [50, 30, 40]
 X, Y = np.arange(120 * 3, dtype=np.float32).reshape(120, 3), np.arange(120)

@@ -9,7 +9,7 @@ import pytest
 from ddlf.algorithms.reading_order import Portion, portions
 from ddlf.errors import ConfigError, WorkerLost
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
-from ddlf.training.samples.ledger import FileLedger
+from ddlf.training.progress import FileLedger
 
 SEVEN = (31, 17, 40, 29, 28, 29, 29)
 """203 samples, as the arrays of a made-up run have."""

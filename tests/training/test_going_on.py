@@ -22,8 +22,7 @@ from ddlf.training.checkpoints.durable import seal, unseal
 from ddlf.training.checkpoints.journal import JOURNAL
 from ddlf.training.checkpoints.keeper import Keeper
 from ddlf.training.exchanges.states import SlotStates
-from ddlf.training.progress import Progress
-from ddlf.training.samples.ledger import Ledger
+from ddlf.training.progress import Ledger, Progress
 from ddlf.training.slot.build import describe
 from tests.patience import PATIENCE_S
 from tests.training.models import equal

@@ -1,6 +1,6 @@
 import numpy as np
 
-from ddlf.training.samples.ledger import Ledger
+from ddlf.training.progress import Ledger
 
 
 def test_ledger_is_exact_when_each_sample_counts_once_an_epoch():

@@ -10,8 +10,7 @@ import pytest
 from ddlf.algorithms.partition import equal_sizes, partition, shuffled
 from ddlf.errors import CheckpointMismatch, ConfigError
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
-from ddlf.training.progress import Progress, Span
-from ddlf.training.samples.ledger import Ledger
+from ddlf.training.progress import Ledger, Progress, Span
 
 BOTH = pytest.mark.parametrize("mode", ["sync", "async"])
 

@@ -26,11 +26,10 @@ from ddlf.training.checkpoints.keeper import Keeper
 from ddlf.training.checkpoints.restoring import Restoring, names_of
 from ddlf.training.context import App
 from ddlf.training.early import check_same_model
-from ddlf.training.progress import Progress
+from ddlf.training.progress import FileLedger, Ledger, Progress
 from ddlf.training.refusals import check_slots
 from ddlf.training.registry import DEFAULTS, EXCHANGE, MODE, SETTINGS, flat
 from ddlf.training.samples.files import files_of
-from ddlf.training.samples.ledger import FileLedger, Ledger
 from ddlf.training.samples.parts import owners_of
 from ddlf.training.slot.build import describe, describe_optimizer, describe_weights, without_numbers
 from ddlf.training.slot.parts import PARTS

@@ -1,1 +1,1 @@
-"""The samples of each slot in a round, partition files, and how often each sample was trained on."""
+"""The samples of each slot in a round, and partition files."""
