@@ -29,8 +29,8 @@ from ddlf.training.exchanges.sharded.plan import COPIES, EXCHANGE
 from ddlf.training.exchanges.sharded.worker import ShardedWorker
 from ddlf.training.registry import EXCHANGE as EXCHANGE_CHECK
 from ddlf.training.registry import MODE
-from ddlf.training.reporting import hooked
 from ddlf.training.roles import REPLICA, SERVERS
+from ddlf.training.run import hooked
 from ddlf.training.slot.batchnorm import moving
 from ddlf.training.slot.numpy_model import CountedSamples, NumpyModel
 from ddlf.training.slot.parts import exchanged, whole

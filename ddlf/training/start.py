@@ -46,9 +46,8 @@ from ddlf.training.refusals import (
     check_workers,
 )
 from ddlf.training.registry import spec_of
-from ddlf.training.reporting import Reporter
 from ddlf.training.roles import REPLICA
-from ddlf.training.run import Ended, Facts, Run
+from ddlf.training.run import Ended, Facts, Reporter, Run
 from ddlf.training.samples.files import Nearby, files_of, settled
 from ddlf.training.samples.parts import partitioned
 from ddlf.training.samples.steps import PlannedSteps

@@ -18,7 +18,7 @@ from ddlf.errors import (
 from ddlf.testing import FakeCluster, FakeWorker
 from ddlf.training.crew.crew import Crew
 from ddlf.training.crew.recovery import LOSS
-from ddlf.training.reporting import hooked
+from ddlf.training.run import hooked
 from tests.patience import PATIENCE_S
 
 

@@ -98,7 +98,7 @@ async def test_validation_data_is_looked_at_once_an_epoch(monkeypatch):
         looked.append(validate)
         return await usual(self, weights, validate=validate, last=last)
 
-    from ddlf.training.reporting import Reporter
+    from ddlf.training.run import Reporter
 
     usual = Reporter.report
     monkeypatch.setattr(Reporter, "report", report)
