@@ -57,7 +57,8 @@ class Hosted:
     def keep(self, what: dict[str, dict[int | None, Any]], name: str, values: dict[Any, Any]) -> None:
         """Record the values that workers got under a name.
 
-        If ``None`` is among the numbers, they replace all earlier ones. Otherwise other workers keep their values.
+        If ``None`` is among the numbers, the values replace all earlier values. Otherwise other workers keep their
+        values.
         """
         what[name] = values if None in values else what.get(name, {}) | values
 
@@ -69,7 +70,7 @@ class Hosted:
             what[name] |= dict.fromkeys(numbers, _GONE)
 
     def renewals(self, method: Callable[..., Any], workers: Sequence[ProxyWorker]) -> dict[ProxyWorker, Request]:
-        """Return requests that replace a hosted function, for the workers that host another one under its name."""
+        """Return requests that send a function again, for the workers that host another function under its name."""
         hosted = self.methods.get(method_name(method), {})
         requests = {}
         for worker in workers:
@@ -105,7 +106,8 @@ def copied(value: Any) -> Any:
 
 
 LOOK_S = 2.0
-"""Seconds to wait for an answer. For a slower worker, only the facts that the master already knows are returned."""
+"""Seconds that ``look`` waits for an answer. For a slower worker, it returns only the facts that the master already
+knows."""
 SHOWN = (
     "host",
     "executor",
@@ -126,7 +128,8 @@ async def look(members: Members, *, reach: bool = False) -> list[dict[str, Any]]
 
     Args:
         members: Members of the cluster.
-        reach: Whether to connect to daemons without a connection. During a run, the run itself does that.
+        reach: Whether to connect to daemons without a connection. During a run this is not needed, because the run
+            connects.
 
     Returns:
         A dict for each worker: its number and name; its state for this master (``"alive"``, ``"suspect"``, ``"dead"``
@@ -157,7 +160,7 @@ async def _look(worker: ProxyWorker, members: Members, reach: bool) -> dict[str,
 
 
 class Group:
-    """Workers that are called together: a cluster, or a view of some of its workers.
+    """The workers of one call: a cluster, or a view of some of its workers.
 
     Args:
         members: Members of the cluster.
@@ -180,7 +183,7 @@ class Group:
         raise TypeError("a cluster belongs to its master: functions on workers can neither use it nor start a map")
 
     def _repr_html_(self) -> str:
-        """Return the HTML table for notebooks: the workers, and the ones that ``connect`` did not reach."""
+        """Return the HTML table for notebooks. It has all workers, including those not reached by ``connect``."""
         return workers_table([*self._workers, *(self._members.missing if self._is_whole else ())])
 
     @property
@@ -274,7 +277,8 @@ class Group:
             if others and isinstance(first, DDLFError) and not isinstance(first, NotPicklable):
                 first.join(others, len(results))
             if isinstance(first, RemoteError):
-                first = first.with_traceback(None)  # its text has the worker's traceback; the master's adds nothing
+                # The error's text has the worker's traceback. The master's traceback adds nothing.
+                first = first.with_traceback(None)
             raise first
         return results
 
@@ -308,7 +312,7 @@ class Group:
         if not per_worker:
             return await self._all(command, method, **same)
         if same:
-            raise ValueError("give either the same arguments for all workers or one dict for each, not both")
+            raise ValueError("pass either the same arguments for all workers or one dict for each worker, not both")
         if len(per_worker) > len(self._workers):
             raise ValueError(f"{len(per_worker)} sets of arguments for {len(self._workers)} workers")
         for given in per_worker:
@@ -411,7 +415,8 @@ class Group:
         return Map(self.tally(function, total), untupled(source), ordered=ordered)
 
     def tally(self, function: Callable[..., Any], total: int | None) -> Tally:
-        """Return the part of ``map`` that calls the function for each item and counts, for ``Pool``'s own results."""
+        """Return the object that calls the function for each item and counts the results. ``Pool`` uses it for its own
+        maps."""
         keep_errors = self.behaviour.on_error == "return"
         return Tally(self._function(function), self._events.emit, total, self._workers, keep_errors=keep_errors)
 
@@ -434,7 +439,8 @@ class Group:
         """Host a function on all workers until it is removed. ``IWorker.add_method`` describes the arguments."""
         checked_function(method, "add_method")
         options = dict(name=name, persist=persist, concurrent=concurrent)
-        request = Request("add_method", Snapshot(method), **options)  # a separate request, because it outlives the call
+        # a separate request, because the master keeps it after the call
+        request = Request("add_method", Snapshot(method), **options)
         await self._all("add_method", method, **options)
         self._hosted.keep(self._hosted.methods, name or method_name(method), self._for_each(request))
 
@@ -540,8 +546,8 @@ class Cluster(Group):
         takeover: Take the workers from another master that has their leases.
         guest: Connect without leases, for status and measurements. This works while another master has the workers.
         names: Names of the workers for people, instead of their addresses.
-        advertise: Where other workers reach each worker, as ``HOST`` or ``HOST:PORT``. With an empty text the master
-            asks the worker.
+        advertise: The address of each worker for other workers, as ``HOST`` or ``HOST:PORT``. With an empty text the
+            master asks the worker.
         echo: Print the output of user code on the workers to standard error, with the worker's name. You can set this
             attribute at any time.
 
@@ -578,13 +584,15 @@ class Cluster(Group):
         echo: bool = True,
     ) -> None:
         if isinstance(hosts, Launcher) and token_file is not None:
-            raise ConfigError("a launcher has its own token", hint="leave out token_file")
+            raise ConfigError(
+                "token_file cannot be combined with a launcher, which has its own token", hint="leave out token_file"
+            )
         launcher = hosts if isinstance(hosts, Launcher) else Given(hosts, ports, token_file=token_file, names=names)
         count = len(launcher.addresses)
         if len(advertise) not in (0, count):
             raise ConfigError(
                 f"{count} workers but {len(advertise)} advertised addresses",
-                hint="use an empty text for a worker without one",
+                hint="use an empty text for a worker without an advertised address",
             )
         for text in filter(None, advertise):
             parse_advertised(text)

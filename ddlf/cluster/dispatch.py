@@ -71,7 +71,7 @@ def is_number(value: Any) -> bool:
 LOSS = (WorkerLost, ExecutorCrashed, LeaseError, ConnectError, AuthError, VersionError)
 """Errors that concern the worker, not the call."""
 GIVE_UP_S = 0.1
-"""Seconds between the end of the wait for a lost worker and the check that gives it up."""
+"""Seconds after the end of the wait for a lost worker until its calls are checked."""
 MAX_HABITS = 1000
 """Number of functions whose duration is remembered."""
 
@@ -103,11 +103,11 @@ class Job:
         self.on_sent: Callable[[], None] = lambda: None
 
     def allows(self, lane: WorkerLane) -> bool:
-        """Return whether a lane's worker may do the calls."""
+        """Return whether the worker of a lane may run the calls."""
         return self.workers is None or lane.worker in self.workers
 
     def fits(self, lane: WorkerLane) -> bool:
-        """Return whether a lane has room for another of these calls."""
+        """Return whether a lane has room for another call of this job."""
         if self.per_worker > 1:
             return len(lane.beside) < self.per_worker
         return lane.has_turn(alone=self.timeout_s is not None)
@@ -177,7 +177,7 @@ class Dispatch:
                     may_have_run |= began  # one attempt is enough
                     if isinstance(error, RequestFailed):
                         error.may_have_run = may_have_run
-                    if queued.lane is None:  # no worker remains
+                    if queued.lane is None:  # no worker remains for the call
                         raise
                     self._lost(queued.lane, error)
                     attempts += began or queued.lane.is_first(queued)
@@ -195,7 +195,7 @@ class Dispatch:
         """Check whether lost workers have returned, and whether new ones have joined."""
         for lane in self._all():
             if not lane.open and lane not in self._coming:
-                lane.open, lane.hope_until = True, inf  # the next call finds out whether it has returned
+                lane.open, lane.hope_until = True, inf  # the next call shows whether the worker has returned
         self._fill()
 
     def close(self) -> None:
@@ -217,7 +217,7 @@ class Dispatch:
         return self._queues[job.per_worker > 1]
 
     def _ask(self, job: Job) -> QueuedCall:
-        """Put a call on a free lane, else into the queue.
+        """Put a call on a free lane, or into the queue if no lane is free.
 
         Raises:
             DDLFError: No worker remains that may do the call. This is the error of the last loss.

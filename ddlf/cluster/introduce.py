@@ -19,7 +19,7 @@ from ddlf.rpc.messages import Request
 from ddlf.worker.lease import peer_pass
 
 PAIRS_SHOWN = 5
-"""Number of pairs without a way that the error message lists."""
+"""Maximum number of unconnected pairs in the error message."""
 
 
 async def introduce(
@@ -95,7 +95,7 @@ async def introduced(
 
 
 async def _check_there(worker: ProxyWorker, executor: str) -> None:
-    """Raise the error of a worker that others did not reach, if its daemon or the introduced executor has ended."""
+    """Raise an error if an unreachable worker has a dead daemon, or if its introduced executor has ended."""
     await worker.rpc(Request("list_methods"))
     if worker.facts["executor"] != executor:
         raise AppMissing("its executor ended while workers were introduced to each other", worker=worker.name)

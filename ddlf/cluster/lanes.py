@@ -13,12 +13,12 @@ from weakref import WeakSet
 AHEAD_S = 0.02
 """Seconds of work that may wait on a worker, so that it stays busy while the master does something else."""
 WORTH = 0.05
-"""Share of a call's time that the worker may idle after it. The master therefore sends no call behind a long one: a
-call that is already on a worker cannot move to another worker."""
+"""Share of a call's duration that the worker may idle after it. The master therefore sends no call behind a long call:
+a call that is already on a worker cannot move to another worker."""
 MOST = 100
-"""Largest number of calls that are sent to a worker ahead of their turn."""
+"""Maximum number of calls that wait on a worker."""
 RECENT = 0.1
-"""Weight of the latest call in the expectation for the next one."""
+"""Weight of the latest call in the moving average of durations."""
 
 
 @dataclass(eq=False)
@@ -85,13 +85,13 @@ class Lane(Generic[W]):
         return self._unknown, self._seconds, len(self.turns) + len(self.beside)
 
     def add_turn(self, call: object, seconds: float | None) -> None:
-        """Note a call that waits for its turn."""
+        """Add a call that runs after the earlier calls of this worker."""
         self.turns[call] = seconds
         self._seconds += seconds or 0.0
         self._unknown += seconds is None
 
     def end(self, call: object) -> None:
-        """Forget a call. Safe to call again."""
+        """Remove a call. Safe to call again."""
         self.beside.discard(call)
         if call in self.turns:
             seconds = self.turns.pop(call)

@@ -98,7 +98,8 @@ class Identity:
             claim.kwargs = dict(
                 session=self.master_id,
                 epoch=self.epoch,
-                takeover=self.takeover and self.epoch == 0,  # once: a replaced master does not take the lease back
+                # Only once: a master that was replaced does not take the lease back.
+                takeover=self.takeover and self.epoch == 0,
                 who=master_name(),
                 job=program_name(),
                 heartbeat_s=timing.heartbeat_s,
@@ -132,7 +133,7 @@ class DataChannel(Channel):
 
     Attributes:
         pid: Process id of the executor, once it has answered.
-        crash_before: The last crash that was known when the master dialled the executor.
+        crash_before: The last known crash at the time when the master connected to the executor.
     """
 
     pid: int | None = None
@@ -153,7 +154,7 @@ log = logging.getLogger(__name__)
 EVENTS = frozenset({"executor_exited", "lease_lost", "stopped_by", "wanted", "wrote"})
 """Events that a daemon reports. Other events, from newer daemons, are ignored."""
 NEWS_S = 2.0
-"""Seconds after the end of a data connection in which the daemon may report how the executor ended."""
+"""Seconds that the master waits, after a data connection ended, for the daemon's report about the executor."""
 
 
 async def unknown() -> None:
@@ -309,7 +310,7 @@ class LinkState:
         return lost
 
     def lost(self, reason: object, worker: str, silent_s: float | None) -> LeaseError | WorkerLost:
-        """Return the reason like ``of_worker``, but without asking for the exit code of the worker's process."""
+        """Return the same reason as ``of_worker``, without the exit code of the worker's process."""
         if self.lease is not None:
             return self.lease
         lost = WorkerLost(
@@ -328,7 +329,7 @@ def start_failure(last_exit: dict[str, Any], worker: str) -> ExecutorCrashed:
     return ExecutorCrashed(
         f"it cannot start its executor, the last one {last_exit['text']}",
         worker=worker,
-        hint="repair the cause, then: ddlf stop --restart",
+        hint="remove the cause, then run: ddlf stop --restart",
         exit_code_of_process=last_exit["exit_code"],
         signal=last_exit["signal"],
         stderr_tail=last_exit["stderr_tail"],
@@ -406,7 +407,7 @@ class WorkerEvents:
 
 
 LATE_HEARTBEATS = 2
-"""This number of missing heartbeats means that the loop is blocked."""
+"""After this number of missing heartbeats the event loop counts as blocked."""
 
 
 class Pulse:
@@ -479,7 +480,7 @@ class _Watcher:
     def add(self, pulse: Pulse) -> None:
         with self._lock:
             self._pulses.add(pulse)
-            self._wake()  # the thread may be sleeping for the longer heartbeat interval of another pulse
+            self._wake()  # The thread may be sleeping for the longer heartbeat interval of another worker.
             if not self._running:
                 self._running = True
                 threading.Thread(target=lambda: asyncio.run(self._watch()), name="ddlf-pulse", daemon=True).start()
@@ -569,7 +570,7 @@ class Link:
         self._opening: asyncio.Task[DataChannel] | None = None
         self._background: set[asyncio.Task[Any]] = set()
         self._bytes_before = (0, 0)
-        self._sent_session: dict[str, Any] = {}  # the session settings that the executor has received
+        self._sent_session: dict[str, Any] = {}  # the session settings that the executor has received last
         self._replayed_to = ""  # the executor that has received the requests of ``replay``
         self._sources = Sources()
         self.worker_events = WorkerEvents(self.emit, self.session, self.called)
@@ -750,7 +751,7 @@ class Link:
                     await data.call(request)
                 self._replayed_to = self.facts["executor"]
         except BaseException:
-            data.stream.close()  # otherwise the next request would use an executor with an incomplete session
+            data.stream.close()  # Otherwise the next request would use an executor with an incomplete session.
             raise
         self.worker_events.connected(f"{self.host}:{self.port}", self.facts)
         return data
@@ -791,7 +792,8 @@ class Link:
                     raise start_failure(status["last_exit"], self.name) from None
                 busy, is_over = status["busy"], deadline.left_s() == 0
                 if busy and not self.identity.guest and not is_over:
-                    # An earlier master's call is still running. The daemon ends it some seconds after that master was lost.
+                    # An earlier master's call is still running. The daemon ends it some seconds after that master was
+                    # lost.
                     await asyncio.sleep(BUSY_RETRY_S)
                     continue
                 if busy:
@@ -815,7 +817,7 @@ class Link:
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End both connections for good. The next ``connect`` is that of a new master."""
+        """End both connections. The next ``connect`` begins as a new master."""
         self.link_state.close()
         for task in list(self._background):
             task.cancel()

@@ -19,13 +19,13 @@ from ddlf.rpc.messages import Request
 from ddlf.worker.timed import Timed
 
 BUFFER_BYTES = 64 * 1024 * 1024
-"""Limit for the bytes of items and results that are in transit or wait to be taken, if their size is known."""
+"""Limit for the bytes of items and results that are in transit or wait for the consumer, if their size is known."""
 MOST_UNTAKEN = 2000
-"""Limit for the number of items that are in transit or wait to be taken."""
+"""Limit for the number of items that are in transit or wait for the consumer."""
 UNSENT = 2
-"""Number of items that are taken from their source before a worker has room for them."""
+"""Number of items that the map reads from its source before a worker is free for them."""
 TOLD_S = 0.2
-"""Seconds between two events about a map's progress."""
+"""Minimum seconds between two events about a map's progress."""
 NAMED = (int, float, complex, str, bytes, type(None))
 """Types of items that errors show by value. For other types, errors show the name of the type."""
 
@@ -59,7 +59,7 @@ class Function:
         try:
             self._pickled = Pickled(self._timed)
         except NotPicklable:
-            pickle_object(function)  # raises an error that locates the culprit better
+            pickle_object(function)  # raises an error that names the part that cannot be sent
             raise
         self.name = self._timed.__name__
         self.job = Job(dispatch.habit(self._pickled.address), behaviour, workers)
@@ -126,7 +126,7 @@ class Tally:
 
     @property
     def window(self) -> int:
-        """How many items may be in transit or wait to be taken."""
+        """Maximum number of items that may be in transit or wait for the consumer."""
         job = self.function.job
         least = job.per_worker * len(self._workers) + UNSENT
         size = job.habit.bytes

@@ -129,7 +129,7 @@ class Members:
             worker.renumber(number, self._highest)
 
     def _check_reached(self, known: Sequence[ProxyWorker], outcomes: Sequence[BaseException | None]) -> None:
-        """Continue with the reached workers if they are enough; else raise an error with each other one's reason."""
+        """Continue if enough workers were reached. Otherwise raise an error with the reason of each missing worker."""
         failures = [outcome for outcome in outcomes if outcome is not None]
         reached = [worker for worker, outcome in zip(known, outcomes, strict=True) if outcome is None]
         for failure in failures:
@@ -143,7 +143,7 @@ class Members:
         rows, reasons = [], {}
         for worker, outcome in zip(known, outcomes, strict=True):
             if isinstance(outcome, DDLFError):
-                outcome.worker = ""  # the row names the worker
+                outcome.worker = ""  # The row of the table already names the worker.
                 where = worker.label
                 # If all missing workers are in use, the error gives the hint once, at its end.
                 reason = (str(outcome) if lost else outcome.message).removeprefix(where).lstrip(": ")

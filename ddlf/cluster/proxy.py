@@ -60,7 +60,7 @@ def _row(tag: str, values: Sequence[Any]) -> str:
 RECONNECT_S = 30.0
 """Seconds that an idempotent request waits for a lost worker."""
 MAX_ATTEMPTS = 3
-"""How often an idempotent request is tried. A request that ended three executors would end the fourth."""
+"""Maximum number of tries of an idempotent request. A request that ended three executors would also end the fourth."""
 FLUSH_S = 1.0
 """Seconds to wait for the last lines of user code."""
 FIRST_PAUSE_S = 0.1
@@ -86,8 +86,8 @@ class ProxyWorker(IWorker):
         takeover: Take the worker from another master that has its lease.
         guest: Connect without a lease, for status and measurements. This works while another master has the worker.
         called: Name in cluster.yaml; empty without one.
-        advertise: Where other workers reach this one, as ``HOST`` or ``HOST:PORT``, or a dict with that text for each
-            caller's number. An empty text means the addresses that the worker reports.
+        advertise: Address of this worker for other workers, as ``HOST`` or ``HOST:PORT``, or a dict with such a text
+            for each caller's number. With an empty text, other workers use the addresses that the worker reports.
         how_ended: Returns the exit code of the worker's process, negative for a signal. None means that it runs, or
             that this process did not start it.
         revive: Restarts the worker's process if it has ended, and returns its address. None if this process cannot.
@@ -260,7 +260,7 @@ class ProxyWorker(IWorker):
     async def flush(self) -> None:
         """Wait for the events of all lines that user code has written, unless the worker does not answer in time."""
         if self.state == "alive" and self.is_open:
-            with contextlib.suppress(DDLFError):  # the worker is of an earlier release, or lost
+            with contextlib.suppress(DDLFError):  # the worker has an earlier release of DDLF, or is lost
                 await self.ask("flush", timeout_s=FLUSH_S)
 
     async def reconnect(self, timeout_s: float | None = None) -> None:
@@ -330,7 +330,7 @@ class ProxyWorker(IWorker):
         except ExecutorCrashed as error:
             if error.may_have_run or not error.gave_up:
                 raise
-        # The executor had to be ended because of an earlier, cancelled request. This one was only waiting behind it.
+        # The executor ended because of an earlier, cancelled request. The present request only waited for its turn.
         data = await self._link.reach(request, deadline)
         return await data.call(request, deadline)
 
@@ -420,13 +420,13 @@ class ProxyWorker(IWorker):
             self._link.data.stream.close()  # the executor has closed its end, which the master may not have noticed yet
 
     async def preload(self, *modules: str) -> None:
-        """Have new executors of this worker start with modules imported, and wait until they do.
+        """Have the worker import modules before it forks new executors, and wait until these imports are complete.
 
-        If the present executor holds nothing yet, it is replaced. Executors are forks of a template, which imports once
-        for all of them. Where forking is impossible, nothing happens: each executor imports its modules itself, with
-        the same results.
+        If the present executor has no data yet, the worker replaces it. Executors are forks of a template, which
+        imports once for all of them. Where forking is impossible, nothing happens: each executor imports its modules
+        itself, with the same results.
         """
-        with contextlib.suppress(ProtocolError):  # a worker of an earlier release
+        with contextlib.suppress(ProtocolError):  # the worker has an earlier release of DDLF
             facts = await self.ask("preload", list(modules), timeout_s=None)
             if facts["replaceable"]:
                 await self._link.replace_executor(list(modules))

@@ -23,7 +23,7 @@ from ddlf.rpc.messages import dumps
 log = logging.getLogger(__name__)
 
 KINDS = ("names", "module", "files", "data")
-"""The kinds of questions that this module answers. Optional parts answer others."""
+"""The kinds of questions that this module answers. Optional parts answer further kinds."""
 MAX_FILE_BYTES = 256 * 1024**2
 """Largest data file. Put a larger file in ``DDLF_DATA``, or pass it as an argument."""
 PIECE_BYTES = 256 * 1024

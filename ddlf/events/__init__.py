@@ -127,7 +127,7 @@ class Advised(Event):
 
     Args:
         rule: Name of the rule, such as ``"L02"``.
-        severity: ``"E"``: the model cannot learn; ``"W"``: it costs accuracy or time.
+        severity: ``"E"``: the model cannot learn; ``"W"``: the problem costs accuracy or time.
         what: The finding.
         fix: What to do.
         place: ``file:line`` in your code; empty if unknown.
@@ -280,7 +280,7 @@ class ModelSaved(Event):
 
 
 IN_ROUNDS = frozenset(("sync",))
-"""The strategies of 0.1 whose slots end a round together."""
+"""The strategies of version 0.1 in which all slots end a round together."""
 
 
 def ends_rounds_together(event: RunBegan | TrainingBegan) -> bool:
@@ -300,8 +300,8 @@ What = Literal[
     "saving",
     "writing",
 ]
-"""The kinds of phases: starting workers' processes, connecting to workers, importing the backend, sending code, loading data, building the model,
-evaluating test or validation data, saving the model, writing a checkpoint."""
+"""The kinds of phases: starting workers' processes, connecting to workers, importing the backend, sending code, loading
+data, building the model, evaluating test or validation data, saving the model, writing a checkpoint."""
 
 
 class PhaseEvent(Event):
@@ -380,7 +380,7 @@ class SlotMoved(SlotEvent):
 
     Args:
         done: Samples trained on in this round so far, counted once for each local epoch.
-        total: Samples of the whole round, counted the same way.
+        total: Samples of the whole round, counted in the same way as ``done``.
         epoch: Number of the local epoch, counted over the whole run.
         loss: Loss of this epoch so far; None without one.
     """
@@ -459,7 +459,7 @@ class ResidualDropped(SlotEvent):
 
 
 class PartsChanged(Event):
-    """Asynchronous slots get other numbers of samples, because their measured speeds differ.
+    """Asynchronous slots get new numbers of samples, according to their measured speeds.
 
     Args:
         round: First round with these numbers.
@@ -548,7 +548,7 @@ class WorkerJoined(WorkerEvent):
     Args:
         name: Name of the worker.
         workers: Number of workers now.
-        slots: Number of slots if it is fixed, else None.
+        slots: The number of slots if this number is fixed, else None.
     """
 
     name: str
@@ -691,15 +691,16 @@ class ExecutorEnded(ClusterEvent):
 
 
 class WorkerWrote(ClusterEvent):
-    """User code on a worker has written lines to a standard stream of Python, for example with ``print`` or ``logging``.
+    """User code on a worker has written lines to a standard stream of Python, for example with ``print`` or
+    ``logging``.
 
     A worker drops lines above a certain rate and counts them. All lines of these events and all dropped lines together
     are the lines that the worker has written while this master had it.
 
     Args:
         stream: ``"stdout"`` or ``"stderr"``.
-        lines: The lines, without line ends; a very long one is cut and says so. Empty if only dropped lines are
-            reported.
+        lines: The lines, without line ends; a very long line is cut, and its end says so. Empty if only dropped lines
+            are reported.
         dropped: Number of dropped lines of both streams, just before these.
     """
 

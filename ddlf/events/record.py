@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 WIDTH = 80
 INDENT = " " * 10
 MOST_METRICS = 8
-"""Number of metrics in a printed line. ``record.metrics`` has all of them."""
+"""Maximum number of metrics in a printed line. ``record.metrics`` has all metrics."""
 WORTH_SAYING = 0.1
-"""Share of a round's time without computation that is worth a mention."""
+"""A printed line mentions the time without computation if it is a larger share of the round than this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class TrainingEvent:
     Args:
         kind: ``"start"`` and ``"finish"`` of a slot on a worker; ``"lost"``, ``"back"``, ``"joined"`` and ``"gone"``
             (for the rest of the run) of a worker; ``"backup"`` when a late slot is given to a second worker;
-            ``"slots"`` when there are more of them from a round on; ``"waiting"`` when no worker is left;
+            ``"slots"`` when the number of slots grows; ``"waiting"`` when no worker is left;
             ``"rejected"`` and ``"clipped"`` of an update; ``"dropped"`` when the residual of a slot was lost with its
             worker; ``"checkpoint"`` when one could not be written.
         round: Number of the round, from 1.
@@ -87,14 +87,14 @@ class RoundRecord:
         compute_s: Seconds of local training on the slowest worker.
         transfer_s: Seconds for moving weights and updates: the slowest worker's time without computation.
         merge_s: Seconds for merging on the master after the last update.
-        wait_s: Mean of the seconds that workers waited for a slower one.
+        wait_s: Seconds that workers waited for a slower worker, mean over workers.
         wait_data_s: Longest time in seconds that a worker's training waited for samples; 0 with arrays.
         bytes_out: Bytes sent to all workers.
         bytes_back: Bytes received from all workers.
         error: Relative L2 error of the update codec, mean over slots; 0 without loss.
         slots: Number of slots in this round; 0 in records of 0.1.0.
         workers: Number of the worker that computed each slot's update, in slot order.
-        verdicts: A line for each update that was not simply accepted.
+        verdicts: A line for each update that was rejected, scaled down, or otherwise not accepted unchanged.
         recomputed: Number of slots that were computed again because their worker was lost.
         skipped: Number, from 1, and missing samples of each damaged partition file that was skipped.
         pushes: For each push in Downpour: replica, from 0, number in the round, staleness at each server, and the
@@ -233,7 +233,7 @@ COLUMNS = (
 )
 """Columns of a table of records, before the metrics."""
 SHOWN = 10
-"""Number of rounds that a notebook shows: the first and the last half of it."""
+"""Maximum number of rounds that a notebook shows: half from the beginning, half from the end."""
 
 
 class History(list[RoundRecord]):
@@ -297,7 +297,7 @@ class History(list[RoundRecord]):
         metrics = self.history
         known = list(dict.fromkeys(_base(name) for name in metrics))
         if unknown := [name for name in names if name not in known]:
-            hint = f"there are {', '.join(known)}" if known else "there are none yet"
+            hint = f"it has {', '.join(known)}" if known else "the history has no metrics yet"
             raise ConfigError(f"the history has no metric {unknown[0]!r}", hint=hint)
         try:
             from matplotlib.figure import Figure

@@ -30,13 +30,12 @@ LOG_EVERY_S = 60.0
 MAX_LOGGED = 1000
 
 _CHOSEN_BY_STRANGERS = re.compile(r"first bytes .*|\d\S*")
-"""The parts that can differ between lines of the same kind."""
+"""The parts of a log line that strangers choose. Lines that differ only in these parts are of the same kind."""
 
 
 def free_descriptors() -> int:
-    """Return the number of connections that the process may have in all. The limit leaves enough file descriptors for
-    all other purposes.
-    """
+    """Return the maximum number of connections of this process. It leaves enough file descriptors for other
+    purposes."""
     try:
         import resource
     except ImportError:  # not POSIX
@@ -69,7 +68,7 @@ class Admission:
 
     @property
     def has_place(self) -> bool:
-        """Whether one more connection may stay after its handshake."""
+        """Whether the process may keep one more connection after its handshake."""
         return self._connections() < self.max_connections
 
     def start(self, greeting: Coroutine[Any, Any, None], address: str) -> asyncio.Task[None]:
@@ -124,7 +123,7 @@ class Budget:
     """Memory for message bodies that are being received, for all connections of a process together.
 
     Args:
-        total_bytes: The limit. A body counts until it has arrived completely; then its owner has it.
+        total_bytes: The limit. A body counts until it has arrived completely.
     """
 
     def __init__(self, total_bytes: int) -> None:

@@ -1,9 +1,9 @@
 """A pool that reuses the memory of received arrays. Runs in the executor and on the master.
 
-The first access to fresh memory costs as much as the copy into it. It costs several times more on a virtual machine
-whose host has reclaimed the free pages (``docs/LAB.md``). A training run receives the same sizes every
-round, so it reuses the memory of the last round. Users see ordinary arrays. An array belongs to the user as long as the
-user keeps it or any view of it.
+The first access to new memory costs as much as a copy of the array. It costs several times more on a virtual machine
+whose host has reclaimed the free pages (``docs/LAB.md``). A training run receives the same sizes every round, so it
+reuses the memory of the last round. Users see ordinary arrays. An array belongs to the user as long as the user keeps
+it or any view of it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 MAX_FREE_BYTES = 256 * 1024**2
-"""Most free memory to keep; arrays in use do not count. A larger array gets its own memory, which returns to the
-system.
+"""Maximum bytes of free memory that the pool keeps; arrays in use do not count. A larger array gets its own memory,
+which returns to the system.
 """
 MIN_BYTES = 32 * 1024**2
 """Smaller pieces come from the C library, which keeps pieces up to this size itself. A pool for them was measured and
@@ -29,7 +29,7 @@ class BufferPool:
     """Free memory by size. Safe to use from several threads.
 
     Args:
-        max_free_bytes: Most free memory to keep.
+        max_free_bytes: Maximum bytes of free memory that the pool keeps.
     """
 
     def __init__(self, max_free_bytes: int = MAX_FREE_BYTES) -> None:

@@ -1,4 +1,4 @@
-"""Serializes functions and objects. This is the only file that pickles and unpickles. Runs on both sides.
+"""Serializes functions and objects. No other file pickles or unpickles. Runs on both sides.
 
 Workers unpickle. A master does so only if it allows pickled results.
 
@@ -136,7 +136,7 @@ HASH_BYTES = 32
 CACHE_ENTRIES = 4096
 CACHE_BYTES = 256 * 1024**2
 MAX_CODE_BYTES = CACHE_BYTES
-"""Most bytes of one function with everything that it carries. A worker's cache cannot keep more."""
+"""Maximum size of one pickled function, with its variables and defaults. A worker's cache cannot keep a larger one."""
 
 
 class CodeMissing(DDLFError):
@@ -239,7 +239,7 @@ def unpickle(data: bytes) -> Any:
 
 
 class Snapshot:
-    """The present state of a function and everything that it uses. Later changes do not affect the sent function.
+    """A copy of a function and of everything that it uses. Later changes do not affect the sent function.
 
     Args:
         function: The function. It is pickled once; ``data`` has the bytes.
@@ -273,7 +273,7 @@ class Pickled(bytes):
 
 
 class PickleOnce:
-    """A ``pickle_object`` for one call to several workers. It pickles an object once, for the first worker.
+    """Pickles the objects of one call to several workers. It pickles each object once, for the first worker.
 
     It knows objects by their identity. Use it for one call only, because the arguments may change afterwards.
     """
@@ -309,7 +309,7 @@ class CodeSender:
             self._held.move_to_end(address)
             return Tag.CODE, address
         self._held[address] = None
-        if len(self._held) > CACHE_ENTRIES:  # the other side has dropped it, too
+        if len(self._held) > CACHE_ENTRIES:  # the other side's cache has dropped this code, too
             self._held.popitem(last=False)
         return Tag.CODE, address + data
 
@@ -344,7 +344,7 @@ class CodeCache:
             self._loaded.move_to_end(address)
             return self._loaded[address][0]
         if not blob:
-            raise CodeMissing(f"code {address.hex()[:8]} is not here")
+            raise CodeMissing(f"code {address.hex()[:8]} is not in the cache")
         if hashlib.sha256(blob).digest() != address:
             raise ProtocolError("code does not match its address")
         value = self._unpickle(blob)
@@ -411,7 +411,7 @@ def own_modules() -> list[Any]:
     names = list(islice(reversed(sys.modules), max(0, more) + 1))
     if more >= 0 and names[-1] == last:
         names.pop()
-    else:  # some modules have gone, too
+    else:  # some modules may have been removed, too
         names, count, own = list(reversed(sys.modules)), 0, []
     if names:
         own = [*own, *(module for name in reversed(names) if _is_own(module := sys.modules.get(name)))]
@@ -441,7 +441,7 @@ def is_installed(file: str) -> bool:
 
 
 _resolved = functools.cache(os.path.realpath)
-"""There are thousands of modules, but only hundreds of folders."""
+"""Resolves a path. The cache helps because thousands of modules are in only hundreds of folders."""
 
 
 def _can_pickle(value: Any) -> bool:

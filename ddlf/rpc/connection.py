@@ -75,7 +75,7 @@ class Deadline:
     step of the call.
 
     Args:
-        timeout_s: All the time that the call has; None means no limit.
+        timeout_s: The total time for the call; None means no limit.
     """
 
     __slots__ = ("_at", "timeout_s")
@@ -99,7 +99,7 @@ NEVER = Deadline(None)
 
 
 MAX_PIECES = 512
-"""Most pieces to give to the kernel in one call. Linux accepts 1,024."""
+"""Maximum number of pieces for the kernel in one call. Linux accepts 1,024."""
 READS_PER_EVENT = 16
 """Reads of large buffers before the event loop does other work. One read gets at most about 1 MB (seen with strace)."""
 RECORDS_PER_EVENT = 128
@@ -143,7 +143,7 @@ class Connection:
         self._peer_limits = peer_limits or limits
         self._allocate = allocate
         self._decoder = FrameDecoder(limits, self._allocate_counted)
-        self._receiving_bytes = 0  # bytes of the arriving frame that have their own memory
+        self._receiving_bytes = 0  # bytes of the current incoming frame that went directly into their final memory
         self._loop = asyncio.get_running_loop()
         self._queue: deque[memoryview] = deque()
         self._bytes_queued = 0  # since the connection began, including the bytes already sent
@@ -175,7 +175,7 @@ class Connection:
 
     @property
     def mid_frame(self) -> bool:
-        """Whether a frame has arrived only in part."""
+        """Whether a part of a frame has arrived, and the rest has not."""
         return self._decoder.mid_frame
 
     def send(self, kind: int, id: int, name: str, buffers: list[Buffer], extra: float | None = None) -> None:
@@ -292,7 +292,7 @@ class Connection:
         self._receiving_bytes = 0
 
     def _read_rest(self) -> None:
-        """Read bytes that TLS has already decrypted. The socket has no event for them."""
+        """Read bytes that TLS has already decrypted. The event loop reports no event for these bytes."""
         if self._reading:
             self._readable()
 
@@ -350,7 +350,7 @@ class Connection:
 
 
 def _ended(_: object) -> None:
-    """Replace the callbacks of a connection that has ended."""
+    """Do nothing. This function replaces the callbacks of a connection that has ended."""
 
 
 CODE_MISSING = "ddlf.rpc.code.CodeMissing"
@@ -384,7 +384,7 @@ class Channel:
     """One connection and its open requests.
 
     Args:
-        owner: The object that has the channel.
+        owner: The object that this channel belongs to.
         open: Makes the stream.
         ids: Numbers for requests, in increasing order.
         load_object: Loads results that are not plain data.
@@ -460,7 +460,7 @@ class Channel:
                 error.message += f", before {title_of(request)!r} had begun"
             raise
         except ConnectionResetError as error:  # the request could not be sent
-            future.cancel()  # the end of the connection may also set an error on it, which nobody would read
+            future.cancel()  # the end of the connection may also set an error on this future, which nobody would read
             why = copy.copy(await self._owner.why(self, error))
             if isinstance(why, RequestFailed):
                 why.may_have_run = False
@@ -484,7 +484,7 @@ class Channel:
             future.set_exception(RequestTimeout(text, worker=self._owner.name))
 
     def _elsewhere(self) -> WorkerLost:
-        """Return the error for a call from an event loop that does not have the connection."""
+        """Return the error for a call from an event loop that does not own the connection."""
         where, hint = (
             ("another process", "create a separate Cluster in each process")
             if os.getpid() != self._pid
@@ -503,7 +503,7 @@ class Channel:
             raise ProtocolError(f"a master expects answers, not messages of kind {frame.kind}")
         future = self.pending.pop(frame.id, None)
         if future is None or future.done():
-            return  # its caller was cancelled or timed out
+            return  # the caller of this request was cancelled or timed out
         try:
             value = loads(frame.buffers, self._load_object)
         except DDLFError as error:

@@ -173,7 +173,7 @@ async def dial(
             sock.close()
             _explain(error, where, token)
             raise
-        # The only switch is from plaintext on this machine to encryption.
+        # A connection may change only from plaintext to encryption, and only if it began on this machine.
         encrypted = True
         sock = await _reach(host, port, timeout_s)
 
@@ -187,7 +187,7 @@ async def _reach(host: str, port: int, timeout_s: float) -> socket.socket:
     except TimeoutError:
         raise ConnectError(
             f"{where} does not answer within {timeout_s:g} s",
-            hint="check the address, that the machine is on, and that a firewall lets the port through",
+            hint="check the address, that the machine is on, and that no firewall blocks the port",
         ) from None
     except (socket.gaierror, UnicodeError) as error:  # a label that is not valid in a name raises UnicodeError
         reason = error.strerror if isinstance(error, OSError) else "not a valid name"
@@ -199,7 +199,7 @@ async def _reach(host: str, port: int, timeout_s: float) -> socket.socket:
 def _explain(error: BaseException, where: str, token: bytes) -> None:
     """Raise an error with advice for a failed handshake. Return if there is no advice to give."""
     if isinstance(error, AuthError) and not error.hint and is_automatic(token):
-        error.message = "it was started with a token or by another user, and this side has no token"
+        error.message = "the worker was started with a token or by another user, but this side has no token"
         error.hint = "use the worker's token: --token-file FILE, or copy it to the place that ddlf token show prints"
     if isinstance(error, AuthError | VersionError | ConnectError):
         error.message = f"{where}: {error.message}"
@@ -212,7 +212,7 @@ def _explain(error: BaseException, where: str, token: bytes) -> None:
     if isinstance(error, TimeoutError):
         raise ConnectError(
             f"{where}: connected, but no DDLF handshake within {HANDSHAKE_TIMEOUT_S:g} s",
-            hint="another program listens there, or the worker is stopped or busy",
+            hint="another program listens there, or the worker is suspended or busy",
         ) from None
     if isinstance(error, OSError):
         raise ConnectError(

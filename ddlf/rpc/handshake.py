@@ -96,8 +96,8 @@ def new_hello(role: Role, max_message_bytes: int, key: bytes, flags: int = 0) ->
 
 
 def short_answer(*, tls: bool = False) -> bytes:
-    """Return the worker's own preamble. It is sent before TLS, and as the only answer to a client with an unsuitable
-    preamble.
+    """Return the worker's own preamble. The worker sends it before TLS, and as the only answer to a client with an
+    unsuitable preamble.
 
     It is not protected, and no decision that weakens security depends on it.
     """
@@ -113,7 +113,7 @@ def read_preamble(data: bytes) -> Role:
     """Check the other side's first 8 bytes and return the purpose of the connection.
 
     Raises:
-        ProtocolError: The bytes are not a preamble. The text says what they look like.
+        ProtocolError: The bytes are not a preamble. The text names a protocol that they resemble.
         VersionError: The other side speaks another major version.
     """
     magic, major, minor, role, flags = PREAMBLE.unpack(data)
@@ -202,7 +202,7 @@ class ClientHandshake:
             The worker's hello, and this side's proof to send.
 
         Raises:
-            AuthError: The worker does not have the same token, or the bytes were altered on the way.
+            AuthError: The worker does not have the same token, or the bytes were altered on the network.
             ProtocolError: The other side is not a DDLF worker.
         """
         worker_hello, worker_proof = data[: HELLO.size], data[HELLO.size :]
@@ -210,10 +210,10 @@ class ClientHandshake:
         if not hmac.compare_digest(worker_proof, proof(self._key, "S", self._mine, worker_hello, certificate)):
             if hello.key_id == key_id(self._key):
                 raise AuthError(
-                    "the handshake was altered on the way, although both sides name the same token",
-                    hint="an attacker may be in between: check the address, the name service and the network",
+                    "the handshake was altered on the network, although both sides use the same token",
+                    hint="an attacker may read this connection: check the address, the name service and the network",
                 )
-            raise AuthError("it has another token than this side")
+            raise AuthError("the worker has another token than this side")
         return hello, proof(self._key, "C", self._mine, worker_hello, certificate)
 
     @staticmethod

@@ -27,20 +27,21 @@ from ddlf.rpc.connection import Channel, Opener, Owner
 from ddlf.rpc.messages import Frame, Kind, dumps
 
 DEAD_AFTER_S = 4.0
-"""Long enough for Wi-Fi to change its access point, short enough that nobody waits at a hung run."""
+"""A peer is lost after this time of silence, by default. It is long enough for a change of the Wi-Fi access point, and
+short enough that nobody waits for a hung run."""
 HEARTBEATS_TO_DEATH = 8
 MIN_HEARTBEATS = 3
-"""One heartbeat may be late and one lost before a peer is declared dead."""
+"""Minimum number of heartbeats until a peer is declared dead: one heartbeat may be late, and one may be lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """When to send heartbeats, when to suspect a peer and when to give it up. All times are in seconds.
+    """Times for heartbeats, for the suspicion of a silent peer, and for its loss. All times are in seconds.
 
     Args:
         heartbeat_s: Time between two signs of life.
         suspect_after_s: A peer with a longer silence is suspected.
-        dead_after_s: A peer with a longer silence is given up; at least 3 x ``heartbeat_s``.
+        dead_after_s: A peer with a longer silence is declared dead; at least 3 x ``heartbeat_s``.
 
     Raises:
         ConfigError: The values contradict each other. The text has the numbers.
@@ -87,17 +88,18 @@ State = Literal["alive", "suspect", "dead"]
 GAP_HEARTBEATS = 2
 """A longer time between two checks is a gap. Ordinary delays of a busy machine are far below one heartbeat."""
 GRACE_HEARTBEATS = 2
-"""The least time that a peer gets after a gap: one heartbeat to be asked, one to answer."""
+"""Minimum time for a peer after a gap, in heartbeats: one for the question, one for the answer."""
 
 MIN_LOOK_S = 0.001
-"""A verdict may be due in less time than the clock resolves. This minimum keeps a loop from spinning."""
+"""Minimum seconds until the next check. A verdict may be due in less time than the clock resolves, and the loop must
+not spin."""
 
 
 class Liveness:
     """The state of one peer.
 
     Args:
-        timing: When to suspect the peer and when to give it up.
+        timing: Times for the suspicion and the loss of the peer.
         now: The reading of any monotonic clock, in seconds. All methods use the same clock.
 
     Attributes:
@@ -146,7 +148,8 @@ PROBES = 2
 
 
 def end_when_silent(sock: socket.socket, dead_after_s: float) -> None:
-    """Reset the connection if no data was acknowledged for ``dead_after_s`` seconds, where the system supports it.
+    """Have the kernel reset the connection if the other side acknowledges no data for ``dead_after_s`` seconds, where
+    the system supports this.
 
     The kernel notices missing acknowledgements, which a process cannot see. It does not notice a stopped process, whose
     kernel continues to acknowledge. Use this only for connections that the other side always reads, because a full
@@ -172,7 +175,7 @@ NO_ARGUMENTS = dumps([[], {}])
 
 
 class Speaker(Protocol):
-    """Sends signs of life for this side while its event loop is blocked."""
+    """Sends heartbeats for this side while its event loop is blocked."""
 
     def beaten(self) -> None:
         """Record that the event loop has sent a heartbeat."""
@@ -188,7 +191,7 @@ class ControlChannel(Channel):
         owner: The object that owns the channel.
         open: Makes the stream.
         ids: Numbers for requests.
-        timing: When to send heartbeats, when to suspect the worker and when to give it up.
+        timing: Times for heartbeats, for the suspicion of a silent worker, and for its loss.
 
     Attributes:
         liveness: Judges whether the worker is alive.
@@ -201,7 +204,7 @@ class ControlChannel(Channel):
         self._timer: asyncio.TimerHandle | None = None
 
     def begin_heartbeats(self, pulse: Speaker | None, on_dead: Callable[[WorkerLost], None]) -> None:
-        """Send signs of life and watch for the worker's, until the connection ends.
+        """Send heartbeats and check the worker's heartbeats, until the connection ends.
 
         Args:
             pulse: Sends signs of life while this event loop is blocked. None if the other side does not need them.
@@ -227,7 +230,7 @@ class ControlChannel(Channel):
             self._pulse.beaten()
         with suppress(ConnectionError):
             self.stream.send(Kind.REQUEST, HEARTBEAT_ID, "ping", NO_ARGUMENTS)
-            # All workers share the same moments. The loop wakes once for all heartbeats, and once or twice for all
+            # All workers use the same times. The loop wakes once for all heartbeats, and once or twice for all
             # answers.
             period = self.liveness.timing.heartbeat_s
             aligned = period - now % period

@@ -35,15 +35,13 @@ class IWorker(ABC):
 
     @abstractmethod
     async def load_mnist(self) -> Any:
-        """Give the worker MNIST as ``x_train``, ``y_train``, ``x_test`` and ``y_test``. Loaded data is not loaded
-        again.
-        """
+        """Load MNIST on the worker as ``x_train``, ``y_train``, ``x_test`` and ``y_test``, unless it is loaded
+        already."""
 
     @abstractmethod
     async def load_cifar10(self) -> Any:
-        """Give the worker CIFAR-10 as ``x_train``, ``y_train``, ``x_test``, ``y_test``. Loaded data is not loaded
-        again.
-        """
+        """Load CIFAR-10 on the worker as ``x_train``, ``y_train``, ``x_test``, ``y_test``, unless it is loaded
+        already."""
 
     @abstractmethod
     async def add_method(

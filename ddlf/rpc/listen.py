@@ -56,7 +56,8 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
     Raises:
         ConfigError: ``host`` cannot be resolved.
-        ListenError: The address is taken, is not an address of this machine, or is not permitted. The text says which.
+        ListenError: The port is in use, or the address is not permitted or does not belong to this machine. The text
+            says which.
     """
     where = f"{host}:{port}"
     try:
@@ -77,7 +78,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
             ) from None
         if error.errno == errno.EADDRNOTAVAIL:
             raise ListenError(
-                f"{host} is not an address of this machine", hint="choose one of it with --host"
+                f"{host} is not an address of this machine", hint="choose an address of this machine with --host"
             ) from None
         if error.errno in (errno.EACCES, errno.EPERM):
             raise ListenError(
@@ -91,7 +92,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
 async def accepted(listener: socket.socket) -> tuple[socket.socket, tuple[Any, ...]]:
     """Return the next connection, non-blocking, and its address.
 
-    If this is cancelled, a connection that arrives meanwhile stays with the listener, which ends it.
+    If the task is cancelled, a connection that arrives meanwhile stays with the listener, which ends it.
     ``loop.sock_accept`` would leave it open.
 
     Raises:
@@ -155,7 +156,7 @@ async def answer(
             try:
                 await tls.finish(encrypted)
             except AuthError:
-                await asyncio.sleep(delay_s)  # without the delay the close would overtake the reason
+                await asyncio.sleep(delay_s)  # without the delay the connection would close before the reason arrives
                 raise
             certificate = encryption.certificate
         handshake = WorkerHandshake(tokens, max_message_bytes, certificate)

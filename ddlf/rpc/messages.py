@@ -72,9 +72,9 @@ class Limits:
     """The sizes that one side accepts.
 
     Args:
-        max_header_bytes: Most bytes of one frame's header.
-        max_body_bytes: Most bytes of all buffers of one frame.
-        max_buffers: Most buffers in one frame.
+        max_header_bytes: Maximum bytes of one frame's header.
+        max_body_bytes: Maximum bytes of all buffers of one frame.
+        max_buffers: Maximum number of buffers in one frame.
     """
 
     max_header_bytes: int = MAX_HEADER_BYTES
@@ -90,7 +90,7 @@ class Frame(NamedTuple):
     """One received message.
 
     Args:
-        kind: Number of the message kind (see ``messages``).
+        kind: Number of the message kind, from ``Kind``.
         id: The request that it belongs to; 0 if none.
         name: Command or event name; empty if none.
         extra: A number in the header of some kinds, or None.
@@ -321,7 +321,7 @@ def _zone(zone: tzinfo | None) -> list[Any] | None:
     if zone is None:
         return None
     if type(zone) is not timezone:
-        raise _Other  # its time zone comes from a database, and the other side may have another version
+        raise _Other  # The value's time zone comes from a database, and the other side may have another version of it.
     offset = zone.utcoffset(None)
     name = zone.tzname(None)
     return [_seconds(offset), None if timezone(offset).tzname(None) == name else name]
@@ -339,7 +339,7 @@ def _read_zone(fields: Any) -> timezone | None:
 
 
 class _Other(Exception):
-    """This file cannot encode the value."""
+    """Raised for a value that this file cannot encode."""
 
 
 _DUMP: dict[type, tuple[str, Callable[[Any], list[Any]]]] = {
@@ -513,9 +513,9 @@ def _made(kind: type, state: dict[str, Any]) -> Any:
 
 
 MAX_DEPTH = 100
-"""Deepest nesting of tuples, sets and arrays in one value."""
+"""Maximum nesting of tuples, sets and arrays in one value."""
 MAX_DIMENSIONS = 32
-"""Most dimensions of an array. Every version of NumPy supports this number."""
+"""Maximum number of dimensions of an array. Every version of NumPy supports this number."""
 INLINE_ARRAY_BYTES = 512
 """Arrays up to this size travel inside the value tree. A separate buffer costs more than the copy."""
 MANY_BUFFERS = 2048
@@ -893,11 +893,11 @@ def _find(value: Any, dump_object: DumpObject, within: tuple[int, ...] = ()) -> 
 DOING = "doing"
 """The event of a running request: its present activity and progress."""
 MAX_ERROR_TEXT = 64 * 1024
-"""Most characters of an exception's text. The rest is cut off."""
+"""Maximum number of characters of an exception's text. The rest is cut off."""
 MAX_ATTRIBUTES_BYTES = 64 * 1024
-"""Most bytes of an exception's arguments and attributes. A larger value is data and does not belong in a message."""
+"""Maximum bytes of an exception's arguments and attributes. A larger value is data and does not belong in a message."""
 MAX_CHAIN = 20
-"""Most causes and group members that are sent with an exception."""
+"""Maximum number of causes and group members that are sent with an exception."""
 
 
 class Kind(IntEnum):

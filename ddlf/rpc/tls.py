@@ -53,13 +53,13 @@ class Security:
 
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise ConfigError("tls_cert and tls_key belong together", hint="give both, or none")
+            raise ConfigError("tls_cert and tls_key belong together", hint="set both of them, or none")
         if self.insecure_plaintext and (self.tls_ca or self.tls_cert):
-            raise ConfigError("insecure_plaintext and certificates exclude each other", hint="give one of them")
+            raise ConfigError("insecure_plaintext and certificates exclude each other", hint="set only one of them")
 
 
 TOKEN_ONLY = Security()
-"""The usual setting: the token is the only proof."""
+"""The default protection: only the token proves the identity of a side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def worker_tls(own: Path, security: Security) -> WorkerTLS:
     """
     certificate, key = security.tls_cert or own, security.tls_key or own
     context = _context(ssl.PROTOCOL_TLS_SERVER, security.tls_ca, certificate, key)
-    context.num_tickets = 0  # nobody resumes: a connection lives as long as its master
+    context.num_tickets = 0  # No client resumes a session, because a connection lives as long as its master.
     if security.tls_ca:
         context.verify_mode = ssl.CERT_REQUIRED
     return WorkerTLS(context, hashlib.sha256(_der(certificate)).digest())
@@ -232,7 +232,7 @@ def _context(kind: int, ca: Path | None, certificate: Path | None, key: Path | N
         try:
             context.load_verify_locations(ca)
         except ssl.SSLError:
-            raise ConfigError(f"tls_ca {ca} contains no certificate", hint="give a file in PEM form") from None
+            raise ConfigError(f"tls_ca {ca} contains no certificate", hint="name a file in PEM format") from None
         for authority in context.get_ca_certs():
             if ssl.cert_time_to_seconds(str(authority["notAfter"])) < time.time():
                 raise ConfigError(f"tls_ca {ca} has expired ({authority['notAfter']})", hint="renew it")
@@ -296,5 +296,5 @@ def _der(certificate: Path) -> bytes:
     """Return the first certificate of a file. This is the certificate that the other side sees."""
     match = re.search(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", certificate.read_text(), re.DOTALL)
     if match is None:
-        raise ConfigError(f"tls_cert {certificate} contains no certificate", hint="give a file in PEM form")
+        raise ConfigError(f"tls_cert {certificate} contains no certificate", hint="name a file in PEM format")
     return ssl.PEM_cert_to_DER_cert(match[0])

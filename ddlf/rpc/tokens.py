@@ -89,7 +89,7 @@ def write_token(path: str | Path | None = None, token: str | None = None) -> Pat
     """
     path = _expanded(default_path() if path is None else path)
     if token is not None:
-        given = _parse(token.encode("utf-8", "surrogateescape"), "what was pasted")
+        given = _parse(token.encode("utf-8", "surrogateescape"), "the pasted text")
         token = "\n".join(token_bytes.decode() for token_bytes in given)
     try:
         _create(path, token or new_token())
@@ -164,7 +164,8 @@ def is_automatic(token: bytes) -> bool:
 
 
 def automatic_token(what: str) -> Tokens:
-    """Return a token of this user that keeps other users of this machine out. Create it on first use.
+    """Return a token that only this user can read, so that other users of this machine have no access. Create the token
+    on first use.
 
     The file is in ``~/.local/state/ddlf/`` (or below ``$XDG_STATE_HOME``). Processes that start at the same time all
     get the same token.
@@ -212,7 +213,7 @@ def _user_folder(kind: Literal["config", "state"]) -> Path:
 
 
 def shell_path(path: Path) -> str:
-    """Return ``path`` in a form that a shell on another machine, with another home folder, understands."""
+    """Return ``path`` for use in a shell on another machine, where the home folder may differ."""
     with suppress(RuntimeError, ValueError):
         return f"~/{_in_quotes(path.relative_to(Path.home()))}"
     return _in_quotes(path)
@@ -285,7 +286,9 @@ def _read(path: Path, what: str) -> Tokens:
         raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = error.strerror if isinstance(error, OSError) else error
-        raise AuthError(f"{what} {path} cannot be read: {reason}", hint=f"look at it with 'ls -l {path}'") from error
+        raise AuthError(
+            f"{what} {path} cannot be read: {reason}", hint=f"check the file with 'ls -l {path}'"
+        ) from error
     try:
         status = os.fstat(descriptor)
         content = os.read(descriptor, MAX_FILE_BYTES + 1) if stat.S_ISREG(status.st_mode) else b""
@@ -302,16 +305,18 @@ def _check_file(status: os.stat_result, path: Path, what: str) -> None:
         AuthError: The text gives the reason, and the hint gives the command that repairs it.
     """
     if stat.S_ISDIR(status.st_mode):
-        raise AuthError(f"{what} {path} is a directory", hint="name the file in it")
+        raise AuthError(f"{what} {path} is a directory", hint="name a file in this directory")
     if not stat.S_ISREG(status.st_mode):
-        raise AuthError(f"{what} {path} is not a regular file", hint="copy the token into one, with mode 600")
+        raise AuthError(f"{what} {path} is not a regular file", hint="copy the token into a regular file with mode 600")
     if os.name != "posix":
         return  # Windows protects a user's folder with access lists, which the mode does not show
     if not is_private(status):
         mode = stat.S_IMODE(status.st_mode)
         raise AuthError(f"{what} {path} is readable by others ({mode:04o})", hint=f"run 'chmod 600 {path}'")
     if os.geteuid() not in (0, status.st_uid) and status.st_uid != 0:
-        raise AuthError(f"{what} {path} belongs to another user (uid {status.st_uid})", hint="copy it to your own file")
+        raise AuthError(
+            f"{what} {path} belongs to another user (uid {status.st_uid})", hint="copy the token into your own file"
+        )
 
 
 def is_private(status: os.stat_result) -> bool:
@@ -346,7 +351,8 @@ def _parse(content: bytes, source: str) -> tuple[bytes, ...]:
         )
     if len(tokens) > 2:
         raise AuthError(
-            f"{source} holds {len(tokens)} tokens, at most two can be in use", hint="keep the new one and the old one"
+            f"{source} holds {len(tokens)} tokens, at most two can be in use",
+            hint="keep only the new token and the old token",
         )
     if shortest := [len(token) for token in tokens if len(token) < MIN_TOKEN_CHARACTERS]:
         raise AuthError(

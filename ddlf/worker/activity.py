@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 _RUNNING = struct.Struct("<Qd120s")  # id of the last request that began (0: none), monotonic start in seconds, name
 _ID = struct.Struct("<Q")
-_ENDED_BIT = 1 << 63  # set in that id: the request has ended
+_ENDED_BIT = 1 << 63  # this bit in the id means that the request has ended
 _ENDED_BYTE_AT = 7
 _BESIDE_AT = 232  # the highest id of a concurrent method that has begun
 _USED_AT = 240
@@ -25,7 +25,7 @@ _ENDED = struct.Struct("<64Q")  # the last 64 requests that have to end
 _ENDED_AT = 256
 _DATASETS = struct.Struct("<QQ")  # number of data sets, and their bytes
 _DATASETS_AT = 800
-_SHARD = struct.Struct("<QQQQ32sQQ")  # the fields of Shard; 0 values of the model mean no shard
+_SHARD = struct.Struct("<QQQQ32sQQ")  # the fields of Shard; a model of 0 values stands for no shard
 _SHARD_AT = 832
 _LEASE_AT = 1024
 _LEASE_BYTES = 24
@@ -123,13 +123,13 @@ class Activity:
 
     @property
     def written(self) -> int:
-        """The number of lines that this executor and its children have written, summed over all counters of
-        ``counted``.
-        """
+        """The number of lines that this executor and its children have written: the sum of all counters of
+        ``counted``."""
         return sum(_WRITTEN.unpack_from(self._page, _WRITTEN_AT))
 
     def counted(self) -> memoryview:
-        """Return the counter of the lines of this process. The caller changes it in place, which is cheapest.
+        """Return the counter of the lines of this process. The caller changes the counter in place, because this is
+        fastest.
 
         Processes share a counter only if their process ids have the same remainder, which is rare.
         """
@@ -160,7 +160,7 @@ class Activity:
         self._page[_ENDED_BYTE_AT] |= _ENDED_BIT >> 56
 
     def shown(self) -> bytes:
-        """Return the present record of the running method, for ``show``."""
+        """Return the current record of the running method, which ``show`` can restore."""
         return self._page[: _RUNNING.size]
 
     def show(self, shown: bytes) -> None:

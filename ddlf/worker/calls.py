@@ -44,8 +44,8 @@ from ddlf.worker.methods import Method, Methods
 from ddlf.worker.peers import Admitted, Peers, refuse_between_workers, refuse_code
 
 EAGER: dict[str, Any] = {"eager_start": True} if sys.version_info >= (3, 12) else {}
-"""A coroutine runs until it first waits before its task meets the event loop. A coroutine that never waits costs as
-little as a function.
+"""Arguments for a task that runs its coroutine at once until the coroutine first waits. So a coroutine that never waits
+costs as little as a function.
 """
 
 
@@ -60,7 +60,7 @@ class Call:
         id: Number of the request; below 1 if the daemon must not see it.
         request: The command and its arguments.
         session: Gets the answer.
-        deadline: Last time, on the event loop's clock, when the request may start; None means no limit.
+        deadline: The latest time when the request may start, on the event loop's clock; None means no limit.
 
     Attributes:
         method: The method that the request runs, once it is known.
@@ -119,7 +119,7 @@ class Calls:
             self._run_at_once(call, method)
         elif call.session.held_back or ((self.running is not None or self._waiting) and not method.concurrent):
             self._waiting.append(call)
-            if self.running is None:  # earlier calls may wait for their master to read
+            if self.running is None:  # earlier calls may wait until their master reads answers
                 asyncio.get_running_loop().call_soon(self.run_next)
         else:
             self._run(call, method)
@@ -130,8 +130,8 @@ class Calls:
             self._waiting.remove(call)
             call.session.answer(call, Response(error=RequestCancelled("cancelled before it started")))
         elif call.task is not None:
-            # Not at once: a task that is cancelled before its first step never runs, and the request would get no
-            # answer.
+            # Do not cancel at once: a task that is cancelled before its first step never runs, and the request would
+            # get no answer.
             asyncio.get_running_loop().call_soon(call.task.cancel)
 
     def run_next(self) -> None:
@@ -283,14 +283,16 @@ class Calls:
 
 
 MAX_WAITING_REQUESTS = 1024
-"""Most unanswered requests of a connection. Above this limit, it is not read until half of them are answered."""
+"""Maximum number of unanswered requests of a connection. Above this limit, the worker reads no requests from the
+connection until half of them are answered."""
 MAX_QUEUED_BYTES = 64 * 1024 * 1024
-"""Most bytes of answers that a master has not accepted. Above this limit, none of its requests is read or started."""
+"""Maximum bytes of answers that a master has not read. Above this limit, the worker reads and starts none of the
+master's requests."""
 STALLED_AFTER_S = 60.0
-"""A master that accepts no bytes of such answers for this many seconds loses the connection.
+"""The worker closes the connection of a master that reads no bytes of waiting answers for this number of seconds.
 
-The time is long because a master that computes in its event loop does not read either, and its answers cost at most the
-bytes above. A stopped or lost master is noticed by its silence on the control connection.
+The time is long, because a master that computes in its event loop does not read either, and its answers take at most
+``MAX_QUEUED_BYTES``. The control connection shows earlier that a master is suspended or lost.
 """
 
 
@@ -304,13 +306,14 @@ class Session:
         calls: Runs the requests.
         load: Makes an object from a tag and bytes; see ``loads``.
         begin: Called for a master that has the worker, with its id and whether it answers the questions of ``imports``.
-        peers: Knows which other workers may send requests, and which requests.
+        peers: The other workers and the requests that they may send.
         activity: The page that names the master that has the worker; None without a daemon, when every master may send
             requests.
 
     Attributes:
-        held_back: Whether the master has too many unread answers. Meanwhile none of the session's requests begins.
-        is_guest: Whether its master sends requests without having the worker.
+        held_back: Whether the master has too many unread answers. Until it has read them, no request of the session
+            begins.
+        is_guest: Whether the master of the session is a guest, which sends requests without a lease.
         peer: The admission of another worker, if one sends the requests; None for a master.
         closed: Done when the connection has ended.
     """
@@ -347,7 +350,7 @@ class Session:
         )
 
     def refusal(self) -> LeaseError | None:
-        """Return why its requests are not run; None if its master has the worker or is a guest."""
+        """Return the reason why the session's requests do not run; None if its master has the lease or is a guest."""
         if self.peer is not None:
             return self._peers.refusal(self.peer)
         if self.is_guest:
@@ -360,11 +363,11 @@ class Session:
 
     @property
     def _had_lease(self) -> bool:
-        """Whether it was admitted by a lease: its own, or the lease of the master that introduced a peer."""
+        """Whether a lease allowed the session: the lease of its master, or of the master that introduced its peer."""
         return self._lease is not None or self.peer is not None
 
     def end_without_lease(self) -> None:
-        """End the connection if its master has lost the worker, or if another worker's admission has ended."""
+        """End the connection if its master has lost the lease, or if another worker may no longer call this one."""
         if self._had_lease and self.refusal() is not None:
             self._connection.close()
 
@@ -438,8 +441,9 @@ class Session:
         self._submit(frame, -frame.id, args, kwargs)  # negative: hidden from the daemon
 
     def _connect(self, facts: dict[str, Any]) -> LeaseError | None:
-        """Record the sender. Remove lease and modules from the facts. Return why its requests are not run, or None."""
-        # Valid for this connection only, because another master may have chosen otherwise.
+        """Record the sender, and remove lease and modules from the facts. Return the reason why its requests do not
+        run, or None."""
+        # This choice applies to this connection only, because another master may choose differently.
         self._pickle_results = bool(facts.get("pickle_results"))
         self.is_guest = self.is_guest or facts.get("guest") is True
         lease = facts.pop("lease", b"")
@@ -479,10 +483,10 @@ class Session:
         except ConnectionError:
             return
         except Exception as problem:  # the result cannot be sent, for any reason: every request is answered
-            error = problem.with_traceback(None)  # its frames belong to DDLF and the encoder
+            error = problem.with_traceback(None)  # the frames of this traceback belong to DDLF and the encoder
         if error is not None:
             if isinstance(error, RequestCancelled) and self._had_lease and self.refusal() is not None:
-                connection.close()  # the end of its lease ended it, not its master
+                connection.close()  # The call ended because the lease ended, not because the master cancelled it.
                 return
             with contextlib.suppress(ConnectionError):
                 connection.send(Kind.ERROR, id, "", dumps(describe(error)))
@@ -502,8 +506,8 @@ class Session:
         self._reading_again = self._loop.create_task(self._wait_for_reader())
 
     async def _wait_for_reader(self) -> None:
-        """Continue after the master has read half of the waiting answers. End the connection if it does not read at
-        all.
+        """Continue after the master has read half of the waiting answers. End the connection if the master reads
+        nothing.
         """
         connection = self._connection
         while connection.queued_bytes > MAX_QUEUED_BYTES // 2:

@@ -59,7 +59,7 @@ class DaemonFolder:
         new = self.path / f"{LOCK}.new"
         self._lock = os.open(new, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        new.rename(self.path / LOCK)  # only from now on may another daemon examine the folder
+        new.rename(self.path / LOCK)  # Another daemon may examine the folder only after this line.
 
     def remove(self) -> None:
         """Remove the folder and its contents."""
@@ -71,7 +71,7 @@ def remove_abandoned() -> list[Path]:
     """Remove the folders of this user's dead daemons, and return their paths."""
     removed = []
     for path in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
-        with contextlib.suppress(OSError):  # already gone, in use, or not such a folder
+        with contextlib.suppress(OSError):  # the folder was removed already, is in use, or does not belong to a daemon
             facts = path.lstat()
             if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
                 continue
@@ -112,7 +112,8 @@ class StoppedFor:
         self._pid: int | None = None
 
     def look(self, pid: int | None) -> float:
-        """Check again, ``STOP_CHECK_S`` after the last check. Return how many seconds the same process has been stopped."""
+        """Check again, ``STOP_CHECK_S`` after the last check. Return how many seconds the same process has been
+        stopped."""
         stopped = pid is not None and is_stopped(pid)
         self.seconds = self.seconds + STOP_CHECK_S if stopped and pid == self._pid else 0.0
         self._pid = pid
@@ -120,20 +121,20 @@ class StoppedFor:
 
 
 ORPHAN_GRACE_S = 30.0
-"""Time between interrupt and kill for a method whose master is gone. Nobody waits, and a kill loses data that the next
-master would use.
+"""Seconds between interrupt and kill for a method of a disconnected master. Nobody waits for this method, and a kill
+would lose data that the next master can use.
 """
 SILENT_GRACE_S = 30.0
-"""Seconds of silence before a master is given up. It may lose its lease long before, but only to another master that
-wants it. A master that was stopped, or was blocked by a download or an import, simply continues.
+"""Seconds of silence until the daemon disconnects a master. Another master that wants the lease may get it long before.
+So a master that was suspended, or that a download or an import blocked, simply continues.
 """
 CLAIMED_IDS = 2**32
 SLOW = ("cancel", "restart", "give", "preload", "machine")
 """Commands that are not answered at once."""
 MAX_PROBE_BYTES = 512 * 1024
 MAX_QUEUED_BYTES = 1024**2
-"""Bytes of answers that a master has not read yet. Above this limit, its requests are not read until it has read the
-answers.
+"""Maximum bytes of answers that a master has not read. Above this limit, the daemon reads no requests of the master
+until it has read the answers.
 """
 
 
@@ -274,7 +275,8 @@ class Control:
         return granted
 
     def _look(self) -> None:
-        """Watch the master. It is given up only after a silence much longer than the one that can cost it the lease."""
+        """Watch the master. The daemon disconnects it only after ``SILENT_GRACE_S``, which is much longer than the
+        silence that allows another master to take the lease."""
         if self._timer is not None:
             self._timer.cancel()
         if self._liveness is None or self._connection.closed:
@@ -318,8 +320,8 @@ class Control:
         self._spawn(self._wait_for_reader())
 
     async def _wait_for_reader(self) -> None:
-        """Read requests again after the master has read the answers. A master that never reads them is silent and is
-        given up for this reason.
+        """Read requests again after the master has read the answers. A master that never reads them counts as silent,
+        and the daemon disconnects it for this reason.
         """
         with contextlib.suppress(ConnectionError):
             await self._connection.drain()
@@ -348,7 +350,7 @@ def _probe(data: bytes = b"", size: int = 0) -> dict[str, Any]:
 
 MODULE = re.compile(r"\w+(\.\w+)*")
 NO_DESCRIPTORS_S = 0.1
-"""Time to leave new connections to the kernel when this process has no file descriptor for them."""
+"""Pause in seconds before the daemon accepts connections again, after this process had no file descriptor for them."""
 
 
 class Daemon:
@@ -409,8 +411,8 @@ class Daemon:
         return folder
 
     def _make_certificate(self) -> Path | None:
-        """Return the file with this worker's own certificate; None if nothing is encrypted. The first start creates the
-        file.
+        """Return the file with this worker's own certificate; None if the worker does not encrypt. The first start
+        creates the file.
         """
         security = self._options.security
         if security is None or security.insecure_plaintext:
@@ -434,7 +436,7 @@ class Daemon:
         """Serve until ``stop`` is called.
 
         Args:
-            ready: Called once, when the executor has started or was given up.
+            ready: Called once, when the executor has started or has finally failed to start.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -460,14 +462,14 @@ class Daemon:
         while True:
             await asyncio.sleep(STOP_CHECK_S)
             if self._holder is None:
-                continue  # nobody waits for it
+                continue  # nobody waits for the result
             seconds = stopped.look(self.process.pid)
             if seconds >= self._holder.dead_after_s:
                 self.process.end_stopped(seconds)
 
     @property
     def failure(self) -> str:
-        """Return why there is no executor and why no other one is started; empty if all is well."""
+        """Return the reason why there is no executor and no new one is started; empty if the executor runs."""
         return self.process.given_up
 
     def stop(self, by: str = "") -> None:
@@ -491,7 +493,7 @@ class Daemon:
                 continue
             greeting = self._admission.start(self._greet(sock, address[0]), address[0])
             greeting.add_done_callback(partial(close_if_cancelled, sock))
-            await asyncio.sleep(0)  # however many connections arrive, other tasks get their turn
+            await asyncio.sleep(0)  # lets other tasks run even if connections arrive without a pause
 
     async def _greet(self, sock: socket.socket, address: str) -> None:
         """Perform the handshake of a new connection. No bytes are parsed before it has succeeded."""
@@ -592,7 +594,7 @@ class Daemon:
             self._holder.hear()
 
     async def _end_orphans(self, claimed: range, grace_s: float) -> None:
-        # Try a few times: the executor may start a waiting request before it reads that the connection has ended.
+        # Try a few times: the executor may start a waiting request before it notices the end of the connection.
         for _ in range(5):
             running = self.process.activity.running()
             if running is not None and running.id in claimed:
@@ -615,7 +617,7 @@ class Daemon:
             "uptime_s": time.monotonic() - self._started,
             "cores": cores(),
             "memory": footprint(os.getpid(), self.process.pid),
-            "masters": sum(1 for control in self._controls if control.claimed),  # not the workers that only listen
+            "masters": sum(1 for control in self._controls if control.claimed),  # leave out the listening sockets
             "datasets": dict(zip(("count", "bytes"), self.process.activity.datasets, strict=True)),
             "shard": None if (shard := self.process.activity.shard) is None else shard._asdict(),
             "methods": self.process.methods,

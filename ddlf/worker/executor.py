@@ -51,7 +51,7 @@ KEPT = ("set_variable", "delete_variable")
 """Commands that run at once and change state that a new executor would lack."""
 AT_ONCE = ("connect", "close", "add_method", "remove_method", "list_methods", "get_variable", "list_variables", *KEPT)
 OF_PEERS = ("introduce", "meet")
-"""Commands of ``Peers``, which also run at once."""
+"""Commands that ``Peers`` handles. They also run at once."""
 
 
 class Executor:
@@ -61,7 +61,7 @@ class Executor:
         session_dir: Folder for methods that live as long as the daemon.
         persist_dir: Folder for methods that outlive the daemon.
         activity: The page in which the daemon sees the running method; None without a daemon.
-        load: Makes an object from its pickle.
+        load: Makes an object from its pickled bytes.
         kind: Class of the worker.
         free: Frees memory after a role has ended; see ``Hosting``.
 
@@ -244,7 +244,7 @@ async def _serve(executor: Executor, channel: socket.socket, activity: Activity,
         if data == LEASE_CHANGED:
             executor.end_sessions_without_lease()
             return
-        if not descriptors:  # the kernel had no descriptors left for it
+        if not descriptors:  # the kernel had no descriptors left for this socket
             admission.log_refusal("a connection", "no file descriptor is free")
             return
         sock = socket.socket(fileno=descriptors[0])

@@ -36,9 +36,9 @@ class Reason(NamedTuple):
     """Why a process ended, for people.
 
     Args:
-        text: The event that ended it.
+        text: The event that ended the process.
         hint: Advice.
-        gave_up: Whether its daemon ended it after a ``cancel``.
+        gave_up: Whether the daemon ended the process after a ``cancel``.
     """
 
     text: str
@@ -47,7 +47,7 @@ class Reason(NamedTuple):
 
 
 def reason_of(code: int | None, name: str | None) -> Reason:
-    """Return the reason that an exit code, or the name of a signal, shows by itself."""
+    """Return the reason for the end of a process, derived only from its exit code or the name of the signal."""
     if code == UNKNOWN:
         return Reason("has ended for an unknown reason, because the process that started it has ended, too")
     if name == "SIGKILL":
@@ -95,7 +95,7 @@ class Questions:
         event("wanted", {"id": id, "what": what, "name": name, "file": file})
 
     async def give(self, id: int, piece: bytes, last: bool) -> None:
-        """Pass a part of the answer on. The thread that asked may be gone."""
+        """Pass a part of the answer to the executor. The thread that asked may have ended."""
         sock = self._open.get(id)
         if sock is None:
             return
@@ -110,7 +110,7 @@ class Questions:
         """End all questions without an answer, because the master is gone."""
         for sock in self._open.values():
             with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # also ends an answer that is being sent
+                sock.shutdown(socket.SHUT_RDWR)  # this also ends an answer that is being sent
             sock.close()
         self._open.clear()
 
@@ -122,15 +122,16 @@ LEASE_CHANGED = b"LEASE".ljust(HAND_OVER.size)
 CANCEL_GRACE_S = 5.0
 """Seconds between interrupt and kill for a cancelled method."""
 MAX_START_FAILURES = 5
-"""After this many executors in a row that ended before they served a connection, no other one is started until a master
-asks for it.
+"""Maximum number of executors in a row that end before they serve a connection. After that, the daemon starts no other
+executor until a master requests one.
 """
 START_RETRY_S = 0.5
 INTERRUPT_EVERY_S = 0.5
 STDOUT = 1
 STDERR_TAIL_BYTES = 8192
 STDERR_TAIL_LINES = 40
-"""A fatal error in native code prints its kind first, then the stack: about 30 lines in all."""
+"""Number of the last lines of standard error in a report. A fatal error in native code prints its kind first, then the
+stack: about 30 lines in all."""
 
 
 class ExecutorProcess:
@@ -142,7 +143,7 @@ class ExecutorProcess:
         state_dir: Folder for persistent methods and the executor's log.
         on_exit: Called with the facts whenever a process ended unexpectedly.
         log: Receives each line for the terminal.
-        certificate: File with the worker's own certificate; None if nothing is encrypted.
+        certificate: File with the worker's own certificate; None if the worker does not encrypt.
 
     Attributes:
         name: Name of the process, for ``ps`` and ``top``.
@@ -193,7 +194,7 @@ class ExecutorProcess:
 
     @property
     def given_up(self) -> str:
-        """Describe how the last executor ended, if no other one is started; else return an empty text."""
+        """Return how the last executor ended, if the daemon starts no other one; otherwise an empty text."""
         return f"{self.last_exit['text']}\n{self.last_exit['stderr_tail']}" if self.state == "failed" else ""
 
     @property
@@ -214,7 +215,7 @@ class ExecutorProcess:
             try:
                 await self._start()
                 facts = self._facts(await self._wait(), self.pid)
-            except OSError as error:  # no memory or no process number left, which may pass
+            except OSError as error:  # no memory or no process number is free, which may be temporary
                 self._close_channel()
                 self._reason = Reason(f"could not be started: {error.strerror}")
                 facts = self._facts(None, None)
@@ -355,17 +356,18 @@ class ExecutorProcess:
             except BlockingIOError:
                 raise ConnectError("the executor is busy, and too many connections are waiting for it") from None
             except (BrokenPipeError, ConnectionResetError):
-                self.settled.clear()  # it has ended, which ``keep_running`` will soon notice
+                self.settled.clear()  # the executor has ended, which ``keep_running`` will soon notice
             else:
                 return
 
     def grant(self, lease: bytes) -> None:
-        """Let the executor run only the requests of the lease ``lease``, and end other masters' connections. With an
-        empty key, end all.
+        """Let the executor run only the requests of this lease, and end the connections of other masters. With an empty
+        key, end all connections.
         """
         self.activity.grant(lease)
         if self.state == "ready" and self._channel is not None:
-            with contextlib.suppress(OSError):  # it has ended, or will look soon because many messages wait for it
+            # the executor has ended, or reads the page soon because many messages wait for it
+            with contextlib.suppress(OSError):
                 self._channel.send(LEASE_CHANGED)
 
     async def cancel(self, id: int, grace_s: float = CANCEL_GRACE_S) -> str:

@@ -1,8 +1,8 @@
 """Imports modules from below the script's folder on the master, at their first use. Runs in the executor.
 
 The executor asks its daemon over their channel, and the daemon asks the master that has the worker. The daemon always
-answers, so an import works on any thread, even while a method blocks the event loop. It waits like for a file. Modules
-installed on the worker take precedence over the master's.
+answers, so an import works on any thread, even while a method blocks the event loop. The import waits for the answer as
+it would wait for a file. Modules installed on the worker take precedence over the master's.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ class MasterFinder(importlib.abc.MetaPathFinder):
     def forget(self) -> None:
         """Remove all modules of this master from the process. The next master has its own."""
         found, self._found = self._found, set()
-        for name in found:  # does not examine all modules, because a fork shares their memory until then
+        # Do not examine all modules: a fork shares their memory with its parent until the memory is accessed.
+        for name in found:
             loader = getattr(getattr(sys.modules.get(name), "__spec__", None), "loader", None)
             if isinstance(loader, MasterLoader) and loader.finder is self:
                 del sys.modules[name]
@@ -128,7 +129,7 @@ class MasterLoader(importlib.abc.InspectLoader):
         return importlib.util.decode_source(self._source)
 
     def is_package(self, fullname: str) -> bool:
-        """Return whether there can be modules below it."""
+        """Return whether this module is a package, so that it can contain modules."""
         return self.kind != "source"
 
     def get_data(self, path: str) -> bytes:
@@ -186,7 +187,7 @@ class MasterFile(Traversable):
         return PurePosixPath() in self._below()
 
     def joinpath(self, *descendants: str | os.PathLike[str]) -> MasterFile:
-        """Return an entry below it."""
+        """Return an entry below this folder."""
         return MasterFile(self._finder, self._package, self._path.joinpath(*descendants))
 
     def __truediv__(self, child: str | os.PathLike[str]) -> MasterFile:

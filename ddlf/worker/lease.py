@@ -2,8 +2,8 @@
 
 The rules:
 
-    1. Any master may get a free worker. Other masters are refused a worker that is taken, unless they take it over or
-       its holder has fallen silent.
+    1. Any master may get a free worker. If a worker has a holder, other masters are refused, unless they take it over
+       or the holder has fallen silent.
     2. Every grant has a higher epoch than the one before. This holds even if a restarted daemon has forgotten its
        grants, because masters send their last epoch.
     3. A master that had the worker may come back if no other master has had it meanwhile. Otherwise it is refused, even
@@ -72,7 +72,7 @@ class Lease:
 
     @property
     def key(self) -> bytes:
-        """The bytes that a data connection must show: the master's id and the epoch. Empty while the worker is free."""
+        """The bytes that a data connection must send: the master's id and the epoch. Empty while the worker is free."""
         return self.holder.master_id + _EPOCH.pack(self.epoch) if self.holder else b""
 
     def claim(self, master: Holder, known_epoch: int = 0, *, takeover: bool = False, silent: bool = False) -> int:

@@ -29,7 +29,7 @@ TENSORFLOWS = (
 """
 PACKAGES = (*TENSORFLOWS, "keras", "jax", "torch", "numpy", "cloudpickle", "msgpack", "cryptography")
 LARGE = ("tensorflow", "keras", "jax", "torch", "numpy")
-"""Packages whose import takes seconds longer without bytecode."""
+"""Large packages. Without bytecode files, their import takes seconds longer."""
 
 
 def about(folders: Iterable[Path] = (), needs: Iterable[str] = ()) -> dict[str, Any]:
@@ -140,7 +140,8 @@ def cores() -> int:
 
 
 def memory() -> tuple[int | None, int | None]:
-    """Return all memory and the free memory, in bytes. In a container with a limit, these are the container's."""
+    """Return the total and the free memory, in bytes. In a container with a memory limit, these are the values of the
+    container."""
     total = free = None
     with contextlib.suppress(OSError, ValueError, AttributeError):
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -225,14 +226,14 @@ def footprint(*pids: int | None) -> dict[str, int | None]:
 
 
 def _resident(pid: int | None) -> int:
-    with contextlib.suppress(OSError, ValueError, IndexError):  # it has just ended, or this is not Linux
+    with contextlib.suppress(OSError, ValueError, IndexError):  # the process has just ended, or this is not Linux
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return 0
 
 
 ANY = ("0.0.0.0", "::")
 _SIOCGIFADDR = 0x8915  # Linux: returns the IPv4 address of an interface
-_GLOBAL = "00"  # the scope of an IPv6 address that is valid beyond its link
+_GLOBAL = "00"  # the scope of an IPv6 address that is valid in the whole network
 
 
 def addresses_of(host: str) -> list[str]:
@@ -255,7 +256,7 @@ def addresses_of(host: str) -> list[str]:
 
 
 def same_machine() -> str:
-    """Return a text that identifies this machine until its next start. Other machines have other texts."""
+    """Return a text that identifies this machine until it restarts."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return socket.gethostname()

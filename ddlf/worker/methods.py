@@ -1,4 +1,5 @@
-"""The functions that calls can name: hosted methods with their files, and hosted roles. Runs in the executor.
+"""The functions that a request can call by name: hosted methods with their files, and hosted roles. Runs in the
+executor.
 
 Each method has a file. The file is in the daemon's own folder, so that it survives a crash of the executor. With
 ``persist=True`` it is in the state folder, so that it survives the daemon too. A file is unpickled at the first call of
@@ -28,7 +29,7 @@ from ddlf.rpc.messages import Request
 
 @dataclass(slots=True)
 class Method:
-    """A function and how to call it.
+    """A function, and facts about the way to call it.
 
     Args:
         name: Its name in messages and status.
@@ -36,9 +37,10 @@ class Method:
         takes_self: Whether its first parameter is ``self``.
         concurrent: Whether it may run at the same time as another method.
         path: Its file; None for a function that is run once.
-        skip: Number of arguments of a request that identify the method. The rest are its own arguments.
-        at_once: Whether it runs at once and does not appear as running work.
-        kept: Whether it changes state that a new executor would lack.
+        skip: Number of leading arguments of a request that identify the method. The other arguments are for the
+            function.
+        at_once: Whether it runs at once, and ``status`` does not show it as running.
+        kept: Whether it changes state that would be lost with the executor.
     """
 
     name: str
@@ -107,7 +109,7 @@ def _positional(function: Callable[..., Any], *, follow_wrapped: bool) -> list[s
 
 
 class Methods:
-    """The functions that a request can name: commands of the worker, hosted methods, and verbs of hosted roles.
+    """The functions that a request can call by name: commands of the worker, hosted methods, and verbs of hosted roles.
 
     Args:
         session_dir: Folder for methods that live as long as the daemon.
@@ -256,7 +258,8 @@ class Hosting:
         self._free = free
         self._over = over
         self._roles: dict[tuple[str, str], Role] = {}
-        self._companions: dict[tuple[str, str], set[str]] = {}  # by role: the names of the roles that end with it
+        # for each role, the names of the roles that end together with it
+        self._companions: dict[tuple[str, str], set[str]] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._open = Method("open", self.open, concurrent=True, skip=0)
         self._close = Method("close", self.close, concurrent=True, skip=0)
@@ -303,7 +306,7 @@ class Hosting:
     async def open(self, run: str, name: str, verb: str, make: Callable[..., Role], *args: Any, **kwargs: Any) -> None:
         """Create and host a role. End the roles of other runs, and a role of the same name."""
         for key in [key for key in self._roles if key[0] != run or key == (run, name)]:
-            if key in self._roles:  # it may have ended together with the role that made it
+            if key in self._roles:  # the role may have ended together with the role that made it
                 self._end(key)
         self._roles[run, name] = make(self._worker, *args, **kwargs)
 

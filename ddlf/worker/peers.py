@@ -59,12 +59,12 @@ def refuse_between_workers(value: Any) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class Dialling:
-    """How this worker connects to other workers.
+    """Connects this worker to other workers.
 
     Args:
         tokens: The accepted tokens. The first one proves this side's identity. During a replacement of tokens, other
             workers may still have only the second one.
-        max_message_bytes: The largest answer accepted.
+        max_message_bytes: Maximum size of an answer.
         security: Certificates, and whether to encrypt connections to other machines.
     """
 
@@ -123,7 +123,7 @@ class Peer:
         self._is_over = False
 
     def found_at(self, addresses: list[Any]) -> None:
-        """Set the addresses of the other worker for later connections, in the constructor's form."""
+        """Set the addresses of the other worker for later connections, in the form of the constructor's argument."""
         self._addresses = [(str(host), int(port), bool(given)) for host, port, given in addresses]
 
     async def call(self, role: tuple[str, str], verb: str, /, *args: Any, **data: Any) -> Any:
@@ -147,7 +147,7 @@ class Peer:
         return await channel.call(Request("call", *role, verb, *args, **data))
 
     def refuse_silent(self) -> None:
-        """Refuse to use a link that has fallen silent and has not connected again since.
+        """Raise an error if the link has fallen silent and has not connected again since.
 
         Raises:
             WorkerLost: The link has fallen silent.
@@ -222,14 +222,14 @@ class Peer:
                 channel.stream.close()
 
     async def _listen(self, host: str, port: int) -> None:
-        """Watch the link with heartbeats. The other daemon answers whatever its executor does, so its silence shows a
-        lost link.
+        """Watch the link with heartbeats. The other daemon always answers, even if its executor is busy, so its silence
+        shows that the link is lost.
         """
         try:
             sock, hello = await self._caller.dialling(host, port, Role.CONTROL)
         except DDLFError:
-            return  # the kernel reports a lost link, only later
-        if self._control is not None:  # it belongs to a call after a connection that was lost meanwhile
+            return  # without heartbeats the kernel reports a lost link, but later
+        if self._control is not None:  # the next call after a lost connection opens this connection again
             sock.close()
             return
         peer_limits = Limits(max_body_bytes=hello.max_message_bytes)
@@ -248,7 +248,7 @@ class Peer:
                 channel.stream.abort()
 
     def _judge(self, who: Any) -> str:
-        """Return why the process that answered is not the right worker; empty if it is.
+        """Return the reason why the process that answered is not the right worker; empty if it is the right one.
 
         Raises:
             LeaseError: It is the right worker, and does not admit this worker.
@@ -313,8 +313,8 @@ class Peer:
 
 
 DIALS_AT_ONCE = 4
-"""Most connections that one worker opens at once when it meets all others. If many workers do so at the same time, no
-worker gets more connections than its admission allows.
+"""Maximum number of connections that a worker opens at once to the other workers. With this limit, no worker gets more
+connections at once than it accepts, even if all workers connect at the same time.
 """
 
 
@@ -519,7 +519,8 @@ class Peers(Mapping[int, Peer]):
 
 
 Ask = Callable[..., Awaitable[Any]]
-"""Calls a worker, maybe this one, by its number, a role, a verb, and arguments. Raises Unreached if the link fails."""
+"""A function that calls a verb of a role on a worker, possibly on this worker. Its arguments are the worker's number,
+the role, the verb, and the verb's arguments. It raises ``Unreached`` if the link fails."""
 
 
 class Unreached(Exception):

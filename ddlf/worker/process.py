@@ -16,7 +16,7 @@ from typing import Any
 ANSWER_BYTES = 65536
 FULL_RETRY_S = 0.01
 FORK_S = 10.0
-"""Seconds to wait for a fork before a process is started instead. The template may have been stopped."""
+"""Seconds to wait for a fork. After that, a new process is started instead. The template may be suspended."""
 END_S = 5.0
 """Seconds that a template may take to end before it is killed."""
 UNKNOWN = 256
@@ -36,8 +36,8 @@ def can_fork() -> bool:
 
 
 def child_environment() -> dict[str, str]:
-    """Return a copy of this environment in which a child may keep a bytecode cache. Without the cache TensorFlow takes
-    7 s to import instead of 3.
+    """Return a copy of this environment in which a child may keep a bytecode cache. Without this cache the import of
+    TensorFlow takes 7 s instead of 3 s.
     """
     environment = dict(os.environ)
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -130,7 +130,7 @@ class Template:
         """Let forks start with modules imported, and wait until they do.
 
         Returns:
-            Why they start without the modules; empty if they start with them.
+            The reason why forks start without the modules; empty if they start with the modules.
         """
         try:
             with self.begin_preload(modules) as reply:
@@ -164,7 +164,7 @@ class Template:
                 with template_end:
                     descriptors = [template_end.fileno(), channel, activity, read_end, stdout, stderr]
                     while True:
-                        with contextlib.suppress(BlockingIOError):  # the template does not keep up
+                        with contextlib.suppress(BlockingIOError):  # the template is too slow for so many requests
                             self._send(request, descriptors)
                             break
                         await asyncio.sleep(FULL_RETRY_S)
@@ -175,7 +175,7 @@ class Template:
             facts = json.loads(answer) if answer else {}
             if "pid" in facts:
                 return Forked(reply, lifeline, **facts)
-        except OSError:  # it has ended, or does not answer
+        except OSError:  # the template has ended, or does not answer
             pass
         except BaseException:
             reply.close()
@@ -189,7 +189,7 @@ class Template:
         socket.send_fds(self._requests, [json.dumps(request).encode()], descriptors)
 
     def kill(self) -> None:
-        """Kill a template that has no users."""
+        """Kill the template. It must have no users."""
         self._requests.close()
         if self._process is not None:
             self._process.kill()
@@ -216,8 +216,8 @@ class Forked:
     """A process that a template forked. It has the interface of ``asyncio.subprocess.Process``.
 
     Args:
-        reply: Socket for the template's report of how the process ended. Closing it lets the template forget the
-            process.
+        reply: Socket for the template's report of how the process ended. After this socket is closed, the template
+            releases the process.
         lifeline: Descriptor whose end kills the process, even if this process dies.
         pid: Process id.
         modules: The preloaded modules that it started with.

@@ -1,4 +1,4 @@
-"""The process that executors are forked from. The launcher of local workers starts it, or a daemon; Linux only.
+"""The template: executors are forks of this process. The launcher of local workers or a daemon starts it. Linux only.
 
 Importing Keras and its backend takes seconds and about 260 MB. Forking a process that has imported them takes
 milliseconds, and the memory is shared. Therefore one process of a machine imports them, and every executor is a fork of
@@ -46,7 +46,7 @@ MESSAGE_BYTES = 65536
 DESCRIPTORS = 6
 """Number of descriptors of a fork request. No other message has more."""
 THREADS_END_S = 5.0
-"""How many seconds threads that end before a fork may still be visible after it."""
+"""Maximum seconds during which the system may still show a thread that ended before a fork."""
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/vfio", "/dev/neuron")
 """Devices that are open in a process with an accelerator. A fork of such a process could not use the accelerator."""
 
@@ -69,7 +69,8 @@ def main(argv: list[str] | None = None) -> None:
     (socket_fd,) = map(int, (argv or sys.argv)[1:2])
     requests = socket.socket(fileno=socket_fd)
     requests.set_inheritable(False)
-    os.close(os.pidfd_open(os.getpid()))  # so that a system that lacks this is noticed before it is needed
+    # Fail here, before a request needs this function, if the system does not have it.
+    os.close(os.pidfd_open(os.getpid()))
     gc.disable()
     from ddlf.worker import executor  # noqa: F401 - every executor needs it
 
@@ -93,7 +94,7 @@ class Template:
         self._imported = imported
         self._poll = select.poll()
         self._poll.register(requests, select.POLLIN)
-        self._children: dict[int, Child] = {}  # by both descriptors
+        self._children: dict[int, Child] = {}  # each child under both of its descriptors
         self._warm_one: socket.socket | None = None
         self._warm_pid = 0
         self._modules: list[str] = []
@@ -132,8 +133,8 @@ class Template:
         """
         request = json.loads(message)
         wanted = DESCRIPTORS if request["do"] == "fork" else 1
-        if len(descriptors) == wanted:  # otherwise the kernel had no descriptors left
-            with contextlib.suppress(OSError):  # no memory, process number or descriptor left
+        if len(descriptors) == wanted:  # with fewer descriptors, the kernel had none left
+            with contextlib.suppress(OSError):  # no memory, process number or descriptor is free
                 if request["do"] == "preload":
                     return self._preload(request["modules"], message, descriptors)
                 if not self._ready or not self._pass_on(message, descriptors):
@@ -160,7 +161,7 @@ class Template:
             self._poll.unregister(child.pidfd)
             tell(child.reply, {"code": child.code()})
             return
-        # The client is gone, or has heard of the end. The rest of the process group ends too.
+        # The client has gone, or knows that the process has ended. The other processes of its group end, too.
         self._poll.unregister(child.reply)
         with contextlib.suppress(KeyError):
             self._poll.unregister(child.pidfd)
@@ -230,7 +231,7 @@ class Template:
         if self._warm_one is None:
             return 0
         self._poll.unregister(self._warm_one)
-        self._warm_one.close()  # ends it, unless it is still importing
+        self._warm_one.close()  # ends the warm template, unless it is still importing
         if not self._ready:
             os.kill(self._warm_pid, signal.SIGKILL)
         self._warm_one, self._ready = None, False
@@ -238,14 +239,14 @@ class Template:
 
     def _pass_on(self, message: bytes, descriptors: list[int]) -> bool:
         assert self._warm_one is not None
-        with contextlib.suppress(OSError):  # it is gone
+        with contextlib.suppress(OSError):  # the client has gone
             socket.send_fds(self._warm_one, [message], descriptors)
             return True
         return False
 
 
 class Child:
-    """A fork, until its client has heard how it ended."""
+    """A fork of this template. It is kept until the client has received the exit code."""
 
     def __init__(self, pid: int, reply: socket.socket) -> None:
         self.pid = pid
@@ -259,10 +260,10 @@ class Child:
         return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
     def bury(self) -> None:
-        """Kill the rest of its group, and release its process id."""
+        """Kill the other processes of its group, and release its process id."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):  # it is not yet a group
+        with contextlib.suppress(ProcessLookupError):  # the process has no group yet
             os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         self.let_go()
@@ -376,13 +377,13 @@ def become_executor(request: dict[str, Any], descriptors: list[int], imported: l
         os.dup2(fd, target)
         os.close(fd)
     end_with(lifeline)
-    with socket.socket(fileno=reply) as client:  # not before there is a group that can be killed
+    with socket.socket(fileno=reply) as client:  # wait until the process has a group that can be killed
         tell(client, {"pid": os.getpid(), "modules": imported})
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     os.environ.update(request["environment"])
     tempfile.tempdir = None
     if sys.path and sys.path[0] == os.getcwd():
-        sys.path[0] = request["cwd"]  # like Python for a module that it runs
+        sys.path[0] = request["cwd"]  # as Python does for a module that it runs
     os.chdir(request["cwd"])
     # Make these as unpredictable as in a new process. All other random numbers come from the system.
     random.seed()
@@ -404,7 +405,7 @@ def end_with(lifeline: int) -> None:
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     ended = select.poll()
     ended.register(lifeline, 0)  # only POLLHUP
-    if ended.poll(0):  # the pipe ended before the request
+    if ended.poll(0):  # the other end of the pipe was closed before this request
         os._exit(0)
 
 

@@ -12,7 +12,7 @@ from ddlf.worker.methods import takes_self
 
 
 class Timed:
-    """A function on its way to workers. It arrives as ``timed(function, concurrent)``.
+    """A function to send to workers. A worker unpickles it as ``timed(function, concurrent)``.
 
     Args:
         function: A callable that can be sent.
@@ -40,7 +40,8 @@ def timed(function: Callable[..., Any], concurrent: bool) -> Callable[..., Any]:
         value = await awaited(result)
         return [time.perf_counter() - begin, value]
 
-    async def run_async(*args: Any, **kwargs: Any) -> list[Any]:  # needs no thread if concurrent
+    # an async function needs no thread, even if it is concurrent
+    async def run_async(*args: Any, **kwargs: Any) -> list[Any]:
         begin = time.perf_counter()
         value = await function(*args, **kwargs)
         return [time.perf_counter() - begin, value]
@@ -59,5 +60,5 @@ def timed(function: Callable[..., Any], concurrent: bool) -> Callable[..., Any]:
 
 def name_of(function: Callable[..., Any]) -> str:
     """Return the name of a function, or of the class of another callable."""
-    inner = getattr(function, "func", function)  # of a partial
+    inner = getattr(function, "func", function)  # the inner function of a partial
     return str(getattr(inner, "__name__", type(inner).__name__))

@@ -28,7 +28,7 @@ from ddlf.worker.peers import Peers
 
 
 class Worker(IWorker):
-    """The worker as user code on it sees it.
+    """The worker as the user's methods see it.
 
     Args:
         methods: The hosted methods.
@@ -58,7 +58,7 @@ class Worker(IWorker):
         self.on_tell: Callable[[dict[str, Any]], None] = lambda facts: None
         self.on_shard: Callable[[Shard | None], None] = lambda shard: None
         self._namespace: dict[str, Any] = {"self": self}
-        self._name = os.urandom(8).hex()  # the name lets a master notice a new executor
+        self._name = os.urandom(8).hex()  # a master recognises a new executor by this name
         self._compute: ThreadPoolExecutor | None = None
         self._own_threads = threads_of_environment()
         self._threads = 0
@@ -235,7 +235,7 @@ class Worker(IWorker):
         much data is being sent.
 
         Args:
-            facts: Data, of a few bytes.
+            facts: Small data.
         """
         self.on_tell(facts)
 

@@ -31,30 +31,29 @@ LINES = b"LINES"
 STREAMS = {1: "stdout", 2: "stderr"}
 LINES_AT_ONCE, LINES_PER_S = 1_000, 200
 BYTES_AT_ONCE, BYTES_PER_S = 1024**2, 256 * 1024
-"""The most lines and bytes of one worker that are sent: at once after a silence, and as a lasting rate."""
+"""Maximum lines and bytes that a worker sends: at once after a silence, and per second over a longer time."""
 PAUSE_S = 1.0
 """Seconds without sending after the limit is reached. The master thus receives whole passages instead of every
 hundredth line.
 """
 MAX_LINE_BYTES = 3 * 1024
-"""Most bytes of a line; the rest is cut. A record of this size is written to a pipe in one piece (``PIPE_BUF``)."""
+"""Maximum bytes of a line; the rest is cut off. A record of this size is written to a pipe in one piece
+(``PIPE_BUF``)."""
 MAX_COPY_BYTES = 64 * 1024**2
-"""Most bytes of standard output in the log file of a worker without a terminal."""
+"""Maximum bytes of standard output in the log file of a worker without a terminal."""
 PIPE_BYTES = 1024**2
 F_SETPIPE_SZ = 1031
 FLUSH_S, LOOK_S = 0.1, 0.5
-"""How many seconds lines are collected before they are sent, and how many seconds lie between two checks for lines
-that were only counted.
+"""Seconds to collect lines before they are sent, and seconds between two checks for lines that were only counted.
 """
 LOOKS = 4
-"""After this many checks without news the checks stop. Together they last longer than a pause."""
+"""After this number of checks without new lines, the checks stop. Together they last longer than ``PAUSE_S``."""
 MAX_WAITING_LINES = 5_000
-"""Most lines that wait for a master that does not accept them, or that may come back. Further lines are only
-counted.
+"""Maximum number of lines that wait for a slow or a disconnected master. Further lines are only counted.
 """
 MAX_EVENT_BYTES = 64 * 1024
 MAX_QUEUED_BYTES = 256 * 1024
-"""Most bytes of events that a master has not accepted. Above this limit, no events are sent."""
+"""Maximum bytes of events that a master has not read. Above this limit, no events are sent."""
 
 NOTHING = b"", 0
 
@@ -98,7 +97,7 @@ class Written:
         self.counted = self._activity.counted()
         self.lock = threading.RLock()  # an object's finalizer may write while this thread is in here
         self.pause_until = 0.0
-        self._rest = dict.fromkeys(STREAMS, NOTHING)  # since the end of the last line
+        self._rest = dict.fromkeys(STREAMS, NOTHING)  # the text since the end of the last line
         self._lines, self._bytes = float(LINES_AT_ONCE), float(BYTES_AT_ONCE)
         self._at = time.monotonic()
 
@@ -113,7 +112,8 @@ class Written:
                 data = data[data.rfind(b"\n") + 1 :]
             if data:
                 self._rest[stream] = joined(self._rest[stream], data)
-            self.counted[0] += whole  # not before they are in the pipe: a counted line that is not there was dropped
+            # Count the lines only after they are in the pipe: a counted line that is not in the pipe was dropped.
+            self.counted[0] += whole
 
     def end_line(self) -> None:
         """End an unfinished line, because the method that wrote it is over."""
@@ -134,7 +134,7 @@ class Written:
             if self._lines < 0 or self._bytes < 0:
                 self.pause_until = now + PAUSE_S
                 return
-            with contextlib.suppress(OSError):  # the daemon is late, or gone
+            with contextlib.suppress(OSError):  # the daemon is slow, or has ended
                 os.write(self._pipe, b"%d%b\n" % (stream, text))
 
 
@@ -161,7 +161,7 @@ class Raw(io.RawIOBase):
         self._room -= count
         data = bytes(data) if count == len(data) else bytes(data[:count])
         written, ends = self._written, data.endswith(b"\n")
-        if ends and not self._has_rest and time.monotonic() < written.pause_until:  # most of a million lines
+        if ends and not self._has_rest and time.monotonic() < written.pause_until:  # most lines, if there are a million
             with written.lock:
                 written.counted[0] += data.count(b"\n")
             return count
@@ -180,7 +180,7 @@ class Raw(io.RawIOBase):
 
 
 def joined(rest: tuple[bytes, int], data: bytes) -> tuple[bytes, int]:
-    """Append ``data`` to an unfinished line. Return the kept bytes and the number of cut bytes.
+    """Append ``data`` to an unfinished line. Return the kept bytes, and the number of bytes that were cut off.
 
     A carriage return restarts the line, like on a terminal.
     """
@@ -236,7 +236,7 @@ class Forwarding:
         self._pipe: int | None = None
         self._rest = b""
         self._received = 0  # lines of this executor
-        self._noted = 0  # lines of it that are known to be missing
+        self._noted = 0  # lines of this executor that are known to be missing
         self._missing = 0  # missing lines that were not reported yet
         self._waiting: deque[tuple[int, str]] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -299,7 +299,7 @@ class Forwarding:
 
     def _look(self) -> int:
         """Read the lines in the pipe, and return the number of newly missing lines."""
-        counted = self._activity.written  # first: a counted line is in the pipe or was dropped
+        counted = self._activity.written  # Read the counter first: a counted line is in the pipe or was dropped.
         self._read()
         missing = max(0, counted - self._received - self._noted)
         self._noted += missing
@@ -317,7 +317,7 @@ class Forwarding:
     def _on_time(self) -> None:
         self._timer = None
         if self._waiting or self._looks:  # missing lines are reported with the next lines, or when no more are missing
-            self._send()  # before the check for lines that are missing after these
+            self._send()  # lines that are missing before these, not after them
         self._looks = 0 if self._look() else self._looks + 1
         is_held_up = bool(self._waiting) and self.master() is not None
         if is_held_up or self._looks < LOOKS:

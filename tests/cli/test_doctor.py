@@ -159,7 +159,7 @@ async def test_doctor_reports_a_closed_port(free_port):
 async def test_doctor_reports_a_wrong_token():
     daemon = DaemonWithoutProcesses(new_token().encode())
     (finding,) = await findings(daemon.port)
-    assert finding.what == "it has another token than this side"
+    assert finding.what == "the worker has another token than this side"
     assert "copy the same token file to both machines" in finding.do
     assert finding.exit_code == 4
     await daemon.end()

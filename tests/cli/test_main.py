@@ -288,7 +288,7 @@ def test_status_with_another_token_is_exit_code_4(standing, tmp_path):
     ddlf("token", "new", "--token-file", tmp_path / "other")
     ended = ddlf("status", "--hosts", f"127.0.0.1:{first.port}", "--token-file", tmp_path / "other")
     assert ended.returncode == 4
-    assert "it has another token than this side" in ended.stdout
+    assert "the worker has another token than this side" in ended.stdout
 
 
 def test_stop_ends_the_workers(workers):
@@ -499,9 +499,9 @@ def test_printed_command_copies_the_token_for_its_owner_only(tmp_path):
     ("pasted", "code", "sentence"),
     [
         (f"{'t' * 43}\n", 0, "The token is in "),
-        ("short\n", 4, "what was pasted: token too short (5 characters), need at least 32; use 'ddlf token new'"),
-        ("", 4, "what was pasted is empty"),
-        ("two words\n", 4, "what was pasted is not a token"),
+        ("short\n", 4, "the pasted text: token too short (5 characters), need at least 32; use 'ddlf token new'"),
+        ("", 4, "the pasted text is empty"),
+        ("two words\n", 4, "the pasted text is not a token"),
     ],
 )
 def test_token_paste_reads_standard_input(tmp_path, pasted, code, sentence):

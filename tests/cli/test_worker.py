@@ -33,15 +33,19 @@ def refused(*arguments, **environment):
         (["--port", "abc"], 2, "argument --port: not a whole number: 'abc'"),
         (["--token", "x"], 2, "unknown option --token: tokens on the command line are visible to other users"),
         (["--prot", "1"], 2, "unknown option '--prot', did you mean --port?"),
-        (["--host", "192.0.2.1", "--insecure-plaintext"], 3, "192.0.2.1 is not an address of this machine; choose one"),
+        (
+            ["--host", "192.0.2.1", "--insecure-plaintext"],
+            3,
+            "192.0.2.1 is not an address of this machine; choose an address",
+        ),
         (["--host", "no-such-host.invalid", "--insecure-plaintext"], 2, "'no-such-host.invalid' cannot be resolved"),
-        (["--tls-cert", "c.pem"], 2, "tls_cert and tls_key belong together; give both, or none"),
+        (["--tls-cert", "c.pem"], 2, "tls_cert and tls_key belong together; set both of them, or none"),
         (["--tls-ca", "c.pem", "--insecure-plaintext"], 2, "insecure_plaintext and certificates exclude each other"),
-        (["--advertise", "0.0.0.0"], 2, "--advertise: '0.0.0.0' is an address to listen on, not one that others can"),
+        (["--advertise", "0.0.0.0"], 2, "--advertise: '0.0.0.0' is only an address to listen on: other workers cannot"),
         (["--advertise", "lab:9000:1"], 2, "--advertise: an IPv6 address needs brackets"),
         (["--tls-ca", "missing.pem", "--host", "127.0.0.1"], 2, "tls_ca missing.pem cannot be read: No such file"),
         (["--token-file", "missing"], 4, "token file missing does not exist; make one with 'ddlf token new'"),
-        (["--token-file", "."], 4, "token file . is a directory; name the file in it"),
+        (["--token-file", "."], 4, "token file . is a directory; name a file in this directory"),
     ],
 )
 def test_worker_refuses_wrong_options_in_one_sentence(token_file, arguments, code, sentence):

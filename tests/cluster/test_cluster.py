@@ -660,7 +660,9 @@ async def test_another_token_is_one_sentence_with_what_to_do(start_worker, tmp_p
     other = tmp_path / "other-token"
     other.write_text(new_token())
     other.chmod(0o600)
-    with pytest.raises(ConnectError, match="it has another token than this side; copy the same token file") as caught:
+    with pytest.raises(
+        ConnectError, match="the worker has another token than this side; copy the same token file"
+    ) as caught:
         await Cluster(["127.0.0.1"], worker.port, token_file=other).connect()
     assert caught.value.exit_code == AuthError.exit_code == 4
 
@@ -690,7 +692,7 @@ async def test_a_worker_that_is_busy_says_with_what(start_worker, token_file, mo
         ((["127.0.0.1", "127.0.0.1"], [1]), "2 hosts but 1 ports"),
         (
             (["127.0.0.1:9411"],),
-            r"without a port, got '127.0.0.1:9411'; give ports separately, .*: Cluster\(\['127.0.0.1'\], \[9411\]\)",
+            r"without a port, got '127.0.0.1:9411'; pass ports separately, .*: Cluster\(\['127.0.0.1'\], \[9411\]\)",
         ),
         ((["127.0.0.1"], [0]), "a port must be 1-65535, got 0"),
         ((["127.0.0.1"], [True]), "a port must be 1-65535, got True"),

@@ -304,7 +304,10 @@ MISTAKES = [
         "workers: [{host: a, advertise: 'n:9'}, {host: b, advertise: 'N.:9'}]\n",
         r"1:61: workers\[0\] and workers\[1\] advertise the same address, N.:9",
     ),
-    ("workers: [{host: a, advertise: 0.0.0.0}]\n", r"1:32: advertise: '0.0.0.0' is an address to listen on, not one"),
+    (
+        "workers: [{host: a, advertise: 0.0.0.0}]\n",
+        r"1:32: advertise: '0.0.0.0' is only an address to listen on: other",
+    ),
     ("workers: [{host: a, advertise: 'n:x'}]\n", r"1:32: advertise: port must be an integer, got 'x'"),
     (
         ONE + "run: {heartbeat_s: 5, dead_after_s: 2}\n",

@@ -80,8 +80,8 @@ def test_an_advertised_address_may_leave_the_port_to_the_worker(text, address):
         ("lab:x", "port must be an integer"),
         ("::2", "needs brackets"),
         ("tcp://lab:1", "without a protocol"),
-        ("0.0.0.0", "'0.0.0.0' is an address to listen on, not one that others can dial"),
-        ("[::]:9000", "'::' is an address to listen on"),
+        ("0.0.0.0", "'0.0.0.0' is only an address to listen on: other workers cannot connect"),
+        ("[::]:9000", "'::' is only an address to listen on"),
         ("10.0.0.300", "'10.0.0.300' is not a valid IP address"),
     ],
 )
@@ -250,7 +250,7 @@ async def test_workers_encrypt_beyond_a_machine_and_nobody_in_between_can_show_a
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setattr(InProcessDaemon, "addresses", lambda self: place(machine=str(self.port)))
                     await introduce(workers, RUN, calls={})
-                    with pytest.raises(ConnectError, match="altered on the way"):
+                    with pytest.raises(ConnectError, match="altered on the network"):
                         await introduce(workers, RUN)
 
 

@@ -75,7 +75,7 @@ async def test_thousand_wrong_tokens_open_nothing(start_worker, token_file):
 
     async def guess():
         async with limit:
-            with pytest.raises(AuthError, match="it has another token than this side"):
+            with pytest.raises(AuthError, match="the worker has another token than this side"):
                 await dial("127.0.0.1", worker.port, Role.CONTROL, new_token().encode(), max_message_bytes=1000)
 
     await asyncio.gather(*(guess() for _ in range(1000)))

@@ -69,7 +69,7 @@ def test_a_history_is_drawn_with_a_panel_for_each_metric():
     (only,) = history().plot("accuracy").axes
     assert only.get_ylabel() == "accuracy"
     assert History().plot().axes == []
-    with pytest.raises(ConfigError, match="the history has no metric 'acc'; there are loss, accuracy"):
+    with pytest.raises(ConfigError, match="the history has no metric 'acc'; it has loss, accuracy"):
         history().plot("acc")
 
 

@@ -111,7 +111,7 @@ def test_code_that_never_arrived_is_asked_for_and_then_sent_in_full():
     sender, cache = CodeSender(), CodeCache()
     sender.dump(add)  # lost on the way
     short = sender.dump(add)
-    with pytest.raises(CodeMissing, match=f"code {short[1].hex()[:8]} is not here"):
+    with pytest.raises(CodeMissing, match=f"code {short[1].hex()[:8]} is not in the cache"):
         cache.load(*short)
     sender.forget()
     assert cache.load(*sender.dump(add))(1, 2) == 3

@@ -137,7 +137,7 @@ async def test_a_machine_that_does_not_answer_is_given_up_after_the_time_that_wa
         await call(9000, timeout_s=0.05)
     assert str(caught.value) == (
         "127.0.0.1:9000 does not answer within 0.05 s; "
-        "check the address, that the machine is on, and that a firewall lets the port through"
+        "check the address, that the machine is on, and that no firewall blocks the port"
     )
 
 
@@ -179,7 +179,7 @@ async def test_a_silent_listener_is_given_up_within_the_time_of_a_handshake(monk
     monkeypatch.setattr(dial_module, "HANDSHAKE_TIMEOUT_S", 0.1)
     assert await refusal(says(b"")) == (
         "127.0.0.1:PORT: connected, but no DDLF handshake within 0.1 s; "
-        "another program listens there, or the worker is stopped or busy"
+        "another program listens there, or the worker is suspended or busy"
     )
 
 
@@ -216,7 +216,7 @@ async def test_another_token_is_an_error_of_authentication_with_advice_and_witho
         with pytest.raises(AuthError) as caught:
             await call(port, token=b"o" * 43)
     assert str(caught.value) == (
-        f"127.0.0.1:{port}: it has another token than this side; "
+        f"127.0.0.1:{port}: the worker has another token than this side; "
         "copy the same token file to both machines (ddlf token show), or restart the worker"
     )
 
@@ -226,7 +226,7 @@ async def test_who_has_given_no_token_is_not_told_of_another_one():
         with pytest.raises(AuthError) as caught:
             await call(port, token=loopback_tokens().primary)
     assert str(caught.value) == (
-        f"127.0.0.1:{port}: it was started with a token or by another user, and this side has no token; "
+        f"127.0.0.1:{port}: the worker was started with a token or by another user, but this side has no token; "
         "use the worker's token: --token-file FILE, or copy it to the place that ddlf token show prints"
     )
 

@@ -60,7 +60,7 @@ def test_two_sides_with_the_same_token_accept_each_other_and_learn_what_the_othe
 
 
 def test_a_client_shows_no_proof_to_a_worker_with_another_token():
-    with pytest.raises(AuthError, match="it has another token than this side"):
+    with pytest.raises(AuthError, match="the worker has another token than this side"):
         meet(worker_tokens=(OTHER,))
 
 

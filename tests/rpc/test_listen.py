@@ -90,7 +90,8 @@ def test_two_workers_cannot_have_one_port():
 
 def test_an_address_of_another_machine_is_named():
     with pytest.raises(
-        ListenError, match=r"^192\.0\.2\.1 is not an address of this machine; choose one of it with --host$"
+        ListenError,
+        match=r"^192\.0\.2\.1 is not an address of this machine; choose an address of this machine with --host$",
     ):
         listening_socket("192.0.2.1", 0)
 

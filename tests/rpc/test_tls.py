@@ -196,7 +196,7 @@ async def test_a_program_that_speaks_tls_but_not_ours_is_named(apart):
 
 async def test_another_token_is_refused_under_tls_too(apart):
     async with Worker(own_certificate()) as worker:
-        with pytest.raises(AuthError, match="it has another token than this side"):
+        with pytest.raises(AuthError, match="the worker has another token than this side"):
             await call(worker.port, OTHER)
 
 
@@ -208,7 +208,9 @@ def his_certificate(tmp_path):
 
 async def test_somebody_in_between_with_a_certificate_of_his_own_is_refused(apart, his_certificate):
     async with Worker(own_certificate()) as worker, Relay(worker.port, his_certificate) as relay:
-        with pytest.raises(AuthError, match="the handshake was altered on the way, although both sides name the same"):
+        with pytest.raises(
+            AuthError, match="the handshake was altered on the network, although both sides use the same"
+        ):
             await call(relay.port)
     assert b"hello" not in relay.heard
 
@@ -376,7 +378,7 @@ def wrong(tmp_path):
         ((None, *expired.issue("old", ends_in=datetime.timedelta(days=-3))), "old.pem has expired (20"),
         ((None, *ca.issue("new", ends_in=3 * datetime.timedelta(days=365))), "new.pem is not valid before 20"),
         ((expired.file, None, None), f"tls_ca {expired.file} has expired ("),
-        ((text, None, None), f"tls_ca {text} contains no certificate; give a file in PEM form"),
+        ((text, None, None), f"tls_ca {text} contains no certificate; name a file in PEM format"),
         ((tmp_path / "none.pem", None, None), f"tls_ca {tmp_path}/none.pem cannot be read: No such file or directory"),
         ((None, certificate, open_key), f"key {open_key} is readable by others (0644); run 'chmod 600 {open_key}'"),
         ((None, certificate, secret), f"tls_key {secret} is protected by a password, which cannot be entered here"),

@@ -177,7 +177,7 @@ def readable_by_group(path):
 
 BAD_FILES = [
     pytest.param(make_missing, r"{path} does not exist.*'ddlf token new'", id="missing"),
-    pytest.param(make_directory, r"{path} is a directory.*name the file", id="directory"),
+    pytest.param(make_directory, r"{path} is a directory.*name a file", id="directory"),
     pytest.param(make_pipe, r"{path} is not a regular file.*copy", id="pipe"),
     pytest.param(containing(""), r"{path} is empty.*'ddlf token new'", id="empty"),
     pytest.param(containing(" \n\n"), r"{path} is empty.*'ddlf token new'", id="blank"),

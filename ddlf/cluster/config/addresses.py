@@ -51,9 +51,9 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def parse_advertised(text: str) -> tuple[str, int]:
-    """Return host and port of an address for others to dial, ``HOST`` or ``HOST:PORT``.
+    """Return host and port of an address for other workers, ``HOST`` or ``HOST:PORT``.
 
-    Port 0 stands for a missing port; the worker's own port then counts.
+    Port 0 stands for a missing port, and means the worker's own port.
 
     Raises:
         ConfigError: The address is invalid; the message says which part and why.
@@ -63,7 +63,7 @@ def parse_advertised(text: str) -> tuple[str, int]:
     if ":" in host or re.fullmatch(r"[0-9.]+", host):
         address = ipaddress.ip_address(host)
         if address.is_unspecified or address.is_multicast:
-            raise ConfigError(f"{quote(host)} is an address to listen on, not one that others can dial")
+            raise ConfigError(f"{quote(host)} is only an address to listen on: other workers cannot connect to it")
     return host, 0 if alone else port
 
 
@@ -88,7 +88,7 @@ def checked_host(host: str) -> str:
 
 
 def same_host(host: str) -> str:
-    """Return one spelling for all spellings of a host. Names are not looked up."""
+    """Return the same spelling for all spellings of a host. Do not resolve names."""
     return ipaddress.ip_address(host).compressed if ":" in host else host.lower().rstrip(".")
 
 

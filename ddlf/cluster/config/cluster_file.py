@@ -53,7 +53,7 @@ from ddlf.settings.setting import Setting, Use
 MAX_FILE_BYTES = 1 << 20
 MAX_ALIASES = 100
 MAX_DEPTH = 20
-MAX_VALUES = 50_000  # before and after following aliases, because aliases of aliases multiply
+MAX_VALUES = 50_000  # applies before and after aliases are replaced, because aliases of aliases multiply
 
 _ALLOWED_TAGS = frozenset(
     f"tag:yaml.org,2002:{kind}"
@@ -114,7 +114,7 @@ def shown(node: yaml.Node) -> str:
 
 
 class _Composer(yaml.SafeLoader):
-    """Composes nodes only, and stops before a small file becomes a large structure."""
+    """Composes the nodes of a file, and raises an error before a small file becomes a large structure."""
 
     aliases = 0
     depth = 0
@@ -151,7 +151,7 @@ def syntax_problem(error: yaml.YAMLError, text: str) -> Problem:
     assert isinstance(error, yaml.MarkedYAMLError)
     mark = error.problem_mark or error.context_mark
     if error.context_mark and error.context == "while scanning a simple key":
-        mark = error.context_mark  # the key without a colon; PyYAML notices it a line later
+        mark = error.context_mark  # The position of the key without a colon. PyYAML notices the mistake a line later.
     assert mark is not None
     sentence = ", ".join(part for part in (error.context, error.problem) if part)
     line = text.splitlines()[mark.line] if mark.line < len(text.splitlines()) else ""
@@ -305,7 +305,8 @@ class WorkerAddress(_Section):
 
 
 class SecurityConfig(_Section):
-    """The token and the certificates by which master and workers trust each other. The secret itself never stands in the file."""
+    """The token and certificates. Master and workers use them to prove their identity. The file never contains the
+    token itself."""
 
     token_file: Annotated[Path, Field(strict=False)] | None = Field(
         default=None, description="File with the token; relative to the folder of this file, ~ is the home folder."
@@ -348,7 +349,8 @@ class SecurityConfig(_Section):
 
 
 class _OfTheCluster(_Section):
-    """Settings of ``ddlf run`` and ``ddlf.main``. They win over the app's own attributes, and command-line flags over them."""
+    """Settings of ``ddlf run`` and ``ddlf.main``. They override attributes of the app, and command-line flags override
+    them."""
 
     min_workers: Count | None = Field(
         default=None, description="Start with this number of workers if others do not answer."
@@ -362,7 +364,7 @@ class _OfTheCluster(_Section):
     )
     dead_after_s: Seconds | None = Field(
         default=None,
-        description="Seconds of silence until a worker is given up, at least 3 x heartbeat_s; 4 by default.",
+        description="Seconds of silence until a worker counts as lost, at least 3 x heartbeat_s; 4 by default.",
     )
 
 
@@ -414,7 +416,7 @@ class ClusterConfig(_Section):
     @field_validator("version", mode="before")
     @classmethod
     def _is_an_integer(cls, version: Any) -> Any:
-        return version if type(version) is int else "no integer"  # for Python, true and 1.0 equal 1
+        return version if type(version) is int else "no integer"  # True and 1.0 would pass a comparison with 1
 
     @field_validator("workers", mode="before")
     @classmethod
@@ -586,7 +588,9 @@ def _read_text(path: Path, named_by: str) -> str:
         looked_in = "" if path.is_absolute() else f", looked in {Path.cwd()}"
         raise ConfigError(f"config file {path}{named_by} not found{looked_in}") from None
     except IsADirectoryError:
-        raise ConfigError(f"config file {path}{named_by} is a directory", hint="name the file in it") from None
+        raise ConfigError(
+            f"config file {path}{named_by} is a directory", hint="name a file in this directory"
+        ) from None
     except (OSError, ValueError) as error:  # ValueError: the path contains a NUL character
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"config file {quote(str(path))}{named_by} cannot be read: {reason}") from error

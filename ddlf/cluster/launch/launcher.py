@@ -69,7 +69,7 @@ class Launcher(ABC):
 
 
 class Given(Launcher):
-    """Workers that already run, and that this process neither starts nor ends.
+    """Running workers. This process neither starts nor ends them.
 
     Args:
         hosts: Names or addresses of their machines.
@@ -118,7 +118,11 @@ def installed(text: str) -> Launcher:
     name, _, rest = text.partition(":")
     launchers = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name not in launchers:
-        hint = f"there are: {', '.join(sorted(launchers))}" if launchers else "install the package that provides it"
+        hint = (
+            f"installed launchers: {', '.join(sorted(launchers))}"
+            if launchers
+            else "install the package that provides it"
+        )
         raise ConfigError(f"there is no launcher {name!r}", hint=hint)
     launcher = launchers[name].load()(rest)
     if not isinstance(launcher, Launcher):
@@ -155,7 +159,7 @@ def addresses(hosts: Sequence[str], ports: Sequence[int] | int) -> list[Address]
         if colon and ":" not in behind:
             raise ConfigError(
                 f"a host is a name or an address without a port, got {host!r}",
-                hint=f"give ports separately, one for each host or one for all: Cluster([{name!r}], [{behind or 9000}])",
+                hint=f"pass ports separately, one for each host or one for all: Cluster([{name!r}], [{behind or 9000}])",
             )
     for port in ports:
         if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:

@@ -23,9 +23,10 @@ from ddlf.worker.process import Template, can_fork, child_environment
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
 EXIT_NEWS_S = 0.1
-"""Seconds that the end of a process may stay unknown after the end of its connections."""
+"""Seconds to wait for the exit code of a process after its connections have ended."""
 MAX_STARTS = 3
-"""How often to start a worker that a signal ends before it is ready. A worker that exits by itself would exit again."""
+"""Maximum number of starts of a worker that a signal ends before it is ready. A worker that exits by itself is not
+started again, because it would exit again."""
 
 T = TypeVar("T")
 
@@ -138,7 +139,7 @@ class Local(Launcher):
             async with asyncio.timeout(START_TIMEOUT_S):
                 line = await _read_line(read_fd)
         except BaseException as error:
-            await _end(process)  # otherwise it would keep running, and might hold the port that the next one needs
+            await _end(process)  # Otherwise this process would keep running, and might use the port of the next one.
             if isinstance(error, TimeoutError):
                 raise ConnectError(f"a local worker did not start within {START_TIMEOUT_S:g} s") from None
             raise

@@ -26,7 +26,7 @@ from ddlf.worker.machine import cores
 T = TypeVar("T")
 
 UNSENT = 16
-"""Number of items that are taken from their source before a worker has room for them. It is larger than in ``mapping``,
+"""Number of items that a map reads from its source before a worker is free for them. It is larger than in ``mapping``,
 because the event loop, in another thread, notices new items late."""
 
 

@@ -140,7 +140,10 @@ async def test_names_of_given_workers_stand_for_their_addresses(tmp_path):
 
 
 async def test_a_launcher_has_its_own_token():
-    with pytest.raises(ConfigError, match="a launcher has its own token; leave out token_file"):
+    with pytest.raises(
+        ConfigError,
+        match="token_file cannot be combined with a launcher, which has its own token; leave out token_file",
+    ):
         Cluster(Local(1), token_file="token")
 
 
@@ -176,7 +179,10 @@ def test_an_installed_package_brings_launchers(package):
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [("heard:3", "there is no launcher 'heard'; there are: herd, wrong"), ("wrong:x", "builtins:str makes a str")],
+    [
+        ("heard:3", "there is no launcher 'heard'; installed launchers: herd, wrong"),
+        ("wrong:x", "builtins:str makes a str"),
+    ],
 )
 def test_what_is_no_launcher_is_refused(package, text, sentence):
     with pytest.raises(ConfigError, match=sentence):
@@ -193,7 +199,7 @@ def test_ddlf_run_takes_it_in_place_of_local(package):
     add_options(parser)
     cluster, described = resolve_cluster(parser.parse_args(["--launcher", "herd:3"]))
     assert (cluster.N, described) == (3, "--launcher herd:3 (3 workers)")
-    with pytest.raises(ConfigError, match="a launcher has its own token"):
+    with pytest.raises(ConfigError, match="token_file cannot be combined with a launcher, which has its own token"):
         resolve_cluster(parser.parse_args(["--launcher", "herd", "--token-file", "token"]))
 
 
@@ -212,5 +218,5 @@ def test_the_cluster_file_may_name_it_in_place_of_workers(package, tmp_path, cap
         main(["run", str(tmp_path / "some.py"), "-c", str(path), "--dry-run"])
     assert "3 would be started" in capsys.readouterr().out
     path.write_text("launcher: herd:3\nsecurity: {token_file: cluster.yaml}\n")
-    with pytest.raises(ConfigError, match="a launcher has its own token"):
+    with pytest.raises(ConfigError, match="token_file cannot be combined with a launcher, which has its own token"):
         resolve_cluster(options)
