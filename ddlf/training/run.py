@@ -888,11 +888,9 @@ def judged_alone(run: Run, reply: Reply, latest: dict[int, Reply]) -> Reply | No
 
 
 def as_it_counts(reply: Reply, verdict: Verdict) -> Reply:
-    """Return the reply with its update scaled, if the update was too long."""
-    if verdict.factor == 1:
+    """Return the reply with its update scaled, if the update was too long and is on the master."""
+    if verdict.factor == 1 or stays(reply):
         return reply
-    if stays(reply):
-        return dataclasses.replace(reply, factor=verdict.factor)
     return dataclasses.replace(reply, update=scaled(reply.update, verdict.factor))
 
 

@@ -156,7 +156,6 @@ class Reply:
         skipped: Damaged partition files, from 0, and the number of the task's samples that were left out with each.
         stopped: Whether it was ended early.
         state: Groups of state that the task asked for.
-        factor: Scale of the update, if it stays.
         worker: Number of the worker that carried it.
         elapsed_s: Seconds from sending to having the update, on the master's clock.
         bytes_out: Bytes sent for it.
@@ -180,7 +179,6 @@ class Reply:
     files: Sequence[int]
     stopped: bool
     state: SlotState
-    factor: float = 1.0
     worker: int = 0
     elapsed_s: float = 0.0
     bytes_out: int = 0

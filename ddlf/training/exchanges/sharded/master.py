@@ -240,7 +240,7 @@ class Sharded:
             plan = Plan(
                 base=base.generation,
                 generation=next(self._generations),
-                updates=[(reply.slot, reply.worker, reply.weight, reply.factor) for reply in replies],
+                updates=among.sent(replies),
                 owners=[number for number, _ in owners],
                 tensors=among.tensors,
                 kept=known.kept,

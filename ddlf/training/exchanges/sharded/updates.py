@@ -25,7 +25,7 @@ from ddlf.errors import BadUpdate, ClusterTooSmall, ConnectError, DDLFError
 from ddlf.training.crew.recovery import LOSS, end_all
 from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.exchanges.recalibration import carried, measuring
-from ddlf.training.exchanges.sharded.pairs import Pairs
+from ddlf.training.exchanges.sharded.pairs import Pairs, Sent
 from ddlf.training.run import Run, check, unfit
 from ddlf.training.slot.task import Reply, Task
 
@@ -55,6 +55,7 @@ class Together:
     Attributes:
         run, there, like: The arguments.
         tensors: Numbers of the tensors that this round exchanges; None for all. Updates of other tensors are zero.
+        factors: Scales of the updates that were too long, by slot.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Together:
         self.run, self.there, self.like = run, there, like
         self._now, self._base, self._made_again = now, base, again or self._carried
         self.tensors: Sequence[int] | None = None
+        self.factors: dict[int, float] = {}
         self._size = sum(w.size for w in like)
         self._holders: dict[int, tuple[Task, Member | None]] = {}
 
@@ -76,6 +78,10 @@ class Together:
     def base(self) -> int:
         """Return the generation that the updates begin with."""
         return self._now() if self._base is None else self._base
+
+    def sent(self, replies: Sequence[Reply]) -> list[Sent]:
+        """Return the updates of replies, as plans and comparisons name them."""
+        return [(one.slot, one.worker, one.weight, self.factors.get(one.slot, 1.0)) for one in replies]
 
     async def on(self, replies: list[Reply], do: Do) -> list[Reply]:
         """Run some work on the workers that have updates. If one is lost, have its slots carried again, and retry.
@@ -165,7 +171,7 @@ class Together:
     async def _again(self, replies: list[Reply]) -> dict[int, Reply]:
         """Have replies made again. Their updates have the same bits and the same weight as before."""
         found = await self._made_again(replies)
-        return {new.slot: dataclasses.replace(new, factor=old.factor) for old, new in zip(replies, found, strict=True)}
+        return {reply.slot: reply for reply in found}
 
     async def _carried(self, replies: list[Reply]) -> list[Reply]:
         """Have the slots of replies carried again, and check the new replies."""
@@ -212,11 +218,13 @@ class Together:
 async def verdicts(among: Together, replies: dict[int, Reply]) -> dict[int, Verdict]:
     """Return the verdicts on a round's updates, by slot, as ``judge`` does. Their texts count slots from 1.
 
+    The updates that are too long are scaled from now on.
+
     Args:
         among: The workers that have the updates.
         replies: Replies by slot. A reply that was carried again, because its worker was lost, replaces its entry.
     """
-    facts, like = among.run.facts, among.like
+    facts, like, among.factors = among.run.facts, among.like, {}
     found = verdicts_of(
         {slot + 1: one.update if isinstance(one.update, Fault) else None for slot, one in replies.items()}
     )
@@ -228,7 +236,9 @@ async def verdicts(among: Together, replies: dict[int, Reply]) -> dict[int, Verd
     pointing = [one for one in usable if one.slot + 1 in check.pointing]
     again, cosine = await pairs(among, pointing, groups[0], [by_slot[0][one.slot + 1] for one in pointing])
     replies.update({one.slot: one for one in [*usable, *again]})
-    return {number - 1: verdict for number, verdict in (found | check.verdicts(cosine)).items()}
+    verdicts = {number - 1: verdict for number, verdict in (found | check.verdicts(cosine)).items()}
+    among.factors = {slot: verdict.factor for slot, verdict in verdicts.items()}
+    return verdicts
 
 
 async def weighed(among: Together, replies: list[Reply], rule: WholeRule) -> tuple[list[Reply], list[float]]:
@@ -257,9 +267,9 @@ async def lengths(
         there = [workers[reply.worker] for reply in replies]
         asking = [
             asyncio.ensure_future(
-                worker.call(among.there.holder, "lengths", among.base, one.slot, [*map(list, groups)], one.factor)
+                worker.call(among.there.holder, "lengths", among.base, slot, [*map(list, groups)], factor)
             )
-            for one, worker in zip(replies, there, strict=True)
+            for (slot, _, _, factor), worker in zip(among.sent(replies), there, strict=True)
         ]
         try:
             for worker, answer in zip(there, asking, strict=True):
@@ -286,7 +296,7 @@ async def pairs(
     async def ask(replies: list[Reply], owners: list[Member], workers: dict[int, ProxyWorker]) -> Gone:
         asked = Pairs(
             base=among.base,
-            updates=[(one.slot, one.worker, one.weight, one.factor) for one in replies],
+            updates=among.sent(replies),
             owners=[number for number, _ in owners],
             tensors=[i for i in tensors if among.tensors is None or i in among.tensors],
             norms=list(norms),
@@ -324,7 +334,7 @@ async def measured(run: Run, weights: dict[str, Any], replies: Sequence[Reply]) 
             raise Fault(**wrong).error(reply.slot + 1, f"worker {worker}")
     run.arrived += time.perf_counter() - begin
     return [
-        dataclasses.replace(reply, task=task, worker=worker, factor=1.0)
+        dataclasses.replace(reply, task=task, worker=worker)
         for reply, task, (worker, _) in zip(replies, tasks, found, strict=True)
     ]
 
