@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from ddlf.rpc.iworker import IWorker as IWorker
     from ddlf.rpc.messages import Request as Request
     from ddlf.rpc.messages import Response as Response
-    from ddlf.training.exchanges.auto.settings import Auto as Auto
     from ddlf.training.exchanges.gradient.settings import Gradient as Gradient
+    from ddlf.training.exchanges.sharded.auto import Auto as Auto
     from ddlf.training.exchanges.sharded.settings import Sharded as Sharded
     from ddlf.training.exchanges.star.settings import Star as Star
     from ddlf.training.spec import Checkpoint as Checkpoint
@@ -59,8 +59,8 @@ _HOMES = {
     "ddlf.extras.text.training.notation": ("load_notation",),
     "ddlf.rpc.messages": ("Request", "Response"),
     "ddlf.data.datasets": ("load_cifar10", "load_digits", "load_mnist"),
-    "ddlf.training.exchanges.auto.settings": ("Auto",),
     "ddlf.training.exchanges.gradient.settings": ("Gradient",),
+    "ddlf.training.exchanges.sharded.auto": ("Auto",),
     "ddlf.training.exchanges.sharded.settings": ("Sharded",),
     "ddlf.training.exchanges.star.settings": ("Star",),
     "ddlf.training.spec": ("Checkpoint", "Data", "Evaluation", "Local", "Output"),

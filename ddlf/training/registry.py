@@ -40,7 +40,7 @@ STRATEGIES: Mapping[str, type[StrategySettings]] = {
 EXCHANGES: Mapping[str, type[ExchangeSettings]] = {
     "star": resolve_name("ddlf.training.exchanges.star.settings:Star"),
     "sharded": resolve_name("ddlf.training.exchanges.sharded.settings:Sharded"),
-    "auto": resolve_name("ddlf.training.exchanges.auto.settings:Auto"),
+    "auto": resolve_name("ddlf.training.exchanges.sharded.auto:Auto"),
     "gradient": resolve_name("ddlf.training.exchanges.gradient.settings:Gradient"),
 }
 """The exchanges of this package. Other packages register theirs in the entry point group ``ddlf.exchanges``."""

@@ -1,4 +1,4 @@
-"""The sharded exchange: its refusals and its halves. Runs everywhere; imports no heavy modules."""
+"""The sharded exchange: its settings and its halves. Runs everywhere; imports no heavy modules."""
 
 from __future__ import annotations
 

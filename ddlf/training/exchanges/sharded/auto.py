@@ -1,16 +1,19 @@
-"""Chooses the exchange of a run with ``exchange="auto"``. Runs on the master."""
+"""``exchange="auto"``: star or sharded, whichever is probably faster. Runs everywhere; imports no heavy modules."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
 from ddlf.errors import ConfigError
-from ddlf.training.context import App
-from ddlf.training.crew.crew import Crew
-from ddlf.training.crew.recovery import LOSS
-from ddlf.training.exchanges.members import cannot_reach
 from ddlf.training.exchanges.sharded.settings import Sharded
 from ddlf.training.exchanges.star.settings import Star
-from ddlf.training.refusals import check
 from ddlf.training.spec import RunSpec
+from ddlf.training.strategy import Exchange
+
+if TYPE_CHECKING:
+    from ddlf.training.context import App
+    from ddlf.training.crew.crew import Crew
 
 LINK = 125e6
 """Assumed bandwidth of a link, each way, in bytes per second: 1 Gbit/s."""
@@ -18,14 +21,32 @@ AGREED_S = 0.05
 """Time per round for workers to agree on their work in the sharded exchange, in seconds."""
 
 
-async def chosen(app: App, crew: Crew, spec: RunSpec) -> tuple[Star | Sharded, str]:
-    """Return the fastest exchange, or ``Star`` if two workers cannot reach each other; and the reason.
+@dataclass(frozen=True)
+class Auto(Exchange):
+    """``Star`` or ``Sharded``, whichever is likely to be faster."""
+
+    name: ClassVar[str] = "auto"
+    strategies: ClassVar[tuple[str, ...]] = ("sync",)
+    about: ClassVar[str] = "the faster of star and sharded"
+    role: ClassVar[str] = Sharded.role
+    same_bits_as: ClassVar[str] = Sharded.same_bits_as
+
+    async def chosen(self, app: App, crew: Crew, spec: RunSpec) -> tuple[Exchange, str]:
+        """Return the faster exchange, if the workers can reach each other, and the reason."""
+        return await _chosen(app, crew, spec)
+
+
+async def _chosen(app: App, crew: Crew, spec: RunSpec) -> tuple[Star | Sharded, str]:
+    """Return the faster exchange, or ``Star`` if two workers cannot reach each other; and the reason.
 
     Args:
         app: The user's ``IApp``, prepared.
         crew: Workers.
         spec: The run.
     """
+    from ddlf.training.crew.recovery import LOSS
+    from ddlf.training.exchanges.members import cannot_reach
+
     exchange, why = fastest(spec, app.cluster.N, sum(w.nbytes for w in app.model.get_weights()))
     if isinstance(exchange, Sharded):
         present = [worker for worker in app.cluster.workers if crew.member(worker.id) is not None]
@@ -53,6 +74,8 @@ def fastest(spec: RunSpec, workers: int, weights: int) -> tuple[Star | Sharded, 
         Over links of B bytes/s each way, ``2 K P / B`` through the master; ``2 (K - 1) / K P / B`` plus the time to
         agree from worker to worker.
     """
+    from ddlf.training.refusals import check
+
     through_master, between_workers = Star.of_flat(spec.exchange.flat()), Sharded.of_flat(spec.exchange.flat())
     try:
         check(between_workers.refusals(spec))

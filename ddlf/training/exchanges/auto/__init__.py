@@ -1,1 +1,0 @@
-"""Chooses the exchange that is probably the fastest for a run."""
