@@ -16,7 +16,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from ddlf.testing.store import KINDS, check_shares
 if TYPE_CHECKING:
     from ddlf.app import IApp
 
+P = ParamSpec("P")
 WrongKind = Literal["nan", "zeros", "scale", "flip"]
 WRONG: dict[str, Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]] = {
     "nan": lambda array: np.full_like(array, np.nan),
@@ -54,6 +55,20 @@ class PlannedFault:
     at_round: int
     after: float = 0.0
 
+    def __post_init__(self) -> None:
+        for name in ("worker", "at_round", "other", "shard"):
+            value = getattr(self, name, 1)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} counts from 1, got {value!r}")
+        for name in ("seconds", "back_after_s", "after", "delay_s"):
+            value = getattr(self, name, None)
+            if value is not None and not value >= 0:
+                raise ConfigError(f"{name} must be 0 or more, got {value!r}")
+        self.check()
+
+    def check(self) -> None:
+        """Refuse impossible arguments with a ConfigError."""
+
     async def act(self, cluster: FaultyCluster) -> None:
         """Cause the fault, and return when it is over."""
 
@@ -64,6 +79,16 @@ class PlannedFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill(PlannedFault):
+    """Kill a worker's process like ``kill -9``.
+
+    Args:
+        worker: Number of the worker, from 1.
+        at_round: Number of the round, from 1.
+        after: Delay, as a fraction of the duration of the worker's last slot.
+        part: ``"executor"`` (its daemon starts another one) or ``"daemon"`` (the whole worker ends).
+        back_after_s: Seconds until a worker with a killed daemon is started again, on the same port; None for never.
+    """
+
     part: Part = "executor"
     back_after_s: float | None = None
 
@@ -77,6 +102,8 @@ class Kill(PlannedFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hang(PlannedFault):
+    """Pause a worker (SIGSTOP) for ``seconds``. Its connections stay open meanwhile."""
+
     seconds: float
     part: Part = "both"
 
@@ -86,6 +113,9 @@ class Hang(PlannedFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slow(PlannedFault):
+    """Make a worker compute ``factor`` times more slowly, for ``seconds`` or until the end of the run."""
+
+    at_round: int = 1
     factor: float
     seconds: float | None = None
 
@@ -95,6 +125,8 @@ class Slow(PlannedFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition(PlannedFault):
+    """Silently separate a worker from the master, in one direction or (None) both. Needs ``proxied=True``."""
+
     seconds: float
     direction: Direction | None = None
 
@@ -104,6 +136,8 @@ class Partition(PlannedFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reset(PlannedFault):
+    """End all connections to a worker with RST. Needs a cluster with ``proxied=True``."""
+
     async def act(self, cluster: FaultyCluster) -> None:
         proxy = cluster.machine(self.worker).proxy
         assert proxy is not None
@@ -112,7 +146,13 @@ class Reset(PlannedFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrong(PlannedFault):
+    """Make a worker send a wrong update: all NaN, all zeros, 1000 times as large, or with the opposite sign."""
+
     kind: WrongKind
+
+    def check(self) -> None:
+        if self.kind not in WRONG:
+            raise ConfigError(f"kind must be one of {', '.join(WRONG)}, got {self.kind!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +164,10 @@ class LinkFault(PlannedFault):
     """
 
     other: int
+
+    def check(self) -> None:
+        if self.worker == self.other:
+            raise ConfigError(f"worker {self.worker} has no link to itself")
 
     async def ways(self, cluster: FaultyCluster) -> list[FaultProxy]:
         """Return the proxies for both directions of dialling."""
@@ -142,6 +186,8 @@ class LinkFault(PlannedFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutLink(LinkFault):
+    """Silently separate two workers, for ``seconds`` or until the end of the run. The master still reaches both."""
+
     seconds: float | None = None
 
     async def act(self, cluster: FaultyCluster) -> None:
@@ -150,9 +196,17 @@ class CutLink(LinkFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowLink(LinkFault):
+    """Limit the bandwidth of the link between two workers, and delay its bytes, in both directions."""
+
+    at_round: int = 1
     bytes_per_s: float = math.inf
     delay_s: float = 0.0
     seconds: float | None = None
+
+    def check(self) -> None:
+        LinkFault.check(self)
+        if not self.bytes_per_s > 0:
+            raise ConfigError(f"bytes_per_s must be more than 0, got {self.bytes_per_s!r}")
 
     async def act(self, cluster: FaultyCluster) -> None:
         await self.during(cluster, Fault(bytes_per_s=self.bytes_per_s, delay_s=self.delay_s), self.seconds)
@@ -160,6 +214,8 @@ class SlowLink(LinkFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetLink(LinkFault):
+    """End all connections between two workers with RST."""
+
     async def act(self, cluster: FaultyCluster) -> None:
         for way in await self.ways(cluster):
             way.reset()
@@ -167,12 +223,30 @@ class ResetLink(LinkFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage(PlannedFault):
+    """Make a fraction of the requests to the cluster's stores (``cluster.serve``) fail.
+
+    Args:
+        at_round: Number of the round, from 1.
+        worker: The fault begins when this worker gets its slot of the round.
+        seconds: Duration of the fault; None until the end of the run.
+        after: Delay, as a fraction of the duration of that worker's last slot.
+        error: Fraction of answers with status 500.
+        throttle: Fraction of answers with status 503.
+        stall: Fraction of answers that stop in the middle, with an open connection.
+        cut: Fraction of answers that end in the middle, with a closed connection.
+        damage: Fraction of answers with a flipped bit.
+    """
+
+    worker: int = 1
     seconds: float | None = None
     error: float = 0.0
     throttle: float = 0.0
     stall: float = 0.0
     cut: float = 0.0
     damage: float = 0.0
+
+    def check(self) -> None:
+        check_shares(self.shares())
 
     def shares(self) -> dict[str, float]:
         """Return the fraction of failing requests, by kind of failure."""
@@ -189,13 +263,19 @@ class Storage(PlannedFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillShard(PlannedFault):
-    """Kills the present owner of a shard.
+    """Kill the present owner of a shard of the weights, like ``kill -9``.
 
     Args:
         shard: Number of the shard, from 1. Owners are sorted by the position of their first shard, and only that one
             counts.
+        at_round: Number of the round, from 1.
+        worker: The fault happens when this worker gets its slot of the round.
+        after: Delay, as a fraction of the duration of that worker's last slot.
+        part: The argument of ``kill``.
+        back_after_s: The argument of ``kill``.
     """
 
+    worker: int = 1
     shard: int
     part: Part = "executor"
     back_after_s: float | None = None
@@ -219,7 +299,7 @@ class KillShard(PlannedFault):
             await machine.restart()
 
 
-NAMES: dict[type, str] = {
+NAMES: dict[object, str] = {
     Kill: "kill",
     KillShard: "kill_shard",
     Hang: "hang",
@@ -272,6 +352,18 @@ FIRST_SLOT_S = 0.1
 NEEDS_PROXY = (Partition, Reset)
 
 
+def _method(kind: Callable[P, PlannedFault]) -> Callable[Concatenate[FaultPlan, P], FaultPlan]:
+    """Return a method that adds a fault to a plan, with the arguments and the docstring of the fault."""
+
+    def add(self: FaultPlan, /, *given: P.args, **named: P.kwargs) -> FaultPlan:
+        return replace(self, faults=(*self.faults, kind(*given, **named)))
+
+    own, *_ = inspect.signature(add).parameters.values()
+    vars(add)["__signature__"] = inspect.Signature([own, *inspect.signature(kind).parameters.values()])
+    add.__name__, add.__doc__ = NAMES[kind], kind.__doc__
+    return add
+
+
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
     """The faults of a training run.
@@ -298,152 +390,17 @@ class FaultPlan:
     def __repr__(self) -> str:
         return str(self)
 
-    def _and(self, fault: PlannedFault) -> FaultPlan:
-        for name in ("worker", "at_round", "other", "shard"):
-            value = getattr(fault, name, 1)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} counts from 1, got {value!r}")
-        if isinstance(fault, LinkFault) and fault.worker == fault.other:
-            raise ConfigError(f"worker {fault.worker} has no link to itself")
-        for name in ("seconds", "back_after_s", "after", "delay_s"):
-            value = getattr(fault, name, None)
-            if value is not None and not value >= 0:
-                raise ConfigError(f"{name} must be 0 or more, got {value!r}")
-        if not getattr(fault, "bytes_per_s", 1) > 0:
-            raise ConfigError(f"bytes_per_s must be more than 0, got {fault.bytes_per_s!r}")  # type: ignore[attr-defined]
-        return replace(self, faults=(*self.faults, fault))
-
-    def kill(
-        self,
-        *,
-        worker: int,
-        at_round: int,
-        after: float = 0.0,
-        part: Part = "executor",
-        back_after_s: float | None = None,
-    ) -> FaultPlan:
-        """Kill a worker's process like ``kill -9``.
-
-        Args:
-            worker: Number of the worker, from 1.
-            at_round: Number of the round, from 1.
-            after: Delay, as a fraction of the duration of the worker's last slot.
-            part: ``"executor"`` (its daemon starts another one) or ``"daemon"`` (the whole worker ends).
-            back_after_s: Seconds until a worker with a killed daemon is started again, on the same port; None for
-                never.
-        """
-        return self._and(Kill(worker=worker, at_round=at_round, after=after, part=part, back_after_s=back_after_s))
-
-    def kill_shard(
-        self,
-        *,
-        shard: int,
-        at_round: int,
-        worker: int = 1,
-        after: float = 0.0,
-        part: Part = "executor",
-        back_after_s: float | None = None,
-    ) -> FaultPlan:
-        """Kill the present owner of a shard of the weights, like ``kill -9``.
-
-        Args:
-            shard: Number of the shard, from 1. Owners are sorted by the position of their first shard, and only that
-                one counts.
-            at_round: Number of the round, from 1.
-            worker: The fault happens when this worker gets its slot of the round.
-            after: Delay, as a fraction of the duration of that worker's last slot.
-            part: The argument of ``kill``.
-            back_after_s: The argument of ``kill``.
-        """
-        how: Any = {"part": part, "back_after_s": back_after_s}
-        return self._and(KillShard(shard=shard, worker=worker, at_round=at_round, after=after, **how))
-
-    def hang(self, *, worker: int, at_round: int, seconds: float, after: float = 0.0, part: Part = "both") -> FaultPlan:
-        """Pause a worker (SIGSTOP) for ``seconds``. Its connections stay open meanwhile."""
-        return self._and(Hang(worker=worker, at_round=at_round, seconds=seconds, after=after, part=part))
-
-    def slow(
-        self, *, worker: int, at_round: int = 1, factor: float, seconds: float | None = None, after: float = 0.0
-    ) -> FaultPlan:
-        """Make a worker compute ``factor`` times more slowly, for ``seconds`` or until the end of the run."""
-        return self._and(Slow(worker=worker, at_round=at_round, factor=factor, seconds=seconds, after=after))
-
-    def partition(
-        self,
-        *,
-        worker: int,
-        at_round: int,
-        seconds: float,
-        direction: Direction | None = None,
-        after: float = 0.0,
-    ) -> FaultPlan:
-        """Silently separate a worker from the master, in one direction or (None) both. Needs ``proxied=True``."""
-        return self._and(Partition(worker=worker, at_round=at_round, seconds=seconds, direction=direction, after=after))
-
-    def reset(self, *, worker: int, at_round: int, after: float = 0.0) -> FaultPlan:
-        """End all connections to a worker with RST. Needs a cluster with ``proxied=True``."""
-        return self._and(Reset(worker=worker, at_round=at_round, after=after))
-
-    def storage(
-        self,
-        *,
-        at_round: int,
-        worker: int = 1,
-        seconds: float | None = None,
-        after: float = 0.0,
-        error: float = 0.0,
-        throttle: float = 0.0,
-        stall: float = 0.0,
-        cut: float = 0.0,
-        damage: float = 0.0,
-    ) -> FaultPlan:
-        """Make a fraction of the requests to the cluster's stores (``cluster.serve``) fail.
-
-        Args:
-            at_round: Number of the round, from 1.
-            worker: The fault begins when this worker gets its slot of the round.
-            seconds: Duration of the fault; None until the end of the run.
-            after: Delay, as a fraction of the duration of that worker's last slot.
-            error: Fraction of answers with status 500.
-            throttle: Fraction of answers with status 503.
-            stall: Fraction of answers that stop in the middle, with an open connection.
-            cut: Fraction of answers that end in the middle, with a closed connection.
-            damage: Fraction of answers with a flipped bit.
-        """
-        shares = {"error": error, "throttle": throttle, "stall": stall, "cut": cut, "damage": damage}
-        check_shares(shares)
-        return self._and(Storage(worker=worker, at_round=at_round, after=after, seconds=seconds, **shares))
-
-    def wrong_update(self, *, worker: int, at_round: int, kind: WrongKind) -> FaultPlan:
-        """Make a worker send a wrong update: all NaN, all zeros, 1000 times as large, or with the opposite sign."""
-        if kind not in WRONG:
-            raise ConfigError(f"kind must be one of {', '.join(WRONG)}, got {kind!r}")
-        return self._and(Wrong(worker=worker, at_round=at_round, kind=kind))
-
-    def cut_link(
-        self, *, worker: int, other: int, at_round: int, seconds: float | None = None, after: float = 0.0
-    ) -> FaultPlan:
-        """Silently separate two workers, for ``seconds`` or until the end of the run. The master still reaches both."""
-        return self._and(CutLink(worker=worker, other=other, at_round=at_round, seconds=seconds, after=after))
-
-    def slow_link(
-        self,
-        *,
-        worker: int,
-        other: int,
-        at_round: int = 1,
-        bytes_per_s: float = math.inf,
-        delay_s: float = 0.0,
-        seconds: float | None = None,
-        after: float = 0.0,
-    ) -> FaultPlan:
-        """Limit the bandwidth of the link between two workers, and delay its bytes, in both directions."""
-        link = {"worker": worker, "other": other, "at_round": at_round, "seconds": seconds, "after": after}
-        return self._and(SlowLink(bytes_per_s=bytes_per_s, delay_s=delay_s, **link))  # type: ignore[arg-type]
-
-    def reset_link(self, *, worker: int, other: int, at_round: int, after: float = 0.0) -> FaultPlan:
-        """End all connections between two workers with RST."""
-        return self._and(ResetLink(worker=worker, other=other, at_round=at_round, after=after))
+    kill = _method(Kill)
+    kill_shard = _method(KillShard)
+    hang = _method(Hang)
+    slow = _method(Slow)
+    partition = _method(Partition)
+    reset = _method(Reset)
+    storage = _method(Storage)
+    wrong_update = _method(Wrong)
+    cut_link = _method(CutLink)
+    slow_link = _method(SlowLink)
+    reset_link = _method(ResetLink)
 
     @classmethod
     def random(
