@@ -53,9 +53,8 @@ from ddlf.training.samples.parts import partitioned
 from ddlf.training.samples.steps import PlannedSteps
 from ddlf.training.slot.batchnorm import batch_norms, warning
 from ddlf.training.slot.build import left_behind
-from ddlf.training.slot.optimizers import final_weights, keeps_averages, restarts
+from ddlf.training.slot.optimizers import final_weights, followers, keeps_averages, restarts
 from ddlf.training.slot.parts import SlotPlan, kept_parts
-from ddlf.training.slot.run_position import followers
 from ddlf.training.slot.task import HELD
 from ddlf.training.spec import RunSpec
 from ddlf.training.strategy import Loop, Place, parts_of

@@ -14,7 +14,7 @@ from ddlf.algorithms.multipliers import factors
 from ddlf.errors import ConfigError
 from ddlf.extras.stabilisers.multipliers import Multipliers, factor_of
 from ddlf.extras.stabilisers.wrapper import Wrapper
-from ddlf.training.slot.run_position import read
+from ddlf.training.slot.optimizers import read_position
 
 
 def depths(model: Any) -> dict[str, tuple[int, int]]:
@@ -157,7 +157,7 @@ class Unfreezing(Wrapper):
     def _stage(self) -> Any:
         made = self.inner_optimizer.iterations
         if self.held is not None:
-            step, steps, _ = read(self.held, made)
+            step, steps, _ = read_position(self.held, made)
         elif self.steps is not None:
             step, steps = keras.ops.cast(made, "float32") + 1, self.steps
         else:

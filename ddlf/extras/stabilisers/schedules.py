@@ -11,7 +11,7 @@ import keras
 
 from ddlf.algorithms.schedules import SCHEDULE
 from ddlf.errors import ConfigError
-from ddlf.training.slot.run_position import read
+from ddlf.training.slot.optimizers import read_position
 
 
 @keras.saving.register_keras_serializable(package="ddlf")
@@ -63,7 +63,7 @@ class RunSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ign
     def __call__(self, step: Any) -> Any:
         """The rate, where the optimizer has made so many steps before."""
         if self.held is not None:
-            step, steps, warm = read(self.held, step)
+            step, steps, warm = read_position(self.held, step)
         else:
             steps, warm = self._alone()
             step = keras.ops.cast(step, "float32") + 1

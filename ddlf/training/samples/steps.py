@@ -11,7 +11,7 @@ import itertools
 import numpy as np
 
 from ddlf.training.progress import Progress
-from ddlf.training.slot.run_position import Steps
+from ddlf.training.slot.optimizers import Steps
 
 
 class PlannedSteps:

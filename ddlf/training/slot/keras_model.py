@@ -24,6 +24,8 @@ from ddlf.training.slot.build import describe_optimizer, describe_weights
 from ddlf.training.slot.model import Gradient
 from ddlf.training.slot.optimizers import (
     HELD_PATH,
+    RunPosition,
+    continue_schedule,
     innermost,
     no_final_averages,
     read_optimizer,
@@ -31,7 +33,6 @@ from ddlf.training.slot.optimizers import (
     write_rates,
 )
 from ddlf.training.slot.quick_step import quick_step
-from ddlf.training.slot.run_position import RunPosition
 from ddlf.training.slot.task import Task
 
 STEPS_PER_EXECUTION = 16
@@ -86,8 +87,6 @@ class KerasModel:
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         if app.optimizer_state == "fresh":
-            from ddlf.training.slot.continued_schedule import continue_schedule
-
             continue_schedule(model.optimizer)
         self._position = RunPosition.of(model.optimizer)
         self.rule = KerasRule(model)

@@ -20,7 +20,7 @@ from ddlf.algorithms.outer import put
 from ddlf.algorithms.reading_order import Portion
 from ddlf.algorithms.weights import Fault, Weights
 from ddlf.errors import AppMissing, ProtocolError
-from ddlf.training.slot.run_position import Steps
+from ddlf.training.slot.optimizers import Steps
 
 SlotState = dict[str, list[Any]]
 """Groups of arrays by name. An array is None if the slot has no value for this tensor."""

@@ -8,7 +8,7 @@ import pytest
 from ddlf.errors import AppError, ConfigError
 from ddlf.testing import FakeCluster, FakeRun
 from ddlf.training.samples.steps import PlannedSteps
-from ddlf.training.slot.run_position import RunPosition, Steps
+from ddlf.training.slot.optimizers import RunPosition, Steps
 from tests.training.models import Blobs, app
 
 PEAK = 0.1

@@ -48,7 +48,7 @@ from ddlf.extras.text.training.decisions import (
 from ddlf.extras.text.training.shipped import WEIGHTS, place_of, text_of
 from ddlf.training.context import App
 from ddlf.training.registry import DEFAULTS, MODE, SETTINGS
-from ddlf.training.slot.run_position import followers
+from ddlf.training.slot.optimizers import followers
 
 SET_RATES = ("LearningRateScheduler", "ReduceLROnPlateau")
 """Keras callbacks that need a settable learning rate."""

@@ -24,8 +24,7 @@ from ddlf.errors import AppError, ConfigError
 from ddlf.training.context import App
 from ddlf.training.evaluation.metrics import scalars
 from ddlf.training.slot.build import first_rows
-from ddlf.training.slot.optimizers import chain, read_optimizer, write_optimizer
-from ddlf.training.slot.run_position import followers
+from ddlf.training.slot.optimizers import chain, followers, read_optimizer, write_optimizer
 
 AT_FIRST = "_ddlf_at_first"
 """Attribute of an optimizer with its initial state, because Keras cannot reset it."""

@@ -25,11 +25,10 @@ from ddlf.training.context import App
 from ddlf.training.exchanges.replica import HoldingReplica
 from ddlf.training.roles import REPLICA, SERVERS
 from ddlf.training.slot.keras_model import KerasModel
-from ddlf.training.slot.optimizers import chain, innermost
+from ddlf.training.slot.optimizers import RunPosition, Steps, chain, innermost
 from ddlf.training.slot.parts import OptimizerState, WorkerCallbacks
 from ddlf.training.slot.quick_step import SMALL
 from ddlf.training.slot.replica import MOVED_EVERY_S, run_train
-from ddlf.training.slot.run_position import RunPosition, Steps
 from ddlf.training.slot.task import MOST_FILES, Reply, Task
 from ddlf.training.strategies.downpour.client import ModelReplica, record, replicas_of
 from ddlf.training.strategies.downpour.server import Servers
