@@ -36,10 +36,9 @@ from ddlf.training.exchanges.states import SlotStates
 from ddlf.training.refusals import check_spec
 from ddlf.training.registry import spec_of
 from ddlf.training.roles import have_keras
-from ddlf.training.slot.build import describe_optimizer, describe_weights
+from ddlf.training.slot.build import describe_optimizer, describe_weights, set_precision
 from ddlf.training.slot.keras_model import KerasModel, keeps_a_seed
 from ddlf.training.slot.optimizers import no_final_averages
-from ddlf.training.slot.precision import set_precision
 from ddlf.training.slot.task import Reply, Task
 from ddlf.training.spec import RunSpec
 

@@ -28,13 +28,12 @@ from ddlf.rpc.iworker import awaited
 from ddlf.training.context import App
 from ddlf.training.evaluation.metrics import scalars
 from ddlf.training.evaluation.model import beside, counts
-from ddlf.training.slot.build import fresh_names, ready_model
+from ddlf.training.slot.build import fresh_names, gain_of_bfloat16, ready_model, set_precision
 from ddlf.training.slot.feed import Samples, TrainingSamples, in_order
 from ddlf.training.slot.keras_model import KerasModel
 from ddlf.training.slot.model import TrainableModel
 from ddlf.training.slot.parts import PARTS, SlotPart, SlotRound, read_weights, travelling
 from ddlf.training.slot.peer_files import PIECE_BYTES, PeerFiles
-from ddlf.training.slot.precision import gain_of_bfloat16, set_precision
 from ddlf.training.slot.task import MOST_FILES, KeptStates, Reply, SlotState, Task
 from ddlf.worker.methods import concurrent, offered
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from ddlf.training.slot.precision import LEAST_TURNS, times_as_fast
+from ddlf.training.slot.build import LEAST_TURNS, times_as_fast
 
 
 class Machine:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ddlf.training.slot.feed import make_feed
-from ddlf.training.slot.quick_step import SMALL, quick_step
+from ddlf.training.slot.keras_model import SMALL, quick_step
 
 pytestmark = pytest.mark.slow  # each model is compiled twice
 

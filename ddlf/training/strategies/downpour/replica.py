@@ -24,10 +24,9 @@ from ddlf.errors import AppError, ConfigError
 from ddlf.training.context import App
 from ddlf.training.exchanges.replica import HoldingReplica
 from ddlf.training.roles import REPLICA, SERVERS
-from ddlf.training.slot.keras_model import KerasModel
+from ddlf.training.slot.keras_model import SMALL, KerasModel
 from ddlf.training.slot.optimizers import RunPosition, Steps, chain, innermost
 from ddlf.training.slot.parts import OptimizerState, WorkerCallbacks
-from ddlf.training.slot.quick_step import SMALL
 from ddlf.training.slot.replica import MOVED_EVERY_S, run_train
 from ddlf.training.slot.task import MOST_FILES, Reply, Task
 from ddlf.training.strategies.downpour.client import ModelReplica, record, replicas_of
