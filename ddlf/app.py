@@ -18,10 +18,10 @@ from ddlf.events.sinks import Sink
 from ddlf.monitor.terminal.lines import line_without_hook, training_event
 from ddlf.monitor.ui import shown
 from ddlf.training.context import RunContext
+from ddlf.training.progress import local
 from ddlf.training.registry import DEFAULTS, GROUPS, SETTINGS, View, group_of, spread
 from ddlf.training.roles import PRELOADED
 from ddlf.training.spec import Data, Evaluation, Local, Output
-from ddlf.training.weights_ref import local
 
 if TYPE_CHECKING:
     import numpy as np

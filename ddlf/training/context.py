@@ -16,8 +16,7 @@ from ddlf.events.sinks import Events
 
 if TYPE_CHECKING:
     from ddlf.algorithms.weights import Weights
-    from ddlf.training.progress import Progress
-    from ddlf.training.weights_ref import WeightsRef
+    from ddlf.training.progress import Progress, WeightsRef
 
 
 class App(UserApp, Protocol):

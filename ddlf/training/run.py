@@ -44,12 +44,11 @@ from ddlf.training.evaluation.metrics import MetricMerge
 from ddlf.training.evaluation.model import evaluate
 from ddlf.training.evaluation.workers import EvaluationThere
 from ddlf.training.exchanges.carrier import Carrier
-from ddlf.training.progress import Progress
+from ddlf.training.progress import Progress, WeightsRef
 from ddlf.training.samples.files import Nearby, go_over, left_out
 from ddlf.training.samples.parts import LEAST_SHARE, parts_of
 from ddlf.training.slot.task import CONTROL, Reply, Task
 from ddlf.training.spec import RunSpec
-from ddlf.training.weights_ref import WeightsRef
 
 STOP_S = 2.0
 """Longest wait for workers to answer STOP at the end of a run. A worker that does not answer holds nothing useful."""

@@ -36,6 +36,7 @@ from ddlf.training.evaluation.metrics import MetricMerge
 from ddlf.training.evaluation.workers import EvaluationThere
 from ddlf.training.exchanges.carrier import Carrier
 from ddlf.training.exchanges.recalibration import norms_of
+from ddlf.training.progress import local
 from ddlf.training.refusals import (
     check_averages,
     check_effect,
@@ -58,7 +59,6 @@ from ddlf.training.slot.parts import SlotPlan, kept_parts
 from ddlf.training.slot.task import HELD
 from ddlf.training.spec import RunSpec
 from ddlf.training.strategy import Loop, Place, parts_of
-from ddlf.training.weights_ref import local
 
 NUMBERS = ("master_epochs", "worker_epochs", "batch_size", "seed")
 """Settings that are also arguments of ``train_sync`` and ``train_async``."""

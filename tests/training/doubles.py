@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.training.weights_ref import WeightsRef
+from ddlf.training.progress import WeightsRef
 
 
 class Doubles:

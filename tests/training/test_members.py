@@ -11,7 +11,7 @@ from ddlf.errors import AppError, ConnectError, WorkerLost
 from ddlf.testing import FakeRun
 from ddlf.training.crew.opening import _check_models
 from ddlf.training.exchanges.members import Members
-from ddlf.training.weights_ref import WeightsRef
+from ddlf.training.progress import WeightsRef
 
 DATA = {"x_test": np.arange(6.0), "y_test": np.arange(6), "x_val": np.ones(3)}
 

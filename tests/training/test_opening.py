@@ -14,9 +14,9 @@ from ddlf.events import PhaseBegan, PhaseEnded, WorkerReady
 from ddlf.testing import FakeRun, in_process_cluster
 from ddlf.training.crew.opening import Opening, _check_models
 from ddlf.training.exchanges.carrier import Carrier
+from ddlf.training.progress import WeightsRef
 from ddlf.training.run import Run
 from ddlf.training.slot.build import describe_weights
-from ddlf.training.weights_ref import WeightsRef
 from tests.patience import PATIENCE_S
 from tests.training.models import Blobs, Quick, blobs, equal
 

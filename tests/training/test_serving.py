@@ -9,8 +9,8 @@ from ddlf.errors import WorkerLost
 from ddlf.events import Warned
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.testing.fake_downpour import mean_of
+from ddlf.training.progress import WeightsRef
 from ddlf.training.strategies.downpour.server import Server
-from ddlf.training.weights_ref import WeightsRef
 from tests.training.doubles import Doubles
 
 CHANCE = np.random.default_rng(1)

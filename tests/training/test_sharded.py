@@ -15,8 +15,8 @@ from ddlf.rpc.messages import dumps, loads
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.exchanges.sharded.copies import SlotCopies
+from ddlf.training.progress import WeightsRef
 from ddlf.training.slot.parts import keeps_little
-from ddlf.training.weights_ref import WeightsRef
 from tests.training.doubles import Doubles
 
 CHANCE = np.random.default_rng(1)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ddlf.errors import ConfigError
-from ddlf.training.weights_ref import WeightsRef, local, shapes, slices_of
+from ddlf.training.progress import WeightsRef, local, shapes, slices_of
 
 ARRAYS = [np.arange(3.0)]
 LIKE = [np.broadcast_to(np.zeros(()), (3,))]

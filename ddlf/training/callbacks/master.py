@@ -29,7 +29,7 @@ from ddlf.training.callbacks.states import CallbackStates
 from ddlf.training.context import App
 from ddlf.training.evaluation.master import compute
 from ddlf.training.evaluation.metrics import scalars
-from ddlf.training.progress import Progress
+from ddlf.training.progress import Progress, WeightsRef, local
 from ddlf.training.slot.build import describe_optimizer
 from ddlf.training.slot.optimizers import (
     final_weights,
@@ -41,7 +41,6 @@ from ddlf.training.slot.optimizers import (
 )
 from ddlf.training.slot.task import OPTIMIZER
 from ddlf.training.spec import RunSpec
-from ddlf.training.weights_ref import WeightsRef, local
 
 
 class Callbacks:

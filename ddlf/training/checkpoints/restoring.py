@@ -24,8 +24,7 @@ from ddlf.training.checkpoints.slices import WEIGHTS, Slices
 from ddlf.training.checkpoints.stored import KEPT, SLOTS
 from ddlf.training.crew.crew import Crew
 from ddlf.training.crew.recovery import LOSS
-from ddlf.training.progress import Progress
-from ddlf.training.weights_ref import WeightsRef
+from ddlf.training.progress import Progress, WeightsRef
 
 
 class Restoring:

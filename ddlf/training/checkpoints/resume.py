@@ -26,7 +26,7 @@ from ddlf.training.checkpoints.keeper import Keeper
 from ddlf.training.checkpoints.restoring import Restoring, names_of
 from ddlf.training.context import App
 from ddlf.training.early import check_same_model
-from ddlf.training.progress import FileLedger, Ledger, Progress
+from ddlf.training.progress import FileLedger, Ledger, Progress, shapes
 from ddlf.training.refusals import check_slots
 from ddlf.training.registry import DEFAULTS, EXCHANGE, MODE, SETTINGS, flat
 from ddlf.training.samples.files import files_of
@@ -34,7 +34,6 @@ from ddlf.training.samples.parts import owners_of
 from ddlf.training.slot.build import describe, describe_optimizer, describe_weights, without_numbers
 from ddlf.training.slot.parts import PARTS
 from ddlf.training.spec import RunSpec
-from ddlf.training.weights_ref import shapes
 
 SAME_TRAINING = ("samples", "data", "model", "precision", "optimizer")
 """Settings that cannot change when an app is trained again; neither can the settings of the optimizer."""

@@ -23,8 +23,8 @@ from ddlf.extras import hook_for, suffixes
 from ddlf.rpc.iworker import awaited
 from ddlf.training.context import App
 from ddlf.training.evaluation.model import EVALUATION_BATCH, Moved, end_reading, evaluate
+from ddlf.training.progress import WeightsRef
 from ddlf.training.slot.build import fresh_names, ready_model
-from ddlf.training.weights_ref import WeightsRef
 
 KERAS = ".keras"
 """Suffix of a model in Keras's format."""

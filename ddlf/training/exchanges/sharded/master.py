@@ -41,9 +41,9 @@ from ddlf.training.exchanges.sharded.plan import Plan
 from ddlf.training.exchanges.sharded.states import ShardedStates
 from ddlf.training.exchanges.sharded.updates import Gone, Together, measured, verdicts, weighed
 from ddlf.training.exchanges.streaming import fragments_of
+from ddlf.training.progress import WeightsRef, local, shapes, slices_of
 from ddlf.training.run import Ended, Round, Run
 from ddlf.training.slot.task import Reply, Task
-from ddlf.training.weights_ref import WeightsRef, local, shapes, slices_of
 
 HOLDERS = 2
 """Number of workers that receive the first weights from the master. The other workers fetch them from these."""

@@ -33,6 +33,7 @@ from ddlf.training.crew.recovery import end_all, first_line
 from ddlf.training.evaluation.master import to_its_end
 from ddlf.training.evaluation.model import EVALUATION_BATCH
 from ddlf.training.exchanges.members import Members
+from ddlf.training.progress import WeightsRef, local, shapes, slices_of
 from ddlf.training.refusals import check
 from ddlf.training.run import Run
 from ddlf.training.slot.task import Reply
@@ -40,7 +41,6 @@ from ddlf.training.strategies.arrivals import arrivals
 from ddlf.training.strategies.downpour.placement import Placement
 from ddlf.training.strategies.downpour.replica import shares
 from ddlf.training.strategies.downpour.server import shard_parts
-from ddlf.training.weights_ref import WeightsRef, local, shapes, slices_of
 
 if TYPE_CHECKING:
     from ddlf.algorithms.codec import Outward
