@@ -29,7 +29,6 @@ from ddlf.errors import ConfigError
 from ddlf.training.context import App
 from ddlf.training.crew.crew import Crew
 from ddlf.training.crew.opening import crew_of
-from ddlf.training.early import check_app, check_backend
 from ddlf.training.exchanges.carrier import Carrier
 from ddlf.training.exchanges.star.master import StarWeights
 from ddlf.training.exchanges.states import SlotStates
@@ -41,6 +40,7 @@ from ddlf.training.slot.keras_model import KerasModel, keeps_a_seed
 from ddlf.training.slot.optimizers import no_final_averages
 from ddlf.training.slot.task import Reply, Task
 from ddlf.training.spec import RunSpec
+from ddlf.training.start import check_app, check_backend
 
 Update = Callable[[int], Awaitable[Weights]]
 """Trains again from the start on a number of batches, and returns the update."""

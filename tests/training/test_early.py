@@ -5,11 +5,11 @@ import pytest
 
 import ddlf
 from ddlf.errors import AppError, CheckpointMismatch, ConfigError
-from ddlf.training.early import check_backend, check_same_model
+from ddlf.training.checkpoints.resume import check_same_model
 from ddlf.training.evaluation.master import check_path
 from ddlf.training.refusals import check_effect
 from ddlf.training.registry import spec_of
-from ddlf.training.start import check
+from ddlf.training.start import check, check_backend
 
 
 class Plain(ddlf.IApp):

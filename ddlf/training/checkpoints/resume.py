@@ -11,7 +11,8 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from ddlf.training.checkpoints.contents import Checkpoint, is_checkpoint
 from ddlf.training.checkpoints.keeper import Keeper
 from ddlf.training.checkpoints.restoring import Restoring, names_of
 from ddlf.training.context import App
-from ddlf.training.early import check_same_model
 from ddlf.training.progress import FileLedger, Ledger, Progress, shapes
 from ddlf.training.refusals import check_slots
 from ddlf.training.registry import DEFAULTS, EXCHANGE, MODE, SETTINGS, flat
@@ -408,3 +408,24 @@ def _changed_files(saved: dict[str, str], now: dict[str, str]) -> Iterator[str]:
         if saved.get(name) != now.get(name):
             what = "is missing" if name not in now else "is new" if name not in saved else "was written to since"
             yield f"  data: {name} {what}"
+
+
+def check_same_model(stored: Mapping[str, Any], described: Sequence[Sequence[Any]]) -> None:
+    """Refuse the weights of another model, and name the first one that differs.
+
+    Args:
+        stored: The weights of a checkpoint, by number and path, such as ``"0002 dense/kernel"``.
+        described: Path, shape and more of each weight of this model.
+
+    Raises:
+        CheckpointMismatch: A weight differs. The message shows both weights.
+    """
+    theirs = [(name.partition(" ")[2], tuple(array.shape)) for name, array in stored.items()]
+    mine = [(str(row[0]), tuple(row[1])) for row in described]
+    for number, (old, new) in enumerate(zip_longest(theirs, mine), 1):
+        if old is None or new is None or old[1] != new[1]:
+            was, now = (f"{found[0]} of shape {found[1]}" if found else "not there" for found in (old, new))
+            raise CheckpointMismatch(
+                f"the checkpoint is of another model: weight {number} is {was} in it, but {now} here",
+                hint="use the model of the checkpoint, or start again in another folder",
+            )
