@@ -11,13 +11,13 @@ from typing import Any
 from ddlf.app import IApp
 from ddlf.cli.options import add_json, add_options, add_parameters, add_target, add_verbose
 from ddlf.cli.parsing import Command, Parser, number
+from ddlf.cli.plain_keras import Compared, compare
 from ddlf.cli.run import execute
 from ddlf.cli.stopping import StopRequest
 from ddlf.cli.target import find_target, prepare_app
 from ddlf.errors import AppError
 from ddlf.events.facts import to_data
 from ddlf.monitor.ui import attached, opened
-from ddlf.training.plain import Compared, compare
 
 
 def _options(parser: Parser) -> None:

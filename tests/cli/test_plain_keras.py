@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ddlf.cli.check import lines
-from ddlf.training.plain import Compared, Differs, differing, first_batch
+from ddlf.cli.plain_keras import Compared, Differs, differing, first_batch
 
 ONE = [np.array([1.0, -2.0], "f4"), np.zeros((0, 3), "f4"), np.array(3, "i8"), np.array([0.5], "f2")]
 
