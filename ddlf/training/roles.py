@@ -1,4 +1,4 @@
-"""Code that builds, reads, seeds and evaluates a Keras model, on master and workers; names of workers' roles."""
+"""Imports Keras, on any thread, and names the roles of workers. Runs on master and workers."""
 
 from __future__ import annotations
 
