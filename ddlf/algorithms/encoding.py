@@ -22,8 +22,7 @@ from typing import Any, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from ddlf.algorithms.codec import Codec, Float32, Float32s, Payload, added, codec_named
-from ddlf.algorithms.payload import name_of
+from ddlf.algorithms.codec import Codec, Float32, Float32s, Payload, added, codec_named, name_of
 from ddlf.algorithms.weights import Tensor, is_float
 from ddlf.errors import ConfigError
 

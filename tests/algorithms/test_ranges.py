@@ -5,11 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from ddlf.algorithms.codec import CODEC
+from ddlf.algorithms.codec import CODEC, peak_of
 from ddlf.algorithms.encoding import decode_update, encode_parts, encode_update
 from ddlf.algorithms.merge import MERGE, merged
 from ddlf.algorithms.outer import OUTER
-from ddlf.algorithms.payload import peak_of
 from ddlf.algorithms.ranges import (
     crossed,
     cut,

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from ddlf.algorithms.codec import peak_of
 from ddlf.algorithms.encoding import EncodedUpdate
 from ddlf.algorithms.merge import MERGE, Weighed
 from ddlf.algorithms.outer import OUTER
-from ddlf.algorithms.payload import peak_of
 from ddlf.algorithms.ranges import Slice, crossed, cut, overlapped, pieces, put, runs, stepped, take, within
 from ddlf.algorithms.weights import Weights, fault
 from ddlf.errors import AppMissing

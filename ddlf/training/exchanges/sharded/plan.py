@@ -11,9 +11,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from ddlf.algorithms.codec import CODEC, Codec
+from ddlf.algorithms.codec import CODEC, Codec, peak_of
 from ddlf.algorithms.encoding import SAME, EncodedUpdate, decode_update, encode_parts, encode_update
-from ddlf.algorithms.payload import peak_of
 from ddlf.algorithms.ranges import Slice, decode_slice, overlapped, put, take
 from ddlf.algorithms.weights import Fault, Tensor, Weights
 from ddlf.errors import AppMissing, BadUpdate, ConfigError

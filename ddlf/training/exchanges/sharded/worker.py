@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from ddlf.algorithms.codec import Payload
 from ddlf.algorithms.encoding import EncodedUpdate, decode_update
 from ddlf.algorithms.outer import put
 from ddlf.algorithms.pairwise import norm
-from ddlf.algorithms.payload import Payload
 from ddlf.algorithms.ranges import PIECE, Slice, cut, pieces, take, take_encoded, within
 from ddlf.algorithms.update_check import scaled
 from ddlf.algorithms.weights import Weights, fault
