@@ -27,8 +27,7 @@ import numpy as np
 
 from benchmarks.learning import DATA
 from benchmarks.measure import mean_and_deviation, some_of, table
-from ddlf.algorithms.arrival import ARRIVAL
-from ddlf.algorithms.arrival_rule import Arrived
+from ddlf.algorithms.arrival import ARRIVAL, Arrived
 from ddlf.algorithms.outer import OUTER
 from ddlf.algorithms.partition import equal_sizes, partition, shuffled
 from ddlf.algorithms.staleness import STALENESS

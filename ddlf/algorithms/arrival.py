@@ -16,17 +16,74 @@ apply to untrained tensors (BatchNorm's moving mean and variance).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import isfinite
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf, isfinite, isnan
 from typing import ClassVar
 
 import numpy as np
 
-from ddlf.algorithms.arrival_rule import Arrival, Arrived, State
-from ddlf.algorithms.named import Family
-from ddlf.algorithms.peer import Average, Copy, Mimic, Weighted
-from ddlf.algorithms.weights import Weights, divided, is_float
+from ddlf.algorithms.named import Family, Named
+from ddlf.algorithms.outer import OuterOptimizer
+from ddlf.algorithms.weights import Weights, difference, divided, is_float
 from ddlf.errors import ConfigError
+
+State = dict[str, Weights]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Arrived:
+    """An update that has arrived at the master, with the weights that its slot began with.
+
+    Args:
+        update: Weights before local training minus weights after it, one array per tensor.
+        start: Weights that the slot began with.
+        before: State of the rule when the slot received these weights.
+        slot: Number of the slot, from 0.
+        slots: K, the number of slots.
+        factor: Weight of the update at its staleness, in (0, 1].
+        trainable: Per tensor, whether it is trained.
+        outer: Outer optimizer, whose state is the group ``"outer"``.
+        accuracy: Accuracy of local training; NaN without one.
+        last: Whether this is the last update of the run.
+    """
+
+    update: Weights
+    start: Weights
+    before: State
+    slot: int
+    slots: int
+    factor: float
+    trainable: Sequence[bool]
+    outer: OuterOptimizer
+    accuracy: float = float("nan")
+    last: bool = False
+
+    def step(self, state: State, weights: Weights, merged: Weights) -> tuple[State, Weights]:
+        """Apply an update with the outer optimizer, and return the changed state groups and the new weights."""
+        outer, weights = self.outer.update(state["outer"], weights, merged, self.trainable)
+        return {"outer": outer}, weights
+
+
+class Arrival(Named, ABC):
+    """Base of all arrival rules."""
+
+    __slots__ = ()
+    ignores: ClassVar[tuple[str, ...]] = ()
+    """Settings without effect in this rule. A run that changes their defaults is refused."""
+
+    def init(self, weights: Weights) -> State:
+        """Return the state before the first update."""
+        return {}
+
+    def begin(self, state: State, weights: Weights, slot: int) -> Weights:
+        """Return the weights that a slot begins its round with: by default the global weights."""
+        return weights
+
+    @abstractmethod
+    def arrive(self, state: State, weights: Weights, arrived: Arrived) -> tuple[State, Weights]:
+        """Return the changed state groups and the new weights, or ``weights`` itself if the rule has not merged yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,6 +326,137 @@ def check_within(name: str, value: float) -> None:
     """Raise ``ConfigError`` unless a value is in (0, 1]."""
     if not 0 < value <= 1:
         raise ConfigError(f"{name} must be in (0, 1], got {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Peer:
+    """One of two peers whose weights are merged.
+
+    Args:
+        weights: One array per tensor.
+        trainings: Number of local trainings that the weights went through.
+        accuracy: Accuracy of the last training; NaN if the model reports none.
+    """
+
+    weights: Weights
+    trainings: int
+    accuracy: float = -inf
+
+
+class PeerRule(Arrival):
+    """Base of the rules that merge the weights of two peers: the master is one peer, and each slot is another.
+
+    Each peer has weights, the number of local trainings that they went through, and the accuracy of the last
+    training::
+
+        merge(mine, theirs) -> mine
+
+    A slot's final weights are a peer with one training more than its first weights. Only floats are merged. The rules
+    use the numbers of trainings instead of outer optimizer and staleness.
+    """
+
+    __slots__ = ()
+    ignores: ClassVar[tuple[str, ...]] = ("outer", "staleness")
+
+    @abstractmethod
+    def merge(self, mine: Peer, theirs: Peer) -> Peer:
+        """Return the merged peer; ``mine`` itself if it does not change."""
+
+    def init(self, weights: Weights) -> State:
+        return {"peer": [np.asarray(0), np.asarray(-inf)]}
+
+    def arrive(self, state: State, weights: Weights, arrived: Arrived) -> tuple[State, Weights]:
+        trainings, accuracy = state["peer"]
+        mine = Peer(weights=weights, trainings=int(trainings), accuracy=float(accuracy))
+        theirs = Peer(
+            weights=difference(arrived.start, arrived.update),
+            trainings=int(arrived.before["peer"][0]) + 1,
+            accuracy=arrived.accuracy,
+        )
+        after = self.merge(mine, theirs)
+        return {"peer": [np.asarray(after.trainings), np.asarray(after.accuracy)]}, after.weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Average(PeerRule):
+    """Take the mean of both weights: ``w <- (w + p) / 2``.
+
+    The number of trainings stays. This rule suffers most from staleness.
+
+    Source:
+        Goin, Cotton, Zhao 2018, WebNN.
+    """
+
+    def merge(self, mine: Peer, theirs: Peer) -> Peer:
+        return replace(mine, weights=towards(mine.weights, theirs.weights, 0.5))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighted(PeerRule):
+    """Take the mean weighted by trainings: ``w <- (q * p + s * w) / (q + s)``, ``s <- max(s, q)``.
+
+    If both are 0, it is the plain mean.
+
+    In its source it was the best of the four rules.
+
+    Source:
+        Goin, Cotton, Zhao 2018, WebNN.
+    """
+
+    def merge(self, mine: Peer, theirs: Peer) -> Peer:
+        q, s = theirs.trainings, mine.trainings
+        share = q / (q + s) if q + s else 0.5
+        return replace(mine, weights=towards(mine.weights, theirs.weights, share), trainings=max(s, q))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mimic(PeerRule):
+    """Move towards a longer-trained peer, else away: ``w <- w + (p - w) / (abs(d) + 1)``, with ``d = q - s``, and ``s <- max(s, q)``.
+
+    The sign changes for ``d <= 0``, and ``abs(d)`` is 1 for ``d = 0``, like in the authors' code; their report prints
+    the reversed sign. In the source it was the worst of the four rules.
+
+    Source:
+        Goin, Cotton, Zhao 2018, WebNN.
+    """
+
+    def merge(self, mine: Peer, theirs: Peer) -> Peer:
+        d = theirs.trainings - mine.trainings
+        share = (1 if d > 0 else -1) / ((abs(d) or 1) + 1)
+        return replace(
+            mine,
+            weights=towards(mine.weights, theirs.weights, share),
+            trainings=max(mine.trainings, theirs.trainings),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy(PeerRule):
+    """Take the weights of a more accurate peer: ``w <- p`` where its accuracy is higher, else ``w`` stays. The trainings stay.
+
+    The accuracy of a peer is that of its last local epoch. The global weights keep the accuracy of the peer that they
+    came from. The model needs an accuracy metric. The source says that the rule equals a single client.
+
+    Source:
+        Goin, Cotton, Zhao 2018, WebNN.
+    """
+
+    def merge(self, mine: Peer, theirs: Peer) -> Peer:
+        if isnan(theirs.accuracy):
+            raise ConfigError(
+                "arrival='copy' compares accuracies, but the model reports none",
+                hint="compile it with metrics=['accuracy']",
+            )
+        if theirs.accuracy <= mine.accuracy:
+            return mine
+        weights = [p if is_float(p) else w for w, p in zip(mine.weights, theirs.weights, strict=True)]
+        return replace(mine, weights=weights, accuracy=theirs.accuracy)
+
+
+def towards(weights: Weights, others: Weights, share: float) -> Weights:
+    """Return ``weights`` moved towards ``others`` by a share of the difference; a negative share moves them away."""
+    both = zip(weights, others, strict=True)
+    return [np.asarray(w + share * (p - w), w.dtype) if is_float(w) else w.copy() for w, p in both]
 
 
 ARRIVAL: Family[Arrival] = Family(

@@ -5,10 +5,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from ddlf.algorithms.arrival import ARRIVAL
-from ddlf.algorithms.arrival_rule import Arrived
+from ddlf.algorithms.arrival import ARRIVAL, Arrived, Mimic, Peer, Weighted
 from ddlf.algorithms.outer import Nesterov, Subtract
-from ddlf.algorithms.peer import Mimic, Peer, Weighted
 from ddlf.algorithms.staleness import STALENESS
 from ddlf.errors import ConfigError
 

@@ -14,8 +14,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from ddlf.algorithms.arrival import ARRIVAL
-from ddlf.algorithms.arrival_rule import Arrived
+from ddlf.algorithms.arrival import ARRIVAL, Arrived
 from ddlf.algorithms.codec import CODEC
 from ddlf.algorithms.encoding import decode_update
 from ddlf.algorithms.local_rules import LOCAL

@@ -21,8 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ddlf.algorithms.arrival import FedBuff, Published
-from ddlf.algorithms.arrival_rule import Arrival, Arrived
+from ddlf.algorithms.arrival import Arrival, Arrived, FedBuff, Published
 from ddlf.algorithms.outer import OuterOptimizer, Subtract
 from ddlf.algorithms.staleness import Constant, Staleness
 from ddlf.events import Warned

@@ -13,7 +13,7 @@ from ddlf.training.strategies.shared import MAX_STALENESS, OUTER, STALENESS_HELP
 from ddlf.training.strategy import CommonStep, Loop, Strategy
 
 if TYPE_CHECKING:
-    from ddlf.algorithms.arrival_rule import Arrival
+    from ddlf.algorithms.arrival import Arrival
     from ddlf.algorithms.outer import OuterOptimizer
     from ddlf.algorithms.staleness import Staleness
 
