@@ -22,7 +22,7 @@ from ddlf.training.slot.task import Task
 from ddlf.training.strategies.downpour.client import record, replicas_of
 from ddlf.training.strategies.downpour.replica import batches_of
 from ddlf.training.strategies.downpour.server import Server
-from ddlf.worker.methods import concurrent
+from ddlf.worker.calls import concurrent
 from ddlf.worker.peers import Unreached
 
 

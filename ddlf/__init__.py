@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ddlf.training.strategies.downpour.strategy import Downpour as Downpour
     from ddlf.training.strategies.sync.settings import Sync as Sync
     from ddlf.training.strategy import Exchange as Exchange
-    from ddlf.worker.methods import concurrent as concurrent
+    from ddlf.worker.calls import concurrent as concurrent
     from ddlf.worker.worker import Worker as Worker
 
 _HOMES = {
@@ -68,7 +68,7 @@ _HOMES = {
     "ddlf.training.strategies.downpour.strategy": ("Downpour",),
     "ddlf.training.strategies.sync.settings": ("Sync",),
     "ddlf.training.strategy": ("Exchange",),
-    "ddlf.worker.methods": ("concurrent",),
+    "ddlf.worker.calls": ("concurrent",),
     "ddlf.worker.worker": ("Worker",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

@@ -39,7 +39,7 @@ from ddlf.training.slot.task import KeptStates, Reply, Task
 from ddlf.training.strategies.arrivals import MEASURED
 from ddlf.training.strategies.downpour.server import Servers
 from ddlf.training.strategies.downpour.settings import DownpourSettings
-from ddlf.worker.methods import Hosting
+from ddlf.worker.calls import Hosting
 from ddlf.worker.peers import Unreached
 
 

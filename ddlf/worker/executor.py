@@ -33,10 +33,9 @@ from ddlf.rpc.listen import answer
 from ddlf.rpc.messages import Limits
 from ddlf.rpc.tls import Security, worker_tls
 from ddlf.worker.activity import Activity
-from ddlf.worker.calls import Calls, Session
+from ddlf.worker.calls import Calls, Hosting, Method, Methods, Session
 from ddlf.worker.executor_process import HAND_OVER, LEASE_CHANGED
 from ddlf.worker.imports import MasterFinder, ask_daemon, leave_current_folder
-from ddlf.worker.methods import Hosting, Method, Methods
 from ddlf.worker.options import ExecutorOptions
 from ddlf.worker.peers import Dialling
 from ddlf.worker.worker import Worker

@@ -37,7 +37,6 @@ from ddlf.rpc.heartbeats import ControlChannel, Timing, end_when_silent
 from ddlf.rpc.messages import CONTROL_LIMITS, MAX_BODY_BYTES, Frame, Limits, Request, Tag, refuse_loading
 from ddlf.rpc.tls import TOKEN_ONLY, Security
 from ddlf.worker.lease import peer_pass
-from ddlf.worker.methods import Hosting
 
 ADDRESS_S = 3.0
 """Seconds to wait for one address before trying the next."""
@@ -537,19 +536,19 @@ class Unreached(Exception):
         self.worker, self.why, self.link = worker, why, link
 
 
-def calls_of(me: int, peers: Peers, roles: Hosting, run: str) -> Ask:
+def calls_of(me: int, peers: Peers, own: Callable[..., Awaitable[Any]], run: str) -> Ask:
     """Return a function that calls roles of a run on any of its workers.
 
     Args:
         me: Number of this worker.
         peers: The other workers.
-        roles: The roles of this worker.
+        own: Calls a role of this worker: ``Hosting.call``.
         run: Name of the run.
     """
 
     async def ask(number: int, role: str, verb: str, *arguments: Any) -> Any:
         if number == me:
-            return await roles.call(run, role, verb, *arguments)
+            return await own(run, role, verb, *arguments)
         peer = peers[number]
         try:
             peer.refuse_silent()  # a new connection would take seconds, and the master tries this link again

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddlf.rpc.iworker import awaited
-from ddlf.worker.methods import takes_self
+from ddlf.worker.calls import takes_self
 
 
 class Timed:

@@ -22,8 +22,8 @@ import numpy as np
 from ddlf.data.array_cache import ArrayCache
 from ddlf.rpc.iworker import IWorker, awaited
 from ddlf.worker.activity import Shard
+from ddlf.worker.calls import Hosting, Method, Methods, once
 from ddlf.worker.machine import cores
-from ddlf.worker.methods import Hosting, Method, Methods, once
 from ddlf.worker.peers import Peers
 
 

@@ -20,7 +20,7 @@ from ddlf.testing.in_process import in_process_cluster
 from ddlf.testing.local import local_cluster
 from ddlf.testing.plan import NAMES, FaultPlan
 from ddlf.training.crew.opening import crew_of
-from ddlf.worker.methods import concurrent, offered
+from ddlf.worker.calls import concurrent, offered
 from tests.patience import PATIENCE_S
 from tests.processes import end_of
 from tests.training.models import Quick, equal

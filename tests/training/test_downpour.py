@@ -21,7 +21,7 @@ from ddlf.training.callbacks.checks import warnings_of_master
 from ddlf.training.checkpoints import resume
 from ddlf.training.slot.task import OPTIMIZER
 from ddlf.training.strategies.downpour.server import Server, Servers
-from ddlf.worker.methods import Hosting
+from ddlf.worker.calls import Hosting
 
 CHANCE = np.random.default_rng(1)
 START = {

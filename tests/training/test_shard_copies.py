@@ -13,7 +13,7 @@ from ddlf.testing import FakeCluster, FakeRun, FakeWorker
 from ddlf.training.crew.crew import Crew
 from ddlf.training.roles import SERVERS
 from ddlf.training.strategies.downpour.server import Server, Servers
-from ddlf.worker.methods import Hosting
+from ddlf.worker.calls import Hosting
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 CHANCE = np.random.default_rng(1)

@@ -8,8 +8,8 @@ import pytest
 
 from ddlf.errors import AppMissing, ProtocolError
 from ddlf.rpc.messages import Request
+from ddlf.worker.calls import Hosting, concurrent
 from ddlf.worker.executor import Executor
-from ddlf.worker.methods import Hosting, concurrent
 from tests.patience import PATIENCE_S
 from tests.worker.test_worker import ask
 
@@ -114,7 +114,7 @@ async def test_a_call_that_names_no_role_and_verb_is_an_error(executor, argument
 
 @pytest.mark.parametrize("how", ["close", "another run", "another master", "the same once more", "clean"])
 async def test_what_a_role_held_is_freed_when_it_ends(executor, how, monkeypatch):
-    monkeypatch.setattr("ddlf.worker.methods.FREE_AFTER_S", 0)
+    monkeypatch.setattr("ddlf.worker.calls.FREE_AFTER_S", 0)
     made = []
     await call(executor, "run", "counter", "open", kept(made), 5)
     ended, role = made[0].ended, weakref.ref(made.pop())

@@ -10,7 +10,7 @@ import pytest
 
 from ddlf.data.array_cache import ArrayCache
 from ddlf.worker import machine
-from ddlf.worker.methods import Methods
+from ddlf.worker.calls import Methods
 from ddlf.worker.worker import Worker
 
 

@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from ddlf.worker.methods import Methods, concurrent, once, takes_self
+from ddlf.worker.calls import Methods, concurrent, once, takes_self
 
 
 def add(a, b):

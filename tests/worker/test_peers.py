@@ -19,9 +19,9 @@ from ddlf.rpc.dial import dial
 from ddlf.rpc.handshake import Role
 from ddlf.rpc.messages import Kind, Limits, Request, dumps, loads, rebuild
 from ddlf.testing.in_process import in_process_cluster
+from ddlf.worker.calls import offered
 from ddlf.worker.executor import Executor
 from ddlf.worker.lease import peer_pass
-from ddlf.worker.methods import offered
 from tests.patience import PATIENCE_S
 
 RUN = "a-run"

@@ -11,9 +11,8 @@ from ddlf.errors import ProtocolError, RequestCancelled, RequestTimeout
 from ddlf.rpc.code import CodeSender, load_result
 from ddlf.rpc.connection import Connection
 from ddlf.rpc.messages import Kind, Limits, Request, dumps, loads
-from ddlf.worker.calls import Call
+from ddlf.worker.calls import Call, concurrent
 from ddlf.worker.executor import Executor
-from ddlf.worker.methods import concurrent
 from tests.patience import PATIENCE_S
 from tests.sockets import socket_pair
 

@@ -16,7 +16,7 @@ from ddlf.errors import CheckpointCorrupt
 from ddlf.training.checkpoints.durable import MANIFEST, damaged
 from ddlf.training.checkpoints.slices import Slices, is_seen, look_at, read, slice_name
 from ddlf.training.checkpoints.tensors import Array
-from ddlf.worker.methods import concurrent
+from ddlf.worker.calls import concurrent
 
 
 def place_of(slices: Slices, number: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddlf.worker.methods import concurrent, offered
+from ddlf.worker.calls import concurrent, offered
 
 if TYPE_CHECKING:
     from ddlf.worker.worker import Worker

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ddlf.training.context import App
 from ddlf.training.evaluation.model import beside, evaluate
 from ddlf.training.slot.replica import Replica
-from ddlf.worker.methods import concurrent
+from ddlf.worker.calls import concurrent
 
 if TYPE_CHECKING:
     from ddlf.worker.worker import Worker

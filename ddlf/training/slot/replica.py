@@ -35,7 +35,7 @@ from ddlf.training.slot.model import TrainableModel
 from ddlf.training.slot.parts import PARTS, SlotPart, SlotRound, read_weights, travelling
 from ddlf.training.slot.peer_files import PIECE_BYTES, PeerFiles
 from ddlf.training.slot.task import MOST_FILES, KeptStates, Reply, SlotState, Task
-from ddlf.worker.methods import concurrent, offered
+from ddlf.worker.calls import concurrent, offered
 
 if TYPE_CHECKING:
     from ddlf.worker.worker import Worker

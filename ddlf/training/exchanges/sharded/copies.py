@@ -17,7 +17,7 @@ from ddlf.training.checkpoints.stored import left_of, left_parts
 from ddlf.training.exchanges.sharded.pairs import limited
 from ddlf.training.exchanges.sharded.plan import size_of, write
 from ddlf.training.slot.task import KeptStates, SlotState, Task
-from ddlf.worker.methods import offered
+from ddlf.worker.calls import offered
 from ddlf.worker.peers import Unreached
 
 Shapes = dict[str, list[tuple[tuple[int, ...], Tensor] | None]]

@@ -15,7 +15,7 @@ from ddlf.training.slot.batchnorm import moving
 from ddlf.training.slot.parts import exchanged, whole
 from ddlf.training.slot.task import Reply, SlotState, Task
 from ddlf.worker.activity import Shard
-from ddlf.worker.methods import concurrent
+from ddlf.worker.calls import concurrent
 from ddlf.worker.peers import Unreached, calls_of
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class ShardedReplica(HoldingReplica):
 
     def __init__(self, worker: Worker, app: App, run: str) -> None:
         super().__init__(worker, app, run)
-        ask = calls_of(worker.id, worker.peers, worker.roles, run)
+        ask = calls_of(worker.id, worker.peers, worker.roles.call, run)
         self._exchange = ShardedWorker(worker.id, ask, self.slots, lambda shard: worker.on_shard(Shard(*shard, run)))
         worker.roles.play(run, EXCHANGE, self._exchange, of=REPLICA)
         worker.roles.play(run, COPIES, self._exchange.copies, of=REPLICA)

@@ -39,7 +39,7 @@ from ddlf.training.exchanges.sharded.pairs import Pairs, all_of, limited, sums
 from ddlf.training.exchanges.sharded.plan import COPIES, EXCHANGE, Generation, Plan, State, size_of, told, write
 from ddlf.training.slot.parts import travelling
 from ddlf.training.slot.task import KeptStates, SlotState, Task
-from ddlf.worker.methods import concurrent, offered
+from ddlf.worker.calls import concurrent, offered
 from ddlf.worker.peers import Ask, Unreached
 
 WAIT_S = 60.0

@@ -351,7 +351,7 @@ class DownpourReplica(HoldingReplica):
     def __init__(self, worker: Worker, app: App, run: str) -> None:
         super().__init__(worker, app, run)
         rows = lambda: self._stepper.rows  # noqa: E731 - the stepper comes with the model
-        ask = calls_of(worker.id, worker.peers, worker.roles, run)
+        ask = calls_of(worker.id, worker.peers, worker.roles.call, run)
         self._servers = Servers(worker.id, run, worker.roles, ask, rows, worker.on_shard)
         worker.roles.play(run, SERVERS, self._servers, of=REPLICA)
         self._stepper: Stepper

@@ -39,7 +39,7 @@ from ddlf.training.checkpoints.slices import WEIGHTS, part_name, write_if_seen
 from ddlf.training.roles import SERVERS
 from ddlf.training.strategies.downpour.client import RETRY_S, Owners, name_of
 from ddlf.worker.activity import Shard
-from ddlf.worker.methods import Hosting, concurrent, offered
+from ddlf.worker.calls import Hosting, concurrent, offered
 from ddlf.worker.peers import Ask, Unreached
 
 INLINE = 1 << 16
