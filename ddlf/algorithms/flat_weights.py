@@ -1,12 +1,14 @@
-"""Flattens a model's weights into two rows of numbers: trained values, and other floats.
+"""Flattens a model's weights into rows of numbers, and cuts rows into parts.
 
 Runs on master and workers; pure.
 
-Servers of Downpour own parts of these rows. Other types, such as the state of a random generator, are in neither row.
+``Rows`` has two: trained values, and other floats. Servers of Downpour own parts of them. Other types, such as
+the state of a random generator, are in neither row.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -14,11 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.ranges import Slice, cut, cut_by_layer, overlapped
 from ddlf.algorithms.weights import Tensor, Weights, is_float
+from ddlf.errors import ConfigError
 
 Row = np.ndarray[Any, Any]
 """float32, shape (values,)."""
+Slice = tuple[int, int]
+"""A part of a row: the first value and the one behind the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +116,62 @@ class Rows:
         firsts = dict(zip(accumulate((self.like[i].size for i in self.trained), initial=0), self.trained, strict=False))
         ends = [sum(self.like[i].size for i in self.rest if i < firsts[end]) for _, end in slices[:-1]]
         return list(zip(slices, pairwise([0, *ends, rest]), strict=True))
+
+
+def cut(size: int, shards: int) -> list[Slice]:
+    """Cut a row of values into slices that differ by at most one value: 10 values on 3 shards are 4, 3, 3.
+
+    Args:
+        size: P, the number of values.
+        shards: S, the number of slices.
+
+    Raises:
+        ConfigError: There are no shards, or more shards than values.
+    """
+    if not 0 < shards <= size:
+        raise ConfigError(
+            f"{size:,} values cannot be cut into {shards:,} shards",
+            hint="use at least 1 shard, and at most one for each value",
+        )
+    least, more = divmod(size, shards)
+    ends = accumulate(least + (shard < more) for shard in range(shards))
+    return list(pairwise([0, *ends]))
+
+
+def cut_by_layer(sizes: Sequence[int], layers: Sequence[str], shards: int) -> list[Slice]:
+    """Cut a row of values at the ends of layers, into slices of similar size, so that each layer is on one shard.
+
+    Args:
+        sizes: Number of values in each tensor.
+        layers: Name of each tensor's layer. Tensors of a layer are neighbours.
+        shards: S, the number of slices. Each has at least one layer.
+
+    Raises:
+        ConfigError: There are no shards, or more shards than layers with values.
+    """
+    ends = list(accumulate(sizes))
+    last = [end for end, layer, following in zip(ends, layers, [*layers[1:], None], strict=True) if layer != following]
+    last = sorted({end for end in last if end > 0})
+    if not 0 < shards <= len(last):
+        raise ConfigError(
+            f"{len(last)} layers cannot be cut into {shards:,} shards",
+            hint="use at least 1 shard, and at most one for each layer",
+        )
+    chosen = [0]
+    for shard in range(1, shards):
+        before = bisect_right(last, chosen[-1])
+        free = last[before : len(last) - (shards - shard)]  # each that follows needs one, too
+        chosen.append(min(free, key=lambda end: abs(end - last[-1] * shard / shards)))
+    return list(pairwise([*chosen, last[-1]]))
+
+
+def overlapped(arrays: Sequence[Tensor], part: Slice) -> list[tuple[int, int, int]]:
+    """Return for each overlapping array its number, and the begin and end of its values in the range."""
+    begin, end = part
+    low, found = 0, []
+    for i, array in enumerate(arrays):
+        high = low + array.size
+        if max(begin, low) < min(end, high):
+            found.append((i, max(begin, low) - low, min(end, high) - low))
+        low = high
+    return found

@@ -181,7 +181,7 @@ class Rule(Protocol):
         least: Smallest number of slots.
         useful: Smallest number of slots that lets the rule limit one bad update. With fewer it only equals the mean.
 
-    A rule with ``by_value`` merges each value by itself, so it works on ranges of the weights (``ranges.py``).
+    A rule with ``by_value`` merges each value by itself, so it works on ranges of the weights, too.
     """
 
     @property
@@ -269,7 +269,7 @@ class WholeRule(Named, ABC):
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """A rule for ranges of updates with known weights (``ranges.py``).
+    """A rule for ranges of updates with known weights.
 
     Args:
         weights: Weight of each slot.

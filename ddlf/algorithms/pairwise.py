@@ -1,7 +1,7 @@
 """Computes distances and angles between updates, from sums over fixed blocks of their values. Pure.
 
 The values of each tensor are divided into blocks of ``BLOCK`` values, and the sums of blocks are added exactly. So
-the bits do not depend on the computer of a block: the master, or a worker that owns a range (``ranges.py``).
+the bits do not depend on the computer of a block: the master, or a worker that owns a range of the weights.
 """
 
 from collections.abc import Iterator, Sequence

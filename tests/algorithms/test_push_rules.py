@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddlf.algorithms.flat_weights import cut
 from ddlf.algorithms.push_rules import BLOCK, PUSHED, Adagrad, Adam, Cadence, Momentum, Sgd, Softsync
-from ddlf.algorithms.ranges import cut
 from ddlf.errors import ConfigError
 
 STALE = [1.0, 1 / 2, 1.0, 1 / 7, 1 / 3, 1.0, 1.0, 1 / 24, 1.0, 1 / 2]

@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.ranges import Slice, overlapped
 from ddlf.errors import CheckpointCorrupt, CheckpointError
 from ddlf.training.checkpoints import tensors
 from ddlf.training.checkpoints.durable import OWNER, damaged, in_words, sync, unseal
@@ -46,30 +45,6 @@ def slice_name(number: int) -> str:
 def part_name(group: str, begin: int, name: str) -> str:
     """Return the name of a part of an array in a slice's file."""
     return f"{group} {begin} {name}"
-
-
-def parts_of(
-    like: Sequence[tensors.Array],
-    part: Slice,
-    names: Sequence[str],
-    values: Sequence[Any],
-    kept: Sequence[Sequence[Any]],
-) -> dict[str, tensors.Array]:
-    """Return a range of a model's values and of the outer optimizer's state, by the names in a slice's file.
-
-    Args:
-        like: Arrays with the shapes of the weights.
-        part: The range.
-        names: Paths of the weights.
-        values: For each weight in the range, its values, flat.
-        kept: For each array of state, its values in the range, in the same form.
-    """
-    found = {}
-    for place, (i, low, _) in enumerate(overlapped(like, part)):
-        found[part_name(WEIGHTS, low, f"{i:04d} {names[i]}")] = values[place]
-        for group, state in enumerate(kept):
-            found[part_name(OUTER, low, f"{group * len(like) + i:04d}")] = state[place]
-    return found
 
 
 def is_seen(place: Mapping[str, Any]) -> bool:

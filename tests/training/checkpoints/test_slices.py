@@ -8,11 +8,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ddlf.algorithms.ranges import cut, take
+from ddlf.algorithms.flat_weights import cut
 from ddlf.errors import CheckpointCorrupt, CheckpointError, LeaseError
 from ddlf.training.checkpoints import slices
 from ddlf.training.checkpoints.checkpoint import Checkpoint, CheckpointFolder
-from ddlf.training.checkpoints.slices import OUTER, WEIGHTS, is_seen, part_name, parts_of, write, write_if_seen
+from ddlf.training.checkpoints.slices import OUTER, WEIGHTS, is_seen, part_name, write, write_if_seen
+from ddlf.training.exchanges.sharded.plan import parts_of
+from ddlf.training.exchanges.sharded.ranges import take
 
 CHANCE = np.random.default_rng(0)
 NAMES = ["embedding", "dense/kernel", "dense/bias", "empty", "scale"]

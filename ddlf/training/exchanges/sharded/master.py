@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from ddlf.algorithms.flat_weights import cut
 from ddlf.algorithms.merge import Rule, WholeRule
 from ddlf.algorithms.outer import OuterOptimizer, Subtract
-from ddlf.algorithms.ranges import PIECE, cut
 from ddlf.algorithms.weights import Weights
 from ddlf.cluster.proxy import ProxyWorker
 from ddlf.errors import BadUpdate, ConfigError, DDLFError
@@ -38,6 +38,7 @@ from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.exchanges.sharded.layout import HeldWeights, Layout, means_of
 from ddlf.training.exchanges.sharded.means import MeanPlan
 from ddlf.training.exchanges.sharded.plan import Plan
+from ddlf.training.exchanges.sharded.ranges import PIECE
 from ddlf.training.exchanges.sharded.states import ShardedStates
 from ddlf.training.exchanges.sharded.updates import Gone, Together, measured, verdicts, weighed
 from ddlf.training.exchanges.streaming import fragments_of

@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from ddlf.algorithms.ranges import PIECE, Slice, cut, pieces, put, take
+from ddlf.algorithms.flat_weights import Slice, cut
 from ddlf.algorithms.weights import Weights, mean_of
 from ddlf.errors import AppMissing, BadUpdate
 from ddlf.training.exchanges.sharded.copies import Shapes, SlotCopies, arrays_of, empty_of, shapes_of
 from ddlf.training.exchanges.sharded.merging import Ask, fetch
 from ddlf.training.exchanges.sharded.pairs import limited
-from ddlf.training.exchanges.sharded.plan import Generation, Plan, size_of
+from ddlf.training.exchanges.sharded.plan import Generation, Plan
+from ddlf.training.exchanges.sharded.ranges import PIECE, pieces, put, size_of, take
 from ddlf.training.slot.parts import part_of
 from ddlf.training.slot.task import SlotState
 from ddlf.worker.peers import Unreached

@@ -14,13 +14,14 @@ import numpy as np
 
 from ddlf.algorithms.codec import peak_of
 from ddlf.algorithms.encoding import EncodedUpdate
+from ddlf.algorithms.flat_weights import Slice, cut, overlapped
 from ddlf.algorithms.merge import MERGE, Weighed
 from ddlf.algorithms.outer import OUTER
-from ddlf.algorithms.ranges import Slice, crossed, cut, overlapped, pieces, put, runs, stepped, take, within
 from ddlf.algorithms.weights import Weights, fault
 from ddlf.errors import AppMissing
 from ddlf.training.exchanges.sharded.pairs import Sent, decoded, limited
-from ddlf.training.exchanges.sharded.plan import Generation, Plan, State, Unfit, codec_of, moved, size_of, write
+from ddlf.training.exchanges.sharded.plan import Generation, Plan, State, Unfit, codec_of, write
+from ddlf.training.exchanges.sharded.ranges import crossed, moved, pieces, put, runs, size_of, stepped, take, within
 
 Ask = Callable[..., Awaitable[Any]]
 """Calls a verb of the exchange on a worker, which may be this one, by number, verb and arguments. Raises Unreached."""

@@ -9,12 +9,12 @@ from itertools import accumulate
 from typing import Any
 
 from ddlf.algorithms.encoding import EncodedUpdate
+from ddlf.algorithms.flat_weights import Slice
 from ddlf.algorithms.pairwise import BLOCK, Vector, brief, cosines_in, distances_in
-from ddlf.algorithms.ranges import Slice, decode_slice, pieces, take
 from ddlf.algorithms.update_check import scaled
 from ddlf.algorithms.weights import Tensor, Weights
 from ddlf.errors import ConfigError
-from ddlf.training.exchanges.sharded.plan import moved
+from ddlf.training.exchanges.sharded.ranges import decode_slice, moved, pieces, take
 from ddlf.worker.peers import Unreached
 
 AT_ONCE = 8

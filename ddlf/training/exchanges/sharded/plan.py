@@ -13,10 +13,11 @@ import numpy as np
 
 from ddlf.algorithms.codec import CODEC, Codec, peak_of
 from ddlf.algorithms.encoding import SAME, EncodedUpdate, decode_update, encode_parts, encode_update
-from ddlf.algorithms.ranges import Slice, decode_slice, overlapped, put, take
+from ddlf.algorithms.flat_weights import Slice, overlapped
 from ddlf.algorithms.weights import Fault, Tensor, Weights
 from ddlf.errors import AppMissing, BadUpdate, ConfigError
-from ddlf.training.checkpoints.slices import OUTER, WEIGHTS, assembled, slice_name
+from ddlf.training.checkpoints.slices import OUTER, WEIGHTS, assembled, part_name, slice_name
+from ddlf.training.exchanges.sharded.ranges import decode_slice, moved, put, size_of, take
 from ddlf.worker.peers import Unreached
 
 EXCHANGE = "exchange"
@@ -269,11 +270,25 @@ def _is_same(new: np.ndarray[Any, Any], old: np.ndarray[Any, Any]) -> bool:
     return bool((new[:GLANCE] == old[:GLANCE]).all() and (new == old).all())
 
 
-def moved(part: Slice, begin: int) -> Slice:
-    """Return a range relative to the beginning of another one."""
-    return part[0] - begin, part[1] - begin
+def parts_of(
+    like: Sequence[Tensor],
+    part: Slice,
+    names: Sequence[str],
+    values: Sequence[Any],
+    kept: Sequence[Sequence[Any]],
+) -> dict[str, Tensor]:
+    """Return a range of a model's values and of the outer optimizer's state, by the names in a slice's file.
 
-
-def size_of(weights: Weights) -> int:
-    """Return the number of values."""
-    return sum(w.size for w in weights)
+    Args:
+        like: Arrays with the shapes of the weights.
+        part: The range.
+        names: Paths of the weights.
+        values: For each weight in the range, its values, flat.
+        kept: For each array of state, its values in the range, in the same form.
+    """
+    found = {}
+    for place, (i, low, _) in enumerate(overlapped(like, part)):
+        found[part_name(WEIGHTS, low, f"{i:04d} {names[i]}")] = values[place]
+        for group, state in enumerate(kept):
+            found[part_name(OUTER, low, f"{group * len(like) + i:04d}")] = state[place]
+    return found

@@ -56,7 +56,7 @@ class Sharded(Exchange):
     def refusals(self, spec: RunSpec) -> Iterator[Refusal]:
         """Yield refusals of rules that need whole updates or weights in one place."""
         from ddlf.algorithms.outer import OUTER
-        from ddlf.algorithms.ranges import fits
+        from ddlf.training.exchanges.sharded.ranges import fits
 
         outer, weights = spec.outer, spec.exchange.weights_codec
         known = type(outer) in {type(OUTER.read(name)) for name in OUTER.names}

@@ -17,7 +17,6 @@ import numpy as np
 
 from ddlf.algorithms.merge import WholeRule
 from ddlf.algorithms.pairwise import Vector, added
-from ddlf.algorithms.ranges import PIECE
 from ddlf.algorithms.update_check import Comparison, Limits, Verdict, compared, verdicts_of
 from ddlf.algorithms.weights import Fault, Weights, is_float
 from ddlf.cluster.proxy import ProxyWorker
@@ -26,6 +25,7 @@ from ddlf.training.crew.recovery import LOSS, end_all
 from ddlf.training.exchanges.members import Member, Members
 from ddlf.training.exchanges.recalibration import carried, measuring
 from ddlf.training.exchanges.sharded.pairs import Pairs, Sent
+from ddlf.training.exchanges.sharded.ranges import PIECE
 from ddlf.training.run import Run, check, unfit
 from ddlf.training.slot.task import Reply, Task
 

@@ -22,9 +22,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from ddlf.algorithms.encoding import EncodedUpdate, decode_update
-from ddlf.algorithms.flat_weights import Row
+from ddlf.algorithms.flat_weights import Row, Slice
 from ddlf.algorithms.push_rules import KNOWN, Cadence
-from ddlf.algorithms.ranges import Slice
 from ddlf.errors import ConfigError, DDLFError, LeaseError, RemoteError
 from ddlf.training.slot.task import Task
 from ddlf.worker.peers import Ask, Unreached

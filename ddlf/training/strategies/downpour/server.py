@@ -26,9 +26,8 @@ import numpy as np
 
 from ddlf.algorithms.codec import CODEC, Codec, Float32
 from ddlf.algorithms.encoding import encode_update
-from ddlf.algorithms.flat_weights import Row, Rows
+from ddlf.algorithms.flat_weights import Row, Rows, Slice, overlapped
 from ddlf.algorithms.push_rules import KNOWN, PUSHED, Last, Pushed, Softsync, is_finite
-from ddlf.algorithms.ranges import Slice, overlapped
 from ddlf.algorithms.staleness import STALENESS, Staleness
 from ddlf.algorithms.weights import Tensor, Weights
 from ddlf.errors import AppMissing, BadUpdate, DDLFError

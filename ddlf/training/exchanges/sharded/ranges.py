@@ -1,4 +1,4 @@
-"""Merges and steps ranges of the weights separately. Runs on workers of the sharded exchange; pure.
+"""Merges and steps ranges of the weights separately. Runs on workers; pure.
 
 The P values of all tensors, one after another, form a row. A *slice* is a part ``[begin, end)`` of this row, and may
 begin and end inside tensors. As arrays, a slice is a list of views: for each overlapping tensor its values in the
@@ -12,72 +12,22 @@ is computed.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from ddlf.algorithms.codec import CODEC, Codec
 from ddlf.algorithms.encoding import EncodedUpdate, decode_update
+from ddlf.algorithms.flat_weights import Slice, overlapped
 from ddlf.algorithms.merge import Rule
 from ddlf.algorithms.outer import OuterOptimizer, State
 from ddlf.algorithms.weights import Tensor
 from ddlf.errors import ConfigError
 
-Slice = tuple[int, int]
-"""Index of the first value, and index after the last value."""
-
 PIECE = 1 << 20
 """Number of values in a piece: 4 MB of float32."""
-
-
-def cut(size: int, shards: int) -> list[Slice]:
-    """Cut a row of values into slices that differ by at most one value: 10 values on 3 shards are 4, 3, 3.
-
-    Args:
-        size: P, the number of values.
-        shards: S, the number of slices.
-
-    Raises:
-        ConfigError: There are no shards, or more shards than values.
-    """
-    if not 0 < shards <= size:
-        raise ConfigError(
-            f"{size:,} values cannot be cut into {shards:,} shards",
-            hint="use at least 1 shard, and at most one for each value",
-        )
-    least, more = divmod(size, shards)
-    ends = accumulate(least + (shard < more) for shard in range(shards))
-    return list(pairwise([0, *ends]))
-
-
-def cut_by_layer(sizes: Sequence[int], layers: Sequence[str], shards: int) -> list[Slice]:
-    """Cut a row of values at the ends of layers, into slices of similar size, so that each layer is on one shard.
-
-    Args:
-        sizes: Number of values in each tensor.
-        layers: Name of each tensor's layer. Tensors of a layer are neighbours.
-        shards: S, the number of slices. Each has at least one layer.
-
-    Raises:
-        ConfigError: There are no shards, or more shards than layers with values.
-    """
-    ends = list(accumulate(sizes))
-    last = [end for end, layer, following in zip(ends, layers, [*layers[1:], None], strict=True) if layer != following]
-    last = sorted({end for end in last if end > 0})
-    if not 0 < shards <= len(last):
-        raise ConfigError(
-            f"{len(last)} layers cannot be cut into {shards:,} shards",
-            hint="use at least 1 shard, and at most one for each layer",
-        )
-    chosen = [0]
-    for shard in range(1, shards):
-        before = bisect_right(last, chosen[-1])
-        free = last[before : len(last) - (shards - shard)]  # each that follows needs one, too
-        chosen.append(min(free, key=lambda end: abs(end - last[-1] * shard / shards)))
-    return list(pairwise([*chosen, last[-1]]))
 
 
 def pieces(part: Slice, length: int = PIECE) -> list[Slice]:
@@ -224,13 +174,11 @@ def fits(rule: Rule | OuterOptimizer | Codec) -> bool:
     return bool(getattr(rule, "by_value", False))
 
 
-def overlapped(arrays: Sequence[Tensor], part: Slice) -> list[tuple[int, int, int]]:
-    """Return for each overlapping array its number, and the begin and end of its values in the range."""
-    begin, end = part
-    low, found = 0, []
-    for i, array in enumerate(arrays):
-        high = low + array.size
-        if max(begin, low) < min(end, high):
-            found.append((i, max(begin, low) - low, min(end, high) - low))
-        low = high
-    return found
+def moved(part: Slice, begin: int) -> Slice:
+    """Return a range relative to the beginning of another one."""
+    return part[0] - begin, part[1] - begin
+
+
+def size_of(weights: Sequence[Tensor]) -> int:
+    """Return the number of values."""
+    return sum(w.size for w in weights)

@@ -7,15 +7,14 @@ import pytest
 
 from ddlf.algorithms.codec import CODEC, peak_of
 from ddlf.algorithms.encoding import decode_update, encode_parts, encode_update
+from ddlf.algorithms.flat_weights import cut, cut_by_layer, overlapped
 from ddlf.algorithms.merge import MERGE, merged
 from ddlf.algorithms.outer import OUTER
-from ddlf.algorithms.ranges import (
+from ddlf.errors import BadUpdate, ConfigError
+from ddlf.training.exchanges.sharded.ranges import (
     crossed,
-    cut,
-    cut_by_layer,
     decode_slice,
     fits,
-    overlapped,
     pieces,
     put,
     runs,
@@ -24,7 +23,6 @@ from ddlf.algorithms.ranges import (
     take_encoded,
     within,
 )
-from ddlf.errors import BadUpdate, ConfigError
 
 CHANCE = np.random.default_rng(0)
 MODEL = [
