@@ -24,8 +24,8 @@ def open(
 ) -> DataSet:
     """Open a data set by its place, for ``self.train_data`` or to read its columns as arrays.
 
-    The place has partition files, or Parquet files, which are read without conversion: each row group is read when a
-    slot needs it. Data is checked before it is used.
+    The place has partition files or Parquet files. Parquet files are read without conversion: each row group is read
+    when a slot needs it. Data is checked before it is used.
 
     Args:
         place: Folder that ``ddlf data split`` has written; or a Parquet file, a folder of such files, a glob, or a list
@@ -37,7 +37,7 @@ def open(
             for several inputs.
         y: Label columns, in the same form.
         w: Column with the weights of samples.
-        classes: Names of classes, if the label is a text. Each class gets the number of its place in the list.
+        classes: Names of classes, if the label is a text. The number of a class is its index in the list.
         image_size: Encoded images are resized to this width and height.
         storage_options: Arguments for the fsspec driver of the URL. Without them, the driver uses its environment and
             its configuration files.
@@ -72,9 +72,9 @@ def generated(
     Args:
         function: Takes the number of a part, from 0, and yields its batches in the form of ``fit``: ``(x,)``,
             ``(x, y)`` or ``(x, y, sample_weight)``. It may also return a ``tf.data`` pipeline or another iterable of
-            batches. They must be the same each time. A part is held in memory while it is read.
+            batches. The batches of a part must be the same each time. A part is kept in memory while it is read.
         samples: Number of samples of each part.
-        endless: Whether parts have no end, and ``samples`` only says how many samples make an epoch. The samples of an
+        endless: Whether parts have no end, so that ``samples`` only defines the length of an epoch. The samples of an
             epoch are then unknown, so the ledger is not exact. A run that lost a worker or was resumed has other bits.
 
     Raises:

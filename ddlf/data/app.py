@@ -1,4 +1,4 @@
-"""The user's object as every room sees it: ``UserApp``. Runs everywhere; imports no heavy modules."""
+"""The interface of the user's app for the other packages: ``UserApp``. Runs everywhere; imports no heavy modules."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class Recording(Protocol):
 
 
 class Context(Protocol):
-    """State that all runs of one app share on one node, as far as rooms below ``ddlf.training`` use it.
+    """State that all runs of one app share on one node. It contains the parts that packages below ``ddlf.training``
+    use.
 
     ``ddlf.training.context.RunContext`` implements it.
 
@@ -76,7 +77,7 @@ class UserApp(Protocol):
 
     @property
     def run_context(self) -> Context:
-        """The context that its runs share."""
+        """The context that the runs of this app share."""
 
     def load_dataset(self) -> Any:
         """Set the data attributes, such as ``x_train``."""
@@ -94,7 +95,7 @@ class UserApp(Protocol):
         """Return whether training can stop."""
 
     def subscribe(self, sink: Callable[[Event], Any]) -> Callable[[], None]:
-        """Send all events to ``sink``, and return a function that ends this."""
+        """Send all events to ``sink``, and return a function that unsubscribes it."""
 
     def connect(self) -> Awaitable[None]:
         """Connect to the workers."""

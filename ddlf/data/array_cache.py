@@ -32,7 +32,7 @@ class ArrayCache(dict[str, Any]):
         self._uses: list[frozenset[str]] = []
 
     def use(self, names: Iterable[str]) -> None:
-        """Note the data that a run uses, and free data that only older runs used.
+        """Record the data that a run uses, and free data that only older runs used.
 
         Args:
             names: Names of the run's data. They may be missing from the cache.
@@ -77,7 +77,7 @@ class ArrayCache(dict[str, Any]):
 
 
 def unchanging(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return a read-only view of an array. It must not change because it will be found by its content."""
+    """Return a read-only view of an array. The cache finds arrays by their content, so they must not change."""
     view = array.view()
     view.flags.writeable = False
     return view

@@ -55,7 +55,7 @@ class Arrays:
             )
         self.samples: int = next(iter(lengths.values()))
         if not self.samples:
-            raise DatasetError(f"{path} has no samples", hint="look at how it was made")
+            raise DatasetError(f"{path} has no samples", hint="check the program that made it")
         self.columns = {new: Column(kind.name, shape[1:]) for new, (shape, kind) in heads.items()}
         try:
             check_columns(self.columns)

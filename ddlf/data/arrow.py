@@ -13,7 +13,7 @@ from ddlf.errors import DatasetError
 
 Where = Callable[[int], str]
 """Describes a row of a piece of a column for error messages, given its number in the piece."""
-FILL = "fill it, or leave the row out"
+FILL = "fill the value, or leave the row out"
 VIEWS = {"string_view": "text", "binary_view": "bytes"}
 """Types that pyarrow 15 has no functions for."""
 
@@ -127,7 +127,7 @@ def numbers(values: Any, name: str, where: Where) -> np.ndarray[Any, Any]:
                 raise DatasetError(
                     f"{row_of(int(other[0]))}: column {name!r} has a list of {lengths[other[0]]} values, "
                     f"but {lengths[0]} in the rows before",
-                    hint="bring all to one length beforehand, or make arrays of them with decode=",
+                    hint="make all lists equally long beforehand, or make arrays of them with decode=",
                 )
         flat = values.flatten()
         width = len(flat) // max(len(values), 1)

@@ -3,10 +3,10 @@
 Each file is named by its SHA-256, so it fits any data set that names that hash. Readers compare the bytes again. A
 process that fetches a file holds a lock with its name, so each file is fetched once for a machine.
 
-When the cap is reached, the least recently used file is removed, except files that the next epoch needs as much as the
-new one. If a data set is larger than the cap, a part of it stays and the rest is not written. Removing the least
-recently used file would then always remove the file that is needed next. A killed process leaves an incomplete file.
-The next fetch removes it, because its lock is free.
+When the cap is reached, the least recently used file is removed, unless it belongs to the same data set as the new
+file. So if a data set is larger than the cap, a part of it stays in the cache and the rest is not written. Otherwise
+the cache would always remove the file that is needed next. A killed process leaves an incomplete file. The next fetch
+removes it, because its lock is free.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ FOLDER, CAP = "DDLF_CACHE", "DDLF_CACHE_SIZE"
 USUAL_SHARE = 0.5
 """Default cap, as a share of the free bytes plus the bytes in the cache."""
 LEFT = 0.05
-"""Share of a disk that stays free."""
+"""The cache leaves this share of a disk free."""
 LEFT_BYTES = 10**9
-"""Upper limit for the bytes that stay free."""
+"""The cache leaves at most this number of bytes free."""
 PART = re.compile(r"\.([0-9a-f]{64})-(\d+)-[0-9a-f]{8}")
 """Name of a file that is being fetched: its hash and its final size."""
 WHOLE = re.compile(r"[0-9a-f]{64}")
 AGAIN_S = 60.0
 """Seconds until a full cache is checked again."""
 LOOK_S = 0.2
-"""Seconds between two checks whether to stop waiting for a lock."""
+"""Seconds between two checks during a wait for a lock."""
 
 
 class Cache:
@@ -77,8 +77,9 @@ class Cache:
             sha256: Hash of the file.
             nbytes: Size of the file.
             fetch: Writes the file to the path that it gets. It is called if the file is not in the cache.
-            beside: Hashes of files that are needed as often as this one. They are not removed for it.
-            ends: Returns whether to stop waiting for other fetches.
+            beside: Hashes of the files that must not be removed to make room for this file, because they are needed
+                equally often.
+            ends: Returns whether the wait for other fetches must end.
             exact: Whether ``nbytes`` is the exact size, and not an estimate.
 
         Returns:
@@ -148,7 +149,7 @@ class Cache:
                 break
             except Timeout:
                 if ends():
-                    raise DatasetError(f"waiting for {self.folder} was ended", hint="read it again") from None
+                    raise DatasetError(f"the wait for {self.folder} was ended", hint="read the data again") from None
         try:
             yield
         finally:

@@ -25,7 +25,8 @@ Decode = Callable[[dict[str, Any]], dict[str, Array]]
 SOME = 64
 """Number of samples to decode at a time for a check."""
 MAX_SOURCES = 2_000
-"""Files beyond this number are only compared as a whole. A checkpoint stores some 40 bytes for each."""
+"""Maximum number of files with their own fingerprint in a checkpoint, of about 40 bytes each. With more files, a
+resumed run only compares a fingerprint of all files together."""
 
 
 class DataSet(Mapping[str, Array]):
@@ -42,9 +43,9 @@ class DataSet(Mapping[str, Array]):
 
     Attributes:
         manifest: The manifest of the version that was opened, even if there is a newer one by now.
-        on_disk: Whether rows can be read singly, without a whole partition file in memory.
+        on_disk: Whether single rows can be read, without a whole partition file in memory.
         in_order: Whether only sequential reading is fast.
-        inexact: Why the trained samples are unknown; empty if they are known.
+        inexact: The reason why the trained samples are unknown; empty if they are known.
         notes: Sentences for the log about how the data is read.
         sources: A fingerprint of each file that somebody else has written, by name, so that a resumed run can name the
             files that have changed. Empty for partition files, and for more than ``MAX_SOURCES`` files.
@@ -113,7 +114,7 @@ class DataSet(Mapping[str, Array]):
         return self._here
 
     def beside(self, place: DataPlace) -> None:
-        """Set the place to read the files from that this machine does not have."""
+        """Set another place. This machine reads its missing files there."""
         self._others[:] = [place]
 
     def piece(self, name: str, begin: int, nbytes: int) -> Array | None:
@@ -193,7 +194,7 @@ class DataSet(Mapping[str, Array]):
                 raise DatasetError(
                     f"decode makes {columns_text(columns)} of {self._where(number, row)}, "
                     f"but {columns_text(self.columns)} of the first sample",
-                    hint="make arrays of one type and shape",
+                    hint="return arrays of the same type and shape for all samples",
                 )
             for name, array in sample.items():
                 whole[name][place] = array
@@ -232,7 +233,7 @@ class DataSet(Mapping[str, Array]):
         return self._arrays[name]
 
     def damaged(self, number: int) -> str:
-        """Return why a partition file, from 0, cannot be used; empty if it can. Each file is checked once.
+        """Return the reason why a partition file cannot be used; empty if it can be used. Each file is checked once.
 
         A file cannot be used if it is damaged, or if ``decode`` fails for one of its samples.
 
@@ -253,11 +254,11 @@ class DataSet(Mapping[str, Array]):
         return self._damaged[number]
 
     def _undecoded(self, number: int, arrays: Arrays) -> str:
-        """Return why ``decode`` fails for a sample of a file; empty if it succeeds for all."""
+        """Return the error of ``decode`` for a sample of a file; empty if it succeeds for all samples."""
         return "" if self._decode is None else self._untaken(number, arrays)
 
     def _untaken(self, number: int, arrays: Arrays) -> str:
-        """Return why a sample of a file cannot be used; empty if all can."""
+        """Return the reason why a sample of a file cannot be used; empty if all samples can be used."""
         rows = np.arange(self.manifest.files[number].samples)
         for begin in range(0, len(rows), SOME):
             try:

@@ -185,7 +185,7 @@ def _check_archive(path: Path, file: BinaryIO) -> None:
     with zipfile.ZipFile(file) as archive:
         names = archive.namelist()
         if len(names) > MAX_MEMBERS:
-            raise DatasetError(f"{path} has {len(names):,} members, but only {len(PARTS)} are wanted")
+            raise DatasetError(f"{path} has {len(names):,} members, but only {len(PARTS)} are expected")
         unpacked = 0
         for part in PARTS:
             if names.count(f"{part}.npy") > 1:
@@ -219,7 +219,7 @@ def _download(name: str, cached: Path) -> dict[str, np.ndarray[Any, Any]]:
             hint=f"put {name}.npz into a folder and set DDLF_DATA to it, on every machine",
         ) from None
     raw = dict(zip(PARTS, (x_train, y_train, x_test, y_test), strict=True))
-    with contextlib.suppress(OSError):  # without the cache file, the next start downloads again
+    with contextlib.suppress(OSError):  # if the cache file cannot be written, the next start downloads again
         cached.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         temporary = cached.with_name(f".{name}-{os.getpid()}.npz")
         np.savez_compressed(temporary, **raw)
@@ -271,7 +271,7 @@ def not_finite(data: Any) -> str:
     bad = size = 0
     for _, array in leaves(data):
         size += array.size
-        # Minimum and maximum reveal any such value without a temporary array of booleans.
+        # Minimum and maximum show whether there is such a value, without a temporary array of booleans.
         if array.size and array.dtype.kind in "fc" and not np.isfinite([array.min(), array.max()]).all():
             bad += array.size - int(np.count_nonzero(np.isfinite(array)))
     return f"{bad:,} of {size:,} values" if bad else ""

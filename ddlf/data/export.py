@@ -39,7 +39,8 @@ def _npz(path: Path, manifest: Manifest, parts: Parts) -> None:
 
 
 def _tar(path: Path, manifest: Manifest, parts: Parts) -> None:
-    """Write the form that ``tar.py`` reads: ``x`` is ``.npy``, integers ``y`` are ``.cls``, others keep their names."""
+    """Write the format that ``tar.py`` reads: ``x`` becomes ``.npy``, integer ``y`` becomes ``.cls``, and other columns
+    keep their names."""
     number = 0
     with tarfile.open(path, "x") as archive:
         for arrays in parts():
@@ -113,7 +114,7 @@ def _set(feature: Any, value: np.ndarray[Any, Any]) -> None:
         feature.float_list.value.extend(np.asarray(value, np.float32).reshape(-1).tolist())
     else:
         feature.int64_list.value.extend(np.asarray(value, np.int64).reshape(-1).tolist())
-        feature.int64_list.SetInParent()  # also without values, so that the type is kept
+        feature.int64_list.SetInParent()  # set the list even if it is empty, so that the type is kept
 
 
 WRITERS: dict[str, Callable[[Path, Manifest, Parts], None]] = {
@@ -149,7 +150,7 @@ def damage(place: DataPlace, manifest: Manifest, moved: Moved = lambda what, don
                 if error is not None:
                     yield error
         except KeyboardInterrupt:
-            place.close()  # otherwise the threads would wait for the store
+            place.close()  # otherwise the threads would still wait for the store
             raise
 
 

@@ -1,8 +1,8 @@
 """Data sets that a program makes while they are read: Keras's ``PyDataset``, ``tf.data`` pipelines, generators.
 
-Runs on every node that has data. A batch of the first two, and a part of the third, takes the role of a partition file:
-a number and a count of samples. So code that trains on files also trains on these data sets. Samples do not travel:
-each node makes its own. Nodes compare shapes, counts and the first labels.
+Runs on every node that has data. A batch of a ``PyDataset`` or a pipeline, or a part of a generator, takes the role of
+a partition file: it has a number and a count of samples. So code that trains on files also trains on these data sets.
+Samples do not travel: each node makes its own. Nodes compare shapes, counts and the first labels.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Generated(DataSet):
         first: Columns of the first batch.
         sizes: Number of samples of each unit, each > 0.
         read: Makes the unit with a number from 0.
-        in_order: Whether it is slow to go back, or to skip ahead.
-        inexact: Why the trained samples are unknown; empty if they are known.
+        in_order: Whether only sequential reading is fast.
+        inexact: The reason why the trained samples are unknown; empty if they are known.
     """
 
     on_disk = False
@@ -107,7 +107,7 @@ def check_alike(where: str, arrays: Arrays, columns: Any) -> None:
     if (other := columns_of_batch(arrays)) != columns:
         raise DatasetError(
             f"{where} has {columns_text(other)}, but the first has {columns_text(columns)}",
-            hint="bring all to one shape and type",
+            hint="give all batches the same shape and type",
         )
 
 
@@ -137,7 +137,7 @@ def batch_of(where: str, batch: Any) -> Arrays:
 
 
 def taken(name: str, value: Any) -> DataSet | None:
-    """Return a part of an app's data as a data set; None if it is of another kind.
+    """Return a part of an app's data as a data set; None if the value is not an iterable of batches.
 
     Args:
         name: Name of the app's attribute.
@@ -164,7 +164,7 @@ def taken(name: str, value: Any) -> DataSet | None:
 def _of_pydataset(name: str, data: Any) -> Generated:
     try:
         batches = data.num_batches
-    except NotImplementedError:  # it defines neither num_batches nor a length
+    except NotImplementedError:  # the object defines neither num_batches nor a length
         batches = None
     if batches is None:
         raise DatasetError(f"{name} does not say how many batches it has", hint="give it __len__")
@@ -263,7 +263,7 @@ def generated(function: Callable[[int], Iterable[Any]], samples: Sequence[int], 
     if first is None:
         raise DatasetError(f"part 0 of {name} yields nothing", hint="have it yield batches: (x, y)")
     if not endless:
-        _check_order(f"what {name} yields", first, next(batches(0), first))
+        _check_order(f"the first value that {name} yields", first, next(batches(0), first))
     reason = f"{name} is endless, so the trained samples are unknown: the ledger is not exact"
     made = Generated(name, "part", first, sizes, read, in_order=False, inexact=reason if endless else "")
     return made

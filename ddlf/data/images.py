@@ -90,7 +90,7 @@ class Images:
                     raise DatasetError(
                         f"{file} is {_said(pixels.shape, pixels.dtype.name)}, "
                         f"but {self._files[0][0]} is {_said(column.shape, column.dtype)}",
-                        hint="bring all to one size with --image-size 64x64, and to one mode beforehand",
+                        hint="give all images one size with --image-size 64x64, and one mode beforehand",
                     )
                 put(rows, "x", row, pixels)
                 rows["y"][row] = label
@@ -98,7 +98,7 @@ class Images:
 
 
 def on_all_cores(make: Callable[[T], Made], of: Sequence[T]) -> Iterator[Made]:
-    """Yield the result of ``make`` for each item, in order, with a thread for each core and a few items ahead.
+    """Yield the result of ``make`` for each item, in order. Compute a few items ahead, on one thread for each core.
 
     Threads help because decoders release Python's global lock.
     """
@@ -148,7 +148,9 @@ class Decoder:
             with PIL.Image.open(file) as image:
                 width, height = image.size
                 if width * height > MAX_PIXELS:
-                    raise DatasetError(f"{where} has {width * height:,} pixels", hint="make it smaller beforehand")
+                    raise DatasetError(
+                        f"{where} has {width * height:,} pixels", hint="make the image smaller beforehand"
+                    )
                 plain = _plain(image, where)
                 resized = plain.resize(self._size) if self._size and plain.size != self._size else plain
                 pixels = np.asarray(resized, np.uint16 if plain.mode == "I;16" else np.uint8)
@@ -183,7 +185,7 @@ def _plain(image: Any, where: str) -> Any:
         if image.getchannel("A").getextrema()[0] < 255:
             raise DatasetError(
                 f"{where} has transparent pixels, and their background colour is unknown",
-                hint="put it on a background beforehand, as with Image.alpha_composite of Pillow",
+                hint="put it on a background beforehand, for example with Image.alpha_composite of Pillow",
             )
         return image.convert(OPAQUE[image.mode])
     if image.mode in ("I;16B", "I;16L") or (image.mode == "I" and _has_16_bits(image)):

@@ -26,7 +26,8 @@ FORMAT = 2
 """Format of manifest and files if a column is ragged; otherwise it is 1. A later DDLF reads earlier formats."""
 NAME = "manifest.json"
 BEFORE = re.compile(r"manifest-\d{4,9}\.json")
-"""Manifest of the previous version, beside the newest one, for runs that began with it."""
+"""Name of the manifest of the previous version. It is kept beside the newest manifest, for runs that began with the
+previous version."""
 FILE = re.compile(r"v\d{4,9}/\d{5,9}\.safetensors")
 KINDS = "biuf"
 """Kinds of numbers in NumPy and safetensors: booleans, signed and unsigned integers, floating-point numbers."""
@@ -82,7 +83,7 @@ class Manifest:
         files: The files in the order of their ids.
         version: Number of the version, from 1.
         classes: Names of classes, by their label; empty if the source has none.
-        origin: ``content`` of the version that was split from a source; empty if this is that version.
+        origin: ``content`` of the first version, which was split from a source; empty if this is the first version.
         hosts: Number of machines that have parts of the data set on their own disks; 0 if each machine can reach all of
             it.
     """
@@ -125,7 +126,7 @@ class Manifest:
         return hashlib.sha256(_spelled(_facts(self))).hexdigest()[:16]
 
     def spelled(self) -> bytes:
-        """Return the bytes of the manifest file. Equal manifests give equal bytes."""
+        """Return the bytes of the manifest file. Equal manifests have equal bytes."""
         return _sealed(_spelled(_facts(self)))
 
 

@@ -29,6 +29,8 @@ def explained(where: object, doing: str, *, need: int = 0) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             needed = f"; {size(need)} are needed" if need else ""
-            raise DatasetError(f"no space in {where}{needed}", hint="free some, or name another folder") from error
-        hint = "name another one" if error.errno == errno.EROFS else "check its owner and its mode"
+            raise DatasetError(
+                f"no space in {where}{needed}", hint="free some space, or name another folder"
+            ) from error
+        hint = "name another place" if error.errno == errno.EROFS else "check its owner and its mode"
         raise DatasetError(f"cannot {doing} {where}: {error.strerror or error}", hint=hint) from error

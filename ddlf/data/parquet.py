@@ -62,7 +62,7 @@ class Parquet:
                     )
                 columns_there, self.samples = names, self.samples + opened.metadata.num_rows
         if not self.samples:
-            raise DatasetError(f"{path} has no samples", hint="look at how it was made")
+            raise DatasetError(f"{path} has no samples", hint="check the program that made it")
         if label and label not in columns_there:
             said, hint = arrow.no_column(path, label, columns_there)
             raise ConfigError(said, hint=hint)
@@ -80,7 +80,7 @@ class Parquet:
         try:
             check_columns(self.columns)
         except ValueError as error:
-            raise DatasetError(f"{path}: {error}", hint="name others with --columns") from None
+            raise DatasetError(f"{path}: {error}", hint="name other columns with --columns") from None
 
     def rows(self, at_once: int, first: int = 0) -> Iterator[Rows]:
         """Yield the samples in order, from number ``first``, in pieces of at most ``at_once``."""
@@ -96,7 +96,7 @@ class Parquet:
                     raise DatasetError(
                         f"column {self._names[name]!r} has rows of {array.dtype.name} {array.shape[1:]} and of "
                         f"{column.dtype} {column.shape}",
-                        hint="bring all to one shape beforehand; images with --image-size 64x64",
+                        hint="give all rows one shape beforehand; for images use --image-size 64x64",
                     )
                 rows[name] = array
             yield rows
@@ -154,7 +154,7 @@ class Parquet:
         if kind not in ("number", "list"):
             raise DatasetError(
                 f"{self._path}: column {name!r} holds {values.type}, not numbers",
-                hint="name others with --columns, or the text that is the label with --label",
+                hint="name other columns with --columns, or name the text column with the labels with --label",
             )
         return arrow.numbers(values, name, where)
 
@@ -170,7 +170,7 @@ class Parquet:
                     texts.update(text for text in batch.column(0).unique().to_pylist() if text is not None)
                     if "" in texts:
                         raise DatasetError(
-                            f"{file}: column {label!r} has an empty text", hint="fill it, or leave its row out"
+                            f"{file}: column {label!r} has an empty text", hint="fill the text, or leave its row out"
                         )
                     if len(texts) > MAX_CLASSES:
                         raise DatasetError(

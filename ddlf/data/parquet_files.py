@@ -27,7 +27,7 @@ MAX_FOOTER_BYTES = 2**28
 AT_ONCE = 16
 """Number of footers that are read concurrently."""
 PREFETCH_BYTES = 2**24
-"""Wanted bytes of a row group are read in one piece up to this size, otherwise page by page."""
+"""If the needed bytes of a row group are at most this size, they are read in one piece, otherwise page by page."""
 GAP_BYTES = 2**16
 """Two ranges with a smaller distance than this are read as one."""
 GLOB = re.compile(r"[*?\[]")
@@ -39,7 +39,7 @@ COPY = "copy it again, or write it again"
 
 
 def is_parquet(place: str | Path | Sequence[str]) -> bool:
-    """Return whether a place obviously means Parquet files.
+    """Return whether a place names Parquet files.
 
     It does if it is a glob, ends like a Parquet file, has several files, or is a local folder with Parquet files and no
     manifest.
@@ -105,7 +105,7 @@ class ParquetFiles:
             self._root = folder.expanduser()
             if options:
                 raise ConfigError(
-                    f"{self} is a folder, for which storage_options have no effect", hint="leave them out"
+                    f"{self} is a folder, for which storage_options have no effect", hint="leave storage_options out"
                 )
         self._infos: dict[str, dict[str, Any]] = {}
         for pattern in patterns:
@@ -168,7 +168,7 @@ class ParquetFiles:
             raise self._changed(head.name)
 
     def source(self, head: FileVersion, ranges: Sequence[tuple[int, int]]) -> tuple[Any, Callable[[], None]]:
-        """Open a file for pyarrow. Short wanted ranges of a store's file are read at once.
+        """Open a file for pyarrow. If the file is in a store, read the needed ranges at once, if they are short.
 
         Args:
             head: The file.
@@ -176,8 +176,8 @@ class ParquetFiles:
 
         Returns:
             A path or a file object, and a function to call after reading: ``check`` for this file. If the bytes are
-            here already, the store is asked on a thread while they are decoded. S3 needs no question, because it only
-            gives bytes of the version that each request names.
+            already in memory, a thread asks the store while they are decoded. S3 needs no such check, because each
+            request names the version of the file.
         """
         if self.store is None:
             return self.said(head.name), partial(self.check, head)

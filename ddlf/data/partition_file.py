@@ -17,7 +17,7 @@ from ddlf.errors import DatasetDamaged
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Arrays = dict[str, Any]
-"""Rows of each column, as an array or as ``Ragged``."""
+"""The rows of each column, as an array or as ``Ragged``."""
 
 MAX_HEADER_BYTES = 2**20
 """Limit for the header of a partition file, which has a name, a type and a shape for each column."""
@@ -119,7 +119,7 @@ class Ragged:
     Args:
         values: The values of all rows, shape ``(sum of lengths, ...)``.
         ends: End of each row in ``values``, ascending.
-        longest: Padded length of rows, with zeros at the end, when several are read at once.
+        longest: Padded length of rows, with zeros at the end, when several rows are read at once.
     """
 
     def __init__(self, values: np.ndarray[Any, Any], ends: np.ndarray[Any, Any], longest: int) -> None:

@@ -26,7 +26,8 @@ PARTS = ("train", "val", "test")
 NAMES = tuple(f"{letter}_{part}" for part in PARTS for letter in "xyw")
 """Attributes of an app with arrays: inputs, labels and sample weights of each part."""
 PLACES = tuple(f"{part}_data" for part in PARTS)
-"""Attributes of an app with data sets of partition files, whose columns ``x``, ``y``, ``w`` are as above."""
+"""Attributes of an app with data sets of partition files. Their columns ``x``, ``y``, ``w`` are inputs, labels and
+sample weights."""
 
 MEANT = {
     **dict.fromkeys(("sample_weight", "sample_weights", "weights_train", "train_weights", "sw_train"), "w_train"),
@@ -40,7 +41,7 @@ MEANT = {
     **dict.fromkeys(("X_test", "test_x"), "x_test"),
     **dict.fromkeys(("Y_test", "test_y"), "y_test"),
 }
-"""Attribute names from other libraries and near misses, with the name that DDLF reads."""
+"""Attribute names from other libraries and frequent misspellings, with the name that DDLF reads."""
 
 
 def has(app: UserApp, part: str) -> bool:
@@ -130,7 +131,9 @@ def check_data(app: UserApp) -> None:
     for part in (
         "train",
         "val",
-    ):  # not the test data: evaluation.check_test_data checks it separately, so training need not wait for it
+        # The test data is not checked here: evaluation.check_test_data checks it separately, so training need not wait
+        # for it.
+    ):
         check_part(app, part)
     _check_classes(app)
     if getattr(app, "class_weight", None) is not None:
@@ -168,7 +171,7 @@ def check_part(app: UserApp, part: str) -> None:
                 f"{first} has {samples} rows, {name} {len(array)}", hint="give every sample one row in each array"
             )
     if not samples:
-        raise AppError(f"{first} has no rows", hint="look at how load_dataset finds its files")
+        raise AppError(f"{first} has no rows", hint="check how load_dataset finds its files")
 
 
 def _check_classes(app: UserApp) -> None:
@@ -203,7 +206,8 @@ def _check_place(app: UserApp, part: str, place: Any) -> None:
         raise AppError(f"{name}: {error}", hint="columns of a tree are named as x['left'] or x[0], from 0") from None
     if x is None:
         raise AppError(
-            f"{place} has the columns {', '.join(place)}, but no x", hint="name it: ddlf data split --columns x=NAME"
+            f"{place} has the columns {', '.join(place)}, but no x",
+            hint="name the input column: ddlf data split --columns x=NAME",
         )
     if w is not None and y is None:
         raise AppError(f"{place} has a column w, but no y", hint="weights of samples need labels")
@@ -233,7 +237,7 @@ def _check_array(name: str, array: Any) -> None:
         what = {"O": "Python objects", "U": "text", "S": "bytes", "M": "dates", "m": "times"}.get(array.dtype.kind, "")
         raise DatasetError(
             f"{name} holds {what or 'records'} ({array.dtype}), not numbers",
-            hint="turn it into numbers in load_dataset, for instance labels with numpy.unique(y, return_inverse=True)[1]",
+            hint="convert it to numbers in load_dataset, for instance labels with numpy.unique(y, return_inverse=True)[1]",
         )
     if not array.ndim:
         raise DatasetError(f"{name} is a single number, not an array", hint="give it one row for each sample")

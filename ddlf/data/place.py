@@ -25,7 +25,8 @@ from ddlf.errors import DatasetDamaged, DatasetError
 from ddlf.events.record import size
 
 LOCK = ".ddlf-data.lock"
-"""Lock file beside the manifest. Only ``ddlf data`` makes it, so its presence also allows removing leftovers."""
+"""Lock file beside the manifest. Only ``ddlf data`` makes this file, so it also shows that unfinished files in the
+folder may be removed."""
 READ_BYTES = 2**20
 MAX_MANIFEST_BYTES = 2**30
 WORK = "v0000"
@@ -33,7 +34,7 @@ WORK = "v0000"
 PLAN, FILES, HEAPS = "plan.json", "files.jsonl", "heaps.json"
 """Notes of an unfinished version: its plan, its finished files, and the heaps of its first pass."""
 FREE_BYTES = 32 * 10**6
-"""Bytes that stay free on a disk that is written to."""
+"""Number of bytes to leave free on a disk."""
 
 
 class Unfinished:
@@ -45,8 +46,8 @@ class Unfinished:
 
     Attributes:
         folder: The folder.
-        goes_on: Whether the folder has work with the same plan.
-        other: Names of the texts in which the found plan differs.
+        goes_on: Whether the folder has unfinished work with the same plan.
+        other: Names of the texts in which the plan of the unfinished work differs.
     """
 
     def __init__(self, folder: Path, plan: Mapping[str, str] | None = None) -> None:
@@ -91,7 +92,7 @@ class Unfinished:
         return files
 
     def add(self, files: Iterable[tuple[PartitionFile, str]], *, anew: bool = False) -> None:
-        """Note finished partition files. ``anew`` replaces all earlier notes."""
+        """Record finished partition files. ``anew`` replaces all earlier records."""
         with open(self.folder / FILES, "w" if anew else "a") as file:
             file.writelines(json.dumps([mark, asdict(each)]) + "\n" for each, mark in files)
             file.flush()
@@ -150,7 +151,7 @@ class DataPlace(Protocol):
         """
 
     def here(self, version: Manifest) -> Sequence[bool]:
-        """Return for each file of a version whether this machine has it, as far as it is known without reading."""
+        """Return for each file of a version whether this machine has it. Do not read the files."""
 
     def check(self, file: PartitionFile, columns: Mapping[str, Column]) -> None:
         """Compare every byte of a file at the place with the manifest.
@@ -173,7 +174,7 @@ class DataPlace(Protocol):
     ) -> contextlib.AbstractContextManager[Unfinished]:
         """Make a data set here, as the only writer.
 
-        If the writing is interrupted and has a plan, the finished files stay until a writer comes with another plan.
+        If the writing is interrupted and has a plan, the finished files stay until a writer with another plan begins.
         Otherwise they are removed.
 
         Args:
@@ -243,7 +244,7 @@ class Folder:
                 raise DatasetError(f"{self.path} has {what}", hint=hint)
             if (file := self._plain(path)) > MAX_MANIFEST_BYTES:
                 raise DatasetError(
-                    f"{path} has {size(file)}, which is too large for a manifest", hint="bring it back from a copy"
+                    f"{path} has {size(file)}, which is too large for a manifest", hint="restore it from a copy"
                 )
             return manifest.read(path.read_bytes(), str(path))
 
@@ -410,7 +411,7 @@ class Folder:
 def _names(folder: Path) -> list[str]:
     try:
         return os.listdir(folder)
-    except OSError:  # the error appears when a file is read
+    except OSError:  # an error will appear when a file is read
         return []
 
 
@@ -425,7 +426,7 @@ def synced(folder: Path) -> None:
 
 
 def check_kept(name: str, version: int, newest: int, names: Sequence[str], where: object) -> str:
-    """Return the name of a version's manifest, or refuse a version that is gone or not here yet.
+    """Return the name of a version's manifest, or refuse a version that no longer exists or does not exist here yet.
 
     Returns:
         The name of the manifest.
@@ -437,7 +438,7 @@ def check_kept(name: str, version: int, newest: int, names: Sequence[str], where
         if version > newest:
             raise DatasetError(
                 f"{where} has version {newest} of the data set, but version {version} is needed",
-                hint="bring it there: ddlf data send",
+                hint="send this version to the machine: ddlf data send",
             )
         raise DatasetError(
             f"version {version} of the data set in {where} no longer exists: it was repartitioned since",

@@ -49,7 +49,7 @@ class Records:
         ragged: str = "",
     ) -> None:
         if not samples:
-            raise DatasetError(f"{path} has no samples", hint="look at how it was made")
+            raise DatasetError(f"{path} has no samples", hint="check the program that made it")
         self.samples, self._read = samples, read
         with closing(read()) as records:
             self._first, first = next(records)
@@ -64,8 +64,9 @@ class Records:
                     hint="name others with --columns, or convert it",
                 )
             self.columns[name] = Column(array.dtype.name, array.shape)
-        for name in self._ragged:  # the longest row is only known after reading all samples
-            with closing(read()) as records:  # after an error the file would stay open until the next collection
+        for name in self._ragged:  # the length of the longest row is known only after all samples have been read
+            # otherwise, after an error, the file would stay open until the next garbage collection
+            with closing(read()) as records:
                 column, most = self.columns[name], longest(self._array(name, record) for _, record in records)
             self.columns[name] = Column(column.dtype, (most, *column.shape[1:]), ragged=True)
         try:
@@ -95,14 +96,14 @@ class Records:
         made = {}
         for name, old in self._names.items():
             if old not in record:
-                raise DatasetError(f"{where} has no {old}, but {self._first} has", hint="leave it out: --columns")
+                raise DatasetError(f"{where} has no {old}, but {self._first} has", hint="leave it out with --columns")
             array, column = self._array(name, record), self.columns[name]
             shape = (*column.shape[:1], *array.shape[1:]) if column.ragged and array.shape else array.shape
             if (array.dtype.name, shape) != (column.dtype, column.shape):
                 raise DatasetError(
                     f"{where}: {old} is {array.dtype.name} of shape {array.shape}, but that of {self._first} is "
                     f"{column.dtype} of shape {column.shape}",
-                    hint="bring all to one shape beforehand; images with --image-size 64x64",
+                    hint="give all samples one shape beforehand; for images use --image-size 64x64",
                 )
             made[name] = array
         return made

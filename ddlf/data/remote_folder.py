@@ -85,7 +85,7 @@ class RemoteFolder:
             raise
 
     def _kept(self, version: Manifest) -> Manifest:
-        """Note that this manifest's files will be read from now on, each equally often, and return it."""
+        """Return the manifest of a version, and record that its files are read from now on, each equally often."""
         if version != self._newest:
             self._newest, self._beside = version, None
         return version
@@ -100,7 +100,8 @@ class RemoteFolder:
         """Read the columns of a partition file into memory, through the cache, and check every byte."""
         whole = self._whole(file)
         if hashlib.sha256(whole.data).hexdigest() != file.sha256:
-            # The disk or the store returned wrong bytes. Fetch them once more; then they must be right.
+            # The disk or the store returned wrong bytes. Fetch the file once more. If it is wrong again, raise an
+            # error.
             self._cache.drop(file.sha256)
             whole = self._whole(file)
         return columns_of(whole, file, columns, self._said(file))
@@ -154,7 +155,7 @@ class RemoteFolder:
         return data
 
     def _near(self, file: PartitionFile, *, mapped: bool = False) -> Path | None:
-        """Return the path of a file in the cache, whose bytes are still unchecked; None if there is no room.
+        """Return the path of a file in the cache; None if there is no room. The caller must check its bytes.
 
         A file that will be mapped may displace any other file, because it must stay for a while.
         """
@@ -203,11 +204,12 @@ class RemoteFolder:
                     if not left.lasts(error):
                         shutil.rmtree(self._work)
                     raise
-                shutil.rmtree(self._work)  # last, because it proves whose lock file is in the store
+                # Remove the key last, because it proves that the lock file in the store belongs to this machine.
+                shutil.rmtree(self._work)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Be the only writer on this machine."""
+        """Keep other processes of this machine from writing during a ``with`` block."""
         from filelock import FileLock, Timeout
 
         lock = FileLock(self._work.with_suffix(".lock"), timeout=0)
@@ -231,12 +233,13 @@ class RemoteFolder:
         try:
             self._store.write(LOCK, json.dumps(writer | {"key": self._key}).encode(), new=True)
         except FileExistsError:
-            if not self._is_mine():  # otherwise a killed process of this machine left it
+            if not self._is_mine():  # otherwise a killed process of this machine left the lock file behind
                 raise self._busy() from None
         try:
             yield
         except BaseException:
-            with contextlib.suppress(DatasetError):  # if the store is out of reach, the next writer here finds its key
+            # if the store is unreachable now, the next writer on this machine uses the local key
+            with contextlib.suppress(DatasetError):
                 self._unname()
             raise
         self._unname()

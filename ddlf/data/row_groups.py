@@ -38,7 +38,8 @@ from ddlf.errors import AppError, ConfigError, DatasetDamaged, DatasetError
 from ddlf.events.record import size
 
 Columns = str | Sequence[str] | Mapping[str, str | Sequence[str]]
-"""Names of columns in the files: one; several, which become one vector; or a dict of these for several inputs."""
+"""Names of columns in the files: one name, several names whose columns become one vector, or a dict of these for
+several inputs."""
 
 PIECE_BYTES = 2**22
 """Bytes of rows that are read at a time."""
@@ -47,7 +48,7 @@ BUFFER_BYTES = 2**23
 LONGEST = 2**40
 """Stated length of the longest row of a column of bytes. The true length is unknown."""
 KEPT_FOOTERS = 2**24
-"""Bytes of footers that stay in memory. Other footers are read again with their row groups."""
+"""Maximum bytes of footers in memory. Other footers are read again with their row groups."""
 DIGEST_BYTES = 32
 FEWEST_GROUPS = 8
 SMALL_BYTES, LARGE_BYTES = 2**18, 2**28
@@ -57,7 +58,7 @@ CONVERT = "write it as numbers, bytes or lists of numbers: times as seconds, dec
 
 @dataclass(frozen=True)
 class Field:
-    """A column of the data set, and how it is made from columns of the files.
+    """A column of the data set, and the columns of the files that it is made from.
 
     Args:
         name: Name in the data set: ``x``, ``y``, ``w``, or a leaf of a tree such as ``x['left']``.
@@ -129,7 +130,7 @@ class RowGroups(DataSet):
         x: Columns of inputs. A list of names is one input, with the columns side by side; a dict has several inputs.
         y: Columns of labels.
         w: Column with the weights of samples.
-        classes: Names of classes, if the label is a text. Each class gets the number of its place in the list.
+        classes: Names of classes, if the label is a text. The number of a class is its index in the list.
         image_size: All images are resized to this width and height.
         decode: The argument of ``DataSet``. It gets images, texts and lists of different lengths unchanged.
         storage_options: Arguments for the driver of the URL.
@@ -171,7 +172,7 @@ class RowGroups(DataSet):
             if (rows := metadata.row_group(number).num_rows)
         ]
         if not self._groups:
-            raise DatasetError(f"{self.files} has no rows", hint="look at how it was made")
+            raise DatasetError(f"{self.files} has no rows", hint="check the program that made them")
         self._leaves = self._leaves_in(schemas[0])
         self._footers, self._footer_bytes, self._lock = dict[str, Any](), 0, threading.Lock()
         for head, metadata in heads:
@@ -215,7 +216,7 @@ class RowGroups(DataSet):
     def _field(
         self, name: str, names: tuple[str, ...], schema: Any, classes: Sequence[str], decode: Decode | None
     ) -> Field:
-        """Return how to read a column.
+        """Return the field that reads a column.
 
         Raises:
             DatasetError: The files have no such column, or its type is not supported.
@@ -232,7 +233,7 @@ class RowGroups(DataSet):
             if bad := next((source for source, kind in kinds.items() if kind != "number"), None):
                 raise DatasetError(
                     f"{self.files}: {bad!r} holds {schema.field(bad).type}, and only columns of numbers are put side by side",
-                    hint="give each of the others its own input: x={'left': 'a', 'right': 'b'}",
+                    hint="make each of the other columns its own input: x={'left': 'a', 'right': 'b'}",
                 )
             return Field(name, names, "number")
         source, kind = names[0], kinds[names[0]]
@@ -353,7 +354,7 @@ class RowGroups(DataSet):
         try:
             yield from self._batches(number, rows)
         except DatasetDamaged:
-            self.files.check(self._groups[number].head)  # a file that was written meanwhile is different, not damaged
+            self.files.check(self._groups[number].head)  # a file that was written meanwhile does not count as damaged
             raise
 
     def _batches(self, number: int, rows: int) -> Generator[Arrays, None, None]:
@@ -400,7 +401,7 @@ class RowGroups(DataSet):
                     raise DatasetError(
                         f"{self._where(number, row)}: {name} is {array.dtype.name} of shape {array.shape[1:]}, "
                         f"but {column.dtype} of shape {column.shape} in the first rows",
-                        hint="bring all to one type and shape beforehand",
+                        hint="give all rows one type and shape beforehand",
                     )
             row += len(next(iter(piece.values())))
             yield piece
@@ -461,7 +462,7 @@ class RowGroups(DataSet):
                 if number in self._whole:
                     return arrays_of(whole[:-DIGEST_BYTES], unit, self._stored, self._said(number))
                 arrays = self._verified(whole, number)
-            except _Torn:  # fetch it again; the second try is then right
+            except _Torn:  # the cached file is damaged, so fetch it again
                 self._cache.drop(unit.sha256)
                 continue
             self._whole.add(number)
@@ -470,7 +471,7 @@ class RowGroups(DataSet):
             raise ConfigError(
                 f"{self._said(number)} has {size(unit.nbytes)}, for which there is no room in the cache of this machine "
                 f"({self._cache.folder}), and none in half of data_memory beside what is there: {size(max(room, 0))}",
-                hint="give data_memory or the cache more (DDLF_CACHE_SIZE), use a smaller window (shuffle='window:1'), "
+                hint="increase data_memory or the cache (DDLF_CACHE_SIZE), use a smaller window (shuffle='window:1'), "
                 "or write the files with smaller row groups (row_group_size of pyarrow.parquet.write_table)",
             )
         return self._read(number)
@@ -575,7 +576,7 @@ class RowGroups(DataSet):
                     raise DatasetError(
                         f"{self._where(number, int(rows[place]))}: an image is {image.dtype.name} of shape {image.shape}, "
                         f"but {column.dtype} of shape {column.shape} in the first row",
-                        hint="bring all to one size with image_size=(64, 64), and to one mode beforehand",
+                        hint="give all images one size with image_size=(64, 64), and one mode beforehand",
                     )
                 pixels[place] = image
             whole[field.name] = pixels
@@ -586,7 +587,8 @@ class RowGroups(DataSet):
         return self._decoder.pixels(io.BytesIO(arrays[field.name][row].tobytes()), where)
 
     def _undecoded(self, number: int, arrays: Arrays) -> str:
-        """Return why ``decode`` or the image decoder fails for a sample; empty if they succeed for all."""
+        """Return the error of ``decode`` or of the image decoder for a sample; empty if they succeed for all
+        samples."""
         if self._decode is None and not any(field.kind == "image" for field in self._fields):
             return ""
         return self._untaken(number, arrays)
@@ -621,7 +623,7 @@ def described(place: str | Path | Sequence[str]) -> Iterator[str]:
 
 
 def _suited(groups: int, largest: int) -> str:
-    """Return whether row groups are suitable, and what to do if not."""
+    """Return a text that says whether row groups have a suitable size, with advice if not."""
     way = "with row_group_size of pyarrow.parquet.write_table"
     if groups < FEWEST_GROUPS:
         return f"hardly: each slot needs a row group, and mixing needs several; write smaller ones {way}"

@@ -22,8 +22,8 @@ def open_source(
 
     Args:
         path: A ``.npz`` or ``.npy`` file, a ``.csv`` table, or a Parquet, tar or TFRecord file; a folder of Parquet,
-            tar, TFRecord or ``.npy`` files; a folder with a folder of images for each class; or a data set of partition
-            files.
+            tar, TFRecord or ``.npy`` files; a folder with one subfolder of images for each class; or a data set of
+            partition files.
         columns: Chosen columns, separated by commas. ``new=old`` renames a column. Empty means all columns.
         part: ``"train"``, ``"val"`` or ``"test"``. It chooses the arrays whose names have this suffix, and names them
             ``x``, ``y`` and ``w``.

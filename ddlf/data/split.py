@@ -79,7 +79,7 @@ def sizes_of(samples: int, row_bytes: int, *, files: int = 0, file_samples: int 
                 )
         files = -(-samples // max(file_samples, 1))
     if files >= 10**9:
-        raise ConfigError(f"that would be {files:,} files", hint="make them larger")
+        raise ConfigError(f"that would be {files:,} files", hint="make the files larger")
     return [samples // files + (file < samples % files) for file in range(files)]
 
 
@@ -111,7 +111,7 @@ def split(
         state: A text that changes with the source's samples. An interrupted call can then be continued if only the
             memory is different. Empty leaves nothing behind.
         moved: Receives the present step, the finished samples and all samples.
-        say: Receives a word and a sentence about an earlier call's leftovers, or about its own.
+        say: Receives a word and a sentence about unfinished work of an earlier call, or of this call.
 
     Raises:
         ConfigError: The memory is too small for one file.
@@ -123,7 +123,7 @@ def split(
     if memory < least:
         raise ConfigError(
             f"a file of {max(sizes):,} samples needs {size(least)} of memory, but there are {size(memory)}",
-            hint=f"give more with --memory, or make files of {max(memory // (4 * row), 1):,} samples at most",
+            hint=f"allow more with --memory, or make files of at most {max(memory // (4 * row), 1):,} samples",
         )
     if stratify:
         column = source.columns.get(stratify)
@@ -224,11 +224,12 @@ def _say_how(
 
 
 def _of_the_source(pieces: Iterator[Rows], left: Unfinished, *, placed: bool) -> Iterator[Rows]:
-    """Yield the same pieces. If the source must be repaired, forget the work, because it will be another source."""
+    """Yield the same pieces. If the source is damaged, remove the unfinished work, because the repaired source will
+    differ."""
     try:
         yield from pieces
     except Exception as error:
-        if not placed or isinstance(error, DatasetDamaged):  # otherwise a store may only be unreachable
+        if not placed or isinstance(error, DatasetDamaged):  # in other cases a store may only be unreachable
             left.forget()
         raise
 
@@ -294,8 +295,8 @@ class Buckets:
         buckets: Number of buckets.
         room: Maximum number of samples in a heap.
         seed: Seed of the order.
-        stratify: Column of labels. Every bucket gets an equal number of each label, give or take 1. Empty for a purely
-            random choice.
+        stratify: Column of labels. For each label, the numbers of its samples in two buckets differ by at most 1. Empty
+            for a purely random choice.
     """
 
     def __init__(self, samples: int, buckets: int, room: int, seed: int, stratify: str = "") -> None:
@@ -357,7 +358,7 @@ class Buckets:
         return whole, buckets_of
 
     def deal(self, pieces: Iterable[Rows], heaps: Heaps) -> None:
-        """Throw the remaining samples on their heaps, which are on a disk."""
+        """Append the remaining samples to their heaps, which are files on a disk."""
         done, noted, fit = heaps.samples, time.monotonic(), len(self.heaps[0])
         for rows, buckets in self._thrown(pieces, done, heaps.labels.items()):
             heap = buckets // fit
@@ -454,7 +455,7 @@ class Heaps:
         lengths, hashes = noted["lengths"], noted["hashes"]
         if not noted[
             "whole"
-        ]:  # after a complete pass, heaps may be gone already; the others are compared when they are read
+        ]:  # After a complete pass some heaps may have been removed. The others are checked when they are read.
             digests = [hashlib.sha256() for _ in lengths]
             for heap, length in enumerate(lengths):
                 with contextlib.suppress(FileNotFoundError), open(self._path(heap), "r+b") as file:
@@ -512,7 +513,7 @@ class Heaps:
         if hashlib.sha256(rows.data).hexdigest() != self._noted[heap]:
             (self._folder / HEAPS).unlink()
             raise DatasetDamaged(
-                f"{path}, which has samples of an unfinished data set, is damaged", hint="run it again"
+                f"{path}, which has samples of an unfinished data set, is damaged", hint="run the command again"
             )
         return rows
 
@@ -580,11 +581,11 @@ def repartition(
         sizes: Number of samples of each file.
         memory: Bytes of memory to use.
         moved: Receives the present step, the finished samples and all samples.
-        say: Receives a word and a sentence about an earlier call's leftovers, or about its own.
+        say: Receives a word and a sentence about unfinished work of an earlier call, or of this call.
 
     Raises:
         ConfigError: The memory is too small for one file, or the files already have these sizes.
-        DatasetError: A file is damaged, or there is another writer. The present version then stays.
+        DatasetError: A file is damaged, or there is another writer. In this case the present version stays.
     """
     if list(sizes) == source.manifest.sizes.tolist():
         raise ConfigError(f"{place} has {len(sizes):,} files of these sizes already", hint="name other sizes")

@@ -33,7 +33,8 @@ Moved = Callable[[str, int, int], None]
 
 
 def shares(manifest: Manifest, hosts: int, copies: int) -> list[list[int]]:
-    """Choose the files of each machine: the files that one of ``hosts`` slots reads, plus its neighbours' for copies.
+    """Choose the files of each machine: the files that one of ``hosts`` slots reads, and for copies also the files of
+    the neighbouring slots.
 
     Args:
         manifest: The manifest.
@@ -47,7 +48,7 @@ def shares(manifest: Manifest, hosts: int, copies: int) -> list[list[int]]:
         ConfigError: There are fewer machines than copies, or fewer samples than machines.
     """
     if not 0 < copies <= hosts:
-        raise ConfigError(f"{copies} copies need as many machines, but there are {hosts}", hint="make fewer copies")
+        raise ConfigError(f"{copies} copies need {copies} machines, but there are {hosts}", hint="make fewer copies")
     if hosts > manifest.samples:
         raise ConfigError(f"{manifest.samples:,} samples cannot be spread over {hosts} machines", hint="name fewer")
     arcs = portions(manifest.sizes, equal_sizes(manifest.samples, hosts), "none", seed=0, epoch=0, stays=True)
@@ -77,12 +78,12 @@ async def send(
 
     Args:
         place: Folder with the whole data set, on this machine.
-        workers: A connected worker on each machine. Their order decides who gets which files.
+        workers: A connected worker on each machine. The order of the workers decides which files each machine gets.
         copies: Number of machines that get each file.
         moved: Receives the present step, the sent bytes and all bytes.
 
     Returns:
-        The number of files that each machine received. It already had the others.
+        The number of files that each machine received. Each machine already had its other files.
 
     Raises:
         ConfigError: ``shares`` cannot spread the files.

@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PATIENCE_S = 120.0
-"""Seconds for repeating a failed request, with pauses that grow to ``LONGEST_PAUSE_S``."""
+"""Maximum seconds for the repetitions of a failed request. The pauses between them grow to ``LONGEST_PAUSE_S``."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 20.0
 STALL_S = 30.0
 """Maximum seconds without new bytes. A request without progress reports may take that long for each ``STALL_BYTES``."""
 STALL_BYTES = 10**6
 ONE_PUT = 2**32
-"""Minimum size of an upload in several pieces. Conditions only work for an upload in one piece."""
+"""Larger files are uploaded in several pieces. Conditions only work for an upload in one piece."""
 
 DRIVERS = {
     "s3": "s3fs",
@@ -75,7 +75,7 @@ class Store:
         if parts.password:
             plain = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
             raise ConfigError(
-                f"{plain} contains a password, which others would see",
+                f"{plain} contains a password, which other users could see",
                 hint="leave it out; each machine has its own, in its environment or the files of the driver",
             )
         if parts.query or parts.fragment:
@@ -99,7 +99,7 @@ class Store:
             waiting.set()
 
     def ending(self) -> Callable[[], bool]:
-        """Return a function that says whether the work that begins now must end."""
+        """Return a function that returns whether work that begins now must end."""
         return self._closed.is_set
 
     def read(self, name: str, nbytes: int) -> bytes:
@@ -119,7 +119,8 @@ class Store:
 
     @property
     def is_s3(self) -> bool:
-        """Whether requests can have conditions. fsspec passes none on, so only the driver of S3 is asked directly."""
+        """Whether requests can have conditions. fsspec does not pass conditions on, so DDLF calls the driver of S3
+        directly."""
         return "s3" in self._fs.protocol
 
     def read_range(self, name: str, begin: int, end: int, etag: str = "") -> bytes:
@@ -194,7 +195,7 @@ class Store:
             DatasetError: The store cannot be asked.
         """
         path = self._path(name)
-        return dict(self._tried(f"look at {self._said(name)}", lambda: self._done("info", STALL_S, path)))
+        return dict(self._tried(f"read the state of {self._said(name)}", lambda: self._done("info", STALL_S, path)))
 
     def fetch(self, name: str, nbytes: int, target: Path) -> None:
         """Copy a whole file to a disk of this machine. Its bytes are not checked.
@@ -308,7 +309,7 @@ class Store:
             self._tried(f"write to {self}", lambda: self._fs.makedirs(path.rpartition("/")[0], exist_ok=True))
 
     def _tried(self, doing: str, once: Callable[[], T]) -> T:
-        """Call ``once``, and repeat it after an error that may pass. Turn other errors into one sentence."""
+        """Call ``once``, and repeat the call after a temporary error. Turn other errors into one sentence."""
         from tenacity import (
             Retrying,
             retry_if_exception,
@@ -394,7 +395,8 @@ class Store:
 
 
 def _is_refused_condition(error: DatasetError) -> bool:
-    """Return whether a store refused a request because its condition does not hold. Buckets only say it in words."""
+    """Return whether a store refused a request because its condition does not hold. Buckets report this only in the
+    text of the error."""
     return "condition" in str(error).lower()
 
 
@@ -431,7 +433,7 @@ def _hint(error: BaseException) -> str:
         clock = ", and check its clock" if "Forbidden" in text else ""  # the store often gives no other reason
         return f"give this machine credentials with this permission, in the form that its driver expects{clock}"
     if isinstance(error, NotImplementedError) or getattr(error, "status", 0) in (405, 501):
-        return "this store can only be read; write to another one"
+        return "this store is read-only; write to another one"
     return "check the store and the connection to it, then run the command again"
 
 
@@ -501,9 +503,9 @@ def opened(url: str, scheme: str, options: Mapping[str, Any]) -> tuple[Any, str]
         raise DatasetError(said, hint=f"pip install {wanted}") from None
     except ValueError as error:
         raise ConfigError(f"{url} cannot be used ({error})", hint="write it as s3://bucket/folder") from None
-    except Exception as error:  # for example from hdfs, if there is no Java
+    except Exception as error:  # for example from hdfs, if Java is not installed
         raise DatasetError(
-            f"{scheme}:// cannot be used: {first_line(error)}", hint="install what its driver needs"
+            f"{scheme}:// cannot be used: {first_line(error)}", hint="install the programs that its driver needs"
         ) from error
     return fs, root.rstrip("/")
 

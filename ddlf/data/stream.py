@@ -24,7 +24,7 @@ from ddlf.worker.machine import memory
 AHEAD = 2
 """Number of chunks that are read ahead while one is used."""
 LOADS, MOST_LOADS = 2, 8
-"""Least and largest number of files that are read into memory concurrently."""
+"""Minimum and maximum number of files that are read into memory concurrently."""
 LOAD_BYTES = 2**25
 """Bytes of files that are read into memory concurrently, if that is more than ``LOADS`` files. Many small row groups at
 once hide the latency of a store."""
@@ -62,8 +62,8 @@ class SampleStream:
         batch_size: Samples in a batch. Each chunk except the last one has a multiple of it.
         memory: Bytes for all data that is read and not yet trained on. A window of files is held in memory if it takes
             at most half of this; otherwise rows are read from the disk on use.
-        before: An earlier pass over the same data with the same memory. Files that it or passes before it still hold
-            in memory, up to half of the memory, are not read again.
+        before: An earlier pass over the same data with the same memory. Files that earlier passes have left in memory,
+            up to half of the memory, are not read again.
         skipped: Numbers from 0 of partition files to leave out.
 
     Attributes:
@@ -100,7 +100,7 @@ class SampleStream:
         if (least := LEAST_BATCHES * min(batch_size, portion.samples) * row) > memory:
             raise ConfigError(
                 f"data_memory is {size(memory)}, too little for batches of {batch_size} samples of {size(row)} each",
-                hint=f"give at least {least} bytes, or make batches smaller",
+                hint=f"set at least {least} bytes, or make batches smaller",
             )
         self._chunk = max(min(memory // SHARE, MOST_BYTES) // row // batch_size, 1) * batch_size
         self._next = FIRST_BATCHES * batch_size
@@ -116,7 +116,7 @@ class SampleStream:
             raise ConfigError(
                 f"{data} is read with shuffle={str(rule)!r}, for which {what} has to be in half of data_memory: "
                 f"{size(need)} in {size(self._room)}",
-                hint="give more, make smaller parts, use shuffle='none', or make partition files: ddlf data split",
+                hint="increase data_memory, make smaller parts, use shuffle='none', or make partition files: ddlf data split",
             )
         self._loads = not data.on_disk or (not isinstance(rule, Global) and window <= self._room)
         goes_on = before is not None and before._data is data and before._loads and self._loads
@@ -159,7 +159,7 @@ class SampleStream:
             self._closed.set_result(None)
         self._thread.shutdown(wait=False, cancel_futures=True)
         if self._loading:
-            self._data.interrupt()  # otherwise the process could not end before the store answers
+            self._data.interrupt()  # otherwise the process could not end until the store answers
 
     def _chunks(self) -> Iterator[Arrays]:
         left = self.samples

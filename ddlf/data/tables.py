@@ -36,7 +36,9 @@ class Table:
         if label and label not in head:
             raise ConfigError(f"{path} has no column {label!r}", hint=f"it has {', '.join(head)}")
         if all(_is_number(name) for name in head):
-            raise DatasetError(f"the first line of {path} has no names", hint="write the names of columns there")
+            raise DatasetError(
+                f"the first line of {path} has no names", hint="write the names of the columns into this line"
+            )
         if label and head.count(label) > 1:
             raise DatasetError(f"{path} has {head.count(label)} columns {label!r}", hint="give each its own name")
         self._label = head.index(label) if label else None
@@ -54,14 +56,14 @@ class Table:
                 text = line[self._label]
                 if not text.strip():  # one empty label would turn all labels into texts
                     raise DatasetError(
-                        f"line {number:,} of {path} has no {label}", hint="fill it, or leave the line out"
+                        f"line {number:,} of {path} has no {label}", hint="fill the value, or leave the line out"
                     )
                 whole = whole and _is_whole(text)
                 numbers = numbers and (whole or _is_number(text))
                 if len(texts) <= MAX_CLASSES:
                     texts.add(text)
         if not self.samples:
-            raise DatasetError(f"{path} has no samples", hint="look at how it was made")
+            raise DatasetError(f"{path} has no samples", hint="check the program that made it")
         if not numbers and len(texts) > MAX_CLASSES:
             raise DatasetError(f"{path}: {label!r} has more than {MAX_CLASSES:,} texts", hint="name another label")
         self.classes: Sequence[str] = [] if numbers else sorted(texts)

@@ -27,7 +27,8 @@ NUMBERS = ("cls", "id", "index", "count")
 def open_tar(
     path: Path, files: Sequence[Path], *, columns: str = "", image_size: str = "", ragged: str = ""
 ) -> Records:
-    """Return a source whose columns are the file endings. An image, or else ``.npy``, becomes ``x``; ``.cls`` is ``y``.
+    """Return a source whose columns are the file endings. The image becomes ``x``, or the ``.npy`` file if there is no
+    image; the ``.cls`` file becomes ``y``.
 
     Args:
         path: The path that the user has named.
@@ -79,7 +80,10 @@ def _groups(file: Path, *, read: bool = False) -> Iterator[tuple[str, dict[str, 
                     yield stem, members
                     members = {}
                 if ending in members:
-                    raise DatasetError(f"{file} has {member.name} twice", hint="name the files of each sample alike")
+                    raise DatasetError(
+                        f"{file} has {member.name} twice",
+                        hint="give the files of a sample the same stem, and other samples other stems",
+                    )
                 # Read the data now, because a compressed file cannot go back.
                 stem, members[ending] = new, _data(archive, member, file) if read else b""
             if members:
@@ -94,7 +98,7 @@ def _named(member: tarfile.TarInfo, file: Path) -> tuple[str, str]:
     """Return stem and ending of a member. Refuse members that are not plain files."""
     path = PurePosixPath(member.name)
     if not member.isreg():
-        what = "a link" if member.issym() or member.islnk() else "no plain file"
+        what = "a link" if member.issym() or member.islnk() else "not a plain file"
         raise DatasetError(f"{member.name} of {file} is {what}", hint="put only plain files into the tar file")
     if path.is_absolute() or ".." in path.parts:
         raise DatasetError(f"{file} names {member.name}, outside of it", hint="make it again with relative names")

@@ -11,17 +11,18 @@ from ddlf.events import ends_rounds_together
 from ddlf.events.record import RoundRecord
 
 COMMITS_OF_A_PACE = 12
-"""Number of recent commits that the speed is computed from. The slow first round, which compiles, must drop out."""
+"""The speed is computed from this number of recent commits, so that it does not contain the slow first round, which
+compiles the model."""
 RATE_S = 0.5
 """Minimum seconds for a meaningful rate."""
 
 
 @dataclass(slots=True)
 class RunningPhase:
-    """A running phase: something other than training that takes time.
+    """A running phase: work other than training that takes time.
 
     Args:
-        what: One of ``ddlf.events.What``, or words.
+        what: One of ``ddlf.events.What``, or a phrase.
         worker: Number of the worker that does it; 0 for the master.
         since: Time of its beginning.
         total: The amount of work; 0 if it is unknown.
@@ -55,7 +56,7 @@ class WorkerLane:
         round: The round of that slot, or of the previous one.
         epoch: Number of the local epoch, counted over the whole run.
         done: Samples trained on in this round, counted in each local epoch.
-        total: Samples to train on in this round, counted likewise; 0 if unknown.
+        total: Samples to train on in this round, counted in the same way; 0 if unknown.
         rate: Samples per second; 0 if unknown.
         loss: Training loss so far in this epoch; None if unknown.
         refused: Error and number of failed attempts to reach it; empty if it is connected, or not tried.
@@ -84,7 +85,7 @@ class WorkerLane:
         return now - max(self.heard, self.since)
 
     def became(self, now: float, *, is_there: bool = True, is_gone: bool = False, why: str = "") -> None:
-        """Change the state. It computes no slot any more."""
+        """Change the state of the worker. From now on it computes no slot."""
         self.is_there, self.is_gone, self.why, self.since = is_there, is_gone, why, now
         self.slot = self.done = self.total = 0
         self.refused = ""
@@ -128,7 +129,8 @@ class State:
         default_factory=dict
     )  # slot -> completed rounds, with the finished share of the current one
     _marks: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=COMMITS_OF_A_PACE))
-    _compiled: bool = False  # whether a round is over, so that later rounds take about as long as the next ones
+    # whether a first round is complete: it is slower than the later rounds, which resemble each other
+    _compiled: bool = False
 
     # -- results ------------------------------------------------------------------------------------------------------
 
@@ -208,7 +210,7 @@ class State:
         self.record, self.rounds, self.slots = record, record.rounds, record.slots or self.slots
         self.metrics |= record.metrics | {f"test_{name}": value for name, value in record.test.items()}
         reached = float(record.round)
-        if record.slot is None:  # all slots are equally far, even silent ones
+        if record.slot is None:  # all slots have completed the round, even if they sent no progress
             self._base = reached
             self._reached = {slot: there for slot, there in self._reached.items() if there > reached}
         else:
@@ -266,7 +268,8 @@ class State:
                 self._reach(event, 1.0)
 
     def _reach(self, event: e.SlotEvent, share: float) -> None:
-        """Record the progress of a slot. It drops if the slot is carried again, but not for a slower second worker."""
+        """Record the progress of a slot. The progress drops if the slot is computed again, but not for a slower second
+        worker."""
         others = (lane for lane in self.lanes.values() if lane.slot == event.slot and lane.worker != event.worker)
         best = max((lane.done / max(lane.total, 1) for lane in others if lane.round == event.round), default=0.0)
         self._reached[event.slot] = event.round - 1 + max(share, best)

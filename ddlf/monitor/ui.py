@@ -22,7 +22,7 @@ from ddlf.settings.declared import declared
 _drawing = threading.Lock()
 """Locked while a live picture is open: a terminal can show only one."""
 LONG_S = 1.0
-"""Seconds until a map is drawn. Shorter ones would only flicker."""
+"""Seconds until a map is drawn. The picture of a shorter map would only flicker."""
 
 
 class Json(Display):
@@ -128,7 +128,8 @@ def choice(app: UserApp) -> str:
 def attached(app: UserApp, display: Display) -> Iterator[None]:
     """Send an app's events to a display, which also decides which records get a line."""
     app.run_context.display = display
-    take_off = app.subscribe(display.tell) if type(display) is not Display else lambda: None  # it shows nothing
+    # this display shows nothing
+    take_off = app.subscribe(display.tell) if type(display) is not Display else lambda: None
     try:
         yield
     finally:

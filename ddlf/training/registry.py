@@ -140,7 +140,8 @@ _MODE: Setting[str, str] = Setting(
     FILE | FACT,
     flat="mode",
 )
-"""What ``train_model`` and ``ddlf run`` do. Settings of the mode can follow: ``downpour:replicas=16,fetch=2``."""
+"""The strategy that ``train_model`` and ``ddlf run`` use. Settings of the mode can follow:
+``downpour:replicas=16,fetch=2``."""
 
 _EXCHANGE: Setting[str, str] = Setting(
     "star",

@@ -201,7 +201,7 @@ def link(kind):
     [
         ([(link(tarfile.SYMTYPE), b"")], r"0\.png of .*a\.tar is a link"),
         ([(link(tarfile.LNKTYPE), b"")], "is a link"),
-        ([(link(tarfile.CHRTYPE), b"")], "is no plain file"),
+        ([(link(tarfile.CHRTYPE), b"")], "is not a plain file"),
         ([("../0.png", b"")], r"names \.\./0\.png, outside of it"),
         ([("/0.png", b"")], "names /0.png, outside of it"),
         ([("0", b"")], "0 of .*a.tar has no ending"),

@@ -43,7 +43,7 @@ def made(**attributes):
         (dict(y_train=["cat", "dog", "cat", "cat"]), r"y_train\[0\] must be a NumPy array, .* got a str"),
         (
             dict(y_train=np.array(["cat", "dog", "cat", "cat"])),
-            r"y_train holds text .*not numbers; turn it into numbers",
+            r"y_train holds text .*not numbers; convert it to numbers",
         ),
         (dict(x_train=np.array([[1], [2, 3], [], []], object)), r"x_train holds Python objects \(object\)"),
         (dict(x_train=np.array(["2020-01-01"] * 4, "datetime64[D]")), "x_train holds dates"),

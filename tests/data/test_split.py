@@ -223,7 +223,7 @@ def test_full_disk_is_reported_before_writing(source, tmp_path, monkeypatch):
 
 
 def test_too_little_memory_error_names_enough(source, tmp_path):
-    with pytest.raises(ConfigError, match=r"needs 27.4 kB of memory, .*files of 13 samples at most"):
+    with pytest.raises(ConfigError, match=r"needs 27.4 kB of memory, .*files of at most 13 samples"):
         made(source, tmp_path / "place", memory=3000)
 
 

@@ -54,7 +54,7 @@ def machines(tmp_path, count=4, **more):
 def test_shares_cover_slots_and_have_wanted_copies(sizes, hosts, copies):
     found = MadeUp(sizes).manifest
     if copies > hosts:
-        with pytest.raises(ConfigError, match="need as many machines"):
+        with pytest.raises(ConfigError, match=f"need {copies} machines"):
             spread.shares(found, hosts, copies)
         return
     mine = spread.shares(found, hosts, copies)

@@ -140,7 +140,7 @@ def test_damaged_notes_are_made_again(source, tmp_path, monkeypatch):
     third.write_bytes(third.read_bytes()[:-1] + b"!")
     heap = max((place / WORK).glob("heap-*"))
     heap.write_bytes(bytes(heap.stat().st_size))
-    with pytest.raises(DatasetError, match=r"heap-\d+, which .* is damaged.*run it again"):
+    with pytest.raises(DatasetError, match=r"heap-\d+, which .* is damaged.*run the command again"):
         Made(source, place)
     again = Made(source, place)
     assert again.manifest == whole

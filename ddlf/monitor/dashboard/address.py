@@ -77,16 +77,19 @@ def page_url(port: int, token: str, environment: Mapping[str, str]) -> str:
     except (KeyError, ValueError, IndexError, AttributeError) as error:
         missing = f"{{{error.args[0]}}} is not an environment variable" if isinstance(error, KeyError) else error
         raise ConfigError(
-            f"{TEMPLATE}={template} cannot be used: {missing}", hint="give {port} where it goes"
+            f"{TEMPLATE}={template} cannot be used: {missing}", hint="write {port} at the place of the port"
         ) from None
     if not urlsplit(url).netloc:
-        raise ConfigError(f"{TEMPLATE}={template} is no whole URL", hint="begin it with https:// and the proxy's name")
+        raise ConfigError(
+            f"{TEMPLATE}={template} is not a complete URL", hint="begin it with https:// and the proxy's name"
+        )
     return f"{url.rstrip('/')}/#{token}"
 
 
 def tunnel(port: int, environment: Mapping[str, str]) -> str:
     """Return the command that tunnels the page to the ssh client's machine; empty without an ssh connection."""
-    facts = environment.get("SSH_CONNECTION", "").split()  # client, its port, server, its port
+    # the client's address and port, then the server's address and port
+    facts = environment.get("SSH_CONNECTION", "").split()
     if len(facts) != 4 or environment.get(TEMPLATE):
         return ""
     other = f"-p {facts[3]} " if facts[3] != "22" else ""

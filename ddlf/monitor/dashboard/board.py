@@ -1,7 +1,7 @@
 """The board: state, history and log of a cluster and its run, for pages and metrics. Runs on the master.
 
 Memory is bounded, however long the run and its log are. A ``Seen`` records what one viewer has received. The difference
-to the board is always small, so no viewer needs a queue: a slow viewer just receives updates less often.
+to the board is always small, so no viewer needs a queue: a slow viewer only receives fewer updates.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class Board:
         if not self.header.stopping:
             self.header.stopping = True
             self._changes += 1
-            self.say(at, "", "stopping  after this round, as asked for", "warn")
+            self.say(at, "", "stopping  after this round, on request", "warn")
 
     def say(self, at: float, who: str, text: str, level: str) -> None:
         """Add lines to the log. The level is ``"info"``, ``"warn"``, or a worker's output stream."""
@@ -241,7 +241,7 @@ class Board:
                 words = f"ended     {event.how}" + f": {event.why}" * bool(event.why)
                 self.say(at, "", words, "warn" if event.how == "failed" else "info")
             case e.Committed():
-                pass  # the curves show these
+                pass  # the page shows these events as curves
             case _ if text := line(event):
                 self.say(at, "", text, "warn" if isinstance(event, TROUBLE) else "info")
 
@@ -296,7 +296,7 @@ class Board:
         self.series.add(record.version, values)
 
     def _rate(self, record: RoundRecord, at: float) -> float:
-        """Return recent samples per second: of the last round, or of one update per slot."""
+        """Return the recent samples per second, of the last round or of the last update of each slot."""
         self._pace.append((at, self.total.trained))
         while len(self._pace) > (1 if record.slot is None else max(self.state.slots, 1)) + 1:
             self._pace.popleft()
@@ -306,7 +306,7 @@ class Board:
     # -- output -------------------------------------------------------------------------------------------------------
 
     def since(self, seen: Seen, now: float) -> dict[str, Any]:
-        """Return the facts that a viewer has not received yet, as JSON data; maybe none. Update ``seen``.
+        """Return the facts that a viewer has not received yet, as JSON data, possibly empty. Update ``seen``.
 
         ``"from"`` is the number of earlier points of the curves that stay valid. ``"more"`` says whether earlier spans
         and lines stay valid.
@@ -363,7 +363,7 @@ class Board:
         facts = {name: getattr(lane, name) for name in LANE}
         facts["done"] = round(lane.done / lane.total, 3) if lane.slot and lane.total else 0.0
         own = vars(self.sums.get(lane.worker, NOTHING))
-        facts["name"] = lane.name.partition(" (")[0]  # without the address
+        facts["name"] = lane.name.partition(" (")[0]  # leave out the address of the worker
         facts["why"] = lane.refused.removeprefix(f"{lane.address}: ") or lane.why
         return {**facts, **own, "state": how, "doing": phases[-1] if phases else "", "loss": finite_or_none(lane.loss)}
 

@@ -15,11 +15,11 @@ from ddlf.version import __version__
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 OF_UPDATES = (
     ("updates", "updates", "Updates that have arrived"),
-    ("trained", "samples", "Samples that they were trained on, counted in each local epoch"),
+    ("trained", "samples", "Samples that these updates were trained on, counted in each local epoch"),
     ("compute_s", "compute_seconds", "Seconds of local training"),
-    ("transfer_s", "transfer_seconds", "Seconds from sending weights to having updates, without local training"),
-    ("bytes_out", "sent_bytes", "Bytes sent for them"),
-    ("bytes_back", "received_bytes", "Bytes received for them"),
+    ("transfer_s", "transfer_seconds", "Seconds from sending weights to receiving updates, without local training"),
+    ("bytes_out", "sent_bytes", "Bytes sent for these updates"),
+    ("bytes_back", "received_bytes", "Bytes received for these updates"),
     ("lost", "lost", "How often the worker was lost"),
 )
 """Field of ``Sums``, name of the metric, and its help text."""
@@ -41,13 +41,13 @@ class _Board(Collector):
         yield InfoMetricFamily("ddlf", "Release of DDLF on the master", {"version": __version__})
         if state.app:
             about = dict(run=header.run, app=header.app, mode=header.mode, model=header.model, how=state.how)
-            yield InfoMetricFamily("ddlf_run", "The run; how is empty until it has ended", about)
+            yield InfoMetricFamily("ddlf_run", "The run; the label how is empty until the run has ended", about)
             yield _gauge("ddlf_run_training", "Whether rounds are being computed", float(state.is_training))
             yield _gauge("ddlf_run_start_timestamp_seconds", "When the run began, since 1970", state.began)
-            yield _gauge("ddlf_run_done_ratio", "Share of the run that is done", state.done)
+            yield _gauge("ddlf_run_done_ratio", "Finished share of the run", state.done)
             yield _gauge("ddlf_rounds", "Rounds of the whole run, of each slot if it is asynchronous", state.rounds)
             yield _gauge("ddlf_version", "Merges so far", state.record.version if state.record else header.first)
-            rejected = CounterMetricFamily("ddlf_updates_rejected", "Updates that do not count")
+            rejected = CounterMetricFamily("ddlf_updates_rejected", "Rejected updates")
             rejected.add_metric([], header.rejected)
             yield rejected
             metric = GaugeMetricFamily("ddlf_metric", "Newest value of a metric of the model", labels=["name"])
@@ -59,7 +59,7 @@ class _Board(Collector):
                     compute=record.compute_s, transfer=record.transfer_s, merge=record.merge_s, wait=record.wait_s
                 )
                 spent = GaugeMetricFamily(
-                    "ddlf_round_seconds", "What the newest round spent its time on", labels=["part"]
+                    "ddlf_round_seconds", "Seconds of the newest round, by activity", labels=["part"]
                 )
                 for part, seconds in parts.items():
                     spent.add_metric([part], seconds)
@@ -73,10 +73,12 @@ class _Board(Collector):
 
     def _workers(self) -> Iterator[Metric]:
         up = GaugeMetricFamily("ddlf_worker_up", "Whether the worker answers", labels=["worker", "name", "state"])
-        busy = GaugeMetricFamily("ddlf_worker_busy", "Whether it runs a method", labels=["worker"])
-        memory = GaugeMetricFamily("ddlf_worker_memory_bytes", "Memory of its processes", labels=["worker"])
-        cores = GaugeMetricFamily("ddlf_worker_cores", "Cores that it may use", labels=["worker"])
-        restarts = CounterMetricFamily("ddlf_worker_restarts", "Executors that have ended", labels=["worker"])
+        busy = GaugeMetricFamily("ddlf_worker_busy", "Whether the worker runs a method", labels=["worker"])
+        memory = GaugeMetricFamily("ddlf_worker_memory_bytes", "Memory of the worker's processes", labels=["worker"])
+        cores = GaugeMetricFamily("ddlf_worker_cores", "Cores that the worker may use", labels=["worker"])
+        restarts = CounterMetricFamily(
+            "ddlf_worker_restarts", "Executors of the worker that have ended", labels=["worker"]
+        )
         for worker in self._board.workers:
             number = str(worker["worker"])
             up.add_metric([number, worker["name"], worker["state"]], float(worker["state"] in ("alive", "suspect")))

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from websockets.http11 import Request, Response
 
 RATE_HZ = 5.0
-"""How often a page receives updates: more often than the eye can follow numbers."""
+"""Number of updates of a page per second. People cannot read numbers faster."""
 LOOK_S = 1.0
 """Seconds between two calls to the workers, while the page has viewers."""
 HELD_UP_S = 2.0
@@ -106,7 +106,7 @@ class Dashboard:
         self._viewers: set[ServerConnection] = set()
         self._asked: Future[list[dict[str, Any]]] | None = None
         self._asked_at = 0.0
-        self._was_heard = True  # whether the master's loop has begun the last call
+        self._was_heard = True  # whether the master's event loop has begun the last call
         self._closed = False
         self._metrics_at = 0.0
         self._thread: threading.Thread | None = None
@@ -271,7 +271,7 @@ class Dashboard:
 
     @property
     def _held_s(self) -> float:
-        """For how many seconds the master's event loop has not answered; 0 below ``HELD_UP_S``."""
+        """Return how many seconds the master's event loop has not answered; 0 below ``HELD_UP_S``."""
         held = 0.0 if self._was_heard else time.monotonic() - self._asked_at
         return round(held, 1) if held > HELD_UP_S else 0.0
 
@@ -282,8 +282,8 @@ class Dashboard:
         headers, path = request.headers, request.path.partition("?")[0]
         try:
             host, origin = headers.get("Host", ""), headers.get("Origin")
-        except LookupError:  # the header occurs twice
-            return _response(400, "a header is there twice")
+        except LookupError:  # the request has the header twice
+            return _response(400, "the request has a header twice")
         if not address.is_ours(host, origin, self.url):
             return _response(403, "this page answers to its own name only: open it by the URL that the run has printed")
         if path in self._files:
@@ -291,14 +291,15 @@ class Dashboard:
             return _response(200, body, f"{kind}; charset=utf-8")
         if not self._may(headers.get("Authorization", ""), headers.get("Sec-WebSocket-Protocol", "")):
             return _response(
-                401, "the token is missing or wrong: open the URL that the run has printed, with all behind the #"
+                401,
+                "the token is missing or wrong: open the whole URL that the run has printed, with the text after the #",
             )
         if path == "/metrics":
             return self._metrics()
         if path != "/live":
-            return _response(404, "there is nothing here")
+            return _response(404, "there is no such page")
         if len(self._viewers) >= MOST_VIEWERS:
-            return _response(503, f"{MOST_VIEWERS} others look on")
+            return _response(503, f"{MOST_VIEWERS} other viewers are connected")
         return None
 
     def _may(self, authorization: str, protocols: str) -> bool:

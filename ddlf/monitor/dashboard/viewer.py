@@ -47,17 +47,19 @@ async def watch(port: int, token: str) -> AsyncGenerator[dict[str, Any], None]:
                 yield known
     except InvalidStatus as error:
         if error.response.status_code == 401:
-            raise AuthError(f"the page on {where} has another token", hint="is it another user's?") from None
+            raise AuthError(
+                f"the page on {where} has another token", hint="check whether the page belongs to another user"
+            ) from None
         raise ConnectError(f"the page on {where} answers {error.response.status_code}") from None
     except ConnectionClosed:
         if not known.get("over"):
-            raise ConnectError(f"the master behind {where} is gone") from None
+            raise ConnectError(f"the master of the page on {where} has ended") from None
     except (OSError, InvalidMessage) as error:
         raise ConnectError(f"no page answers on {where}: {error}") from None
 
 
 def take(known: dict[str, Any], message: dict[str, Any]) -> None:
-    """Update the known state by a message."""
+    """Apply a message of the page to the state."""
     known.update({name: message[name] for name in ("about", "run", "lanes", "workers") if name in message})
     known.update({name: message[name] for name in ("now", "held_s", "over")})
     if series := message.get("series"):

@@ -13,7 +13,8 @@ from ddlf.events import Event
 log = logging.getLogger(__name__)
 
 PAUSE_S = 0.2
-"""Seconds between two batches. A kill loses this much. A thread that woke for each event would slow short rounds."""
+"""Seconds between two batches. A kill loses the events of this time. If the thread woke for each event, short rounds
+would be slower."""
 
 Timed = tuple[float, Event]
 """Time of an event, in seconds since 1970, and the event."""
@@ -34,7 +35,7 @@ class Behind:
 
     Args:
         write: Writes a batch. If it raises, the batch is lost. The first error is logged, and later batches are tried.
-        what: Its object, for the log: ``"the run's folder"``.
+        what: Name of the target, for the log, such as ``"the run's folder"``.
     """
 
     def __init__(self, write: Callable[[list[Timed]], None], what: str) -> None:

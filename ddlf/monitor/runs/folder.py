@@ -1,7 +1,7 @@
 """Folders of runs: their names, their states, and how to find them. Runs on the master; uses small files only.
 
 A folder is ``DIR/YYYYMMDD-HHMMSS-NAME``. The file ``state.json`` has the state of the run and its process. If that
-process is gone without having written an end, it was killed.
+process has ended without writing the end of the run, it was killed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Status:
         pid: Number of the process.
         started: Start time of the process, as text of its system, because process numbers are reused.
         ended: Time of its end; None if it has not ended, or was killed.
-        why: Why it ended, if it is not finished.
+        why: The reason why the run ended early, if it did.
     """
 
     state: How
@@ -111,7 +111,7 @@ def make(out: Path, name: str) -> Path:
         with contextlib.suppress(FileExistsError):
             path.mkdir()
             return path
-    raise FileExistsError(f"{out / stem} and 998 others are there already")
+    raise FileExistsError(f"{out / stem} and 998 folders with similar names exist already")
 
 
 def file_name(name: str) -> str:
@@ -171,7 +171,7 @@ def read_state(path: Path) -> Status:
     except (TypeError, ValueError):
         began = path.stat().st_mtime
         return Status(
-            state="stopped", app="", began=began, host="", pid=0, why="the folder does not say what became of it"
+            state="stopped", app="", began=began, host="", pid=0, why="the folder does not show how the run ended"
         )
     if state.state != "running" or state.host != socket.gethostname():
         return state
@@ -210,10 +210,10 @@ def find(out: Path, name: str = "last") -> Path:
 
     Args:
         out: The parent folder of the runs.
-        name: Path, the beginning of its name, with or without the time, or ``"last"``.
+        name: Its path, the beginning of its name, with or without the time, or ``"last"``.
 
     Raises:
-        ConfigError: There is none, or more than one.
+        ConfigError: No run has this name, or several runs have it.
     """
     if "/" in name or name.startswith("."):
         if Path(name).is_dir() and ((path := Path(name)) / STATE).exists():
@@ -234,7 +234,9 @@ def find(out: Path, name: str = "last") -> Path:
     if not found:
         raise ConfigError(f"no run in {str(out)!r} begins with {name!r}", hint="list the runs with: ddlf runs")
     names = ", ".join(path.name for path in found[:5]) + ", ..." * (len(found) > 5)
-    raise ConfigError(f"{len(found)} runs in {str(out)!r} begin with {name!r}: {names}", hint="give more of the name")
+    raise ConfigError(
+        f"{len(found)} runs in {str(out)!r} begin with {name!r}: {names}", hint="give more letters of the name"
+    )
 
 
 def prune(out: Path, keep: int) -> tuple[list[Path], dict[Path, str], dict[Path, str]]:

@@ -12,7 +12,7 @@ from ddlf.monitor.runs import folder
 STAMP = len("2026-11-22 12:00:00.000")
 
 Line = tuple[str, str, str]
-"""Time of its arrival at the master, as text that sorts; the worker; the line."""
+"""The time when the line arrived at the master, as text that sorts by time; the worker; the line."""
 
 
 class Reader:

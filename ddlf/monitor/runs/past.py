@@ -31,7 +31,7 @@ class Share(Sums):
         worker: Number of the worker.
         name: Name of the worker.
         away_s: Seconds in which it was lost.
-        wait_s: The other seconds between its first task and the run's last merge.
+        wait_s: Seconds without work between its first task and the run's last merge, while it was not lost.
         first: Time of its first task; None if it has brought no update.
         lost_at: Time of its loss, if it is lost.
     """
@@ -67,7 +67,7 @@ class Past:
 
     Args:
         path: Folder.
-        status: Status of the run, or how it ended.
+        status: Status of the run.
         summary: Content of ``summary.json``; empty if there is none.
         records: Records of its rounds, or in asynchronous training of its updates.
         times: Time of each record, in seconds since 1970.
@@ -133,7 +133,7 @@ def lines(path: Path, skipped: tuple[str, ...] = SKIPPED) -> Iterator[dict[str, 
                 continue
             try:
                 data = json.loads(line)
-            except ValueError:  # incomplete: the program was killed while it wrote, or the disk was full
+            except ValueError:  # the line is incomplete: the program was killed while it wrote, or the disk was full
                 continue
             if isinstance(data, dict):
                 yield data

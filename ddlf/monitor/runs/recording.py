@@ -15,7 +15,7 @@ from ddlf.monitor.runs.writer import FolderWriter
 from ddlf.settings.declared import declared, declared_with
 
 CLOSE_S = 20.0
-"""How long the end of a run waits for a slow disk or server."""
+"""Maximum seconds that the end of a run waits for a slow disk or server."""
 
 
 class Recording:
@@ -43,7 +43,7 @@ class Recording:
         settings = {name: getattr(app, name, setting.default) for name, setting in known.items()}
         self._trackers = {name: WRITERS[name][0](path, settings) for name in trackers}
         self._folder = Behind(self._writer.write, f"the run's folder {path}")
-        self._behind = {name: Behind(tracker.write, f"what {name} gets") for name, tracker in self._trackers.items()}
+        self._behind = {name: Behind(tracker.write, f"the data for {name}") for name, tracker in self._trackers.items()}
         self._take_off: list[Callable[[], None]] = [
             app.subscribe(sink) for sink in (self._folder, *self._behind.values())
         ]
@@ -72,7 +72,7 @@ class Recording:
                 if behind.close(CLOSE_S):
                     self._trackers[name].end(how)
                 else:
-                    log.warning("%s does not answer, and misses the end of the run", name)
+                    log.warning("%s does not answer, so it does not receive the end of the run", name)
             except Exception as failed:
                 behind.tell(failed)
 
@@ -107,7 +107,7 @@ def recorded(app: UserApp, origins: dict[str, str] | None = None) -> Iterator[Pa
         origins: Origins of settings from outside of the app, by name.
 
     Yields:
-        The folder; None if the app wants none, or none can be created.
+        The folder; None if the app disables folders, or if the folder cannot be created.
 
     Raises:
         ConfigError: A setting cannot be used, or a tracker's package is not installed.

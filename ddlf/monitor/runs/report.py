@@ -1,6 +1,7 @@
-"""Writes a run's ``report.html``: the dashboard's page with its state inside, for runs of any length and any end. Runs on the master.
+"""Writes a run's ``report.html``: the dashboard's page with its state inside, for runs of any length and any end. Runs
+on the master.
 
-Each curve has about ``MOST_POINTS`` points at most, which preserve the extremes. ``metrics.csv`` has all points.
+Each curve has at most about ``MOST_POINTS`` points, among them the minima and maxima. ``metrics.csv`` has all points.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def html(past: Past) -> str:
 def state_of(past: Past) -> dict[str, Any]:
     """Return the state that the page shows: the message of a dashboard at the end of the run, and the ``"record"``."""
     board, status = past.board, past.status
-    if not board.state.how and status.state != "running":  # a killed run has no event for its end
+    if not board.state.how and status.state != "running":  # the events of a killed run do not contain its end
         how = "complete" if status.state == "finished" else status.state
         board.tell(e.RunEnded(run="", how=how, version=0, why=status.why), past.ended or status.began)
     for share in past.shares.values():
@@ -103,7 +104,7 @@ def state_of(past: Past) -> dict[str, Any]:
 
 
 def record_of(past: Past) -> dict[str, Any]:
-    """Return what only a report shows, as JSON data."""
+    """Return the facts that only a report shows, as JSON data."""
     status = past.status
     workers = [share for share in past.shares.values() if share.updates or share.lost]
     tables = [("Result", table.of_runs([past])), *([("Workers", table.of_workers(past))] * bool(workers))]
@@ -170,8 +171,8 @@ def duration(seconds: float) -> str:
 def thinned(x: list[float], columns: dict[str, Column]) -> tuple[list[float], dict[str, Column]]:
     """Return at most about ``MOST_POINTS`` points of curves over a common x.
 
-    Each group of neighbours keeps the points with the minimum and the maximum of each metric. The first and the last point stay, too.
-    Curves of times and bytes, whose names begin with #, keep their values at these points.
+    Each group of neighbours keeps the points with the minimum and the maximum of each metric. The first and the last
+    point stay, too. Curves of times and bytes, whose names begin with #, keep their values at these points.
     """
     if len(x) <= MOST_POINTS:
         return x, columns

@@ -33,7 +33,7 @@ GIT_S = 5.0
 
 
 def settings_of(app: UserApp, origins: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """Return each setting of an app with its value and origin.
+    """Return each setting of an app with its value and its origin.
 
     Args:
         app: A class or an object.
@@ -55,7 +55,7 @@ def settings_of(app: UserApp, origins: dict[str, str]) -> dict[str, dict[str, An
 
 
 def environment() -> dict[str, Any]:
-    """Return versions and the machine. Leave out packages that this process has not imported."""
+    """Return the versions of imported packages, and facts about the machine."""
     versions = {"ddlf": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         if name.removesuffix("-cpu") in sys.modules:

@@ -108,7 +108,7 @@ def newest(past: Past) -> dict[str, float]:
 
 
 def best_test(past: Past) -> float | None:
-    """Return the best test accuracy during training; None if there are fewer than two."""
+    """Return the best test accuracy during training; None if the run was tested less than twice."""
     found = [
         value for record in past.records for name, value in record.test.items() if "acc" in name and isfinite(value)
     ]

@@ -86,7 +86,8 @@ class MLflow:
             for when, step, values in self._scalars.of(batch)
             for name, value in values.items()
         ]
-        for first in range(0, len(values), 1000):  # the limit of MLflow's server for one call
+        # the maximum number of values that MLflow's server accepts in one call
+        for first in range(0, len(values), 1000):
             self._client.log_batch(self._run, metrics=values[first : first + 1000])
 
     def _open(self, batch: list[Timed]) -> None:
@@ -129,22 +130,20 @@ def check_installed(names: Sequence[str]) -> None:
     """
     for name in names:
         if importlib.util.find_spec(WRITERS[name][1]) is None:
-            raise ConfigError(
-                f"{name} is not installed, and the run is to be logged to it", hint='pip install "ddlf[track]"'
-            )
+            raise ConfigError(f"trackers names {name}, which is not installed", hint='pip install "ddlf[track]"')
     if (
         "mlflow" in names
         and not os.environ.get("MLFLOW_TRACKING_URI")
         and importlib.util.find_spec("sqlalchemy") is None
     ):
         raise ConfigError(
-            "mlflow has no server to log to, and mlflow-skinny keeps nothing itself",
+            "no MLflow server is set, and mlflow-skinny cannot store runs itself",
             hint="set MLFLOW_TRACKING_URI, or: pip install mlflow",
         )
 
 
 class Scalars:
-    """Numbers in events: of each record, and of tests, which count for the record before."""
+    """Numbers in events: the numbers of each record, and the numbers of tests, which belong to the previous record."""
 
     def __init__(self) -> None:
         self._version = 0

@@ -25,7 +25,8 @@ from ddlf.monitor.runs.background import Timed
 from ddlf.monitor.runs.logs import STAMP
 
 ELSEWHERE = (e.SlotMoved, e.PhaseMoved, e.WorkerWrote)
-"""Events that are not in the file: two are frequent and do not matter later, and workers' output has its own files."""
+"""Events that ``events.jsonl`` does not contain: two are frequent and not needed later, and workers' output has its own
+files."""
 MOST_LOG_BYTES = 32 * 1024**2
 """Maximum size of a worker's log. Then a new file is begun, and only the previous one is kept."""
 OF_A_WORKER = ("host", "python", "cores", "threads")
@@ -41,7 +42,7 @@ class FolderWriter:
         origins: Origins of settings from outside of the app, by name.
 
     Attributes:
-        ended: How and why training ended, as the run reported it; None before.
+        ended: How and why training ended, as the run reported it; None before the end.
         is_over: Whether the run is over. Later events are written with a new summary and report.
 
     Raises:
@@ -90,7 +91,7 @@ class FolderWriter:
 
         Args:
             how: How it ended.
-            why: Reason, if it is not finished.
+            why: The reason why the run ended early, if it did.
             lost: Number of events that could not be written.
 
         Raises:
@@ -160,7 +161,7 @@ class FolderWriter:
             if (path := self._path / log).exists() and path.stat().st_size > MOST_LOG_BYTES:
                 before = path.with_name(path.name + folder.BEFORE)
                 if before.exists():
-                    gone = f"(older lines are gone: there is room for {2 * MOST_LOG_BYTES:,} bytes of each worker)"
+                    gone = f"(older lines were removed: the log keeps {2 * MOST_LOG_BYTES:,} bytes of each worker)"
                     text = f"{text[:STAMP]}  {gone}\n{text}"
                 path.replace(before)
             self._append(log, text)
@@ -169,7 +170,7 @@ class FolderWriter:
         path = self._path / folder.METRICS
         if new := [name for name in dict.fromkeys(name for row in rows for name in row) if name not in self._columns]:
             before: list[dict[str, Any]] = []
-            if path.exists():  # a metric that is new since the first record
+            if path.exists():  # the first record does not have this metric
                 with path.open(newline="", encoding="utf-8") as file:
                     before = list(csv.DictReader(file))
             self._columns += new

@@ -1,4 +1,5 @@
-"""Prints workers' output on the master's standard error, with their names. Equal lines of several workers come once."""
+"""Prints workers' output on the master's standard error, with their names. Prints equal lines of several workers
+once."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ class Echo:
         weakref.finalize(self, show, self._held)  # also at the end of the program
 
     def __call__(self, event: e.Event) -> None:
-        """Print an event's lines, maybe after waiting for equal lines of other workers."""
+        """Print an event's lines, possibly after a wait for equal lines of other workers."""
         if isinstance(event, e.WorkerConnected):
             self._names.add(event.name)
         elif isinstance(event, e.WorkerWrote) and self.on:
@@ -81,7 +82,8 @@ def show(waiting: list[Line]) -> None:
     waiting.clear()
     if shown and sys.stderr is not None:
         colours = sys.stderr.isatty()
-        with contextlib.suppress(OSError):  # a full disk, or no reader: other sinks get the lines all the same
+        # the disk is full, or nobody reads the output; other sinks still get the lines
+        with contextlib.suppress(OSError):
             sys.stderr.write("".join(f"{harmless(line, colours=colours)}\n" for line in shown))
             sys.stderr.flush()
 

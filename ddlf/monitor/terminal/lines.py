@@ -1,4 +1,5 @@
-"""Events as lines of text, and the display that prints them: few enough to read, but regular signs of life."""
+"""Events as lines of text, and the display that prints them: few enough to read, but enough to show that the run
+continues."""
 
 from __future__ import annotations
 
@@ -34,9 +35,9 @@ PARTS, LABELS = 10, 10
 MOST_SHOWN = 6
 """Maximum number of staleness values in a line; the report has all."""
 MOST_OF_A_VALUE = 60
-"""Maximum length of a decided value in a line; the text in the run's folder has all of it."""
+"""Maximum length of a decided value in a line. The model text in the run's folder has the whole value."""
 GAIN_WORTH_SAYING = 1.3
-"""Minimum speed-up by bfloat16 that is worth a line; the rest of a step gains nothing."""
+"""Minimum speed-up of matrix products by bfloat16 for a printed line. The rest of a training step gets no faster."""
 
 
 def training_event(event: e.Event) -> TrainingEvent | None:
@@ -59,7 +60,7 @@ def line(event: e.Event) -> str:
 
 
 def line_without_hook(event: e.Event) -> str:
-    """Return the same, but "" for events that ``IApp.on_event`` and ``IApp.on_round`` print, which users can change."""
+    """Return the text as ``line`` does, but "" for events that ``IApp.on_event`` or ``IApp.on_round`` prints."""
     return "" if type(event) in KINDS or isinstance(event, e.Committed) else _line(event)
 
 
@@ -183,7 +184,8 @@ def _resumed(event: e.TrainingBegan) -> str:
         return ""
     where = f", from {event.source}" if event.source else ", where the last training of this app ended"
     in_rounds = ends_rounds_together(event)
-    if in_rounds and event.reached not in (0, event.version):  # the training before had updates of single slots
+    # the previous training was asynchronous, with updates of single slots
+    if in_rounds and event.reached not in (0, event.version):
         return f"resumed   after update {event.version}, with round {event.reached + 1}{where}"
     return f"resumed   after {'round' if in_rounds else 'update'} {event.version}{where}"
 
@@ -204,24 +206,27 @@ def _slots(event: e.TrainingBegan) -> str:
 APART_S = 2.0
 """Minimum seconds between two lines about a worker, or about all together."""
 QUIET_S = 5.0
-"""Seconds without a line until one says what takes so long. The next one comes after twice as long, and so on."""
+"""Seconds without a line until a line names the slow work. The next such line comes after twice this time, and so
+on."""
 LONGEST_QUIET_S = 60.0
 LOOK_S = 0.5
 
 
 class Lines(Display):
-    """A run in lines. Hooks print most of them; this display selects the records, and adds lines about long waits."""
+    """A run in lines. Hooks of the app print most lines. This display selects the records to print, and adds lines
+    about long waits."""
 
     prints = True
 
     def __init__(self) -> None:
         super().__init__()
-        self._told: dict[int | None, float] = {}  # slot, or None for all: time of its last line
+        # the time of the last line about each slot, or about all slots under None
+        self._told: dict[int | None, float] = {}
         self._held: RoundRecord | None = None
         self._said = time.monotonic()
         self._quiet_s = QUIET_S
         self._done = threading.Event()
-        # A thread, because the event loop is blocked just when something takes long.
+        # Use a thread, because slow work often blocks the event loop.
         self._thread = threading.Thread(target=self._watch, name="ddlf lines", daemon=True)
         self._thread.start()
 
@@ -258,7 +263,7 @@ class Lines(Display):
                 self.look(time.monotonic())
 
     def look(self, now: float) -> None:
-        """Print the current wait or progress, if there was no line for long."""
+        """Print the current wait or progress, if no line was printed for ``QUIET_S``."""
         if now - self._said >= self._quiet_s and (text := waiting(self.state, now)):
             put(f"{'training' if self.state.is_training else 'waiting':<9} {text}")
             self._said, self._quiet_s = now, min(2 * self._quiet_s, LONGEST_QUIET_S)

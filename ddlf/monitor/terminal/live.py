@@ -30,9 +30,11 @@ CELL_COLUMNS, CELL_ROWS = 100, 40
 
 @functools.cache
 def _console() -> Console:
-    """Return the only console for standard output, so that streams from an earlier picture print above a later one.
+    """Return the console for standard output. All pictures share it, so that text printed through an earlier picture
+    appears above a later one.
 
-    It prints the user's text without markup, and the terminal breaks lines. The caller knows that it can draw.
+    It prints the user's text without markup, and the terminal breaks lines. The caller must check that the terminal can
+    draw.
     """
     return Console(
         markup=False, emoji=False, highlight=False, soft_wrap=True, force_terminal=True, force_interactive=True
@@ -73,11 +75,11 @@ class Terminal(Display):
         if not self._live.is_started:
             return
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # print text without a line break, too
+            stream.flush()  # also print text that does not end with a line break
         self._say_notes()
         try:
             self._live.stop()
-        finally:  # even if a second Ctrl-C interrupts stop
+        finally:  # this runs even if a second Ctrl-C interrupts ``stop``
             self._console.show_cursor(True)
 
     def _draw(self) -> Text:
@@ -93,7 +95,7 @@ class Terminal(Display):
 
 
 class _Reflowed(Live):
-    """A live picture that finds its first row again after a narrower terminal has broken its rows.
+    """A live picture that finds its first row again after the terminal became narrower and wrapped its rows.
 
     Args:
         drawn: Returns the picture that is written next.
@@ -140,13 +142,13 @@ class Cell(Display):
         while not self._done.wait(1 / DRAWS_PER_S):
             text = draw(self.state, time.monotonic(), CELL_COLUMNS, CELL_ROWS).plain
             if text != drawn:
-                with contextlib.suppress(Exception):  # the kernel is shutting down
+                with contextlib.suppress(Exception):  # the kernel is ending
                     self._handle.update(self._html(f"<pre>{html.escape(text)}</pre>"))
             drawn = text
 
 
 NAME = 10
-"""Columns of the first word, as in the printed lines."""
+"""Width of the first word in columns, equal to the width in printed lines."""
 LONGEST_NAME = 20
 MARGIN = 2
 """Columns to leave empty: a terminal writes ``^C`` after the last row, which must not wrap."""

@@ -23,7 +23,7 @@ DOING = {
 }
 """The name of each phase."""
 SILENT_S = 5.0
-"""Seconds of silence until a training worker is named."""
+"""Seconds of silence until the display names a training worker."""
 FEW = 3
 """Maximum number of named workers. With more workers, only their number is given."""
 

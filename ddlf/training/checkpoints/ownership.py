@@ -138,10 +138,10 @@ class Ownership:
             LeaseError: The folder has another owner.
         """
         if self.mine is None:
-            raise LeaseError(f"folder {self.folder} was not opened for writing; nothing was written")
+            raise LeaseError(f"folder {self.folder} was not opened for writing, so no file was written")
         now = self.read()
         if now is None:
-            raise LeaseError(f"{self.file} was removed while this job wrote there; nothing was written")
+            raise LeaseError(f"{self.file} was removed while this job wrote there, so no further file was written")
         if now.session != self.mine.session:
             raise LeaseError(
                 f"the job was taken over by {now.where()}, epoch {now.epoch} > {self.mine.epoch}; nothing was written"

@@ -55,7 +55,7 @@ class SlotStates:
     Attributes:
         keep: Parts that stay on a slot's worker.
         back: Parts that come back with each reply.
-        shared: Parts that every slot begins its next round with, instead of its own.
+        shared: Parts that every slot begins its next round with, instead of its own parts.
         parts: The argument of this name.
         averaged: Name of the part whose mean each round begins with; "" for none.
     """

@@ -106,7 +106,7 @@ def test_a_run_is_named_by_the_beginning_of_its_name_or_as_the_last_one(tmp_path
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("2026", "3 runs in .* begin with '2026': 20260102-080000-two, .*; give more of the name"),
+        ("2026", "3 runs in .* begin with '2026': 20260102-080000-two, .*; give more letters of the name"),
         ("x", "no run in .* begins with 'x'; list the runs with: ddlf runs"),
         ("./x", "'./x' is not the folder of a run"),
     ],

@@ -97,7 +97,7 @@ def test_a_file_that_becomes_too_long_is_begun_anew_and_followed(tmp_path, monke
     assert [text for text in seen if text.startswith("line")] == [f"line {number}" for number in range(9)]
     kept = [text for _, _, text in Reader(path).new()]
     assert [text for text in kept if text.startswith("line")] == [f"line {number}" for number in range(4, 9)]
-    assert "(older lines are gone: there is room for 200 bytes of each worker)" in kept
+    assert "(older lines were removed: the log keeps 200 bytes of each worker)" in kept
     assert sorted(file.name for file in (path / "logs").iterdir()) == ["worker-1.log", "worker-1.log.1"]
 
 

@@ -299,10 +299,12 @@ def test_trackers_need_a_folder_and_their_package(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="a run without a folder cannot be logged to tensorboard; name one with"):
         recorded(fake(None, trackers="tensorboard")).__enter__()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r'mlflow is not installed, .*; pip install "ddlf\[track\]"'):
+    with pytest.raises(
+        ConfigError, match=r'trackers names mlflow, which is not installed; pip install "ddlf\[track\]"'
+    ):
         recorded(fake(tmp_path, trackers=["mlflow"])).__enter__()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "sqlalchemy" else name)
-    with pytest.raises(ConfigError, match=r"mlflow has no server to log to, .*; set MLFLOW_TRACKING_URI, or"):
+    with pytest.raises(ConfigError, match=r"no MLflow server is set, .*; set MLFLOW_TRACKING_URI, or"):
         recorded(fake(tmp_path, trackers=["mlflow"])).__enter__()
     with pytest.raises(ConfigError, match="trackers must be 'tensorboard' or 'mlflow', got 'wandb'"):
         recorded(fake(tmp_path, trackers="wandb")).__enter__()

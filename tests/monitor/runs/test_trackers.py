@@ -82,7 +82,7 @@ async def test_a_tracker_that_fails_costs_the_run_nothing_and_is_told_once(tmp_p
     app = FakeRun(out=tmp_path, trackers="tensorboard")
     with caplog.at_level(logging.WARNING), recorded(app) as path:
         await app.train_model()
-    assert caplog.messages == ["what tensorboard gets cannot be written: no server; the run continues"]
+    assert caplog.messages == ["the data for tensorboard cannot be written: no server; the run continues"]
     assert folder.read_state(path).state == "finished"
 
 

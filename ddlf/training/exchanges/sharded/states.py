@@ -59,12 +59,12 @@ class ShardedStates(SlotStates):
         if self.shared:
             mean, self.shared = self.shared[self.averaged], {}
             self.mean_is(lambda: mean)
-        # The parts behind a mean that is on the workers are not needed any more.
+        # If the mean of a part is on the workers, the part itself is not needed any more.
         self._fetched = tuple(name for name in self._fetched if not parts[name].shared)
         self.copied = self._fetched if any(part.copied for part in parts.values()) else ()
 
     async def given(self, task: Task, worker: ProxyWorker, holds: bool) -> tuple[SlotState | None, bool]:
-        """Return the state to send along, like ``SlotStates``. Workers read what is still in a checkpoint."""
+        """Return the state to send along, like ``SlotStates``. Workers read state that is still in a checkpoint."""
         holds = await self._restored(task.slot, task.since, worker) or holds
         if not self.at(task.slot, holds):
             return await super().given(task, worker, holds)
