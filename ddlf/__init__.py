@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ddlf.training.exchanges.gradient.settings import Gradient as Gradient
     from ddlf.training.exchanges.sharded.auto import Auto as Auto
     from ddlf.training.exchanges.sharded.settings import Sharded as Sharded
-    from ddlf.training.exchanges.star.settings import Star as Star
+    from ddlf.training.exchanges.star import Star as Star
     from ddlf.training.spec import Checkpoint as Checkpoint
     from ddlf.training.spec import Data as Data
     from ddlf.training.spec import Evaluation as Evaluation
@@ -62,7 +62,7 @@ _HOMES = {
     "ddlf.training.exchanges.gradient.settings": ("Gradient",),
     "ddlf.training.exchanges.sharded.auto": ("Auto",),
     "ddlf.training.exchanges.sharded.settings": ("Sharded",),
-    "ddlf.training.exchanges.star.settings": ("Star",),
+    "ddlf.training.exchanges.star": ("Star",),
     "ddlf.training.spec": ("Checkpoint", "Data", "Evaluation", "Local", "Output"),
     "ddlf.training.strategies.asynchronous.settings": ("Async",),
     "ddlf.training.strategies.downpour.strategy": ("Downpour",),

@@ -29,8 +29,7 @@ from ddlf.errors import ConfigError
 from ddlf.training.context import App
 from ddlf.training.crew.crew import Crew
 from ddlf.training.crew.opening import crew_of
-from ddlf.training.exchanges.carrier import Carrier
-from ddlf.training.exchanges.star.master import StarWeights
+from ddlf.training.exchanges.carrier import Carrier, StarWeights
 from ddlf.training.exchanges.states import SlotStates
 from ddlf.training.refusals import check_spec
 from ddlf.training.registry import spec_of

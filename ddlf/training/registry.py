@@ -38,7 +38,7 @@ STRATEGIES: Mapping[str, type[StrategySettings]] = {
 }
 """The strategies of this package. Other packages register theirs in the entry point group ``ddlf.strategies``."""
 EXCHANGES: Mapping[str, type[ExchangeSettings]] = {
-    "star": resolve_name("ddlf.training.exchanges.star.settings:Star"),
+    "star": resolve_name("ddlf.training.exchanges.star:Star"),
     "sharded": resolve_name("ddlf.training.exchanges.sharded.settings:Sharded"),
     "auto": resolve_name("ddlf.training.exchanges.sharded.auto:Auto"),
     "gradient": resolve_name("ddlf.training.exchanges.gradient.settings:Gradient"),

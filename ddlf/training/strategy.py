@@ -113,7 +113,7 @@ class Exchange(ExchangeSettings):
 
     def weights(self, place: Place) -> WeightSource:
         """Return the source of the weights for tasks: the master."""
-        from ddlf.training.exchanges.star.master import StarWeights
+        from ddlf.training.exchanges.carrier import StarWeights
 
         return StarWeights(str(self.weights_codec), place.lossless, fragments=place.fragments)
 

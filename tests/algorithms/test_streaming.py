@@ -10,7 +10,7 @@ from ddlf.algorithms.outer import OUTER, Streaming, deal, tensors_of
 from ddlf.errors import ConfigError
 from ddlf.events import Warned
 from ddlf.testing import FakeCluster, FakeRun
-from ddlf.training.exchanges.star.master import StarWeights
+from ddlf.training.exchanges.carrier import StarWeights
 from ddlf.training.slot.parts import OwnFragments, SlotRound
 
 START = {f"layer/{i}": np.random.default_rng(i).normal(size=(30, 20 + i)).astype(np.float32) for i in range(8)}

@@ -5,7 +5,7 @@ import pytest
 
 from ddlf.algorithms.encoding import decode_update
 from ddlf.errors import ConfigError
-from ddlf.training.exchanges.star.master import StarWeights
+from ddlf.training.exchanges.carrier import StarWeights
 from ddlf.training.slot.parts import read_weights, send_update
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ddlf.errors import ConfigError
 from ddlf.training.exchanges.sharded.settings import Sharded
-from ddlf.training.exchanges.star.settings import Star
+from ddlf.training.exchanges.star import Star
 from ddlf.training.spec import RunSpec
 from ddlf.training.strategy import Exchange
 

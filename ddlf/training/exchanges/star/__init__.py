@@ -1,1 +1,0 @@
-"""The star exchange: updates go to the master, which merges them."""
