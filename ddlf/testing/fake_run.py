@@ -8,6 +8,7 @@ random gradients. So a run takes milliseconds, and every change of an algorithm 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,16 +16,19 @@ from typing import Any
 
 import numpy as np
 
+from ddlf.algorithms.flat_weights import Row, Rows
+from ddlf.algorithms.push_rules import Cadence
 from ddlf.algorithms.weights import Weights
 from ddlf.app import IApp
 from ddlf.cluster.proxy import ProxyWorker
+from ddlf.data.data_set import DataSet
+from ddlf.data.manifest import Column, Manifest, PartitionFile
 from ddlf.errors import ConfigError, WorkerLost
 from ddlf.events.record import History
 from ddlf.rpc.messages import Request
-from ddlf.testing.fake_downpour import RUN, answered, carried_until_lost, gradient, leave, rows_of
-from ddlf.testing.files import MadeUp
 from ddlf.training import start
 from ddlf.training.crew.crew import Crew
+from ddlf.training.evaluation.metrics import NOTHING_COUNTED
 from ddlf.training.exchanges.sharded.plan import COPIES, EXCHANGE
 from ddlf.training.exchanges.sharded.worker import ShardedWorker
 from ddlf.training.registry import EXCHANGE as EXCHANGE_CHECK
@@ -37,10 +41,17 @@ from ddlf.training.slot.parts import exchanged, whole
 from ddlf.training.slot.replica import Replica
 from ddlf.training.slot.task import KeptStates, Reply, Task
 from ddlf.training.strategies.arrivals import MEASURED
+from ddlf.training.strategies.downpour.client import record, replicas_of
+from ddlf.training.strategies.downpour.replica import planned, shares
 from ddlf.training.strategies.downpour.server import Servers
 from ddlf.training.strategies.downpour.settings import DownpourSettings
 from ddlf.worker.calls import Hosting
 from ddlf.worker.peers import Unreached
+
+RUN = "made up"
+"""Name of the run of the fake workers' roles."""
+LOOK_S = 0.002
+"""Seconds between two checks whether a fake worker is lost."""
 
 
 class FakeRun(IApp):
@@ -137,6 +148,64 @@ def model_of(app: FakeRun) -> NumpyModel:
     return model
 
 
+class MadeUp:
+    """A fake data set of partition files, with the attributes that training needs.
+
+    Args:
+        sizes: Number of samples of each file.
+        version: Number of the version.
+        hosts: The attribute of ``Manifest``.
+
+    Attributes:
+        manifest: The attribute of ``DataSet``.
+        on_disk: The attribute of ``DataSet``.
+        in_order: The attribute of ``DataSet``.
+        inexact: The attribute of ``DataSet``.
+        sources: The attribute of ``DataSet``.
+    """
+
+    on_disk, in_order, inexact = True, False, ""
+    sources = DataSet.sources
+
+    def __init__(self, sizes: Sequence[int], version: int = 1, hosts: int = 0) -> None:
+        files, first = [], 0
+        for number, samples in enumerate(sizes):
+            name = f"v{version:04}/{number:05}.safetensors"
+            files.append(PartitionFile(name, samples, samples, "0" * 64, first))
+            first += samples
+        self.manifest = Manifest({"x": Column("uint8", ())}, files, version, hosts=hosts)
+        self._versions = [self]
+
+    def repartition(self, sizes: Sequence[int]) -> None:
+        """Add a next version with the same samples in other files."""
+        self._versions.append(MadeUp(sizes, len(self._versions) + 1))
+
+    def at(self, version: int) -> MadeUp:
+        """Return the data set in another version; 0 means this one."""
+        return self._versions[version - 1] if version else self
+
+    def newer(self, version: int) -> MadeUp | None:
+        """Return the newest version if it is newer than ``version``, else None."""
+        return self._versions[-1] if len(self._versions) > version else None
+
+
+def gradient(app: FakeRun, task: Task, samples: Any, weights: Row) -> Row:
+    """Return ``0.1 w + N(0, 1)``, with noise from the task's seed and the batch's samples."""
+    chance = np.random.default_rng((task.seed, task.round, int(samples.sum()), len(samples)))
+    found: Row = np.float32(0.1) * weights + chance.normal(size=weights.size).astype(np.float32)
+    return found * np.float32(app.learning_rate > 0)
+
+
+def rows_of(app: FakeRun) -> Rows:
+    """Return the row layout of a fake model."""
+    return Rows.of(list(app.start.values()), [path not in app.frozen for path in app.start])
+
+
+def mean_of(weights: Any) -> float:
+    """Return the mean of all values, the result of a fake evaluation."""
+    return float(np.concatenate([np.ravel(one) for one in weights]).mean(dtype=np.float64))
+
+
 class FakeWorker:
     """A worker with its own ``Replica``. A test replaces ``fit``, ``train`` or ``rpc`` to disturb it.
 
@@ -162,6 +231,7 @@ class FakeWorker:
         self.bytes_sent = self.bytes_received = 0
         self.lost = False
         self.carrying: asyncio.Future[Reply] | None = None
+        self.end: Any = None
         self.asked: list[tuple[Any, ...]] = []
         self.told: list[dict[str, Any]] = []
         self.turns: Turns | None = None
@@ -169,7 +239,7 @@ class FakeWorker:
 
     def open(self, app: FakeRun) -> None:
         """Take part in a run, without any earlier state."""
-        leave(self)
+        self.leave()
         own: FakeRun = object.__new__(type(app))
         vars(own).update(vars(app))
         vars(own).pop("run_context", None)  # a worker's model never receives the master's weights on its own
@@ -180,7 +250,6 @@ class FakeWorker:
         self.replica = Replica(stand_in, own)
         self.replica.use(self.model, CountedSamples())
         self.roles = Hosting(self)
-        self.end: Any
         if is_downpour(app):
             self.end = Servers(self.id, RUN, self.roles, self.ask, lambda: rows_of(app))
             self.roles.play(RUN, SERVERS, self.end, of=REPLICA)
@@ -206,7 +275,7 @@ class FakeWorker:
 
     async def reconnect(self) -> None:
         """Return from a loss."""
-        leave(self)
+        self.leave()
         self.lost = False
 
     call, gradient = ProxyWorker.call, staticmethod(gradient)
@@ -214,8 +283,7 @@ class FakeWorker:
     async def rpc(self, request: Request, timeout_s: float | None = None) -> Any:
         """Execute a request of the master."""
         await asyncio.sleep(0)
-        if self.lost:
-            raise WorkerLost("it was lost", worker=self.name)
+        self._check_lost()
         _, role, verb, *arguments = request.args
         if verb == "give":
             slot, number, groups = arguments
@@ -225,7 +293,7 @@ class FakeWorker:
             return None
         if role != REPLICA or verb == "evaluate":
             self.asked.append((verb, *arguments))
-            return await answered(self, role, verb, arguments)
+            return await self._answer(role, verb, arguments)
         task = Task.from_message(arguments[0])
         self.asked.append((verb, task))
         if verb == "measure":
@@ -235,7 +303,7 @@ class FakeWorker:
                 return self.end.measured(task, found, moving(self.model), list(self._app.start))
             return self.replica.statistics(task)
         if is_downpour(self._app):
-            return await carried_until_lost(self, self._app, task)
+            return await self._push_until_lost(task)
         if "generation" in task.weights:
             task = await self.end.begin(task, self._like)
         reply = self.train(task)
@@ -258,6 +326,94 @@ class FakeWorker:
         if self.lost or other.lost:
             raise WorkerLost("it was lost", worker=other.name)
         return await other.roles.call(RUN, role, verb, *arguments)
+
+    async def _push(self, task: Task) -> Reply:
+        """Carry a slot's round of Downpour, like ``DownpourReplica`` on a worker. Only gradients are fake."""
+        app, rows = self._app, rows_of(self._app)
+        cadence = Cadence(n_fetch=app.n_fetch, n_push=app.n_push)
+        size = task.batch_size
+        batches, samples = math.ceil(len(task.indices) / size), self.model.samples_of(task)
+        replicas: list[Any] = []
+        pushed: dict[str, Any] = {"refused": 0}
+        try:
+            replicas = await replicas_of(self.end.owners, task, shares(batches, len(task.weights["replicas"])), cadence)
+            order, chosen = planned(task, replicas, batches)
+            now: dict[int, tuple[Row, Row]] = {}
+            owed: dict[int, Row] = {}
+            alone = task.weights["alone"] * app.n_push
+            for place, batch in zip(order, chosen, strict=True):
+                one = replicas[place]
+                if cadence.takes(one.done):
+                    now[place] = await one.take(owed.get(place), app.learning_rate)
+                weights, rest = now[place]
+                found = self.gradient(app, task, samples[batch * size : (batch + 1) * size], weights)
+                owed[place] = owed.get(place, np.zeros(rows.sizes[0], np.float32)) + found
+                now[place] = weights - np.float32(app.learning_rate) * found, rest
+                one.done += 1
+                if cadence.pushes(one.done - 1, one.left):
+                    await one.push(owed.pop(place), np.zeros_like(rest))
+                alone -= 1
+                if not alone:
+                    await one.pushed()
+                await asyncio.sleep(0)
+            for one in replicas:
+                await one.pushed()
+        except Unreached as error:
+            pushed |= {"peer": error.worker, "why": error.why}
+        finally:
+            for one in replicas:
+                one.end()
+        self._check_lost()
+        self.kept.begin(task)
+        self.kept.leave(task, {})
+        return Reply(
+            task=task,
+            update=None,
+            codec_error=0.0,
+            samples=len(task.indices),
+            fed=None,
+            metrics={"loss": 1.0},
+            counted=NOTHING_COUNTED,
+            compute_s=self.compute_s,
+            wait_data_s=0.0,
+            files=(),
+            stopped=False,
+            state={},
+            pushed=pushed | record(replicas),
+        )
+
+    async def _push_until_lost(self, task: Task) -> dict[str, Any]:
+        """Carry a slot's round of Downpour, and return the reply's message. A loss ends the wait at once, but not the work."""
+        self.carrying = asyncio.ensure_future(self._push(task))
+        while not self.carrying.done() and not self.lost:
+            await asyncio.wait({self.carrying}, timeout=LOOK_S)
+        self._check_lost()
+        message: dict[str, Any] = self.carrying.result().to_message()
+        return message
+
+    async def _answer(self, role: str, verb: str, arguments: Sequence[Any]) -> Any:
+        """Return the answer of a role to the master."""
+        function = self.evaluate if verb == "evaluate" else self.roles.find(RUN, role, verb).function
+        assert function is not None
+        answer = await function(*arguments)
+        self._check_lost()
+        return answer
+
+    async def evaluate(self, which: Any, part: str, *of_data: Any) -> dict[str, float] | None:
+        """Return the mean of all values of the weights that the master names, as ``loss``."""
+        weights = await (self.end.marked(**which) if "moment" in which else self.end.exact(**which))
+        return None if weights is None else {"loss": mean_of(weights)}
+
+    def leave(self) -> None:
+        """End the work of a run."""
+        if isinstance(self.end, Servers):
+            self.ending = asyncio.ensure_future(self.end.close())
+        if self.carrying is not None:
+            self.carrying.cancel()
+
+    def _check_lost(self) -> None:
+        if self.lost:
+            raise WorkerLost("it was lost", worker=self.name)
 
     def train(self, task: Task) -> Reply:
         """Carry one round of one slot."""
@@ -330,7 +486,7 @@ async def _crew_of(
             yield crew, app.samples
         finally:
             for worker in cluster.workers:
-                leave(worker)
+                worker.leave()
 
 
 class Turns:

@@ -14,7 +14,7 @@ from ddlf.data.place import Folder
 from ddlf.data.sources import open_source
 from ddlf.data.split import sizes_of, split
 from ddlf.errors import ConfigError, DatasetError
-from ddlf.testing.files import MadeUp
+from ddlf.testing.fake_run import MadeUp
 
 X, Y = np.random.default_rng(0).random((600, 5), np.float32), np.arange(600) % 7
 

@@ -15,8 +15,7 @@ from ddlf.algorithms.weights import digest
 from ddlf.errors import AppMissing, BadUpdate, ClusterTooSmall, ConfigError, ConnectError, ProtocolError, WorkerLost
 from ddlf.events import Warned
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
-from ddlf.testing.fake_downpour import gradient
-from ddlf.testing.files import MadeUp
+from ddlf.testing.fake_run import MadeUp, gradient
 from ddlf.training.callbacks.checks import warnings_of_master
 from ddlf.training.checkpoints import resume
 from ddlf.training.slot.task import OPTIMIZER

@@ -6,7 +6,7 @@ import pytest
 from ddlf.data.spread import shares
 from ddlf.errors import ConfigError, ConnectError, DatasetError, WorkerLost
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
-from ddlf.testing.files import MadeUp
+from ddlf.testing.fake_run import MadeUp
 from ddlf.training.crew.schedule import Finished, Lost, Ready, Schedule, Start, Wanted
 from ddlf.training.samples.files import check_all_there, held
 

@@ -8,7 +8,7 @@ import pytest
 from ddlf.errors import WorkerLost
 from ddlf.events import Warned
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
-from ddlf.testing.fake_downpour import mean_of
+from ddlf.testing.fake_run import mean_of
 from ddlf.training.progress import WeightsRef
 from ddlf.training.strategies.downpour.server import Server
 from tests.training.doubles import Doubles
@@ -138,7 +138,7 @@ async def test_evaluation_is_retried_and_then_done_on_the_master(on_the_master, 
     async def none(worker, which, part, *rest):
         answers.append(which["moment"])
 
-    monkeypatch.setattr("ddlf.testing.fake_downpour.evaluated", none)
+    monkeypatch.setattr("ddlf.testing.fake_run.FakeWorker.evaluate", none)
     history = await run.train_model()
     assert answers == [1, 2, 3, 4]
     assert len(on_the_master) == 3

@@ -9,7 +9,7 @@ from ddlf.algorithms.flat_weights import Rows
 from ddlf.errors import CheckpointMismatch, ConfigError, ExecutorCrashed, WorkerLost
 from ddlf.events import SlotStarted, Warned, WorkerReturned
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker, fake_run
-from ddlf.testing.fake_downpour import gradient
+from ddlf.testing.fake_run import gradient
 from ddlf.training.crew.crew import Crew
 
 pytestmark = pytest.mark.usefixtures("short_waits")

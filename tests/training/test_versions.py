@@ -8,7 +8,7 @@ import pytest
 from ddlf.errors import DatasetError, WorkerLost
 from ddlf.events import FilesChanged
 from ddlf.testing import FakeCluster, FakeRun, FakeWorker
-from ddlf.testing.files import MadeUp
+from ddlf.testing.fake_run import MadeUp
 from ddlf.training.progress import FileLedger
 
 FILES = {3: (70, 70, 63), 5: (41, 41, 41, 40, 40), 7: (31, 17, 40, 29, 28, 29, 29)}
