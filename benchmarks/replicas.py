@@ -26,7 +26,7 @@ DOWNPOUR = [way for way, settings in WAYS.items() if settings["mode"] == "downpo
 
 
 def one_after_the_other(steps: Sequence[int], length: int, chance: Any, *, alone: int = 0) -> list[int]:
-    """As ``ddlf.algorithms.replica_turns.turns``, without chance."""
+    """As ``ddlf.algorithms.push_rules.turns``, without chance."""
     left, drawn = list(steps), [0] * min(alone, steps[0])
     left[0] -= len(drawn)
     while any(left):
@@ -48,12 +48,12 @@ class Replicas(Mnist):
 
     def create_model(self) -> None:
         """On a worker also say whose turn it is: of all runs there, so each says it anew."""
-        from ddlf.algorithms import replica_turns
+        from ddlf.algorithms import push_rules
         from ddlf.training.strategies.downpour import replica
 
         super().create_model()
         self.callbacks = []
-        vars(replica)["turns"] = one_after_the_other if self.order == "turns" else replica_turns.turns
+        vars(replica)["turns"] = one_after_the_other if self.order == "turns" else push_rules.turns
 
 
 async def accuracy(cluster: Cluster, way: str, order: str, seed: int, options: argparse.Namespace) -> tuple[float, int]:

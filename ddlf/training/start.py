@@ -56,8 +56,7 @@ from ddlf.training.registry import SETTINGS, spec_of
 from ddlf.training.roles import REPLICA
 from ddlf.training.run import Ended, Facts, Reporter, Run
 from ddlf.training.samples.files import Nearby, files_of, settled
-from ddlf.training.samples.parts import partitioned
-from ddlf.training.samples.steps import PlannedSteps
+from ddlf.training.samples.parts import PlannedSteps, partitioned
 from ddlf.training.slot.batchnorm import batch_norms, warning
 from ddlf.training.slot.build import left_behind
 from ddlf.training.slot.optimizers import final_weights, followers, keeps_averages, restarts

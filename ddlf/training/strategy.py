@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ddlf.errors import ConfigError
+from ddlf.settings.checks import OUTER as OUTER_CHECK
+from ddlf.settings.checks import Whole
+from ddlf.settings.setting import FACT, Setting
 from ddlf.training.spec import ExchangeSettings, RunSpec, StrategySettings
 
 if TYPE_CHECKING:
@@ -28,6 +31,27 @@ if TYPE_CHECKING:
     from ddlf.training.run import Run
     from ddlf.training.slot.parts import Kept
     from ddlf.training.slot.task import SlotState
+
+
+OUTER: Setting[OuterOptimizer, OuterOptimizer | str | None] = Setting(
+    None,
+    OUTER_CHECK,
+    "optimizer that applies the merged update to the weights (default: subtract)",
+    "RULE",
+    FACT,
+)
+"""An optimizer on the master that treats the merged update as a gradient."""
+
+STALENESS_HELP = "weight of an update that is based on old weights"
+MAX_STALENESS: Setting[int | None, int | None] = Setting(
+    None,
+    Whole(0, none="no limit"),
+    "maximum number of rounds a slot may be ahead of the slowest slot before it waits (default: no limit)",
+    "N",
+    FACT,
+)
+"""With 0 all slots start each round together with the same weights, as in synchronous training, but updates are added
+as they arrive."""
 
 
 class Place(NamedTuple):

@@ -38,9 +38,8 @@ from ddlf.extras.advice.report import explained
 from ddlf.extras.advice.rule import CLASSES, SEVERITIES, Rule
 from ddlf.extras.advice.rules import RULES as ADVICE
 from ddlf.settings.setting import Group, Use
-from ddlf.training import registry
+from ddlf.training import registry, strategy
 from ddlf.training.registry import KINDS_OF_GROUPS, SETTINGS, option
-from ddlf.training.strategies import shared
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,7 +48,7 @@ def settings() -> str:
     """Return the page of the settings."""
     more: dict[str, str] = {}
     modules = {base.__module__ for kind in KINDS_OF_GROUPS for base in kind.__mro__ if issubclass(base, Group)}
-    for source in (registry, shared, *(sys.modules[name] for name in modules)):
+    for source in (registry, strategy, *(sys.modules[name] for name in modules)):
         for part in ast.walk(ast.parse(inspect.getsource(source))):
             for line, text in pairwise(part.body if isinstance(part, ast.Module | ast.ClassDef) else ()):
                 if isinstance(line, ast.AnnAssign) and isinstance(text, ast.Expr):

@@ -9,8 +9,8 @@ import pytest
 
 from ddlf.algorithms.encoding import decode_update
 from ddlf.algorithms.flat_weights import Rows
+from ddlf.algorithms.push_rules import turns
 from ddlf.algorithms.reading_order import Portion
-from ddlf.algorithms.replica_turns import turns
 from ddlf.algorithms.weights import digest
 from ddlf.errors import AppMissing, BadUpdate, ClusterTooSmall, ConfigError, ConnectError, ProtocolError, WorkerLost
 from ddlf.events import Warned

@@ -22,7 +22,7 @@ from ddlf.events import Event, SlotMoved
 from ddlf.training.checkpoints.restoring import Restoring
 from ddlf.training.exchanges.states import SlotStates
 from ddlf.training.roles import REPLICA
-from ddlf.training.samples.steps import PlannedSteps
+from ddlf.training.samples.parts import PlannedSteps
 from ddlf.training.slot.parts import changed, exchanged
 from ddlf.training.slot.task import Reply, Task
 

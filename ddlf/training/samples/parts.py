@@ -1,8 +1,12 @@
-"""The samples of each slot in a round. Runs on the master; ``Progress.span`` gives the round's part of an epoch."""
+"""The samples and the planned steps of each slot in a round. Runs on the master.
+
+``Progress.span`` gives the part of an epoch that a round has.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +18,8 @@ from ddlf.algorithms.reading_order import SHUFFLE, Global, Numbers, Portion, pie
 from ddlf.errors import ConfigError
 from ddlf.events import DataPartitioned
 from ddlf.training.context import App
-from ddlf.training.progress import Span
+from ddlf.training.progress import Progress, Span
+from ddlf.training.slot.optimizers import Steps
 
 LEAST_SHARE = 8
 """The smallest part of a slot is an equal share divided by this number, if an epoch of files has several rounds.
@@ -178,3 +183,50 @@ def _labels(app: App, rule: Partition) -> Labels:
             hint="set it in load_dataset, or use partition='power:1', which needs no labels",
         )
     return labels_of(app.y_train)
+
+
+class PlannedSteps:
+    """The planned steps of each slot's optimizer, counted once for each plan of the run.
+
+    Parts by speed have unknown sizes in advance and count as equal here. A worker stretches its actual steps to the
+    planned ones.
+
+    Args:
+        progress: Has the plan.
+        batch_size: Samples in a batch of each slot.
+    """
+
+    def __init__(self, progress: Progress, batch_size: int) -> None:
+        self._progress, self._batch_size = progress, batch_size
+        self._plan: tuple[object, ...] = ()
+        self._owned: list[int] | None = None  # samples of each slot, if they are the same in the whole run
+        self._before: dict[int, list[int]] = {}  # slot -> the steps before each round, and after the last one
+
+    def of(self, slot: int, number: int) -> Steps:
+        """Return the steps of a slot in a round, both numbered from 0."""
+        progress = self._progress
+        # These facts identify the plan. The completed rounds of an earlier plan stay the same.
+        plan = (len(progress.epochs), progress.starts[-1], tuple(progress.slots_from), len(progress.parts_from))
+        if plan != self._plan:
+            self._plan, self._before = plan, {}
+        if slot not in self._before:
+            made = (self._in_round(slot, one) for one in range(len(progress.epochs)))
+            self._before[slot] = [0, *itertools.accumulate(made)]
+        before = self._before[slot]
+        return Steps(before[number], before[number + 1], before[-1], progress.starts[-1])
+
+    def _in_round(self, slot: int, number: int) -> int:
+        progress = self._progress
+        return progress.epochs[number] * -(-self._samples(slot, number) // self._batch_size)
+
+    def _samples(self, slot: int, number: int) -> int:
+        progress = self._progress
+        span, slots = progress.span(number), progress.tasks_in(number)
+        samples = span.end - span.begin
+        if progress.owners is not None:
+            if self._owned is None:
+                self._owned = np.bincount(progress.owners, minlength=len(progress.states)).tolist()
+            return round(self._owned[slot] * samples / progress.samples)
+        if (parts := progress.parts_in(number)) and slot < len(parts):
+            return round(parts[slot] * samples / sum(parts))
+        return samples // slots + (slot < samples % slots) if slot < slots else 0

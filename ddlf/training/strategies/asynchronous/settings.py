@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ddlf.settings.checks import ARRIVAL, STALENESS
 from ddlf.settings.setting import FACT, Setting
 from ddlf.training.spec import Refusal, RunSpec
-from ddlf.training.strategies.shared import MAX_STALENESS, OUTER, STALENESS_HELP
-from ddlf.training.strategy import CommonStep, Loop, Strategy
+from ddlf.training.strategy import MAX_STALENESS, OUTER, STALENESS_HELP, CommonStep, Loop, Strategy
 
 if TYPE_CHECKING:
     from ddlf.algorithms.arrival import Arrival

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddlf.algorithms.flat_weights import Row, Rows
-from ddlf.algorithms.push_rules import Cadence, is_finite
+from ddlf.algorithms.push_rules import Cadence, is_finite, turns
 from ddlf.algorithms.reading_order import Portion, Turned
-from ddlf.algorithms.replica_turns import turns
 from ddlf.algorithms.weights import Weights
 from ddlf.errors import AppError, ConfigError
 from ddlf.training.context import App

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ddlf.settings.checks import PUSHED, STALENESS, OneOf, Whole
 from ddlf.settings.setting import FACT, FILE, Setting
 from ddlf.training.spec import Refusal, RunSpec
-from ddlf.training.strategies.shared import MAX_STALENESS, STALENESS_HELP
-from ddlf.training.strategy import Strategy
+from ddlf.training.strategy import MAX_STALENESS, STALENESS_HELP, Strategy
 
 if TYPE_CHECKING:
     from ddlf.algorithms.push_rules import Pushed

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ddlf.settings.checks import MERGE, OneOf
 from ddlf.settings.setting import FACT, Setting
 from ddlf.training.spec import Refusal, RunSpec
-from ddlf.training.strategies.shared import OUTER
-from ddlf.training.strategy import CommonStep, Loop, Strategy, parts_of
+from ddlf.training.strategy import OUTER, CommonStep, Loop, Strategy, parts_of
 
 if TYPE_CHECKING:
     from ddlf.algorithms.merge import Rule
