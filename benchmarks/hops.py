@@ -24,6 +24,8 @@ import numpy as np
 
 import ddlf
 
+GENERATOR = 0x20
+"""The flag of a generator's code. The argument of its instruction RESUME is 0 when the generator begins."""
 INSIDE = "stepped"
 """What Downpour calls at the end of a batch."""
 SAMPLES = 256
@@ -62,14 +64,17 @@ def trace(inside: str = "") -> Any:
     depth = [0]
 
     def note(frame: Any, event: str, _: Any) -> None:
-        name = frame.f_code.co_filename
+        code = frame.f_code
+        name = code.co_filename
         at = name.rfind("ddlf/")
         if at < 0 or event not in ("call", "return") or "site-packages" in name or "/benchmarks/" in name:
             return
-        if inside and frame.f_code.co_name == inside:
+        if event == "call" and code.co_flags & GENERATOR and code.co_code[frame.f_lasti + 1]:
+            return  # a generator continues, which is no call
+        if inside and code.co_name == inside:
             depth[0] += 1 if event == "call" else -1
         if event == "call" and (not inside or depth[0] > 0):
-            found[name[at:], frame.f_code.co_qualname] += 1
+            found[name[at:], code.co_qualname] += 1
 
     if not inside:
         threading.setprofile(note)
