@@ -19,7 +19,7 @@ from ddlf import IApp  # noqa: E402
 from ddlf import events as e  # noqa: E402
 from ddlf.monitor.dashboard.server import Dashboard  # noqa: E402
 from ddlf.monitor.runs import folder, report  # noqa: E402
-from ddlf.monitor.runs.writer import FolderWriter  # noqa: E402
+from ddlf.monitor.runs.recording import FolderWriter  # noqa: E402
 from tests.monitor.dashboard import made_up  # noqa: E402
 from tests.monitor.dashboard.browser import chromium, opened  # noqa: E402
 

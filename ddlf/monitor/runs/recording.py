@@ -1,21 +1,217 @@
-"""Records a run in a folder and in external trackers, from its beginning to its end. Runs on the master."""
+"""Records a run in a folder and in external trackers, from its beginning to its end. Runs on the master.
+
+The folder is written on its own thread, and is readable at any moment, however the run ends. Each event is a line of
+``events.jsonl``, and the report is computed from these lines.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
+import json
+import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+from ddlf import events as e
 from ddlf.data.app import UserApp
 from ddlf.errors import ConfigError
-from ddlf.monitor.runs import folder
-from ddlf.monitor.runs.background import Behind, log, reason
+from ddlf.events.facts import to_data
+from ddlf.events.record import RoundRecord, row
+from ddlf.events.sinks import to_json
+from ddlf.monitor.runs import folder, summary
+from ddlf.monitor.runs.background import Behind, Timed, log, reason
+from ddlf.monitor.runs.logs import STAMP
 from ddlf.monitor.runs.trackers import WRITERS, check_installed
-from ddlf.monitor.runs.writer import FolderWriter
 from ddlf.settings.declared import declared, declared_with
 
+ELSEWHERE = (e.SlotMoved, e.PhaseMoved, e.WorkerWrote)
+"""Events that ``events.jsonl`` does not contain: two are frequent and not needed later, and workers' output has its own
+files."""
+MOST_LOG_BYTES = 32 * 1024**2
+"""Maximum size of a worker's log. Then a new file is begun, and only the previous one is kept."""
+OF_A_WORKER = ("host", "python", "cores", "threads")
+"""Facts about a worker for the summary."""
 CLOSE_S = 20.0
 """Maximum seconds that the end of a run waits for a slow disk or server."""
+
+
+class FolderWriter:
+    """Writes the folder of one run.
+
+    Args:
+        app: The user's ``IApp``, or an object with its attributes.
+        path: Existing folder.
+        origins: Origins of settings from outside of the app, by name.
+
+    Attributes:
+        ended: How and why training ended, as the run reported it; None before the end.
+        is_over: Whether the run is over. Later events are written with a new summary and report.
+
+    Raises:
+        OSError: The folder cannot be written to.
+    """
+
+    def __init__(self, app: UserApp, path: Path, origins: dict[str, str]) -> None:
+        self.ended: tuple[folder.How, str] | None = None
+        self.is_over = False
+        self._app = app
+        self._path = path
+        self._origins = origins
+        self._state = folder.begun(type(app).__name__)
+        self._summary: dict[str, Any] = {"run": path.name, "app": self._state.app}
+        self._test: dict[str, float] = {}
+        self._last: RoundRecord | None = None
+        self._columns: list[str] = []
+        self._is_torn = False
+        self._write_state()
+
+    def write(self, batch: list[Timed]) -> None:
+        """Write events.
+
+        Raises:
+            OSError: Some of them could not be written.
+        """
+        for when, event in batch:
+            self._look(when, event)
+        self._write_events([(when, event) for when, event in batch if not isinstance(event, ELSEWHERE)])
+        self._write_logs(batch)
+        if rows := [
+            {"time": round(when, 3), **to_data(row(event.record))}
+            for when, event in batch
+            if isinstance(event, e.Committed)
+        ]:
+            self._write_metrics(rows)
+        if any(isinstance(event, e.RunBegan | e.TrainingBegan) for _, event in batch):
+            self._write_summary()
+            if (notation := getattr(vars(self._app).get("model"), "notation", None)) is not None:
+                (self._path / folder.NOTATION).write_text(notation.text, encoding="utf-8")
+        if self.is_over:
+            self._write_end()
+
+    def end(self, how: folder.How, why: str, lost: int) -> None:
+        """Write how the run ended, the summary and the report.
+
+        Args:
+            how: How it ended.
+            why: The reason why the run ended early, if it did.
+            lost: Number of events that could not be written.
+
+        Raises:
+            OSError: Something could not be written.
+        """
+        self.is_over = True
+        self._state = replace(self._state, state=how, why=why, ended=time.time())
+        try:
+            self._write_state()
+        except OSError:
+            folder.write_json_over(self._path / folder.STATE, self._state)
+        if lost:
+            self._summary["events_lost"] = lost
+        self._write_end()
+
+    def _write_end(self) -> None:
+        from ddlf.monitor.runs.report import write
+
+        self._write_summary()
+        write(self._path)
+
+    def _write_state(self) -> None:
+        folder.write_json(self._path / folder.STATE, self._state)
+
+    def _look(self, when: float, event: e.Event) -> None:
+        """Store the facts of an event that the summary contains."""
+        match event:
+            case e.Committed():
+                self._last = event.record
+            case e.Evaluated():
+                self._test = event.metrics
+            case e.ModelSaved():
+                self._summary["model"] = str(Path(event.path).resolve())
+            case e.CheckpointWritten():
+                self._summary["checkpoints"] = str(Path(event.path).resolve())
+            case e.TrainingBegan():
+                if event.version:
+                    self._summary["goes_on_from"] = {"version": event.version, "checkpoints": event.source}
+            case e.RunEnded():
+                ends: dict[str, folder.How] = {"complete": "finished", "converged": "finished", "failed": "failed"}
+                self.ended = ends.get(event.how, "stopped"), event.why
+
+    def _append(self, name: str, text: str) -> None:
+        with open(self._path / name, "ab", buffering=0) as file:
+            data = memoryview(text.encode("utf-8", "backslashreplace"))
+            while data:
+                data = data[file.write(data) :]
+
+    def _write_events(self, batch: list[Timed]) -> None:
+        lines = [json.dumps({"time": round(when, 3), **to_json(event)}, separators=(",", ":")) for when, event in batch]
+        torn, self._is_torn = self._is_torn, True  # an interrupted write leaves an incomplete line
+        self._append(folder.EVENTS, "\n" * torn + "".join(f"{line}\n" for line in lines))
+        self._is_torn = False
+
+    def _write_logs(self, batch: list[Timed]) -> None:
+        """Append workers' output to their log files, with the time of its arrival."""
+        texts: dict[str, str] = {}
+        for when, event in batch:
+            if isinstance(event, e.WorkerWrote):
+                at = datetime.fromtimestamp(when).isoformat(" ", "milliseconds")
+                missing = [f"({event.dropped:,} lines came too fast and were dropped)"] * bool(event.dropped)
+                text = "".join(f"{at}  {line}\n" for line in (*missing, *event.lines))
+                texts[event.name] = texts.get(event.name, "") + text
+        for name, text in texts.items():
+            (self._path / folder.LOGS).mkdir(exist_ok=True)
+            log = f"{folder.LOGS}/{folder.file_name(name)}.log"
+            if (path := self._path / log).exists() and path.stat().st_size > MOST_LOG_BYTES:
+                before = path.with_name(path.name + folder.BEFORE)
+                if before.exists():
+                    gone = f"(older lines were removed: the log keeps {2 * MOST_LOG_BYTES:,} bytes of each worker)"
+                    text = f"{text[:STAMP]}  {gone}\n{text}"
+                path.replace(before)
+            self._append(log, text)
+
+    def _write_metrics(self, rows: list[dict[str, Any]]) -> None:
+        path = self._path / folder.METRICS
+        if new := [name for name in dict.fromkeys(name for row in rows for name in row) if name not in self._columns]:
+            before: list[dict[str, Any]] = []
+            if path.exists():  # the first record does not have this metric
+                with path.open(newline="", encoding="utf-8") as file:
+                    before = list(csv.DictReader(file))
+            self._columns += new
+            folder.write_text(path, self._spelled([dict(zip(self._columns, self._columns, strict=True)), *before]))
+        self._append(folder.METRICS, self._spelled(rows))
+
+    def _spelled(self, rows: list[dict[str, Any]]) -> str:
+        text = io.StringIO()
+        csv.DictWriter(text, self._columns, lineterminator="\n").writerows(rows)
+        return text.getvalue()
+
+    def _write_summary(self) -> None:
+        app, facts = self._app, self._summary
+        if "git" not in facts:  # the first time: record the settings at the beginning of the run
+            facts["settings"] = summary.settings_of(app, self._origins)
+            facts["source"] = summary.source_of(app)
+            facts["git"] = summary.git(Path(facts["source"]).parent if facts["source"] else Path.cwd())
+        cluster = getattr(app, "cluster", None)
+        workers = cluster.workers if cluster is not None else ()
+        facts |= {
+            **summary.environment(),
+            "workers": [
+                {
+                    "worker": worker.id,
+                    "name": worker.name,
+                    **{n: v for n, v in worker.facts.items() if n in OF_A_WORKER},
+                }
+                for worker in workers
+            ],
+            "ledger": summary.ledger_of(app),
+        }
+        if self._last is not None:
+            facts["results"] = summary.results(self._last, self._test)
+        folder.write_json(self._path / folder.SUMMARY, facts)
 
 
 class Recording:

@@ -11,7 +11,7 @@ from ddlf import events as e
 from ddlf.events.record import RoundRecord
 from ddlf.monitor.runs import folder
 from ddlf.monitor.runs.background import Timed
-from ddlf.monitor.runs.writer import FolderWriter
+from ddlf.monitor.runs.recording import FolderWriter
 
 BEGAN = 1_700_000_000.0
 

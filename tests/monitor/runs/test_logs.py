@@ -7,7 +7,7 @@ from ddlf import events as e
 from ddlf.cli.main import main
 from ddlf.monitor.runs import folder
 from ddlf.monitor.runs.logs import Reader
-from ddlf.monitor.runs.writer import FolderWriter
+from ddlf.monitor.runs.recording import FolderWriter
 from tests.monitor.runs.made import BEGAN, run
 
 
@@ -86,7 +86,7 @@ def test_a_run_whose_workers_wrote_nothing_says_so(tmp_path, capsys):
 
 
 def test_a_file_that_becomes_too_long_is_begun_anew_and_followed(tmp_path, monkeypatch):
-    monkeypatch.setattr("ddlf.monitor.runs.writer.MOST_LOG_BYTES", 100)
+    monkeypatch.setattr("ddlf.monitor.runs.recording.MOST_LOG_BYTES", 100)
     path = folder.make(tmp_path, "app")
     writer = FolderWriter(IApp(), path, {})
     followed = Reader(path)
