@@ -169,7 +169,7 @@ async def bench(options: argparse.Namespace) -> int:
     pairs = await between(options, reached) if options.pairs else []
     if options.json:
         rows = [asdict(way) if isinstance(way, Way) else {"error": str(way)} for way in results]
-        addresses = [{"address": f"{worker.host}:{worker.port}"} for worker in cluster.workers]
+        addresses = [{"address": worker.address} for worker in cluster.workers]
         workers = [address | row for address, row in zip(addresses, rows, strict=True)]
         print(json.dumps({"workers": workers, "pairs": [_facts(pair) for pair in pairs]} if options.pairs else workers))
     else:

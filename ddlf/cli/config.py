@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddlf.app import IApp
-from ddlf.cli.options import add_app_options, check_app_options
+from ddlf.cli.options import add_app_options, check_app_options, reads_cluster_file
 from ddlf.cli.parsing import Command, Parser, action
 from ddlf.cli.target import find_target, overrides, prepare_app
 from ddlf.cluster.config.addresses import find_config
@@ -50,7 +50,7 @@ def show(options: argparse.Namespace) -> int:
 
 def setting_rows(app: IApp, options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
     """Yield the name, value and origin of each setting: first the app's settings, then the cluster's."""
-    path = None if options.local or options.hosts or options.launcher else find_config(options.config)
+    path = find_config(options.config) if reads_cluster_file(options) else None
     lines = lines_of_run(path) if path else {}
     origins = {name: where for name, _, where in overrides(type(app), options)}
     for name, row in settings_of(app, origins).items():

@@ -14,7 +14,7 @@ from ddlf.app import IApp
 from ddlf.cli.config import setting_rows
 from ddlf.cli.doctor import HERE, Answer, all_asked, difference, of_answer, size, versions
 from ddlf.cli.findings import joined, of_machine
-from ddlf.cli.options import new_workers
+from ddlf.cli.options import new_workers, reads_cluster_file
 from ddlf.cli.target import needs_of
 from ddlf.cluster.config.addresses import find_config
 from ddlf.cluster.config.cluster_file import load_config
@@ -45,7 +45,10 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
     print(f"cluster   {described}")
     answers: list[Answer] = []
     starts, timeout_s, enough = _of_file(cluster, options)
-    if new_workers(options) or options.launcher or starts:
+    if options.listen:
+        print(f"          {cluster.N} would join here: ddlf-worker --join HOST:{options.listen[1]}")
+        await cluster.close()
+    elif new_workers(options) or options.launcher or starts:
         print(f"          {cluster.N} would be started, each with {versions(this_machine)}")
     else:
         answers = await all_asked(cluster.workers, timeout_s, print, needs)
@@ -82,7 +85,7 @@ async def plan(target: Any, cluster: Cluster, described: str, options: argparse.
 
 def _of_file(cluster: Cluster, options: argparse.Namespace) -> tuple[bool, float, int]:
     """Return whether the cluster file lets the run start workers, seconds for each worker, and the required number."""
-    path = None if options.hosts or options.local or options.launcher else find_config(options.config)
+    path = find_config(options.config) if reads_cluster_file(options) else None
     if path is None:
         return False, CONNECT_TIMEOUT_S, cluster.N
     config = load_config(options.config)

@@ -93,6 +93,8 @@ def _cluster(options: argparse.Namespace) -> str:
         return f"--hosts ({len(options.hosts.split(','))} workers)"
     if options.launcher:
         return f"--launcher {options.launcher.partition(':')[0]}"
+    if options.listen:
+        return f"--listen ({options.workers} workers)"
     if options.local or not (path := find_config(options.config)):
         return f"{options.local or 2} workers on this machine"
     from ddlf.cluster.config.cluster_file import load_config

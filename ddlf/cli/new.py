@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ddlf
-from ddlf.cli.options import add_options
+from ddlf.cli.options import add_options, reads_cluster_file
 from ddlf.cli.parsing import Command, Parser
 from ddlf.errors import ConfigError
 from ddlf.version import __version__
@@ -140,7 +140,7 @@ def demo(options: argparse.Namespace) -> int:
             f"the demo trains a model, and {' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not installed",
             hint="python -m pip install 'ddlf[tensorflow]'",
         )
-    if not (options.config or options.hosts or options.launcher or options.local):
+    if not options.config and reads_cluster_file(options):
         options.local = 2
     with tempfile.TemporaryDirectory(prefix="ddlf-demo-") as folder:
         # Run a copy outside the installed package, because only the user's own code is sent to the workers.

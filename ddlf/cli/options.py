@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddlf.cli.parsing import Command, Option, Parser, addresses, number
+from ddlf.cli.parsing import Command, Option, Parser, addresses, listening, number
 from ddlf.errors import ConfigError
 from ddlf.settings.checks import OneOf, Whole
 from ddlf.settings.setting import Setting
@@ -29,7 +29,8 @@ OF_SETTINGS = tuple(name for name, setting in SETTINGS.items() if setting.flag i
 """Options that set the app's attribute of the same name."""
 OF_AN_APP = (*(name for name in OF_SETTINGS if name != "ui"), "save")
 OF_A_CLUSTER = (
-    *("config", "local", "hosts", "launcher", "token_file", "insecure_plaintext", "takeover", "wait"),
+    *("config", "local", "hosts", "launcher", "listen", "workers"),
+    *("token_file", "insecure_plaintext", "takeover", "wait"),
     *("pickle_results", "dashboard"),
 )
 
@@ -120,8 +121,16 @@ def _add_cluster_options(parser: Parser, common: bool) -> None:
         help="start workers with a launcher of an installed package",
         within=exclusive,
     )
+    add(
+        "--listen",
+        type=listening,
+        metavar="[HOST:]PORT",
+        help="wait for workers that dial this port: ddlf-worker --join",
+        within=exclusive,
+    )
+    add("--workers", type=number(1, 1024), metavar="N", help="with --listen: the number of workers")
     add("--token-file", type=Path, metavar="PATH", help="file with the workers' token")
-    add("--insecure-plaintext", action="store_true", help="with --hosts: do not encrypt")
+    add("--insecure-plaintext", action="store_true", help="with --hosts or --listen: do not encrypt")
     add("--takeover", action="store_true", help="take workers and the checkpoint folder over from another master")
     add(
         "--wait",
@@ -247,6 +256,12 @@ def check_cluster_options(options: argparse.Namespace) -> None:
     Raises:
         ConfigError: There are such options; the text names them.
     """
+    if options.workers is not None and options.listen is None:
+        raise ConfigError(
+            "--workers has no effect without --listen", hint=f"for workers on this machine: --local {options.workers}"
+        )
+    if options.listen is not None and options.workers is None:
+        raise ConfigError("--listen needs the number of workers", hint="add --workers N")
     if new_workers(options):
         unused = given(options, ("token_file", "insecure_plaintext", "wait"))
         if unused and options.local:
@@ -259,9 +274,9 @@ def check_cluster_options(options: argparse.Namespace) -> None:
                 f"{', '.join(unused)} has no effect without --hosts or a cluster file, which is not here",
                 hint="name it with --config PATH",
             )
-    elif options.insecure_plaintext and not options.hosts:
+    elif options.insecure_plaintext and not (options.hosts or options.listen):
         raise ConfigError(
-            "--insecure-plaintext has no effect without --hosts",
+            "--insecure-plaintext has no effect without --hosts or --listen",
             hint="in a cluster file it is insecure_plaintext under security",
         )
 
@@ -290,7 +305,12 @@ def new_workers(options: argparse.Namespace) -> bool:
     """Return whether a run starts its workers itself."""
     from ddlf.cluster.config.addresses import find_config
 
-    return bool(options.local) or not (options.hosts or options.launcher or find_config(options.config))
+    return bool(options.local) or (reads_cluster_file(options) and not find_config(options.config))
+
+
+def reads_cluster_file(options: argparse.Namespace) -> bool:
+    """Return whether no option names the workers, so that the cluster file does, if there is one."""
+    return not (options.local or options.hosts or options.launcher or options.listen)
 
 
 def named_cluster(options: argparse.Namespace, **more: Any) -> Cluster:

@@ -479,6 +479,19 @@ def one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
+def listening(text: str) -> tuple[str | None, int]:
+    """Parse ``PORT`` or ``HOST:PORT``, where to listen, as an argparse type."""
+    from ddlf.cluster.config.addresses import parse_address
+    from ddlf.errors import ConfigError
+
+    if text.isascii() and text.isdecimal():
+        return None, number(0, 65535)(text)
+    try:
+        return parse_address(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(error.message) from None
+
+
 def addresses(text: str) -> str:
     """Parse addresses with commas between them, as an argparse type.
 

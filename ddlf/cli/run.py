@@ -336,6 +336,12 @@ def resolve_cluster(options: argparse.Namespace) -> tuple[Cluster, str]:
 
         cluster = Cluster(installed(options.launcher), token_file=options.token_file, **more)
         return cluster, f"--launcher {options.launcher} ({_workers(cluster.N)})"
+    if options.listen:
+        from ddlf.cluster.launch.gate import Joined
+
+        joined = Joined(options.workers, *options.listen, token_file=options.token_file)
+        cluster = Cluster(joined, insecure_plaintext=options.insecure_plaintext, **more)
+        return cluster, f"--listen {joined.host}:{joined.port} ({_workers(cluster.N)})"
     if not options.local and (path := find_config(options.config)):
         from ddlf.cluster.config.cluster_file import load_config
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddlf.cli.dashboard import requested
-from ddlf.cli.options import OF_A_CLUSTER, OF_AN_APP, OF_SETTINGS, given
+from ddlf.cli.options import OF_A_CLUSTER, OF_AN_APP, OF_SETTINGS, given, reads_cluster_file
 from ddlf.cli.parsing import Parser
 from ddlf.cluster import background_loop
 from ddlf.errors import AppError, ConfigError, DDLFError, VersionError
@@ -223,7 +223,7 @@ def overrides(target: type[IApp], options: argparse.Namespace) -> Iterator[tuple
         ConfigError: A parameter is not an attribute of the app, or has another type; the cluster file is wrong.
     """
     run: dict[str, Any] = {}
-    if not (options.local or options.hosts or options.launcher):
+    if reads_cluster_file(options):
         from ddlf.cluster.config.addresses import find_config
 
         if path := find_config(options.config):

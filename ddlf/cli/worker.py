@@ -22,6 +22,7 @@ from ddlf.errors import AuthError, ConfigError, DDLFError
 
 if TYPE_CHECKING:
     from ddlf.worker.daemon import Daemon
+    from ddlf.worker.joining import Join
     from ddlf.worker.options import Options
 
 interrupts.imported()
@@ -40,12 +41,25 @@ def parser() -> Parser:
         "  ddlf token new           once; it prints how to copy the token to another machine\n"
         "  ddlf-worker --port 9000  on each machine",
     )
-    result.add(
-        "--port", type=number(0, 65535), default=9000, help="port to listen on; 0 for any free one (default: 9000)"
-    )
+    result.add("--port", type=number(0, 65535), help="port to listen on; 0 for any free one (default: 9000)")
     result.add("--host", help=f"address to listen on (default: all with a token, else {LOOPBACK})")
     result.add(
         "--advertise", metavar="HOST[:PORT]", help="address at which other workers reach this one (default: detected)"
+    )
+    result.add(
+        "--join",
+        type=gates,
+        metavar="HOST:PORT,...",
+        help="dial a master that waits there, instead of listening; all addresses are tried",
+    )
+    result.add(
+        "--place", type=number(0, 1023), metavar="N", help="with --join: place of this worker, from 0 (default: any)"
+    )
+    result.add(
+        "--join-for",
+        type=number(1, 10**6),
+        metavar="SECONDS",
+        help="with --join: end after this time without a master (default: 600)",
     )
     result.add("--token-file", type=Path, metavar="PATH", help="file with the token that masters must have")
     result.add(
@@ -117,9 +131,16 @@ def _run(options: argparse.Namespace) -> int:
 
     by_parent = options.exit_with_parent
     tokens = Tokens((_token_from_stdin(),), source="stdin") if by_parent else find_tokens(options.token_file)
+    join = _join(options)
+    if join is not None and tokens is None and any(not _is_here(host) for host, _ in join.addresses):
+        raise AuthError(
+            f"refusing to join {join} without a token",
+            hint="run 'ddlf token new' on the master's machine and copy the file to this one",
+        )
+    port = 9000 if options.port is None and join is None else options.port
     # A token for workers on the program's own machine opens nothing else.
     host = options.host or (ANY if tokens and not by_parent else LOOPBACK)
-    beyond = not (host == "localhost" or host.startswith("127.") or host == "::1")
+    beyond = port is not None and not _is_here(host)
     if beyond and tokens is None:
         raise AuthError(
             f"refusing to listen on {host} without a token",
@@ -127,25 +148,29 @@ def _run(options: argparse.Namespace) -> int:
         )
     security = Security(options.tls_ca, options.tls_cert, options.tls_key, options.insecure_plaintext)
     plaintext = beyond and security.insecure_plaintext
-    encrypted = beyond or security.tls_ca or security.tls_cert
-    # A random port changes with each start, so its state would never be found again.
-    state_dir = options.state_dir or (_state_dir() if options.port else None)
+    encrypted = beyond or join is not None or security.tls_ca or security.tls_cert
+    # A random port or place changes with each start, so its state would never be found again.
+    state_dir = options.state_dir or (_state_dir() if port or options.place is not None else None)
     settings = Options(
         host=host,
-        port=options.port,
+        port=port,
         tokens=(tokens or loopback_tokens()).all,
         state_dir=state_dir,
         security=security if encrypted else None,
         shows_prints=not by_parent,
         advertise=_advertised(options.advertise),
         template_fd=options.template_fd,
+        join=join,
     )
 
     def ready(daemon: Daemon) -> None:
         if not daemon.failure:
             notify("READY=1")
             how = "with TLS" if daemon.encrypts else "INSECURE PLAINTEXT" if plaintext else "this machine only"
-            say(f"ready on {daemon.host}:{daemon.port}, {how} (pid {os.getpid()})")
+            if port is not None:
+                say(f"ready on {daemon.host}:{daemon.port}, {how} (pid {os.getpid()})")
+            if join is not None:
+                say(f"joining   {join} (pid {os.getpid()})")
             if os.geteuid() == 0 and not (by_parent or options.quiet):
                 print(
                     "ddlf-worker: WARNING: running as root, so anybody who holds the token is root here; use an account of its own",
@@ -213,6 +238,8 @@ async def _serve(settings: Options, ready: Callable[[Daemon], None], exit_with_p
     finally:
         for task in tasks:
             task.cancel()
+    if daemon.left is not None:
+        raise daemon.left
     return code
 
 
@@ -261,6 +288,45 @@ def _token_from_stdin() -> bytes:
             raise AuthError("no token came on stdin", hint="--exit-with-parent is for programs that start workers")
         line += byte
     return line.strip()
+
+
+def gates(text: str) -> tuple[tuple[str, int], ...]:
+    """Return the addresses in a text, each once: ``"10.0.0.1:9100,lab.example:9100"``."""
+    from ddlf.cluster.config.addresses import parse_address
+
+    try:
+        return tuple(dict.fromkeys(parse_address(part.strip()) for part in text.split(",")))
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(error.message) from None
+
+
+def _is_here(host: str) -> bool:
+    """Return whether a host is this machine, under an address that no other machine can use."""
+    return host == "localhost" or host.startswith("127.") or host == "::1"
+
+
+def _join(options: argparse.Namespace) -> Join | None:
+    from ddlf.rpc.join import ANY_PLACE
+    from ddlf.worker.joining import JOIN_FOR_S, Join
+
+    if options.join is None:
+        for name in ("place", "join_for"):
+            if getattr(options, name) is not None:
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} has no effect without --join", hint="add --join HOST:PORT"
+                )
+        return None
+    if options.port is None:
+        for name in ("host", "advertise"):
+            if getattr(options, name) is not None:
+                raise ConfigError(
+                    f"--{name} has no effect: a worker that joins listens nowhere", hint="add --port to listen, too"
+                )
+    return Join(
+        options.join,
+        ANY_PLACE if options.place is None else options.place,
+        for_s=JOIN_FOR_S if options.join_for is None else options.join_for,
+    )
 
 
 def _advertised(text: str | None) -> tuple[str, int] | None:

@@ -34,7 +34,7 @@ async def status(options: argparse.Namespace) -> int:
             json.dumps(
                 [
                     {
-                        "address": f"{worker.host}:{worker.port}",
+                        "address": worker.address,
                         **(answer if isinstance(answer, dict) else {"error": str(answer)}),
                     }
                     for worker, answer in zip(workers, answers, strict=True)

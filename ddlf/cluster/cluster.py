@@ -140,7 +140,7 @@ async def look(members: Members, *, reach: bool = False) -> list[dict[str, Any]]
 
 
 async def _look(worker: ProxyWorker, members: Members, reach: bool) -> dict[str, Any]:
-    facts: dict[str, Any] = {"worker": worker.id, "name": worker.label, "address": f"{worker.host}:{worker.port}"}
+    facts: dict[str, Any] = {"worker": worker.id, "name": worker.label, "address": worker.address}
     try:
         if reach and not worker.connected:
             await worker.connect_control(timeout_s=LOOK_S)
@@ -634,6 +634,7 @@ class Cluster(Group):
                 advertise=self._advertise[index],
                 how_ended=partial(launcher.how_ended, index),
                 revive=partial(launcher.revive, index) if launcher.revives else None,
+                way=launcher.way(index),
             )
             for index in range(count)
         ]
@@ -702,7 +703,7 @@ class Cluster(Group):
         return cls(Local(n), **options)
 
     def __repr__(self) -> str:
-        return f"Cluster({', '.join(f'{worker.host}:{worker.port}' for worker in self._workers)})"
+        return f"Cluster({', '.join(worker.address for worker in self._workers)})"
 
     @property
     def threads(self) -> int | None:

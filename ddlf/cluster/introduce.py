@@ -195,6 +195,8 @@ def candidates(
         Host, port, and whether a user has given the address.
     """
     port = endpoint["port"]
+    if not port:  # it joins its master, and listens nowhere
+        return [(*address, True) for address in dict.fromkeys(advertised) if address[1]]
     listens = [(host, port) for host in endpoint["addresses"]]
     loopback = [address for address in listens if machine(address[0]) == LOOPBACK and endpoint["machine"] == caller]
     remote = [address for address in (dialled, *listens) if machine(address[0]) != LOOPBACK]

@@ -555,6 +555,7 @@ class Link:
     called: str
     how_ended: Callable[[], Awaitable[int | None]]
     revive: Callable[[], Awaitable[tuple[str, int]]] | None
+    way: Callable[[float], Awaitable[socket.socket]] | None
     replay: Callable[[int], list[Request]]
     emit: Callable[[Event], None]
 
@@ -584,7 +585,12 @@ class Link:
     @property
     def label(self) -> str:
         """The worker's name in cluster.yaml, else its address."""
-        return self.called or f"{self.host}:{self.port}"
+        return self.called or self.address
+
+    @property
+    def address(self) -> str:
+        """Where the worker is: host and port, or its place if it joins by itself."""
+        return f"{self.host}:{self.port}" if self.port else self.host
 
     @property
     def nickname(self) -> str:
@@ -679,6 +685,7 @@ class Link:
                 max_message_bytes=self.max_message_bytes,
                 timeout_s=timeout_s,
                 security=self.security,
+                way=self.way,
             )
         except DDLFError as error:
             error.worker = error.worker or f"worker {self.session['id']}"
@@ -753,7 +760,7 @@ class Link:
         except BaseException:
             data.stream.close()  # Otherwise the next request would use an executor with an incomplete session.
             raise
-        self.worker_events.connected(f"{self.host}:{self.port}", self.facts)
+        self.worker_events.connected(self.address, self.facts)
         return data
 
     def _check_python(self) -> None:

@@ -89,6 +89,7 @@ class Members:
             # Reach every daemon first, so that the number of workers is known before any executor receives its number.
             await self._reach(self.known, ProxyWorker.connect_control)
             self._give_numbers()
+            await self._share_cpus()
             await self._reach(list(self.present), ProxyWorker.connect)
         except BaseException:
             await asyncio.gather(*(worker.close() for worker in self.known if worker not in before))
@@ -105,8 +106,7 @@ class Members:
         deadline = Deadline(self._timeout_s)
         for attempt in itertools.count(1):
             try:
-                address = f"{worker.host}:{worker.port}"
-                who: dict[str, Any] = {"worker": worker.id, "name": worker.nickname, "address": address}
+                who: dict[str, Any] = {"worker": worker.id, "name": worker.nickname, "address": worker.address}
                 with nullcontext() if worker.is_open else Phase(self._emit, "connecting", **who):
                     await connect(worker, timeout_s=self._timeout_s)
                 return
@@ -127,6 +127,15 @@ class Members:
         self._highest = max(self._highest, *itertools.islice(numbers, len(self.present)))
         for worker, number in zip(workers, numbers, strict=True):
             worker.renumber(number, self._highest)
+
+    async def _share_cpus(self) -> None:
+        """Divide the CPUs of each machine among the workers that have joined from it. Only now the master knows where
+        they are.
+        """
+        joined = [worker for worker in self.present if worker.joins and not worker.is_open]
+        places = [place["cpus"] for place in await asyncio.gather(*(worker.ask("addresses") for worker in joined))]
+        for worker, place in zip(joined, places, strict=True):
+            worker.share(places.count(place))
 
     def _check_reached(self, known: Sequence[ProxyWorker], outcomes: Sequence[BaseException | None]) -> None:
         """Continue if enough workers were reached. Otherwise raise an error with the reason of each missing worker."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from html import escape
 from typing import Any
@@ -91,6 +92,7 @@ class ProxyWorker(IWorker):
         how_ended: Returns the exit code of the worker's process, negative for a signal. None means that it runs, or
             that this process did not start it.
         revive: Restarts the worker's process if it has ended, and returns its address. None if this process cannot.
+        way: Returns a connection that the worker has opened; None to dial ``host``.
         replay: Returns the requests that a new executor of the worker with a number gets first.
         emit: Receives the events of the worker.
     """
@@ -115,6 +117,7 @@ class ProxyWorker(IWorker):
         advertise: str | dict[int, str] = "",
         how_ended: Callable[[], Awaitable[int | None]] = unknown,
         revive: Callable[[], Awaitable[tuple[str, int]]] | None = None,
+        way: Callable[[float], Awaitable[socket.socket]] | None = None,
         replay: Callable[[int], list[Request]] = lambda number: [],
         emit: Callable[[Event], None] = lambda event: None,
     ) -> None:
@@ -134,6 +137,7 @@ class ProxyWorker(IWorker):
             called=called,
             how_ended=how_ended,
             revive=revive,
+            way=way,
             replay=replay,
             emit=emit,
         )
@@ -154,6 +158,16 @@ class ProxyWorker(IWorker):
     def port(self) -> int:
         """Port of the worker's daemon."""
         return self._link.port
+
+    @property
+    def address(self) -> str:
+        """Where the worker is: host and port, or its place if it joins by itself."""
+        return self._link.address
+
+    @property
+    def joins(self) -> bool:
+        """Whether the worker dials this master."""
+        return self._link.way is not None
 
     @property
     def name(self) -> str:
@@ -222,6 +236,10 @@ class ProxyWorker(IWorker):
         """Set the worker's number and the number of workers. The executor receives them with the next ``connect``."""
         self.id, self.N = id, N
         self._link.session.update(id=id, N=N)
+
+    def share(self, workers: int) -> None:
+        """Set the number of workers that share the cores of its machine. The executor receives it with ``connect``."""
+        self._link.session["share"] = workers
 
     # -- connections ------------------------------------------------------------------------------------------------
 

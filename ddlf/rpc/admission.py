@@ -50,10 +50,18 @@ class Admission:
     Args:
         log: Receives each line of the log.
         connections: Returns the number of open connections.
+        per_address: Number of handshakes that one address may have in progress for long.
     """
 
-    def __init__(self, log: Callable[[str], None], connections: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        log: Callable[[str], None],
+        connections: Callable[[], int],
+        *,
+        per_address: int = MAX_HALF_OPEN_PER_ADDRESS,
+    ) -> None:
         self._log = log
+        self._per_address = per_address
         self._connections = connections
         self._greetings: dict[asyncio.Task[None], tuple[str, float]] = {}  # address and begin; the oldest first
         self._refused: dict[tuple[str, str], tuple[float, int]] = {}  # time of the last line, refusals since then
@@ -81,7 +89,7 @@ class Admission:
         task = loop.create_task(greeting)
         self._greetings[task] = (address, loop.time())
         task.add_done_callback(lambda task: self._greetings.pop(task, None))
-        if len(self._of(address)) > MAX_HALF_OPEN_PER_ADDRESS:
+        if len(self._of(address)) > self._per_address:
             loop.call_later(GRACE_S, self._trim, address)
         return task
 
@@ -91,7 +99,7 @@ class Admission:
     def _trim(self, address: str) -> None:
         """End the oldest handshakes of an address after its grace period."""
         grace_ended = asyncio.get_running_loop().time() - GRACE_S
-        for task in self._of(address)[:-MAX_HALF_OPEN_PER_ADDRESS]:
+        for task in self._of(address)[: -self._per_address]:
             if self._greetings[task][1] <= grace_ended:
                 self._end(task)
 

@@ -6,6 +6,8 @@ import asyncio
 import errno
 import socket
 import ssl
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from ddlf.errors import AuthError, ConnectError, ProtocolError, VersionError
 from ddlf.rpc import tls
@@ -132,6 +134,7 @@ async def dial(
     max_message_bytes: int,
     timeout_s: float = 10.0,
     security: Security = TOKEN_ONLY,
+    way: Callable[[float], Awaitable[socket.socket]] | None = None,
 ) -> tuple[socket.socket, Hello]:
     """Connect to a worker. Both sides prove to each other that they have the token.
 
@@ -145,6 +148,7 @@ async def dial(
         max_message_bytes: The largest message body that this side accepts.
         timeout_s: Limit for the TCP connection. The handshake has its own limit of 5 s.
         security: Certificates, and whether to encrypt.
+        way: Returns a connection that the worker has opened, within some seconds. None connects to ``host``.
 
     Returns:
         The socket, ready for frames, and the worker's hello.
@@ -155,14 +159,16 @@ async def dial(
         VersionError: The worker speaks another version of the protocol.
         ConfigError: A certificate of this side cannot be used.
     """
-    sock = await _reach(host, port, timeout_s)
+    reach = way or partial(connect_to, host, port)
+    sock = await reach(timeout_s)
     encrypted = not (security.insecure_plaintext or tls.is_local(sock))
     while True:
-        where = f"{host}:{port}"
+        where = f"{host}:{port}" if port else host
         try:
             context = tls.client_context(security) if encrypted else None
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                return await shake_hands(sock, role, token, max_message_bytes, context, host)
+                named = host if way is None else sock.getpeername()[0]  # which a certificate must name
+                return await shake_hands(sock, role, token, max_message_bytes, context, named)
         except EncryptionWanted:
             if security.insecure_plaintext:
                 raise ConnectError(
@@ -175,11 +181,15 @@ async def dial(
             raise
         # A connection may change only from plaintext to encryption, and only if it began on this machine.
         encrypted = True
-        sock = await _reach(host, port, timeout_s)
+        sock = await reach(timeout_s)
 
 
-async def _reach(host: str, port: int, timeout_s: float) -> socket.socket:
-    """Call ``open_socket`` and raise a clear error for each way in which it can fail."""
+async def connect_to(host: str, port: int, timeout_s: float) -> socket.socket:
+    """Return a connected socket.
+
+    Raises:
+        ConnectError: Nothing answers there. The hint is for a master that dials a worker.
+    """
     where = f"{host}:{port}"
     try:
         async with asyncio.timeout(timeout_s):

@@ -30,7 +30,7 @@ from enum import IntEnum
 from ddlf.errors import AuthError, ConnectError, ProtocolError, VersionError
 
 MAGIC = b"DDLF"
-VERSION = (1, 0)
+VERSION = (1, 1)
 """Major and minor version of the protocol. Both sides need the same major version. A higher minor version only adds
 features.
 """
@@ -50,6 +50,7 @@ class Role(IntEnum):
 
     CONTROL = 1  # to the daemon: ping, status, interrupt, shut down
     DATA = 2  # to the executor: everything that runs user code or moves arrays
+    JOIN = 3  # to a master's gate: a worker offers a connection, see ``ddlf.rpc.join``
 
 
 class Verdict(IntEnum):

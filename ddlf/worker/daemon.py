@@ -34,8 +34,9 @@ from ddlf.rpc.messages import CONTROL_LIMITS, Frame, Kind, describe, dumps, load
 from ddlf.rpc.stream import receive_exactly, send_all
 from ddlf.rpc.tls import make_certificate, worker_tls
 from ddlf.worker.executor_process import CANCEL_GRACE_S, ExecutorProcess, Questions
+from ddlf.worker.joining import Joining
 from ddlf.worker.lease import MASTER_ID_BYTES, Holder, Lease
-from ddlf.worker.machine import addresses_of, cores, footprint, same_machine
+from ddlf.worker.machine import addresses_of, cores, cpu_group, footprint, same_machine
 from ddlf.worker.options import Options
 
 FOLDER_PREFIX = "ddlf-"
@@ -362,13 +363,16 @@ class Daemon:
 
     Attributes:
         process: The executor's process.
+        left: Why the worker ended by itself: no master that it could join. None otherwise.
     """
 
     def __init__(self, options: Options, log: Callable[[str], None] = lambda line: None) -> None:
         self._options = options
         self.log = log
-        self._listener = listening_socket(options.host, options.port)
-        self.host, self.port = self._listener.getsockname()[:2]
+        self._listener = None if options.port is None else listening_socket(options.host, options.port)
+        self.host, self.port = "", 0
+        if self._listener is not None:
+            self.host, self.port = self._listener.getsockname()[:2]
         self._folder = DaemonFolder()
         remove_abandoned()
         try:
@@ -376,7 +380,7 @@ class Daemon:
             self._certificate = own = self._make_certificate()
             self._encryption = worker_tls(own, options.security) if own and options.security else None
         except (OSError, ConfigError) as error:
-            self._listener.close()
+            self._stop_listening()
             self._folder.remove()
             if isinstance(error, ConfigError):
                 raise
@@ -398,15 +402,18 @@ class Daemon:
         self._orphans: set[asyncio.Task[None]] = set()
         self._started = time.monotonic()
         self._stop = asyncio.Event()
+        self.left: DDLFError | None = None
 
     def _make_process(self, state_dir: Path) -> ExecutorProcess:
         return ExecutorProcess(self._options, self._folder.path, state_dir, self._announce, self.log, self._certificate)
 
     def _make_state_dir(self) -> Path:
-        """Create and return the folder of this worker's state. Its name contains the port, since a restarted worker has
-        the same port.
+        """Create and return the folder of this worker's state. Its name contains the port, or the place of a worker that
+        joins, since a restarted worker has the same.
         """
-        folder = (self._options.state_dir or self._folder.path) / f"port-{self.port}"
+        join = self._options.join
+        name = f"port-{self.port}" if self._listener or join is None else f"place-{join.place_name}"
+        folder = (self._options.state_dir or self._folder.path) / name
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return folder
 
@@ -440,7 +447,7 @@ class Daemon:
         """
         try:
             async with asyncio.TaskGroup() as tasks:
-                forever = self.process.keep_running(), self._accept(), self._end_stopped_executors()
+                forever = self.process.keep_running(), self._accept(), self._end_stopped_executors(), self._join()
                 running = [tasks.create_task(coroutine) for coroutine in forever]
                 waiting = tasks.create_task(self.process.settled.wait())
                 waiting.add_done_callback(lambda task: None if task.cancelled() else ready())
@@ -448,7 +455,7 @@ class Daemon:
                 for task in (*running, waiting, *self._admission.tasks, *self._orphans):
                     task.cancel()
         finally:
-            self._listener.close()
+            self._stop_listening()
             for control in list(self._controls):
                 control.close()
             await self.process.end()
@@ -483,8 +490,22 @@ class Daemon:
             self._holder.event("stopped_by", {"by": by, "hint": "start it there again"})
         self._stop.set()
 
+    def _stop_listening(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+
+    async def _join(self) -> None:
+        """Join masters, if this worker was started so. End the worker when no master comes."""
+        join = self._options.join
+        if join is None:
+            return
+        await self.process.settled.wait()  # a master that finds this worker can use it at once
+        joining = Joining(join, self._options.tokens[0], self._greet, lambda: bool(self._controls), self.log)
+        self.left = await joining.run()
+        self._stop.set()
+
     async def _accept(self) -> None:
-        while True:
+        while self._listener is not None:
             try:
                 sock, address = await accepted(self._listener)
             except OSError as error:  # no descriptors left: open connections continue, new ones wait in the kernel
@@ -514,6 +535,9 @@ class Daemon:
                 ):
                     await send_all(sock, short_answer(tls=self.encrypts))
                     raise ProtocolError(refusal)
+                if role is Role.JOIN:
+                    await send_all(sock, short_answer(tls=self.encrypts))
+                    raise ProtocolError("a worker wants to join here, but this is a worker")
                 if role is Role.DATA:
                     await self.process.hand_over(sock, preamble, deadline)
                     return
@@ -631,8 +655,14 @@ class Daemon:
         """Return the addresses of this worker for connections from others, as data."""
         own = self._options.advertise
         advertised = [own[0], own[1] or self.port] if own else None
-        listens = addresses_of(self.host)
-        return {"machine": same_machine(), "port": self.port, "advertised": advertised, "addresses": listens}
+        listens = addresses_of(self.host) if self._listener is not None else []
+        return {
+            "machine": same_machine(),
+            "port": self.port,
+            "advertised": advertised,
+            "addresses": listens,
+            "cpus": cpu_group(),
+        }
 
     async def machine(self, needs: Sequence[str] = ()) -> dict[str, Any]:
         """Return a description of this machine and its installed packages, as data. A thread collects it, because the

@@ -164,7 +164,7 @@ class ExecutorProcess:
         certificate: Path | None = None,
     ) -> None:
         self._options = options
-        self.name = executor_name(int(state_dir.name.removeprefix("port-")))
+        self.name = executor_name(state_dir.name.removeprefix("port-").replace("place-", "p")[:6])
         self._session_dir = session_dir
         self._certificate = certificate
         self._tmp_dir = session_dir / "tmp"

@@ -205,6 +205,19 @@ def _group_folders(controller: str) -> Iterator[Path]:
             yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(root))
 
 
+def cpu_group() -> str:
+    """Return a text that is equal for workers of one machine that may use the same CPUs, so that they share them.
+
+    Workers with other CPUs by their affinity, or with CPU quotas of their own, have other texts.
+    """
+    own = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    quotas = [str(folder) for folder in (*_group_folders(""), *_group_folders("cpu"))] if any(_cpu_quotas()) else []
+    namespace = ""
+    with contextlib.suppress(OSError):
+        namespace = os.readlink("/proc/self/ns/cgroup") if quotas else ""
+    return json.dumps([same_machine(), own, quotas, namespace])
+
+
 def disks(folders: Iterable[Path]) -> list[dict[str, Any]]:
     """Describe each disk of the given folders once: its first folder, its size and the free bytes for this user."""
     by_device: dict[int, dict[str, Any]] = {}

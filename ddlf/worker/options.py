@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ddlf.rpc.messages import MAX_BODY_BYTES
 from ddlf.rpc.tls import Security
+from ddlf.worker.joining import Join
 
 
 @dataclass(slots=True)
@@ -16,7 +17,7 @@ class Options:
 
     Args:
         host: Address to listen on.
-        port: Port to listen on; 0 for any free port.
+        port: Port to listen on; 0 for any free port, None to listen nowhere.
         tokens: Accepted tokens. The first one proves this side's identity.
         state_dir: Folder for state that survives the daemon, and for the executor's log; None to keep no state.
         security: Certificates, and whether to encrypt nothing; None on loopback, where no encryption is needed.
@@ -27,10 +28,11 @@ class Options:
             addresses that it finds itself.
         template_fd: Socket of a template that workers share. With None this worker starts its own when a master wants a
             preload.
+        join: How to join masters; None to wait for masters that dial.
     """
 
     host: str
-    port: int
+    port: int | None
     tokens: tuple[bytes, ...] = field(repr=False)
     state_dir: Path | None
     security: Security | None = None
@@ -38,6 +40,7 @@ class Options:
     shows_prints: bool = True
     advertise: tuple[str, int] | None = None
     template_fd: int | None = None
+    join: Join | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -196,7 +196,10 @@ class Peer:
                 problems.append(f"{host}:{port} {outcome}")
                 if given:
                     break
-            raise ConnectError("; ".join(problems) or "it has no known address", worker=self.name)
+            raise ConnectError(
+                "; ".join(problems) or "it listens nowhere; to let other workers call it, start it with --port, too",
+                worker=self.name,
+            )
 
     async def _greet(self, host: str, port: int) -> Channel | str:
         """Return a connection to an address, or a text that says which other process answers there."""

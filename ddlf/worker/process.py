@@ -44,9 +44,13 @@ def child_environment() -> dict[str, str]:
     return environment
 
 
-def executor_name(port: int) -> str:
-    """Return the process name of the executor of the worker on ``port``. It fits the 15 bytes that a kernel accepts."""
-    return f"{EXECUTOR_NAME}:{port}"
+def executor_name(of: int | str) -> str:
+    """Return the process name of a worker's executor, of at most the 15 bytes that a kernel accepts.
+
+    Args:
+        of: The worker's port, or its place as ``"p3"`` if it listens nowhere.
+    """
+    return f"{EXECUTOR_NAME}:{of}"
 
 
 class Template:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -17,6 +18,8 @@ LOOPBACK = "loopback"
 
 Address = tuple[str, int]
 """Host and port."""
+Way = Callable[[float], Awaitable[socket.socket]]
+"""Returns a connected socket to one worker within some seconds. It may be called in any event loop."""
 
 
 class Launcher(ABC):
@@ -55,6 +58,10 @@ class Launcher(ABC):
             ConnectError: The worker did not start, or ``stop`` was called.
         """
         return self.addresses[index]
+
+    def way(self, index: int) -> Way | None:
+        """Return how to get a connection to one worker; None to dial its address."""
+        return None
 
     async def how_ended(self, index: int) -> int | None:
         """Return the exit code of a worker's process, negative for a signal.

@@ -1,0 +1,384 @@
+"""The gate, where workers join a master that they dial, and the launcher for such workers. Runs on the master.
+
+A worker that has joined always offers one connection that is not in use. The master takes it when it needs one: for
+control, for data, and for heartbeats while its event loop is blocked. The worker then offers the next one. The gate has
+a thread and an event loop of its own, so it answers however long user code blocks the master's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ddlf.cluster.launch.launcher import Address, Launcher, Way
+from ddlf.errors import AuthError, ConfigError, ConnectError, DDLFError, ProtocolError
+from ddlf.rpc.admission import Admission
+from ddlf.rpc.handshake import HANDSHAKE_TIMEOUT_S, PREAMBLE, PROOF_BYTES, Role, is_http, read_preamble
+from ddlf.rpc.heartbeats import end_when_silent
+from ddlf.rpc.join import ANY_PLACE, OFFER, OPENING, Greeting, Offer, Verdict
+from ddlf.rpc.listen import HTTP_ANSWER, REFUSAL_DELAY_S, accepted, close_if_cancelled, listening_socket
+from ddlf.rpc.stream import receive_exactly, send_all
+from ddlf.rpc.tls import is_loopback
+from ddlf.rpc.tokens import find_tokens, loopback_tokens
+
+log = logging.getLogger(__name__)
+
+MOST_WAITING = 4
+"""Connections that wait for one place. A worker offers one at a time; more come from a worker that was cut off."""
+MOST_GREETINGS = 64
+"""Greetings from one address at the same time: so many workers may share the address of a NAT."""
+DEAD_CONNECTION_S = 30.0
+"""Seconds after which a waiting connection ends whose other side does not acknowledge. The probes keep the entry of a
+NAT alive, too.
+"""
+START_TIMEOUT_S = 600.0
+ANY_HOST = "0.0.0.0"
+LOOPBACK_HOST = "127.0.0.1"
+SAY_AFTER_S = 5.0
+"""Seconds until the first line about places whose workers have not joined."""
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Place:
+    """The worker at one place.
+
+    Attributes:
+        incarnation: Its incarnation; 0 before the first worker.
+        waiting: Its connections that nobody uses.
+        takers: The master's requests for a connection, the oldest first.
+        is_left: Whether its worker has ended all connections that waited, so that another worker may have the place.
+    """
+
+    incarnation: int = 0
+    is_left: bool = False
+    waiting: deque[socket.socket] = field(default_factory=deque)
+    takers: deque[asyncio.Future[socket.socket]] = field(default_factory=deque)
+
+
+class Gate:
+    """Lets workers join at places.
+
+    Args:
+        host: An address of this machine, or a wildcard.
+        port: The port; 0 for any free one.
+        tokens: Accepted tokens.
+        places: Number of places.
+
+    Attributes:
+        port: The port on which it listens.
+        came: Set when a worker has joined; the launcher waits for it. Belongs to the gate's loop.
+
+    Raises:
+        ListenError: The address is taken, or not permitted.
+    """
+
+    def __init__(self, host: str, port: int, tokens: tuple[bytes, ...], places: int) -> None:
+        self._tokens = tokens
+        self._listener = listening_socket(host, port)
+        self.host, self.port = self._listener.getsockname()[:2]
+        self._places = [Place() for _ in range(places)]
+        self._loop = asyncio.new_event_loop()
+        self._admission = Admission(log.info, lambda: 0, per_address=MOST_GREETINGS)
+        self._thread = threading.Thread(target=self._run, name="ddlf-gate", daemon=True)
+        self.came = asyncio.Event()
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        accepting = self._loop.create_task(self._accept())
+        self._loop.run_forever()
+        tasks = [accepting, *self._admission.tasks]
+        for task in tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        for place in self._places:
+            for sock in place.waiting:
+                self._loop.remove_reader(sock)
+                sock.close()
+            for taker in place.takers:
+                taker.cancel()
+        self._listener.close()
+        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.close()
+
+    def close(self) -> None:
+        """End all waiting connections, and the thread. Connections that were taken stay. Safe to call again."""
+        with contextlib.suppress(RuntimeError):  # it is closed already
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the gate's loop, from any other loop.
+
+        Raises:
+            ConnectError: The gate is closed.
+        """
+        try:
+            running = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError:
+            coroutine.close()
+            raise ConnectError("the gate is closed", hint="connect the cluster again") from None
+        return await asyncio.wrap_future(running)
+
+    async def take(self, place: int, timeout_s: float) -> socket.socket:
+        """Return a connection to the worker at a place, connected and not in use. Called in any loop.
+
+        Raises:
+            ConnectError: The place has no worker now, and none joined in time.
+        """
+        return await self.run(self._take(self._places[place], place, timeout_s))
+
+    async def _take(self, place: Place, number: int, timeout_s: float) -> socket.socket:
+        if place.waiting:
+            sock = place.waiting.popleft()
+            self._loop.remove_reader(sock)
+            return sock
+        taker: asyncio.Future[socket.socket] = self._loop.create_future()
+        place.takers.append(taker)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await taker
+        except TimeoutError:
+            if taker.done() and not taker.cancelled():
+                taker.result().close()
+            known = "the worker there offers no connection" if place.incarnation else "no worker has joined there"
+            raise ConnectError(
+                f"place {number}: {known} within {timeout_s:g} s",
+                hint=f"start one with: ddlf-worker --join HOST:{self.port}" if not place.incarnation else "",
+            ) from None
+        except asyncio.CancelledError:
+            if taker.done() and not taker.cancelled():
+                taker.result().close()
+            raise
+        finally:
+            with contextlib.suppress(ValueError):
+                place.takers.remove(taker)
+
+    async def wait(self, least: int) -> list[int]:
+        """Wait until at least this number of places have a worker; return the places without one. In the gate's loop."""
+        while True:
+            self.came.clear()
+            absent = [number for number, place in enumerate(self._places) if not place.incarnation]
+            if len(self._places) - len(absent) >= least:
+                return absent
+            await self.came.wait()
+
+    async def absent(self) -> list[int]:
+        """Return the places that no worker has joined yet. Runs in the gate's loop."""
+        return await self.wait(0)
+
+    # -- workers ------------------------------------------------------------------------------------------------------
+
+    async def _accept(self) -> None:
+        while True:
+            try:
+                sock, address = await accepted(self._listener)
+            except OSError as error:
+                self._admission.log_refusal("a connection", f"cannot accept it: {error.strerror}")
+                await asyncio.sleep(0.1)
+                continue
+            greeting = self._admission.start(self._greet(sock, address[0]), address[0])
+            greeting.add_done_callback(partial(close_if_cancelled, sock))
+            await asyncio.sleep(0)
+
+    async def _greet(self, sock: socket.socket, address: str) -> None:
+        owned = True
+        opening = b""
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                opening = await receive_exactly(sock, PREAMBLE.size)
+                if read_preamble(opening) is not Role.JOIN:
+                    raise ProtocolError("a master dials here, but this is the gate of another master")
+                greeting = Greeting(self._tokens)
+                opening += await receive_exactly(sock, OPENING.size - PREAMBLE.size)
+                await send_all(sock, greeting.reply(opening))
+                try:
+                    offer = greeting.read(await receive_exactly(sock, OFFER.size + PROOF_BYTES))
+                except AuthError:
+                    await asyncio.sleep(REFUSAL_DELAY_S)
+                    await send_all(sock, greeting.answer(Verdict.REFUSED))
+                    raise
+                verdict, place = self._judge(offer)
+                await send_all(sock, greeting.answer(verdict))
+                if verdict is Verdict.WELCOME:
+                    self._keep(sock, self._places[place], offer)
+                    owned = False
+        except (ProtocolError, AuthError) as error:
+            if is_http(opening):
+                with contextlib.suppress(OSError):
+                    sock.send(HTTP_ANSWER)
+                    sock.shutdown(socket.SHUT_WR)
+            self._admission.log_refusal(address, error.message)
+        except DDLFError as error:
+            self._admission.log_refusal(address, str(error))
+        except TimeoutError:
+            self._admission.log_refusal(address, f"no greeting within {HANDSHAKE_TIMEOUT_S:g} s")
+        except OSError:
+            self._admission.log_refusal(address, "closed during the greeting")
+        finally:
+            if owned:
+                sock.close()
+
+    def _judge(self, offer: Offer) -> tuple[Verdict, int]:
+        number = offer.place
+        if number == ANY_PLACE:
+            own = [i for i, place in enumerate(self._places) if place.incarnation == offer.incarnation]
+            free = own or [i for i, place in enumerate(self._places) if not place.incarnation]
+            free = free or [i for i, place in enumerate(self._places) if place.is_left]
+            if not free:
+                return Verdict.FULL, 0
+            number = free[0]
+        if number >= len(self._places):
+            return Verdict.NO_SUCH_PLACE, 0
+        if offer.incarnation < self._places[number].incarnation:
+            return Verdict.REPLACED, number
+        return Verdict.WELCOME, number
+
+    def _keep(self, sock: socket.socket, place: Place, offer: Offer) -> None:
+        """Let a connection wait until the master needs it, or give it to a request that waits already."""
+        if offer.incarnation != place.incarnation:
+            for old in list(place.waiting):
+                self._drop(place, old)
+        place.incarnation, place.is_left = offer.incarnation, False
+        self.came.set()
+        while place.takers:
+            taker = place.takers.popleft()
+            if not taker.done():
+                taker.set_result(sock)
+                return
+        end_when_silent(sock, DEAD_CONNECTION_S)
+        place.waiting.append(sock)
+        # A waiting worker sends nothing: bytes or an end mean that this connection is of no use any more.
+        self._loop.add_reader(sock, self._drop, place, sock)
+        if len(place.waiting) > MOST_WAITING:
+            self._drop(place, place.waiting[0])
+
+    def _drop(self, place: Place, sock: socket.socket) -> None:
+        self._loop.remove_reader(sock)
+        sock.close()
+        with contextlib.suppress(ValueError):
+            place.waiting.remove(sock)
+        place.is_left = not place.waiting
+
+
+class Joined(Launcher):
+    """Workers that dial this master: ``ddlf-worker --join HOST:PORT``.
+
+    A worker's number is its place + 1, in whatever order the workers come.
+
+    Args:
+        n: Number of places, 1 to 1,024.
+        host: The address on which the master waits for workers. The default is all addresses with a token, and this
+            machine only without one.
+        port: The port; 0 for any free one.
+        token_file: The argument of ``Cluster``.
+        start_timeout_s: Seconds to wait for all workers.
+
+    Raises:
+        ConfigError: The number or the time is invalid, or there is no token for other machines.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        host: str | None = None,
+        port: int = 9100,
+        *,
+        token_file: str | Path | None = None,
+        start_timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
+        if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= 1024:
+            raise ConfigError(f"the number of workers must be 1-1024, got {n!r}")
+        if isinstance(start_timeout_s, bool) or not start_timeout_s > 0:
+            raise ConfigError(f"start_timeout_s must be a number of seconds above 0, got {start_timeout_s!r}")
+        tokens = find_tokens(token_file)
+        self.host = host or (ANY_HOST if tokens else LOOPBACK_HOST)
+        if tokens is None and not (self.host == "localhost" or _is_address_of_this_machine_only(self.host)):
+            raise ConfigError(
+                f"refusing to listen on {self.host} without a token",
+                hint="run 'ddlf token new' and copy the file to the other machines",
+            )
+        self.tokens = tokens or loopback_tokens()
+        self.port = port
+        self.addresses: list[Address] = [(f"place {index}", 0) for index in range(n)]
+        self._start_timeout_s = start_timeout_s
+        self._gate: Gate | None = None
+
+    @property
+    def gate(self) -> Gate:
+        """The open gate.
+
+        Raises:
+            ConnectError: The cluster is not connected.
+        """
+        if self._gate is None:
+            raise ConnectError("the gate is closed", hint="connect the cluster again")
+        return self._gate
+
+    def open(self) -> Gate:
+        """Begin to listen. Safe to call again.
+
+        Raises:
+            ListenError: The address is taken, or not permitted.
+        """
+        if self._gate is None:
+            self._gate = Gate(self.host, self.port, self.tokens.all, len(self.addresses))
+        return self._gate
+
+    async def start(self, modules: Sequence[str] = ()) -> list[Address]:
+        """Wait until all workers have joined. After ``start_timeout_s`` continue without the others, if any has."""
+        gate = self.open()
+        count = len(self.addresses)
+        waiting = asyncio.ensure_future(gate.run(gate.wait(count)))
+        try:
+            done, _ = await asyncio.wait([waiting], timeout=min(SAY_AFTER_S, self._start_timeout_s))
+            if not done:
+                absent = await gate.run(gate.absent())
+                log.warning(
+                    "waiting for workers at %s; start them with: ddlf-worker --join HOST:%d",
+                    _places(absent),
+                    gate.port,
+                )
+                done, _ = await asyncio.wait([waiting], timeout=max(0.0, self._start_timeout_s - SAY_AFTER_S))
+            absent = waiting.result() if done else await gate.run(gate.absent())
+        finally:
+            waiting.cancel()
+        if len(absent) == count:
+            raise ConnectError(
+                f"no worker joined at port {gate.port} within {self._start_timeout_s:g} s",
+                hint=f"start one with: ddlf-worker --join HOST:{gate.port}",
+            )
+        return self.addresses
+
+    def way(self, index: int) -> Way:
+        return lambda timeout_s: self.gate.take(index, timeout_s)
+
+    async def stop(self) -> None:
+        gate, self._gate = self._gate, None
+        if gate is not None:
+            await asyncio.to_thread(gate.close)
+
+
+def _is_address_of_this_machine_only(host: str) -> bool:
+    try:
+        return is_loopback(host)
+    except ValueError:  # a name
+        return False
+
+
+def _places(numbers: Sequence[int]) -> str:
+    """Return places in words, such as ``"places 0, 1 and 3"``."""
+    *first, last = map(str, numbers)
+    return f"places {', '.join(first)} and {last}" if first else f"place {last}"

@@ -1,0 +1,185 @@
+"""A worker offers a connection to a master's gate. Only the direction of TCP changes. Runs on both sides.
+
+A worker behind NAT, a firewall or a scheduler cannot be dialled, so it dials the master. Both sides prove that they
+have the token, before the gate keeps the connection:
+
+    worker -> gate     40 bytes   preamble (8) of role JOIN, nonce (32)
+    gate -> worker     40 bytes   preamble (8) of role JOIN, nonce (32)
+    worker -> gate     60 bytes   place (4), incarnation (8), key id (16), proof (32)
+    gate -> worker     33 bytes   verdict (1), proof (32)
+
+Then the worker waits. When the master needs a connection, it sends its hello on one of those that wait. From there on
+everything is as if the master had dialled: handshake, TLS, frames. So the worker proves its identity first, and again.
+
+A proof is ``HMAC-SHA256(key, label + all bytes before)``. It covers place and incarnation, and both nonces, so it can
+be neither altered nor replayed. The label differs from those of the handshake, so no proof can be used there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import socket
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from ddlf.errors import AuthError, ConnectError, LeaseError, ProtocolError
+from ddlf.rpc.handshake import (
+    MAGIC,
+    PREAMBLE,
+    PROOF_BYTES,
+    VERSION,
+    Role,
+    auth_key,
+    key_id,
+    read_preamble,
+)
+from ddlf.rpc.stream import receive_exactly, send_all
+
+OPENING = struct.Struct("<8s32s")  # preamble, nonce
+OFFER = struct.Struct("<IQ16s")  # place, incarnation, key id
+ANSWER = struct.Struct(f"<B{PROOF_BYTES}s")  # verdict, proof
+
+ANY_PLACE = 2**32 - 1
+"""The place of a worker that takes any free one."""
+NO_PROOF = bytes(PROOF_BYTES)
+
+
+class Verdict(IntEnum):
+    """The gate's answer to an offer. Every failed authentication gives the same byte."""
+
+    WELCOME = 1
+    REFUSED = 2
+    NO_SUCH_PLACE = 3
+    REPLACED = 4
+    FULL = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a worker says about itself at the gate.
+
+    Args:
+        place: Number of its place from 0, or ``ANY_PLACE``.
+        incarnation: Rises with each start of a worker at the same place. Of two workers at one place, the gate takes
+            the later one.
+    """
+
+    place: int
+    incarnation: int
+
+
+def _preamble() -> bytes:
+    return PREAMBLE.pack(MAGIC, *VERSION, Role.JOIN, 0)
+
+
+def _proof(key: bytes, side: str, *said: bytes) -> bytes:
+    return hmac.digest(key, f"ddlf/1 join {side}".encode() + b"".join(said), hashlib.sha256)
+
+
+class Offering:
+    """The worker's side. Send ``opening``, then what ``answer`` returns for the gate's 40 bytes; pass 33 to ``check``.
+
+    Args:
+        token: The shared secret.
+        mine: What this worker says about itself.
+    """
+
+    def __init__(self, token: bytes, mine: Offer) -> None:
+        self._key = auth_key(token)
+        self._mine = mine
+        self.opening = OPENING.pack(_preamble(), os.urandom(32))
+        self._said = b""
+
+    def answer(self, reply: bytes) -> bytes:
+        """Return the 60 bytes that answer the gate's reply.
+
+        Raises:
+            ProtocolError: Another program listens there, or a worker.
+            VersionError: The master speaks another major version.
+        """
+        if read_preamble(reply[: PREAMBLE.size]) is not Role.JOIN:
+            raise ProtocolError("a DDLF worker listens there, not the gate of a master")
+        facts = OFFER.pack(self._mine.place, self._mine.incarnation, key_id(self._key))
+        self._said = self.opening + reply + facts
+        return facts + _proof(self._key, "W", self._said)
+
+    def check(self, answer: bytes) -> None:
+        """Check the gate's last 33 bytes.
+
+        Raises:
+            AuthError: The gate has another token, or refused this side's.
+            ConnectError: The gate has no such place, or all the workers that it takes.
+            LeaseError: A later worker has this place.
+            ProtocolError: The verdict is unknown.
+        """
+        verdict, proof = ANSWER.unpack(answer)
+        if verdict == Verdict.REFUSED:
+            raise AuthError("the gate has another token than this worker")
+        if not hmac.compare_digest(proof, _proof(self._key, "M", self._said, bytes([verdict]))):
+            raise AuthError("it has not proven that it has the token")
+        if verdict == Verdict.NO_SUCH_PLACE:
+            raise ConnectError(
+                f"the master has no place {self._mine.place}", hint="check --place and the number of workers"
+            )
+        if verdict == Verdict.REPLACED:
+            raise LeaseError(f"a later worker has place {self._mine.place}")
+        if verdict == Verdict.FULL:
+            raise ConnectError("the master has all its workers", hint="give it more with --workers")
+        if verdict != Verdict.WELCOME:
+            raise ProtocolError(f"unknown verdict {verdict}")
+
+
+async def offer(sock: socket.socket, token: bytes, mine: Offer) -> None:
+    """Offer a connected socket to a gate. The caller limits the time, and closes the socket after an error.
+
+    Raises:
+        DDLFError: The errors of ``Offering``.
+        OSError: The connection ended.
+    """
+    offering = Offering(token, mine)
+    await send_all(sock, offering.opening)
+    preamble = await receive_exactly(sock, PREAMBLE.size)
+    if read_preamble(preamble) is Role.JOIN:  # a worker's answer is shorter
+        preamble += await receive_exactly(sock, OPENING.size - PREAMBLE.size)
+    await send_all(sock, offering.answer(preamble))
+    offering.check(await receive_exactly(sock, ANSWER.size))
+
+
+class Greeting:
+    """The gate's side. Pass the worker's opening and then its offer; send what the methods return.
+
+    Args:
+        tokens: Accepted tokens.
+    """
+
+    def __init__(self, tokens: tuple[bytes, ...]) -> None:
+        self._keys = [auth_key(token) for token in tokens]
+        self._said = self._key = b""
+
+    def reply(self, opening: bytes) -> bytes:
+        """Return the 40 bytes that answer the worker's opening, whose preamble the caller has checked."""
+        reply = OPENING.pack(_preamble(), os.urandom(32))
+        self._said = opening + reply
+        return reply
+
+    def read(self, data: bytes) -> Offer:
+        """Check the worker's 60 bytes.
+
+        Raises:
+            AuthError: The worker does not have one of the tokens.
+        """
+        facts, given = data[: OFFER.size], data[OFFER.size :]
+        place, incarnation, named = OFFER.unpack(facts)
+        self._key = next((key for key in self._keys if key_id(key) == named), self._keys[0])
+        self._said += facts
+        if not hmac.compare_digest(given, _proof(self._key, "W", self._said)):
+            raise AuthError("token mismatch: the worker has another token")
+        return Offer(place, incarnation)
+
+    def answer(self, verdict: Verdict) -> bytes:
+        """Return the 33 bytes that end the greeting. A refusal has no proof."""
+        refused = verdict is Verdict.REFUSED
+        return ANSWER.pack(verdict, NO_PROOF if refused else _proof(self._key, "M", self._said, bytes([verdict])))

@@ -1,0 +1,189 @@
+"""A worker that dials its master. Runs in the daemon.
+
+It always offers the master's gate one connection that is not in use. When the master uses it, the daemon serves it like
+one that it has accepted, and the worker offers the next one. While no gate answers, it tries again after growing
+pauses, so a master that starts later, or starts again, finds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from ddlf.errors import AuthError, ConnectError, DDLFError, LeaseError
+from ddlf.rpc.dial import connect_to
+from ddlf.rpc.handshake import HANDSHAKE_TIMEOUT_S
+from ddlf.rpc.heartbeats import end_when_silent
+from ddlf.rpc.join import ANY_PLACE, Offer, offer
+from ddlf.rpc.stream import ready
+
+CONNECT_TIMEOUT_S = 5.0
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 5.0
+JOIN_FOR_S = 600.0
+DEAD_CONNECTION_S = 30.0
+"""Seconds without an acknowledgement after which a waiting connection counts as lost. Its probes also keep the entry of
+a NAT alive.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """How a worker joins masters.
+
+    Args:
+        addresses: Hosts and ports of the gate. All are tried at once.
+        place: The worker's place from 0, or ``ANY_PLACE``.
+        incarnation: Rises with each start of a worker at this place.
+        for_s: Seconds without a master after which the worker ends.
+    """
+
+    addresses: tuple[tuple[str, int], ...]
+    place: int = ANY_PLACE
+    incarnation: int = field(default_factory=time.time_ns)
+    for_s: float = JOIN_FOR_S
+
+    @property
+    def place_name(self) -> str:
+        """The place as a text, ``"any"`` for any place."""
+        return "any" if self.place == ANY_PLACE else str(self.place)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{host}:{port}" for host, port in self.addresses)
+
+
+class Joining:
+    """Offers connections to a gate until it is cancelled.
+
+    Args:
+        join: How to join.
+        token: This worker's token.
+        serve: Serves a connection that the master uses, and closes it. The second argument is the gate's address.
+        is_used: Returns whether a master is connected.
+        say: Receives a line for people when the worker has joined, or was left.
+    """
+
+    def __init__(
+        self,
+        join: Join,
+        token: bytes,
+        serve: Callable[[socket.socket, str], Awaitable[None]],
+        is_used: Callable[[], bool],
+        say: Callable[[str], None],
+    ) -> None:
+        self._join = join
+        self._token = token
+        self._serve = serve
+        self._is_used = is_used
+        self._say = say
+        self._offer = Offer(join.place, join.incarnation)
+        self._serving: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> DDLFError:
+        """Offer connections, one after the other. Return the reason when no master came for ``Join.for_s`` seconds, or
+        when a later worker has this place.
+        """
+        loop = asyncio.get_running_loop()
+        pause, heard, joined = FIRST_PAUSE_S, loop.time(), ""
+        while True:
+            try:
+                sock, address = await self._reach()
+            except LeaseError as error:
+                return error
+            except DDLFError as error:
+                if joined:
+                    self._say(f"the master at {joined} is gone; trying again for {self._join.for_s:g} s")
+                joined = ""
+                if self._is_used():
+                    heard = loop.time()
+                elif loop.time() - heard > self._join.for_s:
+                    error.message = f"no master at {self._join} for {self._join.for_s:g} s: {error.message}"
+                    return error
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+                continue
+            if not joined:
+                self._say(f"joined {address}")
+            pause, heard, joined = FIRST_PAUSE_S, loop.time(), address
+            await self._wait_until_used(sock, address)
+            heard = loop.time()
+
+    async def _wait_until_used(self, sock: socket.socket, address: str) -> None:
+        """Wait for the first byte on a connection, and serve it then. Return when the next one should be offered."""
+        try:
+            end_when_silent(sock, DEAD_CONNECTION_S)
+            await ready(sock, to_send=False)
+            used = bool(sock.recv(1, socket.MSG_PEEK))
+        except OSError:
+            used = False
+        except BaseException:
+            sock.close()
+            raise
+        if not used:
+            sock.close()
+            await asyncio.sleep(
+                FIRST_PAUSE_S * random.random()
+            )  # however fast the gate closes it, this loop does not spin
+            return
+        task = asyncio.ensure_future(self._serve(sock, address.rpartition(":")[0]))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _reach(self) -> tuple[socket.socket, str]:
+        """Offer a connection at all addresses at once. Return the first one that is welcome, and its address.
+
+        Raises:
+            DDLFError: No gate took it. The error is that of a gate that answered, else the first address's.
+        """
+        tries = [asyncio.ensure_future(self._try(host, port)) for host, port in self._join.addresses]
+        try:
+            waiting = set(tries)
+            while waiting:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in tries:
+                    if task in done and task.exception() is None:
+                        return task.result(), "{}:{}".format(*self._join.addresses[tries.index(task)])
+            errors = [error for task in tries if isinstance(error := task.exception(), DDLFError)]
+            raise min(errors, key=_rank)
+        finally:
+            await self._close_others(tries)
+
+    async def _close_others(self, tries: Sequence[asyncio.Task[socket.socket]]) -> None:
+        kept = next((task for task in tries if task.done() and not task.cancelled() and not task.exception()), None)
+        for task in tries:
+            if task is not kept:
+                task.cancel()
+        await asyncio.gather(*tries, return_exceptions=True)
+        for task in tries:
+            if task is not kept and not task.cancelled() and task.exception() is None:
+                task.result().close()
+
+    async def _try(self, host: str, port: int) -> socket.socket:
+        where = f"{host}:{port}"
+        try:
+            sock = await connect_to(host, port, CONNECT_TIMEOUT_S)
+        except ConnectError as error:
+            error.hint = "start the master with --listen, and check the address and the firewall"
+            raise
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                await offer(sock, self._token, self._offer)
+            return sock
+        except BaseException as error:
+            sock.close()
+            if isinstance(error, DDLFError):
+                error.message = f"{where}: {error.message}"
+            elif isinstance(error, TimeoutError):
+                raise ConnectError(f"{where}: no answer within {HANDSHAKE_TIMEOUT_S:g} s") from None
+            elif isinstance(error, OSError):
+                raise ConnectError(f"{where}: closed during the greeting") from None
+            raise
+
+
+def _rank(error: DDLFError) -> int:
+    """Return the order of errors: first what a gate has said, which matters more than that nobody answers."""
+    return next((rank for rank, kind in enumerate((LeaseError, AuthError)) if isinstance(error, kind)), 2)
