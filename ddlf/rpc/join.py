@@ -3,16 +3,16 @@
 A worker behind NAT, a firewall or a scheduler cannot be dialled, so it dials the master. Both sides prove that they
 have the token, before the gate keeps the connection:
 
-    worker -> gate     40 bytes   preamble (8) of role JOIN, nonce (32)
-    gate -> worker     40 bytes   preamble (8) of role JOIN, nonce (32)
-    worker -> gate     60 bytes   place (4), incarnation (8), key id (16), proof (32)
-    gate -> worker     33 bytes   verdict (1), proof (32)
+    worker -> gate   40 bytes: preamble (8) with role JOIN, nonce (32).
+    gate -> worker   40 bytes: preamble (8) with role JOIN, nonce (32).
+    worker -> gate   60 bytes: place (4), incarnation (8), key id (16), proof (32).
+    gate -> worker   33 bytes: verdict (1), proof (32).
 
-Then the worker waits. When the master needs a connection, it sends its hello on one of those that wait. From there on
-everything is as if the master had dialled: handshake, TLS, frames. So the worker proves its identity first, and again.
+Then the worker waits. When the master needs a connection, it sends its hello on one that waits. From there on, both
+sides act as if the master had dialled: handshake, TLS, frames. So the worker proves its identity first, and again.
 
-A proof is ``HMAC-SHA256(key, label + all bytes before)``. It covers place and incarnation, and both nonces, so it can
-be neither altered nor replayed. The label differs from those of the handshake, so no proof can be used there.
+A proof is ``HMAC-SHA256(key, label + all bytes before)``. It covers place, incarnation and both nonces, so it can be
+neither altered nor replayed. The handshake uses other labels, so it accepts no proof of a greeting.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class Verdict(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a worker says about itself at the gate.
+    """The facts that a worker sends to the gate.
 
     Args:
         place: Number of its place from 0, or ``ANY_PLACE``.
-        incarnation: Rises with each start of a worker at the same place. Of two workers at one place, the gate takes
-            the later one.
+        incarnation: Rises with each start of a worker at the same place. If two workers have one place, the gate
+            takes the later one.
     """
 
     place: int
@@ -84,7 +84,7 @@ class Offering:
 
     Args:
         token: The shared secret.
-        mine: What this worker says about itself.
+        mine: This worker's facts.
     """
 
     def __init__(self, token: bytes, mine: Offer) -> None:

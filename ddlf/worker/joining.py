@@ -26,8 +26,8 @@ FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
 JOIN_FOR_S = 600.0
 DEAD_CONNECTION_S = 30.0
-"""Seconds without an acknowledgement after which a waiting connection counts as lost. Its probes also keep the entry of
-a NAT alive.
+"""Seconds without an acknowledgement; then a waiting connection counts as lost. Its probes also keep the entry of a NAT
+alive.
 """
 
 
@@ -39,7 +39,7 @@ class Join:
         addresses: Hosts and ports of the gate. All are tried at once.
         place: The worker's place from 0, or ``ANY_PLACE``.
         incarnation: Rises with each start of a worker at this place.
-        for_s: Seconds without a master after which the worker ends.
+        for_s: The worker ends after so many seconds without a master.
     """
 
     addresses: tuple[tuple[str, int], ...]

@@ -208,7 +208,7 @@ def _group_folders(controller: str) -> Iterator[Path]:
 def cpu_group() -> str:
     """Return a text that is equal for workers of one machine that may use the same CPUs, so that they share them.
 
-    Workers with other CPUs by their affinity, or with CPU quotas of their own, have other texts.
+    Workers that have another affinity, or their own CPU quota, have other texts.
     """
     own = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     quotas = [str(folder) for folder in (*_group_folders(""), *_group_folders("cpu"))] if any(_cpu_quotas()) else []

@@ -54,11 +54,11 @@ class ExecutorOptions:
         persist_dir: Folder for methods that survive the daemon.
         max_message_bytes: The largest message body accepted.
         stdout: Descriptor for the output of user code: 1, or 2 for the executor's log.
-        certificate: File of the worker's own certificate; None where nothing is encrypted.
+        certificate: File of the worker's own certificate; None without encryption.
         tls_ca: File of the organisation's authority, or None.
         tls_cert: File of the organisation's certificate, or None.
         tls_key: File of its key, or None.
-        insecure_plaintext: Whether nothing is encrypted on request.
+        insecure_plaintext: Whether the user switched encryption off.
     """
 
     name: str

@@ -2,7 +2,7 @@
 
 A worker that has joined always offers one connection that is not in use. The master takes it when it needs one: for
 control, for data, and for heartbeats while its event loop is blocked. The worker then offers the next one. The gate has
-a thread and an event loop of its own, so it answers however long user code blocks the master's loop.
+its own thread and event loop, so it answers however long user code blocks the master's loop.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ MOST_WAITING = 4
 MOST_GREETINGS = 64
 """Greetings from one address at the same time: so many workers may share the address of a NAT."""
 DEAD_CONNECTION_S = 30.0
-"""Seconds after which a waiting connection ends whose other side does not acknowledge. The probes keep the entry of a
-NAT alive, too.
+"""Seconds without an acknowledgement; then a waiting connection is closed. The probes keep the entry of a NAT alive,
+too.
 """
 START_TIMEOUT_S = 600.0
 ANY_HOST = "0.0.0.0"
@@ -76,7 +76,7 @@ class Gate:
         places: Number of places.
 
     Attributes:
-        port: The port on which it listens.
+        port: The port that it listens on.
         came: Set when a worker has joined; the launcher waits for it. Belongs to the gate's loop.
 
     Raises:
@@ -280,8 +280,7 @@ class Joined(Launcher):
 
     Args:
         n: Number of places, 1 to 1,024.
-        host: The address on which the master waits for workers. The default is all addresses with a token, and this
-            machine only without one.
+        host: The address that the master listens on. With a token the default is all addresses, else only loopback.
         port: The port; 0 for any free one.
         token_file: The argument of ``Cluster``.
         start_timeout_s: Seconds to wait for all workers.
