@@ -187,9 +187,12 @@ def test_a_cluster_of_three_machines_does_what_it_says(tmp_path, monkeypatch, st
     """All three are this one: its loopback, and other ports. So does the page of what to do when ..."""
     page, ports = "docs/howto/three_machines.md", []
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    token, daemon, *on_the_cluster = [
+    token, daemon, *more = [
         shlex.split(line) for block in blocks(page, "") for line in block.splitlines() if line.startswith("ddlf")
     ]
+    joining = [command for command in more if command[0] == "ddlf-worker"]
+    on_the_cluster = [command for command in more if command not in joining]
+    assert [worker.parser().parse_args(command[1:]).join for command in joining] == [(("10.0.0.5", 9100),)]
     assert "Copy it to each of the other machines" in run(tmp_path, *token)
     with contextlib.ExitStack() as workers:
         for _ in range(3):
@@ -221,7 +224,7 @@ def test_a_cluster_of_three_machines_does_what_it_says(tmp_path, monkeypatch, st
         assert "test  " in trained
         assert (tmp_path / "model.keras").exists()
         for command, said in zip(others, planned, strict=True):
-            assert "lab" in said or command[1] != "run"
+            assert "lab" in said or "4 would join here" in said or command[1] != "run"
 
 
 ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()

@@ -197,7 +197,7 @@ class Peer:
                 if given:
                     break
             raise ConnectError(
-                "; ".join(problems) or "it listens nowhere; to let other workers call it, start it with --port, too",
+                "; ".join(problems) or "it has no known address; if it joins its master, start it with --port, too",
                 worker=self.name,
             )
 

@@ -257,7 +257,7 @@ async def test_a_worker_of_another_version_is_an_error_that_names_both():
         with pytest.raises(VersionError) as caught:
             await call(port)
     assert str(caught.value) == (
-        f"127.0.0.1:{port}: the other side speaks protocol 2.1, this side 1.0; install the same version of ddlf on both"
+        f"127.0.0.1:{port}: the other side speaks protocol 2.1, this side 1.1; install the same version of ddlf on both"
     )
 
 

@@ -323,7 +323,7 @@ async def test_workers_that_listen_nowhere_cannot_call_each_other_and_say_what_t
         await cluster.run_code("pass")
         pairs = await cluster.introduced(cluster.workers, "run")
         assert [(caller.id, called.id) for caller, called, _ in pairs] == [(2, 1)]
-        assert "listens nowhere; to let other workers call it, start it with --port, too" in pairs[0][2]
+        assert "it has no known address; if it joins its master, start it with --port, too" in pairs[0][2]
 
 
 async def test_workers_of_one_machine_share_its_cores(fleet, token):
