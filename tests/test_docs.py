@@ -183,6 +183,11 @@ def test_a_converted_script_trains_as_the_one_before(tmp_path, standing_template
 
 
 @pytest.mark.slow
+def joins(command):
+    """Return the gates that a command of a worker dials."""
+    return worker.parser().parse_args(command[1:]).join
+
+
 def test_a_cluster_of_three_machines_does_what_it_says(tmp_path, monkeypatch, standing_template):
     """All three are this one: its loopback, and other ports. So does the page of what to do when ..."""
     page, ports = "docs/howto/three_machines.md", []
@@ -192,7 +197,7 @@ def test_a_cluster_of_three_machines_does_what_it_says(tmp_path, monkeypatch, st
     ]
     joining = [command for command in more if command[0] == "ddlf-worker"]
     on_the_cluster = [command for command in more if command not in joining]
-    assert [worker.parser().parse_args(command[1:]).join for command in joining] == [(("10.0.0.5", 9100),)]
+    assert [joins(command) for command in joining] == [(("10.0.0.5", 9100),)]
     assert "Copy it to each of the other machines" in run(tmp_path, *token)
     with contextlib.ExitStack() as workers:
         for _ in range(3):
