@@ -290,6 +290,12 @@ def check_app_options(options: argparse.Namespace, app: IApp) -> None:
     from ddlf.monitor.runs.folder import is_wanted
 
     is_in_folder = is_wanted(app.out)
+    if options.worker_epochs is not None and (app.worker_steps is not None or app.round_samples is not None):
+        other = "worker_steps" if app.worker_steps is not None else "round_samples"
+        raise ConfigError(
+            f"--worker-epochs has no effect with {other}={getattr(app, other)!r}, which sets the length of a round",
+            hint="leave one of them out",
+        )
     if app.checkpoint is None and app.resume is None and options.checkpoint_every is not None and not is_in_folder:
         raise ConfigError("--checkpoint-every has no effect without --checkpoint DIR", hint="give it, too")
     if options.run_name is not None and not is_in_folder:

@@ -22,6 +22,7 @@ from pkgutil import resolve_name
 from typing import Any, NoReturn
 
 from ddlf.settings.checks import with_names
+from ddlf.settings.setting import SYNONYMS
 
 HELP_COLUMN = 24
 """Where the texts of options begin."""
@@ -74,18 +75,13 @@ class Parser(argparse.ArgumentParser):
         "--token": "tokens on the command line are visible to other users; use --token-file",
     }
     SYNONYMS: Mapping[str, str] = {
-        "--epochs": "--master-epochs",
-        "--rounds": "--master-epochs",
+        **{f"--{other}": f"--{name.replace('_', '-')}" for other, name in SYNONYMS.items()},
         "--workers": "--local",
         "--num-workers": "--local",
-        "--batch": "--batch-size",
         "--output": "--save",
         "--async": "--mode async",
         "--sync": "--mode sync",
         "--downpour": "--mode downpour",
-        "--strategy": "--mode",
-        "--compression": "--codec",
-        "--compress": "--codec",
         "--machines": "--hosts",
         "--nodes": "--hosts",
     }
@@ -115,6 +111,7 @@ class Parser(argparse.ArgumentParser):
         )
         self.examples = examples
         self._placeholders = placeholders
+        self._words: Sequence[str] = ()
         self.options: list[Option] = []
         self.value_when_alone: dict[str, str] = {}
         """The value of an option that is given without one. argparse's "?" would take the next argument instead."""
@@ -246,6 +243,7 @@ class Parser(argparse.ArgumentParser):
         if (text := self._help_asked(words[:until])) is not None:
             print(text, end="")
             sys.exit(0)
+        self._words = words[:until]
         parsed, unknown = super().parse_known_args(self._with_values(words), namespace)
         if unknown:
             self._explain_unknown(unknown[0])
@@ -298,7 +296,14 @@ class Parser(argparse.ArgumentParser):
         self.error(f"unknown option {name!r}{more}")
 
     def error(self, message: str) -> NoReturn:
-        """Print the reason and the command for help, and exit with code 2."""
+        """Print the reason and the command for help, and exit with code 2.
+
+        An unknown option is a better reason than a missing argument, which argparse finds first.
+        """
+        if "arguments are required" in message:
+            for word in self._words:
+                if word.startswith("--") and word.partition("=")[0] not in self._names:
+                    self._explain_unknown(word)
         sys.stderr.write(f"{self.prog}: {message}\nSee: {self.prog} --help\n")
         sys.exit(2)
 

@@ -374,21 +374,13 @@ def _workers(count: int) -> str:
 
 @contextlib.contextmanager
 def in_folder(app: IApp, options: argparse.Namespace, say: Callable[[str], None]) -> Iterator[Path | None]:
-    """Create the folder of a run, and print where it and the report are.
-
-    Raises:
-        ConfigError: An option has no effect without a folder.
-    """
+    """Create the folder of a run, and print where it and the report are."""
     origins = {name: where for name, _, where in overrides(type(app), options)}
     path = None
     try:
         with recorded(app, origins) as path:
             if path is not None:
                 say(f"folder    {path}")
-            if options.checkpoint_every is not None and app.checkpoint is None and app.resume is None:
-                if path is None:
-                    raise ConfigError("there is no folder for checkpoints", hint="name one with --checkpoint DIR")
-                app.checkpoint, origins["checkpoint"] = path / folder.CHECKPOINTS, "the run's folder"
             yield path
     finally:
         if path is not None and (path / folder.REPORT).exists():

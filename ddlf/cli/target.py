@@ -335,10 +335,22 @@ def guess(key: str, known: list[str]) -> str:
     return f", did you mean {near[0]!r}?" if near else f"; there are: {', '.join(known) or 'none'}"
 
 
+_KINDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    list: "a list such as [1, 2]",
+    tuple: "a tuple such as (1, 2)",
+    dict: "a dict such as {0: 1.5}",
+}
+
+
 def _value(key: str, text: str, default: Any) -> Any:
     """Parse the text of a value to the type of the default that it replaces."""
     if isinstance(default, str):
         return text
+    if isinstance(default, bool) and text.lower() in ("true", "false"):
+        return text.lower() == "true"
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -346,8 +358,7 @@ def _value(key: str, text: str, default: Any) -> Any:
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if default is not None and default is not inspect.Parameter.empty and type(value) is not type(default):
-        kind = type(default).__name__
-        raise ConfigError(f"-p {key}={text}: expected {'an' if kind[0] in 'aeiou' else 'a'} {kind}")
+        raise ConfigError(f"-p {key} must be {_KINDS.get(type(default)) or type(default).__name__}, got {text!r}")
     return value
 
 

@@ -605,6 +605,7 @@ class Cluster(Group):
         security = Security(ca, certificate, key, insecure_plaintext)
         if ca or certificate:
             client_context(security)  # check the files now, because a wrong file is a mistake of the caller
+        self.takeover = takeover
         self._machines = Counter(machine(host) for host, _ in launcher.addresses)
         hosted, events = Hosted(), Events()
         self._echo = Echo(on=echo)

@@ -49,7 +49,20 @@ def open(
     from ddlf.data.data_set import DataSet
     from ddlf.data.parquet_files import is_parquet
     from ddlf.data.trees import named
+    from ddlf.errors import DatasetError
 
+    places = [place] if isinstance(place, str | Path) else place
+    if (
+        not isinstance(places, list | tuple)
+        or not places
+        or not all(isinstance(each, str | Path) and str(each).strip() for each in places)
+    ):
+        raise DatasetError(
+            f"ddlf.data.open got {place!r} as the place of a data set",
+            hint="name a folder of partition files, a Parquet file, a folder or a glob of such files, or a list of files",
+        )
+    if twice := [name for number, name in enumerate(classes) if name in classes[:number]]:
+        raise DatasetError(f"classes= names {twice[0]!r} twice", hint="leave it out once")
     made = None if decode is None else lambda sample: named(decode(sample))
     options: dict[str, Any] = dict(
         x=x, y=y, w=w, classes=classes, image_size=image_size, storage_options=storage_options

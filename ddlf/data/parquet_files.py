@@ -44,12 +44,22 @@ def is_parquet(place: str | Path | Sequence[str]) -> bool:
     It does if it is a glob, ends like a Parquet file, has several files, or is a local folder with Parquet files and no
     manifest.
     """
-    if not isinstance(place, str | Path) or GLOB.search(str(place)):
+    if not isinstance(place, str | Path) or _pattern_at(str(place)) is not None:
         return True
     folder = path_of(str(place)) if "://" in str(place) else Path(place)
     if folder is not None and (folder := folder.expanduser()).is_dir():
         return not (folder / NAME).exists() and any(next(folder.glob(f"*{end}"), None) for end in ENDINGS)
     return str(place).lower().endswith(ENDINGS)
+
+
+def _pattern_at(text: str) -> int | None:
+    """Return the position of the first sign of a glob; None without one. A local path that exists has none."""
+    begin = 0
+    if "://" not in text:
+        ends = (match.start() for match in re.finditer(r"(?<=.)/|$", text))
+        begin = max((end for end in ends if Path(text[:end]).expanduser().exists()), default=0)
+    sign = GLOB.search(text, begin)
+    return sign.start() if sign else None
 
 
 @dataclass(frozen=True)
@@ -72,8 +82,9 @@ class FileVersion:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the file's size, mark and footer, 8 hex digits."""
-        return hashlib.sha256(f"{self.nbytes} {self.mark} {self.footer}".encode()).hexdigest()[:8]
+        """A hash of the file's size, mark and footer, 8 hex digits; then its time, if the store gives no mark."""
+        facts = hashlib.sha256(f"{self.nbytes} {self.mark} {self.footer}".encode()).hexdigest()[:8]
+        return facts if self.mark else f"{facts} {self.state[1]}"
 
 
 class ParquetFiles:
@@ -96,7 +107,9 @@ class ParquetFiles:
                 f"{wrong[0]} is not a Parquet file, and DDLF reads only Parquet files in place",
                 hint="write it as Parquet, as pandas does with to_parquet; or make partition files: ddlf data split",
             )
-        root, patterns = _split(texts)
+        if twice := [text for number, text in enumerate(texts) if text in texts[:number]]:
+            raise DatasetError(f"{twice[0]} is named twice", hint="leave it out once")
+        root, names = _split(texts)
         self.store: Store | None = None
         folder = path_of(root) if "://" in root else Path(root)
         if folder is None:
@@ -108,9 +121,8 @@ class ParquetFiles:
                     f"{self} is a folder, for which storage_options have no effect", hint="leave storage_options out"
                 )
         self._infos: dict[str, dict[str, Any]] = {}
-        for pattern in patterns:
-            for name, info in self._find(pattern).items():
-                self._infos[name] = info
+        for name, is_pattern in names:
+            self._infos.update(self._find(name) if is_pattern else {name: self._info(name)})
         self.names = sorted(self._infos)
         if not self.names:
             raise DatasetError(
@@ -258,8 +270,6 @@ class ParquetFiles:
             raise missing from None
 
     def _find(self, pattern: str) -> dict[str, dict[str, Any]]:
-        if not GLOB.search(pattern):
-            return {pattern: self._info(pattern)}
         if self.store is not None:
             infos = self.store.find(pattern)
         else:
@@ -287,18 +297,22 @@ def _state(info: Mapping[str, Any]) -> tuple[str, ...]:
     return str(info["size"]), _mark(info) or str(seconds)
 
 
-def _split(texts: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the common folder of several texts, and the pattern of each text below it."""
+def _split(texts: Sequence[str]) -> tuple[str, list[tuple[str, bool]]]:
+    """Return the common folder of several texts, the name of each text below it, and whether that is a pattern."""
     if not texts:
         raise DatasetError("no Parquet file is named", hint="name a file, a folder or a glob")
-    folders, names = [], []
+    folders, names, are_patterns = [], [], []
     for text in texts:
         text = text.rstrip("/")
-        glob = GLOB.search(text)
-        if glob:
-            folder = text[: glob.start()].rpartition("/")[0]
+        glob = _pattern_at(text)
+        is_file = glob is None and (
+            text.lower().endswith(ENDINGS) or ("://" not in text and Path(text).expanduser().is_file())
+        )
+        are_patterns.append(not is_file)
+        if glob is not None:
+            folder = text[:glob].rpartition("/")[0]
             rest = text[len(folder) :].lstrip("/")
-        elif text.lower().endswith(ENDINGS):
+        elif is_file:
             folder, _, rest = text.rpartition("/")
         else:
             folder, rest = text, "**/*.parquet"
@@ -314,7 +328,8 @@ def _split(texts: Sequence[str]) -> tuple[str, list[str]]:
     if "://" in texts[0] and len(common) < 3:
         raise DatasetError(f"{texts[0]} and the others are in several stores", hint="name files of one store")
     below = [folder[len(root) :].strip("/") for folder in folders]
-    return root or "/", [f"{folder}/{name}".lstrip("/") for folder, name in zip(below, names, strict=True)]
+    paths = [f"{folder}/{name}".lstrip("/") for folder, name in zip(below, names, strict=True)]
+    return root or "/", list(zip(paths, are_patterns, strict=True))
 
 
 class _Ranges(io.RawIOBase):

@@ -106,14 +106,20 @@ def class_weights(y: Any, weights: Any) -> np.ndarray[Any, Any]:
         raise AppError(
             "class_weight needs one label for each sample", hint="give weights of samples in w_train instead"
         )
-    classes = y if y.ndim == 1 else y[:, 0] if y.shape[1] == 1 else y.argmax(axis=1)
-    classes = np.round(classes).astype(np.int64)
+    classes = _classes(y)
     table = np.ones(int(classes.max(initial=0)) + 1, np.float32)
     for number, weight in weights.items():
         if number < len(table):  # otherwise no sample has this class
             table[number] = weight
     chosen: np.ndarray[Any, Any] = np.where(classes >= 0, table[classes], np.float32(1))
     return chosen
+
+
+def _classes(y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the class number of each sample; ``class_weights`` describes the argument."""
+    classes = y if y.ndim == 1 else y[:, 0] if y.shape[1] == 1 else y.argmax(axis=1)
+    numbers: np.ndarray[Any, Any] = np.round(classes).astype(np.int64)
+    return numbers
 
 
 def check_data(app: UserApp) -> None:
@@ -143,7 +149,14 @@ def check_data(app: UserApp) -> None:
             return
         if getattr(app, "w_train", None) is not None:
             raise AppError("both w_train and class_weight are set", hint="multiply w_train by the weights of classes")
-        class_weights(getattr(app, "y_train", None), app.class_weight)
+        labels: Any = getattr(app, "y_train", None)
+        class_weights(labels, app.class_weight)
+        known = set(_classes(labels).tolist())
+        if unknown := [number for number in app.class_weight if number not in known]:
+            raise AppError(
+                f"class_weight has the class {unknown[0]}, which no sample of y_train has",
+                hint=f"leave it out; the classes are {', '.join(map(str, sorted(known)[:20]))}",
+            )
 
 
 def check_part(app: UserApp, part: str) -> None:

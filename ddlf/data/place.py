@@ -234,6 +234,11 @@ class Folder:
     def _read(self, name: str) -> Manifest:
         path = self.path / name
         with explained(self.path, "read"):
+            if self.path.is_file():
+                raise DatasetError(
+                    f"{self.path} is a file, not a folder of partition files",
+                    hint=f"make partition files of it: ddlf data split {self.path} FOLDER",
+                )
             if not self.path.is_dir():
                 raise DatasetError(f"there is no folder {self.path}", hint="make a data set with: ddlf data split")
             if not os.path.lexists(path):

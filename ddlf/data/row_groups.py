@@ -613,7 +613,9 @@ def described(place: str | Path | Sequence[str]) -> Iterator[str]:
         yield f"column    {name}: {kind}{said.get(kind_of(kind), '')}"
     yield f"samples   {sum(group.num_rows for group in groups):,}"
     yield f"files     {len(heads):,}, {size(sum(head.nbytes for head, _ in heads))}"
-    if groups:
+    if not any(group.num_rows for group in groups):
+        yield "suited    no: there are no rows to train on"
+    else:
         rows, nbytes = [[getattr(group, name) for group in groups] for name in ("num_rows", "total_byte_size")]
         yield (
             f"groups    {len(groups):,} row groups of {min(rows):,} to {max(rows):,} rows, "

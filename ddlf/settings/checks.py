@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from math import isfinite
+from numbers import Integral, Real
 from pathlib import Path
 from pkgutil import resolve_name
 from types import NoneType
@@ -229,6 +230,23 @@ def count_of_bytes(name: str, value: Any) -> int | None:
     return count
 
 
+def switch(name: str, value: Any) -> bool:
+    """True or False"""
+    if not (isinstance(value, int) and value in (0, 1)):
+        raise ConfigError(f"{name} must be {switch.__doc__}, got {value!r}")
+    return bool(value)
+
+
+def class_weights(name: str, value: Any) -> Mapping[int, float] | None:
+    """a dict of a weight of 0 or more for each class's number, or None"""
+    pairs = value.items() if isinstance(value, Mapping) else [] if value is None else [(None, None)]
+    for number, weight in pairs:
+        if not (isinstance(number, Integral) and isinstance(weight, Real) and isfinite(weight) and float(weight) >= 0):
+            raise ConfigError(f"{name} must be {class_weights.__doc__}, got {value!r}")
+    weights: Mapping[int, float] | None = value
+    return weights
+
+
 def page(name: str, value: Any) -> int | None:
     """True, False, a port, or None"""
     if value is not None and not (isinstance(value, int) and 0 <= value <= 65535):
@@ -259,6 +277,4 @@ OUTER = OuterOf("ddlf.algorithms.outer:OUTER")
 FOLDER = OfType((str, Path, NoneType), "a folder or None")
 NAME = OfType((str, NoneType), "a name or None")
 TRACKERS = Several("tensorboard", "mlflow", hint="metrics.csv is in the folder of every run")
-SWITCH = OfType((int,), "True or False")
 CALLBACKS = OfType((list, tuple), "a list of Keras callbacks")
-CLASS_WEIGHTS = OfType((Mapping, NoneType), "a dict of a weight for each class's number, or None")

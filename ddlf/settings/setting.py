@@ -30,6 +30,15 @@ class Use(Flag):
 
 
 FILE, FACT, NOWHERE = Use.FILE, Use.FACT, Use(0)
+SYNONYMS: Mapping[str, str] = {
+    "epochs": "master_epochs",
+    "rounds": "master_epochs",
+    "batch": "batch_size",
+    "strategy": "mode",
+    "compression": "codec",
+    "compress": "codec",
+}
+"""The names of other programs for some settings."""
 
 
 class Setting(Generic[Out, In]):
@@ -178,6 +187,10 @@ class Group:
         known = {one.field: one for one in cls.settings()}
         found: dict[str, str] = {}
         last = ""
+        if not text.strip():
+            raise ConfigError(f"{cls.name}: has no setting after the colon", hint="leave out the colon")
+        if not all(part.strip() for part in text.split(",")):
+            raise ConfigError(f"{cls.name}:{text} has nothing between two commas", hint="leave out a comma")
         for place, part in enumerate(text.split(",")):
             field, equals, value = (piece.strip() for piece in part.partition("="))
             if equals and field in known:

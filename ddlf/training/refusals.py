@@ -8,6 +8,7 @@ Strategies and exchanges add their own rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from ddlf.algorithms.outer import Streaming
 from ddlf.algorithms.reading_order import MAX_GLOBAL, NEAR, Global
 from ddlf.algorithms.weights import Tensor
 from ddlf.errors import AppError, ConfigError
+from ddlf.monitor.runs.folder import is_wanted
 from ddlf.training.samples.parts import LEAST_SHARE
 from ddlf.training.spec import Refusal, RunSpec
 
@@ -95,6 +97,21 @@ def of_settings(spec: RunSpec) -> Iterator[Refusal]:
         f"converge={str(converge)!r} looks at {converge.metric!r}, but test data is evaluated at the end only",
         "set evaluate_every=1, or look at validation data (x_val)",
     )
+    usual = next((name for name in ("accuracy", "loss") if _is_misspelt(converge.metric, name)), "")
+    yield Refusal(
+        bool(usual),
+        f"converge={str(converge)!r} looks at {converge.metric!r}, "
+        f"did you mean '{converge.metric[: -len(_bare(converge.metric))]}{usual}'?",
+        "rename your metric if you did not mean it",
+    )
+    folder = spec.checkpoint
+    if folder.folder is None and folder.resume is None and not is_wanted(spec.output.out):
+        for setting, value in spec.changed(("checkpoint_every", "checkpoint_keep")):
+            yield Refusal(
+                True,
+                f"{setting.name}={value} has no effect without a folder for checkpoints",
+                "set checkpoint, too (--checkpoint DIR)",
+            )
     batchnorm = spec.batchnorm
     yield Refusal(
         streams and batchnorm == "local",
@@ -107,6 +124,15 @@ def of_settings(spec: RunSpec) -> Iterator[Refusal]:
         f"weights_codec={str(weights)!r} is for whole weights, and outer={str(outer)!r} exchanges them in fragments",
         f"use weights_codec='delta:{weights}', or float32",
     )
+
+
+def _bare(metric: str) -> str:
+    return metric.removeprefix("val_").removeprefix("test_")
+
+
+def _is_misspelt(metric: str, usual: str) -> bool:
+    """Return whether the name of a metric has a typing error, rather than more letters like ``inaccuracy``."""
+    return usual not in metric and bool(get_close_matches(_bare(metric), [usual], 1, 0.84))
 
 
 def _unused(spec: RunSpec) -> Iterator[Refusal]:
@@ -142,6 +168,25 @@ def check_slots(spec: RunSpec, slots: int, fewest: int = 0) -> None:
         ConfigError: The settings need more slots.
     """
     check(spec.train.slot_refusals(slots, fewest))
+
+
+def check_takeover(spec: RunSpec, *, of_workers: bool) -> None:
+    """Refuse ``takeover`` if the run has no checkpoints, and takes no workers over either.
+
+    Args:
+        spec: The run.
+        of_workers: Whether the cluster takes workers over.
+
+    Raises:
+        ConfigError: ``takeover`` has no effect.
+    """
+    folder = spec.checkpoint
+    row = Refusal(
+        bool(folder.takeover) and folder.folder is None and folder.resume is None and not of_workers,
+        "takeover=True has no effect without a folder for checkpoints",
+        "leave it out, or set checkpoint, too (--checkpoint DIR)",
+    )
+    check([row])
 
 
 def check_workers(spec: RunSpec, workers: int, *, one_at_a_time: bool = False) -> None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ddlf.settings.checks import (
     CALLBACKS,
-    CLASS_WEIGHTS,
     CLIP,
     CODEC,
     CONVERGE,
@@ -27,13 +26,14 @@ from ddlf.settings.checks import (
     RATE_DECAY,
     SCHEDULE,
     SHUFFLE,
-    SWITCH,
     TRACKERS,
     OneOf,
     Whole,
+    class_weights,
     count_of_bytes,
     page,
     seconds,
+    switch,
 )
 from ddlf.settings.setting import FACT, FILE, Group, Setting
 
@@ -123,7 +123,7 @@ class Data(Group):
     samples. It is marked as not exact."""
 
     class_weight: Setting[Mapping[int, float] | None, Mapping[int, float] | None] = Setting(
-        None, CLASS_WEIGHTS, "weight of each class in the loss, as for fit", None, FACT
+        None, class_weights, "weight of each class in the loss, as for fit", None, FACT
     )
     """Classes that are not listed have weight 1. ``w_train`` is the alternative."""
 
@@ -283,7 +283,7 @@ class Checkpoint(Group):
     speed. A run that is complete is not trained again."""
 
     takeover: Setting[bool, bool] = Setting(
-        False, SWITCH, "take the checkpoint folder over from another master that writes to it"
+        False, switch, "take the checkpoint folder over from another master that writes to it"
     )
     """``Cluster`` has the same option for workers. ``--takeover`` sets both."""
 
@@ -309,12 +309,12 @@ class Output(Group):
     """Only the master logs. ``pip install "ddlf[track]"`` installs both."""
 
     echo: Setting[bool, bool] = Setting(
-        True, SWITCH, "print what user code prints on the workers, with the worker's name"
+        True, switch, "print what user code prints on the workers, with the worker's name"
     )
     """This covers ``print``, ``logging`` and warnings, before and during training. The event ``WorkerWrote`` reports
     them in any case."""
 
-    verbose: Setting[bool, bool] = Setting(True, SWITCH, "print the progress of the run")
+    verbose: Setting[bool, bool] = Setting(True, switch, "print the progress of the run")
     """``-q`` switches it off."""
 
     ui: Setting[str, str] = Setting(

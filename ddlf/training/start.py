@@ -30,6 +30,7 @@ from ddlf.data.parts import has
 from ddlf.errors import AppError, BadUpdate, ConfigError, LeaseError
 from ddlf.events import ExchangeChosen, How, NothingToTrain, RunBegan, RunEnded, TrainingBegan, Warned
 from ddlf.events.record import History
+from ddlf.settings.setting import SYNONYMS
 from ddlf.training.callbacks.checks import warnings
 from ddlf.training.callbacks.master import Callbacks
 from ddlf.training.checkpoints.resume import begin, check_folders
@@ -50,6 +51,7 @@ from ddlf.training.refusals import (
     check_rounds,
     check_slots,
     check_spec,
+    check_takeover,
     check_workers,
 )
 from ddlf.training.registry import SETTINGS, spec_of
@@ -92,7 +94,8 @@ def check(app: App, mode: str, *given: int | None, fresh: bool = False) -> RunSp
     spec.exchange.check_app(app)
     check_folders(app, fresh)
     goes_on = app.resume is not None or (app.run_context.progress is not None and not fresh)
-    check_slots(spec, spec.slots or (0 if goes_on or app.cluster is None else app.cluster.N))
+    unknown = goes_on or app.cluster is None
+    check_slots(spec, spec.slots or (0 if unknown else app.cluster.N - spec.train.extra_workers))
     check_backend()
     given_threads(app, fresh=fresh)
     return spec
@@ -101,6 +104,7 @@ def check(app: App, mode: str, *given: int | None, fresh: bool = False) -> RunSp
 def _check_workers(spec: RunSpec, cluster: Any) -> None:
     if cluster is not None:
         check_workers(spec, cluster.N, one_at_a_time=getattr(cluster, "one_thing_at_a_time", False))
+        check_takeover(spec, of_workers=getattr(cluster, "takeover", False))
 
 
 async def train(app: App, mode: str, *given: int | None, fresh: bool = False, crew_of: Any = crew_of) -> History:
@@ -399,6 +403,8 @@ def _check_misspelt(app: App, base: type) -> None:
 
 @cache
 def _settings_like(name: str) -> list[str]:
+    if name in SYNONYMS:
+        return [SYNONYMS[name]]
     return difflib.get_close_matches(name, [known for known in SETTINGS if known != "callbacks"], 1, SIMILAR)
 
 

@@ -167,6 +167,15 @@ async def test_dry_run_plans_a_function(folder, capsys):
     [
         (("--target", "App", "--mode", "async", "-p", "merge=median"), "merge='median' is for synchronous training"),
         (("--target", "App", "--checkpoint-every", "2"), "--checkpoint-every has no effect without --checkpoint DIR"),
+        (("--target", "App", "--checkpoint-every", "2", "--out", "none"), "without --checkpoint DIR"),
+        (("--target", "App", "-p", "checkpoint_keep=2"), "checkpoint_keep=2 has no effect without a folder"),
+        (("--target", "App", "--mode", "downpour", "--replicas", "1"), "replicas=1 are fewer than the 2 slots"),
+        (("--target", "App", "--converge", "target:val_acuracy,0.9"), "did you mean 'val_accuracy'?"),
+        (
+            ("--target", "App", "--worker-epochs", "1", "--worker-steps", "3"),
+            "--worker-epochs has no effect with worker_steps=3",
+        ),
+        (("--target", "App", "-p", "verbose=3"), "-p verbose must be true or false, got '3'"),
         (("--target", "main", "--seed", "2"), "--seed has no effect on main(cluster), which is not an app"),
         (("--target", "App", "-p", "batch_sise=2"), "did you mean 'batch_size'?"),
     ],

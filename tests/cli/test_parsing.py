@@ -56,6 +56,16 @@ def test_wrong_argument_is_one_sentence_and_exit_code_2(parser, capsys, argument
     assert capsys.readouterr().err == f"{sentence}\nSee: tool --help\n"
 
 
+def test_unknown_option_is_named_before_a_missing_argument(parser, capsys):
+    parser.add("app", help="a file")
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--helo"])
+    assert capsys.readouterr().err.startswith("tool: unknown option '--helo', did you mean --help?")
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--seed", "1"])
+    assert capsys.readouterr().err.startswith("tool: the following arguments are required: APP")
+
+
 def test_token_on_the_command_line_is_never_repeated(parser, capsys):
     with pytest.raises(SystemExit):
         parser.parse_args(["--token=secret"])

@@ -185,9 +185,9 @@ def test_app_constructor_with_more_parameters_is_refused():
         ("_x=1", "-p _x: Settings has no attribute '_x'"),
         ("model=1", "-p model: Settings.model is not a setting; define it in the class"),
         ("modle=1", "-p modle: Settings has no attribute 'modle', did you mean 'mode'?"),
-        ("layers=many", "-p layers=many: expected an int"),
-        ("layers=1.5", "-p layers=1.5: expected an int"),
-        ("fast=1", "-p fast=1: expected a bool"),
+        ("layers=many", "-p layers must be a whole number, got 'many'"),
+        ("layers=1.5", "-p layers must be a whole number, got '1.5'"),
+        ("fast=1", "-p fast must be true or false, got '1'"),
         ("epochs=3", "-p epochs: Settings has no attribute 'epochs', did you mean 'master_epochs'?"),
     ],
 )
@@ -203,7 +203,7 @@ def test_parameters_are_arguments_of_a_function():
     )
     with pytest.raises(ConfigError, match="-p pionts: function has no parameter 'pionts', did you mean 'points'"):
         function_arguments(function, options("pionts=1"))
-    with pytest.raises(ConfigError, match="-p points=x: expected an int"):
+    with pytest.raises(ConfigError, match="-p points must be a whole number, got 'x'"):
         function_arguments(function, options("points=x"))
 
 

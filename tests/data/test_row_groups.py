@@ -261,6 +261,13 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
         ddlf.data.open(tmp_path, x="x")
 
 
+def test_data_info_says_that_a_set_without_rows_is_not_suited(tmp_path, capsys):
+    pq.write_table(table([1])[:0].select(["id", "f0"]), tmp_path / "none.parquet")
+    with pytest.raises(SystemExit, match="0"):
+        main(["data", "info", str(tmp_path)])
+    assert capsys.readouterr().out.endswith("suited    no: there are no rows to train on\n")
+
+
 def test_data_info_shows_files_row_groups_and_columns(folder, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["data", "info", str(folder)])
@@ -452,3 +459,41 @@ def test_files_of_a_store_are_found_by_glob_and_folder(folder):
     with pytest.raises(DatasetError, match=r"memory://bucket/train/part-1\.parquet was written to since"):
         found.load(6)
     files.store.clear()
+
+
+@pytest.mark.parametrize("place", [[], None, "", " ", 3, [""], ["a.parquet", None]], ids=str)
+def test_open_refuses_a_value_that_names_no_place(place):
+    with pytest.raises(
+        DatasetError, match="as the place of a data set; name a folder of partition files, a Parquet file"
+    ):
+        ddlf.data.open(place, x="f0")
+
+
+def test_open_refuses_names_that_are_given_twice(folder):
+    with pytest.raises(DatasetError, match=r"classes= names 'cat' twice; leave it out once"):
+        ddlf.data.open(folder, x="f0", y="label", classes=["cat", "dog", "cat"])
+    part = folder / "part-0.parquet"
+    with pytest.raises(DatasetError, match=r"part-0\.parquet is named twice"):
+        ddlf.data.open([str(part), str(part)], x="f0", y="id")
+
+
+def test_local_names_with_the_signs_of_a_glob_mean_the_files_of_these_names(folder, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    folder.rename("br[1]")
+    first = np.arange(ROWS // 2)
+    pq.write_table(table(first + 7), "br1.parquet")
+    pq.write_table(table(first), "br[1].parquet")
+    for place, rows in (("br[1]", ROWS), ("br[1]/part-*.parquet", ROWS), ("br[1].parquet", ROWS // 2)):
+        assert np.array_equal(np.sort(read(ddlf.data.open(place, x="f0", y="id"))["y"]), np.arange(rows))
+
+
+def test_local_file_without_an_ending_is_read_by_its_content(folder):
+    (folder / "part-0.parquet").rename(folder / "plain")
+    assert ddlf.data.open(folder / "plain", x="f0", y="id").manifest.samples == ROWS // 2
+    (folder / "words").write_text("hello")
+    with pytest.raises(DatasetDamaged, match="words is not a readable Parquet file"):
+        ddlf.data.open(folder / "words", x="f0")
+    with pytest.raises(
+        DatasetError, match=r"words is a file, .*; make partition files of it: ddlf data split .*words FOLDER"
+    ):
+        ddlf.data.open(folder / "words")

@@ -32,6 +32,9 @@ def made(**attributes):
         (dict(checkpoints="runs/a"), "checkpoint"),
         (dict(evaluate_evry=1), "evaluate_every"),
         (dict(worker_epochs=1, workers_epochs=2), "worker_epochs"),
+        (dict(epochs=3), "master_epochs"),
+        (dict(strategy="async"), "mode"),
+        (dict(compression="int8"), "codec"),
     ],
 )
 def test_a_misspelt_setting_is_refused_with_the_one_that_was_meant(attributes, meant):
@@ -57,9 +60,10 @@ def own(self):
 @pytest.mark.parametrize(
     "attributes",
     [
-        dict(learning_rate=0.1, epochs=3, layers=2, optimizer="adam", width=3, model_name="x"),
+        dict(learning_rate=0.1, layers=2, optimizer="adam", width=3, model_name="x"),
         dict(seeds=[1, 2]),  # of another type than a seed
         dict(batch_sizes=3, seeds=4, name_of_it=own),  # read by a method
+        dict(epochs=3, name_of_it=lambda self: self.epochs),
         dict(_master_epoch=3),
     ],
 )

@@ -24,6 +24,7 @@ def with_data(shape=(8,), **data):
     [
         (dict(x_test=np.zeros((9, 8))), "there is no y_test"),
         (dict(x_test=np.zeros((9, 8)), y_test=np.zeros(8)), "x_test has 9 rows and y_test has 8 rows"),
+        (dict(x_test=np.zeros((0, 8)), y_test=np.zeros(0)), "x_test has no rows"),
         (dict(x_test=np.zeros((9, 7)), y_test=np.zeros(9)), r"samples of x_test are of shape \(7,\), .* is of \(8,\)"),
         (dict(x_test=[np.zeros((9, 8))] * 2, y_test=np.zeros(9)), "x_test is of 2 arrays, x_train of 1"),
         (dict(x_test={"a": np.zeros((9, 8)), "b": np.zeros((8, 8))}, y_test=np.zeros(9)), "x_test has 8 or 9 rows"),

@@ -107,6 +107,13 @@ async def test_resume_names_the_parquet_files_that_changed(cluster, tmp_path):
     for number, name in enumerate(["a.parquet", "b.parquet"]):
         write(name, number)
     await made().train_sync(master_epochs=1)
+    same = (folder / "a.parquet").read_bytes()
+    (folder / "a.parquet").write_bytes(same)
+    app, events = made(), []
+    app.subscribe(events.append)
+    await app.train_sync(master_epochs=1)  # nothing to train: the warning comes all the same
+    [warned] = [event.why for event in events if isinstance(event, Warned) and event.about == "data"]
+    assert warned == "a.parquet may have other values than before the run stopped: the time of writing is another"
     write("b.parquet", 2)
     write("c.parquet", 3)
     with pytest.raises(CheckpointMismatch, match=r"data: b\.parquet was written to since\n  data: c\.parquet is new$"):

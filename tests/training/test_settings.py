@@ -104,6 +104,21 @@ WRONG = [
         dict(update_policy="rejct"),
         "update_policy must be one of stop, reject, clip, got 'rejct'; did you mean 'reject'?",
     ),
+    (dict(converge="target:val_acuracy,0.9"), "looks at 'val_acuracy', did you mean 'val_accuracy'?"),
+    (dict(converge="target:los,0.9"), "looks at 'los', did you mean 'loss'?"),
+    (
+        dict(checkpoint_keep=5),
+        "checkpoint_keep=5 has no effect without a folder for checkpoints; set checkpoint, too (--checkpoint DIR)",
+    ),
+    (dict(checkpoint=ddlf.Checkpoint(every=4)), "checkpoint_every=4 has no effect without a folder for checkpoints"),
+    (dict(verbose=3), "verbose must be True or False, got 3"),
+    (dict(mode="downpour:fetch=2,,"), "downpour:fetch=2,, has nothing between two commas; leave out a comma"),
+    (dict(mode="downpour:"), "downpour: has no setting after the colon; leave out the colon"),
+    (dict(mode="downpour:replicas=4,,fetch=2"), "has nothing between two commas"),
+    (
+        dict(class_weight={0: -1.0}),
+        "class_weight must be a dict of a weight of 0 or more for each class's number, or None, got {0: -1.0}",
+    ),
     (dict(checkpoint_every=0), "checkpoint_every must be a whole number of 1 or more, got 0"),
     (dict(checkpoint_every="2"), "checkpoint_every must be a whole number of 1 or more, got '2'"),
     (dict(checkpoint_keep=0), "checkpoint_keep must be a whole number of 1 or more, got 0"),
@@ -126,7 +141,7 @@ WRONG = [
     (dict(worker_callbacks=len), "worker_callbacks must be a list of Keras callbacks, got <built-in function len>"),
     (
         dict(class_weight=[1.0, 2.0]),
-        "class_weight must be a dict of a weight for each class's number, or None, got [1.0",
+        "class_weight must be a dict of a weight of 0 or more for each class's number, or None, got [1.0",
     ),
     (dict(advice="strikt"), "advice must be one of off, quick, strict, got 'strikt'; did you mean 'strict'?"),
     (dict(verbose="no"), "verbose must be True or False, got 'no'"),
@@ -205,6 +220,24 @@ async def test_a_value_that_a_setting_cannot_have_is_refused_in_a_sentence(attri
         await with_settings(**attributes).run_context.check()
     assert sentence in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_takeover_without_checkpoints_and_workers_to_take_over_is_refused(tmp_path):
+    run = FakeRun(FakeCluster(2), takeover=True)
+    with pytest.raises(ConfigError, match="takeover=True has no effect without a folder for checkpoints"):
+        check(run, "sync")
+    run.cluster.takeover = True
+    check(run, "sync")
+    check(FakeRun(FakeCluster(2), takeover=True, checkpoint=tmp_path), "sync")
+
+
+@pytest.mark.parametrize("settings", [{"replicas": 1}, {"softsync": 3}])
+def test_replicas_that_the_slots_of_the_cluster_rule_out_are_refused_before_the_start(settings):
+    app = with_settings(mode="downpour", **settings)
+    check(app, "downpour")  # the number of slots is unknown
+    app.cluster = FakeCluster(2)
+    with pytest.raises(ConfigError, match=r"replicas=1 are fewer than the 2 slots|softsync must be from 1 to the 2"):
+        check(app, "downpour")
 
 
 RIGHT = [

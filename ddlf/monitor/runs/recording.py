@@ -313,13 +313,28 @@ def recorded(app: UserApp, origins: dict[str, str] | None = None) -> Iterator[Pa
             yield app.run_context.recording.path
             return
         app.run_context.recording.leave()
-    recording = app.run_context.recording = _begin(app, origins or {})
+    origins = {} if origins is None else origins
+    recording = app.run_context.recording = _begin(app, origins)
+    in_folder = app.checkpoint is None and app.resume is None and _asks_for_checkpoints(app)
+    if in_folder and recording.path is not None:
+        app.checkpoint, origins["checkpoint"] = recording.path / folder.CHECKPOINTS, "the run's folder"
     try:
+        if in_folder and recording.path is None and folder.is_wanted(app.out):
+            raise ConfigError("there is no folder for checkpoints", hint="name one with --checkpoint DIR")
         yield recording.path
     except BaseException as error:
         recording.close(error)
         raise
+    finally:
+        if in_folder:
+            app.checkpoint = None
     recording.close()
+
+
+def _asks_for_checkpoints(app: UserApp) -> bool:
+    """Return whether the user has set how often to write checkpoints, or how many to keep."""
+    places = [vars(app), *(vars(kind) for kind in type(app).__mro__)]
+    return any(name in place for name in ("checkpoint_every", "checkpoint_keep") for place in places)
 
 
 def _begin(app: UserApp, origins: dict[str, str]) -> Recording | Unrecorded:

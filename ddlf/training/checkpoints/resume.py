@@ -19,7 +19,7 @@ from typing import Any
 from ddlf.algorithms.named import Named
 from ddlf.data.parts import place_of
 from ddlf.errors import CheckpointCorrupt, CheckpointMismatch, ConfigError
-from ddlf.events import CheckpointDamaged
+from ddlf.events import CheckpointDamaged, Warned
 from ddlf.settings.setting import Use
 from ddlf.training.checkpoints.checkpoint import CheckpointFolder
 from ddlf.training.checkpoints.contents import Checkpoint, is_checkpoint
@@ -173,6 +173,9 @@ async def begin(
             "in the checkpoint",
             "use the same settings, or start again in another folder",
         )
+        if rewritten := _rewritten(progress.settings.get("files", {}), now.get("files", {})):
+            why = f"{', '.join(rewritten)} may have other values than before the run stopped: the time of writing is another"
+            app.run_context.emit(Warned(about="data", why=why))
         asked = progress.asked
         progress.plan(epochs, worker_epochs, more=False, **length)
         progress.converged = progress.converged and progress.asked <= asked
@@ -405,7 +408,7 @@ def check_settings(saved: dict[str, Any], now: dict[str, Any], when: str, hint: 
 def _changed_files(saved: dict[str, str], now: dict[str, str]) -> Iterator[str]:
     """Yield a row for each source file of the training data that differs. Partition files have no such files."""
     for name in sorted(saved.keys() | now.keys()) if saved and now else ():
-        if saved.get(name) != now.get(name):
+        if saved.get(name, "").partition(" ")[0] != now.get(name, "").partition(" ")[0]:
             what = "is missing" if name not in now else "is new" if name not in saved else "was written to since"
             yield f"  data: {name} {what}"
 
@@ -429,3 +432,9 @@ def check_same_model(stored: Mapping[str, Any], described: Sequence[Sequence[Any
                 f"the checkpoint is of another model: weight {number} is {was} in it, but {now} here",
                 hint="use the model of the checkpoint, or start again in another folder",
             )
+
+
+def _rewritten(saved: dict[str, str], now: dict[str, str]) -> list[str]:
+    """Return the files with the same size and footer as before, but another time. They may also be copies."""
+    both = ((name, saved[name].partition(" ")[2], now[name].partition(" ")[2]) for name in sorted(saved.keys() & now))
+    return [name for name, before, after in both if before and after and before != after]

@@ -283,6 +283,8 @@ def wrong_with_test(app: App) -> str:
     lengths = {name: {shape[0] if shape else 0 for shape in arrays[name]} for name in present if "test" in name}
     if len(set.union(*lengths.values())) > 1:
         return " and ".join(f"{name} has {_either(sizes)} rows" for name, sizes in lengths.items())
+    if lengths["x_test"] == {0}:
+        return "x_test has no rows"
     for kind in ("x", "y"):
         train, test = arrays.get(f"{kind}_train"), arrays.get(f"{kind}_test")
         if train and test and len(train) != len(test):

@@ -34,7 +34,6 @@ from ddlf.training.evaluation.master import to_its_end
 from ddlf.training.evaluation.model import EVALUATION_BATCH
 from ddlf.training.exchanges.members import Members
 from ddlf.training.progress import WeightsRef, local, shapes, slices_of
-from ddlf.training.refusals import check
 from ddlf.training.run import Run
 from ddlf.training.slot.task import Reply
 from ddlf.training.strategies.arrivals import arrivals
@@ -122,7 +121,6 @@ class Serving:
         beside = set(range(len(weights))) - {*self._rows.trained, *self._rows.rest}
         self._others = [one if i in beside else None for i, one in enumerate(weights)]  # weights that no server has
         self._replicas = how.replicas or run.slots
-        check(how.replica_refusals(self._replicas, run.slots))
         if self._replicas > run.slots and run.facts.files is not None and not run.facts.files.on_disk:
             raise ConfigError(
                 f"replicas={self._replicas} on {run.slots} slots read in turn from several places, and {run.facts.files} is made in order",

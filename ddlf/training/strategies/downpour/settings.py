@@ -147,7 +147,7 @@ class DownpourSettings(Strategy):
 
     def refusals(self, spec: RunSpec) -> Iterator[Refusal]:
         """Yield refusals of settings that replicas or servers cannot support."""
-        weights, slots = spec.exchange.weights_codec, spec.slots or 1
+        weights = spec.exchange.weights_codec
         yield Refusal(
             str(spec.local.clip).startswith("rolling"),
             f"clip={str(spec.local.clip)!r} has no effect in Downpour training: it goes by the norms that it has seen, "
@@ -169,23 +169,17 @@ class DownpourSettings(Strategy):
             "update_policy='clip' compares updates of whole rounds, and Downpour has none",
             "use 'stop', or 'reject' to leave out NaN and infinite values",
         )
-        if replicas := self.replicas or spec.slots:
-            yield from self.replica_refusals(replicas, slots)
 
-    def replica_refusals(self, replicas: int, slots: int) -> Iterator[Refusal]:
-        """Yield refusals of fewer replicas than slots, or than a step of ``softsync`` needs.
-
-        Args:
-            replicas: Number of replicas of the run.
-            slots: K; 1 while it is unknown.
-        """
+    def slot_refusals(self, slots: int, fewest: int) -> Iterator[Refusal]:
+        """Yield refusals of fewer replicas than slots, or than a step of ``softsync`` needs."""
+        replicas = self.replicas or slots
         yield Refusal(
             replicas < slots,
             f"replicas={replicas} are fewer than the {slots} slots that carry them",
             f"set slots={replicas}, or leave replicas out: then each slot is one",
         )
         yield Refusal(
-            bool(self.softsync) and (self.softsync or 0) > replicas,
+            0 < replicas < (self.softsync or 0),
             f"softsync must be from 1 to the {replicas} replicas, got {self.softsync}",
             "",
         )
